@@ -1,0 +1,77 @@
+# Everything a user or contributor needs, from a machine with Python 3.11+ and g++ alone.
+#   make demo    set up, compile the shipped model and a larger one, compare with onnxruntime, print the speeds
+#   make test    set up with the development tools, run every test
+#   make check   make lint, make types, make layers (the import contracts)
+# VENV=dir uses another virtual environment, PYTHON=python3.12 another interpreter, JOBS=n more test workers.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+JOBS   ?= 2
+TESTS  ?= tests
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+DEMO   := build/demo
+
+export ONNXC_ZOO ?= $(CURDIR)/build/zoo
+
+.PHONY: help demo test zoo check lint types layers format bench models clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '2,6s/^# \{0,1\}//p' Makefile
+	@echo '  make bench | zoo | models | format | clean'
+
+# ------------------------------------------------------------------------------------------------ set-up
+# One stamp for each level of set-up; pyproject.toml is what makes them stale.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else \
+	  "onnxc needs Python 3.11 to 3.13; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.user: pyproject.toml | $(BIN)/python
+	$(PIP) install -q --editable .
+	@touch $@
+
+# torch is asked for first and exactly, so that nothing else can pull in another build of it.
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) install -q torch==2.13.0
+	$(PIP) install -q --editable '.[dev]'
+	@touch $@ $(VENV)/.user
+
+# -------------------------------------------------------------------------------------------------- use
+
+demo: $(VENV)/.user
+	@mkdir -p $(DEMO)
+	@BIN=$(BIN) OUT=$(DEMO) bash models/demo.sh
+
+test: $(VENV)/.dev zoo
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(TESTS)
+
+zoo: $(VENV)/.dev
+	$(BIN)/python -m models.zoo
+
+check: lint types layers
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+layers: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev zoo
+	$(BIN)/python -m benchmarks.run
+
+models: $(VENV)/.dev
+	$(BIN)/python -m models.digits.train
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis $(VENV)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,345 @@
+// Matrix product C[M,N] = A[M,K] B[K,N] with an open prologue (how A is read) and an open epilogue (what
+// happens to every finished vector of C, stores included). One code for f32, f64, i32 and the rest.
+//
+//   auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA {
+//     stl(C + m * N + n, v + ldl(bias + n, lanes), lanes);
+//   };
+//   MmGrid g = mm_grid(M, N, K, threads);      // any thread count gives the same bits
+//   for (i64 t = 0; t < g.tasks; t++)          // a pool runs the tasks in any order
+//     mm_task<f32>(g, t, MmRows<f32>{A, lda}, Bp, M, N, K, scratch_of_this_thread, epi, MmOut{C, 4 * N, 4});
+//
+// Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
+// that start at zero and run over one K block of at most MM_KC. A block of A rows, copied into scratch in
+// rows of constant stride (strides of 4096 bytes would all fall into one set of the L1 cache), stays in
+// L2 while the panels of B stream past it. Partial sums of the K blocks are added in scratch: fresh
+// accumulators for every block keep the rounding error of long sums low. The order of additions of an
+// element depends on K alone: not on tile, task, thread count or M.
+//
+// B is packed as [ceil(N/NR)][K][NR], zero padded:   CPU level  VL  NR  MR
+// the compiler packs constants with the same NR.     AVX-512    16  32  12
+//                                                    AVX, AVX2   8  16   6
+//                                                    other       4   8   6
+#pragma once
+#include "vec.h"
+
+static constexpr int MM_NV = 2;             // vectors of a panel
+static constexpr int MM_NR = MM_NV * VL;    // columns of a panel
+#ifdef __AVX512F__
+static constexpr int MM_MR = 12;            // most rows of a tile: even; 24 of 32 registers are sums
+static constexpr i64 MM_A_ROOM = 163840;    // elements of packed A: about half of the L2 cache
+#else
+static constexpr int MM_MR = 6;
+static constexpr i64 MM_A_ROOM = 65536;
+#endif
+static constexpr int MM_KC = 256;           // longest chain of additions
+static constexpr int MM_AS = MM_KC + 16;    // row stride of a packed block of A
+static constexpr int MM_MC = 144;           // most rows of a block
+static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn
+static constexpr int MM_AHEAD = 4096;       // elements of B between use and prefetch
+static constexpr i64 MM_C_ROOM = MM_MC * MM_NR * 16;         // partial sums
+static constexpr i64 MM_SCRATCH = MM_A_ROOM + MM_C_ROOM;     // elements of scratch of a thread
+static_assert(MM_MC * MM_AS <= MM_A_ROOM && MM_MC % 2 == 0 && MM_MR % 2 == 0, "a K block of A fits");
+
+#ifndef ONNXC_LANES
+#define ONNXC_LANES
+// How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
+struct Full { constexpr operator int() const { return VL; } };
+struct Part { int n; constexpr operator int() const { return n; } };
+template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
+template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
+template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
+template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
+#endif
+
+OX i64 mm_min(i64 a, i64 b) { return a < b ? a : b; }
+OX i64 mm_max(i64 a, i64 b) { return a > b ? a : b; }
+OX i64 mm_up(i64 a, i64 b) { return (a + b - 1) / b; }
+// Part i of n nearly equal parts of x starts here (part n starts at x).
+OX i64 mm_cut(i64 x, i64 n, i64 i) { return x / n * i + mm_min(i, x % n); }
+OX i64 mm_panels(i64 N) { return mm_up(N, MM_NR); }
+OX i64 mm_packed(i64 K, i64 N) { return mm_panels(N) * MM_NR * K; }  // elements of packed B
+
+// ---- transpose: VL vectors of VL lanes, log2(VL) rounds of interleaving --------------------------------
+template <int... I> struct MmSeq {};
+template <class T, int... I> OX V<T> mm_lo(V<T> a, V<T> b, MmSeq<I...>) {
+  return __builtin_shuffle(a, b, VM<T>{(typename int_of<sizeof(T)>::s)(I / 2 + I % 2 * VL)...});
+}
+template <class T, int... I> OX V<T> mm_hi(V<T> a, V<T> b, MmSeq<I...>) {
+  return __builtin_shuffle(a, b, VM<T>{(typename int_of<sizeof(T)>::s)((I + VL) / 2 + I % 2 * VL)...});
+}
+// dst[i * ds + j] = src[j * ss + i], i and j under VL.
+template <class T> static __attribute__((noinline)) void mm_transpose(const T *src, i64 ss, T *dst, i64 ds) {
+  MmSeq<__integer_pack(VL)...> s;
+  V<T> a[VL], b[VL];
+  OX_UNROLL for (int i = 0; i < VL; i++) a[i] = ld(src + i * ss);
+  OX_UNROLL for (int r = 1; r < VL; r *= 2) {
+    OX_UNROLL for (int i = 0; i < VL / 2; i++) {
+      b[2 * i] = mm_lo<T>(a[i], a[i + VL / 2], s);
+      b[2 * i + 1] = mm_hi<T>(a[i], a[i + VL / 2], s);
+    }
+    OX_UNROLL for (int i = 0; i < VL; i++) a[i] = b[i];
+  }
+  OX_UNROLL for (int i = 0; i < VL; i++) st(dst + i * ds, a[i]);
+}
+// The same for ni by nj elements of any count and strides: dst[i * ds + j] = src[j * ss + i * si].
+template <class T> static void mm_gather(const T *src, i64 ss, i64 si, T *dst, i64 ds, i64 ni, i64 nj) {
+  for (i64 j0 = 0; j0 < nj; j0 += VL) {
+    for (i64 i0 = 0; i0 < ni; i0 += VL) {
+      if (si == 1 && i0 + VL <= ni && j0 + VL <= nj) {
+        mm_transpose(src + j0 * ss + i0, ss, dst + i0 * ds + j0, ds);
+        continue;
+      }
+      for (i64 i = i0; i < mm_min(ni, i0 + VL); i++)
+        for (i64 j = j0; j < mm_min(nj, j0 + VL); j++) dst[i * ds + j] = src[j * ss + i * si];
+    }
+  }
+}
+
+// ---- packing -------------------------------------------------------------------------------------------
+// Panels [p0, p1) of b(k, n) = b[k * sk + n * sn] into bp (the start of the whole packed matrix).
+// Any split of the panels may run in parallel.
+template <class T> static void mm_pack_b(const T *b, i64 sk, i64 sn, i64 K, i64 N, T *bp, i64 p0, i64 p1) {
+  static constexpr i64 G = 8, KB = 64;  // panels that share one pass over the rows, rows of a pass
+  for (i64 g = p0; g < p1; g += G) {
+    for (i64 k0 = 0; k0 < K; k0 += KB) {
+      i64 k1 = mm_min(K, k0 + KB);
+      for (i64 p = g; p < mm_min(p1, g + G); p++) {
+        i64 n0 = p * MM_NR, w = mm_min(N - n0, MM_NR);
+        T *d = bp + n0 * K + k0 * MM_NR;
+        const T *s = b + k0 * sk + n0 * sn;
+        if (w < MM_NR)
+          for (i64 i = 0; i < (k1 - k0) * MM_NR; i += VL) st(d + i, V<T>{});
+        if (sn == 1 && w == MM_NR) {
+          for (i64 k = k0; k < k1; k++, d += MM_NR, s += sk)
+            OX_UNROLL for (int j = 0; j < MM_NV; j++) st(d + j * VL, ld(s + j * VL));
+        } else {
+          mm_gather(s, sn, sk, d, MM_NR, k1 - k0, w);
+        }
+      }
+    }
+  }
+}
+
+// Readers of A: write rows [m, m + rows), columns [k, k + kc) to d in rows of MM_AS.
+// MmRows: rows are contiguous. MmStrided: a(m, k) = p[m * sm + k * sk]. MmMap: f(m, k, lanes) gives the
+// vector at (m, k..), computed as it is packed (a fused prologue).
+template <class T> struct MmRows {
+  static constexpr bool strips = true;
+  const T *p;
+  i64 lda;
+  OX_LAMBDA void operator()(T *d, i64 m, i64 rows, i64 k, i64 kc) const {
+    const T *s = p + m * lda + k;
+    for (i64 i = 0; i < rows; i++, s += lda, d += MM_AS) {
+      i64 j = 0;
+      for (; j + VL <= kc; j += VL) {
+        __builtin_prefetch(s + 4 * lda + j, 0, 2);  // rows are short runs that hardware does not foresee
+        st(d + j, ld(s + j));
+      }
+      if (j < kc) st(d + j, ldn(s + j, (int)(kc - j)));
+    }
+  }
+};
+template <class T> struct MmStrided {
+  static constexpr bool strips = false;
+  const T *p;
+  i64 sm, sk;
+  OX_LAMBDA void operator()(T *d, i64 m, i64 rows, i64 k, i64 kc) const {
+    if (sk == 1)
+      MmRows<T>{p, sm}(d, m, rows, k, kc);
+    else
+      mm_gather(p + m * sm + k * sk, sk, sm, d, MM_AS, rows, kc);
+  }
+};
+template <class T, class F> struct MmMap {
+  static constexpr bool strips = true;
+  F f;
+  OX_LAMBDA void operator()(T *d, i64 m, i64 rows, i64 k, i64 kc) const {
+    for (i64 i = 0; i < rows; i++, d += MM_AS) {
+      i64 j = 0;
+      for (; j + VL <= kc; j += VL) st(d + j, f(m + i, k + j, Full{}));
+      if (j < kc) st(d + j, f(m + i, k + j, Part{(int)(kc - j)}));
+    }
+  }
+};
+template <class T, class F> OX MmMap<T, F> mm_map(F f) { return {f}; }
+
+// ---- register tile -------------------------------------------------------------------------------------
+// c[i][j] (+)= sum over k of a[i * MM_AS + k] * b[k * NR + j], for R rows and P panels (bs and cs apart).
+template <class T, int R, int P>
+static __attribute__((noinline)) void mm_tile(i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs,
+                                              bool add) {
+  V<T> s[R][P * MM_NV];
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < P * MM_NV; j++) s[i][j] = V<T>{};
+  _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += MM_NR) {
+    V<T> v[P * MM_NV];
+    OX_UNROLL for (int q = 0; q < P; q++)
+      OX_UNROLL for (int j = 0; j < MM_NV; j++) {
+        const T *x = b + q * bs + j * VL;
+        __builtin_prefetch(x + MM_AHEAD / P);
+        v[q * MM_NV + j] = ld(x);
+      }
+    OX_UNROLL for (int i = 0; i < R; i++)
+      OX_UNROLL for (int j = 0; j < P * MM_NV; j++) s[i][j] += v[j] * a[i * MM_AS + k];
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < P * MM_NV; j++) {
+      T *d = c + j / MM_NV * cs + i * MM_NR + j % MM_NV * VL;
+      st(d, add ? ld(d) + s[i][j] : s[i][j]);
+    }
+}
+
+// Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on a row of zeros and dropped.
+OX i64 mm_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
+// Few rows leave few independent chains: take several panels at once.
+OX int mm_wide(i64 rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+template <class T, int R>
+OX void mm_pick(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs, bool add) {
+  if (r < R) {
+    if constexpr (R > 1) mm_pick<T, (R > 2 ? R - 2 : 1)>(r, wide, kc, a, b, bs, c, cs, add);
+  } else if (R <= 2 && wide > 1) {
+    if constexpr (R <= 2) mm_tile<T, R, (R == 1 ? 4 : 2)>(kc, a, b, bs, c, cs, add);
+  } else {
+    mm_tile<T, R, 1>(kc, a, b, bs, c, cs, add);
+  }
+}
+template <class T> static constexpr int mm_rows = sizeof(T) > 4 ? (MM_MR / 2 + 1) & ~1 : MM_MR;
+template <class T>
+static __attribute__((noinline)) void mm_tiles(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c,
+                                               i64 cs, bool add) {
+  mm_pick<T, mm_rows<T>>(r, wide, kc, a, b, bs, c, cs, add);
+}
+
+// Where C will be written, if that is known: C(m, n) is at p + m * row + n * size (bytes). Only a hint: its
+// lines are fetched while the tile is computed; without it the epilogue's stores wait (3 to 5 % of the time).
+struct MmOut { const void *p = nullptr; i64 row = 0, size = 0; };
+OX void mm_fetch(const MmOut &out, i64 m, i64 r, i64 n, i64 N) {
+  i64 w = mm_min(MM_NR, N - n) * out.size;
+  const char *p = (const char *)out.p + m * out.row + n * out.size;
+  for (i64 i = 0; i < r && out.p; i++, p += out.row)
+    for (i64 j = 0; j < w; j += 64) __builtin_prefetch(p + j, 0, 2);
+}
+
+// ---- blocks --------------------------------------------------------------------------------------------
+// One product. The reader and the epilogue are called through pointers, once a tile: so the loops around
+// the tiles are compiled once for all products of a file, and a kernel costs only its own epilogue.
+template <class T> struct MmRun {
+  void (*read)(const void *a, T *d, i64 m, i64 rows, i64 k, i64 kc);
+  void (*finish)(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N);
+  const void *a, *epi;
+  bool by_strips;
+  const T *bp;
+  i64 N, K;
+  T *scratch;
+  MmOut out;
+  i64 nk, kstep;   // K blocks and their length
+  i64 mb, mn, me;  // this block of rows: first, count, count rounded up to even
+};
+// The closures are copied, so that what they captured by value stays in registers.
+template <class T, class A> static void mm_read(const void *a, T *d, i64 m, i64 rows, i64 k, i64 kc) {
+  const A copy = *(const A *)a;
+  copy(d, m, rows, k, kc);
+}
+template <class T, class E>
+static void mm_finish(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N) {
+  const E copy = *(const E *)epi;
+  for (i64 end = mm_min(N, n + MM_NR); n < end; n += VL, c += VL) {
+    if (n + VL <= N)
+      for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * MM_NR), Full{});
+    else
+      for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * MM_NR), Part{(int)(N - n)});
+  }
+}
+template <class T> OX i64 mm_kc(const MmRun<T> &run, i64 q) {
+  return mm_max(0, mm_min(run.K, (q + 1) * run.kstep) - q * run.kstep);
+}
+
+// K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
+template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
+  i64 n = mm_kc(x, q), nt = mm_up(x.me, mm_rows<T>), last = q + 1 == x.nk ? np : 0;
+  const T *b = x.bp + p * MM_NR * x.K + q * x.kstep * MM_NR;
+  for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
+    r = x.me == 1 ? 1 : mm_cut(x.me / 2, nt, it + 1) * 2 - r0;
+    i64 valid = mm_min(r, x.mn - r0);
+    if (read) x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
+    for (i64 j = 0; j < last; j++) mm_fetch(x.out, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+    mm_tiles<T>(r, (int)np, n, at + r0 * MM_AS, b, MM_NR * x.K, c + r0 * MM_NR, x.me * MM_NR, q > 0);
+    for (i64 j = 0; j < last; j++)
+      x.finish(x.epi, c + (j * x.me + r0) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+  }
+}
+
+// A block of rows by panels [p0, p1). ks: K blocks of A that are in scratch at once; if they are not all,
+// every panel needs partial sums of its own. A is read before the first panel: strip by strip if possible,
+// so that reading overlaps with multiplying; the row under an odd block is set to zero.
+template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, i64 ks) {
+  int wide = mm_wide(x.mn);
+  for (i64 kg = 0; kg < x.nk; kg += ks) {
+    i64 ke = mm_min(x.nk, kg + ks);
+    for (i64 q = kg; q < ke; q++) {
+      T *at = x.scratch + (q - kg) * x.me * MM_AS;
+      if (!x.by_strips) x.read(x.a, at, x.mb, x.mn, q * x.kstep, mm_kc(x, q));
+      for (i64 i = 0; i < MM_AS && x.me > x.mn; i += VL) st(at + x.mn * MM_AS + i, V<T>{});
+    }
+    for (i64 p = p0, np; p < p1; p += np) {
+      np = p + wide <= p1 ? wide : 1;
+      T *c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
+      for (i64 q = kg; q < ke; q++)
+        mm_strips(x, p, np, q, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
+    }
+  }
+}
+
+// Panels are taken in groups: of B while several blocks of rows use it in turn, of C while sums are partial.
+template <class T>
+static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
+  if (m1 <= m0 || p1 <= p0) return;
+  x.nk = mm_max(1, mm_up(x.K, MM_KC));
+  x.kstep = mm_up(mm_up(x.K, x.nk), 4) * 4;
+  i64 nm = mm_up(m1 - m0, MM_MC), most = mm_even(mm_up(m1 - m0, nm));
+  i64 ks = mm_min(x.nk, mm_max(1, MM_A_ROOM / (most * MM_AS)));
+  i64 group = nm > 1 ? MM_GROUP : p1 - p0;
+  if (ks < x.nk) group = mm_min(group, MM_C_ROOM / (most * MM_NR));
+  for (i64 p = p0; p < p1; p += group)
+    for (i64 im = 0; im < nm; im++) {
+      x.mb = m0 + mm_cut(m1 - m0, nm, im);
+      x.mn = m0 + mm_cut(m1 - m0, nm, im + 1) - x.mb;
+      x.me = mm_even(x.mn);
+      mm_rows_by_panels(x, p, mm_min(p1, p + group), ks);
+    }
+}
+
+// Rows [m0, m1) by panels [p0, p1) of C. scratch: MM_SCRATCH elements, 64-byte aligned, one per thread.
+// a: a reader of A. epi(m, n, v, lanes): C[m][n..] is v; lanes is Full, or Part in the last columns. It
+// captures by value ([=]).
+template <class T, class A, class E>
+OX void matmul_block(const A &a, const T *bp, i64 N, i64 K, i64 m0, i64 m1, i64 p0, i64 p1, T *scratch,
+                     const E &epi, MmOut out = {}) {
+  MmRun<T> run{mm_read<T, A>, mm_finish<T, E>, &a, &epi, A::strips, bp, N, K, scratch, out, 0, 0, 0, 0, 0};
+  mm_blocks<T>(run, m0, m1, p0, p1);
+}
+
+// ---- division of work ----------------------------------------------------------------------------------
+// A grid of gm row ranges by gp panel ranges. K is never divided, so the bits do not depend on it.
+struct MmGrid { i64 gm, gp, tasks; };
+// 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and more. Rows are divided
+// first: every task packs its own A, and that pays from sixteen panels on. (M + 8: B has to be read, too.)
+static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads) {
+  i64 P = mm_panels(N), worth = mm_min(1 << 20, K * P * MM_NR * (M + 8) / 1000000);
+  i64 blocks = mm_up(M, MM_MC), n = threads * 4;
+  while (n > threads && (n > worth || n > blocks * (P / 16))) n /= 2;
+  n = mm_min(n, worth);
+  if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
+  i64 gm = mm_min(n, blocks);
+  while (n % gm) gm--;
+  i64 gp = mm_min(n / gm, P);
+  gm = mm_max(gm, mm_min(n / gp, mm_up(M, 2 * MM_MR)));
+  return {gm, gp, gm * gp};
+}
+template <class T, class A, class E>
+OX void mm_task(const MmGrid &g, i64 t, const A &a, const T *bp, i64 M, i64 N, i64 K, T *scratch,
+                const E &epi, MmOut out = {}) {
+  i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N);
+  matmul_block<T>(a, bp, N, K, mm_cut(M, g.gm, im), mm_cut(M, g.gm, im + 1), mm_cut(P, g.gp, ip),
+                  mm_cut(P, g.gp, ip + 1), scratch, epi, out);
+}

@@ -1,0 +1,397 @@
+"""Emits loop nests: a kernel function that runs a range of parallel work items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.shape import choose_vector, extent_of, normalise, phase_terms, rewrite, split_phase
+from onnxc.codegen.cpp.terms import TermEmitter
+from onnxc.codegen.cpp.writer import KernelSource, Scope, indent
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, Symbol, ceildiv, prod, symbols
+from onnxc.loops.nest import Nest, Phase
+from onnxc.loops.terms import Apply, Const, Load, Reduced, Reduction, Term, children, walk
+
+ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
+CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
+CACHE_BYTES = 1 << 15
+UNROLL = 4
+
+_IDENTITY = {"sum": 0, "prod": 1}
+_COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": "v_min({}, {})"}
+_COSTS = {"exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4, "cast": 2}
+
+
+@dataclass
+class _Accumulator:
+    reduction: Reduction
+    name: str
+    lane: str
+
+
+class NestEmitter:
+    """One loop nest as the body of a kernel function."""
+
+    def __init__(self, nest: Nest, lanes: int, prefix: int = 0) -> None:
+        normalise(nest)
+        self.nest, self.lanes = nest, lanes
+        self.vector = choose_vector(nest, lanes)
+        self.emitter = TermEmitter(nest.lookups, self.vector)
+        self.outer_vector = any(s == self.vector for s, _ in nest.outer)
+        self._split()
+        self.chunk: str | None = None
+        self.caches: dict[Term, tuple[str, int]] = {}
+        self.function = Scope()
+        self.function.lines.append("const Full lanes{}; (void)lanes;")
+
+    def _split(self) -> None:
+        phases: list[Phase] = []
+        self.vectors = {self.vector}
+        for phase in self.nest.phases:
+            pieces = [phase]
+            if self.vector is not None and any(s == self.vector for s, _ in phase.loops) and not phase.reductions:
+                pieces = split_phase(phase, self.nest.lookups, self.vector) or [phase]
+            self.vectors |= {s for p in pieces for s, _ in p.loops if s not in dict(phase.loops)}
+            phases += pieces
+        self.nest.phases = phases
+
+    # ------------------------------------------------------------ work division
+
+    def rows(self) -> tuple[list[tuple[Symbol, Dim]], Dim, bool]:
+        """Loops that are divided over items, their total, and whether the vector loop is chunked."""
+        nest = self.nest
+        if nest.outer or nest.reductions():
+            outer = [(s, d) for s, d in nest.outer if s != self.vector]
+            total = prod(d for _, d in outer)
+            if self.outer_vector:
+                assert self.vector is not None
+                total = total * ceildiv(extent_of(nest, self.vector), self.lanes)
+            return outer, total, False
+        return [], 1, True
+
+    # ------------------------------------------------------------ text
+
+    def emit(self) -> tuple[list[str], str]:
+        """The lines of the function's body (over items first..last) and the number of items."""
+        nest = self.nest
+        if not nest.outer and not nest.reductions():
+            return self._emit_plain()
+        outer, total, _ = self.rows()
+        work = max((self._phase_work(p) for p in nest.phases), key=_size_key, default=1)
+        if self.outer_vector:
+            work = work * self.lanes
+        grain = self._grain(work)
+        self._plan_caches()
+        body = self._row_body(outer)
+        lines = [*self.function.lines, f"const i64 rows = {self._top(total)}, grain = {grain};",
+                 "for (i64 row = first * grain; row < ox_min(last * grain, rows); row++) {", *indent(body), "}"]  # fmt: skip
+        return lines, f"ox_up({self._top(total)}, {grain})"
+
+    def _top(self, d: Dim) -> str:
+        return self.emitter.index(d, self.function)
+
+    def _grain(self, work: Dim) -> str:
+        if isinstance(work, int):
+            return str(max(1, ITEM_WORK // max(1, work)))
+        return f"ox_max(1, {ITEM_WORK} / ox_max(1, {self._top(work)}))"
+
+    def _phase_work(self, phase: Phase) -> Dim:
+        extent = prod(d for _, d in phase.loops)
+        return extent * max(1, sum(_COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) // 4)
+
+    def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
+        scope = self.function.child({s for s, _ in outer})
+        lines = scope.lines
+        rest = "row"
+        if self.outer_vector:
+            assert self.vector is not None
+            extent = extent_of(self.nest, self.vector)
+            name = self.emitter.name_loop(self.vector)
+            blocks = self._top(ceildiv(extent, self.lanes))
+            lines.append(f"const i64 {name} = row % {blocks} * VL;" if outer else f"const i64 {name} = row * VL;")
+            rest = f"(row / {blocks})"
+        for k, (s, d) in reversed(list(enumerate(outer))):
+            name = self.emitter.name_loop(s)
+            lines.append(f"const i64 {name} = {rest}{f' % {self._top(d)}' if k else ''};")
+            rest = f"({rest} / {self._top(d)})"
+        if not self.outer_vector:
+            self._phases(scope)
+            return lines
+        inner = scope.child({self.vector})
+        self._phases(inner)
+        name, extent_text = self.emitter.names[self.vector], self._top(extent_of(self.nest, self.vector))  # type: ignore[index]
+        return [*lines, "const auto block = [&](auto lanes) OX_LAMBDA {", *indent(inner.lines), "};",
+                f"if ({name} + VL <= {extent_text}) block(Full{{}}); else block(Part{{(int)({extent_text} - {name})}});"]  # fmt: skip
+
+    def _phases(self, scope: Scope) -> None:
+        for phase in self.nest.phases:
+            if phase.reductions:
+                self._reduce(phase, scope)
+            else:
+                self._store(phase, scope)
+
+    # ------------------------------------------------------------ plain loops (no reduction)
+
+    def _emit_plain(self) -> tuple[list[str], str]:
+        """Sections without reductions: items are points of the non-vector loops times chunks of the vector loop."""
+        lines: list[str] = []
+        counts: list[str] = []
+        start = "0"
+        for phase in self.nest.phases:
+            text, items = self._plain_phase(phase)
+            first, last = f"ox_max(first - ({start}), 0)", f"ox_min(last - ({start}), {items})"
+            lines += [f"for (i64 item = {first}, end = {last}; item < end; item++) {{", *indent(text), "}"]
+            counts.append(items)
+            start = " + ".join(counts)
+        return [*self.function.lines, *lines], start
+
+    def _plain_phase(self, phase: Phase) -> tuple[list[str], str]:
+        vector = self._phase_vector(phase)
+        loops = [(s, d) for s, d in phase.loops if s != vector]
+        extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
+        total = prod(d for _, d in loops)
+        chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
+        chunks = ceildiv(extent, CHUNK) if chunked else 1
+        per_row = self._phase_work(Phase([], [], phase.stores)) * (CHUNK if chunked else extent)
+        grain = self._grain(per_row)
+        rows = self._top(total * chunks)
+        scope = self.function.child({s for s, _ in loops})
+        rest = "row"
+        lo, hi = "0", self._top(extent)
+        if chunked:
+            scope.lines.append(f"const i64 lo = row % {self._top(chunks)} * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});" if loops
+                               else f"const i64 lo = row * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});")  # fmt: skip
+            lo, hi, rest = "lo", "hi", f"(row / {self._top(chunks)})"
+        for k, (s, d) in reversed(list(enumerate(loops))):
+            name = self.emitter.name_loop(s)
+            scope.lines.append(f"const i64 {name} = {rest}{f' % {self._top(d)}' if k else ''};")
+            rest = f"({rest} / {self._top(d)})"
+        previous, self.emitter.vector = self.emitter.vector, vector
+        self._innermost(phase, scope, vector, lo, hi, [])
+        self.emitter.vector = previous
+        text = [f"const i64 rows = {rows}, grain = {grain};",
+                "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {", *indent(scope.lines), "}"]  # fmt: skip
+        return text, f"ox_up({rows}, {grain})"
+
+    def _phase_vector(self, phase: Phase) -> Symbol | None:
+        """The vector loop of a phase: splitting gave it another symbol in each piece."""
+        return next((s for s, _ in phase.loops if s in self.vectors), None)
+
+    # ------------------------------------------------------------ loops of a phase
+
+    def _store(self, phase: Phase, scope: Scope) -> None:
+        vector = self.vector if self.outer_vector else self._phase_vector(phase)
+        if not phase.loops:
+            inner = scope.child()
+            if not self.outer_vector:
+                inner.lines.append("const Part lanes{1};")
+            for s in phase.stores:
+                value = self.emitter.emit(s.term, scope)
+                self.emitter.store(s.value, s.address, value, inner)
+            scope.lines += ["{", *indent(inner.lines), "}"]
+            return
+        previous, self.emitter.vector = self.emitter.vector, vector
+        self._nested(phase, scope, vector, [])
+        self.emitter.vector = previous
+
+    def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]) -> None:
+        """The phase's loops around its innermost body."""
+        loops = [(s, d) for s, d in phase.loops if s != vector]
+        scopes = [scope]
+        for s, _ in loops:
+            self.emitter.name_loop(s)
+            scopes.append(scopes[-1].child({s}))
+        inner = scopes[-1]
+        if vector is not None and any(s == vector for s, _ in phase.loops):
+            self._innermost(phase, inner, vector, "0", self._top(dict(phase.loops)[vector]), accumulators)
+        else:
+            if not self.outer_vector:
+                inner.lines.append("const Part lanes{1};")
+            self._body(phase, inner, accumulators, "")
+        for (s, d), outer_scope, body in reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True))):
+            name = self.emitter.names[s]
+            outer_scope.lines += [f"for (i64 {name} = 0; {name} < {self._top(d)}; {name}++) {{", *indent(body.lines), "}"]
+
+    def _innermost(self, phase: Phase, scope: Scope, vector: Symbol | None, lo: str, hi: str, accumulators: list[_Accumulator]) -> None:
+        """The vector loop: full vectors (several at a time into separate accumulators for reductions), then the tail."""
+        if vector is None:
+            inner = scope.child()
+            inner.lines.append("const Part lanes{1};")
+            self._body(phase, inner, accumulators, "")
+            scope.lines += ["{", *indent(inner.lines), "}"]
+            return
+        name = self.emitter.name_loop(vector)
+        inner = scope.child({vector})
+        self._body(phase, inner, accumulators, "x")
+        types = "".join(f", V<{a.lane}> &x{a.name}" for a in accumulators)
+        body = self.emitter.fresh("body")
+        lines = scope.lines
+        lines += [f"const auto {body} = [&](const i64 {name}, auto lanes{types}) OX_LAMBDA {{", *indent(inner.lines), "};"]
+        i, end = self.emitter.fresh("i"), self.emitter.fresh("n")
+        lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};"]
+        plain = [a for a in accumulators if a.reduction.position is None]
+        if accumulators and len(plain) == len(accumulators) and not (hi.isdigit() and int(hi) < UNROLL * self.lanes):
+            for a in accumulators:
+                copies = ", ".join(f"{a.name}_{k} = {a.name}" for k in range(1, UNROLL))
+                lines.append(f"V<{a.lane}> {copies};")
+            calls = [f"{body}({i} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});" for k in range(UNROLL)]
+            lines += [f"for (; {i} + {UNROLL} * VL <= {end}; {i} += {UNROLL} * VL) {{", *indent(calls), "}"]
+            for a in accumulators:
+                for k in range(1, UNROLL):
+                    lines.append(f"{a.name} = {_COMBINE[a.reduction.op].format(a.name, f'{a.name}_{k}')};")
+        args = "".join(f", {a.name}" for a in accumulators)
+        lines += [f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});",
+                  f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});"]  # fmt: skip
+
+    def _body(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str) -> None:
+        """What one vector of the innermost loop does."""
+        if phase.loops:
+            self.emitter.cache_at = self._flat(phase)
+        for a in accumulators:
+            self._accumulate(a, scope, prefix)
+        for s in phase.stores:
+            value = self.emitter.emit(s.term, scope)
+            self.emitter.store(s.value, s.address, value, scope)
+        for term, (name, last) in self.caches.items():
+            if last == id(phase) and term not in self.emitter.cached:
+                value = self.emitter.emit(term, scope)
+                scope.lines.append(f"stl({name} + {self.emitter.cache_at}, {value}, lanes);")
+
+    def _flat(self, phase: Phase) -> str:
+        total = ""
+        for s, d in [x for x in phase.loops if x[0] != self.vector] + [x for x in phase.loops if x[0] == self.vector]:
+            name = self.emitter.name_loop(s)
+            total = name if not total else f"({total} * {self._top(d)} + {name})"
+        return total
+
+    # ------------------------------------------------------------ reductions
+
+    def _reduce(self, phase: Phase, scope: Scope) -> None:
+        accumulators = []
+        for r in phase.reductions:
+            lane = spelling.lane_type(r.body.dtype)
+            name = self.emitter.fresh("acc")
+            accumulators.append(_Accumulator(r, name, lane))
+            if r.position is not None:
+                scope.lines.append(f"V<{lane}> {name}{{}}; vl {name}_at = bc<i64>(-1);")
+            else:
+                scope.lines.append(f"V<{lane}> {name} = {self._identity(r)};")
+        self._nested(phase, scope, self.vector, accumulators)
+        for a in accumulators:
+            self._finish(a, phase, scope)
+        for term, (name, last) in self.caches.items():
+            if last == id(phase):
+                self.emitter.cached[term] = name
+
+    def _identity(self, r: Reduction) -> str:
+        lane = spelling.lane_type(r.body.dtype)
+        if r.op in _IDENTITY:
+            return f"bc<{lane}>({_IDENTITY[r.op]})"
+        if r.body.dtype.is_float:
+            return f"bc<{lane}>({'-' if r.op == 'max' else ''}__builtin_inf())"
+        if r.body.dtype is dtypes.boolean:
+            return "vi{}" if r.op == "max" else "vi{} - 1"
+        return f"bc<{lane}>(ox_least<{lane}>())" if r.op == "max" else f"bc<{lane}>(ox_greatest<{lane}>())"
+
+    def _accumulate(self, a: _Accumulator, scope: Scope, prefix: str) -> None:
+        value = self.emitter.emit(a.reduction.body, scope)
+        partial = self.vector is not None and not self.outer_vector
+        if a.reduction.position is not None:
+            at = self.emitter.position(a.reduction.position, scope)
+            better = ">" if a.reduction.op == "argmax" else "<"
+            tie = " | (x == y)" if a.reduction.attrs.get("last") else ""
+            scope.lines.append(
+                f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; vi take = ox_mask<{a.lane}>((x {better} y){tie}) | "
+                f"ox_mask<i64>({a.name}_at < 0); take = ox_part<i32>(take, vi{{}}, lanes); {prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); "
+                f"{a.name}_at = ox_sel<i64>(take, {at}, {a.name}_at); }}"
+            )
+            return
+        if partial:
+            value = f"ox_part<{a.lane}>({value}, {self._identity(a.reduction)}, lanes)"
+        scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.reduction.op].format(prefix + a.name, value)};")
+
+    def _finish(self, a: _Accumulator, phase: Phase, scope: Scope) -> None:
+        r = a.reduction
+        term = Reduced(r.value.dtype, r.key)
+        name = self.emitter.fresh("t")
+        lane = spelling.lane_type(r.value.dtype)
+        if r.position is not None:
+            if self.outer_vector:
+                scope.lines.append(f"const vl {name} = {a.name}_at;")
+            else:
+                better = ">" if r.op == "argmax" else "<"
+                last = "true" if r.attrs.get("last") else "false"
+                scope.lines.append(f"const vl {name} = bc<i64>(h_arg<{a.lane}>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));")
+        elif self.outer_vector or self.vector is None or not phase.loops:
+            scope.lines.append(f"const V<{lane}> {name} = {a.name};")
+        else:
+            scope.lines.append(f"const V<{lane}> {name} = bc<{a.lane}>(h_{r.op}<{a.lane}>({a.name}));")
+        scope.terms[term] = name
+        scope.available.add(("reduced", r.key))
+
+    # ------------------------------------------------------------ caches between phases
+
+    def _plan_caches(self) -> None:
+        """Terms that two phases over the same loops need, and that cost more than a load, are kept in between."""
+        if self.vector is None or self.outer_vector:
+            return
+        phases = [p for p in self.nest.phases if p.loops]
+        for k, first in enumerate(phases[:-1]):
+            extent = prod(d for _, d in first.loops)
+            later = [p for p in phases[k + 1 :] if p.loops == first.loops]
+            if not later or not isinstance(extent, int) or extent * 4 > CACHE_BYTES:
+                continue
+            here = set(phase_terms(first, self.nest.lookups))
+            for p in later:
+                for root in [r.body for r in p.reductions] + [s.term for s in p.stores]:
+                    self._cache_shared(root, here, first, extent)
+
+    def _cache_shared(self, term: Term, here: set[Term], phase: Phase, extent: int) -> None:
+        if term in self.caches:
+            return
+        if term in here and not isinstance(term, (Const, Load, Reduced)) and _weight(term) >= 6 and self._inner(term, phase):
+            if term.dtype.name == "float32" and len(self.caches) < 4:
+                name = f"c{len(self.caches)}"
+                self.caches[term] = (name, id(phase))
+                self.function.lines.append(f"alignas(64) f32 {name}[{-(-extent // self.lanes) * self.lanes}];")
+                return
+        for c in children(term):
+            self._cache_shared(c, here, phase, extent)
+
+    def _inner(self, term: Term, phase: Phase) -> bool:
+        return any(s in self.emitter.deps(term) for s, _ in phase.loops)
+
+
+def _weight(term: Term) -> int:
+    return sum(_COSTS.get(t.op, 1) if isinstance(t, Apply) else 1 for t in walk(term))
+
+
+def _size_key(d: Dim) -> int:
+    return d if isinstance(d, int) else 1 << 30
+
+
+def emit_sections(nests: list[Nest], lanes: int) -> KernelSource:
+    """A kernel function over one or more sections: their items follow each other."""
+    emitters = [NestEmitter(n, lanes) for n in nests]
+    buffers: list = []
+    lines: list[str] = []
+    counts: list[str] = []
+    size_symbols: set[str] = set()
+    for e in emitters:
+        e.emitter.buffers = buffers  # one numbering for all sections
+        body, items = e.emit()
+        size_symbols |= {s.key for s in e.emitter.size_symbols()}
+        start = " + ".join(counts) or "0"
+        if len(emitters) == 1:
+            lines += body
+        else:
+            lines += [f"{{ const i64 begin = {start}, count = {items};",
+                      "  const i64 base = first, until = last;",
+                      "  const i64 first = ox_max(base - begin, 0), last = ox_min(until - begin, count);",
+                      "  if (first < last) {", *indent(body, 2), "  }", "}"]  # fmt: skip
+        counts.append(f"({items})")
+    return KernelSource(text="\n".join(indent(lines)), buffers=buffers, items=" + ".join(counts) or "0", symbols=sorted(size_symbols))
+
+
+__all__ = ["NestEmitter", "emit_sections", "rewrite", "symbols", "Const"]

@@ -1,0 +1,160 @@
+"""One C++ source for a whole model: its kernels, and the program that calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.loops import emit_sections
+from onnxc.codegen.cpp.templates import emit_template
+from onnxc.codegen.cpp.weights import WeightStore
+from onnxc.codegen.cpp.writer import KernelSource, indent
+from onnxc.errors import UnsupportedError
+from onnxc.ir.expr import Symbol, symbols
+from onnxc.ir.graph import Origin, Value
+from onnxc.planner.fusion import Group, Plan
+from onnxc.planner.lower import Lowering
+from onnxc.planner.memory import Buffer, aligned, assign_offsets, lifetimes
+from onnxc.primitives.builder import constant_of
+
+ENTRY = "onnxc_run"
+# Counts every change of what is generated: part of the cache key.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kernel of a run, for reports: which function, from which nodes, why it is one kernel."""
+
+    function: str
+    kind: str
+    origin: Origin
+    reasons: tuple[str, ...]
+    stores: tuple[str, ...]
+
+
+@dataclass
+class Program:
+    """The generated source with what is needed to call it."""
+
+    source: str
+    calls: list[KernelCall]
+    buffers: list[Buffer]
+    offsets: list[int] | None  # None where sizes are symbolic: they are placed at each new size
+    arena_bytes: int
+    symbols: list[str]
+    weights: WeightStore
+    kernels: dict[str, str] = field(default_factory=dict)  # function -> text
+
+
+class ProgramWriter:
+    """Generates the program of a plan. `lanes` is the vector length of the CPU level."""
+
+    def __init__(self, plan: Plan, lanes: int) -> None:
+        self.plan, self.lanes = plan, lanes
+        self.weights = WeightStore()
+        self.functions: dict[str, str] = {}  # text -> name
+        self.calls: list[KernelCall] = []
+        self.lines: list[str] = []
+        self.includes: set[str] = set()
+        self.buffers = lifetimes(plan)
+        self.symbols = self._symbols()
+        self._places = self._fixed_places()
+
+    def _symbols(self) -> list[str]:
+        found: set[Symbol] = set()
+        for v in self.plan.graph.values():
+            for d in v.shape:
+                found |= symbols(d)
+        return sorted(s.key for s in found)
+
+    def _fixed_places(self) -> dict[int, str]:
+        places = {v.id: f"buf[{k}]" for k, v in enumerate(self.plan.graph.inputs)}
+        n = len(places)
+        places |= {v.id: f"buf[{n + k}]" for k, v in enumerate(self.plan.graph.outputs)}
+        sizes = [b.nbytes for b in self.buffers]
+        self.offsets: list[int] | None = None
+        self.arena_bytes = 0
+        if all(isinstance(s, int) for s in sizes):
+            self.offsets, self.arena_bytes = assign_offsets([s for s in sizes if isinstance(s, int)], [(b.first, b.last) for b in self.buffers])
+            places |= {b.value.id: f"arena + {at}" for b, at in zip(self.buffers, self.offsets, strict=True)}
+        else:
+            base = len(self.symbols)
+            places |= {b.value.id: f"arena + s[{base + 1 + k}]" for k, b in enumerate(self.buffers)}
+        return places
+
+    def place(self, storage: Value) -> str:
+        """The C++ expression of a buffer's address."""
+        if storage.id in self._places:
+            return self._places[storage.id]
+        constant = constant_of(storage)
+        if constant is None:
+            raise UnsupportedError(f"{storage} has no buffer")
+        return f"weights + {self.weights.add(storage.id, constant)}"
+
+    def write(self) -> Program:
+        """The whole source."""
+        for k, group in enumerate(self.plan.groups):
+            self._call(k, self._kernel(group), group)
+        kernels = {name: text for text, name in self.functions.items()}
+        return Program(self._assemble(kernels), self.calls, self.buffers, self.offsets, self.arena_bytes, self.symbols, self.weights, kernels)
+
+    def _kernel(self, group: Group) -> KernelSource:
+        if group.kind == "loops":
+            layout = self.plan.layout
+            nests = [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
+            return emit_sections(nests, self.lanes)
+        return emit_template(group, self.plan.layout, self.lanes, self.weights)
+
+    def _call(self, number: int, kernel: KernelSource, group: Group) -> None:
+        name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
+        self.includes |= kernel.includes
+        pointers = [self.place(v) for v in kernel.buffers] + [f"weights + {at}" for _, at in kernel.weights]
+        comment = ", ".join(f"n{s.number} {''.join(c for c in s.op_type if c.isalnum())}" for s in group.origin[:12])
+        self.lines += [
+            f"{{ // {number}: {comment}",
+            f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
+            f"  ox_call c = {{ctx, p, s, {kernel.scratch}}};",
+            *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);", "}",
+        ]  # fmt: skip
+        stores = tuple(str(v.type) for v in group.stored())
+        self.calls.append(KernelCall(name, kernel.kind, group.origin, tuple(group.reasons), stores))
+
+    def _function(self, kernel: KernelSource) -> str:
+        lines = ["(void *arg, i64 first, i64 last, int worker) {",
+                 "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx; (void)ctx; (void)worker;"]  # fmt: skip
+        for k, v in enumerate(kernel.buffers):
+            t = spelling.storage_type(v.dtype)
+            lines.append(f"  {t} *const __restrict p{k} = ({t} *)a->p[{k}];")
+        for k, (t, _) in enumerate(kernel.weights):
+            lines.append(f"  const {t} *const w{k} = (const {t} *)a->p[{len(kernel.buffers) + k}];")
+        lines += [f"  const i64 {s} = a->s[{self.symbols.index(s)}];" for s in kernel.symbols]
+        return "\n".join([*lines, kernel.text, "}"])
+
+    def _assemble(self, kernels: dict[str, str]) -> str:
+        head = [f'#include "{name}"' for name in ("vec.h", "vmath.h", "vreduce.h", *sorted(self.includes))]
+        text = [*head, '#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; i64 scratch; };",
+                "OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }", spelling.PRELUDE]  # fmt: skip
+        if any("half" in k or "bf16" in k for k in kernels.values()):
+            text.append(spelling.HALF)
+        text += [f"static void {name}{body}" for name, body in kernels.items()]
+        arena = str(self.arena_bytes) if self.offsets is not None else f"s[{len(self.symbols)}]"
+        loads = [f"const i64 {s} = s[{k}]; (void){s};" for k, s in enumerate(self.symbols)]
+        text += [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
+                 "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",
+                 f"  char *const arena = ctx->api->arena(ctx, {arena}); if (!arena) return ctx->error.code;",
+                 *indent(loads), *indent(self.lines), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
+        return "\n".join(text)
+
+
+def arena_layout(buffers: list[Buffer], values: dict[str, int]) -> tuple[list[int], int]:
+    """Offsets of the buffers and the arena's bytes for given sizes of the symbolic dims."""
+    from onnxc.ir.expr import evaluate  # noqa: PLC0415
+
+    sizes = [evaluate(b.nbytes, values) for b in buffers]
+    return assign_offsets(sizes, [(b.first, b.last) for b in buffers])
+
+
+__all__ = ["ENTRY", "KernelCall", "Program", "ProgramWriter", "VERSION", "aligned", "np"]

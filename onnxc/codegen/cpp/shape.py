@@ -1,0 +1,271 @@
+"""Loop transformations before emission: order, merging, the vector loop, and index-set splitting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, is_less, is_nonnegative, of, substitute, symbols
+from onnxc.loops.access import fresh
+from onnxc.loops.nest import Loop, Nest, Phase, Store
+from onnxc.loops.terms import Apply, Guard, Load, Lookup, Position, Reduction, Term, index_symbols, walk
+from onnxc.planner.templates import coefficient
+
+MAX_PIECES = 9
+
+
+def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None = None) -> Term:
+    """The term with loop symbols replaced; guards that have become certain are resolved."""
+    memo = {} if memo is None else memo
+    if term not in memo:
+        memo[term] = _rewrite(term, values, memo)
+    return memo[term]
+
+
+def _rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term]) -> Term:
+    if isinstance(term, Load):
+        return replace(term, index=tuple(substitute(e, values) for e in term.index))
+    if isinstance(term, Position):
+        return replace(term, expr=substitute(term.expr, values))
+    if isinstance(term, Apply):
+        return replace(term, args=tuple(rewrite(a, values, memo) for a in term.args))
+    if isinstance(term, Guard):
+        conditions = [substitute(c, values) for c in term.conditions]
+        open_ = tuple(c for c in conditions if not is_nonnegative(c))
+        if any(is_less(c, 0) for c in open_):
+            return rewrite(term.outside, values, memo)
+        inside = rewrite(term.inside, values, memo)
+        return Guard(term.dtype, open_, inside, rewrite(term.outside, values, memo)) if open_ else inside
+    return term
+
+
+def roots(phase: Phase) -> list[Term]:
+    """The terms that a phase evaluates."""
+    return [r.body for r in phase.reductions] + [s.term for s in phase.stores]
+
+
+def phase_terms(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Term]:
+    """Every term of a phase, lookups included."""
+    out: list[Term] = []
+    seen: set[Symbol] = set()
+    for root in roots(phase):
+        out.extend(walk(root))
+    for t in out:
+        for s in index_symbols(t):
+            if s in lookups and s not in seen:
+                seen.add(s)
+                out.extend(walk(lookups[s].term))
+    return out
+
+
+def addresses(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Dim]:
+    """All element positions that a phase reads and writes."""
+    return [t.index[0] for t in phase_terms(phase, lookups) if isinstance(t, Load)] + [s.address for s in phase.stores]
+
+
+def _pinned(phases: Iterable[Phase], lookups: dict[Symbol, Lookup]) -> set[Symbol]:
+    """Loops that must keep their own index: guards and positions speak of them."""
+    found: set[Symbol] = set()
+    for phase in phases:
+        for t in phase_terms(phase, lookups):
+            if isinstance(t, (Guard, Position)):
+                found |= index_symbols(t)
+        for r in phase.reductions:
+            if r.position is not None:
+                found |= symbols(r.position)
+    return found
+
+
+def _weight(phases: list[Phase], lookups: dict[Symbol, Lookup], s: Symbol) -> Dim:
+    """The stride by which a loop is ordered: that of the first store, else of the first load, that it moves."""
+    for phase in reversed(phases):
+        for e in [st.address for st in phase.stores] + addresses(phase, lookups):
+            c = coefficient(e, s)
+            if c is not None and c != 0:
+                return c
+    return 0
+
+
+def _larger(a: Dim, b: Dim) -> bool:
+    return not always_equal(a, b) and is_nonnegative(a - b)
+
+
+def ordered(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup]) -> list[Loop]:
+    """Loops from the largest stride to the smallest (an insertion sort: symbolic strides are a partial order)."""
+    out: list[tuple[Dim, Loop]] = []
+    for loop in loops:
+        w = _weight(phases, lookups, loop[0])
+        at = len(out)
+        while at > 0 and _larger(w, out[at - 1][0]):
+            at -= 1
+        out.insert(at, (w, loop))
+    return [loop for _, loop in out]
+
+
+def merge(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup]) -> tuple[list[Loop], dict[Symbol, Dim]]:
+    """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old symbols."""
+    pinned = _pinned(phases, lookups)
+    every = [e for p in phases for e in addresses(p, lookups)]
+    merged = list(loops)
+    values: dict[Symbol, Dim] = {}
+    k = len(merged) - 2
+    while k >= 0:
+        (a, ea), (b, eb) = merged[k], merged[k + 1]
+        if not ({a, b} & pinned) and all(_contiguous(e, a, b, eb) for e in every):
+            both = fresh("i", ea * eb)
+            (symbol,) = symbols(both)
+            # every address uses a and b only as a * eb + b, so the pair may be called (0, both)
+            step: dict[Symbol, Dim] = {a: 0, b: both}
+            every = [substitute(e, step) for e in every]
+            values = {s: substitute(v, step) for s, v in values.items()} | step
+            merged[k : k + 2] = [(symbol, ea * eb)]
+        k -= 1
+    return merged, values
+
+
+def _contiguous(e: Dim, a: Symbol, b: Symbol, extent: Dim) -> bool:
+    ca, cb = coefficient(e, a), coefficient(e, b)
+    return ca is not None and cb is not None and always_equal(ca, cb * extent)
+
+
+def substitute_nest(nest: Nest, values: dict[Symbol, Dim]) -> None:
+    """Applies a renaming of loop symbols to everything in the nest."""
+    memo: dict[Term, Term] = {}
+    for phase in nest.phases:
+        phase.reductions = [_reduction(r, values, memo) for r in phase.reductions]
+        phase.stores = [Store(s.value, substitute(s.address, values), rewrite(s.term, values, memo)) for s in phase.stores]
+    nest.lookups = {s: replace(k, term=rewrite(k.term, values, memo)) for s, k in nest.lookups.items()}
+
+
+def _reduction(r: Reduction, values: dict[Symbol, Dim], memo: dict[Term, Term]) -> Reduction:
+    position = None if r.position is None else substitute(r.position, values)
+    return replace(r, body=rewrite(r.body, values, memo), position=position)
+
+
+def normalise(nest: Nest) -> None:
+    """Orders and merges the outer loops, and the inner loops of the phases that share them."""
+    nest.outer = ordered(nest.outer, nest.phases, nest.lookups)
+    nest.outer, values = merge(nest.outer, nest.phases, nest.lookups)
+    if values:
+        substitute_nest(nest, values)
+    groups: dict[frozenset[Symbol], list[Phase]] = {}
+    for phase in nest.phases:
+        if phase.loops:
+            groups.setdefault(frozenset(s for s, _ in phase.loops), []).append(phase)
+    for phases in groups.values():
+        loops = ordered(phases[0].loops, phases, nest.lookups)
+        loops, values = merge(loops, phases, nest.lookups)
+        for phase in phases:
+            phase.loops = list(loops)
+        if values:
+            substitute_nest(nest, values)
+
+
+# ---------------------------------------------------------------- the vector loop
+
+
+def vector_candidates(nest: Nest) -> list[Symbol]:
+    """Loops that every phase with loops contains, and the outer loops."""
+    phases = [p for p in nest.phases if p.loops]
+    found = [s for s, _ in nest.outer]
+    if phases:
+        common = set.intersection(*({s for s, _ in p.loops} for p in phases))
+        found += [s for s, _ in phases[-1].loops if s in common]
+    return found
+
+
+def choose_vector(nest: Nest, lanes: int) -> Symbol | None:
+    """The loop whose lanes cost least; None where no loop can be vectorised."""
+    best: tuple[float, Symbol] | None = None
+    for s in vector_candidates(nest):
+        price = _price(nest, s, lanes)
+        if price is not None and (best is None or price < best[0]):
+            best = (price, s)
+    return best[1] if best else None
+
+
+def extent_of(nest: Nest, s: Symbol) -> Dim:
+    for loops in (nest.outer, *(p.loops for p in nest.phases)):
+        for symbol, d in loops:
+            if symbol == s:
+                return d
+    raise KeyError(s)
+
+
+def _price(nest: Nest, s: Symbol, lanes: int) -> float | None:
+    extent = extent_of(nest, s)
+    filled = extent / (-(-extent // lanes) * lanes) if isinstance(extent, int) and extent > 0 else 1.0
+    total = 0.0
+    for phase in nest.phases:
+        if not _vectorisable(phase, nest.lookups, s):
+            return None
+        weight = 1.0 if phase.loops or not any(p.loops for p in nest.phases) else 0.05
+        for e in addresses(phase, nest.lookups):
+            c = coefficient(e, s)
+            if c is None:
+                return None
+            total += weight * (1.0 if c == 1 else 0.5 if c == 0 else 6.0)
+    outer = any(s == symbol for symbol, _ in nest.outer)
+    return total / filled + (0.01 if outer else 0.0)
+
+
+def _vectorisable(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> bool:
+    splittable = not phase.reductions
+    for t in phase_terms(phase, lookups):
+        if isinstance(t, Guard) and s in index_symbols(t):
+            if not splittable or any(breakpoint_of(c, s) is None for c in t.conditions if s in symbols(c)):
+                return False
+        for symbol in index_symbols(t):
+            if symbol in lookups and any(s in index_symbols(x) for x in walk(lookups[symbol].term)):
+                return False
+        if isinstance(t, Position) and coefficient(t.expr, s) is None:
+            return False
+    return all(r.position is None or coefficient(r.position, s) is not None for r in phase.reductions)
+
+
+def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
+    """The first value of a loop at which a condition changes, where it is linear in that loop and sizes only."""
+    c = coefficient(condition, s)
+    if not isinstance(c, int) or c == 0:
+        return None
+    rest = condition - of(s) * c
+    if any(x.key[0] in "ird" and x.key[1:].isdigit() for x in symbols(rest)):
+        return None
+    if abs(c) != 1 and not isinstance(rest, int):
+        return None
+    return ceildiv(-rest, c) if c > 0 else rest // -c + 1
+
+
+def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Phase] | None:
+    """The phase in pieces of loop `s` in which no guard depends on it; None where the pieces cannot be told."""
+    extent = dict(phase.loops)[s]
+    cuts: list[Dim] = []
+    for t in phase_terms(phase, lookups):
+        if isinstance(t, Guard):
+            for c in t.conditions:
+                if s in symbols(c):
+                    at = breakpoint_of(c, s)
+                    if at is None:
+                        return None
+                    if at not in cuts and not is_nonnegative(0 - at) and not is_nonnegative(at - extent):
+                        cuts.append(at)
+    if not cuts and not any(isinstance(t, Guard) and s in index_symbols(t) for t in phase_terms(phase, lookups)):
+        return [phase]
+    if len(cuts) + 1 > MAX_PIECES:
+        return None
+    if all(isinstance(c, int) for c in cuts):
+        cuts.sort(key=int)  # type: ignore[arg-type]
+    elif len(cuts) > 1:
+        return None
+    edges: list[Dim] = [0, *cuts, extent]
+    return [_piece(phase, s, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+
+
+def _piece(phase: Phase, s: Symbol, lo: Dim, hi: Dim) -> Phase:
+    part = fresh("i", hi - lo)
+    (symbol,) = symbols(part)
+    values: dict[Symbol, Dim] = {s: part + lo}
+    memo: dict[Term, Term] = {}
+    stores = [Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores]
+    loops = [(symbol, hi - lo) if x == s else (x, d) for x, d in phase.loops]
+    return Phase(loops, [], stores)

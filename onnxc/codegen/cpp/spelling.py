@@ -1,0 +1,212 @@
+"""How C++ spells dtypes, index expressions, constants and pointwise primitives.
+
+Every term of a kernel is a vector of VL lanes. A bool is a mask of int32 lanes (0 or -1); float16 and bfloat16 are
+computed as float.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from onnxc.errors import UnsupportedError
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Call, Dim, Symbol
+
+STORAGE = {
+    "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
+    "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8", "float16": "ox_half", "bfloat16": "ox_bf16",
+}  # fmt: skip
+_LANES = {**STORAGE, "float16": "f32", "bfloat16": "f32", "bool": "i32"}
+
+
+def storage_type(dtype: DType) -> str:
+    """The C++ type of an element in memory."""
+    try:
+        return STORAGE[dtype.name]
+    except KeyError:
+        raise UnsupportedError(f"kernels for {dtype} are not supported yet") from None
+
+
+def lane_type(dtype: DType) -> str:
+    """The C++ element type of a vector of values of this dtype."""
+    storage_type(dtype)
+    return _LANES[dtype.name]
+
+
+def index(d: Dim, names: Mapping[Symbol, str]) -> str:
+    """An index expression in i64 arithmetic. Every symbol must have a name."""
+    if isinstance(d, int):
+        return f"{d}LL" if abs(d) >= 1 << 31 else str(d)
+    parts = []
+    for mono, coef in d.terms:
+        factors = [_atom(a, names) for a in mono]
+        if coef != 1 or not factors:
+            factors.insert(0, f"{coef}LL" if abs(coef) >= 1 << 31 else f"{coef}")
+        parts.append("*".join(factors) if len(factors) > 1 else factors[0])
+    return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
+
+
+def _atom(atom: object, names: Mapping[Symbol, str]) -> str:
+    if isinstance(atom, Symbol):
+        return names[atom]
+    assert isinstance(atom, Call)
+    a, b = (index(x, names) for x in atom.args)
+    return {
+        "floordiv": f"ox_div({a}, {b})", "mod": f"ox_mod({a}, {b})", "max": f"ox_max({a}, {b})", "min": f"ox_min({a}, {b})",
+    }[atom.op]  # fmt: skip
+
+
+def literal(raw: bytes, dtype: DType) -> str:
+    """A vector constant, exact to the bit."""
+    value = np.frombuffer(raw, dtype.numpy)[0]
+    lane = lane_type(dtype)
+    if dtype.name == "bool":
+        return "vi{} - 1" if value else "vi{}"
+    if dtype.is_float:
+        return f"bc<{lane}>({_float(float(value), lane)})"
+    number = int(value)
+    suffix = "ULL" if dtype.name == "uint64" else "LL"
+    text = f"(-{-(number + 1)}LL - 1)" if number < 0 else f"{number}{suffix}"
+    return f"bc<{lane}>(({lane}){text})"
+
+
+def _float(x: float, lane: str) -> str:
+    suffix = "f" if lane == "f32" else ""
+    if math.isnan(x):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(x):
+        return ("-" if x < 0 else "") + f"__builtin_inf{suffix}()"
+    return f"{float(x).hex()}{suffix}"
+
+
+_MATH = {
+    "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+    "atanh", "erf", "floor", "ceil", "round", "abs", "sign", "max", "min", "pow", "mod", "fmod",
+}  # fmt: skip
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}
+_MASKS = {"and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}", "eq": "~({} ^ {})", "max": "{} | {}", "min": "{} & {}"}
+_COMPARE = {"eq": "==", "lt": "<", "le": "<="}
+
+
+def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping[str, object]) -> str:
+    """A pointwise primitive over vector expressions. `operand` is the dtype of the first (last, for where) operand."""
+    lane = lane_type(operand)
+    if op == "cast":
+        return cast(args[0], operand, dtype)
+    if op == "copy":
+        return args[0]
+    if op == "where":
+        return f"ox_sel<{lane_type(dtype)}>({', '.join(args)})"
+    if operand.name == "bool" and op in _MASKS:
+        return "(" + _MASKS[op].format(*args) + ")"
+    if op in _INFIX:
+        return f"({args[0]} {_INFIX[op]} {args[1]})"
+    if op in _COMPARE:
+        return f"ox_mask<{lane}>({args[0]} {_COMPARE[op]} {args[1]})"
+    if op == "div":
+        return f"({args[0]} / {args[1]})" if operand.is_float else f"ox_idiv<{lane}>(ctx, {args[0]}, {args[1]}, (int)lanes)"
+    if op == "neg":
+        return f"v_neg({args[0]})" if operand.is_float else f"(-{args[0]})"
+    if op in ("floor", "ceil", "round") and not operand.is_float:
+        return args[0]
+    if op in _MATH:
+        return f"v_{op}({', '.join(args)})"
+    return _OTHER[op](args, lane, attrs)
+
+
+def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
+    tests = [f"({args[0]} == bc<{lane}>({sign}__builtin_inf()))" for sign, k in (("", "positive"), ("-", "negative")) if attrs.get(k, True)]
+    return f"ox_mask<{lane}>({' | '.join(tests)})" if tests else "vi{}"
+
+
+def _shift(sign: str) -> Callable[[list[str], str, Mapping[str, object]], str]:
+    return lambda args, lane, attrs: f"ox_sel<{lane}>(ox_mask<{lane}>({args[1]} < (sizeof({lane}) * 8)), ({args[0]} {sign} {args[1]}), V<{lane}>{{}})"
+
+
+_OTHER: dict[str, Callable[[list[str], str, Mapping[str, object]], str]] = {
+    "isnan": lambda args, lane, attrs: f"ox_mask<{lane}>({args[0]} != {args[0]})",
+    "isinf": _isinf,
+    "bitnot": lambda args, lane, attrs: f"(~{args[0]})",
+    "shl": _shift("<<"),
+    "shr": _shift(">>"),
+}
+
+
+def cast(x: str, source: DType, target: DType) -> str:
+    """Conversion between dtypes' vectors."""
+    a, b = lane_type(source), lane_type(target)
+    if source is target:
+        return x
+    if target.name == "bool":
+        return x if source.name == "bool" else f"ox_mask<{a}>({x} != V<{a}>{{}})"
+    if source.name == "bool":
+        return f"conv<{b}, i32>({x} & 1)"
+    if source.is_float and target.is_integer:
+        return f"ox_trunc<{b}, {a}>({x})"
+    if target.name in ("float16", "bfloat16"):
+        return f"ox_round_{STORAGE[target.name][3:]}(conv<f32, {a}>({x}))"
+    return x if a == b else f"conv<{b}, {a}>({x})"
+
+
+# What the spellings above need beyond vec.h and vmath.h: `OP` names in generated text.
+PRELUDE = """\
+OX i64 ox_div(i64 a, i64 b) { i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
+OX i64 ox_mod(i64 a, i64 b) { i64 r = a % b; return r + (r && (r < 0) != (b < 0) ? b : 0); }
+OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
+OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
+template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
+template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return conv<typename int_of<sizeof(T)>::s, i32>(m) ? a : b; }
+// Float to integer as x86's scalar conversions have it: out of range gives the least value of the wide type.
+template <class R, class T> OX V<R> ox_trunc(V<T> x) {
+  V<R> r;
+  for (int i = 0; i < VL; i++) {
+    if (sizeof(R) == 8) r[i] = (R)(i64)x[i];
+    else if (sizeof(R) == 4) r[i] = (R)(((R)-1 < 0) ? (i32)x[i] : (i64)x[i]);
+    else r[i] = (R)(i32)x[i];
+  }
+  return r;
+}
+template <class T> OX V<T> ox_idiv(ox_ctx *ctx, V<T> a, V<T> b, int n) {
+  V<T> r = {};
+  for (int i = 0; i < n; i++) {
+    if (b[i] == 0) ctx->api->fail(ctx, OX_ERR_DIVIDE, 0, 0);
+    else r[i] = ((T)-1 < 0 && b[i] == (T)-1) ? (T)(0 - (u64)a[i]) : (T)(a[i] / b[i]);
+  }
+  return r;
+}
+OX i64 ox_index(ox_ctx *ctx, i64 i, i64 n) {
+  i64 at = i < 0 ? i + n : i;
+  if (__builtin_expect(at < 0 || at >= n, 0)) { ctx->api->fail(ctx, OX_ERR_INDEX, 0, i); return 0; }
+  return at;
+}
+template <class T> OX V<T> ox_part(V<T> x, V<T>, Full) { return x; }
+template <class T> OX V<T> ox_part(V<T> x, V<T> other, Part l) {
+  V<T> r = other;
+  for (int i = 0; i < l.n; i++) r[i] = x[i];
+  return r;
+}
+OX vl ox_lanes() { vl r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
+OX vi ox_ldbool(const u8 *p, int n) { vi r = {}; for (int i = 0; i < n; i++) r[i] = p[i] ? -1 : 0; return r; }
+OX vi ox_ldbool(const u8 *p, Full) { return conv<i32, i8>(ld((const i8 *)p) != V<i8>{}); }
+template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, conv<u8, i32>(m & 1), lanes); }
+"""
+HALF = """\
+typedef _Float16 ox_f16;
+struct ox_half { ox_f16 x; };
+struct ox_bf16 { u16 x; };
+OX f32 ox_get(ox_half h) { return (f32)h.x; }
+OX f32 ox_get(ox_bf16 h) { u32 b = (u32)h.x << 16; return bits<f32>(b); }
+OX void ox_put(ox_half &h, f32 x) { h.x = (ox_f16)x; }
+OX void ox_put(ox_bf16 &h, f32 x) {
+  u32 b = bits<u32>(x);
+  h.x = x != x ? (u16)((b >> 16) | 0x40) : (u16)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
+}
+template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) { vf r = {}; for (int i = 0; i < n; i++) r[i] = ox_get(p[i * s]); return r; }
+template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) { for (int i = 0; i < n; i++) ox_put(p[i * s], v[i]); }
+template <class H> OX vf ox_round(vf v) { vf r; for (int i = 0; i < VL; i++) { H h; ox_put(h, v[i]); r[i] = ox_get(h); } return r; }
+OX vf ox_round_half(vf v) { return ox_round<ox_half>(v); }
+OX vf ox_round_bf16(vf v) { return ox_round<ox_bf16>(v); }
+"""

@@ -1,0 +1,219 @@
+"""Emits scalar terms as vector expressions into scopes, each as far out as its operands allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.writer import Scope
+from onnxc.errors import InternalError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, Symbol, symbols
+from onnxc.ir.graph import Value
+from onnxc.loops.terms import (
+    Apply,
+    Const,
+    Guard,
+    Load,
+    Lookup,
+    Position,
+    Reduced,
+    Result,
+    Term,
+    children,
+    index_symbols,
+)
+from onnxc.planner.templates import coefficient
+
+
+class TermEmitter:
+    """Writes terms into scopes. `vector` is the loop whose lanes a vector holds (None: one lane at a time)."""
+
+    def __init__(self, lookups: Mapping[Symbol, Lookup], vector: Symbol | None) -> None:
+        self.lookups, self.vector = lookups, vector
+        self.names: dict[Symbol, str] = {}
+        self.buffers: list[Value] = []
+        self.results: dict[int, str] = {}  # value id -> the name of a template's result
+        self.results_level: object | None = None
+        self._count = 0
+        self._deps: dict[Term, frozenset[object]] = {}
+        self.cached: dict[Term, str] = {}  # term -> cache array, once its phase has filled it
+        self.cache_at: str = ""
+
+    # ------------------------------------------------------------ names
+
+    def fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def name_loop(self, s: Symbol) -> str:
+        """The C++ name of a loop variable."""
+        if s not in self.names:
+            self.names[s] = f"l{sum(n.startswith('l') for n in self.names.values())}"
+        return self.names[s]
+
+    def pointer(self, storage: Value) -> str:
+        """The C++ name of a buffer."""
+        for k, v in enumerate(self.buffers):
+            if v.id == storage.id:
+                return f"p{k}"
+        self.buffers.append(storage)
+        return f"p{len(self.buffers) - 1}"
+
+    def size_symbols(self) -> list[Symbol]:
+        """Dynamic dims that the kernel has used."""
+        return sorted((s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key)
+
+    def index(self, d: Dim, scope: Scope) -> str:
+        """An index expression, with the data-dependent indices in it computed first."""
+        for s in sorted(symbols(d), key=lambda s: s.key):
+            if s in self.lookups:
+                self._lookup(s, scope)
+            elif s not in self.names:
+                if s.key[0] != "s":
+                    raise InternalError(f"loop {s} is not open where it is used")
+                self.names[s] = s.key
+        return spelling.index(d, self.names)
+
+    # ------------------------------------------------------------ where a term goes
+
+    def deps(self, term: Term) -> frozenset[object]:
+        """Loops and reductions that a term depends on."""
+        if term not in self._deps:
+            found: set[object] = set()
+            for s in index_symbols(term):
+                if s in self.lookups:
+                    found |= self.deps(self.lookups[s].term)
+                elif s.key[0] != "s":
+                    found.add(s)
+            if isinstance(term, Reduced):
+                found.add(("reduced", term.key))
+            if isinstance(term, Result):
+                found.add("result")
+            for c in children(term):
+                found |= self.deps(c)
+            self._deps[term] = frozenset(found)
+        return self._deps[term]
+
+    def place(self, deps: frozenset[object], scope: Scope) -> Scope:
+        """The outermost scope that knows everything a term depends on; never out of a guard."""
+        chain = scope.chain()
+        best = scope
+        for k, candidate in enumerate(chain):
+            known: set[object] = set()
+            for s in chain[k:]:
+                known |= s.available
+            if not deps <= known:
+                break
+            best = candidate
+            if candidate.guarded:
+                break
+        return best
+
+    # ------------------------------------------------------------ emission
+
+    def emit(self, term: Term, scope: Scope) -> str:
+        """The name (or literal) of a term's vector in a scope."""
+        if isinstance(term, Const):
+            return spelling.literal(term.raw, term.dtype)
+        found = scope.find(term)
+        if found is not None:
+            return found
+        if isinstance(term, Reduced):
+            raise InternalError("a reduction is used before it is computed")
+        if isinstance(term, Result):
+            return self.results[term.value.id]
+        target = self.place(self.deps(term), scope)
+        name = self.fresh("t")
+        if term in self.cached:
+            lane = spelling.lane_type(term.dtype)
+            target.lines.append(f"const V<{lane}> {name} = ldl({self.cached[term]} + {self.cache_at}, lanes);")
+        elif isinstance(term, Guard):
+            self._guard(term, name, target)
+        else:
+            text = self._expression(term, target)
+            target.lines.append(f"const V<{spelling.lane_type(term.dtype)}> {name} = {text};")
+        target.terms[term] = name
+        return name
+
+    def _expression(self, term: Term, scope: Scope) -> str:
+        if isinstance(term, Load):
+            return self._load(term, scope)
+        if isinstance(term, Position):
+            return self._position(term.expr, scope)
+        assert isinstance(term, Apply), term
+        args = [self.emit(a, scope) for a in term.args]
+        return spelling.apply(term.op, args, term.dtype, term.args[-1].dtype if term.op == "where" else term.args[0].dtype, dict(term.attrs))
+
+    def _position(self, expr: Dim, scope: Scope) -> str:
+        c = coefficient(expr, self.vector) if self.vector is not None else 0
+        base = f"bc<i64>({self.index(expr, scope)})"
+        return base if c == 0 else f"({base} + ox_lanes() * bc<i64>({self.index(c or 0, scope)}))"
+
+    def position(self, expr: Dim, scope: Scope) -> str:
+        """The vector of an index expression."""
+        return self._position(expr, scope)
+
+    def stride(self, address: Dim) -> Dim:
+        """Elements between neighbouring lanes."""
+        if self.vector is None:
+            return 0
+        c = coefficient(address, self.vector)
+        if c is None:
+            raise InternalError("an access is not linear in the vector loop")
+        return c
+
+    def _load(self, term: Load, scope: Scope) -> str:
+        p = self.pointer(term.value)
+        (address,) = term.index
+        stride = self.stride(address)
+        at = f"{p} + {self.index(address, scope)}"
+        if term.dtype is dtypes.boolean:
+            if stride == 1:
+                return f"ox_ldbool({at}, lanes)"
+            if stride == 0:
+                return f"bc<i32>(*({at}) ? -1 : 0)"
+            return f"(conv<i32, i8>(lds((const i8 *)({at}), {self.index(stride, scope)}, (int)lanes)) != 0)"
+        if term.dtype.name in ("float16", "bfloat16"):
+            return f"bc<f32>(ox_get(*({at})))" if stride == 0 else f"ox_ldhalf({at}, {self.index(stride, scope)}, (int)lanes)"
+        if stride == 0:
+            return f"bc<{spelling.storage_type(term.dtype)}>(*({at}))"
+        if stride == 1:
+            return f"ldl({at}, lanes)"
+        return f"lds({at}, {self.index(stride, scope)}, (int)lanes)"
+
+    def store(self, storage: Value, address: Dim, value: str, scope: Scope) -> None:
+        """Writes a vector to memory."""
+        p = self.pointer(storage)
+        stride = self.stride(address)
+        at = f"{p} + {self.index(address, scope)}"
+        dtype = storage.dtype
+        if stride == 0:
+            stride = 1  # one lane
+        if dtype is dtypes.boolean:
+            line = f"ox_stbool({at}, {value}, lanes);" if stride == 1 else f"sts({at}, conv<u8, i32>({value} & 1), {self.index(stride, scope)}, (int)lanes);"
+        elif dtype.name in ("float16", "bfloat16"):
+            line = f"ox_sthalf({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
+        elif stride == 1:
+            line = f"stl({at}, {value}, lanes);"
+        else:
+            line = f"sts({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
+        scope.lines.append(line)
+
+    def _guard(self, term: Guard, name: str, scope: Scope) -> None:
+        tests = " && ".join(f"{self.index(c, scope)} >= 0" for c in term.conditions)
+        scope.lines.append(f"V<{spelling.lane_type(term.dtype)}> {name};")
+        inside, outside = scope.child(guarded=True), scope.child(guarded=True)
+        inside.lines.append(f"{name} = {self.emit(term.inside, inside)};")
+        outside.lines.append(f"{name} = {self.emit(term.outside, outside)};")
+        scope.lines += [f"if ({tests}) {{", *("  " + x for x in inside.lines), "} else {", *("  " + x for x in outside.lines), "}"]
+
+    def _lookup(self, s: Symbol, scope: Scope) -> None:
+        if any(s in c.lookups for c in scope.chain()):
+            return
+        lookup = self.lookups[s]
+        target = self.place(self.deps(lookup.term), scope)
+        value = self.emit(lookup.term, target)
+        self.names[s] = f"d{sum(n.startswith('d') for n in self.names.values())}"
+        target.lines.append(f"const i64 {self.names[s]} = ox_index(ctx, (i64)({value})[0], {self.index(lookup.extent, target)});")
+        target.lookups.add(s)

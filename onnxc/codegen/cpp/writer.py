@@ -1,0 +1,56 @@
+"""Scopes of generated C++: lines, names that are in scope, and terms that have been computed there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxc.ir.expr import Symbol
+from onnxc.ir.graph import Value
+from onnxc.loops.terms import Term
+
+
+@dataclass(eq=False)
+class Scope:
+    """A block of C++. `available` are the loop symbols and reductions whose values are known here."""
+
+    parent: Scope | None = None
+    available: set[object] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    terms: dict[Term, str] = field(default_factory=dict)
+    lookups: set[Symbol] = field(default_factory=set)
+    guarded: bool = False
+
+    def child(self, available: set[object] | None = None, guarded: bool = False) -> Scope:
+        return Scope(self, available or set(), guarded=guarded or False)
+
+    def chain(self) -> list[Scope]:
+        """This scope and its parents, innermost first."""
+        out: list[Scope] = []
+        scope: Scope | None = self
+        while scope is not None:
+            out.append(scope)
+            scope = scope.parent
+        return out
+
+    def find(self, term: Term) -> str | None:
+        return next((s.terms[term] for s in self.chain() if term in s.terms), None)
+
+
+@dataclass
+class KernelSource:
+    """A generated kernel: the body of its function, and what it must be called with."""
+
+    text: str
+    buffers: list[Value]  # storages, in the order of the call's pointers p0, p1, ...
+    items: str  # C++ expression over the size symbols: units of parallel work
+    symbols: list[str] = field(default_factory=list)  # dynamic dims that the body uses
+    weights: list[tuple[str, int]] = field(default_factory=list)  # packed constants w0, w1, ...: element type, offset
+    includes: frozenset[str] = frozenset()
+    before: list[str] = field(default_factory=list)  # statements of the program ahead of the call
+    scratch: str = "0"
+    kind: str = "loops"
+
+
+def indent(lines: list[str], by: int = 1) -> list[str]:
+    """Lines moved to the right."""
+    return ["  " * by + line for line in lines]

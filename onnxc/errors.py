@@ -1,0 +1,103 @@
+"""Every error that onnxc raises on purpose.
+
+All are :class:`OnnxcError`, and carry what is known of the place: the node, the shapes at hand and the cause.
+
+>>> str(ShapeError("cannot broadcast", node="n17 Add", shapes={"a": (2, 3), "b": (4,)}))
+'cannot broadcast [node n17 Add; a: (2, 3), b: (4,)]'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class OnnxcError(Exception):
+    """The base of all errors of this package.
+
+    Args:
+        message: what went wrong, in a sentence.
+        node: the node (its number and op type, or the model's name for it) where it went wrong.
+        shapes: shapes by value name, as tuples of ints or symbolic dims.
+        cause: the exception behind this one; also set as ``__cause__``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        shapes: Mapping[str, Sequence[object]] | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.node = node
+        self.shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        self.cause = cause
+        if cause is not None:
+            self.__cause__ = cause
+
+    def __str__(self) -> str:
+        where = [] if self.node is None else [f"node {self.node}"]
+        if self.shapes:
+            where.append(", ".join(f"{name}: {shape}" for name, shape in self.shapes.items()))
+        return f"{self.message} [{'; '.join(where)}]" if where else self.message
+
+
+class ModelError(OnnxcError):
+    """The model is not valid: it does not parse, breaks a rule of ONNX, or names data that is not there."""
+
+
+class UnsupportedError(OnnxcError):
+    """The model is valid, but asks for something that onnxc cannot do yet."""
+
+
+class UnsupportedOpError(UnsupportedError):
+    """The model uses ops that onnxc does not have; all of them are listed.
+
+    >>> print(UnsupportedOpError([("head/roi", "RoiAlign-16"), ("", "Foo-1 (com.acme)")]))
+    2 nodes use ops that are not supported: RoiAlign-16 ('head/roi'), Foo-1 (com.acme) (unnamed)
+    """
+
+    def __init__(self, missing: Iterable[tuple[str, str]]) -> None:
+        self.missing = list(missing)
+        listed = ", ".join(f"{op} ({repr(node) if node else 'unnamed'})" for node, op in self.missing)
+        count = len(self.missing)
+        verb = "1 node uses an op that is" if count == 1 else f"{count} nodes use ops that are"
+        super().__init__(f"{verb} not supported: {listed}")
+
+
+class ShapeError(OnnxcError):
+    """Shapes or types in the graph contradict each other."""
+
+
+class InputError(OnnxcError):
+    """A call's inputs have a wrong name, dtype, rank or size."""
+
+
+class ToolchainError(OnnxcError):
+    """No C++ compiler, or the compiler failed."""
+
+
+class CacheError(OnnxcError):
+    """The cache directory cannot be used."""
+
+
+class PackageError(OnnxcError):
+    """A saved model is damaged, or is not a saved model."""
+
+
+class CpuError(OnnxcError):
+    """A program needs CPU features that this machine lacks, or an unknown CPU level was asked for."""
+
+
+class RunError(OnnxcError):
+    """A program failed while it ran: an index out of bounds, an integer division by zero."""
+
+
+class LimitError(OnnxcError):
+    """Something is larger than the caps allow: a tensor, an arena, a constant."""
+
+
+class InternalError(OnnxcError):
+    """A fault of onnxc itself: please report it."""

@@ -1,0 +1,495 @@
+"""Integer expressions: the sizes of dims and the indices of loops.
+
+An expression is a polynomial with integer coefficients over *atoms*: symbols (a dynamic dim, a loop variable, an
+index read from a tensor) and the non-polynomial operations `//`, `%`, `max` and `min` of two expressions. It is kept
+in a canonical form, so that equal polynomials are equal objects, and it is simplified with the known range of each
+symbol: `(64*i + j) // 64` is `i` where `0 <= j < 64`. Constants are plain Python ints, so a static graph never
+meets this class.
+
+>>> s, i, j = Sym("s"), index("i", 12), index("j", 64)
+>>> (s * 64 + 128) // 64
+s + 2
+>>> (i * 64 + j) // 64, (i * 64 + j) % 64
+(i, j)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Union
+
+Dim = Union[int, "Expr"]
+Monomial = tuple["Atom", ...]
+
+
+class Atom:
+    """A symbol or a non-polynomial operation; compared by its text, which is unique."""
+
+    __slots__ = ("key",)
+    key: str
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Atom) and self.key == other.key
+
+    def __lt__(self, other: Atom) -> bool:
+        return self.key < other.key
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+class Symbol(Atom):
+    """An unknown integer, at least `lo` and, where `hi` is given, at most `hi`."""
+
+    __slots__ = ("lo", "hi")
+
+    def __init__(self, name: str, lo: int = 0, hi: Dim | None = None) -> None:
+        super().__init__(name)
+        self.lo = lo
+        self.hi = hi
+
+
+class Call(Atom):
+    """`floordiv`, `mod`, `max` or `min` of two expressions."""
+
+    __slots__ = ("op", "args")
+
+    def __init__(self, op: str, a: Dim, b: Dim) -> None:
+        sign = {"floordiv": "//", "mod": "%"}.get(op)
+        super().__init__(f"({_wrap(a)} {sign} {_wrap(b)})" if sign else f"{op}({a}, {b})")
+        self.op = op
+        self.args = (a, b)
+
+
+def _wrap(d: Dim) -> str:
+    text = repr(d)
+    return text if isinstance(d, int) or len(d.terms) == 1 and text.isidentifier() else f"({text})"
+
+
+class Expr:
+    """A polynomial over atoms that is not a constant. Immutable."""
+
+    __slots__ = ("terms", "_hash")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+        self._hash = hash(terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expr) and self._hash == other._hash and self.terms == other.terms
+
+    def __add__(self, other: Dim) -> Dim:
+        acc = dict(self.terms)
+        for mono, coef in _terms(other):
+            acc[mono] = acc.get(mono, 0) + coef
+        return _make(acc)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return Expr(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + (-other)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        if isinstance(other, int):
+            return Expr(tuple((m, c * other) for m, c in self.terms)) if other else 0
+        acc: dict[Monomial, int] = {}
+        for ma, ca in self.terms:
+            for mb, cb in other.terms:
+                mono = tuple(sorted(ma + mb))
+                acc[mono] = acc.get(mono, 0) + ca * cb
+        return _make(acc)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: Dim) -> Dim:
+        return mod(other, self)
+
+    def __repr__(self) -> str:
+        parts = []
+        for mono, coef in self.terms:
+            factors = [repr(a) for a in mono]
+            if abs(coef) != 1 or not mono:
+                factors.insert(0, str(abs(coef)))
+            parts.append(("- " if coef < 0 else "+ ") + "*".join(factors))
+        text = " ".join(parts)
+        return text[2:] if text.startswith("+ ") else "-" + text[2:]
+
+    def atoms(self) -> set[Atom]:
+        """The atoms that stand in the polynomial itself (not those inside a Call)."""
+        return {a for mono, _ in self.terms for a in mono}
+
+    def symbols(self) -> set[Symbol]:
+        """Every symbol, also inside calls."""
+        found: set[Symbol] = set()
+        for atom in self.atoms():
+            if isinstance(atom, Symbol):
+                found.add(atom)
+            elif isinstance(atom, Call):
+                for arg in atom.args:
+                    found |= symbols(arg)
+        return found
+
+
+def _key(item: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
+    return (-len(item[0]), tuple(a.key for a in item[0]))
+
+
+def _make(acc: Mapping[Monomial, int]) -> Dim:
+    items = [(m, c) for m, c in acc.items() if c]
+    if not items:
+        return 0
+    if len(items) == 1 and not items[0][0]:
+        return items[0][1]
+    if len(items) > 1:
+        items.sort(key=_key)
+    return Expr(tuple(items))
+
+
+def _terms(d: Dim) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(d, Expr):
+        return d.terms
+    return (((), int(d)),) if d else ()
+
+
+def of(atom: Atom) -> Expr:
+    """The expression that is just this atom."""
+    return Expr((((atom,), 1),))
+
+
+def Sym(name: str, lo: int = 0, hi: Dim | None = None) -> Expr:  # noqa: N802  (reads as a constructor)
+    """A symbol as an expression: a dynamic dim is at least 0."""
+    return of(Symbol(name, lo, hi))
+
+
+def index(name: str, extent: Dim) -> Expr:
+    """A loop variable that runs from 0 to extent - 1."""
+    return of(Symbol(name, 0, extent - 1))
+
+
+def symbols(d: Dim) -> set[Symbol]:
+    """Every symbol of an expression; none for an int."""
+    return d.symbols() if isinstance(d, Expr) else set()
+
+
+def prod(dims: Iterable[Dim]) -> Dim:
+    """The product; 1 for no dims."""
+    return reduce(lambda a, b: a * b, dims, 1)
+
+
+def substitute(d: Dim, values: Mapping[Symbol, Dim]) -> Dim:
+    """The expression with symbols replaced, simplified again."""
+    if isinstance(d, int) or not (d.symbols() & values.keys()):
+        return d
+    total: Dim = 0
+    for mono, coef in d.terms:
+        term: Dim = coef
+        for atom in mono:
+            term = term * _substitute_atom(atom, values)
+        total = total + term
+    return total
+
+
+_APPLY = {}
+
+
+def _substitute_atom(atom: Atom, values: Mapping[Symbol, Dim]) -> Dim:
+    if isinstance(atom, Symbol):
+        return values.get(atom, of(atom))
+    assert isinstance(atom, Call)
+    a, b = (substitute(x, values) for x in atom.args)
+    result: Dim = _APPLY[atom.op](a, b)
+    return result
+
+
+def evaluate(d: Dim, values: Mapping[str, int]) -> int:
+    """The number that the expression has where each symbol (by name) has the given value."""
+    if isinstance(d, int):
+        return d
+    known = {s: values[s.key] for s in d.symbols()}
+    result = substitute(d, known)
+    assert isinstance(result, int), f"{d} did not evaluate"
+    return result
+
+
+# ---------------------------------------------------------------- ranges
+
+
+def bounds(d: Dim) -> tuple[int | None, int | None]:
+    """Least and greatest value, as far as the symbols' own ranges tell; None is unknown."""
+    if isinstance(d, int):
+        return d, d
+    lo: int | None = 0
+    hi: int | None = 0
+    for mono, coef in d.terms:
+        tl, th = _mono_bounds(mono)
+        if coef < 0:
+            tl, th = th, tl
+        lo = None if lo is None or tl is None else lo + coef * tl
+        hi = None if hi is None or th is None else hi + coef * th
+    return lo, hi
+
+
+def _mono_bounds(mono: Monomial) -> tuple[int | None, int | None]:
+    lo: int | None = 1
+    hi: int | None = 1
+    for atom in mono:
+        al, ah = _atom_bounds(atom)
+        if al is None or al < 0 or lo is None:  # signs unknown: give up on this product unless it is a single atom
+            return (al, ah) if len(mono) == 1 else (None, None)
+        lo, hi = lo * al, None if hi is None or ah is None else hi * ah
+    return lo, hi
+
+
+def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Symbol):
+        return atom.lo, bounds(atom.hi)[1] if atom.hi is not None else None
+    assert isinstance(atom, Call)
+    (al, ah), (bl, bh) = (bounds(x) for x in atom.args)
+    if atom.op == "mod":
+        return 0, bh - 1 if bh is not None else None
+    if atom.op == "floordiv":
+        if bl is None or bl <= 0:
+            return (0 if al is not None and al >= 0 else None), None
+        low = None if al is None else (al // bl if al < 0 else (al // bh if bh else 0))
+        return low, None if ah is None else (ah // bl if ah >= 0 else -1)
+    if atom.op == "max":
+        lows = [x for x in (al, bl) if x is not None]
+        return max(lows) if lows else None, None if ah is None or bh is None else max(ah, bh)
+    highs = [x for x in (ah, bh) if x is not None]
+    return None if al is None or bl is None else min(al, bl), min(highs) if highs else None
+
+
+def upper(d: Dim) -> Dim | None:
+    """An upper bound free of loop variables: each symbol that has a `hi` is replaced by it. None where unknown."""
+    if isinstance(d, int):
+        return d
+    total: Dim = 0
+    for mono, coef in d.terms:
+        if len(mono) > 1 and not all(_is_nonnegative_atom(a) for a in mono):
+            return None  # a greater factor need not make a greater product
+        term: Dim = coef
+        for atom in mono:
+            bound = _upper_atom(atom) if coef > 0 else _lower_atom(atom)
+            if bound is None:
+                return None
+            term = term * bound
+        total = total + term
+    return total
+
+
+def _is_nonnegative_atom(atom: Atom) -> bool:
+    lo, _ = _atom_bounds(atom)
+    return lo is not None and lo >= 0
+
+
+def _upper_atom(atom: Atom) -> Dim | None:
+    if isinstance(atom, Symbol):
+        return of(atom) if atom.hi is None else upper(atom.hi)
+    assert isinstance(atom, Call)
+    a, b = atom.args
+    if atom.op == "floordiv" and isinstance(b, int) and b > 0:
+        top = upper(a)
+        return None if top is None else floordiv(top, b)
+    return _atom_bounds(atom)[1]
+
+
+def _lower_atom(atom: Atom) -> Dim | None:
+    if isinstance(atom, Symbol):
+        return of(atom) if atom.hi is None else atom.lo
+    return _atom_bounds(atom)[0]
+
+
+def is_nonnegative(d: Dim) -> bool:
+    """True where d >= 0 is certain."""
+    lo, _ = bounds(d)
+    return lo is not None and lo >= 0
+
+
+def is_less(a: Dim, b: Dim) -> bool:
+    """True where a < b is certain."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    if is_nonnegative(b - a - 1):
+        return True
+    top = upper(a)
+    return top is not None and is_nonnegative(b - top - 1)
+
+
+def always_equal(a: Dim, b: Dim) -> bool:
+    """True where a == b for every value of the symbols."""
+    return a == b or (isinstance(a, Expr) or isinstance(b, Expr)) and a - b == 0
+
+
+def never_equal(a: Dim, b: Dim) -> bool:
+    """True where a != b for every value of the symbols."""
+    lo, hi = bounds(a - b)
+    return (lo is not None and lo > 0) or (hi is not None and hi < 0)
+
+
+# ---------------------------------------------------------------- division
+
+
+def _divide(d: Dim, by: Dim) -> tuple[Dim, Dim]:
+    """Polynomial division: d = q * by + r, with as much as possible in q."""
+    if isinstance(by, int):
+        q: dict[Monomial, int] = {}
+        r: dict[Monomial, int] = {}
+        for mono, coef in _terms(d):
+            if coef % by == 0:
+                q[mono] = coef // by
+            elif not mono:
+                q[mono], r[mono] = coef // by, coef % by
+            else:
+                r[mono] = coef
+        return _make(q), _make(r)
+    quotient: Dim = 0
+    rest = dict(_terms(d))
+    lead, lead_coef = by.terms[0]
+    remainder: dict[Monomial, int] = {}
+    while rest:
+        mono, coef = min(rest.items(), key=_key)
+        factor = _cancel(mono, lead)
+        if factor is None or coef % lead_coef:
+            remainder[mono] = rest.pop(mono)
+            continue
+        step = _make({factor: coef // lead_coef})
+        quotient = quotient + step
+        for m, c in _terms(step * by):
+            rest[m] = rest.get(m, 0) - c
+            if not rest[m]:
+                del rest[m]
+    return quotient, _make(remainder)
+
+
+def _cancel(mono: Monomial, by: Monomial) -> Monomial | None:
+    left = list(mono)
+    for atom in by:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """a // b, rounded down. b is taken to be positive where it is symbolic."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if isinstance(b, int) and b <= 0:
+        if b == 0:
+            raise ZeroDivisionError(f"{a} // 0")
+        return floordiv(-a, -b)
+    if b == 1:
+        return a
+    quotient, rest = _divide(a, b)
+    if isinstance(rest, int) and rest == 0:
+        return quotient
+    if is_nonnegative(rest) and is_less(rest, b):
+        return quotient
+    inner = _single_call(rest, "floordiv")
+    if inner is not None and isinstance(b, int) and isinstance(inner.args[1], int):  # (x // m) // n
+        return quotient + floordiv(inner.args[0], inner.args[1] * b)
+    return quotient + of(Call("floordiv", rest, b))
+
+
+def mod(a: Dim, b: Dim) -> Dim:
+    """a % b, with the sign of b. b is taken to be positive where it is symbolic."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if isinstance(b, int) and b <= 0:
+        if b == 0:
+            raise ZeroDivisionError(f"{a} % 0")
+        return -mod(-a, -b)
+    if b == 1:
+        return 0
+    _, rest = _divide(a, b)
+    if isinstance(rest, int) and rest == 0:
+        return 0
+    if is_nonnegative(rest) and is_less(rest, b):
+        return rest
+    inner = _single_call(rest, "mod")
+    if inner is not None and isinstance(b, int) and isinstance(inner.args[1], int) and inner.args[1] % b == 0:
+        return mod(inner.args[0], b)
+    return of(Call("mod", rest, b))
+
+
+def recombine(d: Dim) -> Dim:
+    """Undoes `k*n*(x // n) + k*(x % n)` to `k*x`, as addresses of merged dims need."""
+    changed = True
+    while changed and isinstance(d, Expr):
+        changed = False
+        for mono, coef in d.terms:
+            found = next((a for a in mono if isinstance(a, Call) and a.op == "mod"), None)
+            if found is None:
+                continue
+            x, n = found.args
+            rest = _make({_cancel(mono, (found,)) or (): coef})
+            other = rest * n * floordiv(x, n)
+            if isinstance(other, Expr) and all((m, c) in d.terms for m, c in other.terms):
+                d = d - other - _make({mono: coef}) + rest * x
+                changed = True
+                break
+    return d
+
+
+def _single_call(d: Dim, op: str) -> Call | None:
+    if isinstance(d, Expr) and len(d.terms) == 1 and d.terms[0][1] == 1 and len(d.terms[0][0]) == 1:
+        atom = d.terms[0][0][0]
+        if isinstance(atom, Call) and atom.op == op:
+            return atom
+    return None
+
+
+def ceildiv(a: Dim, b: Dim) -> Dim:
+    """a / b, rounded up."""
+    return floordiv(a + b - 1, b)
+
+
+def maximum(a: Dim, b: Dim) -> Dim:
+    """The greater one, decided now where the ranges tell."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if is_nonnegative(a - b):
+        return a
+    if is_nonnegative(b - a):
+        return b
+    return of(Call("max", a, b))
+
+
+def minimum(a: Dim, b: Dim) -> Dim:
+    """The lesser one, decided now where the ranges tell."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if is_nonnegative(a - b):
+        return b
+    if is_nonnegative(b - a):
+        return a
+    return of(Call("min", a, b))
+
+
+_APPLY.update({"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum})

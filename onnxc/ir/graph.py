@@ -1,0 +1,190 @@
+"""The graph: a DAG of immutable nodes over typed values. One class serves every stage.
+
+A node's `op` is either a primitive (`add`, `matmul`; see `onnxc.primitives`) or an ONNX operator as imported
+(`onnx.Gelu`, `com.microsoft.FusedMatMul`), whose values may have no type yet. Passes build new graphs; nodes that a
+pass leaves alone are shared between the old graph and the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from types import MappingProxyType
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from onnxc.ir.types import TensorType
+
+Attrs = Mapping[str, Any]
+_ids = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One node of the user's model: its position in the file, op type, name, and the source line the exporter left."""
+
+    number: int
+    op_type: str
+    name: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        return f"n{self.number} {self.op_type}"
+
+
+Origin = tuple[Source, ...]
+
+
+def merge_origins(origins: Iterable[Origin]) -> Origin:
+    """The union, in the order of the user's model."""
+    return tuple(sorted({s for o in origins for s in o}, key=lambda s: (s.number, s.op_type)))
+
+
+class Value:
+    """One tensor of the graph: a graph input or an output of a node.
+
+    `type` is None only in a graph as imported. `data` is the content where it is known at compile time and small:
+    an int64 array, or an object array of ints and symbolic expressions (the sizes a shape computation works on).
+    """
+
+    __slots__ = ("id", "type", "node", "index", "name", "data")
+
+    def __init__(self, type: TensorType | None, name: str = "", data: np.ndarray | None = None) -> None:
+        self.id = next(_ids)
+        self.type = type
+        self.name = name
+        self.data = data
+        self.node: Node | None = None
+        self.index = 0
+
+    @property
+    def t(self) -> TensorType:
+        """The type, where it must be known."""
+        assert self.type is not None, f"value {self.name or self.id} has no type yet"
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.t.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.t.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.t.dtype
+
+    def __repr__(self) -> str:
+        return f"%{self.id}: {self.type}"
+
+
+class Node:
+    """An operation. Immutable once made; its outputs are made with it."""
+
+    __slots__ = ("op", "inputs", "outputs", "attrs", "regions", "origin")
+
+    def __init__(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value],
+        attrs: Attrs | None = None,
+        regions: Sequence[Graph] = (),
+        origin: Origin = (),
+    ) -> None:
+        self.op = op
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.attrs: Attrs = MappingProxyType(dict(attrs or {}))
+        self.regions = tuple(regions)
+        self.origin = origin
+        for i, out in enumerate(self.outputs):
+            out.node, out.index = self, i
+
+    @property
+    def output(self) -> Value:
+        """The only output."""
+        (out,) = self.outputs
+        return out
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The inputs that are present, with those that its regions take from outside."""
+        own = tuple(v for v in self.inputs if v is not None)
+        return own + tuple(v for g in self.regions for v in g.captures())
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join('-' if v is None else f'%{v.id}' for v in self.inputs)})"
+
+
+@dataclass
+class Graph:
+    """Inputs, nodes in topological order, outputs. Names of inputs and outputs are the model's own."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    nodes: list[Node]
+    output_names: list[str]
+    name: str = ""
+    dim_names: dict[str, str] = field(default_factory=dict)  # symbol -> the model's name of the dim
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def input_names(self) -> list[str]:
+        return [v.name for v in self.inputs]
+
+    def values(self) -> Iterator[Value]:
+        """Inputs, then every node's outputs."""
+        yield from self.inputs
+        for node in self.nodes:
+            yield from node.outputs
+
+    def captures(self) -> list[Value]:
+        """Values used here but made outside (this graph is a region)."""
+        own = {v.id for v in self.values()}
+        used = [v for n in self.nodes for v in n.operands] + self.outputs
+        return list({v.id: v for v in used if v.id not in own}.values())
+
+    def uses(self) -> dict[int, list[Node]]:
+        """Value id to the nodes that read it (a node stands once however often it reads it)."""
+        found: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for vid in {v.id for v in node.operands}:
+                found.setdefault(vid, []).append(node)
+        return found
+
+    def networkx(self) -> nx.MultiDiGraph:
+        """The DAG of nodes: an edge for each read, keyed by the position of the operand. Data: `node` and `value`."""
+        g: nx.MultiDiGraph = nx.MultiDiGraph()
+        for i, node in enumerate(self.nodes):
+            g.add_node(i, node=node)
+        position = {id(node): i for i, node in enumerate(self.nodes)}
+        for i, node in enumerate(self.nodes):
+            for k, value in enumerate(node.operands):
+                if value.node is not None and id(value.node) in position:
+                    g.add_edge(position[id(value.node)], i, key=k, value=value)
+        return g
+
+
+def topological(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes in an order in which each comes after those it reads from; the given order where that is free.
+
+    Raises ValueError on a cycle.
+    """
+    nodes = list(nodes)
+    position = {id(n): i for i, n in enumerate(nodes)}
+    g: nx.DiGraph = nx.DiGraph()
+    g.add_nodes_from(range(len(nodes)))
+    for i, n in enumerate(nodes):
+        for v in n.operands:
+            if v.node is not None and id(v.node) in position:
+                g.add_edge(position[id(v.node)], i)
+    try:
+        order = list(nx.lexicographical_topological_sort(g))
+    except nx.NetworkXUnfeasible as error:
+        raise ValueError("the graph has a cycle") from error
+    return [nodes[i] for i in order]

@@ -1,0 +1,1 @@
+"""Loop IR: what one element of a value is, as a scalar term over loop variables."""

@@ -1,0 +1,47 @@
+"""Loop nests: outer (parallel) loops around phases, each a loop over the same or other inner variables.
+
+All addresses are physical here: a `Load` carries one index expression, the element's position in its storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxc.ir.expr import Dim, Symbol
+from onnxc.ir.graph import Value
+from onnxc.loops.terms import Lookup, Reduction, Term
+
+Loop = tuple[Symbol, Dim]
+
+
+@dataclass(frozen=True)
+class Store:
+    """term goes to the element at `address` of the storage of `value`."""
+
+    value: Value
+    address: Dim
+    term: Term
+
+
+@dataclass
+class Phase:
+    """Loops over `loops`; reductions complete when the phase ends. A phase without loops runs once per outer point."""
+
+    loops: list[Loop]
+    reductions: list[Reduction] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+
+
+@dataclass
+class Nest:
+    """One section, lowered."""
+
+    outer: list[Loop]
+    phases: list[Phase]
+    lookups: dict[Symbol, Lookup]
+
+    def reductions(self) -> list[Reduction]:
+        return [r for p in self.phases for r in p.reductions]
+
+    def stores(self) -> list[Store]:
+        return [s for p in self.phases for s in p.stores]

@@ -1,0 +1,138 @@
+"""Scalar terms: the body of a loop nest, one element at a time.
+
+A term says what one element is; loop variables are symbols of the index expressions inside it. Terms are immutable
+and compared by structure, so that equal subterms of a kernel are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, Symbol, symbols
+from onnxc.ir.graph import Value
+
+
+@dataclass(frozen=True)
+class Term:
+    """A scalar of a dtype."""
+
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Load(Term):
+    """The element of a stored value at a logical index."""
+
+    value: Value
+    index: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Const(Term):
+    """A number; kept as the bytes of its dtype so that NaN and -0.0 compare and print right."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class Position(Term):
+    """An index expression as a number (int64)."""
+
+    expr: Dim
+
+
+@dataclass(frozen=True)
+class Apply(Term):
+    """A pointwise primitive of terms."""
+
+    op: str
+    args: tuple[Term, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Guard(Term):
+    """`inside` where every condition is >= 0, else `outside`; nothing of `inside` is read elsewhere."""
+
+    conditions: tuple[Dim, ...]
+    inside: Term
+    outside: Term
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An index that is data: `symbol` stands in index expressions for term wrapped into [0, extent)."""
+
+    symbol: Symbol
+    term: Term
+    extent: Dim
+
+
+@dataclass(frozen=True)
+class Reduced(Term):
+    """The result of a reduction of the same kernel (`Reduction.key`)."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class Result(Term):
+    """The element that a template has just computed (its accumulator)."""
+
+    value: Value
+
+
+@dataclass
+class Reduction:
+    """`op` over `variables` of `body`; one per (reduced value, index).
+
+    For argmax and argmin `position` is the index along the axis.
+    """
+
+    key: int
+    op: str
+    value: Value
+    index: tuple[Dim, ...]
+    variables: tuple[tuple[Symbol, Dim], ...]
+    body: Term
+    position: Dim | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+def children(term: Term) -> tuple[Term, ...]:
+    """Direct subterms."""
+    if isinstance(term, Apply):
+        return term.args
+    if isinstance(term, Guard):
+        return (term.inside, term.outside)
+    return ()
+
+
+def walk(term: Term) -> Iterator[Term]:
+    """The term and all below it, each once."""
+    seen: set[int] = set()
+    stack = [term]
+    while stack:
+        t = stack.pop()
+        if id(t) not in seen:
+            seen.add(id(t))
+            yield t
+            stack.extend(children(t))
+
+
+def index_symbols(term: Term) -> set[Symbol]:
+    """Symbols in the term's own index expressions (not its children's)."""
+    found: set[Symbol] = set()
+    exprs: tuple[Dim, ...] = ()
+    if isinstance(term, Load):
+        exprs = term.index
+    elif isinstance(term, Position):
+        exprs = (term.expr,)
+    elif isinstance(term, Guard):
+        exprs = term.conditions
+    for e in exprs:
+        found |= symbols(e)
+    return found

@@ -1,0 +1,180 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from onnxc.errors import UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.graph import Value
+from onnxc.ops.common import merge_axes, scalar_of
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder, constant_of
+
+
+@op("Relu", 1)
+def relu(b: Builder, x: Value) -> Value:
+    return b.max(x, 0)
+
+
+@op("Gelu", 20)
+def gelu(b: Builder, x: Value, *, approximate: str = "none") -> Value:
+    """Hendrycks and Gimpel, Gaussian Error Linear Units: x * Phi(x), or its tanh approximation."""
+    if approximate == "tanh":
+        inner = b.mul(b.add(x, b.mul(b.mul(b.mul(x, x), x), 0.044715)), math.sqrt(2 / math.pi))
+        return b.mul(b.mul(x, 0.5), b.add(b.tanh(inner), 1.0))
+    return b.mul(b.mul(x, 0.5), b.add(b.erf(b.mul(x, math.sqrt(0.5))), 1.0))
+
+
+@op("Sigmoid", 1)
+def sigmoid(b: Builder, x: Value) -> Value:
+    return b.sigmoid(x)
+
+
+@op("Tanh", 1)
+def tanh(b: Builder, x: Value) -> Value:
+    return b.tanh(x)
+
+
+@op("LeakyRelu", 1)
+def leaky_relu(b: Builder, x: Value, *, alpha: float = 0.01) -> Value:
+    return b.where(b.lt(x, 0), b.mul(x, alpha), x)
+
+
+@op("PRelu", 7)
+def prelu(b: Builder, x: Value, slope: Value) -> Value:
+    return b.where(b.lt(x, 0), b.mul(x, slope), x)
+
+
+@op("ThresholdedRelu", 10)
+def thresholded_relu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
+    return b.where(b.lt(b.scalar(alpha, x.dtype), x), x, 0.0)
+
+
+def expm1_of_negative(b: Builder, x: Value) -> Value:
+    """exp(x) - 1 for x below 0 (the argument is capped, so that the branch not taken cannot overflow)."""
+    return b.sub(b.exp(b.min(x, 0.0)), 1.0)
+
+
+@op("Elu", 1)
+def elu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
+    return b.where(b.lt(x, 0.0), b.mul(expm1_of_negative(b, x), alpha), x)
+
+
+@op("Selu", 6)
+def selu(b: Builder, x: Value, *, alpha: float = 1.6732632423543772848170429916717, gamma: float = 1.0507009873554804934193349852946) -> Value:  # fmt: skip
+    return b.mul(elu(b, x, alpha=alpha), gamma)
+
+
+@op("Celu", 12)
+def celu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
+    return b.where(b.lt(x, 0.0), b.mul(expm1_of_negative(b, b.div(x, alpha)), alpha), x)
+
+
+@op("HardSigmoid", 1)
+def hard_sigmoid(b: Builder, x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
+    return b.clip(b.add(b.mul(x, alpha), beta), 0.0, 1.0)
+
+
+@op("HardSwish", 14)
+def hard_swish(b: Builder, x: Value) -> Value:
+    return b.mul(x, hard_sigmoid(b, x, alpha=1 / 6, beta=0.5))
+
+
+@op("Softplus", 1)
+def softplus(b: Builder, x: Value) -> Value:
+    """log(1 + exp(x)), without overflow for large x."""
+    return b.add(b.max(x, 0.0), b.log(b.add(b.exp(b.neg(b.abs(x))), 1.0)))
+
+
+@op("Softsign", 1)
+def softsign(b: Builder, x: Value) -> Value:
+    return b.div(x, b.add(b.abs(x), 1.0))
+
+
+@op("Mish", 18)
+def mish(b: Builder, x: Value) -> Value:
+    return b.mul(x, b.tanh(softplus(b, x)))
+
+
+@op("Swish", 24)
+def swish(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
+    return b.mul(x, b.sigmoid(x if alpha == 1.0 else b.mul(x, alpha)))
+
+
+@op("SwiGLU", 28)
+def swiglu(b: Builder, gate: Value, x: Value, *, alpha: float = 1.0) -> Value:
+    return b.mul(swish(b, gate, alpha=alpha), x)
+
+
+@op("Shrink", 9)
+def shrink(b: Builder, x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
+    below = b.lt(x, b.scalar(-lambd, x.dtype))
+    above = b.lt(b.scalar(lambd, x.dtype), x)
+    return b.where(below, b.add(x, bias), b.where(above, b.sub(x, bias), 0))
+
+
+@op("Clip", 6, 10)
+def clip_6(b: Builder, x: Value, *, max: float | None = None, min: float | None = None) -> Value:
+    return b.clip(x, min, max)
+
+
+@op("Clip", 11)
+def clip_11(b: Builder, x: Value, min: Value | None = None, max: Value | None = None) -> Value:
+    return b.clip(x, None if min is None else scalar_of(b, min), None if max is None else scalar_of(b, max))
+
+
+@op("Softmax", 13)
+def softmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
+    return b.softmax(x, b.axis(axis, x.rank))
+
+
+@op("LogSoftmax", 13)
+def log_softmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
+    axis = b.axis(axis, x.rank)
+    shifted = b.sub(x, b.reduce("max", x, [axis], True))
+    return b.sub(shifted, b.log(b.reduce("sum", b.exp(shifted), [axis], True)))
+
+
+@op("Hardmax", 13)
+def hardmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
+    """One at the first greatest element, zero elsewhere."""
+    axis = b.axis(axis, x.rank)
+    best = b.one("argmax", x, axis=axis, last=False)
+    best = b.reshape(best, [1 if i == axis else d for i, d in enumerate(x.shape)])
+    positions = b.reshape(b.iota(x.shape[axis]), (x.shape[axis], *(1,) * (x.rank - 1 - axis)))
+    return b.cast(b.eq(best, positions), x.dtype)
+
+
+def _coerced(name: str, newer: Callable[..., Value]) -> None:
+    """Before opset 13 these ops flattened the axes from `axis` on to one (axis 1 where none is given)."""
+
+    @op(name, 1, 12)
+    def define(b: Builder, x: Value, *, axis: int = 1) -> Value:
+        axis = b.axis(axis, x.rank) if axis != x.rank else axis
+        if axis == x.rank - 1:
+            return newer(b, x, axis=axis)
+        flat = newer(b, merge_axes(b, x, axis), axis=1)
+        return b.reshape(flat, x.shape)
+
+
+_coerced("Softmax", softmax_13)
+_coerced("LogSoftmax", log_softmax_13)
+_coerced("Hardmax", hardmax_13)
+
+
+@op("Dropout", 7, 11)
+def dropout_7(b: Builder, x: Value, *, ratio: float = 0.5) -> list[Value]:
+    """Inference: the identity; the mask is all true."""
+    return [x, b.full(x.shape, True, dtypes.boolean)]
+
+
+@op("Dropout", 12)
+def dropout_12(b: Builder, x: Value, ratio: Value | None = None, training_mode: Value | None = None, *, seed: int = 0) -> list[Value]:  # fmt: skip
+    """Inference as before. In training mode elements would be dropped, unless the ratio is 0."""
+    if training_mode is not None:
+        training, share = constant_of(training_mode), constant_of(ratio)
+        if training is None or (training.item() and (share is None or share.item() != 0)):
+            raise UnsupportedError("Dropout that may be in training mode is not supported")
+    return [x, b.full(x.shape, True, dtypes.boolean)]

@@ -1,0 +1,192 @@
+"""Attention and rotary embeddings as the standard defines them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnxc.errors import ModelError, ShapeError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, is_nonnegative
+from onnxc.ir.graph import Value
+from onnxc.ops.common import along, dtype_of, is_narrow
+from onnxc.ops.registry import op
+from onnxc.ops.resize import repeat_each
+from onnxc.primitives.builder import Builder
+
+
+def split_heads(b: Builder, x: Value, heads: int) -> Value:
+    """[batch, sequence, heads * size] to [batch, heads, sequence, size]."""
+    batch, sequence, hidden = x.shape
+    return b.swap(b.reshape(x, (batch, sequence, heads, hidden // heads)), 1, 2)
+
+
+def merge_heads(b: Builder, x: Value) -> Value:
+    """[batch, heads, sequence, size] to [batch, sequence, heads * size]."""
+    batch, heads, sequence, size = x.shape
+    return b.reshape(b.swap(x, 1, 2), (batch, sequence, heads * size))
+
+
+def share_heads(b: Builder, x: Value, heads: Dim) -> Value:
+    """Keys or values of fewer heads than the queries: each serves a run of neighbouring query heads."""
+    own = x.shape[1]
+    if own == heads:
+        return x
+    if not (isinstance(own, int) and isinstance(heads, int)) or heads % own:
+        raise ShapeError(f"{own} heads of keys cannot serve {heads} heads of queries")
+    return repeat_each(b, x, 1, heads // own)
+
+
+def scaled_scores(b: Builder, q: Value, k: Value, scale: float) -> Value:
+    """q @ k' * scale, for [batch, heads, sequence, size]. Narrow floats are scaled on both sides: no overflow."""
+    if is_narrow(q.dtype):
+        return b.matmul(b.mul(q, math.sqrt(scale)), b.swap(b.mul(k, math.sqrt(scale)), 2, 3))
+    return b.matmul(b.mul(q, scale), b.swap(k, 2, 3))
+
+
+def additive(b: Builder, allowed: Value, dtype: DType, masked: float = -np.inf) -> Value:
+    """A boolean mask as a bias: 0 where attention is allowed, minus infinity elsewhere."""
+    return b.where(allowed, b.scalar(0.0, dtype), b.scalar(masked, dtype))
+
+
+def window_mask(b: Builder, queries: Dim, keys: Dim, offset: Value, left: int, right: int) -> Value:
+    """True where key j is at most `left` before and `right` after query i + offset; a negative bound is none.
+
+    `offset` is a scalar, or [batch, 1, 1, 1].
+    """
+    at = b.add(along(b, b.iota(queries), 2, 0), offset)
+    j = b.iota(keys)
+    allowed = b.le(j, b.add(at, right)) if right >= 0 else None
+    if left >= 0:
+        near = b.le(b.sub(at, left), j)
+        allowed = near if allowed is None else b.and_(allowed, near)
+    assert allowed is not None
+    return allowed
+
+
+def attention_bias(
+    b: Builder, q: Value, k: Value, mask: Value | None, past: Dim, lengths: Value | None, left: int, right: int
+) -> tuple[Value | None, bool]:
+    """What is added to the scores, and whether a row of it may forbid every key."""
+    bias: Value | None = None
+    if mask is not None:
+        if mask.dtype is dtypes.boolean:
+            mask = additive(b, mask, q.dtype)
+        missing = k.shape[2] - mask.shape[-1]
+        if mask.shape[-1] != 1 and missing != 0:
+            mask = b.pad(mask, (0,) * mask.rank, (*(0,) * (mask.rank - 1), missing), -np.inf)
+        bias = mask
+    offset = b.size_as(past, dtypes.int64)
+    if lengths is not None:
+        lengths = b.reshape(b.cast(lengths, dtypes.int64), (lengths.shape[0], 1, 1, 1))
+        offset = b.sub(lengths, b.size_as(q.shape[2], dtypes.int64)) if past == 0 else offset
+        bias = _plus(b, bias, additive(b, b.lt(b.iota(k.shape[2]), lengths), q.dtype))
+    if left >= 0 or right >= 0:
+        bias = _plus(b, bias, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, left, right), q.dtype))
+    sure = mask is None and lengths is None and left < 0 and right >= 0 and is_nonnegative(past)
+    return bias, not (bias is None or sure)
+
+
+def _plus(b: Builder, x: Value | None, y: Value) -> Value:
+    return y if x is None else b.add(x, y)
+
+
+def guarded_softmax(b: Builder, scores: Value, bias: Value | None) -> Value:
+    """Softmax over the last axis; rows whose bias forbids every key are zero."""
+    p = b.softmax(scores, scores.rank - 1)
+    if bias is None:
+        return p
+    forbidden = b.eq(b.reduce("max", bias, [bias.rank - 1], True), b.scalar(-np.inf, bias.dtype))
+    return b.where(forbidden, 0.0, p)
+
+
+@op("Attention", 23)
+def attention(
+    b: Builder, q: Value, k: Value, v: Value, attn_mask: Value | None = None, past_key: Value | None = None,
+    past_value: Value | None = None, nonpad_kv_seqlen: Value | None = None, *, is_causal: int = 0,
+    kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> list[Value]:  # fmt: skip
+    """softmax(q k' * scale + bias) v over heads, with an optional cache of earlier keys and values."""
+    flat = q.rank == 3
+    if flat:
+        if not q_num_heads or not kv_num_heads:
+            raise ModelError("Attention of 3D inputs needs q_num_heads and kv_num_heads")
+        q = split_heads(b, q, q_num_heads)
+        k, v = (split_heads(b, t, kv_num_heads) for t in (k, v))
+    past: Dim = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
+    right = 0 if is_causal else right_window_size
+    bias, may_be_empty = attention_bias(b, q, k, attn_mask, past, nonpad_kv_seqlen, left_window_size, right)
+    head_size = q.shape[3]
+    if scale is None and not isinstance(head_size, int):
+        raise ShapeError(f"Attention of {q.t}: the size of a head must be static")
+    factor = scale if scale is not None else 1 / math.sqrt(head_size)
+    scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), factor)
+    shown = [scores]
+    if softcap:
+        scores = b.mul(b.tanh(b.div(scores, softcap)), softcap)
+    shown.append(scores)
+    if bias is not None:
+        scores = b.add(scores, bias)
+    shown.append(scores)
+    wide = scores if softmax_precision is None else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
+    p = b.cast(guarded_softmax(b, wide, bias if may_be_empty else None), q.dtype)
+    shown.append(p)
+    y = b.matmul(p, share_heads(b, v, q.shape[1]))
+    return [merge_heads(b, y) if flat else y, k, v, shown[qk_matmul_output_mode]]
+
+
+def rotate(b: Builder, x: Value, cos: Value, sin: Value, size: int, interleaved: bool) -> Value:
+    """The first `size` elements of the last axis turned by angles, in pairs of (x[i], x[i + size / 2]) or neighbours.
+
+    cos and sin broadcast to [..., size / 2].
+    """
+    axis, half = x.rank - 1, size // 2
+    head, rest = b.slice(x, axis, 0, size), b.slice(x, axis, size, x.shape[axis])
+    if interleaved:
+        first, second = b.slice(head, axis, 0, size, 2), b.slice(head, axis, 1, size, 2)
+    else:
+        first, second = b.split(head, axis, [half, half])
+    real = b.sub(b.mul(cos, first), b.mul(sin, second))
+    imaginary = b.add(b.mul(sin, first), b.mul(cos, second))
+    if interleaved:
+        parts = [b.reshape(t, (*t.shape, 1)) for t in (real, imaginary)]
+        turned = b.reshape(b.concat(parts, x.rank), head.shape)
+    else:
+        turned = b.concat([real, imaginary], axis)
+    return turned if rest.shape[axis] == 0 else b.concat([turned, rest], axis)
+
+
+def rotary(
+    b: Builder, x: Value, cos: Value, sin: Value, positions: Value | None, heads: int, size: int, interleaved: bool
+) -> Value:
+    """Rotary embedding of [batch, heads, sequence, size] or, with `heads`, of [batch, sequence, hidden]."""
+    flat = x.rank == 3
+    if flat:
+        if not heads:
+            raise ModelError("RotaryEmbedding of a 3D input needs num_heads")
+        x = b.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
+    head_size = x.shape[3]
+    width = size or head_size
+    if not isinstance(width, int) or width % 2:
+        raise ShapeError(f"RotaryEmbedding of {x.t}: the rotated size {width} must be even")
+    if positions is not None:
+        cos, sin = b.gather(cos, positions, 0), b.gather(sin, positions, 0)
+    place = 2 if flat else 1
+    cos, sin = (b.reshape(t, (*t.shape[:place], 1, *t.shape[place:])) for t in (cos, sin))
+    y = rotate(b, x, cos, sin, width, interleaved)
+    return b.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])) if flat else y
+
+
+@op("RotaryEmbedding", 23)
+def rotary_embedding(
+    b: Builder, x: Value, cos_cache: Value, sin_cache: Value, position_ids: Value | None = None, *,
+    interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+) -> Value:  # fmt: skip
+    return rotary(b, x, cos_cache, sin_cache, position_ids, num_heads, rotary_embedding_dim, bool(interleaved))

@@ -1,0 +1,115 @@
+"""What several families of operators share: reading axes and dtypes, and computing in a wider type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from onnxc.errors import ModelError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim
+from onnxc.ir.graph import Value
+from onnxc.primitives.builder import Builder, constant_of
+
+
+def dtype_of(number: int, what: str) -> DType:
+    """The dtype that an attribute names by its ONNX number."""
+    if number not in dtypes.BY_ONNX:
+        raise ModelError(f"{what} names the element type {number}, which ONNX does not have")
+    return dtypes.BY_ONNX[number]
+
+
+def numeric(dtype: DType, what: str) -> DType:
+    """The dtype itself; strings and complex numbers raise UnsupportedError."""
+    if dtype.kind in ("string", "complex"):
+        raise UnsupportedError(f"{what} of {dtype} is not supported")
+    return dtype
+
+
+def axes_of(b: Builder, axes: Sequence[int] | Value | None, rank: int, what: str) -> tuple[int, ...] | None:
+    """Axes given as an attribute or as an input, made positive and sorted; None where they are absent."""
+    if axes is None:
+        return None
+    given = b.static_ints(axes, f"the axes of {what}") if isinstance(axes, Value) else list(axes)
+    found = sorted(b.axis(a, rank) for a in given)
+    if len(set(found)) != len(found):
+        raise ModelError(f"the axes {given} of {what} name an axis twice")
+    return tuple(found)
+
+
+def static_dim(d: Dim, what: str) -> int:
+    """A dim that must be known at compile time."""
+    if not isinstance(d, int):
+        raise UnsupportedError(f"{what} must be static, but is {d}")
+    return d
+
+
+def static_shape(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
+    """A shape that must be known at compile time."""
+    return tuple(static_dim(d, what) for d in shape)
+
+
+def constant_input(value: Value, what: str) -> np.ndarray:
+    """The array of an input that must be constant."""
+    array = constant_of(value)
+    if array is None:
+        raise UnsupportedError(f"{what} must be constant")
+    return array
+
+
+def scalar_of(b: Builder, x: Value) -> Value:
+    """A tensor of one element as a scalar (exporters write [1] for many a scalar)."""
+    return b.reshape(x, ())
+
+
+def along(b: Builder, x: Value, rank: int, axis: int) -> Value:
+    """A vector laid along one axis of a tensor of that rank, for broadcasting.
+
+    The dims before the axis are left out, as broadcasting adds them.
+    """
+    return b.reshape(x, (*x.shape, *(1,) * (rank - 1 - axis)))
+
+
+def unify(b: Builder, xs: Sequence[Value], dtype: DType) -> list[Value]:
+    """All of the values in one dtype."""
+    return [b.cast(x, dtype) for x in xs]
+
+
+def is_narrow(dtype: DType) -> bool:
+    """A float type in which sums lose digits, so that they are computed in float32."""
+    return dtype.is_float and dtype.bits < 32
+
+
+def widened(b: Builder, x: Value) -> Value:
+    """float16 and bfloat16 as float32; everything else as it is."""
+    return b.cast(x, dtypes.float32) if is_narrow(x.dtype) else x
+
+
+def in_float32(b: Builder, f: Callable[..., Value], *xs: Value) -> Value:
+    """f of the values, computed in float32 where they are a narrower float, and cast back to the first one's type."""
+    return b.cast(f(*(widened(b, x) for x in xs)), xs[0].dtype)
+
+
+def limits(dtype: DType) -> tuple[int, int]:
+    """Least and greatest value of an integer type, four and two bits wide ones too."""
+    if dtype.kind == "uint":
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+def lowest(dtype: DType) -> float | int:
+    """The neutral element of max."""
+    return -np.inf if dtype.is_float else limits(dtype)[0]
+
+
+def merge_axes(b: Builder, x: Value, axis: int) -> Value:
+    """[d0, ..., dn] as [d0 * ... * d(axis-1), d(axis) * ... * dn]."""
+    lead: Dim = 1
+    tail: Dim = 1
+    for d in x.shape[:axis]:
+        lead = lead * d
+    for d in x.shape[axis:]:
+        tail = tail * d
+    return b.reshape(x, (lead, tail))

@@ -1,0 +1,120 @@
+"""Reads and writes at positions that are data: gathers, scatters, selection by rank or by place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxc.errors import ModelError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, prod
+from onnxc.ir.graph import Value
+from onnxc.ops.common import along, constant_input, scalar_of
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder, constant_of
+
+_REDUCTIONS = ("none", "add", "mul", "max", "min")
+
+
+@op("Gather", 1)
+def gather(b: Builder, x: Value, index: Value, *, axis: int = 0) -> Value:
+    return b.gather(x, index, b.axis(axis, x.rank))
+
+
+@op("GatherElements", 11)
+def gather_elements(b: Builder, x: Value, index: Value, *, axis: int = 0) -> Value:
+    return b.one("gather_elements", x, index, axis=b.axis(axis, x.rank))
+
+
+@op("GatherND", 11)
+def gather_nd(b: Builder, x: Value, index: Value, *, batch_dims: int = 0) -> Value:
+    return b.one("gather_nd", x, index, batch_dims=batch_dims)
+
+
+def _reduction(name: str) -> str:
+    if name not in _REDUCTIONS:
+        raise ModelError(f"the reduction {name!r} of a scatter is none of {', '.join(_REDUCTIONS)}")
+    return name
+
+
+@op("ScatterElements", 11)
+@op("Scatter", 9)
+def scatter_elements(b: Builder, x: Value, index: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Value:  # fmt: skip
+    return b.one("scatter_elements", x, index, updates, axis=b.axis(axis, x.rank), reduction=_reduction(reduction))
+
+
+@op("ScatterND", 11)
+def scatter_nd(b: Builder, x: Value, index: Value, updates: Value, *, reduction: str = "none") -> Value:
+    return b.one("scatter_nd", x, index, updates, reduction=_reduction(reduction))
+
+
+@op("TensorScatter", 24)
+def tensor_scatter(b: Builder, past: Value, update: Value, write_indices: Value | None = None, *, axis: int = -2, mode: str = "linear") -> Value:  # fmt: skip
+    """Writes `update` into a cache [batch, ..., sequence, ...], for each batch from its own position on."""
+    axis = b.axis(axis, past.rank)
+    at = along(b, b.iota(update.shape[axis]), past.rank, axis)
+    if write_indices is not None:
+        at = b.add(at, along(b, b.cast(write_indices, dtypes.int64), past.rank, 0))
+    if mode == "circular":
+        at = b.binary("mod", at, b.size_as(past.shape[axis], dtypes.int64))
+    return b.one("scatter_elements", past, b.expand(at, update.shape), update, axis=axis, reduction="none")
+
+
+@op("OneHot", 9)
+def one_hot(b: Builder, index: Value, depth: Value, values: Value, *, axis: int = -1) -> Value:
+    """values[1] where the position along the new axis is the index (negative from the end), else values[0]."""
+    exact = constant_of(depth)
+    count: Dim = int(exact.item()) if exact is not None else b.ints(depth, "the depth of OneHot")[0]
+    axis = b.axis(axis, index.rank + 1)
+    place = b.cast(index, dtypes.int64)
+    place = b.where(b.lt(place, 0), b.add(place, b.size_as(count, dtypes.int64)), place)
+    place = b.reshape(place, (*index.shape[:axis], 1, *index.shape[axis:]))
+    hot = b.eq(place, along(b, b.iota(count), index.rank + 1, axis))
+    off, on = (scalar_of(b, v) for v in b.split(values, 0, [1, 1]))
+    return b.where(hot, on, off)
+
+
+def triangle(b: Builder, rows: Dim, columns: Dim, k: Value | int, upper: bool) -> Value:
+    """A mask [rows, columns], true on the diagonal k and above (below) it."""
+    diagonal = along(b, b.add(b.iota(rows), k), 2, 0)
+    column = b.iota(columns)
+    return b.le(diagonal, column) if upper else b.le(column, diagonal)
+
+
+@op("Trilu", 14)
+def trilu(b: Builder, x: Value, k: Value | None = None, *, upper: int = 1) -> Value:
+    mask = triangle(b, *x.shape[-2:], 0 if k is None else scalar_of(b, k), bool(upper))
+    return b.where(mask, x, 0)
+
+
+def _top_k(b: Builder, x: Value, k: Dim, axis: int, largest: bool) -> list[Value]:
+    return list(b.emit("top_k", [x], {"k": k, "axis": b.axis(axis, x.rank), "largest": largest}))
+
+
+@op("TopK", 1, 9)
+def top_k_1(b: Builder, x: Value, *, k: int, axis: int = -1) -> list[Value]:
+    return _top_k(b, x, k, axis, True)
+
+
+@op("TopK", 10)
+def top_k_10(b: Builder, x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Value]:
+    """Sorted in any case: without `sorted` every order is right."""
+    (count,) = b.ints(k, "the count of TopK")
+    return _top_k(b, x, count, axis, bool(largest))
+
+
+@op("Compress", 9)
+def compress(b: Builder, x: Value, condition: Value, *, axis: int | None = None) -> Value:
+    """The slices whose condition is true; how many they are must be known."""
+    (keep,) = np.nonzero(constant_input(condition, "the condition of Compress").ravel())
+    if axis is None:
+        x, axis = b.reshape(x, (prod(x.shape),)), 0
+    return b.gather(x, b.constant(keep.astype(np.int64)), b.axis(axis, x.rank))
+
+
+@op("NonZero", 9)
+def non_zero(b: Builder, x: Value) -> Value:
+    """The positions of what is not zero; how many they are must be known."""
+    content = constant_of(x)
+    if content is None:
+        raise UnsupportedError("NonZero of data gives a shape that depends on the data, which is not supported yet")
+    return b.constant(np.array(np.nonzero(np.atleast_1d(content)), dtype=np.int64))

@@ -1,0 +1,176 @@
+"""Normalizations: by batch statistics, by layer, instance, group, and local ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxc.errors import ShapeError, UnsupportedError
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import prod
+from onnxc.ir.graph import Value
+from onnxc.ops.common import along, dtype_of, is_narrow, widened
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+
+
+def moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value, Value]:
+    """(x - mean, mean, variance) over axes, which are kept with size 1."""
+    mean = b.mean(x, axes, True)
+    centered = b.sub(x, mean)
+    return centered, mean, b.mean(b.mul(centered, centered), axes, True)
+
+
+def inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
+    """1 / sqrt(variance + epsilon)."""
+    return b.div(1.0, b.sqrt(b.add(variance, epsilon)))
+
+
+def _channels(b: Builder, v: Value, rank: int) -> Value:
+    """A vector [C] along axis 1 of a tensor."""
+    return b.reshape(v, (1, *v.shape, *(1,) * (rank - 2))) if rank > 1 else v
+
+
+def _inference(b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float) -> Value:
+    """x * factor + offset: the statistics are constants, so both fold into weights."""
+    wide = [widened(b, v) for v in (scale, bias, mean, var)]
+    wide = [b.cast(v, wide[3].dtype) for v in wide]
+    factor = b.mul(wide[0], inverse_root(b, wide[3], epsilon))
+    offset = b.sub(wide[1], b.mul(wide[2], factor))
+    inner = b.cast(x, wide[3].dtype) if is_narrow(x.dtype) else x
+    factor, offset = (_channels(b, b.cast(v, inner.dtype), x.rank) for v in (factor, offset))
+    return b.cast(b.add(b.mul(inner, factor), offset), x.dtype)
+
+
+@op("BatchNormalization", 7, 13)
+def batch_normalization_7(
+    b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
+    momentum: float = 0.9, spatial: int = 1, n_outputs: int,
+) -> Value:  # fmt: skip
+    if n_outputs > 1 or not spatial:
+        raise UnsupportedError("BatchNormalization in training mode, or not spatial, is not supported before opset 14")
+    return _inference(b, x, scale, bias, mean, var, epsilon)
+
+
+@op("BatchNormalization", 14)
+def batch_normalization_14(
+    b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
+    momentum: float = 0.9, training_mode: int = 0,
+) -> Value | list[Value]:  # fmt: skip
+    """In training mode with the batch's own statistics, which also update the running ones."""
+    if not training_mode:
+        return _inference(b, x, scale, bias, mean, var, epsilon)
+    axes = [i for i in range(x.rank) if i != 1]
+    centered, own_mean, own_var = moments(b, x, axes)
+    factor = b.mul(_channels(b, b.cast(scale, x.dtype), x.rank), inverse_root(b, own_var, epsilon))
+    y = b.add(b.mul(centered, factor), _channels(b, b.cast(bias, x.dtype), x.rank))
+
+    def running(old: Value, new: Value) -> Value:
+        new = b.cast(b.reshape(new, old.shape), old.dtype)
+        return b.add(b.mul(old, momentum), b.mul(new, 1 - momentum))
+
+    return [y, running(mean, own_mean), running(var, own_var)]
+
+
+def layer_norm(
+    b: Builder, x: Value, scale: Value | None, bias: Value | None, axes: Sequence[int], epsilon: float, stash: DType
+) -> list[Value]:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias, with the mean and the inverse deviation in the stash type."""
+    centered, mean, variance = moments(b, b.cast(x, stash), axes)
+    inverse = inverse_root(b, variance, epsilon)
+    y = b.cast(b.mul(centered, inverse), x.dtype)
+    if scale is not None:
+        y = b.mul(y, scale)
+    return [y if bias is None else b.add(y, bias), mean, inverse]
+
+
+def stash_of(x: Value, stash_type: int) -> DType:
+    """The type to compute in: the one asked for, but nothing narrower than the input."""
+    stash = dtype_of(stash_type, "stash_type")
+    return stash if x.dtype.bits < stash.bits else x.dtype
+
+
+@op("LayerNormalization", 1)  # onnxruntime takes it at every opset
+def layer_normalization(
+    b: Builder, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> list[Value]:  # fmt: skip
+    axes = range(b.axis(axis, x.rank), x.rank)
+    return layer_norm(b, x, scale, bias, axes, epsilon, stash_of(x, stash_type))
+
+
+def rms_norm(b: Builder, x: Value, axes: Sequence[int], epsilon: float, stash: DType) -> tuple[Value, Value]:
+    """x / sqrt(mean(x ** 2) + epsilon), and the inverse root itself in the stash type."""
+    wide = b.cast(x, stash)
+    inverse = inverse_root(b, b.mean(b.mul(wide, wide), axes, True), epsilon)
+    return b.cast(b.mul(wide, inverse), x.dtype), inverse
+
+
+@op("RMSNormalization", 23)
+def rms_normalization(b: Builder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Value:  # fmt: skip
+    normalized, _ = rms_norm(b, x, range(b.axis(axis, x.rank), x.rank), epsilon, stash_of(x, stash_type))
+    return b.mul(normalized, b.cast(scale, x.dtype))
+
+
+@op("InstanceNormalization", 6)
+def instance_normalization(b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
+    wide = widened(b, x)
+    centered, _, variance = moments(b, wide, range(2, x.rank))
+    y = b.mul(centered, inverse_root(b, variance, epsilon))
+    scale, bias = (_channels(b, b.cast(v, wide.dtype), x.rank) for v in (scale, bias))
+    return b.cast(b.add(b.mul(y, scale), bias), x.dtype)
+
+
+def grouped(b: Builder, x: Value, groups: int, epsilon: float, stash: DType) -> Value:
+    """[N, C, D...] normalized over each of `groups` groups of channels."""
+    n, c, *spatial = x.shape
+    if isinstance(c, int) and c % groups:
+        raise ShapeError(f"{groups} groups do not divide the {c} channels of {x.t}")
+    parts = b.reshape(b.cast(x, stash), (n, groups, c // groups * prod(spatial)))
+    centered, _, variance = moments(b, parts, [2])
+    return b.reshape(b.mul(centered, inverse_root(b, variance, epsilon)), x.shape)
+
+
+@op("GroupNormalization", 18, 20)
+def group_normalization_18(b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int) -> Value:  # fmt: skip
+    """Scale and bias are one number for each group."""
+    n, c, *spatial = x.shape
+    y = b.reshape(grouped(b, x, num_groups, epsilon, stash_of(x, 1)), (n, num_groups, c // num_groups * prod(spatial)))
+    scale, bias = (along(b, b.cast(v, y.dtype), 3, 1) for v in (scale, bias))
+    return b.cast(b.reshape(b.add(b.mul(y, scale), bias), x.shape), x.dtype)
+
+
+@op("GroupNormalization", 21)
+def group_normalization_21(b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1) -> Value:  # fmt: skip
+    """Scale and bias are one number for each channel."""
+    y = b.cast(grouped(b, x, num_groups, epsilon, stash_of(x, stash_type)), x.dtype)
+    return b.add(b.mul(y, _channels(b, scale, x.rank)), _channels(b, bias, x.rank))
+
+
+@op("LRN", 1)
+def lrn(b: Builder, x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Value:
+    """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
+    zeros, ones = (0,) * x.rank, (1,) * x.rank
+    total = b.one(
+        "window_sum", b.mul(x, x), kernel=(1, size, *ones[2:]), strides=ones, dilations=ones,
+        low=(0, (size - 1) // 2, *zeros[2:]), high=(0, size - 1 - (size - 1) // 2, *zeros[2:]),
+    )  # fmt: skip
+    return b.div(x, b.pow(b.add(b.mul(total, alpha / size), bias), beta))
+
+
+@op("LpNormalization", 1)
+def lp_normalization(b: Builder, x: Value, *, axis: int = -1, p: int = 2) -> Value:
+    """x over its p-norm along an axis; zero where the norm is zero."""
+    axes = [b.axis(axis, x.rank)]
+    if p not in (1, 2):
+        raise UnsupportedError(f"LpNormalization with p = {p}; 1 and 2 exist")
+    norm = b.reduce("sum", b.abs(x) if p == 1 else b.mul(x, x), axes, True)
+    norm = norm if p == 1 else b.sqrt(norm)
+    return b.where(b.eq(norm, 0.0), 0.0, b.div(x, norm))
+
+
+@op("MeanVarianceNormalization", 9)
+def mean_variance_normalization(b: Builder, x: Value, *, axes: list[int] | None = None) -> Value:
+    """(x - mean) / (deviation + 1e-9)."""
+    given = [b.axis(a, x.rank) for a in ([0, 2, 3] if axes is None else axes)]
+    centered, _, variance = moments(b, x, given)
+    return b.div(centered, b.add(b.sqrt(variance), 1e-9))

@@ -1,0 +1,200 @@
+"""Pools: a window's maximum, mean or norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce as fold
+from itertools import product
+
+import numpy as np
+
+from onnxc.errors import UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, ceildiv, minimum, prod
+from onnxc.ir.graph import Value
+from onnxc.ops.common import along, lowest
+from onnxc.ops.conv import Window, window_of
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+from onnxc.primitives.contraction import window_size
+
+
+def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
+    """Rounds the number of windows up, by more padding at the end; a window still begins before that padding.
+
+    ONNX: ceil((size + pads - span) / stride + 1), less one where the last window would begin past the input.
+    """
+    high = []
+    for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
+        count = minimum(ceildiv(d + lo + hi - span, s) + 1, ceildiv(d + lo, s))
+        high.append((count - 1) * s + span - d - lo)
+    # A window that ends before the padding does leaves some of it unused: less than was asked for is right then.
+    return replace(window, high=tuple(high))
+
+
+def _positions(spatial: Sequence[Dim], window: Window) -> tuple[Dim, ...]:
+    rows = zip(spatial, window.kernel, window.strides, window.low, window.high, window.dilations, strict=True)
+    return tuple(window_size(*row) for row in rows)
+
+
+def pool(b: Builder, primitive: str, x: Value, window: Window) -> Value:
+    """A window primitive over the last axes, its padding cropped where it is negative."""
+    lead = x.rank - len(window.kernel)
+    crop = [minimum(h, 0) for h in window.high]
+    for i, c in enumerate(crop):
+        if c != 0:
+            x = b.slice(x, lead + i, 0, x.shape[lead + i] + c)
+    ones, zeros = (1,) * lead, (0,) * lead
+    return b.one(
+        primitive, x, kernel=ones + window.kernel, strides=ones + window.strides, dilations=ones + window.dilations,
+        low=zeros + window.low, high=zeros + tuple(h - c for h, c in zip(window.high, crop, strict=True)),
+    )  # fmt: skip
+
+
+@op("MaxPool", 1)
+def max_pool(
+    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
+    dilations: list[int] | None = None, pads: list[int] | None = None, storage_order: int = 0,
+    strides: list[int] | None = None, n_outputs: int,
+) -> list[Value]:  # fmt: skip
+    window = window_of(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    if ceil_mode:
+        window = with_ceil(x.shape[2:], window)
+    y = pool(b, "window_max", x, window)
+    return [y] if n_outputs == 1 else [y, _max_positions(b, x, window, bool(storage_order))]
+
+
+def _max_positions(b: Builder, x: Value, window: Window, column_major: bool) -> Value:
+    """Where in the whole input each window has its first maximum, counted row by row (or column by column)."""
+    spatial = x.shape[2:]
+    count = _positions(spatial, window)
+    at = b.reshape(b.one("argmax", _taps(b, x, window, count), axis=0, last=False), (*x.shape[:2], *count))
+    total: Value | None = None
+    weight: Dim = 1
+    order = range(len(spatial)) if column_major else reversed(range(len(spatial)))
+    inner = [prod(window.kernel[i + 1 :]) for i in range(len(spatial))]
+    for i in order:
+        tap = b.binary("mod", b.div(at, b.size_as(inner[i], at.dtype)), window.kernel[i])
+        base = b.sub(b.mul(b.iota(count[i]), window.strides[i]), b.size_as(window.low[i], at.dtype))
+        place = b.add(b.mul(tap, window.dilations[i]), along(b, base, len(spatial), i))
+        place = b.mul(place, b.size_as(weight, at.dtype))
+        total = place if total is None else b.add(total, place)
+        weight = weight * spatial[i]
+    assert total is not None
+    planes = b.mul(b.iota(x.shape[0] * x.shape[1]), b.size_as(weight, at.dtype))
+    return b.add(total, b.reshape(planes, (*x.shape[:2], *(1,) * len(spatial))))
+
+
+def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
+    """[taps, N, C, positions...]: every element of every window, those of the padding being the lowest value."""
+    padded = b.pad(x, (0, 0, *window.low), (0, 0, *window.high), lowest(x.dtype))
+    taps = []
+    for offset in product(*(range(k) for k in window.kernel)):
+        starts = (0, 0, *(o * d for o, d in zip(offset, window.dilations, strict=True)))
+        tap = b.one("slice", padded, starts=starts, sizes=(*x.shape[:2], *count), steps=(1, 1, *window.strides))
+        taps.append(b.reshape(tap, (1, *tap.shape)))
+    return b.concat(taps, 0)
+
+
+@op("AveragePool", 1)
+def average_pool(
+    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
+    count_include_pad: int = 0, dilations: list[int] | None = None, pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """The mean of a window's elements; `count_include_pad` counts the padding as zeros, but never what `ceil_mode` adds."""
+    spatial = x.shape[2:]
+    plain = window_of(spatial, kernel_shape, strides, dilations, pads, auto_pad)
+    window = with_ceil(spatial, plain) if ceil_mode else plain
+    total = pool(b, "window_sum", x, window)
+    counts = [_counts(b, i, spatial[i], plain, window, bool(count_include_pad), x.dtype) for i in range(len(spatial))]
+    if all(isinstance(c, int) for c in counts):
+        return b.div(total, prod(counts))  # type: ignore[arg-type]
+    laid = [c if isinstance(c, int) else along(b, c, len(counts), i) for i, c in enumerate(counts)]
+    return b.div(total, fold(b.mul, sorted(laid, key=lambda c: isinstance(c, int))))  # type: ignore[arg-type]
+
+
+def _counts(b: Builder, axis: int, size: Dim, plain: Window, window: Window, include_pad: bool, dtype: DType) -> Value | int:  # fmt: skip
+    """How many elements of each window along an axis count: one number where that is the same for all of them."""
+    low, high = (plain.low[axis], plain.high[axis])
+    kernel, stride, dilation = window.kernel[axis], window.strides[axis], window.dilations[axis]
+    if low == 0 and window.high[axis] == 0 or include_pad and window.high[axis] == high:
+        return kernel
+    start, end = (0, size + low + high) if include_pad else (low, low + size)
+    span = dilation * (kernel - 1) + 1
+    if isinstance(size, int) and isinstance(low, int) and isinstance(window.high[axis], int) and isinstance(end, int):
+        (positions,) = _positions((size,), Window((kernel,), (stride,), (dilation,), (low,), (window.high[axis],)))
+        assert isinstance(positions, int)
+        taps = np.arange(positions)[:, None] * stride + np.arange(0, span, dilation)
+        found = ((taps >= start) & (taps < end)).sum(1)
+        return int(found[0]) if positions and (found == found[0]).all() else b.constant(found.astype(dtype.numpy))
+    ones = b.full((end - start,), 1, dtype)
+    outer = Window((kernel,), (stride,), (dilation,), (start,), (size + low + window.high[axis] - end,))
+    return pool(b, "window_sum", ones, outer)
+
+
+@op("LpPool", 2)
+def lp_pool(
+    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
+    dilations: list[int] | None = None, p: int = 2, pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """(sum of |x| ** p) ** (1 / p) over each window."""
+    window = window_of(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    if ceil_mode:
+        window = with_ceil(x.shape[2:], window)
+    return root(b, pool(b, "window_sum", power(b, x, p), window), p)
+
+
+def power(b: Builder, x: Value, p: int) -> Value:
+    """|x| ** p."""
+    return b.mul(x, x) if p == 2 else b.abs(x) if p == 1 else b.pow(b.abs(x), float(p))
+
+
+def root(b: Builder, x: Value, p: int) -> Value:
+    """x ** (1 / p)."""
+    return b.sqrt(x) if p == 2 else x if p == 1 else b.pow(x, 1 / p)
+
+
+def _spatial(x: Value) -> range:
+    return range(2, x.rank)
+
+
+@op("GlobalAveragePool", 1)
+def global_average_pool(b: Builder, x: Value) -> Value:
+    return b.mean(x, _spatial(x), True)
+
+
+@op("GlobalMaxPool", 1)
+def global_max_pool(b: Builder, x: Value) -> Value:
+    return b.reduce("max", x, _spatial(x), True)
+
+
+@op("GlobalLpPool", 2)
+def global_lp_pool(b: Builder, x: Value, *, p: int = 2) -> Value:
+    return root(b, b.reduce("sum", power(b, x, p), _spatial(x), True), p)
+
+
+@op("MaxUnpool", 9)
+def max_unpool(
+    b: Builder, x: Value, index: Value, output_shape: Value | None = None, *, kernel_shape: list[int],
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """Zeros, with the elements of x at the positions that MaxPool gave."""
+    n = x.rank - 2
+    step, around = strides or [1] * n, pads or [0] * (2 * n)
+    inferred = [
+        (d - 1) * s - around[i] - around[n + i] + k
+        for i, (d, s, k) in enumerate(zip(x.shape[2:], step, kernel_shape, strict=True))
+    ]
+    shape = [*x.shape[:2], *inferred] if output_shape is None else b.ints(output_shape, "the shape of MaxUnpool")
+    if output_shape is not None and len(shape) != x.rank:
+        raise UnsupportedError(f"MaxUnpool to the shape {shape} of another rank")
+    # The positions count in the inferred shape. A greater output keeps each element's place in the flat memory.
+    flat = b.full((prod(shape),), 0, x.dtype)
+    where = b.reshape(index, (prod(index.shape),))
+    filled = b.one(
+        "scatter_elements", flat, b.cast(where, dtypes.int64), b.reshape(x, (prod(x.shape),)), axis=0, reduction="none"
+    )
+    return b.reshape(filled, shape)

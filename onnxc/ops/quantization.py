@@ -1,0 +1,182 @@
+"""Linear quantization, and integer matmul and convolution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxc.errors import ModelError, ShapeError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import ceildiv
+from onnxc.ir.graph import Value
+from onnxc.ops.cast import convert
+from onnxc.ops.common import dtype_of, limits, static_shape, widened
+from onnxc.ops.conv import convolve, window_of
+from onnxc.ops.matmul import matmul
+from onnxc.ops.registry import op
+from onnxc.ops.resize import repeat_each
+from onnxc.primitives.builder import Builder, constant_of
+
+
+def spread(b: Builder, v: Value, x: Value, axis: int, block: int) -> Value:
+    """A scale or zero point as something that broadcasts to x: per tensor, per axis, or per block of an axis."""
+    if v.t.size == 1 and (v.rank <= 1 or not block):
+        return b.reshape(v, ())
+    axis = b.axis(axis, x.rank)
+    if v.rank == 1 and not block:
+        return b.reshape(v, (*v.shape, *(1,) * (x.rank - 1 - axis)))
+    if v.rank != x.rank:
+        raise ShapeError(f"a scale {v.t} does not fit {x.t}")
+    each = block or ceildiv(x.shape[axis], v.shape[axis])
+    wide = repeat_each(b, v, axis, each)
+    return b.slice(wide, axis, 0, x.shape[axis])
+
+
+def is_zero(v: Value | None) -> bool:
+    """True for a zero point that is absent, or constant and zero."""
+    array = constant_of(v)
+    return v is None or array is not None and not array.astype(np.float32).any()
+
+
+def to_quantized(b: Builder, x: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
+    """round(x) + zero, limited to the type: x is a float that is already divided by the scale."""
+    if to.is_float:
+        return convert(b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate)
+    y = b.round(x)
+    if zero is not None and not is_zero(zero):
+        y = b.add(y, b.cast(zero, y.dtype))
+    low, high = limits(to)
+    return b.cast(b.clip(y, float(low), float(high)), to)
+
+
+def quantize(
+    b: Builder, x: Value, scale: Value, zero: Value | None, axis: int, block: int, to: DType, saturate: bool,
+    precision: DType | None = None,
+) -> Value:  # fmt: skip
+    """saturate(round(x / scale) + zero)."""
+    width = precision or scale.dtype
+    ratio = b.div(b.cast(x, width), spread(b, b.cast(scale, width), x, axis, block))
+    point = None if zero is None else spread(b, zero, x, axis, block)
+    return to_quantized(b, widened(b, ratio), point, to, saturate)
+
+
+@op("QuantizeLinear", 1, domain="com.microsoft")
+@op("QuantizeLinear", 10)
+def quantize_linear(
+    b: Builder, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1, block_size: int = 0,
+    output_dtype: int = 0, precision: int = 0, saturate: int = 1,
+) -> Value:  # fmt: skip
+    to = zero.dtype if zero is not None else dtype_of(output_dtype, "QuantizeLinear") if output_dtype else dtypes.uint8
+    exact = dtype_of(precision, "QuantizeLinear") if precision else None
+    return quantize(b, x, scale, zero, axis, block_size, to, bool(saturate), exact)
+
+
+def centered(b: Builder, x: Value, zero: Value | None) -> Value:
+    """x - zero in int32, which holds the difference of narrower integers exactly."""
+    wide = b.cast(x, dtypes.int32)
+    return wide if zero is None or is_zero(zero) else b.sub(wide, b.cast(zero, dtypes.int32))
+
+
+@op("DequantizeLinear", 1, domain="com.microsoft")
+@op("DequantizeLinear", 10)
+def dequantize_linear(
+    b: Builder, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1, block_size: int = 0,
+    output_dtype: int = 0,
+) -> Value:  # fmt: skip
+    """(x - zero) * scale."""
+    to = dtype_of(output_dtype, "DequantizeLinear") if output_dtype else scale.dtype
+    factor = widened(b, spread(b, scale, x, axis, block_size))
+    point = None if zero is None else spread(b, zero, x, axis, block_size)
+    if x.dtype.is_float:
+        whole = b.cast(x, factor.dtype)
+        whole = whole if point is None or is_zero(zero) else b.sub(whole, b.cast(point, factor.dtype))
+    else:
+        whole = b.cast(centered(b, x, None if is_zero(zero) else point), factor.dtype)
+    return b.cast(b.mul(whole, factor), to)
+
+
+@op("DynamicQuantizeLinear", 11)
+def dynamic_quantize_linear(b: Builder, x: Value) -> list[Value]:
+    """uint8 with a scale and zero point that span the tensor's own range and zero."""
+    axes = range(x.rank)
+    high, low = b.max(b.reduce("max", x, axes), 0.0), b.min(b.reduce("min", x, axes), 0.0)
+    scale = b.div(b.sub(high, low), 255.0)
+    scale = b.where(b.eq(scale, 0.0), 1.0, scale)
+    zero = b.clip(b.round(b.clip(b.div(b.neg(low), scale), 0.0, 255.0)), 0.0, 255.0)
+    zero = b.cast(zero, dtypes.uint8)
+    return [to_quantized(b, b.div(x, scale), zero, dtypes.uint8), scale, zero]
+
+
+def _row_zero(b: Builder, zero: Value | None) -> Value | None:
+    """The zero point of a left operand: one for each row where it is a vector."""
+    return b.reshape(zero, (*zero.shape, 1)) if zero is not None and zero.rank == 1 and zero.t.size != 1 else zero
+
+
+def integer_product(b: Builder, x: Value, y: Value, x_zero: Value | None, y_zero: Value | None) -> Value:
+    """(x - x_zero) @ (y - y_zero) in int32."""
+    return matmul(b, centered(b, x, _row_zero(b, _scalar(b, x_zero))), centered(b, y, _scalar(b, y_zero)))
+
+
+def _scalar(b: Builder, v: Value | None) -> Value | None:
+    """A single number without axes, which would add some to what it is combined with."""
+    return b.reshape(v, ()) if v is not None and v.t.size == 1 else v
+
+
+@op("MatMulInteger", 10)
+def matmul_integer(b: Builder, x: Value, y: Value, x_zero: Value | None = None, y_zero: Value | None = None) -> Value:
+    return integer_product(b, x, y, x_zero, y_zero)
+
+
+@op("QLinearMatMul", 10)
+def qlinear_matmul(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, y: Value, y_scale: Value, y_zero: Value, scale: Value,
+    zero: Value,
+) -> Value:  # fmt: skip
+    acc = b.cast(integer_product(b, x, y, x_zero, y_zero), dtypes.float32)
+    row, column, out = (b.cast(v, dtypes.float32) for v in (x_scale, y_scale, scale))
+    factor = b.div(b.mul(_row_zero(b, _scalar(b, row)) or row, _scalar(b, column) or column), _scalar(b, out) or out)
+    return to_quantized(b, b.mul(acc, factor), _scalar(b, zero), zero.dtype)
+
+
+def _channel_zero(b: Builder, zero: Value | None, rank: int) -> Value | None:
+    """A zero point of weights, one for each output channel where it is a vector."""
+    zero = _scalar(b, zero)
+    return zero if zero is None or zero.rank == 0 else b.reshape(zero, (*zero.shape, *(1,) * (rank - 1)))
+
+
+def integer_convolution(
+    b: Builder, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None, group: int, auto_pad: str,
+    strides: list[int] | None, dilations: list[int] | None, pads: list[int] | None,
+) -> Value:  # fmt: skip
+    """The convolution of (x - x_zero) and (w - w_zero) in int32; padding counts as x_zero."""
+    window = window_of(x.shape[2:], static_shape(w.shape[2:], "the kernel"), strides, dilations, pads, auto_pad)
+    weights = centered(b, w, _channel_zero(b, w_zero, w.rank))
+    return convolve(b, centered(b, x, _scalar(b, x_zero)), weights, window, group)
+
+
+@op("ConvInteger", 10)
+def conv_integer(
+    b: Builder, x: Value, w: Value, x_zero: Value | None = None, w_zero: Value | None = None, *,
+    auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
+    kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    return integer_convolution(b, x, w, x_zero, w_zero, group, auto_pad, strides, dilations, pads)
+
+
+@op("QLinearConv", 10)
+def qlinear_conv(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value, scale: Value,
+    zero: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET", dilations: list[int] | None = None,
+    group: int = 1, kernel_shape: list[int] | None = None, pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """The bias is int32 in units of x_scale * w_scale."""
+    if zero is None:
+        raise ModelError("QLinearConv needs the zero point of its output")
+    acc = integer_convolution(b, x, w, x_zero, w_zero, group, auto_pad, strides, dilations, pads)
+    if bias is not None:
+        acc = b.add(acc, b.reshape(bias, (1, *bias.shape, *(1,) * (acc.rank - 2))))
+    per_channel = _channel_zero(b, w_scale, w.rank - 1)
+    assert per_channel is not None
+    factor = b.div(b.mul(b.reshape(x_scale, ()), per_channel), b.reshape(scale, ()))
+    return to_quantized(b, b.mul(b.cast(acc, dtypes.float32), factor), _scalar(b, zero), zero.dtype)

@@ -1,0 +1,105 @@
+"""The table of ONNX operators.
+
+An operator is a Python function that builds its meaning out of primitives:
+
+    @op("HardSigmoid", 6)
+    def hard_sigmoid(b: Builder, x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
+        return b.min(b.max(b.add(b.mul(x, alpha), beta), 0.0), 1.0)
+
+Its positional parameters are the ONNX inputs (a missing optional one is None, `*xs` takes a variadic tail), its
+keyword-only parameters are the ONNX attributes by name, with the standard's defaults. Two more keyword-only
+parameters are filled in where a function has them: `opset` (the model's version of the op's domain) and `n_outputs`.
+Types, shapes, gradients and kernels follow from the body.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import onnxc.ops
+from onnxc.errors import ModelError, UnsupportedError
+from onnxc.ir.graph import Value
+from onnxc.primitives.builder import Builder
+
+Definition = Callable[..., "Value | Sequence[Value | None]"]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One operator over a range of opset versions of its domain."""
+
+    name: str
+    domain: str
+    first: int
+    last: int | None
+    define: Definition
+
+    def covers(self, opset: int) -> bool:
+        return self.first <= opset and (self.last is None or opset <= self.last)
+
+
+_TABLE: dict[tuple[str, str], list[OpDef]] = {}
+
+
+def op(name: str, first: int, last: int | None = None, domain: str = "") -> Callable[[Definition], Definition]:
+    """Registers the decorated function as the meaning of an op from opset `first` to `last` (None: to the newest)."""
+
+    def add(define: Definition) -> Definition:
+        _TABLE.setdefault((domain, name), []).append(OpDef(name, domain, first, last, define))
+        return define
+
+    return add
+
+
+@cache
+def table() -> Mapping[tuple[str, str], Sequence[OpDef]]:
+    """Every definition, by domain and name. Importing the modules of `onnxc.ops` fills it."""
+    for module in pkgutil.iter_modules(onnxc.ops.__path__, "onnxc.ops."):
+        importlib.import_module(module.name)
+    return _TABLE
+
+
+def find(domain: str, name: str, opset: int) -> OpDef | None:
+    """The definition of an op at an opset version, or None."""
+    domain = "" if domain == "ai.onnx" else domain
+    return next((d for d in table().get((domain, name), ()) if d.covers(opset)), None)
+
+
+@cache
+def _parameters(define: Definition) -> tuple[int, bool, Mapping[str, inspect.Parameter]]:
+    parameters = list(inspect.signature(define).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return len(positional), variadic, {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def apply(
+    definition: OpDef, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any], opset: int, n_outputs: int
+) -> list[Value | None]:
+    """Builds one ONNX node in `b` and returns its outputs. Raises ModelError for wrong inputs or attributes."""
+    count, variadic, keywords = _parameters(definition.define)
+    args = list(inputs)
+    while args and args[-1] is None and not variadic:
+        args.pop()
+    if len(args) > count and not variadic:
+        raise ModelError(f"{definition.name} takes at most {count} inputs, got {len(args)}")
+    args += [None] * (count - len(args))
+    given = {k: v for k, v in attrs.items() if k in keywords}
+    unknown = sorted(set(attrs) - set(keywords))
+    if unknown:
+        raise UnsupportedError(f"{definition.name} has no attribute {', '.join(unknown)} in opset {opset}")
+    required = [k for k, p in keywords.items() if p.default is p.empty and k not in given and k not in _FILLED]
+    if required:
+        raise ModelError(f"{definition.name} lacks the attribute {', '.join(required)}")
+    filled = {k: v for k, v in {"opset": opset, "n_outputs": n_outputs}.items() if k in keywords}
+    result = definition.define(b, *args, **given, **filled)
+    return [result] if isinstance(result, Value) else list(result)
+
+
+_FILLED = ("opset", "n_outputs")

@@ -1,0 +1,193 @@
+"""Operators that ask for shapes or change them, elements unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxc.errors import ModelError, ShapeError
+from onnxc.ir.expr import Dim, ceildiv, prod
+from onnxc.ir.graph import Value
+from onnxc.ops.common import axes_of
+from onnxc.ops.registry import op
+from onnxc.primitives.base import broadcast_shapes
+from onnxc.primitives.builder import Builder
+
+
+@op("Identity", 1)
+def identity(b: Builder, x: Value) -> Value:
+    return x
+
+
+@op("Shape", 1)
+def shape(b: Builder, x: Value, *, start: int = 0, end: int | None = None) -> Value:
+    return b.sizes(_vector(x.shape[slice(start, end)]))
+
+
+@op("Size", 1)
+def size(b: Builder, x: Value) -> Value:
+    return b.sizes(np.array(x.t.size, dtype=object))
+
+
+def _vector(dims: Sequence[Dim]) -> np.ndarray:
+    """Dims as an object array: numpy must not look into expressions."""
+    array = np.empty(len(dims), dtype=object)
+    array[:] = dims
+    return array
+
+
+@op("Reshape", 5)
+def reshape(b: Builder, x: Value, shape: Value, *, allowzero: int = 0) -> Value:
+    wanted = b.ints(shape, "the shape of Reshape")
+    if not allowzero:
+        if any(isinstance(d, int) and d == 0 and i >= x.rank for i, d in enumerate(wanted)):
+            raise ShapeError(f"Reshape to {wanted} copies a dim that {x.t} does not have")
+        wanted = [x.shape[i] if isinstance(d, int) and d == 0 else d for i, d in enumerate(wanted)]
+    free = [i for i, d in enumerate(wanted) if isinstance(d, int) and d < 0]
+    if len(free) > 1 or any(wanted[i] != -1 for i in free):
+        raise ModelError(f"Reshape to {wanted}: one dim may be -1, and none less")
+    if free:
+        wanted[free[0]] = _remaining(x.shape, [d for i, d in enumerate(wanted) if i != free[0]])
+    return b.reshape(x, wanted)
+
+
+def _remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:
+    """The dim that -1 stands for; equal dims cancel first, so that what cannot be divided stays whole."""
+    left, used = list(own), list(others)
+    for d in others:
+        if d in left:
+            left.remove(d)
+            used.remove(d)
+    total, part = prod(left), prod(used)
+    if isinstance(part, int) and (part == 0 or isinstance(total, int) and total % part):
+        raise ShapeError(f"cannot reshape {list(own)} to {list(others)} and one more dim")
+    return total // part
+
+
+@op("Flatten", 1)
+def flatten(b: Builder, x: Value, *, axis: int = 1) -> Value:
+    axis = axis + x.rank if axis < 0 else axis
+    if not 0 <= axis <= x.rank:
+        raise ShapeError(f"Flatten of {x.t} at axis {axis}")
+    return b.reshape(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
+
+
+@op("Transpose", 1)
+def transpose(b: Builder, x: Value, *, perm: list[int] | None = None) -> Value:
+    return b.transpose(x, perm if perm is not None else tuple(reversed(range(x.rank))))
+
+
+def _squeeze(b: Builder, x: Value, axes: tuple[int, ...] | None) -> Value:
+    """Drops axes of size 1. Without axes, those that are known to be of size 1."""
+    if axes is None:
+        axes = tuple(i for i, d in enumerate(x.shape) if d == 1)
+    wrong = [i for i in axes if isinstance(x.shape[i], int) and x.shape[i] != 1]
+    if wrong:
+        raise ShapeError(f"Squeeze of the axes {wrong} of {x.t}, which are not of size 1")
+    return b.reshape(x, [d for i, d in enumerate(x.shape) if i not in axes])
+
+
+@op("Squeeze", 1, 12)
+def squeeze_1(b: Builder, x: Value, *, axes: list[int] | None = None) -> Value:
+    return _squeeze(b, x, axes_of(b, axes, x.rank, "Squeeze"))
+
+
+@op("Squeeze", 13)
+def squeeze_13(b: Builder, x: Value, axes: Value | None = None) -> Value:
+    return _squeeze(b, x, axes_of(b, axes, x.rank, "Squeeze"))
+
+
+def _unsqueeze(b: Builder, x: Value, axes: list[int] | Value) -> Value:
+    count = len(b.ints(axes, "the axes of Unsqueeze") if isinstance(axes, Value) else axes)
+    found = axes_of(b, axes, x.rank + count, "Unsqueeze") or ()
+    dims = iter(x.shape)
+    return b.reshape(x, [1 if i in found else next(dims) for i in range(x.rank + count)])
+
+
+@op("Unsqueeze", 1, 12)
+def unsqueeze_1(b: Builder, x: Value, *, axes: list[int]) -> Value:
+    return _unsqueeze(b, x, axes)
+
+
+@op("Unsqueeze", 13)
+def unsqueeze_13(b: Builder, x: Value, axes: Value) -> Value:
+    return _unsqueeze(b, x, axes)
+
+
+@op("Expand", 8)
+def expand(b: Builder, x: Value, shape: Value) -> Value:
+    return b.expand(x, broadcast_shapes(x.shape, tuple(b.ints(shape, "the shape of Expand"))))
+
+
+@op("Tile", 6)
+def tile(b: Builder, x: Value, repeats: Value) -> Value:
+    return repeat_whole(b, x, b.ints(repeats, "the repeats of Tile"))
+
+
+def repeat_whole(b: Builder, x: Value, repeats: Sequence[Dim]) -> Value:
+    """The tensor side by side with itself: [d0, d1] to [r0 * d0, r1 * d1]."""
+    if len(repeats) != x.rank:
+        raise ShapeError(f"Tile of {x.t} by {list(repeats)}: one repeat for each axis is needed")
+    split: list[Dim] = []
+    spread: list[Dim] = []
+    for d, r in zip(x.shape, repeats, strict=True):
+        split += [d] if r == 1 else [1, d]
+        spread += [d] if r == 1 else [r, d]
+    wide = b.expand(b.reshape(x, split), spread)
+    return b.reshape(wide, [d * r for d, r in zip(x.shape, repeats, strict=True)])
+
+
+@op("Concat", 4)
+def concat(b: Builder, *xs: Value, axis: int) -> Value:
+    if not xs:
+        raise ModelError("Concat needs at least one input")
+    return b.concat(xs, b.axis(axis, xs[0].rank))
+
+
+def _split(b: Builder, x: Value, axis: int, sizes: Sequence[Dim] | None, parts: int, uneven: bool) -> list[Value]:
+    """Slices of the given sizes, or of equal ones; with `uneven` the last one may be smaller."""
+    axis = b.axis(axis, x.rank)
+    whole = x.shape[axis]
+    if sizes is None:
+        each = ceildiv(whole, parts)
+        if not uneven and isinstance(whole, int) and whole % parts:
+            raise ShapeError(f"Split of axis {axis} of {x.t} in {parts} equal parts")
+        sizes = [each] * (parts - 1) + [whole - each * (parts - 1)]
+    if isinstance(whole, int) and all(isinstance(s, int) for s in sizes) and (sum(sizes) != whole or min(sizes, default=0) < 0):  # type: ignore[arg-type, type-var]  # fmt: skip
+        raise ShapeError(f"Split of axis {axis} of {x.t} in sizes {list(sizes)}")
+    return b.split(x, axis, sizes)
+
+
+@op("Split", 1, 12)
+def split_1(b: Builder, x: Value, *, axis: int = 0, split: list[int] | None = None, n_outputs: int) -> list[Value]:
+    return _split(b, x, axis, split, n_outputs, False)
+
+
+@op("Split", 13)
+def split_13(b: Builder, x: Value, split: Value | None = None, *, axis: int = 0, num_outputs: int | None = None, n_outputs: int) -> list[Value]:  # fmt: skip
+    sizes = None if split is None else b.ints(split, "the sizes of Split")
+    return _split(b, x, axis, sizes, num_outputs or n_outputs, num_outputs is not None)
+
+
+@op("DepthToSpace", 1)
+def depth_to_space(b: Builder, x: Value, *, blocksize: int, mode: str = "DCR") -> Value:
+    """[N, C * s * s, H, W] to [N, C, H * s, W * s]; the mode says whether depth or column-row is outermost."""
+    n, c, h, w = x.shape
+    s = blocksize
+    depth = c // (s * s)
+    if mode == "DCR":
+        parts, perm = (n, s, s, depth, h, w), (0, 3, 4, 1, 5, 2)
+    else:
+        parts, perm = (n, depth, s, s, h, w), (0, 1, 4, 2, 5, 3)
+    return b.reshape(b.transpose(b.reshape(x, parts), perm), (n, depth, h * s, w * s))
+
+
+@op("SpaceToDepth", 1)
+def space_to_depth(b: Builder, x: Value, *, blocksize: int, mode: str = "DCR") -> Value:
+    """[N, C, H * s, W * s] to [N, C * s * s, H, W]."""
+    n, c, h, w = x.shape
+    s = blocksize
+    parts = b.reshape(x, (n, c, h // s, s, w // s, s))
+    perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return b.reshape(b.transpose(parts, perm), (n, c * (s * s), h // s, w // s))

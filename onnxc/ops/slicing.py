@@ -1,0 +1,147 @@
+"""Slice and Pad, whose bounds may be sizes that are known only at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxc.errors import ModelError, ShapeError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, bounds, maximum, minimum
+from onnxc.ir.graph import Value
+from onnxc.ops.common import along, scalar_of, static_shape
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder, Operand
+from onnxc.primitives.movement import slice_size
+
+# Exporters write the greatest int32 or int64 for "to the end".
+FAR = 2**31 - 1
+
+
+def clamp(position: Dim, size: Dim, low: Dim, high: Dim) -> Dim:
+    """A position of a slice, counted from the end where it is negative, and moved into [low, high].
+
+    A symbolic position whose sign is not known is taken to be counted from the front.
+    """
+    least, most = bounds(position)
+    if isinstance(position, int) and abs(position) >= FAR:
+        return high if position > 0 else low
+    if most is not None and most < 0:
+        position = position + size
+    return minimum(maximum(position, low), high)
+
+
+def _slice(b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]) -> Value:  # fmt: skip
+    """One `slice` primitive for all axes."""
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ModelError("Slice has starts, ends, axes and steps of different lengths")
+    at: list[Dim] = [0] * x.rank
+    sizes, strides = list(x.shape), [1] * x.rank
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        d, i = x.shape[axis], b.axis(axis, x.rank)
+        if step == 0:
+            raise ModelError("Slice has a step of zero")
+        low, high = (0, d) if step > 0 else (-1, d - 1)
+        first = clamp(start, d, 0 if step < 0 else low, high)
+        count = slice_size(first, clamp(end, d, low, high), step)
+        at[i], sizes[i], strides[i] = (0 if count == 0 else first), count, step
+    if sizes == list(x.shape) and all(s == 1 for s in strides):
+        return x
+    return b.one("slice", x, starts=tuple(at), sizes=tuple(sizes), steps=tuple(strides))
+
+
+@op("Slice", 1, 9)
+def slice_1(b: Builder, x: Value, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> Value:
+    return _slice(b, x, starts, ends, axes if axes is not None else list(range(len(starts))), [1] * len(starts))
+
+
+@op("Slice", 10)
+def slice_10(b: Builder, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None) -> Value:  # fmt: skip
+    first = b.ints(starts, "the start of Slice")
+    along_axes = list(range(len(first))) if axes is None else b.static_ints(axes, "the axes of Slice")
+    strides = [1] * len(first) if steps is None else b.static_ints(steps, "the steps of Slice")
+    return _slice(b, x, first, b.ints(ends, "the end of Slice"), along_axes, strides)
+
+
+def _pad(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: str, value: Operand) -> Value:
+    """Negative amounts crop, in every mode before the rest is padded."""
+    for axis in range(x.rank):
+        crop = minimum(low[axis], 0), minimum(high[axis], 0)
+        if crop != (0, 0):
+            x = b.slice(x, axis, -crop[0], x.shape[axis] + crop[1])
+    low, high = [maximum(d, 0) for d in low], [maximum(d, 0) for d in high]
+    if mode == "constant":
+        return b.pad(x, low, high, value)
+    if mode not in ("edge", "reflect", "wrap"):
+        raise UnsupportedError(f"Pad has no mode {mode!r}")
+    for axis in range(x.rank):
+        if (low[axis], high[axis]) != (0, 0):
+            x = b.gather(x, _source_positions(b, x.shape[axis], low[axis], high[axis], mode), axis)
+    return x
+
+
+def _source_positions(b: Builder, size: Dim, low: Dim, high: Dim, mode: str) -> Value:
+    """For each position of a padded axis, the position that it copies."""
+    if size == 0:
+        raise ShapeError(f"Pad of an empty axis in mode {mode}")
+    last = b.size_as(size - 1, dtypes.int64)
+    at = b.sub(b.iota(low + size + high), b.size_as(low, dtypes.int64))
+    if mode == "edge":
+        return b.clip(at, 0, last)
+    if mode == "wrap":
+        return b.binary("mod", at, b.size_as(size, dtypes.int64))
+    # A reflection has the period 2 * (size - 1); from its middle, the position is size - 1 less the distance.
+    period = b.size_as(maximum(2 * (size - 1), 1), dtypes.int64)
+    return b.sub(last, b.abs(b.sub(b.binary("mod", at, period), last)))
+
+
+def pads_by_axis(pads: Sequence[Dim], axes: Sequence[int], rank: int) -> tuple[list[Dim], list[Dim]]:
+    """ONNX's [low..., high...] over some axes, as one list for each side over all axes."""
+    if len(pads) != 2 * len(axes):
+        raise ModelError(f"{len(pads)} pads for {len(axes)} axes: two for each are needed")
+    low: list[Dim] = [0] * rank
+    high: list[Dim] = [0] * rank
+    for i, axis in enumerate(axes):
+        low[axis], high[axis] = pads[i], pads[len(axes) + i]
+    return low, high
+
+
+@op("Pad", 2, 10)
+def pad_2(b: Builder, x: Value, *, pads: list[int], mode: str = "constant", value: float = 0.0) -> Value:
+    return _pad(b, x, *pads_by_axis(pads, range(x.rank), x.rank), mode, value)
+
+
+@op("Pad", 11)
+def pad_11(b: Builder, x: Value, pads: Value, constant_value: Value | None = None, axes: Value | None = None, *, mode: str = "constant") -> Value:  # fmt: skip
+    places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
+    low, high = pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank)
+    value: Operand = 0 if constant_value is None else scalar_of(b, constant_value)
+    if x.dtype is not dtypes.boolean:
+        return _pad(b, x, low, high, mode, value)
+    whole = b.cast(value, dtypes.uint8) if isinstance(value, Value) else value
+    return b.cast(_pad(b, b.cast(x, dtypes.uint8), low, high, mode, whole), x.dtype)
+
+
+@op("CenterCropPad", 18)
+def center_crop_pad(b: Builder, x: Value, shape: Value, *, axes: list[int] | None = None) -> Value:
+    """Cropped or padded with zeros to the shape, the middle kept; what is odd goes to the end."""
+    wanted = static_shape(b.ints(shape, "the shape of CenterCropPad"), "the shape of CenterCropPad")
+    places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in axes]
+    low: list[Dim] = [0] * x.rank
+    high: list[Dim] = [0] * x.rank
+    own = static_shape(x.shape, "the input of CenterCropPad")
+    for axis, size in zip(places, wanted, strict=True):
+        gap = size - own[axis]
+        low[axis] = gap // 2 if gap >= 0 else -(-gap // 2)
+        high[axis] = gap - low[axis]
+    return _pad(b, x, low, high, "constant", 0)
+
+
+@op("ReverseSequence", 10)
+def reverse_sequence(b: Builder, x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Value:
+    """The first `lengths[i]` steps of each sequence reversed, the rest left in place."""
+    time, batch = b.axis(time_axis, x.rank), b.axis(batch_axis, x.rank)
+    step = along(b, b.iota(x.shape[time]), x.rank, time)
+    length = along(b, b.cast(lengths, dtypes.int64), x.rank, batch)
+    mirrored = b.sub(b.sub(length, step), 1)
+    source = b.where(b.lt(step, length), mirrored, step)
+    return b.one("gather_elements", x, b.expand(source, x.shape), axis=time)

@@ -1,0 +1,1 @@
+"""Graph passes: each takes a graph and returns a new one."""

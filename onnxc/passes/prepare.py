@@ -1,0 +1,42 @@
+"""The last pass before planning: gives every value that must lie in a buffer of its own a node that makes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.primitives.builder import constant_of
+
+
+def _copy(value: Value) -> Node:
+    return Node("copy", [value], [Value(value.t)], {}, (), value.node.origin if value.node else ())
+
+
+def prepare(graph: Graph) -> Graph:
+    """Copies outputs that are inputs, constants or other outputs, and inputs that a convolution reads.
+
+    (A convolution wants its input channels-last, and a graph input is row-major: the copy changes the order.)
+    An output that a convolution makes and other nodes read is copied too, so that it may have both orders.
+    """
+    nodes: list[Node] = []
+    moved: dict[int, Value] = {}
+    inputs = {v.id for v in graph.inputs}
+    readers = graph.uses()
+    for node in graph.nodes:
+        if node.op == "conv" and node.operands[0].id in inputs:
+            x = node.operands[0]
+            if x.id not in moved:
+                nodes.append(_copy(x))
+                moved[x.id] = nodes[-1].output
+            node = Node(node.op, [moved[x.id], *node.inputs[1:]], node.outputs, node.attrs, node.regions, node.origin)
+        nodes.append(node)
+    outputs: list[Value] = []
+    taken: set[int] = set()
+    for v in graph.outputs:
+        convolved = v.node is not None and v.node.op == "conv" and bool(readers.get(v.id))
+        if v.id in inputs or v.id in taken or constant_of(v) is not None or convolved:
+            nodes.append(_copy(v))
+            v = nodes[-1].output
+        taken.add(v.id)
+        outputs.append(v)
+    return replace(graph, nodes=nodes, outputs=outputs)

@@ -1,0 +1,398 @@
+"""The fusion planner: partitions a graph of primitives into kernels.
+
+Templates (matmul, convolution, attention) first take what follows them, as epilogues. Then the other nodes are
+visited from the outputs backwards, and each joins the kernel that consumes it where that is legal: it is stored from
+inside if others need it too. Every decision is written down with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from onnxc.errors import InternalError
+from onnxc.ir.expr import Dim, always_equal
+from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
+from onnxc.loops.access import VIEWS, Index, pushed_index
+from onnxc.planner.clusters import Clusters
+from onnxc.planner.layout import Layout
+from onnxc.planner.section import Section, cost
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
+from onnxc.planner.templates import is_template, operand_is_direct
+
+MAX_EPILOGUE_STORES = 2
+
+
+@dataclass(frozen=True)
+class FusionOptions:
+    """Switches for measurement and for tests: each turns one kind of fusion off."""
+
+    vertical: bool = True
+    epilogue: bool = True
+    horizontal: bool = True
+
+
+@dataclass
+class Placement:
+    """A section's root goes into part of a larger value (concat): `index` is the place of the root's element."""
+
+    target: Value
+    index: Index
+
+
+@dataclass(eq=False)
+class Group:
+    """One kernel to be: its sections, or a template or runtime routine with an epilogue section."""
+
+    kind: str  # "loops" | "template" | "opaque"
+    node: Node | None = None
+    sections: list[Section] = field(default_factory=list)
+    placements: dict[int, Placement] = field(default_factory=dict)  # by position of the section
+    nodes: list[Node] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def origin(self) -> Origin:
+        return merge_origins(n.origin for n in self.nodes)
+
+    def stored(self) -> list[Value]:
+        """Values that this kernel writes."""
+        out: dict[int, Value] = {}
+        if self.kind == "opaque" and self.node is not None:
+            out.update({v.id: v for v in self.node.outputs})
+        for k, section in enumerate(self.sections):
+            if k in self.placements:
+                target = self.placements[k].target
+                out[target.id] = target
+            out.update({vid: section.values[vid] for vid in section.stores})
+        return list(out.values())
+
+
+@dataclass
+class Plan:
+    """The kernels in an order in which they can run, and why each boundary is where it is."""
+
+    graph: Graph
+    groups: list[Group]
+    boundaries: dict[int, str]  # value id -> why it is stored
+    layout: Layout
+
+
+class _Planner:
+    def __init__(self, graph: Graph, layout: Layout, options: FusionOptions) -> None:
+        self.graph, self.layout, self.options = graph, layout, options
+        self.clusters = Clusters(graph)
+        self.uses = graph.uses()
+        self.outputs = {v.id for v in graph.outputs}
+        self.homes: dict[int, list[Group]] = {}  # id(node) -> groups that compute it
+        self.groups: list[Group] = []
+        self.boundaries: dict[int, str] = {}
+        self.through_views: dict[int, str] = {}  # value id -> the template that reads it through views
+
+    def run(self) -> Plan:
+        for node in self.graph.nodes:
+            if is_template(node) or lookup(node.op).kind in (Kind.OPAQUE, Kind.CONTROL):
+                self._open_template(node)
+        for node in reversed(self.graph.nodes):
+            if node.op != "constant" and id(node) not in self.homes:
+                self._place(node)
+        return Plan(self.graph, self._ordered(), self.boundaries, self.layout)
+
+    # ------------------------------------------------------------ epilogues
+
+    def _open_template(self, node: Node) -> None:
+        template = is_template(node)
+        group = Group("template" if template else "opaque", node, nodes=[node])
+        self.groups.append(group)
+        self.homes[id(node)] = [group]
+        if template:
+            section = Section.over(node.output, self.layout.order_of(node.output))
+            section.stores.clear()
+            group.sections.append(section)
+            if self.options.epilogue:
+                self._absorb(group, section)
+            self._store_needed(group, section)
+
+    def _absorb(self, group: Group, section: Section) -> None:
+        """Takes the pointwise nodes that follow a template into its epilogue, with the views between them."""
+        assert group.node is not None
+        at: dict[int, Index] = {group.node.output.id: section.index}
+        pending = list(self.uses.get(group.node.output.id, ()))
+        position = {id(n): i for i, n in enumerate(self.graph.nodes)}
+        done: set[int] = set()
+        while pending:
+            pending.sort(key=lambda n: position[id(n)])
+            node = pending.pop(0)
+            if id(node) in done or id(node) in self.homes:
+                continue
+            done.add(id(node))
+            index = self._pushed(group, section, node, at)
+            if index is None:
+                continue
+            value = node.output
+            at[value.id] = index
+            if node.op not in VIEWS:
+                self._take(group, section, node, index, at)
+            pending.extend(self.uses.get(value.id, ()))
+
+    def _pushed(self, group: Group, section: Section, node: Node, at: dict[int, Index]) -> Index | None:
+        """The node's index in the template's loops, or None where it cannot be part of the epilogue."""
+        mine = [v for v in node.operands if v.id in at]
+        if node.op in ("reshape", "transpose"):
+            return pushed_index(node, at[mine[0].id])
+        if lookup(node.op).kind is not Kind.POINTWISE or node.op == "iota":
+            return None
+        value = node.output
+        sized = [v for v in mine if always_equal(v.t.size, value.t.size)]
+        if len(sized) != len(mine) or any(v.dtype.bits > 32 and v.dtype.is_integer for v in node.operands):
+            return None
+        indices = {(0,) * (value.rank - v.rank) + at[v.id] for v in sized}
+        if len(indices) != 1:
+            return None
+        own = self.clusters.of(group.node)  # type: ignore[arg-type]
+        others = [v.node for v in node.operands if v.id not in at and v.node is not None]
+        for other in others:
+            if constant_of(other.output if len(other.outputs) == 1 else None) is None:
+                target = self.clusters.of(other)
+                if target == own or self.clusters.reaches([own], target):
+                    return None
+        return indices.pop()
+
+    def _take(self, group: Group, section: Section, node: Node, index: Index, at: dict[int, Index]) -> None:
+        value = node.output
+        for v in node.operands:  # views on the way become members, so that their source's index is known
+            chain = v
+            while chain.id in at and chain.node is not None and chain.node.op in VIEWS and chain.id not in section.members:
+                section.members[chain.id] = chain.node
+                section._demand(chain, at[chain.id])
+                self.homes.setdefault(id(chain.node), []).append(group)
+                chain = chain.node.operands[0]
+        section._demand(value, index)
+        section.add(node)
+        self.homes[id(node)] = [group]
+        group.nodes.append(node)
+        self.clusters.merge(group.node, node)  # type: ignore[arg-type]
+        group.reasons.append(f"epilogue: {node.op} runs on the accumulators of {group.node.op}")  # type: ignore[union-attr]
+
+    def _store_needed(self, group: Group, section: Section) -> None:
+        """Stores what the rest of the graph needs of a template's results."""
+        assert group.node is not None
+        inside = {id(n) for n in group.nodes}
+        candidates = [group.node.output] + [n.output for n in group.nodes[1:]]
+        for value in candidates:
+            outside = any(id(u) not in inside and not self._inner_view(u, section) for u in self.uses.get(value.id, ()))
+            if value.id in self.outputs or outside:
+                section.stores[value.id] = section.demands[value.id][0]
+                section.values[value.id] = value
+                self.boundaries.setdefault(value.id, f"{group.node.op} is a template")
+
+    def _inner_view(self, node: Node, section: Section) -> bool:
+        """A view all of whose readers are in the section."""
+        if node.op not in VIEWS or node.output.id in self.outputs:
+            return False
+        return all(u.outputs[0].id in section.members or self._inner_view(u, section) for u in self.uses.get(node.output.id, ()))
+
+    # ------------------------------------------------------------ everything else, backwards
+
+    def _place(self, node: Node) -> None:
+        value = node.output
+        readers = self.uses.get(value.id, [])
+        if not readers and value.id not in self.outputs:
+            return
+        needed = self._reason_to_store(node, readers)
+        if node.op in VIEWS and not needed:
+            self._note_template_readers(node, readers)
+        takers = self._takers(node, readers)
+        if node.op in VIEWS or _is_trivial(node):
+            for section_group in takers:
+                self._inline(node, section_group)
+            if needed:
+                self._open(node, needed)
+            return
+        if not needed and len(takers) == 1 and self._join(node, takers[0], readers, store=False):
+            return
+        if takers and (needed or len(takers) > 1):
+            for group in takers:
+                if self._join(node, group, readers, store=True):
+                    self.boundaries[value.id] = needed or "read by several kernels"
+                    return
+            if not needed and cost(node) <= 2 and self._duplicate(node, takers):
+                return
+        self._open(node, needed or self._why_not(node, takers))
+
+    def _reason_to_store(self, node: Node, readers: list[Node]) -> str:
+        value = node.output
+        if value.id in self.outputs:
+            return "an output of the model"
+        if node.op not in VIEWS and value.id in self.through_views:
+            return f"an operand of {self.through_views[value.id]}"
+        for r in readers:
+            if id(r) not in self.homes:
+                continue
+            for group in self.homes[id(r)]:
+                if group.node is r and group.kind == "opaque":
+                    return f"an operand of {r.op}"
+                if group.node is r and not (node.op in VIEWS and operand_is_direct(self.layout, r, value)):
+                    return f"an operand of {r.op}"
+        return ""
+
+    def _note_template_readers(self, node: Node, readers: list[Node]) -> None:
+        """A template that reads a view reads the stored value behind it."""
+        templates = [r.op for r in readers for g in self.homes.get(id(r), ()) if g.node is r]
+        if node.output.id in self.through_views:
+            templates.append(self.through_views[node.output.id])
+        if templates:
+            self.through_views[node.operands[0].id] = templates[0]
+
+    def _takers(self, node: Node, readers: list[Node]) -> list[Group]:
+        """Kernels that compute a reader of the node inline (not as a template's operand)."""
+        found: list[Group] = []
+        for r in readers:
+            for group in self.homes.get(id(r), ()):
+                demanded = any(node.output.id in s.demands for s in group.sections)
+                if group.node is not r and demanded and group not in found:
+                    found.append(group)
+        for group in self.groups:
+            if group.placements and group not in found and any(s.root is node.output for s in group.sections):
+                found.append(group)
+        return found
+
+    def _inline(self, node: Node, group: Group) -> None:
+        for section in group.sections:
+            if node.output.id in section.demands and node.output.id not in section.members:
+                section.add(node)
+        self.homes.setdefault(id(node), []).append(group)
+        group.nodes.append(node)
+
+    def _join(self, node: Node, group: Group, readers: list[Node], store: bool) -> bool:
+        """Puts the node into a kernel that reads it, if that is legal there; stored from inside if asked."""
+        if not self.options.vertical:
+            return False
+        sections = [s for s in group.sections if node.output.id in s.demands]
+        if len(sections) != 1:
+            return False
+        kind = lookup(node.op).kind
+        if group.kind == "template" and (kind is Kind.REDUCTION or node.op in ("concat", "pad") or store):
+            return False
+        if store and (kind is Kind.INDEXED or node.op in ("concat", "pad")):
+            return False
+        if node.op == "concat" and len(node.inputs) > 4:
+            return False
+        if store and self._closes_cycle(node, group, readers):
+            return False
+        if sections[0].accepts(node, store):
+            return False
+        sections[0].add(node, store)
+        self.homes[id(node)] = [group]
+        group.nodes.append(node)
+        anchor = group.nodes[0]
+        self.clusters.merge(anchor, node)
+        group.reasons.append(f"{node.op} is computed where it is used" + (", and stored for others" if store else ""))
+        return True
+
+    def _closes_cycle(self, node: Node, group: Group, readers: list[Node]) -> bool:
+        own = self.clusters.of(group.nodes[0])
+        others = {self.clusters.of(r) for r in readers} - {own}
+        return self.clusters.reaches(others, own)
+
+    def _duplicate(self, node: Node, takers: list[Group]) -> bool:
+        """Cheap nodes are computed anew in each reader, if every reader can."""
+        sections = [s for g in takers for s in g.sections if node.output.id in s.demands]
+        if not self.options.vertical or any(s.accepts(node, False) for s in sections) or len(takers) > 3:
+            return False
+        if any(g.kind == "template" for g in takers) or lookup(node.op).kind is not Kind.POINTWISE:
+            return False
+        if sum(v.t.size != 1 for v in node.operands) > 1:
+            return False
+        for group in takers:
+            self._inline(node, group)
+        return True
+
+    def _why_not(self, node: Node, takers: list[Group]) -> str:
+        for group in takers:
+            for section in group.sections:
+                if node.output.id in section.demands:
+                    reason = section.accepts(node, len(takers) > 1)
+                    if reason:
+                        return reason
+        return "no kernel reads it inline"
+
+    def _open(self, node: Node, reason: str) -> None:
+        """A new kernel that stores the node's value."""
+        self.boundaries[node.output.id] = reason
+        group = Group("loops", nodes=[node])
+        self.groups.append(group)
+        self.homes.setdefault(id(node), []).append(group)
+        if node.op == "concat":
+            self._open_concat(group, node)
+            return
+        section = Section.over(node.output, self.layout.order_of(node.output))
+        group.sections.append(section)
+        problem = section.accepts(node, True)
+        assert not problem, f"{node} cannot be a root: {problem}"
+        section.add(node, True)
+
+    def _open_concat(self, group: Group, node: Node) -> None:
+        offset: Dim = 0
+        axis = node.attrs["axis"]
+        for v in node.operands:
+            section = Section.over(v, self.layout.order_of(v))
+            section.stores.clear()
+            at = section.index
+            group.placements[len(group.sections)] = Placement(node.output, (*at[:axis], at[axis] + offset, *at[axis + 1 :]))
+            group.sections.append(section)
+            offset = offset + v.shape[axis]
+
+    # ------------------------------------------------------------ order
+
+    def _ordered(self) -> list[Group]:
+        """Groups in topological order of what they read and write; the model's own order where that is free."""
+        writer = {v.id: k for k, g in enumerate(self.groups) for v in g.stored()}
+        dag: nx.DiGraph = nx.DiGraph()
+        dag.add_nodes_from(range(len(self.groups)))
+        for k, g in enumerate(self.groups):
+            dag.add_edges_from((writer[vid], k) for vid in group_reads(g) if vid in writer and writer[vid] != k)
+        first = [self._first_position(g) for g in self.groups]
+        try:
+            return [self.groups[k] for k in nx.lexicographical_topological_sort(dag, key=first.__getitem__)]
+        except nx.NetworkXUnfeasible as error:
+            raise InternalError("the fusion plan has a cycle", cause=error) from error
+
+    def _first_position(self, group: Group) -> int:
+        return min((self.clusters.position(n) for n in group.nodes), default=0)
+
+
+def source_of(value: Value) -> Value:
+    """What a chain of views reads from."""
+    while value.node is not None and value.node.op in VIEWS:
+        value = value.node.operands[0]
+    return value
+
+
+def group_reads(group: Group) -> set[int]:
+    """Ids of the stored values that a kernel reads."""
+    found: set[int] = set()
+    if group.node is not None:
+        for v in group.node.operands:
+            chain = v
+            found.add(chain.id)
+            while chain.node is not None and chain.node.op in VIEWS:
+                chain = chain.node.operands[0]
+                found.add(chain.id)
+    for section in group.sections:
+        found |= {vid for vid in section.demands if vid not in section.members}
+    return found - {v.id for v in (group.node.outputs if group.node else ())}
+
+
+def _is_trivial(node: Node) -> bool:
+    """Computed again wherever it is used: it costs less than a load."""
+    if node.op in ("iota", "sizes") or node.output.t.size == 1 and lookup(node.op).kind is Kind.POINTWISE and cost(node) <= 2:
+        return all(v.t.size == 1 for v in node.operands)
+    return False
+
+
+def plan(graph: Graph, layout: Layout, options: FusionOptions | None = None) -> Plan:
+    """Partitions the graph into kernels."""
+    return _Planner(graph, layout, options or FusionOptions()).run()

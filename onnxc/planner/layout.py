@@ -1,0 +1,121 @@
+"""How values lie in memory: the order of their dims, and values that are parts of larger ones.
+
+Logical shapes never change; a value's memory order is a permutation of its dims from outermost to innermost.
+Convolutions and pooling run channels-last, so their values, and the pointwise values between them, are stored
+channels-last, and no transpose is ever inserted inside a network. Graph inputs and outputs are row-major.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxc.ir.expr import Dim, recombine
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.loops.access import Index
+from onnxc.planner.section import WINDOWS
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
+
+
+@dataclass
+class Layout:
+    """Memory order and place of every value that is stored."""
+
+    order: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
+
+    def order_of(self, value: Value) -> tuple[int, ...]:
+        return self.order.get(value.id, tuple(range(value.rank)))
+
+    def strides(self, value: Value) -> tuple[Dim, ...]:
+        """Elements between neighbours along each logical dim (of the whole, where the value is a part)."""
+        if value.id in self.parts:
+            return self.strides(self.parts[value.id][0])
+        strides: list[Dim] = [0] * value.rank
+        step: Dim = 1
+        for axis in reversed(self.order_of(value)):
+            strides[axis] = step
+            step = step * value.shape[axis]
+        return tuple(strides)
+
+    def offset(self, value: Value) -> Dim:
+        """Elements from the start of the storage to the value's first."""
+        if value.id not in self.parts:
+            return 0
+        whole, at = self.parts[value.id]
+        return self.offset(whole) + dot(at, self.strides(whole))
+
+    def storage(self, value: Value) -> Value:
+        """The value that owns the buffer."""
+        return self.storage(self.parts[value.id][0]) if value.id in self.parts else value
+
+    def address(self, value: Value, at: Index) -> Dim:
+        """Position of an element in its storage, in elements."""
+        return recombine(self.offset(value) + dot(at, self.strides(value)))
+
+
+def dot(at: Index, strides: tuple[Dim, ...]) -> Dim:
+    """Sum of index times stride."""
+    total: Dim = 0
+    for i, s in zip(at, strides, strict=True):
+        total = total + i * s
+    return total
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """N, spatial..., C."""
+    return (0, *range(2, rank), 1)
+
+
+def assign(graph: Graph, templates: frozenset[str]) -> Layout:
+    """Chooses the memory order of every value. `templates` are the ops that run as channels-last templates."""
+    layout = Layout()
+    pinned = {v.id for v in graph.inputs} | {v.id for v in graph.outputs}
+    uses = graph.uses()
+    for node in graph.nodes:
+        if node.op == "conv" and "conv" in templates:
+            for v in (node.operands[0], node.output):
+                if v.id not in pinned and constant_of(v) is None:
+                    layout.order[v.id] = channels_last(v.rank)
+            _pull(layout, node.operands[0], pinned)
+        elif _follows(node):
+            _inherit(layout, node, pinned)
+    for node in graph.nodes:
+        _order_for_reader(layout, node, uses, pinned)
+    return layout
+
+
+def _follows(node: Node) -> bool:
+    return node.op in ("pad", "concat", "slice", *WINDOWS) or lookup(node.op).kind is Kind.POINTWISE
+
+
+def _inherit(layout: Layout, node: Node, pinned: set[int]) -> None:
+    value = node.output
+    if value.id in layout.order or value.id in pinned or value.rank < 3:
+        return
+    if any(v.rank == value.rank and v.id in layout.order and layout.order[v.id] == channels_last(v.rank) for v in node.operands):
+        layout.order[value.id] = channels_last(value.rank)
+
+
+def _pull(layout: Layout, value: Value, pinned: set[int]) -> None:
+    """Values between a convolution and what they are computed from take its order too."""
+    stack = [value]
+    while stack:
+        v = stack.pop()
+        if v.node is None or not _follows(v.node):
+            continue
+        for x in v.node.operands:
+            if x.rank == v.rank and x.id not in layout.order and x.id not in pinned and constant_of(x) is None and x.rank > 2:
+                if x.node is not None and _follows(x.node):
+                    layout.order[x.id] = channels_last(x.rank)
+                    stack.append(x)
+
+
+def _order_for_reader(layout: Layout, node: Node, uses: dict[int, list[Node]], pinned: set[int]) -> None:
+    """A value that is only read transposed is stored transposed, if its innermost dim stays innermost."""
+    for value in node.outputs:
+        readers = uses.get(value.id, [])
+        if len(readers) == 1 and readers[0].op == "transpose" and value.id not in layout.order and value.id not in pinned:
+            perm = readers[0].attrs["perm"]
+            if perm and perm[-1] == len(perm) - 1 and node.op in ("attention",):
+                layout.order[value.id] = perm

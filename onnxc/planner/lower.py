@@ -1,0 +1,214 @@
+"""Lowers a section to a loop nest: builds the scalar term of every store and sorts reductions into phases."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, Symbol, is_nonnegative, symbols
+from onnxc.ir.graph import Node, Value
+from onnxc.loops.access import Index
+from onnxc.loops.nest import Loop, Nest, Phase, Store
+from onnxc.loops.terms import (
+    Apply,
+    Const,
+    Guard,
+    Load,
+    Lookup,
+    Position,
+    Reduced,
+    Reduction,
+    Result,
+    Term,
+    index_symbols,
+    walk,
+)
+from onnxc.planner.fusion import Placement
+from onnxc.planner.layout import Layout
+from onnxc.planner.section import WINDOWS, Section, conv_guards
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
+
+
+class Lowering:
+    """Builds terms for one section. `result` is the value a template leaves in its accumulators, if any."""
+
+    def __init__(self, section: Section, layout: Layout, result: Value | None = None) -> None:
+        self.section, self.layout, self.result = section, layout, result
+        self.reductions: dict[int, Reduction] = {}
+        self.lookups: dict[Symbol, Lookup] = {}
+        self._memo: dict[tuple[int, Index], Term] = {}
+        self._interned: dict[Term, Term] = {}
+
+    def at(self, value: Value, index: Index) -> Term:
+        """The term of one element of a value."""
+        key = (value.id, index)
+        if key not in self._memo:
+            self._memo[key] = self._intern(self._build(value, index))
+        return self._memo[key]
+
+    def _intern(self, term: Term) -> Term:
+        return self._interned.setdefault(term, term)
+
+    def _build(self, value: Value, index: Index) -> Term:
+        constant = constant_of(value)
+        if constant is not None and constant.size == 1:
+            return Const(value.dtype, constant.tobytes())
+        if self.result is not None and value.id == self.result.id:
+            return Result(value.dtype, value)
+        node = self.section.members.get(value.id)
+        if node is None:
+            return Load(value.dtype, self.layout.storage(value), (self.layout.address(value, index),))
+        return self._compute(node, index)
+
+    def _compute(self, node: Node, index: Index) -> Term:
+        kind = lookup(node.op).kind
+        dtype = node.output.dtype
+        if node.op == "iota":
+            return Apply(dtype, "cast", (Position(dtypes.int64, index[0]),), ()) if dtype is not dtypes.int64 else Position(dtype, index[0])
+        if node.op == "sizes":
+            return self._sizes(node, index)
+        reads = self.section.reads(node, index)
+        if node.op == "concat":
+            return self._concat(node, index, reads)
+        if node.op == "pad":
+            (x, inner), (fill, _) = reads
+            guards = tuple(c for c in self._pad_guards(node, index) if not _certain(c))
+            return self._guard(guards, self.at(x, inner), self.at(fill, ()))
+        if kind is Kind.VIEW:
+            ((x, inner),) = reads
+            return self.at(x, inner)
+        if kind is Kind.POINTWISE:
+            args = tuple(self.at(v, i) for v, i in reads)
+            return Apply(dtype, node.op, args, tuple((k, v) for k, v in node.attrs.items() if k != "to"))
+        if kind is Kind.INDEXED:
+            return self._indexed(node, index, reads)
+        return self._reduce(node, index, reads)
+
+    def _guard(self, conditions: tuple[Dim, ...], inside: Term, outside: Term) -> Term:
+        return Guard(inside.dtype, conditions, inside, outside) if conditions else inside
+
+    def _pad_guards(self, node: Node, index: Index) -> list[Dim]:
+        x = node.operands[0]
+        out: list[Dim] = []
+        for i, d, lo, gap in zip(index, x.shape, node.attrs["low"], node.attrs["interior"], strict=True):
+            inner = i - lo
+            out += [inner, (d - 1) * (gap + 1) - inner]
+            if gap:
+                out.append(0 - inner % (gap + 1))
+        return out
+
+    def _concat(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:
+        axis = node.attrs["axis"]
+        parts = [(v, i) for v, i in reads if v.shape[axis] != 0]
+        value, at = parts[-1]
+        term = self.at(value, at)
+        for value, at in reversed(parts[:-1]):
+            inside = value.shape[axis] - 1 - at[axis]  # earlier parts are tested first, so one side is enough
+            term = self._guard((inside,), self.at(value, at), term)
+        return term
+
+    def _sizes(self, node: Node, index: Index) -> Term:
+        dims = node.attrs["dims"]
+        term: Term = Position(dtypes.int64, dims[-1])
+        for k in reversed(range(len(dims) - 1)):
+            term = self._guard((k - index[0],), Position(dtypes.int64, dims[k]), term)
+        return term
+
+    def _indexed(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:
+        x = node.operands[0]
+        for value, at in reads[:-1]:
+            symbol = self.section.lookups[(node.output.id, at)]
+            assert symbol.hi is not None
+            self.lookups[symbol] = Lookup(symbol, self.at(value, at), symbol.hi + 1)
+        return self.at(x, reads[-1][1])
+
+    def _reduce(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:
+        plan = self.section.reduction(node, index)
+        terms = [self.at(v, i) for v, i in reads]
+        op, position = node.op, None
+        if op == "matmul" or op == "conv":
+            body: Term = Apply(node.output.dtype, "mul", (terms[0], terms[1]))
+            if op == "conv":
+                body = self._outside(node, reads[0][1], body, 0)
+            op = "sum"
+        elif op in WINDOWS:
+            op = op.removeprefix("window_")
+            body = self._outside(node, reads[0][1], terms[0], 0 if op == "sum" else _lowest(node.output))
+        else:
+            (body,) = terms
+            op = op.removeprefix("reduce_")
+            if op in ("argmax", "argmin"):
+                position = reads[0][1][node.attrs["axis"]]
+        key = len(self.reductions)
+        self.reductions[key] = Reduction(
+            key, op, node.output, index, tuple(plan.variables), self._intern(body), position, dict(node.attrs)
+        )
+        return Reduced(node.output.dtype, key)
+
+    def _outside(self, node: Node, at: Index, body: Term, fill: float | int) -> Term:
+        guards = tuple(c for c in conv_guards(node, at) if not _certain(c))
+        outside = Const(body.dtype, np.asarray(fill, body.dtype.numpy).tobytes())
+        return self._guard(guards, body, outside)
+
+    # ------------------------------------------------------------ the nest
+
+    def nest(self, placement: Placement | None) -> Nest:
+        """The section's loops, phases and stores."""
+        section = self.section
+        stores = [self._store(section.values[vid], section.values[vid], at, at) for vid, at in section.stores.items()]
+        if placement is not None:
+            stores.append(self._store(placement.target, section.root, placement.index, section.index))
+        outer_symbols = section.outer
+        if outer_symbols is None:
+            outer_symbols = [s for s, _ in section.variables] if self.reductions else []
+        outer = [(s, d) for s, d in section.variables if s in outer_symbols]
+        inner = [(s, d) for s, d in section.all_variables() if s not in outer_symbols]
+        phases = self._phases()
+        by_loops: dict[tuple[Loop, ...], list[Store]] = {}
+        for s in stores:
+            by_loops.setdefault(tuple(x for x in inner if _uses(s, x[0], self.lookups)), []).append(s)
+        phases += [Phase(list(loops), stores=some) for loops, some in sorted(by_loops.items(), key=lambda kv: len(kv[0]))]
+        return Nest(outer, phases, self.lookups)
+
+    def _store(self, target: Value, value: Value, place: Index, at: Index) -> Store:
+        return Store(self.layout.storage(target), self.layout.address(target, place), self.at(value, at))
+
+    def _phases(self) -> list[Phase]:
+        level: dict[int, int] = {}
+        for key, r in self.reductions.items():  # made in dependency order: operands first
+            below = [level[t.key] for t in _deep_walk(r.body, self.lookups) if isinstance(t, Reduced)]
+            level[key] = 1 + max(below, default=0)
+        phases: dict[tuple[int, tuple[Symbol, ...]], Phase] = {}
+        for key, r in sorted(self.reductions.items(), key=lambda kv: level[kv[0]]):
+            place = (level[key], tuple(s for s, _ in r.variables))
+            phases.setdefault(place, Phase(list(r.variables))).reductions.append(r)
+        return list(phases.values())
+
+
+def _deep_walk(term: Term, lookups: dict[Symbol, Lookup]) -> list[Term]:
+    """The term, all below it, and the terms of the lookups that its indices use."""
+    out = list(walk(term))
+    seen: set[Symbol] = set()
+    for t in out:
+        for s in index_symbols(t):
+            if s in lookups and s not in seen:
+                seen.add(s)
+                out.extend(walk(lookups[s].term))
+    return out
+
+
+def _uses(store: Store, loop: Symbol, lookups: dict[Symbol, Lookup]) -> bool:
+    if loop in symbols(store.address):
+        return True
+    return any(loop in index_symbols(t) for t in _deep_walk(store.term, lookups))
+
+
+def _certain(condition: Dim) -> bool:
+    return is_nonnegative(condition)
+
+
+def _lowest(value: Value) -> float | int:
+    if value.dtype.is_float:
+        return -float("inf")
+    return int(np.iinfo(value.dtype.numpy).min)

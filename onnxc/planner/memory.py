@@ -1,0 +1,74 @@
+"""The memory plan: lifetimes of intermediates, and their places in one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxc.ir.expr import Dim
+from onnxc.ir.graph import Value
+from onnxc.planner.fusion import Group, Plan, group_reads
+from onnxc.primitives.builder import constant_of
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One intermediate: the bytes it takes, and the first and last kernel (positions in the plan) that touch it."""
+
+    value: Value
+    nbytes: Dim
+    first: int
+    last: int
+
+
+def lifetimes(plan: Plan) -> list[Buffer]:
+    """Every value that lives in the arena, in the order in which they are first written."""
+    fixed = {v.id for v in plan.graph.inputs} | {v.id for v in plan.graph.outputs}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    values: dict[int, Value] = {}
+    by_id = {v.id: v for v in plan.graph.values()}
+    for k, group in enumerate(plan.groups):
+        for vid in {v.id for v in group.stored()} | group_reads(group):
+            value = plan.layout.storage(by_id[vid])
+            if value.id in fixed or constant_of(value) is not None:
+                continue
+            if value.id not in first and not _writes(plan, group, value):
+                continue  # a view that is read through
+            first.setdefault(value.id, k)
+            last[value.id] = k
+            values[value.id] = value
+    return [Buffer(v, v.t.nbytes, first[i], last[i]) for i, v in values.items()]
+
+
+def _writes(plan: Plan, group: Group, value: Value) -> bool:
+    return any(plan.layout.storage(v) is value for v in group.stored())
+
+
+def aligned(nbytes: int) -> int:
+    """Rounded up to the alignment; an empty buffer takes one unit, so that its address is valid."""
+    return max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+
+
+def assign_offsets(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Places buffers so that those alive together do not overlap: largest first, each in the lowest gap that fits.
+
+    Returns the offsets and the arena's size, in bytes.
+    """
+    offsets = [0] * len(sizes)
+    placed: list[int] = []
+    total = 0
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], spans[i])):
+        size = aligned(sizes[i])
+        at = 0
+        busy = sorted((offsets[j], aligned(sizes[j])) for j in placed if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1])
+        for start, length in busy:
+            if at + size <= start:
+                break
+            at = max(at, start + length)
+        offsets[i] = at
+        total = max(total, at + size)
+        placed.append(i)
+    return offsets, total

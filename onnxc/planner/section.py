@@ -1,0 +1,429 @@
+"""A section: one loop nest over a root value's elements, and everything computed inside it.
+
+A section grows by pulling producers in. For each member it keeps the *demands*: the distinct indices, in terms of
+the section's loop variables, at which the member's elements are needed. A producer is legal inside when its demands
+are few; a reduction when the variables of its index can be the outer loops; a value can be stored from inside when
+its demand visits each of its elements once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from onnxc.ir.expr import Call, Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
+from onnxc.ir.graph import Node, Value
+from onnxc.loops.access import VIEWS, Index, broadcast, flatten, fresh, unflatten, view_index
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
+
+WINDOWS = ("window_max", "window_sum")
+
+
+@dataclass
+class LoopReduction:
+    """How a reduction member runs: its own index and the variables that it loops over."""
+
+    value: Value
+    index: Index
+    variables: list[tuple[Symbol, Dim]]
+
+
+@dataclass
+class Section:
+    """One loop nest. `variables` are the root's loops in logical order; `outer` is fixed by the first reduction."""
+
+    root: Value
+    index: Index
+    variables: list[tuple[Symbol, Dim]]
+    members: dict[int, Node] = field(default_factory=dict)
+    demands: dict[int, list[Index]] = field(default_factory=dict)
+    values: dict[int, Value] = field(default_factory=dict)
+    stores: dict[int, Index] = field(default_factory=dict)
+    outer: list[Symbol] | None = None
+    reductions: dict[tuple[int, Index], LoopReduction] = field(default_factory=dict)
+    lookups: dict[tuple[int, Index], Symbol] = field(default_factory=dict)
+    innermost: Symbol | None = None  # the loop along which the root lies contiguously in memory
+
+    @staticmethod
+    def over(root: Value, order: tuple[int, ...]) -> Section:
+        """An empty section with one loop per dim of the root; the root itself is demanded and stored.
+
+        `order` is the root's memory order.
+        """
+        own = [fresh("i", d) for d in root.shape]
+        index = tuple(0 if d == 1 else v for v, d in zip(own, root.shape, strict=True))
+        variables = [(_symbol(v), d) for v, d in zip(own, root.shape, strict=True) if d != 1]
+        section = Section(root, index, variables)
+        inner = [own[a] for a in order if root.shape[a] != 1]
+        section.innermost = _symbol(inner[-1]) if inner else None
+        section._demand(root, index)
+        section.stores[root.id] = index
+        return section
+
+    # ------------------------------------------------------------ growing
+
+    def accepts(self, node: Node, store: bool) -> str:
+        """Why the node cannot be computed in this section; empty where it can (the section may split loops for it)."""
+        value = node.output
+        demands = self.demands.get(value.id, [])
+        if not demands:
+            return "not demanded here"
+        if len(demands) > 1 and (len(demands) > 4 or _cost(node) > 2 or store):
+            return f"needed at {len(demands)} different positions"
+        if len(self.members) > 160:
+            return "the kernel is large enough"
+        if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
+            return self._accepts_reduction(node)
+        if store and not self._bijective(value, demands[0]):
+            return "not every element is computed exactly once here"
+        return self._recompute(node, demands)
+
+    def _recompute(self, node: Node, demands: list[Index]) -> str:
+        if node.op in VIEWS or node.op in ("concat", "constant", "sizes", "iota"):
+            return ""
+        extent = dict(self.all_variables())
+        used = {s for e in demands[0] for s in symbols(e)} & extent.keys()
+        times = prod(extent[s] for s in extent.keys() - used)
+        spread = prod(extent[s] for s in used)
+        repeated = not always_equal(spread, node.output.t.size) and used and not _single_positions(demands[0])
+        if repeated and _cost(node) > 1:
+            return "its elements would be computed more than once"
+        if times == 1 or self._is_outer(used):
+            return ""
+        if self.outer is None and self.innermost is not None and self.innermost not in used:
+            return ""  # computed once per row
+        limit = 64 if _cost(node) <= 2 else 1
+        if isinstance(times, int) and times <= limit and node.output.t.size != 1:
+            return ""
+        return "" if node.output.t.size == 1 else "it would be recomputed along a broadcast axis"
+
+    def _is_outer(self, used: set[Symbol]) -> bool:
+        return self.outer is not None and used <= set(self.outer)
+
+    def _accepts_reduction(self, node: Node) -> str:
+        (demand, *more) = self.demands[node.output.id]
+        if more:
+            return "a reduction needed at several positions"
+        if node.op in WINDOWS or node.op in ("conv", "matmul"):
+            if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
+                return "a window inside a row reduction"
+            return "" if self._bijective(node.output, demand) else "a window's elements would be computed more than once"
+        self._split_for(demand)
+        demand = self.demands[node.output.id][0]
+        used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
+        if any(s not in dict(self.variables) for e in demand for s in symbols(e) if _is_loop(s)):
+            return "a reduction inside a reduction"
+        if not self._bijective(node.output, demand):
+            return "the reduction would be computed more than once"
+        if self.outer is not None and set(self.outer) != set(used):
+            return "another reduction runs over other axes"
+        if self.outer is None and any(lookup(m.op).kind is Kind.REDUCTION for m in self.members.values()):
+            return "another reduction runs over other axes"
+        return ""
+
+    def add(self, node: Node, store: bool = False) -> None:
+        """Computes the node here (after `accepts`), and stores it if asked."""
+        value = node.output
+        self.members[value.id] = node
+        if store:
+            self.stores[value.id] = self.demands[value.id][0]
+        if lookup(node.op).kind is Kind.REDUCTION and node.op not in WINDOWS and self.outer is None:
+            demand = self.demands[value.id][0]
+            self.outer = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
+        elif (node.op in WINDOWS or node.op in ("conv", "matmul")) and self.outer is None:
+            self.outer = [s for s, _ in self.variables]
+        for at in list(self.demands[value.id]):
+            for operand, index in self.reads(node, at):
+                self._demand(operand, index)
+
+    def _demand(self, value: Value, index: Index) -> None:
+        self.values[value.id] = value
+        known = self.demands.setdefault(value.id, [])
+        if index not in known:
+            known.append(index)
+
+    # ------------------------------------------------------------ reads
+
+    def reads(self, node: Node, at: Index) -> list[tuple[Value, Index]]:
+        """The operand elements that element `at` of the node's output needs."""
+        ins = [v for v in node.inputs if v is not None]
+        if node.op in VIEWS:
+            return [(ins[0], view_index(node, at))]
+        if node.op == "pad":
+            inner = tuple(_unpad(i, lo, gap) for i, lo, gap in zip(at, node.attrs["low"], node.attrs["interior"], strict=True))
+            return [(ins[0], inner), (ins[1], ())]
+        if node.op == "concat":
+            return self._concat_reads(node, at)
+        kind = lookup(node.op).kind
+        if kind is Kind.POINTWISE:
+            return [(v, broadcast(v, at)) for v in ins]
+        if kind is Kind.INDEXED:
+            return self._indexed_reads(node, at)
+        return self._reduction_reads(node, at)
+
+    @staticmethod
+    def _concat_reads(node: Node, at: Index) -> list[tuple[Value, Index]]:
+        out: list[tuple[Value, Index]] = []
+        axis = node.attrs["axis"]
+        offset: Dim = 0
+        for v in node.operands:
+            out.append((v, (*at[:axis], at[axis] - offset, *at[axis + 1 :])))
+            offset = offset + v.shape[axis]
+        return out
+
+    def _indexed_reads(self, node: Node, at: Index) -> list[tuple[Value, Index]]:
+        x, where = (v for v in node.inputs if v is not None)
+        if node.op == "gather":
+            axis = node.attrs["axis"]
+            inner = at[axis : axis + where.rank]
+            symbol = self.lookup(node, where, inner, x.shape[axis])
+            return [(where, inner), (x, (*at[:axis], of(symbol), *at[axis + where.rank :]))]
+        if node.op == "gather_elements":
+            axis = node.attrs["axis"]
+            symbol = self.lookup(node, where, at, x.shape[axis])
+            return [(where, at), (x, (*at[:axis], of(symbol), *at[axis + 1 :]))]
+        batch, lead, depth = node.attrs["batch_dims"], where.rank - 1, where.shape[-1]
+        places = [(*at[:lead], j) for j in range(depth)]
+        found = [of(self.lookup(node, where, p, x.shape[batch + j])) for j, p in enumerate(places)]
+        return [*((where, p) for p in places), (x, (*at[:batch], *found, *at[lead:]))]
+
+    def lookup(self, node: Node, where: Value, at: Index, extent: Dim) -> Symbol:
+        """The symbol that stands for the index read from `where` at `at`."""
+        key = (node.output.id, at)
+        if key not in self.lookups:
+            self.lookups[key] = _symbol(fresh("d", extent))
+        return self.lookups[key]
+
+    def _reduction_reads(self, node: Node, at: Index) -> list[tuple[Value, Index]]:
+        plan = self.reduction(node, at)
+        loops: list[Dim] = [of(s) for s, _ in plan.variables]
+        ins = [v for v in node.inputs if v is not None]
+        if node.op == "matmul":
+            a, b = ins
+            k = loops[0]
+            return [(a, broadcast(a, (*at[:-1], k))), (b, broadcast(b, (*at[:-2], k, at[-1])))]
+        if node.op == "conv":
+            return _conv_reads(node, at, loops)
+        if node.op in WINDOWS:
+            a = node.attrs
+            moved = iter(loops)
+            taps = [next(moved) if k != 1 else 0 for k in a["kernel"]]
+            rows = zip(at, taps, a["strides"], a["dilations"], a["low"], strict=True)
+            return [(ins[0], tuple(i * s + t * d - lo for i, t, s, d, lo in rows))]
+        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+        kept = iter(at)
+        inner = iter(self._reduced_index(node, axes, plan))
+        return [(ins[0], tuple(next(inner) if i in axes else next(kept) for i in range(ins[0].rank)))]
+
+    def _reduced_index(self, node: Node, axes: Iterable[int], plan: LoopReduction) -> Index:
+        x = node.inputs[0]
+        assert x is not None
+        dims = [x.shape[a] for a in sorted(axes)]
+        extents = [d for _, d in plan.variables]
+        loops = tuple(of(s) for s, _ in plan.variables)
+        if len(dims) == len(extents) and all(always_equal(a, b) for a, b in zip(dims, extents, strict=True)):
+            return loops
+        real = [d for d in dims if d != 1]
+        if len(real) == len(extents) and all(always_equal(a, b) for a, b in zip(real, extents, strict=True)):
+            it = iter(loops)
+            return tuple(0 if d == 1 else next(it) for d in dims)
+        return unflatten(flatten(loops, extents), dims)
+
+    def reduction(self, node: Node, at: Index) -> LoopReduction:
+        """The loops of a reduction member: shared with the section's inner loops where the sizes agree."""
+        key = (node.output.id, at)
+        if key not in self.reductions:
+            self.reductions[key] = LoopReduction(node.output, at, self._reduction_variables(node))
+        return self.reductions[key]
+
+    def _reduction_variables(self, node: Node) -> list[tuple[Symbol, Dim]]:
+        if node.op == "matmul":
+            a = node.inputs[0]
+            assert a is not None
+            return [(_symbol(fresh("r", a.shape[-1])), a.shape[-1])]
+        if node.op == "conv":
+            w = node.inputs[1]
+            assert w is not None
+            return [(_symbol(fresh("r", d)), d) for d in w.shape[1:]]
+        if node.op in WINDOWS:
+            return [(_symbol(fresh("r", k)), k) for k in node.attrs["kernel"] if k != 1]
+        x = node.inputs[0]
+        assert x is not None
+        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+        dims = [x.shape[a] for a in sorted(axes) if x.shape[a] != 1]
+        inner = [(s, d) for s, d in self.variables if self.outer is not None and s not in self.outer]
+        if inner and always_equal(prod(d for _, d in inner), prod(dims)):
+            return inner
+        for other in self.reductions.values():
+            if len(other.variables) == len(dims) and all(always_equal(d, e) for (_, d), e in zip(other.variables, dims, strict=True)):
+                return other.variables
+        return [(_symbol(fresh("r", d)), d) for d in dims]
+
+    # ------------------------------------------------------------ loops
+
+    def all_variables(self) -> list[tuple[Symbol, Dim]]:
+        """The root's loops, then the reductions' own."""
+        found = dict(self.variables)
+        for r in self.reductions.values():
+            found.update(r.variables)
+        return list(found.items())
+
+    def _bijective(self, value: Value, at: Index) -> bool:
+        """True where the index visits every element of the value exactly once as the loops run."""
+        used = {s for e in at for s in symbols(e)}
+        extent = dict(self.all_variables())
+        if not used <= extent.keys():
+            return False
+        if not always_equal(prod(extent[s] for s in used), value.t.size):
+            return False
+        return _mixed_radix(flatten(at, value.shape), extent)
+
+    def _split_for(self, at: Index) -> None:
+        """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""
+        for _ in range(8):
+            found = next(((s, n) for e in self.demands_expressions() for s, n in _divisions(e)), None)
+            if found is None or not self.split(*found):
+                return
+
+    def demands_expressions(self) -> Iterable[Dim]:
+        for many in self.demands.values():
+            for at in many:
+                yield from at
+
+    def split(self, symbol: Symbol, n: Dim) -> bool:
+        """Replaces loop `symbol` by two, of extent / n and n, everywhere. False where n does not divide it."""
+        for k, (s, extent) in enumerate(self.variables):
+            if s == symbol and isinstance(n, (int, Expr)) and always_equal(extent % n, 0):
+                hi, lo = fresh("i", extent // n), fresh("i", n)
+                pair = [(_symbol(hi), extent // n), (_symbol(lo), n)]
+                self.variables[k : k + 1] = [p for p in pair if p[1] != 1]
+                self._substitute(symbol, (0 if extent // n == 1 else hi) * n + lo)
+                if symbol == self.innermost:
+                    self.innermost = pair[1][0] if n != 1 else pair[0][0]
+                if self.outer is not None and symbol in self.outer:
+                    at = self.outer.index(symbol)
+                    self.outer[at : at + 1] = [s for s, d in pair if d != 1]
+                return True
+        return False
+
+    def _substitute(self, symbol: Symbol, by: Dim) -> None:
+        def new(at: Index) -> Index:
+            return tuple(substitute(e, {symbol: by}) for e in at)
+
+        self.index = new(self.index)
+        self.demands = {k: list(dict.fromkeys(new(at) for at in many)) for k, many in self.demands.items()}
+        self.stores = {k: new(at) for k, at in self.stores.items()}
+        self.lookups = {(k, new(at)): s for (k, at), s in self.lookups.items()}
+        for r in self.reductions.values():
+            r.index = new(r.index)
+        self.reductions = {(k, new(at)): r for (k, at), r in self.reductions.items()}
+
+
+def _symbol(e: Dim) -> Symbol:
+    assert isinstance(e, Expr)
+    (atom,) = e.atoms()
+    assert isinstance(atom, Symbol)
+    return atom
+
+
+def _is_loop(s: Symbol) -> bool:
+    return s.key[0] in "ir"
+
+
+def _unpad(i: Dim, low: Dim, gap: int) -> Dim:
+    inner = i - low
+    return inner if gap == 0 else inner // (gap + 1)
+
+
+def conv_guards(node: Node, index: Index) -> tuple[Dim, ...]:
+    """Conditions (>= 0) under which a convolution's or window's read lies inside its input."""
+    x = node.inputs[0]
+    assert x is not None
+    out: list[Dim] = []
+    for i, d in zip(index, x.shape, strict=True):
+        out += [i, d - 1 - i]
+    return tuple(out)
+
+
+def _conv_reads(node: Node, at: Index, loops: list[Dim]) -> list[tuple[Value, Index]]:
+    x, w = (v for v in node.inputs if v is not None)
+    a = node.attrs
+    groups = a["groups"]
+    per_group = w.shape[0] // groups
+    channel = loops[0] if groups == 1 else (at[1] // per_group) * w.shape[1] + loops[0]
+    rows = zip(at[2:], loops[1:], a["strides"], a["dilations"], a["low"], strict=True)
+    inner = tuple(i * s + t * d - lo for i, t, s, d, lo in rows)
+    return [(x, (at[0], channel, *inner)), (w, (at[1], *loops))]
+
+
+def _divisions(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
+    """Loops that are divided: pairs (loop, by)."""
+    if isinstance(e, Expr):
+        for atom in e.atoms():
+            if isinstance(atom, Call) and atom.op in ("floordiv", "mod"):
+                x, n = atom.args
+                if isinstance(x, Expr) and len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1:
+                    inner = x.terms[0][0][0]
+                    if isinstance(inner, Symbol) and _is_loop(inner):
+                        yield inner, n
+                        continue
+                yield from _divisions(x)
+
+
+def _single_positions(at: Index) -> bool:
+    return all(isinstance(e, int) for e in at)
+
+
+def _mixed_radix(position: Dim, extent: dict[Symbol, Dim]) -> bool:
+    """True where the flat position is a sum of loops whose strides nest, or splits that add up to such a sum."""
+    from onnxc.ir.expr import recombine  # noqa: PLC0415
+
+    position = recombine(position)
+    if isinstance(position, int):
+        return True
+    parts: list[tuple[Dim, Dim]] = []
+    for mono, coef in position.terms:
+        loops = [a for a in mono if isinstance(a, Symbol) and a in extent]
+        calls = [a for a in mono if isinstance(a, Call)]
+        if not loops and not calls:
+            continue  # an offset
+        if len(loops) + len(calls) != 1:
+            return False
+        rest: Dim = coef
+        for a in mono:
+            if a not in loops and a not in calls:
+                rest = rest * of(a)
+        parts.append((rest, extent[loops[0]] if loops else _call_extent(calls[0], extent)))
+    remaining = list(parts)
+    reach: Dim = 1
+    while remaining:
+        found = next((p for p in remaining if always_equal(p[0], reach)), None)
+        if found is None:
+            return False
+        remaining.remove(found)
+        reach = found[0] * found[1]
+    return True
+
+
+def _call_extent(call: Call, extent: dict[Symbol, Dim]) -> Dim:
+    x, n = call.args
+    if call.op == "mod":
+        return n
+    inner = symbols(x)
+    return prod(extent.get(s, 1) for s in inner) // n if call.op == "floordiv" else 0
+
+
+_EXPENSIVE = {
+    "exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4, "tan": 20,
+    "asin": 20, "acos": 20, "atan": 20, "sinh": 20, "cosh": 20, "asinh": 20, "acosh": 20, "atanh": 20, "mod": 8,
+    "fmod": 8, "gather": 3, "gather_nd": 3, "gather_elements": 3, "reduce_sum": 1,
+}  # fmt: skip
+
+
+def _cost(node: Node) -> int:
+    """Rough cycles per element, relative to an addition."""
+    return 0 if node.op in VIEWS or constant_of(node.output) is not None else _EXPENSIVE.get(node.op, 1)
+
+
+cost = _cost

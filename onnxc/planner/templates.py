@@ -1,0 +1,142 @@
+"""Which nodes run as kernel templates, and how a template reads its operands through views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, symbols
+from onnxc.ir.graph import Node, Value
+from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
+from onnxc.planner.layout import Layout
+
+ENABLED = frozenset({"matmul", "conv", "attention"})
+
+
+def is_template(node: Node) -> bool:
+    """True for nodes that a kernel template computes; others of their kind become plain loops."""
+    if node.op == "matmul":
+        return "matmul" in ENABLED and node.output.dtype is dtypes.float32
+    if node.op == "conv":
+        return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4)
+    return node.op == "attention" and "attention" in ENABLED
+
+
+def through_views(value: Value, at: Index) -> tuple[Value, Index]:
+    """The stored value behind a chain of views, and the index into it."""
+    while value.node is not None and value.node.op in VIEWS:
+        at = view_index(value.node, at)
+        value = value.node.operands[0]
+    return value, at
+
+
+def coefficient(e: Dim, s: Symbol) -> Dim | None:
+    """The factor of a symbol in an expression that is linear in it; None where it is not."""
+    if isinstance(e, int):
+        return 0
+    total: Dim = 0
+    for mono, coef in e.terms:
+        found = [a for a in mono if s in symbols(of(a))]
+        if not found:
+            continue
+        if found != [s]:
+            return None
+        rest: Dim = coef
+        for a in mono:
+            if a != s:
+                rest = rest * of(a)
+        total = total + rest
+    return total
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand as a matrix in memory: address of its first element (over batch loops) and two strides."""
+
+    value: Value
+    base: Dim
+    row: Dim
+    col: Dim
+
+
+@dataclass(frozen=True)
+class MatmulAccess:
+    """How a matmul runs: batch loops, sizes, both operands, and the result's index in terms of the loops."""
+
+    batch: list[tuple[Symbol, Dim]]
+    m: Expr
+    n: Expr
+    sizes: tuple[Dim, Dim, Dim]  # M, N, K
+    a: Matrix
+    b: Matrix
+    index: Index
+
+
+def _matrix(layout: Layout, value: Value, at: Index, row: Expr, col: Expr) -> Matrix | None:
+    source, index = through_views(value, at)
+    address = layout.address(source, index)
+    (r,), (c,) = (tuple(x.atoms()) for x in (row, col))
+    assert isinstance(r, Symbol) and isinstance(c, Symbol)
+    rs, cs = coefficient(address, r), coefficient(address, c)
+    if rs is None or cs is None:
+        return None
+    return Matrix(source, address - row * rs - col * cs, rs, cs)
+
+
+def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
+    """The matrices of a matmul, batch dims merged into the rows where B has none; None where a view is in the way."""
+    a, b = node.operands
+    out = node.output
+    merged = all(d == 1 for d in b.shape[:-2])
+    for merge in ([True, False] if merged else [False]):
+        lead, rows = out.shape[:-2], out.shape[-2]
+        m_size = prod((*lead, rows)) if merge else rows
+        m, n, k = fresh("m", m_size), fresh("n", out.shape[-1]), fresh("k", a.shape[-1])
+        loops = [] if merge else [fresh("b", d) for d in lead]
+        outer = unflatten(m, (*lead, rows)) if merge else (*(0 if d == 1 else v for v, d in zip(loops, lead, strict=True)), m)
+        left = _matrix(layout, a, broadcast(a, (*outer[:-1], outer[-1], k)), m, k)
+        right = _matrix(layout, b, broadcast(b, (*outer[:-2], k, n)), k, n) if not merge else _matrix(layout, b, (*(0,) * (b.rank - 2), k, n), k, n)
+        if left is None or right is None:
+            continue
+        batch = [(next(iter(v.symbols())), d) for v, d in zip(loops, lead, strict=True) if d != 1]
+        return MatmulAccess(batch, m, n, (m_size, out.shape[-1], a.shape[-1]), left, right, (*outer, n))
+    return None
+
+
+@dataclass(frozen=True)
+class Image:
+    """A convolution operand in memory: N, H, W strides, channels contiguous."""
+
+    value: Value
+    base: Dim
+    strides: tuple[Dim, ...]
+
+
+def conv_image(layout: Layout, value: Value) -> Image | None:
+    """An operand or result of a channels-last template; None where its channels are not contiguous."""
+    own = [fresh("x", d) for d in value.shape]
+    at = tuple(0 if d == 1 else v for v, d in zip(own, value.shape, strict=True))
+    source, index = through_views(value, at)
+    address = layout.address(source, index)
+    strides: list[Dim] = []
+    for v, d in zip(own, value.shape, strict=True):
+        (s,) = v.atoms()
+        assert isinstance(s, Symbol)
+        c = coefficient(address, s) if d != 1 else 0
+        if c is None:
+            return None
+        strides.append(c)
+        address = address - v * c if d != 1 else address
+    if not (always_equal(strides[1], 1) or value.shape[1] == 1):
+        return None
+    return Image(source, address, tuple(strides))
+
+
+def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
+    """True where the template can read this operand through its views, with no copy."""
+    if node.op == "matmul":
+        access = matmul_access(layout, node)
+        return access is not None and (value is not node.operands[0] or always_equal(access.a.col, 1) or access.sizes[2] == 1)
+    if node.op == "conv":
+        return value is node.operands[0] and conv_image(layout, value) is not None
+    return False

@@ -1,0 +1,87 @@
+"""What a primitive is, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from onnxc.errors import InternalError, ShapeError
+from onnxc.ir.expr import Dim, always_equal, never_equal
+from onnxc.ir.graph import Attrs
+from onnxc.ir.types import TensorType
+
+
+class Kind(Enum):
+    """How the loop IR treats a primitive."""
+
+    POINTWISE = auto()  # one output element from the elements at the same (broadcast) position
+    VIEW = auto()  # index arithmetic only
+    REDUCTION = auto()  # a loop over axes that the output lacks
+    INDEXED = auto()  # reads at positions that are data
+    TEMPLATE = auto()  # matmul, convolution, attention: a kernel template or an extern call
+    OPAQUE = auto()  # a routine of the runtime (sort, scatter)
+    CONTROL = auto()  # has regions
+
+
+Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]
+Evaluate = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A primitive: `infer(types, attrs)` gives the output types, `evaluate(*arrays, **attrs)` the numpy result.
+
+    `symbolic` is true where `evaluate` also works on object arrays of ints and symbolic expressions.
+    """
+
+    name: str
+    kind: Kind
+    infer: Infer
+    evaluate: Evaluate | None
+    symbolic: bool = False
+
+
+TABLE: dict[str, Primitive] = {}
+
+
+def register(primitive: Primitive) -> Primitive:
+    """Adds a primitive to the table."""
+    if primitive.name in TABLE:
+        raise InternalError(f"primitive {primitive.name} is defined twice")
+    TABLE[primitive.name] = primitive
+    return primitive
+
+
+def lookup(name: str) -> Primitive:
+    """The primitive of that name; an InternalError says where to write a missing one."""
+    try:
+        return TABLE[name]
+    except KeyError:
+        raise InternalError(f"no primitive named {name!r}; primitives are defined in onnxc/primitives/") from None
+
+
+def broadcast_dims(a: Dim, b: Dim) -> Dim:
+    """numpy's rule for one pair of dims. Two different symbolic dims are taken to be equal (checked at run time)."""
+    if a == 1:
+        return b
+    if b == 1 or always_equal(a, b):
+        return a
+    if never_equal(a, b):
+        raise ShapeError(f"dims {a} and {b} do not broadcast")
+    return a if isinstance(a, int) else b if isinstance(b, int) else a
+
+
+def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """numpy's broadcast of shapes. Raises ShapeError naming the shapes where they do not fit."""
+    rank = max((len(s) for s in shapes), default=0)
+    out: tuple[Dim, ...] = (1,) * rank
+    for shape in shapes:
+        padded = (1,) * (rank - len(shape)) + shape
+        try:
+            out = tuple(broadcast_dims(a, b) for a, b in zip(out, padded, strict=True))
+        except ShapeError:
+            raise ShapeError(f"shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast") from None
+    return out

@@ -1,0 +1,93 @@
+"""Contractions: matmul, convolution, and pooling windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxc.errors import ShapeError
+from onnxc.ir.expr import Dim, is_nonnegative, never_equal
+from onnxc.ir.graph import Attrs
+from onnxc.ir.types import TensorType
+from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
+
+
+def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """[..., M, K] @ [..., K, N]; leading dims broadcast."""
+    a, b = types
+    if a.rank < 2 or b.rank < 2 or a.dtype is not b.dtype or never_equal(a.shape[-1], b.shape[-2]):
+        raise ShapeError(f"matmul of {a} and {b}: the inner dims must be equal")
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (a.with_shape((*batch, a.shape[-2], b.shape[-1])),)
+
+
+def window_size(size: Dim, kernel: int, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
+    """Number of window positions along one axis (rounding down)."""
+    span = size + low + high - (dilation * (kernel - 1) + 1)
+    if isinstance(span, int) and span < 0:
+        raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit in {size} + {low} + {high}")
+    return span // stride + 1
+
+
+def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """x [N, C, D1...], w [M, C / groups, K1...]; attrs strides, low, high, dilations (per spatial axis), groups."""
+    x, w = types
+    groups = attrs["groups"]
+    if x.rank != w.rank or x.rank < 3 or groups < 1:
+        raise ShapeError(f"conv of {x} with weights {w}, groups {groups}: ranks must be equal and at least 3")
+    if never_equal(x.shape[1], w.shape[1] * groups) or (isinstance(w.shape[0], int) and w.shape[0] % groups):
+        raise ShapeError(f"conv of {x} with weights {w}: channels do not fit {groups} groups")
+    spatial = tuple(
+        window_size(x.shape[i + 2], w.shape[i + 2], attrs["strides"][i], attrs["low"][i], attrs["high"][i],
+                    attrs["dilations"][i])  # type: ignore[arg-type]
+        for i in range(x.rank - 2)
+    )  # fmt: skip
+    return (x.with_shape((x.shape[0], w.shape[0], *spatial)),)
+
+
+def _window(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """Windows over every axis: attrs kernel, strides, low, high, dilations, each with one entry per axis."""
+    keys = ("kernel", "strides", "low", "high", "dilations")
+    shape = tuple(window_size(d, *row) for d, *row in zip(types[0].shape, *(attrs[k] for k in keys), strict=True))
+    if not all(is_nonnegative(d) for d in shape if isinstance(d, int)):
+        raise ShapeError(f"windows {dict(attrs)} do not fit in {types[0]}")
+    return (types[0].with_shape(shape),)
+
+
+def _patches(x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> np.ndarray:
+    """A view [positions..., kernel...] of an already padded array."""
+    out = [(d - (dl * (k - 1) + 1)) // s + 1 for d, k, s, dl in zip(x.shape, kernel, strides, dilations, strict=True)]
+    step = tuple(b * s for b, s in zip(x.strides, strides, strict=True))
+    inner = tuple(b * dl for b, dl in zip(x.strides, dilations, strict=True))
+    return np.lib.stride_tricks.as_strided(x, (*out, *kernel), step + inner, writeable=False)
+
+
+def _window_eval(op: str) -> object:
+    def call(x: np.ndarray, kernel, strides, low, high, dilations) -> np.ndarray:  # type: ignore[no-untyped-def]
+        fill = 0 if op == "sum" else (-np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
+        padded = np.pad(x, list(zip(low, high, strict=True)), constant_values=fill)
+        view = _patches(padded, kernel, strides, dilations)
+        axes = tuple(range(x.ndim, 2 * x.ndim))
+        return np.asarray(view.sum(axes) if op == "sum" else view.max(axes)).astype(x.dtype)
+
+    return call
+
+
+def _conv_eval(x: np.ndarray, w: np.ndarray, strides, low, high, dilations, groups) -> np.ndarray:  # type: ignore[no-untyped-def]
+    n = x.ndim - 2
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)])
+    view = _patches(padded, (1, 1, *w.shape[2:]), (1, 1, *strides), (1, 1, *dilations))
+    view = view.reshape(*view.shape[: n + 2], *w.shape[2:])
+    ci, co = x.shape[1] // groups, w.shape[0] // groups
+    parts = []
+    for g in range(groups):
+        v = np.moveaxis(view[:, g * ci : (g + 1) * ci], 1, n + 1)  # [N, out..., C, k...]
+        parts.append(np.tensordot(v, w[g * co : (g + 1) * co], axes=(range(n + 1, 2 * n + 2), range(1, n + 2))))
+    return np.moveaxis(np.concatenate(parts, axis=-1), -1, 1).astype(x.dtype)
+
+
+register(Primitive("matmul", Kind.TEMPLATE, _matmul, lambda a, b: np.asarray(np.matmul(a, b)).astype(a.dtype)))
+register(Primitive("conv", Kind.TEMPLATE, _conv, _conv_eval))
+register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max")))  # type: ignore[arg-type]
+register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]

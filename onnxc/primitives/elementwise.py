@@ -1,0 +1,181 @@
+"""Pointwise primitives: numpy broadcasting, one dtype in (but for `where` and `cast`), listed with their meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import ShapeError
+from onnxc.ir import dtypes, expr
+from onnxc.ir.graph import Attrs
+from onnxc.ir.types import TensorType
+from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
+
+
+def _same(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    first = types[0].dtype
+    if any(t.dtype is not first for t in types):
+        raise ShapeError(f"operands have different dtypes: {', '.join(map(str, types))}")
+    return (TensorType(first, broadcast_shapes(*(t.shape for t in types))),)
+
+
+def _predicate(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    return (_same(types, attrs)[0].with_dtype(dtypes.boolean),)
+
+
+def _where(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    (out,) = _same(types[1:], attrs)
+    if types[0].dtype is not dtypes.boolean:
+        raise ShapeError(f"the condition of where must be bool, not {types[0].dtype}")
+    return (out.with_shape(broadcast_shapes(types[0].shape, out.shape)),)
+
+
+def _cast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    return (types[0].with_dtype(attrs["to"]),)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype)
+
+
+def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Division; integers round toward zero (C's rule, as onnxruntime does)."""
+    if a.dtype == object or b.dtype == object:
+        return np.asarray(_divide_sizes(a, b), dtype=object)
+    if a.dtype.kind in "iu":
+        if np.any(b == 0):
+            raise ShapeError("integer division by zero")
+        quotient = np.floor_divide(a, b)
+        return quotient + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+    with np.errstate(all="ignore"):
+        return a / b
+
+
+def _check_divisor(b: expr.Dim) -> None:
+    """A symbolic divisor is taken to be positive where it is a size; of others the sign is not known."""
+    if b == 0:
+        raise ShapeError("integer division by zero")
+    if not isinstance(b, int) and not expr.is_nonnegative(b):
+        raise Undecided
+
+
+def _divide_size(a: expr.Dim, b: expr.Dim) -> expr.Dim:
+    """Division of two sizes, rounded toward zero."""
+    _check_divisor(b)
+    if isinstance(b, int) and b < 0:
+        a, b = -a, -b
+    if expr.is_nonnegative(a):
+        return expr.floordiv(a, b)
+    return expr.floordiv(expr.maximum(a, 0), b) - expr.floordiv(expr.maximum(-a, 0), b)
+
+
+def _mod_size(a: expr.Dim, b: expr.Dim) -> expr.Dim:
+    _check_divisor(b)
+    return expr.mod(a, b)
+
+
+_divide_sizes = np.frompyfunc(_divide_size, 2, 1)
+_maximum = np.frompyfunc(expr.maximum, 2, 1)
+_minimum = np.frompyfunc(expr.minimum, 2, 1)
+_mod = np.frompyfunc(_mod_size, 2, 1)
+
+
+def _either(symbolic: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    def call(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype == object or b.dtype == object:
+            return np.asarray(symbolic(a, b), dtype=object)
+        return np.asarray(plain(a, b))
+
+    return call
+
+
+class Undecided(Exception):
+    """A comparison of symbolic sizes that could go either way."""
+
+
+def _decide(yes: Callable[..., bool], no: Callable[..., bool]) -> Callable[..., Any]:
+    def one(a: Any, b: Any) -> bool:
+        if yes(a, b):
+            return True
+        if no(a, b):
+            return False
+        raise Undecided
+
+    return np.frompyfunc(one, 2, 1)
+
+
+def _compare(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    def call(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype == object or b.dtype == object:
+            return np.asarray(symbolic(a, b)).astype(bool)
+        return np.asarray(plain(a, b))
+
+    return call
+
+
+def _pow(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype.kind in "iu":
+        return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
+    return np.power(a, b)
+
+
+def _where_eval(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.where(c, a, b)
+
+
+def _cast_eval(x: np.ndarray, to: dtypes.DType) -> np.ndarray:
+    if x.dtype == object:
+        if not to.is_integer:
+            raise Undecided
+        return x
+    with np.errstate(all="ignore"):
+        return x.astype(to.numpy)
+
+
+def _isinf(x: np.ndarray, positive: bool = True, negative: bool = True) -> np.ndarray:
+    return (np.isposinf(x) if positive else False) | (np.isneginf(x) if negative else np.zeros(x.shape, bool))  # type: ignore[no-any-return]
+
+
+UNARY: dict[str, Callable[..., Any]] = {
+    "neg": np.negative, "abs": np.abs, "sign": np.sign, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
+    "atanh": np.arctanh, "erf": _erf, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
+    "not": np.logical_not, "bitnot": np.invert,
+}  # fmt: skip
+BINARY: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": divide, "pow": _pow,
+    "mod": _either(_mod, np.mod), "fmod": np.fmod, "max": _either(_maximum, np.maximum),
+    "min": _either(_minimum, np.minimum), "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
+    "shr": np.right_shift,
+}  # fmt: skip
+COMPARE: dict[str, Callable[..., Any]] = {
+    "eq": _compare(np.equal, _decide(expr.always_equal, expr.never_equal)),
+    "lt": _compare(np.less, _decide(expr.is_less, lambda a, b: expr.is_nonnegative(a - b))),
+    "le": _compare(np.less_equal, _decide(lambda a, b: expr.is_less(a, b + 1), lambda a, b: expr.is_less(b, a))),
+}
+_SYMBOLIC = {"add", "sub", "mul", "div", "mod", "max", "min", "neg", "eq", "lt", "le", "where", "cast"}
+
+def _quiet(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """Infinities and NaN are results, not warnings."""
+
+    def call(*arrays: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.asarray(f(*arrays))
+
+    return call
+
+
+for _name, _f in {**UNARY, **BINARY}.items():
+    register(Primitive(_name, Kind.POINTWISE, _same, _quiet(_f), _name in _SYMBOLIC))
+for _name, _f in COMPARE.items():
+    register(Primitive(_name, Kind.POINTWISE, _predicate, _f, True))
+register(Primitive("copy", Kind.POINTWISE, _same, np.copy))  # the same values in a buffer of their own
+register(Primitive("isnan", Kind.POINTWISE, _predicate, np.isnan))
+register(Primitive("isinf", Kind.POINTWISE, _predicate, _isinf))
+register(Primitive("where", Kind.POINTWISE, _where, _where_eval, True))
+register(Primitive("cast", Kind.POINTWISE, _cast, _cast_eval, True))

@@ -1,0 +1,85 @@
+"""Reads and writes at positions that are data. Negative positions count from the end; others outside are an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxc.ir import dtypes
+from onnxc.ir.graph import Attrs
+from onnxc.ir.types import TensorType
+from onnxc.primitives.base import Kind, Primitive, register
+
+
+def _gather(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """out[a..., i..., b...] = x[a..., index[i...], b...] with `axis` the place of the index."""
+    axis = attrs["axis"]
+    return (types[0].with_shape(types[0].shape[:axis] + types[1].shape + types[0].shape[axis + 1 :]),)
+
+
+def _gather_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    return (types[0].with_shape(types[1].shape),)
+
+
+def _gather_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """index [batch..., i..., depth] selects x[batch..., index...]: the last axis of the index holds positions."""
+    batch, depth = attrs["batch_dims"], types[1].shape[-1]
+    assert isinstance(depth, int)
+    return (types[0].with_shape(types[1].shape[:-1] + types[0].shape[batch + depth :]),)
+
+
+def _gather_nd_eval(x: np.ndarray, index: np.ndarray, batch_dims: int) -> np.ndarray:
+    if not batch_dims:
+        return np.asarray(x[tuple(np.moveaxis(index, -1, 0))])
+    lead = x.shape[:batch_dims]
+    flat = [_gather_nd_eval(a, i, 0) for a, i in zip(x.reshape(-1, *x.shape[batch_dims:]),
+            index.reshape(-1, *index.shape[batch_dims:]), strict=True)]  # fmt: skip
+    return np.stack(flat).reshape(*lead, *flat[0].shape)
+
+
+def _scatter(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    return (types[0],)
+
+
+def _scatter_nd_eval(x: np.ndarray, index: np.ndarray, updates: np.ndarray, reduction: str) -> np.ndarray:
+    out = x.copy()
+    at = tuple(np.moveaxis(index, -1, 0))
+    _SCATTER[reduction](out, at, updates)
+    return out
+
+
+def _scatter_elements_eval(x: np.ndarray, index: np.ndarray, updates: np.ndarray, axis: int, reduction: str) -> np.ndarray:
+    out = x.copy()
+    grid = list(np.indices(index.shape))
+    grid[axis] = np.where(index < 0, index + x.shape[axis], index)
+    _SCATTER[reduction](out, tuple(grid), updates)
+    return out
+
+
+_SCATTER = {
+    "none": lambda out, at, updates: out.__setitem__(at, updates),
+    "add": np.add.at, "mul": np.multiply.at, "max": np.maximum.at, "min": np.minimum.at,
+}  # fmt: skip
+
+
+def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """The k greatest (least) along an axis, sorted, ties by position: values and int64 positions."""
+    shape = list(types[0].shape)
+    shape[attrs["axis"]] = attrs["k"]
+    out = types[0].with_shape(tuple(shape))
+    return out, out.with_dtype(dtypes.int64)
+
+
+def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:
+    keys = -x.astype(np.float64) if largest else x
+    order = np.take(np.argsort(keys, axis=axis, kind="stable"), range(k), axis=axis)
+    return np.take_along_axis(x, order, axis), order.astype(np.int64)
+
+
+register(Primitive("gather", Kind.INDEXED, _gather, lambda x, i, axis: np.take(x, i.astype(np.int64), axis=axis), True))
+register(Primitive("gather_elements", Kind.INDEXED, _gather_elements, lambda x, i, axis: np.take_along_axis(x, i, axis)))
+register(Primitive("gather_nd", Kind.INDEXED, _gather_nd, _gather_nd_eval))
+register(Primitive("scatter_elements", Kind.OPAQUE, _scatter, _scatter_elements_eval))
+register(Primitive("scatter_nd", Kind.OPAQUE, _scatter, _scatter_nd_eval))
+register(Primitive("top_k", Kind.OPAQUE, _top_k, _top_k_eval))

@@ -1,0 +1,114 @@
+"""Primitives that move elements without changing them: views, padding, concatenation, iota, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import ShapeError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, ceildiv, maximum, never_equal
+from onnxc.ir.graph import Attrs
+from onnxc.ir.types import TensorType
+from onnxc.primitives.base import Kind, Primitive, broadcast_dims, register
+
+
+def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    out = types[0].with_shape(tuple(attrs["shape"]))
+    if never_equal(out.size, types[0].size):
+        raise ShapeError(f"cannot reshape {list(types[0].shape)} to {list(out.shape)}")
+    return (out,)
+
+
+def _transpose(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    perm = attrs["perm"]
+    if sorted(perm) != list(range(types[0].rank)):
+        raise ShapeError(f"{list(perm)} is not a permutation of the axes of {types[0]}")
+    return (types[0].with_shape(tuple(types[0].shape[p] for p in perm)),)
+
+
+def _expand(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    shape: tuple[Dim, ...] = tuple(attrs["shape"])
+    own = types[0].shape
+    if len(own) != len(shape):
+        raise ShapeError(f"expand of {types[0]} to {list(shape)}: the ranks differ")
+    for a, b in zip(own, shape, strict=True):
+        broadcast_dims(a, b)
+    return (types[0].with_shape(shape),)
+
+
+def _slice(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """starts, sizes and steps for every axis; a negative step counts down from its start."""
+    return (types[0].with_shape(tuple(attrs["sizes"])),)
+
+
+def _pad(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """low, high and interior (zeros between neighbours) per axis, none negative; the value is the second operand."""
+    shape = tuple(
+        lo + hi + d + maximum(d - 1, 0) * gap
+        for d, lo, hi, gap in zip(types[0].shape, attrs["low"], attrs["high"], attrs["interior"], strict=True)
+    )
+    return (types[0].with_shape(shape),)
+
+
+def _concat(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    axis = attrs["axis"]
+    shape = list(types[0].shape)
+    for t in types[1:]:
+        if t.rank != len(shape) or t.dtype is not types[0].dtype:
+            raise ShapeError(f"cannot concatenate {' and '.join(map(str, types))}")
+        for i, (a, b) in enumerate(zip(shape, t.shape, strict=True)):
+            if i == axis:
+                shape[i] = a + b
+            elif never_equal(a, b):
+                raise ShapeError(f"cannot concatenate {' and '.join(map(str, types))} along axis {axis}")
+            elif isinstance(b, int):
+                shape[i] = b
+    return (types[0].with_shape(tuple(shape)),)
+
+
+def _slice_eval(x: np.ndarray, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    index = []
+    for start, size, step in zip(starts, sizes, steps, strict=True):
+        end: int | None = start + size * step
+        index.append(slice(start, None if step < 0 and end is not None and end < 0 else end, step))
+    return x[tuple(index)]
+
+
+def _pad_eval(x: np.ndarray, value: np.ndarray, low: Any, high: Any, interior: Any) -> np.ndarray:
+    inner = tuple(d + max(d - 1, 0) * g for d, g in zip(x.shape, interior, strict=True))
+    out = np.full([lo + d + hi for lo, d, hi in zip(low, inner, high, strict=True)], value, dtype=x.dtype)
+    out[tuple(slice(lo, lo + d, g + 1) for lo, d, g in zip(low, inner, interior, strict=True))] = x
+    return out
+
+
+def slice_size(start: Dim, stop: Dim, step: int) -> Dim:
+    """Number of elements from start up to (not with) stop."""
+    return maximum(ceildiv(stop - start, step) if step > 0 else ceildiv(start - stop, -step), 0)
+
+
+def _constant(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    value: np.ndarray = attrs["value"]
+    return (TensorType(dtypes.from_numpy(value.dtype), value.shape),)
+
+
+def _iota(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(attrs["dtype"], (attrs["size"],)),)
+
+
+def _sizes(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """An int64 vector of sizes that are known as expressions (`dims`): the way a shape enters a computation."""
+    return (TensorType(dtypes.int64, (len(attrs["dims"]),)),)
+
+
+register(Primitive("reshape", Kind.VIEW, _reshape, lambda x, shape: x.reshape(shape), True))
+register(Primitive("transpose", Kind.VIEW, _transpose, lambda x, perm: x.transpose(perm), True))
+register(Primitive("expand", Kind.VIEW, _expand, lambda x, shape: np.broadcast_to(x, shape), True))
+register(Primitive("slice", Kind.VIEW, _slice, _slice_eval, True))
+register(Primitive("pad", Kind.VIEW, _pad, _pad_eval, False))
+register(Primitive("concat", Kind.VIEW, _concat, lambda *xs, axis: np.concatenate(xs, axis), True))
+register(Primitive("iota", Kind.POINTWISE, _iota, lambda size, dtype: np.arange(size).astype(dtype.numpy), False))
+register(Primitive("constant", Kind.VIEW, _constant, lambda value: value))
+register(Primitive("sizes", Kind.VIEW, _sizes, None))

@@ -1,0 +1,71 @@
+"""Reductions over axes, arg-reductions, and cumulative sums. A reduced axis is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxc.ir import dtypes
+from onnxc.ir.graph import Attrs
+from onnxc.ir.types import TensorType
+from onnxc.primitives.base import Kind, Primitive, register
+
+
+def _reduce(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    axes = attrs["axes"]
+    return (types[0].with_shape(tuple(d for i, d in enumerate(types[0].shape) if i not in axes)),)
+
+
+def _arg(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    return (_reduce(types, {"axes": (attrs["axis"],)})[0].with_dtype(dtypes.int64),)
+
+
+def _numpy(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    def call(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.asarray(f(x, axis=tuple(axes))).astype(x.dtype)
+
+    return call
+
+
+def _extreme(f: Callable[..., Any], greatest: bool) -> Callable[..., np.ndarray]:
+    """max or min; over no elements the least (greatest) value of the type."""
+
+    def call(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        if all(x.shape[a] for a in axes):
+            return np.asarray(f(x, axis=tuple(axes))).astype(x.dtype)
+        dtype = dtypes.from_numpy(x.dtype)
+        whole = 2 ** (dtype.bits - (dtype.kind == "int"))
+        least, most = (-np.inf, np.inf) if dtype.is_float else (-whole if dtype.kind == "int" else 0, whole - 1)
+        shape = tuple(d for i, d in enumerate(x.shape) if i not in axes)
+        return np.full(shape, least if greatest else most).astype(x.dtype)
+
+    return call
+
+
+def _arg_eval(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    def call(x: np.ndarray, axis: int, last: bool = False) -> np.ndarray:
+        if not last:
+            return np.asarray(f(x, axis=axis))
+        return np.asarray(x.shape[axis] - 1 - f(np.flip(x, axis), axis=axis))
+
+    return call
+
+
+def _cumsum(x: np.ndarray, axis: int, exclusive: bool = False, reverse: bool = False) -> np.ndarray:
+    y = np.flip(x, axis) if reverse else x
+    out = np.cumsum(y, axis=axis, dtype=x.dtype)
+    if exclusive:
+        out = out - y
+    return np.flip(out, axis) if reverse else out
+
+
+register(Primitive("reduce_sum", Kind.REDUCTION, _reduce, _numpy(np.sum)))
+register(Primitive("reduce_prod", Kind.REDUCTION, _reduce, _numpy(np.prod), True))
+register(Primitive("reduce_max", Kind.REDUCTION, _reduce, _extreme(np.max, True)))
+register(Primitive("reduce_min", Kind.REDUCTION, _reduce, _extreme(np.min, False)))
+register(Primitive("argmax", Kind.REDUCTION, _arg, _arg_eval(np.argmax)))
+register(Primitive("argmin", Kind.REDUCTION, _arg, _arg_eval(np.argmin)))
+register(Primitive("cumsum", Kind.OPAQUE, lambda types, attrs: (types[0],), _cumsum))

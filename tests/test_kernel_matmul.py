@@ -1,0 +1,266 @@
+"""The matmul template (matmul.h), compiled alone and compared with float64 at awkward sizes and strides."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+INCLUDE = Path(__file__).resolve().parent.parent / "onnxc" / "codegen" / "cpp" / "include"
+FLAGS = "-O2 -std=c++17 -fno-math-errno -fno-trapping-math -fPIC -shared -Wno-psabi".split()
+LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
+
+SOURCE = r"""
+#include "matmul.h"
+alignas(64) static char scratch[MM_SCRATCH * 8];
+
+// Plain product with a bias row; every task of a grid made for `threads` threads, last task first.
+template <class T>
+static void run(const T *a, i64 sm, i64 sk, const T *bp, const T *bias, T *c, i64 ldc, i64 M, i64 N, i64 K,
+                i64 threads) {
+  auto epi = [=](i64 m, i64 n, V<T> v, auto lanes) OX_LAMBDA {
+    stl(c + m * ldc + n, v + ldl(bias + n, lanes), lanes);
+  };
+  MmGrid g = mm_grid(M, N, K, threads);
+  MmOut out{c, ldc * (i64)sizeof(T), sizeof(T)};
+  for (i64 t = g.tasks; t-- > 0;)
+    if (sk == 1)
+      mm_task<T>(g, t, MmRows<T>{a, sm}, bp, M, N, K, (T *)scratch, epi, out);
+    else
+      mm_task<T>(g, t, MmStrided<T>{a, sm, sk}, bp, M, N, K, (T *)scratch, epi);
+}
+// Packs panel by panel, as tasks of a pool would.
+template <class T> static void pack(const T *b, i64 sk, i64 sn, i64 K, i64 N, T *bp) {
+  for (i64 p = mm_panels(N); p-- > 0;) mm_pack_b(b, sk, sn, K, N, bp, p, p + 1);
+}
+#define ENTRIES(T)                                                                                         \
+  extern "C" void run_##T(const T *a, i64 sm, i64 sk, const T *bp, const T *bias, T *c, i64 ldc, i64 M,    \
+                          i64 N, i64 K, i64 threads) {                                                     \
+    run<T>(a, sm, sk, bp, bias, c, ldc, M, N, K, threads);                                                 \
+  }                                                                                                        \
+  extern "C" void pack_##T(const T *b, i64 sk, i64 sn, i64 K, i64 N, T *bp) {                              \
+    pack<T>(b, sk, sn, K, N, bp);                                                                          \
+  }                                                                                                        \
+  extern "C" void whole_##T(const T *b, i64 sk, i64 sn, i64 K, i64 N, T *bp) {                             \
+    mm_pack_b(b, sk, sn, K, N, bp, 0, mm_panels(N));                                                       \
+  }
+ENTRIES(f32) ENTRIES(f64) ENTRIES(i32) ENTRIES(i64)
+
+// A prologue (A is squared while it is packed) and one rectangle of tiles.
+extern "C" void squared(const f32 *a, const f32 *bp, f32 *c, i64 N, i64 K, i64 m0, i64 m1, i64 p0,
+                        i64 p1) {
+  auto sq = [=](i64 m, i64 k, auto lanes) OX_LAMBDA { vf x = ldl(a + m * K + k, lanes); return x * x; };
+  auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m * N + n, v, lanes); };
+  matmul_block<f32>(mm_map<f32>(sq), bp, N, K, m0, m1, p0, p1, (f32 *)scratch, epi);
+}
+extern "C" i64 panel_width() { return MM_NR; }
+extern "C" i64 packed_size(i64 K, i64 N) { return mm_packed(K, N); }
+extern "C" void grid(i64 M, i64 N, i64 K, i64 threads, i64 *out) {
+  MmGrid g = mm_grid(M, N, K, threads);
+  out[0] = g.gm; out[1] = g.gp; out[2] = g.tasks;
+}
+"""
+
+SUFFIX = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64"}
+
+
+def _argument(x: np.ndarray | int) -> ctypes.c_void_p | ctypes.c_longlong:
+    return ctypes.c_void_p(x.ctypes.data) if isinstance(x, np.ndarray) else ctypes.c_longlong(x)
+
+
+@dataclass
+class Kernel:
+    """The compiled test library; arrays go in as numpy, strides are read off them."""
+
+    lib: ctypes.CDLL
+
+    def call(self, name: str, *args: np.ndarray | int) -> None:
+        getattr(self.lib, name)(*(_argument(x) for x in args))
+
+    def number(self, name: str, *args: int) -> int:
+        function = getattr(self.lib, name)
+        function.restype = ctypes.c_longlong
+        return int(function(*(ctypes.c_longlong(x) for x in args)))
+
+    def pack(self, b: np.ndarray, entry: str = "pack") -> np.ndarray:
+        k, n = b.shape
+        packed = np.full(self.number("packed_size", k, n), 77, b.dtype)
+        steps = [s // b.itemsize for s in b.strides]
+        self.call(f"{entry}_{SUFFIX[b.dtype.name]}", b, *steps, k, n, packed)
+        return packed
+
+    def matmul(
+        self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, threads: int = 1, gap: int = 5
+    ) -> np.ndarray:
+        """a @ b + bias; the output has `gap` guard columns and one guard row, which must stay untouched."""
+        (m, k), n = a.shape, b.shape[1]
+        bias = np.zeros(n, a.dtype) if bias is None else bias
+        c = np.full((m + 1, n + gap), 99, a.dtype)
+        steps = [s // a.itemsize for s in a.strides]
+        self.call(f"run_{SUFFIX[a.dtype.name]}", a, *steps, self.pack(b), bias, c, n + gap, m, n, k, threads)
+        assert (c[m] == 99).all() and (c[:, n:] == 99).all(), "wrote outside of C"
+        return c[:m, :n]
+
+
+@pytest.fixture(scope="module", params=list(LEVELS))
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    folder = tmp_path_factory.mktemp("matmul")
+    source, library = folder / "k.cpp", folder / "k.so"
+    source.write_text(SOURCE)
+    command = ["g++", *FLAGS, "-Wall", "-Wextra", "-Werror", *LEVELS[request.param], f"-I{INCLUDE}"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    return Kernel(ctypes.CDLL(str(library)))
+
+
+def normal(*shape: int, dtype: str = "float32") -> np.ndarray:
+    rng = np.random.default_rng(sum(shape))
+    if dtype.startswith("int"):
+        return rng.integers(-1000, 1000, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def check(got: np.ndarray, a: np.ndarray, b: np.ndarray, bias: np.ndarray | float = 0.0) -> None:
+    """Against float64, with a bound that grows as the root of the chain (256 at most, then the K blocks)."""
+    if got.dtype.kind == "i":
+        np.testing.assert_array_equal(got, a @ b + np.asarray(bias, got.dtype))
+        return
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    want = a @ b + bias
+    size = np.linalg.norm(a, axis=1).max() * np.linalg.norm(b, axis=0).max() + np.abs(bias).max()
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= 8 * np.finfo(got.dtype).eps * size
+
+
+SIZES = (1, 7, 17, 31, 33, 129)
+
+
+@pytest.mark.parametrize("dtype", SUFFIX)
+def test_odd_sizes(kernel: Kernel, dtype: str) -> None:
+    for m, n, k in itertools.product(SIZES, SIZES, SIZES):
+        a, b, bias = normal(m, k, dtype=dtype), normal(k, n, dtype=dtype), normal(n, dtype=dtype)
+        check(kernel.matmul(a, b, bias), a, b, bias)
+
+
+def test_every_row_count_and_lane_count(kernel: Kernel) -> None:
+    for i in range(1, 66):
+        a, b = normal(i, 19), normal(19, 66 - i)
+        check(kernel.matmul(a, b), a, b)
+        a, b = normal(i, 5), normal(5, 160)  # several panels at once for few rows
+        check(kernel.matmul(a, b), a, b)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 256, 40), (130, 257, 70), (300, 1000, 100), (5, 5000, 65), (150, 2600, 700), (150, 20, 2100)],
+)
+def test_several_blocks_of_m_n_and_k(kernel: Kernel, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    a, b, bias = normal(m, k), normal(k, n), normal(n)
+    check(kernel.matmul(a, b, bias), a, b, bias)
+
+
+def test_long_sums_stay_accurate(kernel: Kernel) -> None:
+    """All terms positive: one chain of 32768 additions in float32 would be off by 1e-4 and more."""
+    a, b = np.abs(normal(2, 32768)), np.abs(normal(32768, 3))
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(kernel.matmul(a, b) / want - 1).max() < 1e-5
+
+
+def test_empty(kernel: Kernel) -> None:
+    bias = normal(40)
+    np.testing.assert_array_equal(kernel.matmul(normal(3, 0), normal(0, 40), bias), np.tile(bias, (3, 1)))
+    assert kernel.matmul(normal(0, 4), normal(4, 40)).shape == (0, 40)
+    assert kernel.matmul(normal(3, 4), normal(4, 0)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", SUFFIX)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (40, 70), (129, 300), (64, 128)])
+def test_packing(kernel: Kernel, dtype: str, shape: tuple[int, int]) -> None:
+    """[ceil(N/NR)][K][NR], zero padded, whatever the strides of B."""
+    k, n = shape
+    nr, plain = kernel.number("panel_width"), normal(k, n, dtype=dtype)
+    padded = np.zeros((k, -(-n // nr) * nr), dtype)
+    padded[:, :n] = plain
+    want = padded.reshape(k, -1, nr).transpose(1, 0, 2).ravel()
+    wide = np.zeros((k, 2 * n), dtype)
+    wide[:, ::2] = plain
+    for b in (plain, np.asfortranarray(plain), wide[:, ::2], plain[::-1, ::-1].copy()[::-1, ::-1]):
+        for entry in ("pack", "whole"):
+            np.testing.assert_array_equal(kernel.pack(b, entry), want)
+
+
+@pytest.mark.parametrize("dtype", SUFFIX)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (40, 70), (129, 300), (200, 520)])
+def test_strides_of_a(kernel: Kernel, dtype: str, shape: tuple[int, int]) -> None:
+    m, k = shape
+    plain, b = normal(m, k, dtype=dtype), normal(k, 37, dtype=dtype)
+    wide = np.zeros((2 * m, 3 * k), dtype)
+    wide[::2, ::3] = plain
+    rows = np.zeros((m, k + 9), dtype)
+    rows[:, 4:-5] = plain
+    want = kernel.matmul(plain, b)
+    for a in (np.asfortranarray(plain), wide[::2, ::3], rows[:, 4:-5], plain[::-1, ::-1].copy()[::-1, ::-1]):
+        np.testing.assert_array_equal(kernel.matmul(a, b), want)
+
+
+def test_nan_and_infinity_stay_in_their_row_and_column(kernel: Kernel) -> None:
+    """Padding never leaks: 0 * inf of the padded columns is computed, and must not be seen."""
+    for m, k, n, place in itertools.product((1, 5, 30), (9, 300), (5, 33, 64), (0, -1)):
+        for value in (np.nan, np.inf, -np.inf):
+            a, b = normal(m, k), normal(k, n)
+            a[place, place] = value
+            with np.errstate(invalid="ignore"):
+                got, want = kernel.matmul(a, b), a.astype(np.float64) @ b
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+            a, b = normal(m, k), normal(k, n)
+            b[place, place] = value
+            with np.errstate(invalid="ignore"):
+                got, want = kernel.matmul(a, b), a.astype(np.float64) @ b
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_denormals_and_overflow(kernel: Kernel) -> None:
+    a, b = np.full((2, 3), 1e-30, np.float32), np.full((3, 2), 1e-12, np.float32)
+    np.testing.assert_allclose(kernel.matmul(a, b), 3e-42, rtol=1e-2)
+    a, b = np.full((2, 3), 1e30, np.float32), np.full((3, 2), 1e30, np.float32)
+    assert np.isposinf(kernel.matmul(a, b)).all()
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 768, 3000), (2, 768, 3000), (128, 768, 768), (500, 600, 320), (97, 3072, 100)]
+)
+def test_the_bits_do_not_depend_on_threads_or_on_m(kernel: Kernel, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    a, b = normal(m, k), normal(k, n)
+    one = kernel.matmul(a, b)
+    for threads in (2, 3, 16):
+        np.testing.assert_array_equal(kernel.matmul(a, b, threads=threads), one)
+    np.testing.assert_array_equal(kernel.matmul(a[m // 2 :], b), one[m // 2 :])
+
+
+def test_prologue_and_a_rectangle_of_tiles(kernel: Kernel) -> None:
+    m, k, n, nr = 40, 300, 200, kernel.number("panel_width")
+    a, b = normal(m, k), normal(k, n)
+    c = np.full((m, n), 99, np.float32)
+    kernel.call("squared", a, kernel.pack(b), c, n, k, 3, 29, 1, 4)
+    check(c[3:29, nr : 4 * nr], (a * a)[3:29], b[:, nr : 4 * nr])
+    c[3:29, nr : 4 * nr] = 99
+    assert (c == 99).all()
+
+
+def test_the_grid_gives_every_thread_work(kernel: Kernel) -> None:
+    assert _grid(kernel, 4, 8, 8, 8) == [1, 1, 1]
+    for m, n, k in ((1, 50257, 768), (128, 3072, 768), (4096, 64, 512), (512, 768, 3072)):
+        gm, gp, tasks = _grid(kernel, m, n, k, 8)
+        assert gm * gp == tasks >= 8 and gm <= m and gp <= -(-n // kernel.number("panel_width"))
+
+
+def _grid(kernel: Kernel, m: int, n: int, k: int, threads: int) -> list[int]:
+    out = np.zeros(3, np.int64)
+    kernel.call("grid", m, n, k, threads, out)
+    return [int(x) for x in out]

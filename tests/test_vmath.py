@@ -1,0 +1,377 @@
+"""The vector math header against float64: error bounds in ULP, special values, tails, integers.
+
+A tiny library with one loop per function is compiled for each instruction set that the header has a form
+for (and this machine can run), and called through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+INCLUDE = Path(__file__).parent.parent / "onnxc" / "codegen" / "cpp" / "include"
+FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+# Random bits hold signalling NaNs, of which numpy warns at each cast.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+
+Array = NDArray[Any]
+Reference = Callable[..., Array]
+
+
+def _erf(x: Array) -> Array:
+    return np.array([math.erf(v) for v in x.tolist()])
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+# Function, reference in float64, bound in ULP of f32.
+UNARY: dict[str, tuple[Reference, float]] = {
+    "exp": (np.exp, 1.5),
+    "exp2": (np.exp2, 1.5),
+    "expm1": (np.expm1, 2.0),
+    "log": (np.log, 2.0),
+    "log1p": (np.log1p, 2.0),
+    "tanh": (np.tanh, 4.5),
+    "erf": (_erf, 3.0),
+    "sigmoid": (_sigmoid, 3.0),
+    "sin": (np.sin, 2.0),
+    "cos": (np.cos, 2.0),
+    "tan": (np.tan, 2.0),
+    "asin": (np.arcsin, 2.0),
+    "acos": (np.arccos, 2.0),
+    "atan": (np.arctan, 2.0),
+    "sinh": (np.sinh, 3.0),
+    "cosh": (np.cosh, 2.0),
+    "asinh": (np.arcsinh, 2.0),
+    "acosh": (np.arccosh, 2.0),
+    "atanh": (np.arctanh, 3.0),
+    "sqrt": (np.sqrt, 0.5),
+    "rsqrt": (lambda x: 1.0 / np.sqrt(x), 1.5),
+}
+# Function, reference in the type itself: equal to the bit (the sign of a NaN aside).
+EXACT: dict[str, Reference] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.round,
+    "trunc": np.trunc,
+    "abs": np.abs,
+    "neg": np.negative,
+    "sign": lambda x: np.where(x == 0, 0, np.sign(x)),
+    "relu": lambda x: np.where(x < 0, 0, x),
+}
+BINARY = ("pow", "max", "min", "fmod", "mod", "atan2", "copysign")
+INTEGER_BINARY = ("pow", "max", "min", "fmod", "mod", "idiv")
+INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
+
+UNARY_LOOP = """extern "C" void {t}_{f}(const {t} *x, {t} *r, i64 n) {{
+  for (; n >= VL; n -= VL, x += VL, r += VL) st(r, v_{f}(ld(x)));
+  if (n) stn(r, v_{f}(ldn(x, n)), n);
+}}
+"""
+BINARY_LOOP = """extern "C" void {t}_{f}(const {t} *x, const {t} *y, {t} *r, i64 n) {{
+  for (; n >= VL; n -= VL, x += VL, y += VL, r += VL) st(r, v_{f}(ld(x), ld(y)));
+  if (n) stn(r, v_{f}(ldn(x, n), ldn(y, n)), n);
+}}
+"""
+TESTS_LOOP = """extern "C" void {t}_is(const {t} *x, {m} *nan, {m} *inf, i64 n) {{
+  for (i64 i = 0; i + VL <= n; i += VL) st(nan + i, v_isnan(ld(x + i))), st(inf + i, v_isinf(ld(x + i)));
+}}
+"""
+
+
+def _source() -> str:
+    parts = ['#include "vmath.h"\nextern "C" const int fused = OX_FMA;\n']
+    for t in ("f32", "f64"):
+        parts += [UNARY_LOOP.format(t=t, f=f) for f in (*UNARY, *EXACT)]
+        parts += [BINARY_LOOP.format(t=t, f=f) for f in BINARY]
+        parts += [TESTS_LOOP.format(t=t, m="i32" if t == "f32" else "i64")]
+    for t in INTEGERS:
+        parts += [UNARY_LOOP.format(t=t, f=f) for f in ("abs", "sign")]
+        parts += [BINARY_LOOP.format(t=t, f=f) for f in INTEGER_BINARY]
+    return "".join(parts)
+
+
+class Library:
+    """The compiled loops: `lib("f32_exp", x)`, `lib("i8_mod", x, y)`."""
+
+    def __init__(self, path: Path) -> None:
+        self._dll = ctypes.CDLL(str(path))
+        self.fused = bool(ctypes.c_int.in_dll(self._dll, "fused").value)
+        """Whether the code has fused multiplies; without, errors are a little larger."""
+
+    def __call__(self, name: str, *args: Array) -> Array:
+        out = np.empty_like(args[0])
+        self.fill(name, *args, out)
+        return out
+
+    def fill(self, name: str, *arrays: Array) -> None:
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
+        getattr(self._dll, name)(*pointers, ctypes.c_int64(arrays[0].size))
+
+
+def _builds() -> dict[str, list[str]]:
+    if platform.machine() != "x86_64":
+        return {"native": ["-march=native"]}
+    return {
+        "native": ["-march=native"],
+        "v3-vl8": ["-march=x86-64-v3", "-DONNXC_VL=8"],
+        "baseline-vl4": ["-march=x86-64", "-DONNXC_VL=4"],
+    }
+
+
+def _runs_here(build: str) -> bool:
+    if build != "v3-vl8":
+        return True
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and {"avx2", "fma"} <= set(cpuinfo.read_text().split())
+
+
+@pytest.fixture(scope="session", params=list(_builds()))
+def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """One library for each instruction set."""
+    if not _runs_here(request.param):
+        pytest.skip("this machine lacks AVX2")
+    folder = tmp_path_factory.mktemp("vmath")
+    (folder / "loops.cpp").write_text(_source())
+    command = ["g++", *FLAGS, *WARNINGS, *_builds()[request.param], f"-I{INCLUDE}"]
+    subprocess.run([*command, "-o", str(folder / "loops.so"), str(folder / "loops.cpp"), "-lm"], check=True)
+    return Library(folder / "loops.so")
+
+
+def _specials() -> NDArray[np.float32]:
+    tiny = [1e-45, 1e-40, 1.17549435e-38, 1e-30, 1e-8, 1e-4]
+    edges = [0.25, 0.5, 0.75, 0.99999994, 1.0, 1.0000001, 1.5, 2.0, 2.5, 3.0, 3.5, 3.9, 9.0, 17.0, 63.0, 64.0]
+    large = [87.3, 88.0, 88.7228, 88.73, 103.9, 104.1, 127.0, 128.0, 149.5, 8388607.5, 8388609.0, 3.4e38]
+    positive = np.array([0.0, *tiny, *edges, *large, np.inf, np.nan], np.float32)
+    return np.concatenate([positive, -positive])
+
+
+def _sweep(count: int = 120_000) -> NDArray[np.float32]:
+    """Random bits (every exponent alike), ordinary ranges, specials; an odd length, so that tails run."""
+    rng = np.random.default_rng(7)
+    any_bits = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
+    ranges = [rng.uniform(-w, w, count // 4).astype(np.float32) for w in (0.5, 2, 10, 110, 1e4, 6e4)]
+    near_one = 1 + rng.uniform(-1, 1, count // 4) * 2.0 ** rng.integers(-23, 0, count // 4)
+    x = np.concatenate([_specials(), any_bits, *ranges, near_one.astype(np.float32)])
+    return x if x.size % 2 else x[:-1]
+
+
+def ulp_error(got: NDArray[np.float32], exact: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Error in units of the last place of `exact`, rounded to f32: 0 where both are the same NaN or infinity.
+
+    What rounds to infinity counts as 2^128, so that an overflow one step early is an error of one ULP.
+    """
+    with np.errstate(all="ignore"):
+        near = exact.astype(np.float32)
+        step = np.exp2(np.maximum(np.frexp(np.clip(np.abs(exact), 1e-300, 3e38))[1] - 24, -149))
+        wide = np.where(np.isinf(got), np.copysign(2.0**128, got), got.astype(np.float64))
+        limit = np.where(np.isinf(near), np.copysign(2.0**128, near), exact)
+        same = (np.isnan(got) & np.isnan(near)) | (got == near)
+        error = np.where(same & ~np.isfinite(near), 0.0, np.abs(wide - limit) / step)
+        return np.where(np.isnan(error), np.inf, error)
+
+
+def _report(x: Array, got: Array, exact: Array, error: NDArray[np.float64]) -> str:
+    i = int(np.argmax(error))
+    return f"{error[i]:.2f} ULP at {x[i]!r}: {got[i]!r} for {exact[i]!r}"
+
+
+def _reference(f: Reference, *args: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return f(*args)
+
+
+def _same(got: Array, exact: Array) -> None:
+    """Equal, the sign of zeros included; any NaN equals any other."""
+    np.testing.assert_array_equal(got, exact)
+    comparable = ~np.isnan(exact)
+    np.testing.assert_array_equal(np.signbit(got)[comparable], np.signbit(exact)[comparable])
+
+
+@pytest.mark.parametrize("name", list(UNARY))
+def test_f32_error_is_within_its_bound(lib: Library, name: str) -> None:
+    f, bound = UNARY[name]
+    bound *= 1.0 if lib.fused else 1.3
+    x = _sweep()
+    got, exact = lib(f"f32_{name}", x), _reference(f, x.astype(np.float64))
+    error = ulp_error(got, exact)
+    assert error.max() <= bound, _report(x, got, exact, error)
+
+
+@pytest.mark.parametrize("name", list(UNARY))
+def test_f32_zeros_infinities_and_nans_are_exact(lib: Library, name: str) -> None:
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
+    exact = _reference(UNARY[name][0], x.astype(np.float64)).astype(np.float32)
+    got = lib(f"f32_{name}", x)
+    _same(got, exact)
+
+
+@pytest.mark.parametrize("name", ["tanh", "erf", "sigmoid", "sin", "cos"])
+def test_f32_never_exceeds_one(lib: Library, name: str) -> None:
+    x = np.linspace(0, 20, 2_000_001, dtype=np.float32)
+    assert np.abs(lib(f"f32_{name}", x)).max() <= 1.0
+
+
+def test_f32_of_every_saturated_tanh_and_erf_is_one(lib: Library) -> None:
+    x = np.array([9.03, 9.5, 20.0, 1e30, np.inf], np.float32)
+    for name in ("tanh", "erf"):
+        np.testing.assert_array_equal(lib(f"f32_{name}", x), 1.0)
+        np.testing.assert_array_equal(lib(f"f32_{name}", -x), -1.0)
+
+
+@pytest.mark.parametrize("name", list(UNARY))
+def test_f64_is_as_good_as_libm(lib: Library, name: str) -> None:
+    x = np.concatenate([_specials(), _sweep(2000)]).astype(np.float64)
+    exact = _reference(UNARY[name][0], x)
+    np.testing.assert_allclose(lib(f"f64_{name}", x), exact, rtol=5e-15, atol=5e-324)
+
+
+@pytest.mark.parametrize("name", list(EXACT))
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_rounding_and_signs_are_exact(lib: Library, name: str, kind: str) -> None:
+    halves = np.arange(-40, 41) / 4
+    large = [2.0**22 + 0.5, 2.0**23 - 0.5, 2.0**51 + 0.5, 2.0**52 - 0.5, 2.0**53]
+    x = np.concatenate([_sweep(4000), halves, large, np.negative(large)])
+    x = x.astype(np.float32 if kind == "f32" else np.float64)
+    exact = _reference(EXACT[name], x).astype(x.dtype)
+    got = lib(f"{kind}_{name}", x)
+    _same(got, exact)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_isnan_and_isinf_give_masks(lib: Library, kind: str) -> None:
+    x = np.resize(_specials(), 64).astype(np.float32 if kind == "f32" else np.float64)
+    mask = np.int32 if kind == "f32" else np.int64
+    nan, inf = np.zeros(64, mask), np.zeros(64, mask)
+    lib.fill(f"{kind}_is", x, nan, inf)
+    np.testing.assert_array_equal(nan, -np.isnan(x).astype(mask))
+    np.testing.assert_array_equal(inf, -np.isinf(x).astype(mask))
+
+
+def _pairs(dtype: type[np.floating[Any]]) -> tuple[Array, Array]:
+    """Every pair of specials and small whole numbers, then random ones."""
+    rng = np.random.default_rng(11)
+    some = np.concatenate([_specials(), np.arange(-5, 6), [16777215.0, 16777216.0, 0.1, -0.1]])
+    a, b = (v.ravel() for v in np.meshgrid(some, some))
+    x = np.concatenate([a, rng.uniform(-50, 50, 3001), 2.0 ** rng.uniform(-140, 127, 3001)])
+    y = np.concatenate([b, rng.integers(-9, 10, 3001), rng.uniform(-3, 3, 3001)])
+    return x.astype(np.float32).astype(dtype), y.astype(np.float32).astype(dtype)
+
+
+def test_f32_pow_error_and_special_values(lib: Library) -> None:
+    x, y = _pairs(np.float32)
+    got, exact = lib("f32_pow", x, y), _reference(np.power, x.astype(np.float64), y.astype(np.float64))
+    error = ulp_error(got, exact)
+    i = int(np.argmax(error))
+    assert error.max() <= 1.0, (x[i], y[i], got[i], exact[i])
+    comparable = ~np.isnan(exact)
+    np.testing.assert_array_equal(np.signbit(got)[comparable], np.signbit(exact)[comparable])
+
+
+def _maximum(x: Array, y: Array) -> Array:
+    return np.where(np.isnan(x), x, np.where(x > y, x, y))
+
+
+def _minimum(x: Array, y: Array) -> Array:
+    return np.where(np.isnan(x), x, np.where(x < y, x, y))
+
+
+FLOAT_BINARY: dict[str, Reference] = {
+    "max": _maximum,
+    "min": _minimum,
+    "fmod": np.fmod,
+    "mod": np.mod,
+    "copysign": np.copysign,
+}
+
+
+@pytest.mark.parametrize("name", list(FLOAT_BINARY))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_float_binary_is_exact(lib: Library, name: str, dtype: type[np.floating[Any]]) -> None:
+    x, y = _pairs(dtype)
+    kind = "f32" if dtype is np.float32 else "f64"
+    _same(lib(f"{kind}_{name}", x, y), _reference(FLOAT_BINARY[name], x, y))
+
+
+@pytest.mark.parametrize("name", ["pow", "atan2"])
+def test_f64_binary_is_libm(lib: Library, name: str) -> None:
+    x, y = _pairs(np.float64)
+    exact = _reference(np.power if name == "pow" else np.arctan2, x, y)
+    np.testing.assert_allclose(lib(f"f64_{name}", x, y), exact, rtol=5e-15, atol=5e-324)
+
+
+def _truncated(x: int, y: int) -> int:
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+
+
+def _power(x: int, y: int) -> int:
+    if y >= 0:
+        return pow(x, y, 2**64)
+    return {1: 1, -1: 1 if y % 2 == 0 else -1}.get(x, 0)
+
+
+INTEGER_REFERENCE: dict[str, Callable[[int, int], int]] = {
+    "max": max,
+    "min": min,
+    "pow": _power,
+    "idiv": _truncated,
+    "fmod": lambda x, y: x - _truncated(x, y) * y,
+    "mod": lambda x, y: x % y,
+}
+
+
+def _integers(kind: str, count: int = 4001) -> NDArray[np.integer[Any]]:
+    dtype = np.dtype(kind[0] + str(int(kind[1:]) // 8))
+    info = np.iinfo(dtype)
+    rng = np.random.default_rng(3)
+    edge = np.array([info.min, info.min + 1, info.max, info.max - 1, 0, 1, 2, 3, 7, info.max // 3], dtype)
+    small = rng.integers(max(info.min, -9), 10, count).astype(dtype)
+    wide = rng.integers(info.min, info.max, count, dtype=dtype, endpoint=True)
+    return np.concatenate([np.repeat(edge, edge.size), np.where(rng.random(count) < 0.5, small, wide)])
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_integer_functions_are_exact_and_wrap(lib: Library, kind: str) -> None:
+    x = _integers(kind)
+    edges = np.tile(x[:100:10], 10)
+    y = np.concatenate([edges, np.random.default_rng(5).permutation(x[100:])])
+    keep = y != 0
+    x, y = x[keep], y[keep]
+    bits = int(kind[1:])
+    for name, f in INTEGER_REFERENCE.items():
+        exact = [f(a, b) % 2**bits for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+        got = lib(f"{kind}_{name}", x, y).view(f"u{bits // 8}")
+        np.testing.assert_array_equal(got, np.array(exact, got.dtype), err_msg=name)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(lib(f"{kind}_abs", x), np.abs(x))
+    np.testing.assert_array_equal(lib(f"{kind}_sign", x), np.sign(x))
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_integer_division_by_zero_does_not_trap(lib: Library, kind: str) -> None:
+    x = _integers(kind)
+    for name in ("idiv", "mod", "fmod"):
+        lib(f"{kind}_{name}", x, np.zeros_like(x))
+
+
+@pytest.mark.parametrize("count", range(40))
+def test_tails_write_only_their_lanes(lib: Library, count: int) -> None:
+    x = np.linspace(-3, 3, count, dtype=np.float32)
+    out = np.full(count + 20, 7, np.float32)
+    lib.fill("f32_exp", x, out)
+    np.testing.assert_allclose(out[:count], np.exp(x), rtol=3e-7)
+    assert (out[count:] == 7).all()
