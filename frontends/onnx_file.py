@@ -105,7 +105,7 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in imports:
         domain = _domain(entry.domain)
-        found[domain] = max(found.get(domain, 0), int(entry.version))
+        found[domain] = max(found.get(domain, int(entry.version)), int(entry.version))
     if "" in found and not MIN_OPSET <= found[""] <= MAX_OPSET:
         raise ModelError(f"the model uses opset {found['']}; opsets {MIN_OPSET} to {MAX_OPSET} are supported")
     return found
@@ -199,6 +199,8 @@ class _Importer:
         self.folder = folder
         self.opsets = _opsets(model.opset_import)
         self.functions = self._function_table()
+        self.sizes: dict[FunctionKey, int] = {}
+        self._check_size(self._size(model.graph.node, 0) if self.functions else len(model.graph.node))
         self.keep = set(keep_inputs)
         self.dims = _Dims(model.graph, input_shapes)
         self.count = 0
@@ -211,6 +213,24 @@ class _Importer:
                 raise ModelError(f"the model has two local functions {'.'.join(key[:2])}")
             table[key] = f
         return table
+
+    def _check_size(self, nodes: int) -> None:
+        if nodes > MAX_NODES:
+            raise LimitError(f"the model has {nodes} nodes once its functions are inlined; at most {MAX_NODES} are accepted")
+
+    def _size(self, nodes: Iterable[NodeProto], depth: int) -> int:
+        """The number of nodes once all functions are inlined, counted without doing it."""
+        if depth > MAX_DEPTH:
+            raise LimitError(f"subgraphs and functions lie more than {MAX_DEPTH} deep in each other")
+        total = 0
+        for n in nodes:
+            total += 1 + sum(self._size(a.g.node, depth + 1) for a in n.attribute if a.HasField("g"))
+            key = (_domain(n.domain), text(n.op_type), text(n.overload))
+            if key in self.functions and key not in self.sizes:
+                self.sizes[key] = 0  # a function that calls itself is found when it is inlined
+                self.sizes[key] = self._size(self.functions[key].node, depth + 1)
+            total += self.sizes.get(key, 0)
+        return total
 
     def graph(self) -> Graph:
         """The main graph, with the model's metadata."""
@@ -296,8 +316,7 @@ class _Importer:
         """Imports a list of nodes. Outputs are declared first, so that the list may stand in any order."""
         first = self.count
         self.count += len(protos)
-        if self.count > MAX_NODES:
-            raise LimitError(f"the model has more than {MAX_NODES} nodes once its functions are inlined")
+        self._check_size(self.count)
         outputs = [self._declare(p, first + i, scope, bound) for i, p in enumerate(protos)]
         for i, proto in enumerate(protos):
             self._node(proto, first + i, outputs[i], scope)

@@ -411,6 +411,10 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         return quotient
     if is_nonnegative(rest) and is_less(rest, b):
         return quotient
+    split = _coarse(rest, b)
+    if split is not None:
+        whole, _, unit = split
+        return quotient + floordiv(whole, floordiv(b, unit))
     inner = _single_call(rest, "floordiv")
     if inner is not None and isinstance(b, int) and isinstance(inner.args[1], int):  # (x // m) // n
         return quotient + floordiv(inner.args[0], inner.args[1] * b)
@@ -432,10 +436,33 @@ def mod(a: Dim, b: Dim) -> Dim:
         return 0
     if is_nonnegative(rest) and is_less(rest, b):
         return rest
+    split = _coarse(rest, b)
+    if split is not None:
+        whole, fine, unit = split
+        return mod(whole, floordiv(b, unit)) * unit + fine
     inner = _single_call(rest, "mod")
     if inner is not None and isinstance(b, int) and isinstance(inner.args[1], int) and inner.args[1] % b == 0:
         return mod(inner.args[0], b)
     return of(Call("mod", rest, b))
+
+
+def _coarse(d: Dim, by: Dim) -> tuple[Dim, Dim, Dim] | None:
+    """d = whole * unit + fine with 0 <= fine < unit and unit a proper divisor of `by`: 4096*c + r by 24576."""
+    if not isinstance(d, Expr):
+        return None
+    units: list[Dim] = []
+    for mono, coef in d.terms:
+        sizes = tuple(a for a in mono if isinstance(by, Expr) and a in by.atoms())
+        units.append(_make({sizes: abs(coef)}))
+    for unit in sorted(set(units), key=lambda u: -u if isinstance(u, int) else -(1 << 62)):
+        if unit == 1 or always_equal(unit, by):
+            continue
+        if not always_equal(_divide(by, unit)[1], 0):
+            continue
+        whole, fine = _divide(d, unit)
+        if is_nonnegative(fine) and is_less(fine, unit) and not (isinstance(whole, int) and whole == 0):
+            return whole, fine, unit
+    return None
 
 
 def recombine(d: Dim) -> Dim:

@@ -75,6 +75,9 @@ class Section:
             return "the kernel is large enough"
         if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
             return self._accepts_reduction(node)
+        if _cost(node) > 1 and any(True for e in demands[0] for _ in _divisions(e)):
+            self._split_for()
+            demands = self.demands[value.id]
         if store and not self._bijective(value, demands[0]):
             return "not every element is computed exactly once here"
         return self._recompute(node, demands)
@@ -109,7 +112,7 @@ class Section:
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
             return "" if self._bijective(node.output, demand) else "a window's elements would be computed more than once"
-        self._split_for(demand)
+        self._split_for()
         demand = self.demands[node.output.id][0]
         used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
         if any(s not in dict(self.variables) for e in demand for s in symbols(e) if _is_loop(s)):
@@ -279,7 +282,7 @@ class Section:
             return False
         return _mixed_radix(flatten(at, value.shape), extent)
 
-    def _split_for(self, at: Index) -> None:
+    def _split_for(self) -> None:
         """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""
         for _ in range(8):
             found = next(((s, n) for e in self.demands_expressions() for s, n in _divisions(e)), None)

@@ -22,6 +22,12 @@ def _gather_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorT
     return (types[0].with_shape(types[1].shape),)
 
 
+def _gather_elements_eval(x: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    """The index may be smaller than x along the other axes."""
+    used = x[tuple(slice(None) if i == axis else slice(d) for i, d in enumerate(index.shape))]
+    return np.take_along_axis(used, index.astype(np.int64), axis)
+
+
 def _gather_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """index [batch..., i..., depth] selects x[batch..., index...]: the last axis of the index holds positions."""
     batch, depth = attrs["batch_dims"], types[1].shape[-1]
@@ -78,7 +84,7 @@ def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool) -> tuple[np.nda
 
 
 register(Primitive("gather", Kind.INDEXED, _gather, lambda x, i, axis: np.take(x, i.astype(np.int64), axis=axis), True))
-register(Primitive("gather_elements", Kind.INDEXED, _gather_elements, lambda x, i, axis: np.take_along_axis(x, i, axis)))
+register(Primitive("gather_elements", Kind.INDEXED, _gather_elements, _gather_elements_eval))
 register(Primitive("gather_nd", Kind.INDEXED, _gather_nd, _gather_nd_eval))
 register(Primitive("scatter_elements", Kind.OPAQUE, _scatter, _scatter_elements_eval))
 register(Primitive("scatter_nd", Kind.OPAQUE, _scatter, _scatter_nd_eval))

@@ -233,7 +233,7 @@ class NestEmitter:
         plain = [a for a in accumulators if a.reduction.position is None]
         if accumulators and len(plain) == len(accumulators) and not (hi.isdigit() and int(hi) < UNROLL * self.lanes):
             for a in accumulators:
-                copies = ", ".join(f"{a.name}_{k} = {a.name}" for k in range(1, UNROLL))
+                copies = ", ".join(f"{a.name}_{k} = {self._identity(a.reduction)}" for k in range(1, UNROLL))
                 lines.append(f"V<{a.lane}> {copies};")
             calls = [f"{body}({i} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});" for k in range(UNROLL)]
             lines += [f"for (; {i} + {UNROLL} * VL <= {end}; {i} += {UNROLL} * VL) {{", *indent(calls), "}"]

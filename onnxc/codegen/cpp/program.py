@@ -59,6 +59,7 @@ class ProgramWriter:
         self.calls: list[KernelCall] = []
         self.lines: list[str] = []
         self.includes: set[str] = set()
+        self.scratch: set[str] = {"0"}
         self.buffers = lifetimes(plan)
         self.symbols = self._symbols()
         self._places = self._fixed_places()
@@ -111,12 +112,15 @@ class ProgramWriter:
     def _call(self, number: int, kernel: KernelSource, group: Group) -> None:
         name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
         self.includes |= kernel.includes
+        self.scratch.add(kernel.scratch)
+        sizes = "".join(f"const i64 {s} = a->s[{self.symbols.index(s)}]; " for s in kernel.symbols)
+        kernel.before = [line.replace("@SIZES@", sizes) for line in kernel.before]
         pointers = [self.place(v) for v in kernel.buffers] + [f"weights + {at}" for _, at in kernel.weights]
         comment = ", ".join(f"n{s.number} {''.join(c for c in s.op_type if c.isalnum())}" for s in group.origin[:12])
         self.lines += [
             f"{{ // {number}: {comment}",
             f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
-            f"  ox_call c = {{ctx, p, s, {kernel.scratch}}};",
+            "  ox_call c = {ctx, p, s, scratch};",
             *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);", "}",
         ]  # fmt: skip
         stores = tuple(str(v.type) for v in group.stored())
@@ -135,7 +139,7 @@ class ProgramWriter:
 
     def _assemble(self, kernels: dict[str, str]) -> str:
         head = [f'#include "{name}"' for name in ("vec.h", "vmath.h", "vreduce.h", *sorted(self.includes))]
-        text = [*head, '#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; i64 scratch; };",
+        text = [*head, '#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; char *scratch; };",
                 "OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }", spelling.PRELUDE]  # fmt: skip
         if any("half" in k or "bf16" in k for k in kernels.values()):
             text.append(spelling.HALF)
@@ -144,8 +148,10 @@ class ProgramWriter:
         loads = [f"const i64 {s} = s[{k}]; (void){s};" for k, s in enumerate(self.symbols)]
         text += [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
                  "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",
-                 f"  char *const arena = ctx->api->arena(ctx, {arena}); if (!arena) return ctx->error.code;",
-                 *indent(loads), *indent(self.lines), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
+                 *indent(loads), f"  const i64 arena_bytes = {arena}; i64 scratch_bytes = 0;",
+                 *(f"  scratch_bytes = ox_max(scratch_bytes, {x});" for x in sorted(self.scratch)),
+                 "  char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
+                 "  char *const scratch = arena + arena_bytes; (void)scratch;", *indent(self.lines), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
         return "\n".join(text)
 
 

@@ -88,7 +88,7 @@ _MATH = {
 }  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}
 _MASKS = {"and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}", "eq": "~({} ^ {})", "max": "{} | {}", "min": "{} & {}"}
-_COMPARE = {"eq": "==", "lt": "<", "le": "<="}
+_COMPARE = {"eq": "v_eq", "lt": "v_lt", "le": "v_le"}
 
 
 def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping[str, object]) -> str:
@@ -105,7 +105,7 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
     if op in _INFIX:
         return f"({args[0]} {_INFIX[op]} {args[1]})"
     if op in _COMPARE:
-        return f"ox_mask<{lane}>({args[0]} {_COMPARE[op]} {args[1]})"
+        return f"ox_mask<{lane}>({_COMPARE[op]}({args[0]}, {args[1]}))"
     if op == "div":
         return f"({args[0]} / {args[1]})" if operand.is_float else f"ox_idiv<{lane}>(ctx, {args[0]}, {args[1]}, (int)lanes)"
     if op == "neg":
@@ -115,6 +115,20 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
     if op in _MATH:
         return f"v_{op}({', '.join(args)})"
     return _OTHER[op](args, lane, attrs)
+
+
+def element(text: str, dtype: DType) -> str:
+    """A stored element as a lane."""
+    if dtype.name == "bool":
+        return f"({text} ? -1 : 0)"
+    return f"ox_get({text})" if dtype.name in ("float16", "bfloat16") else text
+
+
+def put_element(place: str, lane: str, dtype: DType) -> str:
+    """The statement that stores a lane."""
+    if dtype.name == "bool":
+        return f"{place} = (u8)({lane} & 1)"
+    return f"ox_put({place}, {lane})" if dtype.name in ("float16", "bfloat16") else f"{place} = {lane}"
 
 
 def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
@@ -127,7 +141,7 @@ def _shift(sign: str) -> Callable[[list[str], str, Mapping[str, object]], str]:
 
 
 _OTHER: dict[str, Callable[[list[str], str, Mapping[str, object]], str]] = {
-    "isnan": lambda args, lane, attrs: f"ox_mask<{lane}>({args[0]} != {args[0]})",
+    "isnan": lambda args, lane, attrs: f"ox_mask<{lane}>(v_ne({args[0]}, {args[0]}))",
     "isinf": _isinf,
     "bitnot": lambda args, lane, attrs: f"(~{args[0]})",
     "shl": _shift("<<"),
@@ -141,7 +155,7 @@ def cast(x: str, source: DType, target: DType) -> str:
     if source is target:
         return x
     if target.name == "bool":
-        return x if source.name == "bool" else f"ox_mask<{a}>({x} != V<{a}>{{}})"
+        return x if source.name == "bool" else f"ox_mask<{a}>(v_ne({x}, V<{a}>{{}}))"
     if source.name == "bool":
         return f"conv<{b}, i32>({x} & 1)"
     if source.is_float and target.is_integer:
@@ -158,7 +172,7 @@ OX i64 ox_mod(i64 a, i64 b) { i64 r = a % b; return r + (r && (r < 0) != (b < 0)
 OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
-template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return conv<typename int_of<sizeof(T)>::s, i32>(m) ? a : b; }
+template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return v_sel(conv<typename int_of<sizeof(T)>::s, i32>(m), a, b); }
 // Float to integer as x86's scalar conversions have it: out of range gives the least value of the wide type.
 template <class R, class T> OX V<R> ox_trunc(V<T> x) {
   V<R> r;

@@ -1,13 +1,157 @@
-"""Template kernels."""
+"""Template kernels: matmul, convolution, attention, each with its epilogue inlined."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.weights import WeightStore
-from onnxc.codegen.cpp.writer import KernelSource
+from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
+from onnxc.ir.expr import Dim, Symbol, prod, symbols
+from onnxc.ir.graph import Value
 from onnxc.planner.fusion import Group
 from onnxc.planner.layout import Layout
+from onnxc.planner.templates import MatmulAccess, Matrix, matmul_access
+from onnxc.primitives.builder import constant_of
+
+
+class TemplateEmitter:
+    """What every template needs: buffers, names of sizes, and packed weights."""
+
+    def __init__(self, group: Group, layout: Layout, lanes: int, weights: WeightStore) -> None:
+        self.group, self.layout, self.lanes, self.weights = group, layout, lanes, weights
+        self.buffers: list[Value] = []
+        self.packed: list[tuple[str, int]] = []
+        self.sizes: dict[Symbol, str] = {}
+
+    def pointer(self, storage: Value) -> str:
+        """The name of a buffer in the kernel."""
+        for k, v in enumerate(self.buffers):
+            if v is storage:
+                return f"p{k}"
+        self.buffers.append(storage)
+        return f"p{len(self.buffers) - 1}"
+
+    def size(self, d: Dim) -> str:
+        """An expression over sizes alone."""
+        self.sizes.update({s: s.key for s in symbols(d)})
+        return spelling.index(d, self.sizes)
+
+    def index(self, d: Dim, names: dict[Symbol, str]) -> str:
+        """An expression over loops and sizes."""
+        self.sizes.update({s: s.key for s in symbols(d) if s not in names})
+        return spelling.index(d, {**self.sizes, **names})
+
+    def source(self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str) -> KernelSource:
+        return KernelSource(
+            text="\n".join(indent(body)), buffers=self.buffers, items=items, symbols=sorted(s.key for s in self.sizes),
+            weights=self.packed, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,
+        )  # fmt: skip
+
+    def loops(self, loops: list[tuple[Symbol, Dim]], counter: str, names: dict[Symbol, str]) -> list[str]:
+        """Statements that decode a counter into loop variables, outermost first."""
+        lines = []
+        rest = counter
+        for k, (s, d) in reversed(list(enumerate(loops))):
+            names[s] = f"b{k}"
+            lines.append(f"const i64 b{k} = {rest}{f' % {self.size(d)}' if k else ''};")
+            rest = f"({rest} / {self.size(d)})"
+        return lines
+
+
+PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
+
+
+def pack_panels(matrix: np.ndarray, panel: int) -> np.ndarray:
+    """[K, N] to [ceil(N / panel)][K][panel], zero padded."""
+    k, n = matrix.shape
+    full = np.zeros((k, -(-n // panel) * panel), matrix.dtype)
+    full[:, :n] = matrix
+    return np.ascontiguousarray(full.reshape(k, -1, panel).transpose(1, 0, 2))
+
+
+class MatmulEmitter(TemplateEmitter):
+    """C[M, N] = A[M, K] B[K, N] over batch loops; B packed at compile time where it is constant."""
+
+    def emit(self) -> KernelSource:
+        node = self.group.node
+        assert node is not None
+        access = matmul_access(self.layout, node)
+        assert access is not None, "the planner checked the operands"
+        m, n, k = (self.size(d) for d in access.sizes)
+        names: dict[Symbol, str] = {}
+        decode = self.loops(access.batch, "(t / g.tasks)", names)
+        names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
+        a = self._left(access, names)
+        b, before, workspace = self._right(access, names)
+        epilogue = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers).emit()
+        batch = self.size(prod(d for _, d in access.batch))
+        grid = f"const MmGrid g = mm_grid({m}, {n}, {k}, ctx->threads);"
+        body = [grid, "f32 *const scratch = (f32 *)(a->scratch + worker * (MM_SCRATCH * 4));",
+                "for (i64 t = first; t < last; t++) {", *indent(decode),
+                f"  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
+                f"  mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi);", "}"]  # fmt: skip
+        scratch = f"ctx->threads * (MM_SCRATCH * 4) + {workspace}"
+        return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    def _left(self, access: MatmulAccess, names: dict[Symbol, str]) -> str:
+        a = access.a
+        at = f"{self.pointer(a.value)} + {self.index(a.base, names)}"
+        if a.col == 1 or access.sizes[2] == 1:
+            return f"MmRows<f32>{{{at}, {self.size(a.row)}}}"
+        return f"MmStrided<f32>{{{at}, {self.size(a.row)}, {self.size(a.col)}}}"
+
+    def _right(self, access: MatmulAccess, names: dict[Symbol, str]) -> tuple[str, list[str], str]:
+        """The packed B: its address, statements that pack it at run time, and the workspace for that."""
+        b, (_, n, k) = access.b, access.sizes
+        constant = constant_of(b.value)
+        if constant is not None and isinstance(b.base, int) and isinstance(n, int) and isinstance(k, int):
+            panel = PANEL[self.lanes]
+            offset = self.weights.add_packed(("matmul", b.value.id, b.base, b.row, b.col, panel), lambda: _pack(constant, b, k, n, panel), -(-n // panel) * panel * k * 4)
+            self.packed.append(("f32", offset))
+            return f"w{len(self.packed) - 1}", [], "0"
+        return self._pack_at_run_time(access, names)
+
+    def _pack_at_run_time(self, access: MatmulAccess, names: dict[Symbol, str]) -> tuple[str, list[str], str]:
+        b, (_, n, k) = access.b, access.sizes
+        loops = [(s, d) for s, d in access.batch if s in symbols(b.base)]
+        count = self.size(prod(d for _, d in loops))
+        each = f"mm_packed({self.size(k)}, {self.size(n)})"
+        mine: dict[Symbol, str] = {}
+        decode = self.loops(loops, "(t / panels)", mine)
+        position = "0"
+        for s, d in loops:
+            position = f"({position} * {self.size(d)} + {names[s]})"
+        place = f"(f32 *)(a->scratch + ctx->threads * (MM_SCRATCH * 4))"
+        pointer = self.pointer(b.value)
+        pack = ["const auto pack = [](void *arg, i64 first, i64 last, int) {",
+                "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx;",
+                f"  const f32 *const src = (const f32 *)a->p[{pointer[1:]}]; @SIZES@",
+                f"  const i64 panels = mm_panels({self.size(n)});",
+                "  for (i64 t = first; t < last; t++) {", *indent(decode, 2),
+                f"    mm_pack_b(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
+                f"{place} + t / panels * {each}, t % panels, t % panels + 1);", "  }", "};",
+                f"ox_for(ctx, {count} * mm_panels({self.size(n)}), pack, &c);"]  # fmt: skip
+        return f"{place} + {position} * {each}", pack, f"{count} * {each} * 4"
+
+
+def _pack(constant: np.ndarray, b: Matrix, k: int, n: int, panel: int) -> np.ndarray:
+    flat = np.ascontiguousarray(constant).reshape(-1)
+    assert isinstance(b.base, int) and isinstance(b.row, int) and isinstance(b.col, int)
+    item = flat.itemsize
+    view = np.lib.stride_tricks.as_strided(flat[b.base :], (k, n), (b.row * item, b.col * item), writeable=False)
+    return pack_panels(view, panel)
+
+
+_EMITTERS: dict[str, type[MatmulEmitter]] = {"matmul": MatmulEmitter}
 
 
 def emit_template(group: Group, layout: Layout, lanes: int, weights: WeightStore) -> KernelSource:
-    raise UnsupportedError(f"no kernel for {group.node}")
+    """The kernel of a template group."""
+    assert group.node is not None
+    emitter = _EMITTERS.get(group.node.op)
+    if emitter is None:
+        raise UnsupportedError(f"no kernel for {group.node.op}", node=", ".join(map(str, group.origin)))
+    return emitter(group, layout, lanes, weights).emit()

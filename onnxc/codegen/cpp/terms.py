@@ -154,19 +154,26 @@ class TermEmitter:
         """The vector of an index expression."""
         return self._position(expr, scope)
 
-    def stride(self, address: Dim) -> Dim:
-        """Elements between neighbouring lanes."""
-        if self.vector is None:
-            return 0
-        c = coefficient(address, self.vector)
-        if c is None:
-            raise InternalError("an access is not linear in the vector loop")
-        return c
+    def stride(self, address: Dim) -> Dim | None:
+        """Elements between neighbouring lanes; None where the lanes are not evenly spaced."""
+        return 0 if self.vector is None else coefficient(address, self.vector)
+
+    def _lane_address(self, address: Dim, scope: Scope) -> str:
+        """The address of lane `i`, for accesses that are not linear in the vector loop."""
+        assert self.vector is not None
+        name = self.names[self.vector]
+        self.names[self.vector] = f"({name} + i)"
+        text = self.index(address, scope)
+        self.names[self.vector] = name
+        return text
 
     def _load(self, term: Load, scope: Scope) -> str:
         p = self.pointer(term.value)
         (address,) = term.index
         stride = self.stride(address)
+        if stride is None:
+            lane, get = spelling.lane_type(term.dtype), spelling.element(f"{p}[{self._lane_address(address, scope)}]", term.dtype)
+            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
         at = f"{p} + {self.index(address, scope)}"
         if term.dtype is dtypes.boolean:
             if stride == 1:
@@ -186,8 +193,12 @@ class TermEmitter:
         """Writes a vector to memory."""
         p = self.pointer(storage)
         stride = self.stride(address)
-        at = f"{p} + {self.index(address, scope)}"
         dtype = storage.dtype
+        if stride is None:
+            put = spelling.put_element(f"{p}[{self._lane_address(address, scope)}]", f"{value}[i]", dtype)
+            scope.lines.append(f"for (int i = 0; i < (int)lanes; i++) {put};")
+            return
+        at = f"{p} + {self.index(address, scope)}"
         if stride == 0:
             stride = 1  # one lane
         if dtype is dtypes.boolean:

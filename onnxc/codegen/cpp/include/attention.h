@@ -174,7 +174,8 @@ __attribute__((noinline)) static void tile(const f32 *A, const f32 *B, i64 pitch
 }
 
 template <int N>
-OX void pick_tile(int units, const f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc, const f32 *beta) {
+OX void pick_tile(int units, const f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc,
+                  const f32 *beta) {
   if (units == 3) tile<3 * UNIT, N>(A, B, pitch, kn, C, ldc, beta);
   else if (units == 2) tile<2 * UNIT, N>(A, B, pitch, kn, C, ldc, beta);
   else tile<UNIT, N>(A, B, pitch, kn, C, ldc, beta);
@@ -380,7 +381,8 @@ static void tile_scores(const Shape &z, In q, i64 r, i64 n, int units, i64 cols,
 template <class Score>
 OX void softmax(const Shape &z, i64 r, int n, i64 k0, i64 kn, i64 pad, f32 *m, f32 *l, const Room &x,
                 const Score &score) {
-  for (int i = 0; i < n; i++) x.top[i] = row_scores(x.s + i * LD, r + i, k0, visible(z, r + i, k0, kn), score);
+  for (int i = 0; i < n; i++)
+    x.top[i] = row_scores(x.s + i * LD, r + i, k0, visible(z, r + i, k0, kn), score);
   new_maxima(n, m, x.top, x.factor);
   for (int i = 0; i < n; i++)
     l[i] = l[i] * x.factor[i] + row_exp(x.s + i * LD, visible(z, r + i, k0, kn), pad, x.top[i]);
@@ -395,7 +397,8 @@ static void tile_rows(const Shape &z, In q, i64 r, i64 n, i64 at, i64 k0, i64 kn
   // The last panel of the block is narrow if the block needs no more; those before it never are.
   tile_scores(z, q, r, n, units, lesser(up(pad, NR), up(kn, VL)), x);
   softmax(z, r, (int)n, k0, kn, pad, x.m + at, x.l + at, x, score);
-  panels(units, x.s, {x.v, kn * NR, NR, VL}, lesser(pad, kn), x.o + at * dvp, dvp, dvp, k0 ? x.factor : nullptr);
+  const f32 *beta = k0 ? x.factor : nullptr;
+  panels(units, x.s, {x.v, kn * NR, NR, VL}, lesser(pad, kn), x.o + at * dvp, dvp, dvp, beta);
 }
 
 // Rows [a, b), at most RB.
@@ -467,7 +470,8 @@ static void score_unit(const f32 *q, i64 dp, In k, i64 n, i64 d, f32 *s) {
       }
     }
     vf sums = add_lanes(t);
-    OX_UNROLL for (int r = 0; r < UNIT; r++) __builtin_memcpy(s + r * LD + j, (f32 *)&sums + r * KEYS, KEYS * 4);
+    OX_UNROLL for (int r = 0; r < UNIT; r++)
+      __builtin_memcpy(s + r * LD + j, (f32 *)&sums + r * KEYS, KEYS * sizeof(f32));
   }
 }
 
