@@ -38,6 +38,9 @@ struct Call {
   f32 scale, slope;
 };
 extern "C" i64 scratch_floats(i64 d, i64 dv) { return attn::scratch_floats(d, dv); }
+extern "C" i64 rows_per_item(i64 rows, i64 heads, i64 threads) {
+  return attn::rows_per_item(rows, heads, threads);
+}
 extern "C" i64 runs_here() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -114,6 +117,8 @@ def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     library = ctypes.CDLL(str(target))
     library.scratch_floats.restype = ctypes.c_longlong
     library.scratch_floats.argtypes = [ctypes.c_longlong, ctypes.c_longlong]
+    library.rows_per_item.restype = ctypes.c_longlong
+    library.rows_per_item.argtypes = [ctypes.c_longlong] * 3
     if not library.runs_here():
         pytest.skip(f"this CPU does not run {request.param}")
     yield library
@@ -363,6 +368,16 @@ def test_any_split_of_the_rows_gives_the_same_bits(lib: ctypes.CDLL, group: int,
         whole = p.run(lib)
         for step in (1, 5, 24, 100):
             np.testing.assert_array_equal(whole, p.run(lib, step))
+
+
+def test_work_items(lib: ctypes.CDLL) -> None:
+    """Whole heads where there are enough of them, else ranges: two items a thread for long sequences."""
+    assert lib.rows_per_item(1500, 12, 2) >= 1500
+    assert lib.rows_per_item(4096, 1, 1) >= 4096
+    for threads in (2, 8, 64):
+        rows = lib.rows_per_item(1 << 16, 1, threads)
+        assert -(-(1 << 16) // rows) in range(2 * threads - 1, 2 * threads + 1)
+    assert lib.rows_per_item(1, 1, 64) >= 1
 
 
 def test_no_keys(lib: ctypes.CDLL) -> None:

@@ -297,7 +297,9 @@ def contractions() -> Iterator[Case]:
         ("ab,ab->ab", (2, 3), (2, 3)), ("blq,bkl->bkq", (2, 3, 4), (2, 5, 3)), ("ij,kj->ik", (3, 1), (4, 5)),
     ]  # fmt: skip
     for equation, *given in equations:
-        yield Case("Einsum", [f32(*s) for s in given], {"equation": equation}, dynamic="ii" not in equation)
+        # onnxruntime refuses ellipses of different ranks
+        oracle = "reference" if "..." in equation else "onnxruntime"
+        yield Case("Einsum", [f32(*s) for s in given], {"equation": equation}, dynamic="ii" not in equation, oracle=oracle)
 
 
 # Sizes of kernels and channels, which are part of a model.
@@ -345,7 +347,7 @@ def pools() -> Iterator[Case]:
     for attrs in settings:
         yield Case("MaxPool", [x], attrs)
         yield Case("MaxPool", [x], attrs, outputs=2)
-        yield Case("LpPool", [x], {**attrs, "p": 3}, oracle="onnxruntime" if "ceil_mode" not in attrs else "reference")
+        yield Case("LpPool", [x], {**attrs, "p": 3})
         for include in (0, 1):
             yield Case("AveragePool", [x], {**attrs, "count_include_pad": include})
             if "dilations" not in attrs and "ceil_mode" not in attrs:
@@ -355,8 +357,8 @@ def pools() -> Iterator[Case]:
     yield Case("MaxPool", [f32(1, 2, 5)], {"kernel_shape": [2]}, opset=8)
     yield Case("AveragePool", [f32(1, 2, 4, 5, 6)], {"kernel_shape": [2, 2, 2], "pads": [1] * 6})
     for name in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
-        yield Case(name, [x])
-        yield Case(name, [f32(1, 2, 5)])
+        yield Case(name, [x], opset=21)
+        yield Case(name, [f32(1, 2, 5)], opset=21)
     indices = i64(0, 3, 11, 14).reshape(1, 1, 2, 2)
     yield Case("MaxUnpool", [f32(1, 1, 2, 2), indices], {"kernel_shape": [2, 2], "strides": [2, 2]})
 
@@ -379,7 +381,7 @@ def norms() -> Iterator[Case]:
     yield Case("InstanceNormalization", [f32(2, 3, 5), f32(3), f32(3)])
     yield Case("GroupNormalization", [x, f32(3), f32(3)], {"num_groups": 3}, opset=18, oracle="reference")
     yield Case("GroupNormalization", [x, f32(6), f32(6)], {"num_groups": 3}, opset=21)
-    for size in (1, 2, 3):
+    for size in (1, 3, 5):
         yield Case("LRN", [x], {"size": size, "alpha": 0.5, "bias": 2.0})
     for p in (1, 2):
         yield Case("LpNormalization", [x], {"axis": 1, "p": p})
@@ -466,7 +468,7 @@ def attentions() -> Iterator[Case]:
     past = [f32(2, 4, 2, 8), f32(2, 4, 2, 6)]
     yield Case("Attention", [q, k, v, None, *past], {"is_causal": 1}, opset=23, outputs=3, keep=HEADS)
     for mode in range(4):
-        attrs = {"qk_matmul_output_mode": mode, "softcap": 1.5}
+        attrs = {"qk_matmul_output_mode": mode, "softcap": 1.5 if mode else 0.0}
         yield Case("Attention", [q, k, v, f32(3, 5)], attrs, opset=24, outputs=4, oracle="reference", keep=HEADS)
     flat = [f32(2, 3, 32), f32(2, 5, 16), f32(2, 5, 16)]
     yield Case("Attention", flat, {"q_num_heads": 4, "kv_num_heads": 2}, opset=23, dynamic=False)

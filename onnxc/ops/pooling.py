@@ -12,7 +12,7 @@ import numpy as np
 from onnxc.errors import UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, ceildiv, minimum, prod
+from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, lowest
 from onnxc.ops.conv import Window, window_of
@@ -89,7 +89,7 @@ def _max_positions(b: Builder, x: Value, window: Window, column_major: bool) -> 
 
 def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
     """[taps, N, C, positions...]: every element of every window, those of the padding being the lowest value."""
-    padded = b.pad(x, (0, 0, *window.low), (0, 0, *window.high), lowest(x.dtype))
+    padded = b.pad(x, (0, 0, *window.low), (0, 0, *(maximum(h, 0) for h in window.high)), lowest(x.dtype))
     taps = []
     for offset in product(*(range(k) for k in window.kernel)):
         starts = (0, 0, *(o * d for o, d in zip(offset, window.dilations, strict=True)))

@@ -63,7 +63,8 @@ class _Grid:
         """Half pixels, with what rounding the output size lost shared by both ends."""
         b = self.b
         lost = b.sub(1.0, b.div(self.after, b.mul(self.scale, self.before)))
-        return b.add(b.mul(b.div(self.before, 2.0), lost), self.half_pixel())
+        middle = b.add(b.mul(b.div(self.before, 2.0), lost), b.div(b.add(self.i, 0.5), self.scale))
+        return b.sub(middle, 0.5)
 
     def pytorch_half_pixel(self) -> Value:
         return self._unless_single(self.half_pixel(), 0.0)

@@ -186,7 +186,7 @@ class _Planner:
             if value.id in self.outputs or outside:
                 section.stores[value.id] = section.demands[value.id][0]
                 section.values[value.id] = value
-                self.boundaries.setdefault(value.id, f"{group.node.op} is a template")
+                self._note_stored(value, f"{group.node.op} is a template")
 
     def _inner_view(self, node: Node, section: Section) -> bool:
         """A view all of whose readers are in the section."""
@@ -216,7 +216,7 @@ class _Planner:
         if takers and (needed or len(takers) > 1):
             for group in takers:
                 if self._join(node, group, readers, store=True):
-                    self.boundaries[value.id] = needed or "read by several kernels"
+                    self._note_stored(value, needed or "read by several kernels")
                     return
             if not needed and cost(node) <= 2 and self._duplicate(node, takers):
                 return
@@ -321,7 +321,7 @@ class _Planner:
 
     def _open(self, node: Node, reason: str) -> None:
         """A new kernel that stores the node's value."""
-        self.boundaries[node.output.id] = reason
+        self._note_stored(node.output, reason)
         group = Group("loops", nodes=[node])
         self.groups.append(group)
         self.homes.setdefault(id(node), []).append(group)
@@ -333,6 +333,10 @@ class _Planner:
         problem = section.accepts(node, True)
         assert not problem, f"{node} cannot be a root: {problem}"
         section.add(node, True)
+
+    def _note_stored(self, value: Value, reason: str) -> None:
+        self.boundaries[value.id] = reason
+        self.layout.stored.add(value.id)
 
     def _open_concat(self, group: Group, node: Node) -> None:
         offset: Dim = 0

@@ -23,6 +23,7 @@ class Layout:
 
     order: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
+    stored: set[int] = field(default_factory=set)  # values that a kernel writes, as far as the planner has decided
 
     def order_of(self, value: Value) -> tuple[int, ...]:
         return self.order.get(value.id, tuple(range(value.rank)))

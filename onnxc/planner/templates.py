@@ -22,9 +22,9 @@ def is_template(node: Node) -> bool:
     return node.op == "attention" and "attention" in ENABLED
 
 
-def through_views(value: Value, at: Index) -> tuple[Value, Index]:
+def through_views(layout: Layout, value: Value, at: Index) -> tuple[Value, Index]:
     """The stored value behind a chain of views, and the index into it."""
-    while value.node is not None and value.node.op in VIEWS:
+    while value.node is not None and value.node.op in VIEWS and value.id not in layout.stored:
         at = view_index(value.node, at)
         value = value.node.operands[0]
     return value, at
@@ -73,7 +73,7 @@ class MatmulAccess:
 
 
 def _matrix(layout: Layout, value: Value, at: Index, row: Expr, col: Expr) -> Matrix | None:
-    source, index = through_views(value, at)
+    source, index = through_views(layout, value, at)
     address = layout.address(source, index)
     (r,), (c,) = (tuple(x.atoms()) for x in (row, col))
     assert isinstance(r, Symbol) and isinstance(c, Symbol)
@@ -95,10 +95,10 @@ def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
         loops = [] if merge else [fresh("b", d) for d in lead]
         outer = unflatten(m, (*lead, rows)) if merge else (*(0 if d == 1 else v for v, d in zip(loops, lead, strict=True)), m)
         left = _matrix(layout, a, broadcast(a, (*outer[:-1], outer[-1], k)), m, k)
-        right = _matrix(layout, b, broadcast(b, (*outer[:-2], k, n)), k, n) if not merge else _matrix(layout, b, (*(0,) * (b.rank - 2), k, n), k, n)
+        right = _matrix(layout, b, broadcast(b, (*outer[:-1], k, n)), k, n) if not merge else _matrix(layout, b, (*(0,) * (b.rank - 2), k, n), k, n)
         if left is None or right is None:
             continue
-        batch = [(next(iter(v.symbols())), d) for v, d in zip(loops, lead, strict=True) if d != 1]
+        batch = [(next(iter(v.symbols())), d) for v, d in zip(loops, lead, strict=False) if d != 1]
         return MatmulAccess(batch, m, n, (m_size, out.shape[-1], a.shape[-1]), left, right, (*outer, n))
     return None
 
@@ -116,7 +116,7 @@ def conv_image(layout: Layout, value: Value) -> Image | None:
     """An operand or result of a channels-last template; None where its channels are not contiguous."""
     own = [fresh("x", d) for d in value.shape]
     at = tuple(0 if d == 1 else v for v, d in zip(own, value.shape, strict=True))
-    source, index = through_views(value, at)
+    source, index = through_views(layout, value, at)
     address = layout.address(source, index)
     strides: list[Dim] = []
     for v, d in zip(own, value.shape, strict=True):

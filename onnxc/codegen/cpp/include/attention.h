@@ -57,22 +57,14 @@ static constexpr int MR = 12;  // 24 of 32 registers accumulate
 #else
 static constexpr int MR = 6;  // 12 of 16
 #endif
-static constexpr int UNIT = MR / 3;        // tiles have 1, 2 or 3 units of rows
-static constexpr int NR = 2 * VL;          // columns of a tile
-#ifndef ONNXC_ATTN_KB
-#define ONNXC_ATTN_KB 256
-#endif
-#ifndef ONNXC_ATTN_RB
-#define ONNXC_ATTN_RB 480
-#endif
-static constexpr int KB = ONNXC_ATTN_KB;   // keys of a block
-static constexpr int RB = ONNXC_ATTN_RB;   // rows that share one packed block of keys
-static constexpr int LD = KB + 16;         // row pitch of Q and S in scratch, no power of two
-static constexpr int AHEAD = 32;           // rows of K and V that packing asks for early
-#ifndef ONNXC_ATTN_FEW
-#define ONNXC_ATTN_FEW 8
-#endif
-static constexpr int FEW = ONNXC_ATTN_FEW; // up to so many rows K and V are read in place
+static constexpr int UNIT = MR / 3;  // tiles have 1, 2 or 3 units of rows
+static constexpr int NR = 2 * VL;    // columns of a tile
+static constexpr int KB = 256;       // keys of a block
+static constexpr int LD = KB + 16;   // row pitch of Q and S in scratch, no power of two
+static constexpr int RB = 480;       // rows that share one packed block of keys
+static constexpr int FEW = 8;        // up to so many rows, K and V are read in place
+static constexpr int AHEAD = 32;     // rows of K and V that packing asks for early
+static_assert(KB % NR == 0 && RB % MR == 0 && FEW % UNIT == 0, "blocks are made of whole tiles");
 
 OX i64 up(i64 a, i64 b) { return (a + b - 1) / b * b; }
 OX i64 lesser(i64 a, i64 b) { return a < b ? a : b; }
@@ -82,12 +74,11 @@ OX i64 scratch_floats(i64 d, i64 dv) {
   return 2 * MR * LD + 2 * NR + KB * d + (KB + RB) * up(dv, VL) + 2 * RB + 16;
 }
 
-// Rows per work item: whole heads where there are enough of them, else ranges of whole tiles. A
-// function of the shape alone, so that results do not depend on the number of threads.
-OX i64 rows_per_item(i64 rows, i64 heads) {
-  i64 want = heads >= 8 ? RB : heads >= 4 ? RB / 2 : RB / 4;
-  i64 n = (rows + want - 1) / want;
-  return n < 1 ? 1 : up((rows + n - 1) / n, MR);
+// Rows per work item: whole heads if that makes two items a thread, else ranges of whole tiles (each item
+// packs the keys for itself, which costs about as much as the work on 6 rows).
+OX i64 rows_per_item(i64 rows, i64 heads, i64 threads) {
+  i64 parts = threads > 1 ? (2 * threads + heads - 1) / heads : 1, n = up((rows + parts - 1) / parts, MR);
+  return n > 4 * MR ? n : 4 * MR;
 }
 
 // ---- vector helpers ----
@@ -366,18 +357,20 @@ OX Room room(f32 *w, i64 d, i64 dv) {
 static void tile_scores(const Shape &z, In q, i64 r, i64 n, int units, i64 cols, const Room &x) {
   f32 ones[MR];
   OX_UNROLL for (int i = 0; i < MR; i++) ones[i] = 1;
-  for (i64 c = 0; c < z.d; c += KB) {  // columns of Q by chunks that fit the pitch
+  i64 c = 0;
+  do {  // columns of Q by chunks that fit the pitch
     i64 cn = lesser(z.d - c, KB), full = cols / NR * NR;
     for (i64 i = 0; i < n; i++) prefetch_row(query(z, q, r + i) + c * q.cs + MR * q.rs, q.cs == 1 ? cn : 0);
     for (i64 i = 0; i < n; i++) copy_scaled(query(z, q, r + i) + c * q.cs, q.cs, cn, z.scale, x.q + i * LD);
     const f32 *beta = c ? ones : nullptr;
     panels(units, x.q, {x.k + c * NR, z.d * NR, NR, 0}, cn, x.s, LD, full, beta);
     if (full < cols) panels(units, x.q, {x.k + full * z.d + c * VL, 0, 0, VL}, cn, x.s + full, LD, VL, beta);
-  }
+    c += KB;
+  } while (c < z.d);
 }
 
-// Scores of rows [r, r + n) for keys k0 .. k0 + kn become exponentials; m, l, x.factor are brought up to
-// date.
+// Scores of rows [r, r + n) for keys k0 .. k0 + kn become exponentials; m, l, x.factor are
+// brought up to date.
 template <class Score>
 OX void softmax(const Shape &z, i64 r, int n, i64 k0, i64 kn, i64 pad, f32 *m, f32 *l, const Room &x,
                 const Score &score) {
