@@ -81,7 +81,9 @@ def _read(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[ModelP
         folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
     with os.fdopen(open_regular(path, f"model {path!r}"), "rb") as file:
         if os.fstat(file.fileno()).st_size >= MAX_BYTES:
-            raise ModelError(f"model {path!r} is over 2 GB, which protobuf cannot hold: store its weights as external data")
+            raise ModelError(
+                f"model {path!r} is over 2 GB, which protobuf cannot hold: store its weights as external data"
+            )
         return _parse(file.read(), f"model {path!r}"), folder
 
 
@@ -115,7 +117,9 @@ def _check_versions(model: ModelProto) -> None:
     if not model.HasField("graph"):
         raise ModelError("the model has no graph (it is empty, or not an ONNX file)")
     if not 1 <= model.ir_version <= MAX_IR_VERSION:
-        raise ModelError(f"the model has IR version {model.ir_version}; versions 1 to {MAX_IR_VERSION} are supported")
+        raise ModelError(
+            f"the model has IR version {model.ir_version}; versions 1 to {MAX_IR_VERSION} are supported"
+        )
     if not model.opset_import:
         raise ModelError("the model does not say which opset it uses (opset_import is empty)")
 
@@ -192,7 +196,11 @@ class _Importer:
     """One import: the model's tables, and the counters that run through all of its graphs."""
 
     def __init__(
-        self, model: ModelProto, folder: DataFolder | None, input_shapes: InputShapes, keep_inputs: Sequence[str]
+        self,
+        model: ModelProto,
+        folder: DataFolder | None,
+        input_shapes: InputShapes,
+        keep_inputs: Sequence[str],
     ) -> None:
         _check_versions(model)
         self.model = model
@@ -216,7 +224,9 @@ class _Importer:
 
     def _check_size(self, nodes: int) -> None:
         if nodes > MAX_NODES:
-            raise LimitError(f"the model has {nodes} nodes once its functions are inlined; at most {MAX_NODES} are accepted")
+            raise LimitError(
+                f"the model has {nodes} nodes once its functions are inlined; at most {MAX_NODES} are accepted"
+            )
 
     def _size(self, nodes: Iterable[NodeProto], depth: int) -> int:
         """The number of nodes once all functions are inlined, counted without doing it."""
@@ -243,7 +253,9 @@ class _Importer:
             "opsets": dict(self.opsets),
             "ir_version": int(self.model.ir_version),
             "producer": f"{text(self.model.producer_name)} {text(self.model.producer_version)}".strip(),
-            "output_types": {text(o.name): _declared(o) for o in proto.output if o.type.tensor_type.elem_type},
+            "output_types": {
+                text(o.name): _declared(o) for o in proto.output if o.type.tensor_type.elem_type
+            },
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
         return body
@@ -253,8 +265,12 @@ class _Importer:
         names = [text(i.name) for i in proto.input]
         unknown = sorted(self.keep - set(names))
         if unknown:
-            raise InputError(f"keep_inputs names {', '.join(map(repr, unknown))}; the model's inputs are {names}")
-        weights = {text(t.name) for t in proto.initializer} | {text(t.values.name) for t in proto.sparse_initializer}
+            raise InputError(
+                f"keep_inputs names {', '.join(map(repr, unknown))}; the model's inputs are {names}"
+            )
+        weights = {text(t.name) for t in proto.initializer} | {
+            text(t.values.name) for t in proto.sparse_initializer
+        }
         found = []
         for info, name in zip(proto.input, names, strict=True):
             if name in weights and name not in self.keep:
@@ -307,7 +323,9 @@ class _Importer:
     def _materialize(self, name: str, scope: _Scope) -> None:
         tensor = scope.weights.pop(name)
         is_dense = isinstance(tensor, TensorProto)
-        array = array_of(tensor, self.folder, f"initializer {name!r}") if is_dense else dense(tensor, self.folder)
+        array = (
+            array_of(tensor, self.folder, f"initializer {name!r}") if is_dense else dense(tensor, self.folder)
+        )
         scope.define(name, _constant(array, name, (), scope.constants), "an initializer")
 
     # ------------------------------------------------------------ nodes
@@ -321,7 +339,9 @@ class _Importer:
         for i, proto in enumerate(protos):
             self._node(proto, first + i, outputs[i], scope)
 
-    def _declare(self, proto: NodeProto, number: int, scope: _Scope, bound: Mapping[str, Value]) -> list[Value]:
+    def _declare(
+        self, proto: NodeProto, number: int, scope: _Scope, bound: Mapping[str, Value]
+    ) -> list[Value]:
         label = _label(number, proto)
         names = [text(n) for n in proto.output]
         while names and not names[-1]:
@@ -351,14 +371,18 @@ class _Importer:
             raise
         if (domain, op_type) == ("", "Constant"):
             return self._constant_node(attrs, outputs, origin, scope, label)
-        scope.nodes.append(Node(self._op(domain, op_type, scope, label), inputs, outputs, attrs, regions, origin))
+        scope.nodes.append(
+            Node(self._op(domain, op_type, scope, label), inputs, outputs, attrs, regions, origin)
+        )
 
     def _op(self, domain: str, op_type: str, scope: _Scope, label: str) -> str:
         """The op's name in the graph; with a version where the model's own opset would give it another meaning."""
         if not op_type:
             raise ModelError("a node has no op type", node=label)
         if domain == "" and "" not in scope.opsets:
-            raise ModelError("the model imports no opset for ONNX's own domain, but uses its operators", node=label)
+            raise ModelError(
+                "the model imports no opset for ONNX's own domain, but uses its operators", node=label
+            )
         version = scope.opsets.get(domain, 1)
         own = self.opsets.setdefault(domain, version)
         name = f"{domain or 'onnx'}.{op_type}"
@@ -423,7 +447,9 @@ class _Importer:
         if made is not wanted:
             scope.nodes.append(Node("onnx.Identity", [made], [wanted]))
 
-    def _arguments(self, proto: NodeProto, function: onnx.FunctionProto, scope: _Scope) -> dict[str, Attribute]:
+    def _arguments(
+        self, proto: NodeProto, function: onnx.FunctionProto, scope: _Scope
+    ) -> dict[str, Attribute]:
         """The attributes that a function sees: its defaults, then what the call gives."""
         found = {text(a.name): (a, scope) for a in function.attribute_proto}
         for given in proto.attribute:
@@ -489,7 +515,11 @@ _FIELD_KINDS = (
     ("f", AttributeProto.FLOAT), ("i", AttributeProto.INT), ("s", AttributeProto.STRING), ("t", AttributeProto.TENSOR),
     ("g", AttributeProto.GRAPH), ("sparse_tensor", AttributeProto.SPARSE_TENSOR), ("tp", AttributeProto.TYPE_PROTO),
 )  # fmt: skip
-_LIST_KINDS = (("floats", AttributeProto.FLOATS), ("ints", AttributeProto.INTS), ("strings", AttributeProto.STRINGS))
+_LIST_KINDS = (
+    ("floats", AttributeProto.FLOATS),
+    ("ints", AttributeProto.INTS),
+    ("strings", AttributeProto.STRINGS),
+)
 
 
 def _kind(a: AttributeProto) -> int:
@@ -536,7 +566,9 @@ def _cycle(nodes: list[Node]) -> str:
     position = {id(n): i for i, n in enumerate(nodes)}
     g: nx.DiGraph = nx.DiGraph()
     for i, n in enumerate(nodes):
-        g.add_edges_from((position[id(v.node)], i) for v in n.operands if v.node is not None and id(v.node) in position)
+        g.add_edges_from(
+            (position[id(v.node)], i) for v in n.operands if v.node is not None and id(v.node) in position
+        )
     sources = [nodes[a].origin for a, _ in nx.find_cycle(g)]
     names = [f"{o[0]} {o[0].name!r}" if o else "Identity" for o in sources]
     return " -> ".join([*names[:8], *(["..."] if len(names) > 8 else []), names[0]])
@@ -545,8 +577,13 @@ def _cycle(nodes: list[Node]) -> str:
 def _declared(info: ValueInfoProto) -> list[Any] | None:
     """The type that the model declares for an output, `["float32", ["batch", 10]]`; None for a dim (or shape) unknown."""
     tensor = info.type.tensor_type
-    dims = [int(d.dim_value) if d.HasField("dim_value") else text(d.dim_param) or None for d in tensor.shape.dim]
-    return [dtype_of(tensor.elem_type, f"output {text(info.name)!r}").name, dims if tensor.HasField("shape") else None]
+    dims = [
+        int(d.dim_value) if d.HasField("dim_value") else text(d.dim_param) or None for d in tensor.shape.dim
+    ]
+    return [
+        dtype_of(tensor.elem_type, f"output {text(info.name)!r}").name,
+        dims if tensor.HasField("shape") else None,
+    ]
 
 
 # ---------------------------------------------------------------- input shapes
@@ -564,7 +601,9 @@ class _Dims:
         declared = {text(i.name): i for i in graph.input}
         unknown = sorted(set(overrides) - set(declared))
         if unknown:
-            raise InputError(f"input_shapes names {', '.join(map(repr, unknown))}; the model's inputs are {list(declared)}")
+            raise InputError(
+                f"input_shapes names {', '.join(map(repr, unknown))}; the model's inputs are {list(declared)}"
+            )
         for name, shape in overrides.items():
             self._fix(name, declared[name], shape)
 
@@ -576,18 +615,24 @@ class _Dims:
         if not tensor.HasField("shape"):
             return
         if len(shape) != len(tensor.shape.dim):
-            raise InputError(f"input {name!r} has rank {len(tensor.shape.dim)}; input_shapes gives it {tuple(shape)}")
+            raise InputError(
+                f"input {name!r} has rank {len(tensor.shape.dim)}; input_shapes gives it {tuple(shape)}"
+            )
         for dim, size in zip(tensor.shape.dim, shape, strict=True):
             param = text(dim.dim_param)
             if param and isinstance(size, int) and self._fixed.setdefault(param, size) != size:
-                raise InputError(f"input_shapes gives the dim {param!r} the sizes {self._fixed[param]} and {size}")
+                raise InputError(
+                    f"input_shapes gives the dim {param!r} the sizes {self._fixed[param]} and {size}"
+                )
 
     def type_of(self, info: ValueInfoProto) -> TensorType:
         """The type of a graph input."""
         name = text(info.name)
         kind = info.type.WhichOneof("value")
         if kind != "tensor_type":
-            raise ModelError(f"input {name!r} is a {(kind or 'value without a type').replace('_type', '')}, not a tensor")
+            raise ModelError(
+                f"input {name!r} is a {(kind or 'value without a type').replace('_type', '')}, not a tensor"
+            )
         tensor = info.type.tensor_type
         dtype = dtype_of(tensor.elem_type, f"input {name!r}")
         given = self._overrides.get(name)
@@ -596,7 +641,9 @@ class _Dims:
                 raise ModelError(f"input {name!r} has no rank in the model: give its shape in input_shapes")
             return TensorType(dtype, tuple(self._symbol(d) for d in given))
         wanted = [None] * len(tensor.shape.dim) if given is None else list(given)
-        return TensorType(dtype, tuple(self._dim(name, d, w) for d, w in zip(tensor.shape.dim, wanted, strict=True)))
+        return TensorType(
+            dtype, tuple(self._dim(name, d, w) for d, w in zip(tensor.shape.dim, wanted, strict=True))
+        )
 
     def _dim(self, name: str, dim: onnx.TensorShapeProto.Dimension, wanted: int | str | None) -> Dim:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
@@ -604,7 +651,9 @@ class _Dims:
             if size > MAX_DIM:
                 raise LimitError(f"input {name!r} claims a dim of {size}")
             if isinstance(wanted, int) and wanted != size:
-                raise InputError(f"input {name!r} has a dim of {size} in the model; input_shapes gives it {wanted}")
+                raise InputError(
+                    f"input {name!r} has a dim of {size} in the model; input_shapes gives it {wanted}"
+                )
             return size
         param = text(dim.dim_param)
         if param in self._fixed:

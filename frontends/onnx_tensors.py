@@ -45,7 +45,9 @@ class DataFolder:
     def map(self, location: str) -> np.ndarray:
         """The bytes of a file, mapped read-only. Raises ModelError where the location is not allowed."""
         if not location or "\0" in location or os.path.isabs(location) or ".." in location.split(os.sep):
-            raise ModelError(f"external data location {location!r} must be a relative path inside the model's folder")
+            raise ModelError(
+                f"external data location {location!r} must be a relative path inside the model's folder"
+            )
         path = self._resolve(location)
         if path not in self._maps:
             self._maps[path] = map_file(path, f"external data {location!r}")
@@ -55,7 +57,9 @@ class DataFolder:
         candidates = [os.path.join(folder, location) for folder in self._folders]
         found = next((c for c in candidates if os.path.lexists(c)), None)
         if found is None:
-            raise ModelError(f"external data file {location!r} is not in the model's folder ({self._folders[0]})")
+            raise ModelError(
+                f"external data file {location!r} is not in the model's folder ({self._folders[0]})"
+            )
         target = os.path.realpath(found)
         if not any(os.path.commonpath((target, folder)) == folder for folder in self._allowed):
             raise ModelError(f"external data location {location!r} leads outside the model's folder")
@@ -127,7 +131,9 @@ def _unpack(data: np.ndarray, dtype: DType, shape: tuple[int, ...], what: str) -
     if dtype is dtypes.string:
         raise ModelError(f"{what} holds strings, which cannot be stored as raw bytes")
     if data.size != byte_count(dtype, shape):
-        raise ModelError(f"{what}: {dtype}{list(shape)} takes {byte_count(dtype, shape)} bytes, the model has {data.size}")
+        raise ModelError(
+            f"{what}: {dtype}{list(shape)} takes {byte_count(dtype, shape)} bytes, the model has {data.size}"
+        )
     if dtype.bits < 8:
         return _unpack_bits(data, dtype, prod(shape)).reshape(shape)
     if dtype is dtypes.boolean:
@@ -158,7 +164,9 @@ def _unpack_bits(data: np.ndarray, dtype: DType, count: int) -> np.ndarray:
 
 def _strings(tensor: TensorProto, shape: tuple[int, ...], what: str) -> np.ndarray:
     if len(tensor.string_data) != prod(shape):
-        raise ModelError(f"{what}: a shape of {list(shape)} needs {prod(shape)} strings, the model has {len(tensor.string_data)}")
+        raise ModelError(
+            f"{what}: a shape of {list(shape)} needs {prod(shape)} strings, the model has {len(tensor.string_data)}"
+        )
     out = np.empty(prod(shape), object)
     out[:] = [text(s) for s in tensor.string_data]
     return out.reshape(shape)
@@ -178,7 +186,9 @@ def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str)
     packed = 8 % dtype.bits == 0 and dtype.bits < 8  # elements of 6 bits take an entry each
     expected = byte_count(dtype, shape) if packed else prod(shape) * (2 if dtype.kind == "complex" else 1)
     if values.size != expected:
-        raise ModelError(f"{what}: {dtype}{list(shape)} takes {expected} entries of {field}, the model has {values.size}")
+        raise ModelError(
+            f"{what}: {dtype}{list(shape)} takes {expected} entries of {field}, the model has {values.size}"
+        )
     if packed:
         return _unpack_bits(values.astype(np.uint8), dtype, prod(shape)).reshape(shape)
     if dtype.kind == "complex":
@@ -209,7 +219,9 @@ def _external(
     offset = _natural(entries.get("offset", "0"), what, "offset")
     length = _natural(entries.get("length", str(size)), what, "length")
     if length != size:
-        raise ModelError(f"{what}: {dtype}{list(shape)} takes {size} bytes, its external data has length {length}")
+        raise ModelError(
+            f"{what}: {dtype}{list(shape)} takes {size} bytes, its external data has length {length}"
+        )
     if offset + length > data.size:
         raise ModelError(f"{what} reaches byte {offset + length} of an external file of {data.size} bytes")
     return data[offset : offset + length]
@@ -217,7 +229,9 @@ def _external(
 
 def _natural(value: str, what: str, key: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) <= 19):
-        raise ModelError(f"{what}: the {key} of its external data must be a natural number, not {value[:40]!r}")
+        raise ModelError(
+            f"{what}: the {key} of its external data must be a natural number, not {value[:40]!r}"
+        )
     return int(value)
 
 
@@ -231,8 +245,14 @@ def dense(sparse: onnx.SparseTensorProto, folder: DataFolder | None) -> np.ndarr
     if prod(shape) > MAX_SPARSE_ELEMENTS:
         raise LimitError(f"{what} of shape {list(shape)} is too large to be written out")
     values, positions = array_of(sparse.values, folder, what), array_of(sparse.indices, folder, what)
-    if values.ndim != 1 or positions.dtype != np.int64 or positions.shape not in ((values.size,), (values.size, len(shape))):
-        raise ModelError(f"{what}: values {list(values.shape)} and positions {list(positions.shape)} do not fit together")
+    if (
+        values.ndim != 1
+        or positions.dtype != np.int64
+        or positions.shape not in ((values.size,), (values.size, len(shape)))
+    ):
+        raise ModelError(
+            f"{what}: values {list(values.shape)} and positions {list(positions.shape)} do not fit together"
+        )
     limits = np.array(shape if positions.ndim == 2 else [prod(shape)], np.int64)
     if np.any(positions < 0) or np.any(positions.reshape(-1, limits.size) >= limits):
         raise ModelError(f"{what} has a position outside of its shape {list(shape)}")
@@ -242,4 +262,3 @@ def dense(sparse: onnx.SparseTensorProto, folder: DataFolder | None) -> np.ndarr
     else:
         out.reshape(-1)[positions] = values
     return out
-

@@ -77,7 +77,9 @@ def _imports(graph: Graph, opset: int | None) -> dict[str, int]:
     chosen = opset or (own.get("", OPSET) if imported else OPSET)
     spelled = sorted(op for op in ops if "." not in op and op != "constant")
     if spelled and chosen < MIN_OPSET:
-        raise InternalError(f"{spelled[0]} has no spelling in opset {chosen}: primitives need {MIN_OPSET} at least")
+        raise InternalError(
+            f"{spelled[0]} has no spelling in opset {chosen}: primitives need {MIN_OPSET} at least"
+        )
     domains = sorted({op.rpartition(".")[0] for op in ops if "." in op} - {"onnx"})
     return {"": chosen, **{d: own.get(d, 1) for d in domains}}
 
@@ -111,8 +113,14 @@ class _External:
         self.file.write(b"\0" * (-self.file.tell() % 64))
         offset = self.file.tell()
         dtype = dtypes.from_numpy(array.dtype)
-        self.file.write(np.ascontiguousarray(array).view(np.uint8).data if dtype.bits >= 8 else _tensor(array, name).raw_data)
-        tensor = TensorProto(name=name, data_type=dtype.onnx, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        self.file.write(
+            np.ascontiguousarray(array).view(np.uint8).data
+            if dtype.bits >= 8
+            else _tensor(array, name).raw_data
+        )
+        tensor = TensorProto(
+            name=name, data_type=dtype.onnx, dims=array.shape, data_location=TensorProto.EXTERNAL
+        )
         entries = {"location": self.location, "offset": offset, "length": self.file.tell() - offset}
         for key, value in entries.items():
             tensor.external_data.add(key=key, value=str(value))
@@ -136,7 +144,13 @@ class _Writer:
         self, opsets: Mapping[str, int], dim_names: Mapping[str, str], prefix: str, external: _External | None,
         parent: _Writer | None = None,
     ) -> None:  # fmt: skip
-        self.opsets, self.dim_names, self.prefix, self.external, self.parent = opsets, dim_names, prefix, external, parent
+        self.opsets, self.dim_names, self.prefix, self.external, self.parent = (
+            opsets,
+            dim_names,
+            prefix,
+            external,
+            parent,
+        )
         self.counter: list[int] = parent.counter if parent else [0]
         self.names: dict[int, str] = dict(parent.names) if parent else {}
         self.dims: dict[Dim, str] = dict(parent.dims) if parent else {}
@@ -154,7 +168,8 @@ class _Writer:
         inputs = [self.info(v.name, v.type) for v in graph.inputs]
         self.body(graph, graph.output_names)
         outputs = [
-            self.info(name, v.type, declared.get(name)) for v, name in zip(graph.outputs, graph.output_names, strict=True)
+            self.info(name, v.type, declared.get(name))
+            for v, name in zip(graph.outputs, graph.output_names, strict=True)
         ]
         return helper.make_graph(self.nodes, graph.name or "graph", inputs, outputs, self.initializers)
 
@@ -190,7 +205,9 @@ class _Writer:
         if "." in node.op or "@" in node.op:
             return self.imported(node, wanted)
         if node.op not in SPELLINGS:
-            raise InternalError(f"the primitive {node.op!r} has no ONNX spelling: add one to SPELLINGS in onnxc/export.py")
+            raise InternalError(
+                f"the primitive {node.op!r} has no ONNX spelling: add one to SPELLINGS in onnxc/export.py"
+            )
         inputs = [self.names[v.id] for v in node.inputs if v is not None]
         made = SPELLINGS[node.op](self, node, inputs)
         for value, name in zip(node.outputs, [made] if isinstance(made, str) else made, strict=True):
@@ -212,11 +229,15 @@ class _Writer:
         domain, _, op_type = node.op.rpartition(".")
         domain = "" if domain == "onnx" else domain
         if "@" in op_type:
-            raise UnsupportedOpError([(node.origin[0].name if node.origin else "", f"{node.op} beside {self.opsets[domain]}")])
+            raise UnsupportedOpError(
+                [(node.origin[0].name if node.origin else "", f"{node.op} beside {self.opsets[domain]}")]
+            )
         for value in node.outputs:
             self.names[value.id] = wanted.get(value.id) or self.fresh()
         inputs = ["" if v is None else self.names[v.id] for v in node.inputs]
-        proto = helper.make_node(op_type, inputs, [self.names[v.id] for v in node.outputs], domain=domain or None)
+        proto = helper.make_node(
+            op_type, inputs, [self.names[v.id] for v in node.outputs], domain=domain or None
+        )
         kinds = _attribute_kinds(op_type, self.opsets.get(domain, 1), domain)
         for name, value in node.attrs.items():
             if name != "regions":
@@ -329,7 +350,9 @@ class _Writer:
         if of(atom) in self.dims:
             return self.dims[of(atom)]
         if not isinstance(atom, Call):
-            raise InternalError(f"the symbol {atom} is a dim of no graph input, so it cannot be written as ONNX")
+            raise InternalError(
+                f"the symbol {atom} is a dim of no graph input, so it cannot be written as ONNX"
+            )
         a, b = (self.dim(x) for x in atom.args)
         if atom.op == "floordiv":
             if not is_nonnegative(atom.args[0]):  # Div rounds toward zero, Mod has the sign of the divisor
@@ -376,7 +399,9 @@ def _attribute(name: str, value: Any, kind: int | None) -> AttributeProto:
     if isinstance(value, np.ndarray):
         return helper.make_attribute(name, _tensor(value, ""))
     if isinstance(value, str):
-        return helper.make_attribute(name, value.encode("utf-8", "surrogateescape"), attr_type=AttributeProto.STRING)
+        return helper.make_attribute(
+            name, value.encode("utf-8", "surrogateescape"), attr_type=AttributeProto.STRING
+        )
     if isinstance(value, tuple):
         items = [_tensor(v, "") if isinstance(v, np.ndarray) else v for v in value]
         items = [v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in items]
@@ -388,7 +413,11 @@ def _attribute(name: str, value: Any, kind: int | None) -> AttributeProto:
 
 _FLOATS = {"float16", "float32", "float64"}
 _SIGNED = {"int32", "int64"}
-_ALL = _FLOATS | _SIGNED | {"int8", "int16", "uint8", "uint16", "uint32", "uint64", "bool", "string", "complex64", "complex128"}
+_ALL = (
+    _FLOATS
+    | _SIGNED
+    | {"int8", "int16", "uint8", "uint16", "uint32", "uint64", "bool", "string", "complex64", "complex128"}
+)
 _SMALL = _FLOATS | _SIGNED | {"int8", "uint8"}
 _KERNELS: dict[str, set[str]] = {
     "Neg": _FLOATS | _SIGNED | {"int8", "int16"}, "Pow": _FLOATS | _SIGNED,
@@ -457,7 +486,11 @@ def _mod(w: _Writer, node: Node, xs: list[str]) -> str:
         return w.compute("Mod", dtype, xs)
     rest = w.compute("Mod", dtype, xs, fmod=1)
     zero = w.scalar(0, dtype)
-    wrong = w.one("And", w.one("Less", w.one("Mul", w.one("Sign", rest), xs[1]), zero), w.one("Not", w.one("Equal", rest, zero)))
+    wrong = w.one(
+        "And",
+        w.one("Less", w.one("Mul", w.one("Sign", rest), xs[1]), zero),
+        w.one("Not", w.one("Equal", rest, zero)),
+    )
     moved = _select(w, dtype, wrong, w.one("Add", rest, xs[1]), rest)
     signed_zero = w.one("Mul", w.one("Sign", xs[1]), zero)
     return _select(w, dtype, w.one("Equal", rest, zero), signed_zero, moved)
@@ -513,13 +546,22 @@ def _expand(w: _Writer, node: Node, xs: list[str]) -> str:
 def _slice(w: _Writer, node: Node, xs: list[str]) -> str:
     x = _operand(node)
     rows = zip(x.shape, node.attrs["starts"], node.attrs["sizes"], node.attrs["steps"], strict=True)
-    kept = [(axis, *row) for axis, row in enumerate(rows) if not (row[3] == 1 and row[1] == 0 and always_equal(row[0], row[2]))]
+    kept = [
+        (axis, *row)
+        for axis, row in enumerate(rows)
+        if not (row[3] == 1 and row[1] == 0 and always_equal(row[0], row[2]))
+    ]
     if not kept:
         return w.one("Identity", xs[0])
     ends = [_slice_end(w, dim, start + size * step, step) for _, dim, start, size, step in kept]
     ends_tensor = w.one("Concat", *ends, axis=0) if len(ends) > 1 else ends[0]
     return w.one(
-        "Slice", xs[0], w.shape([k[2] for k in kept]), ends_tensor, w.ints(*(k[0] for k in kept)), w.ints(*(k[4] for k in kept))
+        "Slice",
+        xs[0],
+        w.shape([k[2] for k in kept]),
+        ends_tensor,
+        w.ints(*(k[0] for k in kept)),
+        w.ints(*(k[4] for k in kept)),
     )
 
 
@@ -592,7 +634,13 @@ def _arg(op_type: str) -> Spelling:
         dtype = _operand(node).dtype
         wide = _wide(op_type, dtype)
         x = xs[0] if wide is dtype else w.cast(xs[0], wide)
-        return w.one(op_type, x, axis=node.attrs["axis"], keepdims=0, select_last_index=int(node.attrs.get("last", False)))
+        return w.one(
+            op_type,
+            x,
+            axis=node.attrs["axis"],
+            keepdims=0,
+            select_last_index=int(node.attrs.get("last", False)),
+        )
 
     return spell
 
@@ -612,7 +660,9 @@ def _gather(op_type: str) -> Spelling:
 
 
 def _gather_nd(w: _Writer, node: Node, xs: list[str]) -> str:
-    return w.one("GatherND", xs[0], _index(w, node, xs[1], (dtypes.int64,)), batch_dims=node.attrs["batch_dims"])
+    return w.one(
+        "GatherND", xs[0], _index(w, node, xs[1], (dtypes.int64,)), batch_dims=node.attrs["batch_dims"]
+    )
 
 
 def _scatter_elements(w: _Writer, node: Node, xs: list[str]) -> str:
@@ -621,7 +671,9 @@ def _scatter_elements(w: _Writer, node: Node, xs: list[str]) -> str:
 
 
 def _scatter_nd(w: _Writer, node: Node, xs: list[str]) -> str:
-    return w.one("ScatterND", xs[0], _index(w, node, xs[1], (dtypes.int64,)), xs[2], reduction=node.attrs["reduction"])
+    return w.one(
+        "ScatterND", xs[0], _index(w, node, xs[1], (dtypes.int64,)), xs[2], reduction=node.attrs["reduction"]
+    )
 
 
 def _top_k(w: _Writer, node: Node, xs: list[str]) -> list[str]:
@@ -641,7 +693,15 @@ def _conv(w: _Writer, node: Node, xs: list[str]) -> str:
         around = zeros + list(attrs["low"]) + zeros + list(attrs["high"])
         xs = [_pad_by(w, xs[0], w.scalar(0, dtype), dtype, around), xs[1]]
         pads = (0,) * (2 * (rank - 2))
-    return w.compute("Conv", dtype, xs, strides=attrs["strides"], dilations=attrs["dilations"], pads=pads, group=attrs["groups"])
+    return w.compute(
+        "Conv",
+        dtype,
+        xs,
+        strides=attrs["strides"],
+        dilations=attrs["dilations"],
+        pads=pads,
+        group=attrs["groups"],
+    )
 
 
 def _window(op_type: str, pool: str, combine: str, native: set[str]) -> Spelling:
@@ -685,7 +745,11 @@ def _pool(w: _Writer, node: Node, x: str, shape: list[Any], axes: list[int], poo
         out = w.one("Mul", out, w.scalar(int(prod(kernel)), _operand(node).dtype))  # type: ignore[arg-type]
     sizes = node.output.shape
     back = w.reshape(out, [sizes[a] for a in perm])
-    return back if perm == list(range(rank)) else w.one("Transpose", back, perm=[perm.index(a) for a in range(rank)])
+    return (
+        back
+        if perm == list(range(rank))
+        else w.one("Transpose", back, perm=[perm.index(a) for a in range(rank)])
+    )
 
 
 def _shifted(w: _Writer, node: Node, x: str, axis: int, combine: str) -> str:

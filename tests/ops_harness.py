@@ -96,7 +96,7 @@ def expected(case: Case) -> list[Array]:
         except (ort.capi.onnxruntime_pybind11_state.NotImplemented, ort.capi.onnxruntime_pybind11_state.InvalidGraph):
             pass
         except RuntimeError as error:
-            if "numpy type" not in str(error):  # onnxruntime cannot hand out bfloat16 and the like
+            if "Numpy type" not in str(error):  # onnxruntime cannot hand out bfloat16 and the like
                 raise
     return list(ReferenceEvaluator(model).run(None, feeds(case)))
 

@@ -69,7 +69,14 @@ def ints(*shape: int, dtype: Any = np.int32, low: int = -9, high: int = 9) -> np
 
 
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
-DOMAINS = {"log": (0.1, 9), "sqrt": (0, 9), "asin": (-1, 1), "acos": (-1, 1), "acosh": (1, 9), "atanh": (-0.9, 0.9)}
+DOMAINS = {
+    "log": (0.1, 9),
+    "sqrt": (0, 9),
+    "asin": (-1, 1),
+    "acos": (-1, 1),
+    "acosh": (1, 9),
+    "atanh": (-0.9, 0.9),
+}
 FLOAT_UNARY = [
     "neg", "abs", "sign", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
     "asinh", "acosh", "atanh", "erf", "floor", "ceil", "round",
@@ -104,11 +111,18 @@ def test_divisions_of_floats(op: str) -> None:
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("op", ["div", "mod", "fmod"])
 def test_divisions_of_integers(op: str, dtype: Any) -> None:
-    check(op, ints(7, 1, dtype=dtype), np.array([1, 2, 3, 4], dtype) * (-1 if np.dtype(dtype).kind == "i" else 1))
+    check(
+        op,
+        ints(7, 1, dtype=dtype),
+        np.array([1, 2, 3, 4], dtype) * (-1 if np.dtype(dtype).kind == "i" else 1),
+    )
 
 
 def test_division_rounds_toward_zero() -> None:
-    (got,) = run(to_onnx(single("div", [np.zeros(2, np.int32)] * 2)), {"x0": np.array([-7, 7], np.int32), "x1": np.array([2, -2], np.int32)})
+    (got,) = run(
+        to_onnx(single("div", [np.zeros(2, np.int32)] * 2)),
+        {"x0": np.array([-7, 7], np.int32), "x1": np.array([2, -2], np.int32)},
+    )
     assert got.tolist() == [-3, -3]
 
 
@@ -156,7 +170,12 @@ def test_comparison_with_nan() -> None:
 
 @pytest.mark.parametrize("dtype", [bool, np.float16, np.float32, np.float64, *INTEGERS])
 def test_where(dtype: Any) -> None:
-    check("where", np.array([[True], [False]]), np.array([1, 0, 1]).astype(dtype), np.array([0, 1, 1]).astype(dtype))
+    check(
+        "where",
+        np.array([[True], [False]]),
+        np.array([1, 0, 1]).astype(dtype),
+        np.array([0, 1, 1]).astype(dtype),
+    )
 
 
 @pytest.mark.parametrize("to", ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool"])
@@ -196,7 +215,8 @@ def test_views() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "size", "step"), [(0, 7, 1), (2, 3, 1), (1, 3, 2), (6, 7, -1), (5, 2, -2), (5, 3, -2), (3, 0, 1), (3, 0, -1), (0, 1, -3)]
+    ("start", "size", "step"),
+    [(0, 7, 1), (2, 3, 1), (1, 3, 2), (6, 7, -1), (5, 2, -2), (5, 3, -2), (3, 0, 1), (3, 0, -1), (0, 1, -3)],
 )
 def test_slice(start: int, size: int, step: int) -> None:
     check("slice", floats(3, 7), starts=(1, start), sizes=(2, size), steps=(1, step))
@@ -213,7 +233,12 @@ def test_pad(dtype: Any, interior: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float32", "uint8"])
 def test_iota(dtype: str) -> None:
-    node = Node("iota", (), [Value(TensorType(dtypes.BY_NAME[dtype], (5,)))], {"size": 5, "dtype": dtypes.BY_NAME[dtype]})
+    node = Node(
+        "iota",
+        (),
+        [Value(TensorType(dtypes.BY_NAME[dtype], (5,)))],
+        {"size": 5, "dtype": dtypes.BY_NAME[dtype]},
+    )
     (got,) = run(to_onnx(Graph([], [node.output], [node], ["y"])), {})
     np.testing.assert_array_equal(got, np.arange(5, dtype=dtype))
 
@@ -225,7 +250,11 @@ def test_iota(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.uint16])
 @pytest.mark.parametrize("op", ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min"])
 def test_reductions(op: str, dtype: Any, axes: tuple[int, ...]) -> None:
-    x = floats(2, 3, 2, dtype=dtype) if np.dtype(dtype).kind == "f" else ints(2, 3, 2, dtype=dtype, low=-2, high=3)
+    x = (
+        floats(2, 3, 2, dtype=dtype)
+        if np.dtype(dtype).kind == "f"
+        else ints(2, 3, 2, dtype=dtype, low=-2, high=3)
+    )
     check(op, x, axes=axes)
 
 
@@ -251,6 +280,7 @@ def test_cumsum(dtype: Any, reverse: bool, exclusive: bool) -> None:
 
 
 # ---------------------------------------------------------------- indexing
+
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
 def test_gathers(dtype: Any) -> None:
@@ -295,7 +325,16 @@ def test_matmul(dtype: Any) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_conv(rank: int, groups: int) -> None:
     x, w = floats(2, 4, *(7, 6, 5)[:rank]), floats(6, 4 // groups, *(3, 2, 2)[:rank])
-    check("conv", x, w, strides=(2, 1, 1)[:rank], low=(1, 0, 2)[:rank], high=(0, 1, 0)[:rank], dilations=(1, 2, 1)[:rank], groups=groups)
+    check(
+        "conv",
+        x,
+        w,
+        strides=(2, 1, 1)[:rank],
+        low=(1, 0, 2)[:rank],
+        high=(0, 1, 0)[:rank],
+        dilations=(1, 2, 1)[:rank],
+        groups=groups,
+    )
 
 
 WINDOWS = [
@@ -311,9 +350,16 @@ WINDOWS = [
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
 @pytest.mark.parametrize("op", ["window_max", "window_sum"])
 def test_windows(op: str, dtype: Any, attrs: dict[str, tuple[int, ...]]) -> None:
-    x = floats(2, 3, 6, 7, dtype=dtype) if np.dtype(dtype).kind == "f" else ints(2, 3, 6, 7, dtype=dtype, low=0)
+    x = (
+        floats(2, 3, 6, 7, dtype=dtype)
+        if np.dtype(dtype).kind == "f"
+        else ints(2, 3, 6, 7, dtype=dtype, low=0)
+    )
     if op == "window_max" and attrs["high"][3] == 5 and np.dtype(dtype).kind == "f":
-        attrs = {**attrs, "high": (0, 0, 0, 2)}  # onnxruntime's MaxPool gives -FLT_MAX for a window of padding alone
+        attrs = {
+            **attrs,
+            "high": (0, 0, 0, 2),
+        }  # onnxruntime's MaxPool gives -FLT_MAX for a window of padding alone
     check(op, x, **attrs)
 
 
@@ -336,22 +382,49 @@ def symbolic(build: Callable[[Builder, Value], Value], shape: tuple[int, int]) -
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (7, 3)])
 def test_sizes_as_expressions(size: tuple[int, int]) -> None:
-    dims = [s, s * t - 3, 2 * s + t, floordiv(s, 2), floordiv(s - 4, 3), mod(s - t, 4), maximum(s, t), minimum(s - t, 1), 5]
+    dims = [
+        s,
+        s * t - 3,
+        2 * s + t,
+        floordiv(s, 2),
+        floordiv(s - 4, 3),
+        mod(s - t, 4),
+        maximum(s, t),
+        minimum(s - t, 1),
+        5,
+    ]
     got = symbolic(lambda b, x: b.sizes(np.array(dims, object)), size)
     a, c = size
-    assert got.tolist() == [a, a * c - 3, 2 * a + c, a // 2, (a - 4) // 3, (a - c) % 4, max(a, c), min(a - c, 1), 5]
+    assert got.tolist() == [
+        a,
+        a * c - 3,
+        2 * a + c,
+        a // 2,
+        (a - 4) // 3,
+        (a - c) % 4,
+        max(a, c),
+        min(a - c, 1),
+        5,
+    ]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (6, 4)])
 def test_symbolic_movement(size: tuple[int, int]) -> None:
     x = np.arange(size[0] * size[1], dtype=np.float32).reshape(size)
     np.testing.assert_array_equal(symbolic(lambda b, v: b.reshape(v, (t, s)), size), x.reshape(size[::-1]))
-    np.testing.assert_array_equal(symbolic(lambda b, v: b.expand(v, (3, s, t)), size), np.broadcast_to(x, (3, *size)))
-    np.testing.assert_array_equal(symbolic(lambda b, v: b.slice(v, 1, floordiv(t, 2), t), size), x[:, size[1] // 2 :])
+    np.testing.assert_array_equal(
+        symbolic(lambda b, v: b.expand(v, (3, s, t)), size), np.broadcast_to(x, (3, *size))
+    )
+    np.testing.assert_array_equal(
+        symbolic(lambda b, v: b.slice(v, 1, floordiv(t, 2), t), size), x[:, size[1] // 2 :]
+    )
     np.testing.assert_array_equal(symbolic(lambda b, v: b.slice(v, 0, s - 1, -1, -1), size), x[::-1])
     np.testing.assert_array_equal(symbolic(lambda b, v: b.slice(v, 1, t - 1, -1, -2), size), x[:, ::-2])
     np.testing.assert_array_equal(symbolic(lambda b, v: b.iota(s * t), size), np.arange(x.size))
-    np.testing.assert_array_equal(symbolic(lambda b, v: b.pad(v, (0, t), (s, 0), 9.0), size), np.pad(x, ((0, size[0]), (size[1], 0)), constant_values=9))
+    np.testing.assert_array_equal(
+        symbolic(lambda b, v: b.pad(v, (0, t), (s, 0), 9.0), size),
+        np.pad(x, ((0, size[0]), (size[1], 0)), constant_values=9),
+    )
     padded = symbolic(lambda b, v: b.pad(v, (0, 0), (0, 0), 9.0, (0, 2)), size)
     assert padded.shape == (size[0], 3 * size[1] - 2) and np.array_equal(padded[:, ::3], x)
 
@@ -359,7 +432,9 @@ def test_symbolic_movement(size: tuple[int, int]) -> None:
 def test_a_slice_that_may_end_before_the_first_element() -> None:
     for size in ((2, 1), (2, 2), (2, 6)):
         x = np.arange(size[0] * size[1], dtype=np.float32).reshape(size)
-        got = symbolic(lambda b, v: b.one("slice", v, starts=(0, t - 1), sizes=(s, floordiv(t, 2)), steps=(1, -2)), size)
+        got = symbolic(
+            lambda b, v: b.one("slice", v, starts=(0, t - 1), sizes=(s, floordiv(t, 2)), steps=(1, -2)), size
+        )
         np.testing.assert_array_equal(got, x[:, ::-1][:, ::2][:, : size[1] // 2])
 
 
@@ -383,10 +458,13 @@ def test_a_symbol_of_no_input_is_an_error() -> None:
 
 def test_names_are_the_models_own_and_never_collide() -> None:
     b = Builder()
-    x, y = b.input(TensorType(dtypes.float32, (2,)), "v1"), b.input(TensorType(dtypes.float32, (2,)), "a b\n\"")
+    x, y = (
+        b.input(TensorType(dtypes.float32, (2,)), "v1"),
+        b.input(TensorType(dtypes.float32, (2,)), 'a b\n"'),
+    )
     z = b.add(b.mul(x, y), b.constant(np.ones(2, np.float32)))
     graph = b.graph([z, z, x, b.constant(np.zeros(2, np.float32))], ["v2", "v_3", "same", "c"])
-    got = run(to_onnx(graph), {"v1": np.ones(2, np.float32), "a b\n\"": np.full(2, 3, np.float32)})
+    got = run(to_onnx(graph), {"v1": np.ones(2, np.float32), 'a b\n"': np.full(2, 3, np.float32)})
     assert [g.tolist() for g in got] == [[4, 4], [4, 4], [1, 1], [0, 0]]
 
 
@@ -420,7 +498,9 @@ def test_external_data(tmp_path: Path) -> None:
     small = b.constant(np.ones(1, np.float32))
     graph = b.graph([b.add(b.matmul(x, b.constant(weight)), small), b.cast(b.constant(packed), dtypes.int32)])
     write_onnx(graph, tmp_path / "m.onnx")
-    assert (tmp_path / "m.onnx").stat().st_size < 2000 and (tmp_path / "m.onnx.data").stat().st_size >= 64 * 64 * 4
+    assert (tmp_path / "m.onnx").stat().st_size < 2000 and (
+        tmp_path / "m.onnx.data"
+    ).stat().st_size >= 64 * 64 * 4
     got = run(str(tmp_path / "m.onnx"), {"x": np.eye(64, dtype=np.float32)})
     np.testing.assert_array_equal(got[0], weight + 1)
     np.testing.assert_array_equal(got[1], packed.astype(np.int32))
@@ -434,8 +514,15 @@ def test_without_large_constants_there_is_no_data_file(tmp_path: Path) -> None:
 
 
 def test_an_imported_graph_is_written_as_it_was() -> None:
-    then = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["a"])], "then", [], [helper.make_tensor_value_info("a", 1, [2])])
-    other = helper.make_graph([helper.make_node("Identity", ["x"], ["b"])], "else", [], [helper.make_tensor_value_info("b", 1, [2])])
+    then = helper.make_graph(
+        [helper.make_node("Mul", ["x", "two"], ["a"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("a", 1, [2])],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["b"])], "else", [], [helper.make_tensor_value_info("b", 1, [2])]
+    )
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0, name="total"),
         helper.make_node("Constant", [], ["zero"], value_float=0.0),
@@ -446,7 +533,11 @@ def test_an_imported_graph_is_written_as_it_was() -> None:
     x = helper.make_tensor_value_info("x", 1, [2])
     outputs = [helper.make_tensor_value_info(n, 1, s) for n, s in (("y", [2]), ("q", [1]))]
     two = helper.make_tensor("two", 1, [], [2.0])
-    model = helper.make_model(helper.make_graph(nodes, "g", [x], outputs, [two]), opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], outputs, [two]),
+        opset_imports=[helper.make_opsetid("", 19)],
+        ir_version=9,
+    )
     written = to_onnx(load(model))
     assert written.opset_import[0].version == 19
     for array in (np.array([1, 2], np.float32), np.array([-1, -2], np.float32)):

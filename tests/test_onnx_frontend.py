@@ -25,7 +25,9 @@ from onnxc.primitives.verify import verify
 node = helper.make_node
 
 
-def tensor_info(name: str, shape: Sequence[int | str | None] | None = (2,), dtype: int = TensorProto.FLOAT) -> Any:
+def tensor_info(
+    name: str, shape: Sequence[int | str | None] | None = (2,), dtype: int = TensorProto.FLOAT
+) -> Any:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -35,7 +37,10 @@ def model(
 ) -> ModelProto:  # fmt: skip
     infos = [[tensor_info(v) if isinstance(v, str) else v for v in values] for values in (inputs, outputs)]
     proto = helper.make_graph(list(nodes), "g", *infos, **graph)
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in sorted({f.domain for f in functions}))]
+    opsets = [
+        helper.make_opsetid("", opset),
+        *(helper.make_opsetid(d, 1) for d in sorted({f.domain for f in functions})),
+    ]
     return helper.make_model(proto, opset_imports=opsets, functions=list(functions), ir_version=10)
 
 
@@ -70,7 +75,10 @@ def test_nodes_attributes_and_origins() -> None:
     proto = model([relu, clip])
     proto.opset_import.add(domain="com.acme", version=3)
     graph = read(proto)
-    assert ops(graph) == ["onnx.Relu", "com.acme.Custom"] and graph.metadata["opsets"] == {"": 20, "com.acme": 3}
+    assert ops(graph) == ["onnx.Relu", "com.acme.Custom"] and graph.metadata["opsets"] == {
+        "": 20,
+        "com.acme": 3,
+    }
     first, second = graph.nodes
     assert (first.origin[0].number, first.origin[0].op_type, first.origin[0].name) == (0, "Relu", "a/relu")
     assert first.origin[0].line == "/src/b.py:17" and str(second.origin[0]) == "n1 Custom"
@@ -96,7 +104,9 @@ def test_dims_become_symbols() -> None:
 
 
 def test_input_shapes_fix_dims() -> None:
-    proto = model([node("Add", ["x", "z"], ["y"])], [tensor_info("x", ["n", 3, None]), tensor_info("z", ["n", "m"])])
+    proto = model(
+        [node("Add", ["x", "z"], ["y"])], [tensor_info("x", ["n", 3, None]), tensor_info("z", ["n", "m"])]
+    )
     graph = read(proto, input_shapes={"x": (4, None, 5)})
     assert [str(t.type) for t in graph.inputs] == ["float32[4, 3, 5]", "float32[4, s0]"]
     graph = read(proto, input_shapes={"z": ("rows", 2)})
@@ -142,7 +152,10 @@ def test_an_initializer_that_is_also_an_input() -> None:
 
 
 def test_unused_and_duplicated_initializers() -> None:
-    later, unused = numpy_helper.from_array(np.array([5, 6], np.float32), "w"), numpy_helper.from_array(np.ones(3), "u")
+    later, unused = (
+        numpy_helper.from_array(np.array([5, 6], np.float32), "w"),
+        numpy_helper.from_array(np.ones(3), "u"),
+    )
     assert constant(read(model(ADD, initializer=[W, unused, later]))).tolist() == [5, 6]
 
 
@@ -196,7 +209,9 @@ def test_bad_sparse_tensors(bad: onnx.SparseTensorProto) -> None:
         load(model(ADD, sparse_initializer=[bad]))
 
 
-@pytest.mark.parametrize("attributes", [{}, {"value_int": 1, "value_float": 1.0}, {"value_other": 1}, {"value": 3}])
+@pytest.mark.parametrize(
+    "attributes", [{}, {"value_int": 1, "value_float": 1.0}, {"value_other": 1}, {"value": 3}]
+)
 def test_bad_constant_nodes(attributes: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="Constant"):
         load(model([node("Constant", [], ["y"], name="c", **attributes)]))
@@ -221,7 +236,11 @@ def test_raw_data_of_every_dtype(d: dtypes.DType) -> None:
         proto = numpy_helper.from_array(array, "w")
         assert proto.HasField("raw_data")
     got = constant(read(model(ADD, initializer=[proto])))
-    assert got.dtype == d.numpy and got.shape == array.shape and [str(a) for a in got[0]] == [str(a) for a in array[0]]
+    assert (
+        got.dtype == d.numpy
+        and got.shape == array.shape
+        and [str(a) for a in got[0]] == [str(a) for a in array[0]]
+    )
 
 
 @pytest.mark.parametrize("d", [d for d in dtypes.ALL if d is not dtypes.string], ids=repr)
@@ -237,7 +256,12 @@ def test_typed_data_of_every_dtype(d: dtypes.DType) -> None:
 
 
 def test_packed_elements_keep_their_order_and_sign() -> None:
-    cases = [(ml_dtypes.int4, [-8, 7, 1]), (ml_dtypes.uint4, [15, 0, 9]), (ml_dtypes.int2, [-2, 1, 0, -1, 1]), (ml_dtypes.uint2, [3, 0, 2, 1, 3])]
+    cases = [
+        (ml_dtypes.int4, [-8, 7, 1]),
+        (ml_dtypes.uint4, [15, 0, 9]),
+        (ml_dtypes.int2, [-2, 1, 0, -1, 1]),
+        (ml_dtypes.uint2, [3, 0, 2, 1, 3]),
+    ]
     for dtype, values in cases:
         proto = numpy_helper.from_array(np.array(values).astype(dtype), "w")
         assert len(proto.raw_data) == 2
@@ -279,7 +303,9 @@ def external(location: str = "w.bin", **entries: Any) -> TensorProto:
     return proto
 
 
-def saved(folder: Path, weight: TensorProto, data: bytes = b"\0" * 4 + np.array([3, 4], "<f4").tobytes()) -> Path:
+def saved(
+    folder: Path, weight: TensorProto, data: bytes = b"\0" * 4 + np.array([3, 4], "<f4").tobytes()
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "w.bin").write_bytes(data)
     (folder / "m.onnx").write_bytes(model(ADD, initializer=[weight]).SerializeToString())
@@ -287,7 +313,10 @@ def saved(folder: Path, weight: TensorProto, data: bytes = b"\0" * 4 + np.array(
 
 
 def test_external_data_is_mapped(tmp_path: Path) -> None:
-    for path in (saved(tmp_path / "a", external(offset=4, length=8)), saved(tmp_path / "b", external(offset=4))):
+    for path in (
+        saved(tmp_path / "a", external(offset=4, length=8)),
+        saved(tmp_path / "b", external(offset=4)),
+    ):
         array = constant(load(path))
         assert array.tolist() == [3, 4] and not array.flags.writeable and not array.flags.owndata
         assert constant(load(str(path))).tolist() == [3, 4]
@@ -401,7 +430,9 @@ def test_many_external_tensors_take_one_descriptor(tmp_path: Path) -> None:
 def test_unsorted_nodes_are_sorted() -> None:
     nodes = [node("Neg", ["b"], ["y"]), node("Abs", ["a"], ["b"]), node("Relu", ["x"], ["a"])]
     graph = read(model(nodes))
-    assert ops(graph) == ["onnx.Relu", "onnx.Abs", "onnx.Neg"] and [n.origin[0].number for n in graph.nodes] == [2, 1, 0]
+    assert ops(graph) == ["onnx.Relu", "onnx.Abs", "onnx.Neg"] and [
+        n.origin[0].number for n in graph.nodes
+    ] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -445,10 +476,16 @@ def test_subgraphs_see_the_names_around_them() -> None:
     inner = branch([node("Mul", ["h", "w"], ["m"])], "m")
     then = branch([node("Add", ["h", "v"], ["p"]), node("If", ["c"], ["q"], then_branch=inner, else_branch=branch([], "h"))], "q", initializer=[
         numpy_helper.from_array(np.ones(2, np.float32), "v")])  # fmt: skip
-    nodes = [node("Relu", ["x"], ["h"]), node("If", ["c"], ["y"], then_branch=then, else_branch=branch([], "x"), name="if")]
+    nodes = [
+        node("Relu", ["x"], ["h"]),
+        node("If", ["c"], ["y"], then_branch=then, else_branch=branch([], "x"), name="if"),
+    ]
     graph = read(model(nodes, ["x", tensor_info("c", [], TensorProto.BOOL)], initializer=[W]))
     outer = graph.nodes[-1]
-    assert ops(graph) == ["constant", "onnx.Relu", "onnx.If"] and outer.attrs["regions"] == ("else_branch", "then_branch")
+    assert ops(graph) == ["constant", "onnx.Relu", "onnx.If"] and outer.attrs["regions"] == (
+        "else_branch",
+        "then_branch",
+    )
     else_graph, then_graph = outer.regions
     assert ops(then_graph) == ["constant", "onnx.Add", "onnx.If"] and else_graph.outputs == [graph.inputs[0]]
     assert {v.name for v in outer.operands} == {"c", "h", "w", "x"}
@@ -456,14 +493,23 @@ def test_subgraphs_see_the_names_around_them() -> None:
 
 def test_nodes_are_sorted_by_what_their_subgraphs_read() -> None:
     body = branch([node("Neg", ["late"], ["r"])], "r")
-    nodes = [node("If", ["c"], ["y"], then_branch=body, else_branch=branch([], "x")), node("Relu", ["x"], ["late"])]
+    nodes = [
+        node("If", ["c"], ["y"], then_branch=body, else_branch=branch([], "x")),
+        node("Relu", ["x"], ["late"]),
+    ]
     assert ops(read(model(nodes, ["x", tensor_info("c", [], TensorProto.BOOL)]))) == ["onnx.Relu", "onnx.If"]
 
 
 def test_a_loop_body_has_inputs() -> None:
-    body = branch([node("Add", ["state", "x"], ["next"])], "next", inputs=[tensor_info("i", [], 7), tensor_info("k", [], 9), tensor_info("state")])
+    body = branch(
+        [node("Add", ["state", "x"], ["next"])],
+        "next",
+        inputs=[tensor_info("i", [], 7), tensor_info("k", [], 9), tensor_info("state")],
+    )
     body.output.insert(0, tensor_info("k", [], 9))
-    graph = read(model([node("Loop", ["", "c", "x"], ["y"], body=body)], ["x", tensor_info("c", [], TensorProto.BOOL)]))
+    graph = read(
+        model([node("Loop", ["", "c", "x"], ["y"], body=body)], ["x", tensor_info("c", [], TensorProto.BOOL)])
+    )
     (region,) = graph.nodes[0].regions
     assert region.input_names == ["i", "k", "state"] and region.outputs[0] is region.inputs[1]
     assert graph.nodes[0].inputs[0] is None
@@ -509,7 +555,12 @@ def test_functions_are_inlined() -> None:
     inner = function("Inner", ["a"], ["t"], [leaky], ["slope"])
     twice = reference(call("Inner", ["b"], ["t"], name="first"), "slope", "k", onnx.AttributeProto.FLOAT)
     outer = function("Outer", ["b", "unused"], ["r"], [twice, call("Inner", ["t"], ["r"], slope=0.25)], ["k"])
-    graph = read(model([call("Outer", ["x"], ["h"], k=0.5, name="o"), node("Neg", ["h"], ["y"])], functions=[inner, outer]))
+    graph = read(
+        model(
+            [call("Outer", ["x"], ["h"], k=0.5, name="o"), node("Neg", ["h"], ["y"])],
+            functions=[inner, outer],
+        )
+    )
     assert ops(graph) == ["onnx.LeakyRelu", "onnx.LeakyRelu", "onnx.Neg"]
     assert [n.attrs.get("alpha") for n in graph.nodes] == [0.5, 0.25, None]
     assert graph.nodes[0].origin[0].name == "o/first/" and len({n.origin for n in graph.nodes}) == 3
@@ -555,12 +606,17 @@ def test_functions_of_another_opset() -> None:
 
 
 def test_a_function_may_replace_an_operator() -> None:
-    f = helper.make_function("", "Relu", ["a"], ["t"], [node("Neg", ["a"], ["t"])], [helper.make_opsetid("", 20)])
+    f = helper.make_function(
+        "", "Relu", ["a"], ["t"], [node("Neg", ["a"], ["t"])], [helper.make_opsetid("", 20)]
+    )
     assert ops(read(model(RELU, functions=[f]))) == ["onnx.Neg"]
 
 
 def test_functions_that_cannot_be_inlined() -> None:
-    loop = function("F", ["a"], ["t"], [call("G", ["a"], ["t"])]), function("G", ["a"], ["t"], [call("F", ["a"], ["t"])])
+    loop = (
+        function("F", ["a"], ["t"], [call("G", ["a"], ["t"])]),
+        function("G", ["a"], ["t"], [call("F", ["a"], ["t"])]),
+    )
     with pytest.raises(ModelError, match="calls itself"):
         load(model([call("F", ["x"], ["y"])], functions=loop))
     one = function("F", ["a"], ["t"], [node("Relu", ["a"], ["t"])])
@@ -569,7 +625,12 @@ def test_functions_that_cannot_be_inlined() -> None:
     with pytest.raises(ModelError, match="two local functions"):
         load(model([call("F", ["x"], ["y"])], functions=[one, one]))
     with pytest.raises(ModelError, match="'nowhere'"):
-        load(model([call("F", ["x"], ["y"])], functions=[function("F", ["a"], ["nowhere"], [node("Relu", ["a"], ["t"])])]))
+        load(
+            model(
+                [call("F", ["x"], ["y"])],
+                functions=[function("F", ["a"], ["nowhere"], [node("Relu", ["a"], ["t"])])],
+            )
+        )
     with pytest.raises(ModelError, match="leaves out"):
         load(model([call("F", [], ["y"])], functions=[function("F", ["a"], ["a"], [])]))
 
@@ -630,7 +691,9 @@ def rich() -> bytes:
     ]  # fmt: skip
     weights = [W, numpy_helper.from_array(np.arange(6).astype(ml_dtypes.int4), "v")]
     inputs = [tensor_info("x", ["n", 2]), tensor_info("c", [], TensorProto.BOOL)]
-    return model(nodes, inputs, functions=[f], initializer=weights, sparse_initializer=[sparse(np.array([1, 5]))]).SerializeToString()
+    return model(
+        nodes, inputs, functions=[f], initializer=weights, sparse_initializer=[sparse(np.array([1, 5]))]
+    ).SerializeToString()
 
 
 RICH = rich()
@@ -666,7 +729,9 @@ def test_random_bytes(data: bytes) -> None:
 
 
 def test_names_that_are_not_utf8() -> None:
-    data = model([node("Relu", ["x"], ["y"], name="NAME")]).SerializeToString().replace(b"NAME", b"\xff\xfeAB")
+    data = (
+        model([node("Relu", ["x"], ["y"], name="NAME")]).SerializeToString().replace(b"NAME", b"\xff\xfeAB")
+    )
     assert load(data).nodes[0].origin[0].name == "\udcff\udcfeAB"
     strings = TensorProto(name="w", data_type=TensorProto.STRING, dims=[1], string_data=[b"\xff"])
     assert constant(load(model([], outputs=["w"], initializer=[strings]))).tolist() == ["\udcff"]

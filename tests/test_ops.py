@@ -65,7 +65,7 @@ def activations() -> Iterator[Case]:
         yield Case(name, [f32(3, 1)], opset=13)
         yield Case(name, [f32(6)], {"axis": 0}, opset=9)
     yield Case("Softmax", [f32(3, 4) * 200], opset=13)
-    yield Case("Clip", [SPECIAL], {"min": -1.0, "max": 1.0}, opset=6)
+    yield Case("Clip", [SPECIAL], {"min": -1.0, "max": 1.0}, opset=7)
     yield Case("Clip", [f32(9)], opset=7)
     yield Case("Clip", [f32(3, 4), np.float32(-0.5), np.float32(0.5)])
     yield Case("Clip", [f32(3, 4), None, np.float32(0.5)], const=[2])

@@ -48,7 +48,7 @@ class Atom:
 class Symbol(Atom):
     """An unknown integer, at least `lo` and, where `hi` is given, at most `hi`."""
 
-    __slots__ = ("lo", "hi")
+    __slots__ = ("hi", "lo")
 
     def __init__(self, name: str, lo: int = 0, hi: Dim | None = None) -> None:
         super().__init__(name)
@@ -59,7 +59,7 @@ class Symbol(Atom):
 class Call(Atom):
     """`floordiv`, `mod`, `max` or `min` of two expressions."""
 
-    __slots__ = ("op", "args")
+    __slots__ = ("args", "op")
 
     def __init__(self, op: str, a: Dim, b: Dim) -> None:
         sign = {"floordiv": "//", "mod": "%"}.get(op)
@@ -70,13 +70,13 @@ class Call(Atom):
 
 def _wrap(d: Dim) -> str:
     text = repr(d)
-    return text if isinstance(d, int) or len(d.terms) == 1 and text.isidentifier() else f"({text})"
+    return text if isinstance(d, int) or (len(d.terms) == 1 and text.isidentifier()) else f"({text})"
 
 
 class Expr:
     """A polynomial over atoms that is not a constant. Immutable."""
 
-    __slots__ = ("terms", "_hash")
+    __slots__ = ("_hash", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
@@ -182,7 +182,7 @@ def of(atom: Atom) -> Expr:
     return Expr((((atom,), 1),))
 
 
-def Sym(name: str, lo: int = 0, hi: Dim | None = None) -> Expr:  # noqa: N802  (reads as a constructor)
+def Sym(name: str, lo: int = 0, hi: Dim | None = None) -> Expr:
     """A symbol as an expression: a dynamic dim is at least 0."""
     return of(Symbol(name, lo, hi))
 
@@ -328,7 +328,20 @@ def _lower_atom(atom: Atom) -> Dim | None:
 def is_nonnegative(d: Dim) -> bool:
     """True where d >= 0 is certain."""
     lo, _ = bounds(d)
-    return lo is not None and lo >= 0
+    return (lo is not None and lo >= 0) or (isinstance(d, Expr) and _relaxed(d, 3))
+
+
+def _relaxed(d: Expr, depth: int) -> bool:
+    """Whether d >= 0 follows from x - (n - 1) <= n * (x // n) <= x, as in `s - s // 2`."""
+    for mono, coef in d.terms:
+        call = _single_call(Expr(((mono, 1),)), "floordiv") if mono else None
+        if call is None or not isinstance(call.args[1], int):
+            continue
+        x, n = call.args[0], call.args[1]
+        rest = (d - coef * of(call)) * n + coef * (x if coef < 0 else x - (n - 1))
+        lo, _ = bounds(rest)
+        return (lo is not None and lo >= 0) or (depth > 1 and isinstance(rest, Expr) and _relaxed(rest, depth - 1))
+    return False
 
 
 def is_less(a: Dim, b: Dim) -> bool:
@@ -343,7 +356,7 @@ def is_less(a: Dim, b: Dim) -> bool:
 
 def always_equal(a: Dim, b: Dim) -> bool:
     """True where a == b for every value of the symbols."""
-    return a == b or (isinstance(a, Expr) or isinstance(b, Expr)) and a - b == 0
+    return a == b or ((isinstance(a, Expr) or isinstance(b, Expr)) and a - b == 0)
 
 
 def never_equal(a: Dim, b: Dim) -> bool:
@@ -493,7 +506,7 @@ def _single_call(d: Dim, op: str) -> Call | None:
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
-    """a / b, rounded up."""
+    """a / b, rounded up; b is positive."""
     return floordiv(a + b - 1, b)
 
 

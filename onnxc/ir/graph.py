@@ -50,7 +50,7 @@ class Value:
     an int64 array, or an object array of ints and symbolic expressions (the sizes a shape computation works on).
     """
 
-    __slots__ = ("id", "type", "node", "index", "name", "data")
+    __slots__ = ("data", "id", "index", "name", "node", "type")
 
     def __init__(self, type: TensorType | None, name: str = "", data: np.ndarray | None = None) -> None:
         self.id = next(_ids)
@@ -85,7 +85,7 @@ class Value:
 class Node:
     """An operation. Immutable once made; its outputs are made with it."""
 
-    __slots__ = ("op", "inputs", "outputs", "attrs", "regions", "origin")
+    __slots__ = ("attrs", "inputs", "op", "origin", "outputs", "regions")
 
     def __init__(
         self,

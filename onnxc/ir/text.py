@@ -42,7 +42,11 @@ def to_text(graph: Graph, *, digests: bool = True) -> str:
 
 def from_text(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
     """The graph of a text. `constants` holds the arrays that it gives as digests. Raises ModelError where it fails."""
-    return _Parser(text, constants or {}).graph("graph")
+    parser = _Parser(text, constants or {})
+    try:
+        return parser.graph("graph")
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise parser.fail(f"something that makes sense ({error})") from error
 
 
 def constants(graph: Graph) -> dict[str, np.ndarray]:
@@ -147,7 +151,9 @@ class _Printer:
             return f"({items})" if isinstance(value, tuple) else f"[{items}]"
         if isinstance(value, np.ndarray):
             return self._array(value)
-        raise InternalError(f"an attribute of type {type(value).__name__} has no text form (onnxc/ir/text.py)")
+        raise InternalError(
+            f"an attribute of type {type(value).__name__} has no text form (onnxc/ir/text.py)"
+        )
 
     def _array(self, array: np.ndarray) -> str:
         head = repr(TensorType(dtypes.from_numpy(array.dtype), array.shape))
@@ -190,7 +196,10 @@ def _elements(array: np.ndarray) -> str:
     if flat.dtype.kind == "b":
         return ", ".join("1" if x else "0" for x in flat)
     words = [str(x) for x in flat] if flat.dtype.kind in "iuf" else [repr(x) for x in _as_numbers(flat)]
-    if not all(_NUMBER.fullmatch(w) for w in words) or _numbers(words, flat.dtype).tobytes() != flat.tobytes():
+    if (
+        not all(_NUMBER.fullmatch(w) for w in words)
+        or _numbers(words, flat.dtype).tobytes() != flat.tobytes()
+    ):
         return f"0x{np.ascontiguousarray(flat).view(np.uint8).tobytes().hex()}"
     return ", ".join(words)
 
@@ -222,7 +231,13 @@ _TOKEN = re.compile(
     r"""|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>[A-Za-z_]\w*(?:\.\w+)*(?:@\d+)?)|(?P<mark>//|>=|<=|[^\s]))"""
 )
 Token = tuple[str, str]
-_RESERVED: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": float("inf"), "nan": float("nan")}
+_RESERVED: dict[str, Any] = {
+    "true": True,
+    "false": False,
+    "none": None,
+    "inf": float("inf"),
+    "nan": float("nan"),
+}
 
 
 class _Parser:
@@ -251,7 +266,7 @@ class _Parser:
         self.tokens.reverse()
         return self.tokens[-1][1]
 
-    def _fail(self, wanted: str) -> ModelError:
+    def fail(self, wanted: str) -> ModelError:
         number = self.lines[min(self.at, len(self.lines) - 1)][0] if self.lines else 0
         got = self.tokens[-1][1] if self.tokens else "the end of the line"
         return ModelError(f"graph text, line {number}: expected {wanted}, found {got}")
@@ -270,11 +285,11 @@ class _Parser:
 
     def _expect(self, text: str) -> None:
         if not self._accept(text):
-            raise self._fail(repr(text))
+            raise self.fail(repr(text))
 
     def _take(self, kind: str) -> str:
         if self._kind() != kind:
-            raise self._fail(f"a {kind}")
+            raise self.fail(f"a {kind}")
         return self.tokens.pop()[1]
 
     def _string(self) -> str:
@@ -289,7 +304,7 @@ class _Parser:
         while not self._accept(end):
             found.append(item())
             if not self._accept(",") and not self._peek(end):
-                raise self._fail(f"',' or {end!r}")
+                raise self.fail(f"',' or {end!r}")
         return found
 
     # ------------------------------------------------------------ lines
@@ -314,12 +329,12 @@ class _Parser:
             else:
                 self._node(graph)
         if word == "region":
-            raise self._fail("'end'")
+            raise self.fail("'end'")
         return graph
 
     def _end(self) -> None:
         if self.tokens:
-            raise self._fail("the end of the line")
+            raise self.fail("the end of the line")
         self.at += 1
 
     def _symbol(self, graph: Graph) -> None:
@@ -377,7 +392,7 @@ class _Parser:
             while True:
                 number = self._take("word")
                 if not re.fullmatch(r"n\d+", number):
-                    raise self._fail("a node number such as n17")
+                    raise self.fail("a node number such as n17")
                 sources.append(Source(int(number[1:]), self._name(), self._string(), self._string()))
                 if not self._accept(";"):
                     break
@@ -388,13 +403,13 @@ class _Parser:
     def _define(self) -> Value:
         number = self._take("value")
         if number in self.values:
-            raise self._fail(f"a new value ({number} is defined twice)")
+            raise self.fail(f"a new value ({number} is defined twice)")
         self.values[number] = Value(None, self._string() if self._kind() == "string" else "")
         return self.values[number]
 
     def _use(self) -> Value:
         if self._kind() != "value" or self.tokens[-1][1] not in self.values:
-            raise self._fail("a value that is defined")
+            raise self.fail("a value that is defined")
         return self.values[self.tokens.pop()[1]]
 
     def _value_type(self, value: Value, constant: Any = None) -> None:
@@ -406,7 +421,7 @@ class _Parser:
             return
         content = self._attr()
         if not isinstance(content, tuple):
-            raise self._fail("the content as a tuple")
+            raise self.fail("the content as a tuple")
         symbolic = any(isinstance(c, Expr) for c in content)
         plain = np.int64 if value.type is None else value.type.dtype.numpy
         data = np.empty(len(content), object if symbolic else plain)
@@ -420,7 +435,7 @@ class _Parser:
     def _dtype(self) -> DType:
         name = self._take("word")
         if name not in dtypes.BY_NAME:
-            raise self._fail(f"a dtype (not {name!r})")
+            raise self.fail(f"a dtype (not {name!r})")
         return dtypes.BY_NAME[name]
 
     def _shape(self) -> tuple[Dim, ...]:
@@ -450,7 +465,7 @@ class _Parser:
         if self._kind() == "digest":
             name = self._take("digest")[1:]
             if name not in self.constants:
-                raise self._fail(f"the constant {name} to be given to from_text")
+                raise self.fail(f"the constant {name} to be given to from_text")
             array = self.constants[name]
         elif self._kind() == "hex":
             array = np.frombuffer(bytes.fromhex(self._take("hex")[2:]), dtype.numpy).reshape(shape)
@@ -494,7 +509,7 @@ class _Parser:
             a, b = self._list(self._sum, ")")
             return expr.of(Call(name, a, b))
         if name not in self.symbols:
-            raise self._fail(f"a symbol that is declared (not {name!r})")
+            raise self.fail(f"a symbol that is declared (not {name!r})")
         return self.symbols[name]
 
     def _parenthesis(self) -> Any:

@@ -165,14 +165,14 @@ _coerced("Hardmax", hardmax_13)
 
 
 @op("Dropout", 7, 11)
-def dropout_7(b: Builder, x: Value, *, ratio: float = 0.5) -> list[Value]:
-    """Inference: the identity; the mask is all true."""
-    return [x, b.full(x.shape, True, dtypes.boolean)]
+def dropout_7(b: Builder, x: Value, *, ratio: float = 0.5, opset: int) -> list[Value]:
+    """Inference: the identity, with a mask of zeros (onnxruntime's choice; the standard leaves it open)."""
+    return [x, b.full(x.shape, 0, x.dtype if opset < 10 else dtypes.boolean)]
 
 
 @op("Dropout", 12)
 def dropout_12(b: Builder, x: Value, ratio: Value | None = None, training_mode: Value | None = None, *, seed: int = 0) -> list[Value]:  # fmt: skip
-    """Inference as before. In training mode elements would be dropped, unless the ratio is 0."""
+    """Inference: the identity, with a mask of all true. In training mode elements would be dropped, unless the ratio is 0."""
     if training_mode is not None:
         training, share = constant_of(training_mode), constant_of(ratio)
         if training is None or (training.item() and (share is None or share.item() != 0)):

@@ -63,8 +63,9 @@ class _Grid:
         """Half pixels, with what rounding the output size lost shared by both ends."""
         b = self.b
         lost = b.sub(1.0, b.div(self.after, b.mul(self.scale, self.before)))
-        middle = b.add(b.mul(b.div(self.before, 2.0), lost), b.div(b.add(self.i, 0.5), self.scale))
-        return b.sub(middle, 0.5)
+        offset = b.mul(b.div(self.before, 2.0), lost)
+        i, scale, offset = (b.cast(v, dtypes.float64) for v in (self.i, self.scale, offset))  # as onnxruntime does
+        return b.cast(b.sub(b.add(offset, b.div(b.add(i, 0.5), scale)), 0.5), dtypes.float32)
 
     def pytorch_half_pixel(self) -> Value:
         return self._unless_single(self.half_pixel(), 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, bounds, maximum, minimum
+from onnxc.ir.expr import Dim, bounds, ceildiv, maximum, minimum
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, scalar_of, static_shape
 from onnxc.ops.registry import op
@@ -26,8 +26,15 @@ def clamp(position: Dim, size: Dim, low: Dim, high: Dim) -> Dim:
     if isinstance(position, int) and abs(position) >= FAR:
         return high if position > 0 else low
     if most is not None and most < 0:
-        position = position + size
+        return maximum(position + size, low)
     return minimum(maximum(position, low), high)
+
+
+def _count(first: Dim, end: Dim, size: Dim, step: int) -> Dim:
+    """Number of elements of a slice inside an axis. To the end, or from the beginning, it needs no clamping."""
+    if step > 0 and (end == size or first == 0):
+        return ceildiv(end - first, step)
+    return slice_size(first, end, step)
 
 
 def _slice(b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]) -> Value:  # fmt: skip
@@ -42,7 +49,7 @@ def _slice(b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axe
             raise ModelError("Slice has a step of zero")
         low, high = (0, d) if step > 0 else (-1, d - 1)
         first = clamp(start, d, 0 if step < 0 else low, high)
-        count = slice_size(first, clamp(end, d, low, high), step)
+        count = _count(first, clamp(end, d, low, high), d, step)
         at[i], sizes[i], strides[i] = (0 if count == 0 else first), count, step
     if sizes == list(x.shape) and all(s == 1 for s in strides):
         return x

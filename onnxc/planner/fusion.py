@@ -116,28 +116,55 @@ class _Planner:
             self._store_needed(group, section)
 
     def _absorb(self, group: Group, section: Section) -> None:
-        """Takes the pointwise nodes that follow a template into its epilogue, with the views between them."""
+        """Takes the pointwise nodes that follow a template into its epilogue, with the views between them.
+
+        Of all nodes that could be taken, the longest run is taken that leaves one value to store, if there is one.
+        """
         assert group.node is not None
         at: dict[int, Index] = {group.node.output.id: section.index}
+        candidates = self._candidates(group, at)
+        best = 0
+        for length in range(1, len(candidates) + 1):
+            if len(self._needed(group.node, candidates[:length])) == 1:
+                best = length
+        for node in candidates[:best]:
+            self._take(group, section, node, at)
+
+    def _candidates(self, group: Group, at: dict[int, Index]) -> list[Node]:
+        """Pointwise nodes after a template that its loops could compute, in order; fills in their indices."""
+        assert group.node is not None
         pending = list(self.uses.get(group.node.output.id, ()))
-        position = {id(n): i for i, n in enumerate(self.graph.nodes)}
         done: set[int] = set()
+        found: list[Node] = []
         while pending:
-            pending.sort(key=lambda n: position[id(n)])
+            pending.sort(key=self.clusters.position)
             node = pending.pop(0)
             if id(node) in done or id(node) in self.homes:
                 continue
             done.add(id(node))
-            index = self._pushed(group, section, node, at)
+            index = self._pushed(group, node, at)
             if index is None:
                 continue
-            value = node.output
-            at[value.id] = index
+            at[node.output.id] = index
             if node.op not in VIEWS:
-                self._take(group, section, node, index, at)
-            pending.extend(self.uses.get(value.id, ()))
+                found.append(node)
+            pending.extend(self.uses.get(node.output.id, ()))
+        return found
 
-    def _pushed(self, group: Group, section: Section, node: Node, at: dict[int, Index]) -> Index | None:
+    def _needed(self, template: Node, taken: list[Node]) -> list[Value]:
+        """What must be stored if the template takes these nodes: results that others read."""
+        inside = {id(n) for n in (template, *taken)}
+        return [n.output for n in (template, *taken) if n.output.id in self.outputs or self._read_outside(n.output, inside)]
+
+    def _read_outside(self, value: Value, inside: set[int]) -> bool:
+        for reader in self.uses.get(value.id, ()):
+            if id(reader) in inside:
+                continue
+            if reader.op not in VIEWS or reader.output.id in self.outputs or self._read_outside(reader.output, inside):
+                return True
+        return False
+
+    def _pushed(self, group: Group, node: Node, at: dict[int, Index]) -> Index | None:
         """The node's index in the template's loops, or None where it cannot be part of the epilogue."""
         mine = [v for v in node.operands if v.id in at]
         if node.op in ("reshape", "transpose"):
@@ -160,14 +187,13 @@ class _Planner:
                     return None
         return indices.pop()
 
-    def _take(self, group: Group, section: Section, node: Node, index: Index, at: dict[int, Index]) -> None:
-        value = node.output
+    def _take(self, group: Group, section: Section, node: Node, at: dict[int, Index]) -> None:
+        value, index = node.output, at[node.output.id]
         for v in node.operands:  # views on the way become members, so that their source's index is known
             chain = v
             while chain.id in at and chain.node is not None and chain.node.op in VIEWS and chain.id not in section.members:
                 section.members[chain.id] = chain.node
                 section._demand(chain, at[chain.id])
-                self.homes.setdefault(id(chain.node), []).append(group)
                 chain = chain.node.operands[0]
         section._demand(value, index)
         section.add(node)
@@ -179,20 +205,10 @@ class _Planner:
     def _store_needed(self, group: Group, section: Section) -> None:
         """Stores what the rest of the graph needs of a template's results."""
         assert group.node is not None
-        inside = {id(n) for n in group.nodes}
-        candidates = [group.node.output] + [n.output for n in group.nodes[1:]]
-        for value in candidates:
-            outside = any(id(u) not in inside and not self._inner_view(u, section) for u in self.uses.get(value.id, ()))
-            if value.id in self.outputs or outside:
-                section.stores[value.id] = section.demands[value.id][0]
-                section.values[value.id] = value
-                self._note_stored(value, f"{group.node.op} is a template")
-
-    def _inner_view(self, node: Node, section: Section) -> bool:
-        """A view all of whose readers are in the section."""
-        if node.op not in VIEWS or node.output.id in self.outputs:
-            return False
-        return all(u.outputs[0].id in section.members or self._inner_view(u, section) for u in self.uses.get(node.output.id, ()))
+        for value in self._needed(group.node, group.nodes[1:]):
+            section.stores[value.id] = section.demands[value.id][0]
+            section.values[value.id] = value
+            self._note_stored(value, f"{group.node.op} is a template")
 
     # ------------------------------------------------------------ everything else, backwards
 

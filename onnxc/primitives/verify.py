@@ -50,7 +50,9 @@ class _Check:
         for node in graph.nodes:
             self.node(node)
         if len(graph.outputs) != len(graph.output_names):
-            raise self.fail(f"the graph has {len(graph.outputs)} outputs and {len(graph.output_names)} output names")
+            raise self.fail(
+                f"the graph has {len(graph.outputs)} outputs and {len(graph.output_names)} output names"
+            )
         for value, name in zip(graph.outputs, graph.output_names, strict=True):
             if value.id not in self.defined:
                 raise self.fail(f"output {name!r} ({value!r}) is not defined in the graph")
@@ -104,7 +106,9 @@ class _Check:
     def attributes(self, node: Node) -> None:
         for name, attr in node.attrs.items():
             if not isinstance(name, str) or not _well_formed(attr):
-                raise self.fail(f"attribute {name} has a value that attributes cannot have: {type(attr).__name__}", node)
+                raise self.fail(
+                    f"attribute {name} has a value that attributes cannot have: {type(attr).__name__}", node
+                )
         if node.op == "constant":
             value = node.attrs.get("value")
             if not isinstance(value, np.ndarray) or value.dtype != dtypes.from_numpy(value.dtype).numpy:
@@ -114,7 +118,9 @@ class _Check:
 def _well_formed(attr: Any) -> bool:
     if isinstance(attr, tuple):
         return all(map(_well_formed, attr))
-    return attr is None or isinstance(attr, (bool, int, float, str, np.ndarray, np.generic, Expr, DType, TensorType))
+    return attr is None or isinstance(
+        attr, (bool, int, float, str, np.ndarray, np.generic, Expr, DType, TensorType)
+    )
 
 
 def describe(node: Node) -> str:

@@ -142,6 +142,14 @@ struct ConvPlan {
   i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
 };
 
+// The least number of work items aimed at: blocks of pixels, divided further by panels where blocks are few.
+static constexpr i64 CONV_ITEMS = 16;
+
+// How many blocks of about `best` rows: enough for CONV_ITEMS with the panels' help, but no block under `least`.
+OX i64 conv_blocks(i64 rows, i64 best, i64 least, i64 panels) {
+  return cmax(cmax(1, cdiv(rows, best)), cmin(cdiv(CONV_ITEMS, cmax(panels, 1)), rows / least));
+}
+
 // The first pixel of block b: whole tiles, so that only the last block has a remainder.
 OX i64 conv_block_begin(const ConvPlan &p, i64 b) {
   return cmin(p.pixels, cdiv(p.pixels, CONV_MR) * b / p.blocks * CONV_MR);
@@ -158,8 +166,8 @@ static ConvPlan conv_plan(const ConvShape &s) {
   // A block's inputs should stay in half of a 512 KB cache while the panels pass over them.
   i64 bytes = 4 * s.CI * cmin(s.SX, s.KW) * cmin(s.SY, s.KH);
   i64 block = cmax(4 * CONV_MR, cmin(480, 192 * 1024 / cmax(bytes, 1)));
-  p.blocks = cmax(1, cdiv(p.pixels, block));
-  p.parts = cmax(1, cmin(p.panels * s.G, cdiv(16, p.blocks)));
+  p.blocks = conv_blocks(p.pixels, block, 4 * CONV_MR, p.panels * s.G);
+  p.parts = cmax(1, cmin(p.panels * s.G, cdiv(CONV_ITEMS, p.blocks)));
   i64 most = cround(cdiv(p.pixels, p.blocks), CONV_MR) + CONV_MR;
   p.max_rows = cmin(s.N * s.OH, (most + s.OW - 2) / s.OW + 1);
   p.zero = cround(cmax(p.R.len, s.CI), 16);

@@ -51,17 +51,17 @@ struct WinoPlan {
   i64 ty, tx, tiles, blocks, parts, most, panels, row, plane, mstride;
 };
 
-#ifndef ONNXC_WINO_V
-#define ONNXC_WINO_V (256 * 1024)
-#endif
+static constexpr i64 WINO_V = 256 * 1024;  // bytes of V that a block aims at
+
 template <int M> static WinoPlan wino_plan(const ConvShape &s) {
   constexpr i64 P = Wino<M>::T * Wino<M>::T;
   WinoPlan p = {};
   p.ty = cdiv(s.OH, M), p.tx = cdiv(s.OW, M), p.tiles = s.N * p.ty * p.tx;
   p.row = cround(s.CI, VL), p.panels = cdiv(s.CO, CONV_NR);
-  i64 block = cmin(8 * CONV_MR, cmax(M == 2 || s.CI >= 256 ? 24 : CONV_MR, ONNXC_WINO_V / (4 * P * p.row) / CONV_MR * CONV_MR));
-  p.blocks = cmax(1, cdiv(p.tiles, block + block / 4));
-  p.parts = cmax(1, cmin(p.panels, cdiv(16, p.blocks)));
+  i64 least = M == 2 || s.CI >= 256 ? 24 : CONV_MR;  // fewer tiles would pass over too large weights too often
+  i64 block = cmin(8 * CONV_MR, cmax(least, WINO_V / (4 * P * p.row) / CONV_MR * CONV_MR));
+  p.blocks = conv_blocks(p.tiles, block + block / 4, 2 * CONV_MR, p.panels);
+  p.parts = cmax(1, cmin(p.panels, cdiv(CONV_ITEMS, p.blocks)));
   p.most = cdiv(p.tiles, p.blocks);
   p.plane = p.most * p.row + 16, p.mstride = P * CONV_NR + 16;
   return p;

@@ -1,0 +1,335 @@
+// f32 convolution over channels-last activations, by implicit GEMM, with an open epilogue.
+//
+// An output pixel is a row of a matmul, an output channel a column, a kernel tap of CI channels a run of
+// K. The register tile (conv_tile) multiplies MR rows by NR columns; where each row finds its runs is a
+// table of pointers, so strides, dilations, pads, and slices of wider buffers cost nothing inside the tile:
+// a tap outside the image points to a row of zeros. conv_dw.h has depthwise, conv_wino.h Winograd.
+//
+// Weights: w[group][panel][ky][kx][ci][NR], output channels zero-padded to whole panels of NR.
+#pragma once
+#include "vec.h"
+
+// NV vectors by MR rows of accumulators, two vectors of weights, and the broadcast from memory.
+#if defined(__AVX512F__) || defined(__aarch64__)
+static constexpr int CONV_MR = 12;
+#else
+static constexpr int CONV_MR = 6;
+#endif
+static constexpr int CONV_NR = 2 * VL;
+
+#ifndef ONNXC_LANES
+#define ONNXC_LANES
+// How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
+struct Full { constexpr operator int() const { return VL; } };
+struct Part { int n; constexpr operator int() const { return n; } };
+template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
+template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
+template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
+template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
+#endif
+
+// An output pixel: its linear index n*OH*OW + y*OW + x, and its coordinates.
+struct Px { i64 i, n, y, x; };
+
+// All sizes of one convolution. Element (n, c, y, x) of the input lies at n*ins + y*irs + x*ips + c*ics
+// (in elements): ics is 1 for channels-last; a planar NCHW input (ics = H*W, ips = 1) is repacked in blocks.
+struct ConvShape {
+  i64 N, H, W, CI, OH, OW, CO;
+  i64 KH, KW, SY, SX, DY, DX, PT, PL;  // kernel, strides, dilations, pads at the top and left
+  i64 G;                               // groups
+  i64 ins, irs, ips, ics;
+};
+
+// The pixel at linear index i.
+OX Px conv_px(const ConvShape &s, i64 i) { return {i, i / (s.OH * s.OW), i / s.OW % s.OH, i % s.OW}; }
+
+OX i64 cmin(i64 a, i64 b) { return a < b ? a : b; }
+OX i64 cmax(i64 a, i64 b) { return a > b ? a : b; }
+OX i64 cdiv(i64 a, i64 b) { return (a + b - 1) / b; }
+OX i64 cround(i64 a, i64 b) { return cdiv(a, b) * b; }
+
+// ---------------------------------------------------------------------------------------------------
+// The register tile.
+
+// The order of a tile's sum. Sums run in fresh accumulators of about `flush` terms, added up in memory:
+// one chain over all K would lose two more bits at K = 4608 than onnxruntime does.
+struct ConvRuns {
+  i64 runs, len;      // a row's K is `runs` runs of `len` contiguous floats
+  i64 piece, flush;   // terms at a time (at most a run), terms after which the accumulators are emptied
+};
+
+OX ConvRuns conv_runs(i64 runs, i64 len) {
+  i64 pieces = cmax(1, (len + 128) / 256);
+  return {runs, len, cdiv(len, pieces), 160};
+}
+
+// How far ahead weights are fetched, in floats: those of a wide layer stream from the last cache level, and
+// with two rows of 512 channels or Winograd's 4 MB planes this is worth 10 to 60 %.
+static constexpr int CONV_AHEAD = VL >= 16 ? 4096 : 2048;
+
+#define CONV_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define CONV_DECL(i) vf c##i = {}, d##i = {};
+#define CONV_PTR(i) const f32 *a##i; if constexpr (i < MR) a##i = A[i] + off;
+#define CONV_FMA(i) if constexpr (i < MR) { f32 s = a##i[k]; c##i += b * s; if constexpr (NV > 1) d##i += e * s; }
+#define CONV_OUT(i) if constexpr (i < MR) { f32 *o = D + i * ds; \
+  st(o, first ? c##i : ld(o) + c##i); c##i = vf{}; \
+  if constexpr (NV > 1) { st(o + VL, first ? d##i : ld(o + VL) + d##i); d##i = vf{}; } }
+
+// D[i][j] = sum over k of row i's k-th input times B[k][j], for MR rows and NV vectors of columns.
+// A[r * CONV_MR + i] + off is the start of row i's run r; B has NR columns a row; ds is D's row stride.
+// Never inlined: one copy serves every convolution of a program, whatever its epilogue.
+template <int MR, int NV>
+__attribute__((noinline, noclone)) static void conv_tile(
+    const f32 *const *A, i64 off, ConvRuns R, const f32 *B, f32 *D, i64 ds) {
+  CONV_ROWS(CONV_DECL)
+  bool first = true;
+  i64 have = 0;
+  for (i64 r = 0; r < R.runs; r++, A += CONV_MR) {
+    CONV_ROWS(CONV_PTR)
+    for (i64 k = 0; k < R.len;) {
+      i64 end = k + R.piece < R.len ? k + R.piece : R.len;
+      have += end - k;
+      for (; k < end; k++) {  // not unrolled: the loop's own work hides behind the FMAs, and code is short
+        vf b = ld(B), e;
+        if constexpr (NV > 1) e = ld(B + VL);
+        __builtin_prefetch(B + CONV_AHEAD);
+        if constexpr (NV > 1 && VL >= 16) __builtin_prefetch(B + CONV_AHEAD + VL);
+        B += CONV_NR;
+        CONV_ROWS(CONV_FMA)
+      }
+      if (have < R.flush && !(k == R.len && r + 1 == R.runs)) continue;
+      CONV_ROWS(CONV_OUT)
+      first = false, have = 0;
+    }
+  }
+}
+#undef CONV_DECL
+#undef CONV_PTR
+#undef CONV_FMA
+#undef CONV_OUT
+
+// Row counts that have a tile of their own; other counts take the next larger one and repeat a pointer.
+OX int conv_tile_rows(int rows) { return CONV_MR > 6 ? (rows + 1) & ~1 : rows; }
+
+template <int NV>
+OX void conv_tile_nv(int mr, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
+#define CONV_CASE(m) case m: if constexpr (m <= CONV_MR) conv_tile<m, NV>(A, off, R, B, D, ds); return;
+  switch (mr) { CONV_CASE(2) CONV_CASE(4) CONV_CASE(6) CONV_CASE(8) CONV_CASE(10) CONV_CASE(12) }
+  if constexpr (CONV_MR <= 6) switch (mr) { CONV_CASE(1) CONV_CASE(3) CONV_CASE(5) }
+#undef CONV_CASE
+}
+
+// The tile for `mr` rows (a value of conv_tile_rows) and `cols` columns of the panel.
+static void conv_tile_any(int mr, i64 cols, const f32 *const *A, i64 off,
+                           const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
+  if (cols > VL) conv_tile_nv<2>(mr, A, off, R, B, D, ds);
+  else conv_tile_nv<1>(mr, A, off, R, B, D, ds);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Direct convolution.
+
+// What follows from a shape: how K falls into runs, and how the work is divided. The division depends on
+// the shape alone, never on the number of threads; an output's sum does not depend on the division at all.
+struct ConvPlan {
+  bool repack;        // planar input: rows are copied channels-last, with their halo, into the scratch
+  bool rows;          // a run is a kernel row (KW * CI); otherwise it is a tap (CI / G)
+  ConvRuns R;
+  i64 cig, cog, panels;      // per group
+  i64 pixels, blocks;        // output pixels, and blocks of them
+  i64 parts;                 // parts into which a block's panels (of all groups) are divided
+  i64 max_rows;              // output rows a block touches at most
+  i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
+};
+
+// The first pixel of block b: whole tiles, so that only the last block has a remainder.
+OX i64 conv_block_begin(const ConvPlan &p, i64 b) {
+  return cmin(p.pixels, cdiv(p.pixels, CONV_MR) * b / p.blocks * CONV_MR);
+}
+
+static ConvPlan conv_plan(const ConvShape &s) {
+  ConvPlan p = {};
+  p.repack = s.ics != 1 && s.CI != 1;
+  p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
+  bool dense = s.G == 1 && s.DX == 1 && (p.repack || s.ips == s.CI);
+  p.rows = dense && s.KW > 1 && s.CI < 64;
+  p.R = p.rows ? conv_runs(s.KH, s.KW * s.CI) : conv_runs(s.KH * s.KW, p.cig);
+  p.pixels = s.N * s.OH * s.OW;
+  // A block's inputs should stay in half of a 512 KB cache while the panels pass over them.
+  i64 bytes = 4 * s.CI * cmin(s.SX, s.KW) * cmin(s.SY, s.KH);
+  i64 block = cmax(4 * CONV_MR, cmin(BM, BK * 1024 / cmax(bytes, 1)));
+  p.blocks = cmax(1, cdiv(p.pixels, block));
+  p.parts = cmax(1, cmin(p.panels * s.G, cdiv(16, p.blocks)));
+  i64 most = cround(cdiv(p.pixels, p.blocks), CONV_MR) + CONV_MR;
+  p.max_rows = cmin(s.N * s.OH, (most + s.OW - 2) / s.OW + 1);
+  p.zero = cround(cmax(p.R.len, s.CI), 16);
+  // Pixels of an output row whose kernel rows leave the image at the left or the right.
+  i64 left = cdiv(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
+  i64 edge = cmin(s.OW, cmin(left, s.OW) + cmax(0, s.OW - inside));
+  p.patch = p.rows ? p.max_rows * edge * s.KH * cround(p.R.len, 16) : 0;
+  i64 images = cmin(s.N, (most - 1) / (s.OH * s.OW) + 2);
+  i64 in_rows = cmin(images * s.H, (p.max_rows - 1) * s.SY + images * ((s.KH - 1) * s.DY + 1));
+  p.repacked = p.repack ? in_rows * (s.W * s.CI) + 16 : 0;
+  p.table = (cdiv(most, CONV_MR) + 1) * p.R.runs * CONV_MR;
+  return p;
+}
+
+// Work items of a convolution, and bytes of scratch that a thread needs for any number of them (64-byte
+// aligned). Items next to each other share a block's table: give a thread a range, not single items.
+static i64 conv_items_count(const ConvShape &s) {
+  ConvPlan p = conv_plan(s);
+  return p.blocks * p.parts;
+}
+static i64 conv_scratch(const ConvShape &s) {
+  ConvPlan p = conv_plan(s);
+  return 4 * (CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + 64) + 8 * (p.R.runs + p.table);
+}
+
+// A thread's scratch, divided.
+struct ConvScratch { f32 *D, *zero, *patch, *repacked; i64 *offsets; const f32 **table; };
+
+OX ConvScratch conv_divide(const ConvPlan &p, void *scratch) {
+  f32 *D = (f32 *)scratch, *zero = D + CONV_MR * CONV_NR, *patch = zero + p.zero, *rep = patch + p.patch;
+  i64 *offsets = (i64 *)(rep + cround(p.repacked, 16));
+  return {D, zero, patch, rep, offsets, (const f32 **)(offsets + p.R.runs)};
+}
+
+// How n pixels fall into tiles: as evenly as it goes, since a tile of one row costs half of a full one.
+struct ConvTiles {
+  i64 count, rows, more;  // the first `more` tiles have one row more
+  OX_LAMBDA int size(i64 t) const { return int(rows + (t < more)); }
+};
+OX ConvTiles conv_tiles(i64 n) {
+  i64 count = cdiv(n, CONV_MR);
+  return {count, count ? n / count : 0, count ? n % count : 0};
+}
+
+// Copies input rows [y0, y1) of a planar image channels-last.
+static void conv_repack(const ConvShape &s, const f32 *x, i64 y0, i64 y1, f32 *d) {
+  for (i64 y = y0; y < y1; y++, d += s.W * s.CI)
+    for (i64 c = 0; c < s.CI; c++) {
+      const f32 *a = x + y * s.irs + c * s.ics;
+      for (i64 i = 0; i < s.W; i++) d[i * s.CI + c] = a[i * s.ips];
+    }
+}
+
+// Copies a kernel row that leaves the image at the left or the right, with zeros where it is outside.
+OX void conv_patch(const ConvShape &s, const f32 *row, i64 ix, f32 *d) {
+  for (i64 k = 0; k < s.KW; k++)
+    for (i64 c = 0; c < s.CI; c++) d[k * s.CI + c] = (u64)(ix + k) < (u64)s.W ? row[(ix + k) * s.CI + c] : 0;
+}
+
+// An image as the table sees it: element (c, y, x) at base[y * irs + x * ips + c].
+struct ConvImage { const f32 *base; i64 irs, ips; };
+
+// Pointers to the runs of an output pixel at the image's edge: t[r * CONV_MR].
+static void conv_edge(const ConvShape &s, const ConvPlan &p, const ConvImage &m, i64 iy, i64 ix, const f32 *zero,
+                      f32 *&patch, const f32 **t) {
+  bool inside = ix >= 0 && ix + s.KW <= s.W;
+  for (i64 ky = 0; ky < s.KH; ky++, iy += s.DY) {
+    const f32 *row = m.base + iy * m.irs;
+    bool out = (u64)iy >= (u64)s.H;
+    if (p.rows) {
+      if (out) *t = zero;
+      else if (inside) *t = row + ix * m.ips;
+      else conv_patch(s, row, ix, patch), *t = patch, patch += cround(p.R.len, 16);
+      t += CONV_MR;
+    } else {
+      for (i64 kx = 0, i = ix; kx < s.KW; kx++, i += s.DX, t += CONV_MR)
+        *t = out || (u64)i >= (u64)s.W ? zero : row + i * m.ips;
+    }
+  }
+}
+
+// Distance of every run from an inner pixel's first one.
+OX void conv_offsets(const ConvShape &s, const ConvPlan &p, i64 irs, i64 ips, i64 *d) {
+  for (i64 ky = 0; ky < s.KH; ky++)
+    for (i64 kx = 0; kx < (p.rows ? 1 : s.KW); kx++) *d++ = ky * s.DY * irs + kx * s.DX * ips;
+}
+
+// The image of output pixel q, for the pixels of a block up to p1; a planar image is repacked as far as needed.
+static ConvImage conv_image(const ConvShape &s, const ConvPlan &p, const f32 *x, const Px &q, i64 p1, f32 *&rep) {
+  const f32 *base = x + q.n * s.ins;
+  if (!p.repack) return {base, s.irs, s.ips};
+  i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = s.W * s.CI;
+  i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT)), y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1));
+  conv_repack(s, base, y0, y1, rep);
+  ConvImage m = {rep - y0 * row, row, s.CI};
+  rep += (y1 - y0) * row;
+  return m;
+}
+
+// Fills the table of pixels [p0, p1): table[tile][run][row].
+__attribute__((noinline)) static void conv_table(const ConvShape &s, const ConvPlan &p, const f32 *x, i64 p0, i64 p1,
+                                                 const ConvScratch &m) {
+  ConvTiles T = conv_tiles(p1 - p0);
+  const f32 **t = m.table;
+  f32 *patch = m.patch, *rep = m.repacked;
+  Px q = conv_px(s, p0);
+  ConvImage image = conv_image(s, p, x, q, p1, rep);
+  conv_offsets(s, p, image.irs, image.ips, m.offsets);
+  i64 ylast = s.H - (s.KH - 1) * s.DY, xlast = s.W - (s.KW - 1) * s.DX;
+  for (i64 j = 0; j < T.count; j++, t += p.R.runs * CONV_MR) {
+    int rows = T.size(j), padded = conv_tile_rows(rows);
+    i64 iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL, step = s.SX * image.ips;
+    bool inner = iy >= 0 && iy < ylast && ix >= 0 && ix + (rows - 1) * s.SX < xlast && q.x + rows < s.OW;
+    if (inner) {
+      const f32 *a = image.base + iy * image.irs + ix * image.ips;
+      for (i64 k = 0; k < p.R.runs; k++)
+        for (int r = 0; r < rows; r++) t[k * CONV_MR + r] = a + m.offsets[k] + r * step;
+      q.i += rows, q.x += rows;
+    }
+    for (int r = inner ? rows : 0; r < rows; r++) {
+      iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL;
+      if (iy >= 0 && iy < ylast && ix >= 0 && ix < xlast) {
+        const f32 *a = image.base + iy * image.irs + ix * image.ips;
+        for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = a + m.offsets[k];
+      } else {
+        conv_edge(s, p, image, iy, ix, m.zero, patch, t + r);
+      }
+      q.i++, q.x++;
+      if (q.x == s.OW) q.x = 0, q.y++;
+      if (q.y == s.OH && q.i < p1) q.y = 0, q.n++, image = conv_image(s, p, x, q, p1, rep);
+    }
+    for (int r = rows; r < padded; r++)
+      for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = t[k * CONV_MR + rows - 1];
+  }
+}
+
+// Hands `rows` pixels from q on by `cols` channels of finished sums (row stride ds) to the epilogue.
+template <class E>
+OX void conv_finish(const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i64 c, i64 cols, const E &epi) {
+  for (i64 r = 0; r < rows; r++, D += ds) {
+    i64 j = 0;
+    for (; j + VL <= cols; j += VL) epi(q, c + j, ld(D + j), Full{});
+    if (j < cols) epi(q, c + j, ld(D + j), Part{int(cols - j)});
+    q.i++, q.x++;
+    if (q.x == s.OW) q.x = 0, q.y++;
+    if (q.y == s.OH) q.y = 0, q.n++;
+  }
+}
+
+// Work items [first, last) of a convolution of x with packed weights w. For every output pixel and vector of
+// output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
+// and whatever follows, and stores.
+template <class E>
+static void conv_items(const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
+  ConvPlan p = conv_plan(s);
+  ConvScratch m = conv_divide(p, scratch);
+  for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;
+  i64 all = p.panels * s.G, K = p.R.runs * p.R.len, built = -1;
+  for (i64 item = first; item < last; item++) {
+    i64 block = item / p.parts, part = item % p.parts;
+    i64 p0 = conv_block_begin(p, block), p1 = conv_block_begin(p, block + 1);
+    if (built != block) conv_table(s, p, x, p0, p1, m), built = block;
+    ConvTiles T = conv_tiles(p1 - p0);
+    for (i64 n = all * part / p.parts; n < all * (part + 1) / p.parts; n++) {
+      i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
+      for (i64 t = 0; t < T.count; i += T.size(t++)) {
+        conv_tile_any(conv_tile_rows(T.size(t)), cols, m.table + t * p.R.runs * CONV_MR, g * p.cig, p.R,
+                      w + n * K * CONV_NR, m.D, CONV_NR);
+        conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
+      }
+    }
+  }
+}
