@@ -57,24 +57,14 @@ static constexpr int MR = 12;  // 24 of 32 registers accumulate
 #else
 static constexpr int MR = 6;  // 12 of 16
 #endif
-static constexpr int UNIT = MR / 3;        // tiles have 1, 2 or 3 units of rows
-static constexpr int NR = 2 * VL;          // columns of a tile
-#ifndef ONNXC_ATTN_KB
-#define ONNXC_ATTN_KB 256
-#endif
-#ifndef ONNXC_ATTN_PF
-#define ONNXC_ATTN_PF 512
-#endif
-#ifndef ONNXC_ATTN_RB
-#define ONNXC_ATTN_RB 480
-#endif
-static constexpr int KB = ONNXC_ATTN_KB;   // keys of a block
-static constexpr int RB = ONNXC_ATTN_RB;   // rows that share one packed block of keys
-static constexpr int LD = KB + 16;         // row pitch of Q and S in scratch: known when compiling, not a power of two
-#ifndef ONNXC_ATTN_FEW
-#define ONNXC_ATTN_FEW 8
-#endif
-static constexpr int FEW = ONNXC_ATTN_FEW;  // up to so many rows K and V are read in place
+static constexpr int UNIT = MR / 3;  // tiles have 1, 2 or 3 units of rows
+static constexpr int NR = 2 * VL;    // columns of a tile
+static constexpr int KB = 256;       // keys of a block
+static constexpr int LD = KB + 16;   // row pitch of Q and S in scratch, no power of two
+static constexpr int RB = 480;       // rows that share one packed block of keys
+static constexpr int FEW = 8;        // up to so many rows, K and V are read in place
+static constexpr int AHEAD = 32;     // rows of K and V that packing asks for early
+static_assert(KB % NR == 0 && RB % MR == 0 && FEW % UNIT == 0, "blocks are made of whole tiles");
 
 OX i64 up(i64 a, i64 b) { return (a + b - 1) / b * b; }
 OX i64 lesser(i64 a, i64 b) { return a < b ? a : b; }
@@ -84,12 +74,11 @@ OX i64 scratch_floats(i64 d, i64 dv) {
   return 2 * MR * LD + 2 * NR + KB * d + (KB + RB) * up(dv, VL) + 2 * RB + 16;
 }
 
-// Rows per work item: whole heads where there are enough of them, else ranges of whole tiles. A
-// function of the shape alone, so that results do not depend on the number of threads.
-OX i64 rows_per_item(i64 rows, i64 heads) {
-  i64 want = heads >= 8 ? RB : heads >= 4 ? RB / 2 : RB / 4;
-  i64 n = (rows + want - 1) / want;
-  return n < 1 ? 1 : up((rows + n - 1) / n, MR);
+// Rows per work item: whole heads if that makes two items a thread, else ranges of whole tiles (each item
+// packs the keys for itself, which costs about as much as the work on 6 rows).
+OX i64 rows_per_item(i64 rows, i64 heads, i64 threads) {
+  i64 parts = threads > 1 ? (2 * threads + heads - 1) / heads : 1, n = up((rows + parts - 1) / parts, MR);
+  return n > 4 * MR ? n : 4 * MR;
 }
 
 // ---- vector helpers ----
@@ -150,17 +139,19 @@ OX vf exp_neg(vf x) {
 // ---- the register tile ----
 
 // C[i][:] = beta[i] * C[i][:] + sum over k of A[i][k] B[k][:], for M rows and N vectors; beta null means
-// 0 and reads no C. The pitch of A is LD, that of B N vectors. Accumulators start at zero in every call:
+// 0 and reads no C. The pitch of A is LD, that of B is `pitch`. Accumulators start at zero in every call:
 // a chain of additions is then as long as one block, not as the sequence.
 template <int M, int N>
-__attribute__((noinline)) static void tile(const f32 *A, const f32 *B, i64 kn, f32 *C, i64 ldc, const f32 *beta) {
+__attribute__((noinline)) static void tile(const f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc,
+                                           const f32 *beta) {
   vf c[M][N];
+  i64 ahead = 16 * pitch;
   OX_UNROLL for (int i = 0; i < M; i++)
     OX_UNROLL for (int j = 0; j < N; j++) c[i][j] = vf{};
-  _Pragma("GCC unroll 4") for (i64 k = 0; k < kn; k++, B += N * VL) {
+  _Pragma("GCC unroll 2") for (i64 k = 0; k < kn; k++, B += pitch) {
     vf b[N];
     OX_UNROLL for (int j = 0; j < N; j++) {
-      if (ONNXC_ATTN_PF) __builtin_prefetch(B + j * VL + ONNXC_ATTN_PF);
+      __builtin_prefetch(B + j * VL + ahead);
       b[j] = ld(B + j * VL);
     }
     OX_UNROLL for (int i = 0; i < M; i++)
@@ -173,21 +164,25 @@ __attribute__((noinline)) static void tile(const f32 *A, const f32 *B, i64 kn, f
     }
 }
 
-// One tile of rows, `units` of UNIT rows (1 to 3), against all panels of B, `cols` columns wide
-// (a multiple of VL); panels are `bp` floats apart for a full one.
-OX void panels(int units, const f32 *A, const f32 *B, i64 bp, i64 kn, f32 *C, i64 ldc, i64 cols,
-               const f32 *beta) {
+template <int N>
+OX void pick_tile(int units, const f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc,
+                  const f32 *beta) {
+  if (units == 3) tile<3 * UNIT, N>(A, B, pitch, kn, C, ldc, beta);
+  else if (units == 2) tile<2 * UNIT, N>(A, B, pitch, kn, C, ldc, beta);
+  else tile<UNIT, N>(A, B, pitch, kn, C, ldc, beta);
+}
+
+// A matrix as panels of NR columns, `step` floats apart; a last panel of VL columns has a pitch of its own.
+struct Panels {
+  const f32 *p;
+  i64 step, pitch, last_pitch;
+};
+
+// One tile of rows, `units` of UNIT rows (1 to 3), against the first `cols` columns of B (a multiple of VL).
+OX void panels(int units, const f32 *A, Panels B, i64 kn, f32 *C, i64 ldc, i64 cols, const f32 *beta) {
   i64 c = 0;
-  for (; c + NR <= cols; c += NR, B += bp) {
-    if (units == 3) tile<3 * UNIT, 2>(A, B, kn, C + c, ldc, beta);
-    else if (units == 2) tile<2 * UNIT, 2>(A, B, kn, C + c, ldc, beta);
-    else tile<UNIT, 2>(A, B, kn, C + c, ldc, beta);
-  }
-  if (c < cols) {
-    if (units == 3) tile<3 * UNIT, 1>(A, B, kn, C + c, ldc, beta);
-    else if (units == 2) tile<2 * UNIT, 1>(A, B, kn, C + c, ldc, beta);
-    else tile<UNIT, 1>(A, B, kn, C + c, ldc, beta);
-  }
+  for (; c + NR <= cols; c += NR, B.p += B.step) pick_tile<2>(units, A, B.p, B.pitch, kn, C + c, ldc, beta);
+  if (c < cols) pick_tile<1>(units, A, B.p, B.last_pitch, kn, C + c, ldc, beta);
 }
 
 // Units of the next tile when `left` units remain: never a single unit after full tiles.
@@ -196,25 +191,29 @@ OX int next_units(i64 left) { return left == 4 ? 2 : left >= 3 ? 3 : (int)left; 
 // ---- packing ----
 
 // d[c * pitch + i] = row i of s, column c; n of VL rows exist (the others become 0), cn of VL columns.
-static void transpose(const f32 *s, i64 rs, int n, int cn, f32 *d, i64 pitch) {
+__attribute__((noinline)) static void transpose(const f32 *s, i64 rs, int n, int cn, f32 *d, i64 pitch) {
   vf r[VL], t[VL];
-  if (n == VL && cn == VL) {
-    OX_UNROLL for (int i = 0; i < VL; i++) r[i] = ld(s + i * rs);
-  } else {
-    OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i < n ? ldn(s + i * rs, cn) : vf{};
+  if (n < VL || cn < VL) {
+    for (int i = 0; i < VL; i++) t[i] = i < n ? ldn(s + i * rs, cn) : vf{};
+    s = (const f32 *)t, rs = VL;
   }
+  OX_UNROLL for (int i = 0; i < VL; i++) r[i] = ld(s + i * rs);
   OX_UNROLL for (int h = 1; h < VL; h *= 2) {  // each stage is a perfect shuffle of the whole square
+    vf u[VL];
     OX_UNROLL for (int i = 0; i < VL / 2; i++) {
-      t[2 * i] = Lane::zip<0>(r[i], r[i + VL / 2]);
-      t[2 * i + 1] = Lane::zip<1>(r[i], r[i + VL / 2]);
+      u[2 * i] = Lane::zip<0>(r[i], r[i + VL / 2]);
+      u[2 * i + 1] = Lane::zip<1>(r[i], r[i + VL / 2]);
     }
-    OX_UNROLL for (int i = 0; i < VL; i++) r[i] = t[i];
+    OX_UNROLL for (int i = 0; i < VL; i++) r[i] = u[i];
   }
-  if (cn == VL) {
-    OX_UNROLL for (int i = 0; i < VL; i++) st(d + i * pitch, r[i]);
-  } else {
-    for (int i = 0; i < cn; i++) st(d + i * pitch, t[i]);
+  OX_UNROLL for (int i = 0; i < VL; i++) {
+    if (i < cn) st(d + i * pitch, r[i]);
   }
+}
+
+// Asks for n columns of one row (rows of a head are often far apart, where the hardware sees no stream).
+OX void prefetch_row(const f32 *p, i64 n) {
+  for (i64 c = 0; c < n; c += 16) __builtin_prefetch(p + c);
 }
 
 // A block of n rows of s, transposed: panels of NR rows as [column][row], the last one VL rows wide if
@@ -226,6 +225,7 @@ static void pack_rows_as_lanes(In s, i64 n, i64 cols, f32 *d) {
       int have = (int)lesser(n - r - x, VL);
       const f32 *p = s.p + (r + x) * s.rs;
       if (s.cs == 1) {
+        for (int i = 0; i < VL; i++) prefetch_row(p + (i + AHEAD) * s.rs, cols);
         for (i64 c = 0; c < cols; c += VL)
           transpose(p + c, s.rs, have, (int)lesser(cols - c, VL), d + c * width + x, width);
       } else if (s.rs == 1 && have == VL) {
@@ -243,6 +243,7 @@ static void pack_columns(In s, i64 n, i64 cols, f32 *d) {
   for (i64 c = 0; c < cols; c += NR) {
     int width = cols - c > VL ? NR : VL;
     for (i64 r = 0; r < n; r++, d += width) {
+      if (s.cs == 1) prefetch_row(s.p + (r + AHEAD) * s.rs + c, width);
       for (int x = 0; x < width; x += VL) {
         int have = (int)lesser(cols - c - x, VL);
         const f32 *p = s.p + r * s.rs + (c + x) * s.cs;
@@ -252,11 +253,13 @@ static void pack_columns(In s, i64 n, i64 cols, f32 *d) {
   }
 }
 
-// Row of Q: n columns from c on, times scale.
-OX void copy_scaled(const f32 *p, i64 cs, i64 n, f32 scale, f32 *d) {
-  i64 c = 0;
-  if (cs == 1) for (; c + VL <= n; c += VL) st(d + c, ld(p + c) * scale);
-  for (; c < n; c++) d[c] = p[c * cs] * scale;
+// Row of Q: n columns, times scale.
+static void copy_scaled(const f32 *p, i64 cs, i64 n, f32 scale, f32 *d) {
+  for (i64 c = 0; c < n; c += VL) {
+    int have = (int)lesser(n - c, VL);
+    vf x = cs != 1 ? lds(p + c * cs, cs, have) : have == VL ? ld(p + c) : ldn(p + c, have);
+    st(d + c, x * scale);
+  }
 }
 
 // ---- softmax of the rows of one block ----
@@ -289,7 +292,8 @@ OX void new_maxima(int n, f32 *m, f32 *top, f32 *factor) {
     int have = n - i < VL ? n - i : VL;
     vf old = ldn(m + i, have), now = vmax(old, ld(top + i));
     stn(m + i, now, have);
-    vf base = sel<f32>(now == -__builtin_inff(), vf{}, now);  // nothing seen yet: -inf - 0 stays -inf, never NaN
+    // Nothing seen yet: subtract 0, since -inf - -inf is NaN and -inf - 0 is not.
+    vf base = sel<f32>(now == -__builtin_inff(), vf{}, now);
     st(top + i, base);
     st(factor + i, exp_neg(old - base));
   }
@@ -310,7 +314,8 @@ OX f32 row_exp(f32 *s, i64 n, i64 pad, f32 base) {
 
 // One output row: o / l. All keys masked gives 0 / 0 = NaN, as softmax of -inf everywhere does; under
 // GUARD a NaN row of probabilities becomes zeros (torch's exporter writes IsNaN and Where for this).
-template <bool GUARD, class Out> OX void finish_row(const f32 *o, f32 l, i64 row, i64 dv, bool empty, const Out &out) {
+template <bool GUARD, class Out>
+OX void finish_row(const f32 *o, f32 l, i64 row, i64 dv, bool empty, const Out &out) {
   bool zero = empty || (GUARD && !(l > 0));
   f32 r = 1 / l;
   i64 c = 0;
@@ -352,33 +357,47 @@ OX Room room(f32 *w, i64 d, i64 dv) {
 static void tile_scores(const Shape &z, In q, i64 r, i64 n, int units, i64 cols, const Room &x) {
   f32 ones[MR];
   OX_UNROLL for (int i = 0; i < MR; i++) ones[i] = 1;
-  for (i64 c = 0; c < z.d; c += KB) {  // columns of Q by chunks that fit the pitch
+  i64 c = 0;
+  do {  // columns of Q by chunks that fit the pitch
     i64 cn = lesser(z.d - c, KB), full = cols / NR * NR;
+    for (i64 i = 0; i < n; i++) prefetch_row(query(z, q, r + i) + c * q.cs + MR * q.rs, q.cs == 1 ? cn : 0);
     for (i64 i = 0; i < n; i++) copy_scaled(query(z, q, r + i) + c * q.cs, q.cs, cn, z.scale, x.q + i * LD);
     const f32 *beta = c ? ones : nullptr;
-    panels(units, x.q, x.k + c * NR, z.d * NR, cn, x.s, LD, full, beta);
-    if (full < cols) panels(units, x.q, x.k + full * z.d + c * VL, 0, cn, x.s + full, LD, VL, beta);
-  }
+    panels(units, x.q, {x.k + c * NR, z.d * NR, NR, 0}, cn, x.s, LD, full, beta);
+    if (full < cols) panels(units, x.q, {x.k + full * z.d + c * VL, 0, 0, VL}, cn, x.s + full, LD, VL, beta);
+    c += KB;
+  } while (c < z.d);
+}
+
+// Scores of rows [r, r + n) for keys k0 .. k0 + kn become exponentials; m, l, x.factor are
+// brought up to date.
+template <class Score>
+OX void softmax(const Shape &z, i64 r, int n, i64 k0, i64 kn, i64 pad, f32 *m, f32 *l, const Room &x,
+                const Score &score) {
+  for (int i = 0; i < n; i++)
+    x.top[i] = row_scores(x.s + i * LD, r + i, k0, visible(z, r + i, k0, kn), score);
+  new_maxima(n, m, x.top, x.factor);
+  for (int i = 0; i < n; i++)
+    l[i] = l[i] * x.factor[i] + row_exp(x.s + i * LD, visible(z, r + i, k0, kn), pad, x.top[i]);
 }
 
 // One tile, rows [r, r + n), against the packed keys k0 .. k0 + kn; `at` is its place in o, m, l.
 template <class Score>
-static void tile_rows(const Shape &z, In q, i64 r, i64 n, i64 at, i64 k0, i64 kn, const Room &x, const Score &score) {
+static void tile_rows(const Shape &z, In q, i64 r, i64 n, i64 at, i64 k0, i64 kn, const Room &x,
+                      const Score &score) {
   int units = (int)((n + UNIT - 1) / UNIT);
   i64 dvp = up(z.dv, VL), pad = up(visible_any(z, r, r + n, k0, kn), VL);
   // The last panel of the block is narrow if the block needs no more; those before it never are.
   tile_scores(z, q, r, n, units, lesser(up(pad, NR), up(kn, VL)), x);
-  f32 *m = x.m + at, *l = x.l + at;
-  for (i64 i = 0; i < n; i++) x.top[i] = row_scores(x.s + i * LD, r + i, k0, visible(z, r + i, k0, kn), score);
-  new_maxima((int)n, m, x.top, x.factor);
-  for (i64 i = 0; i < n; i++)
-    l[i] = l[i] * x.factor[i] + row_exp(x.s + i * LD, visible(z, r + i, k0, kn), pad, x.top[i]);
-  panels(units, x.s, x.v, kn * NR, lesser(pad, kn), x.o + at * dvp, dvp, dvp, k0 ? x.factor : nullptr);
+  softmax(z, r, (int)n, k0, kn, pad, x.m + at, x.l + at, x, score);
+  const f32 *beta = k0 ? x.factor : nullptr;
+  panels(units, x.s, {x.v, kn * NR, NR, VL}, lesser(pad, kn), x.o + at * dvp, dvp, dvp, beta);
 }
 
 // Rows [a, b), at most RB.
 template <bool GUARD, class Score, class Out>
-static void many_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, const Score &score, const Out &out) {
+static void many_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, const Score &score,
+                      const Out &out) {
   i64 dvp = up(z.dv, VL), block = z.d + z.dv > 320 ? KB / 2 : KB, k0 = 0;
   Room x = room(w, z.d, z.dv);
   for (i64 i = 0; i < b - a; i++) x.m[i] = -__builtin_inff(), x.l[i] = 0;
@@ -412,7 +431,7 @@ template <int H = VL / 2> OX vf add_lanes(const vf *t) {
 }
 
 // Scores of one row (q, zero-padded to a multiple of VL) for n keys, K stored key by key.
-static void score_rows(const f32 *q, In k, i64 n, i64 d, f32 *s) {
+static void score_row(const f32 *q, In k, i64 n, i64 d, f32 *s) {
   i64 full = d / VL * VL;
   vf t[VL];
   for (i64 j = 0; j < n; j += VL) {
@@ -426,7 +445,30 @@ static void score_rows(const f32 *q, In k, i64 n, i64 d, f32 *s) {
   }
 }
 
-// The same for K stored transposed: key by key is the fast index.
+// Scores of UNIT rows (q has pitch dp, s has pitch LD): VL products at a time, UNIT rows by VL / UNIT keys.
+static void score_unit(const f32 *q, i64 dp, In k, i64 n, i64 d, f32 *s) {
+  static constexpr int KEYS = VL / UNIT;
+  for (i64 j = 0; j < n; j += KEYS) {
+    const f32 *p[KEYS];
+    vf t[VL];
+    OX_UNROLL for (int i = 0; i < KEYS; i++) p[i] = k.p + lesser(j + i, n - 1) * k.rs;
+    OX_UNROLL for (int i = 0; i < VL; i++) t[i] = vf{};
+    for (i64 c = 0; c < d; c += VL) {
+      vf a[KEYS];
+      if (c + VL <= d) { OX_UNROLL for (int i = 0; i < KEYS; i++) a[i] = ld(p[i] + c); }
+      else { OX_UNROLL for (int i = 0; i < KEYS; i++) a[i] = ldn(p[i] + c, (int)(d - c)); }
+      OX_UNROLL for (int r = 0; r < UNIT; r++) {
+        vf b = ld(q + r * dp + c);
+        OX_UNROLL for (int i = 0; i < KEYS; i++) t[r * KEYS + i] += a[i] * b;
+      }
+    }
+    vf sums = add_lanes(t);
+    OX_UNROLL for (int r = 0; r < UNIT; r++)
+      __builtin_memcpy(s + r * LD + j, (f32 *)&sums + r * KEYS, KEYS * sizeof(f32));
+  }
+}
+
+// Scores of one row for K stored transposed.
 static void score_columns(const f32 *q, In k, i64 n, i64 d, f32 *s) {
   i64 j = 0;
   for (; j + 4 * VL <= n; j += 4 * VL) {
@@ -438,13 +480,17 @@ static void score_columns(const f32 *q, In k, i64 n, i64 d, f32 *s) {
   for (; j < n; j += VL) {
     vf t = vf{};
     int have = (int)lesser(n - j, VL);
-    for (i64 c = 0; c < d; c++) t += (have == VL ? ld(k.p + c * k.cs + j) : ldn(k.p + c * k.cs + j, have)) * q[c];
+    for (i64 c = 0; c < d; c++) {
+      const f32 *p = k.p + c * k.cs + j;
+      t += (have == VL ? ld(p) : ldn(p, have)) * q[c];
+    }
     st(s + j, t);
   }
 }
 
 // o[0 .. N vectors) = o * factor + sum over n keys of p[k] V[k]; `have` lanes of the last vector exist.
-template <int N, class L> OX void add_values(const f32 *p, const f32 *v, i64 rs, i64 n, f32 factor, f32 *o, L have) {
+template <int N, class L>
+OX void add_values(const f32 *p, const f32 *v, i64 rs, i64 n, f32 factor, f32 *o, L have) {
   vf x[N], y[N];
   OX_UNROLL for (int i = 0; i < N; i++) x[i] = ld(o + i * VL) * factor, y[i] = vf{};
   auto row = [&](const f32 *r, f32 s, vf *t) OX_LAMBDA {
@@ -457,35 +503,49 @@ template <int N, class L> OX void add_values(const f32 *p, const f32 *v, i64 rs,
   OX_UNROLL for (int i = 0; i < N; i++) st(o + i * VL, x[i] + y[i]);
 }
 
+// Scores of the rows of a unit (one row if `alone`) for the n keys that k begins with.
+OX void few_scores(bool alone, int rows, const f32 *q, In k, i64 n, i64 d, f32 *s) {
+  i64 dp = up(d, VL);
+  if (k.cs != 1) for (int i = 0; i < rows; i++) score_columns(q + i * dp, k, n, d, s + i * LD);
+  else if (alone) score_row(q, k, n, d, s);
+  else score_unit(q, dp, k, n, d, s);
+}
+
+// O = factor O + P V for the rows of a unit (one row if `alone`), V read in place.
+static void few_values(bool alone, int rows, const f32 *s, In v, i64 n, i64 dv, const f32 *factor, f32 *o) {
+  i64 dvp = up(dv, VL), c = alone ? dv / (4 * VL) * (4 * VL) : dv / VL * VL;
+  if (alone) for (i64 x = 0; x < c; x += 4 * VL) add_values<4>(s, v.p + x, v.rs, n, *factor, o + x, Full{});
+  else panels(1, s, {v.p, NR, v.rs, v.rs}, n, o, dvp, c, factor);
+  for (; c < dv; c += VL)
+    for (int i = 0; i < rows; i++)
+      add_values<1>(s + i * LD, v.p + c, v.rs, n, factor[i], o + i * dvp + c, Part{(int)lesser(dv - c, VL)});
+}
+
+// Rows [a, b), at most FEW; `alone`: the problem has a single row.
 template <bool GUARD, class Score, class Out>
-static void few_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, const Score &score, const Out &out) {
-  static constexpr int BLOCK = 64;  // small: a block of K and V stays in L1 for the second row
-  i64 dp = up(z.d, VL), dvp = up(z.dv, VL), n = b - a;
-  f32 *m = w, *l = m + 2 * VL, *top = l + VL, *factor = top + VL, *s = factor + VL, *qs = s + KB, *o = qs + n * dp;
-  for (i64 r = 0; r < n; r++) {
-    m[r] = -__builtin_inff(), l[r] = 0;
-    copy_scaled(query(z, q, a + r), q.cs, z.d, z.scale, qs + r * dp);
-    for (i64 c = z.d; c < dp; c++) qs[r * dp + c] = 0;
-    for (i64 c = 0; c < dvp; c += VL) st(o + r * dvp + c, vf{});
+static void few_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, const Score &score,
+                     const Out &out) {
+  bool alone = z.group * z.sq == 1;
+  i64 dp = up(z.d, VL), dvp = up(z.dv, VL), all = alone ? 1 : up(b - a, UNIT);
+  i64 block = alone ? KB : KB / 2;  // a small block of K and V stays in L1 for the next unit
+  Room x = room(w, z.d, z.dv);
+  f32 *qs = x.k;  // nothing is packed
+  for (i64 i = 0; i < all; i++) {  // rows of padding repeat the last one
+    x.m[i] = -__builtin_inff(), x.l[i] = 0;
+    copy_scaled(query(z, q, lesser(a + i, b - 1)), q.cs, z.d, z.scale, qs + i * dp);
+    for (i64 c = 0; c < dvp; c += VL) st(x.o + i * dvp + c, vf{});
   }
   i64 see = visible_any(z, a, b, 0, z.sk);
-  for (i64 k0 = 0; k0 < see; k0 += BLOCK)
-    for (i64 r = 0; r < n; r++) {
-      i64 kn = visible(z, a + r, k0, lesser(z.sk - k0, BLOCK));
+  for (i64 k0 = 0; k0 < see; k0 += block)
+    for (i64 r = a; r < b; r += UNIT) {
+      int rows = (int)lesser(b - r, UNIT);
+      i64 kn = visible_any(z, r, r + rows, k0, lesser(z.sk - k0, block)), at = r - a;
       if (!kn) continue;
-      In kk = {k.p + k0 * k.rs, k.rs, k.cs};
-      if (k.cs == 1) score_rows(qs + r * dp, kk, kn, z.d, s);
-      else score_columns(qs + r * dp, kk, kn, z.d, s);
-      top[0] = row_scores(s, a + r, k0, kn, score);
-      new_maxima(1, m + r, top, factor);
-      l[r] = l[r] * factor[0] + row_exp(s, kn, 0, top[0]);
-      const f32 *vv = v.p + k0 * v.rs;
-      f32 *oo = o + r * dvp;
-      i64 c = 0;
-      for (; c + 4 * VL <= z.dv; c += 4 * VL) add_values<4>(s, vv + c, v.rs, kn, factor[0], oo + c, Full{});
-      for (; c < z.dv; c += VL) add_values<1>(s, vv + c, v.rs, kn, factor[0], oo + c, Part{(int)lesser(z.dv - c, VL)});
+      few_scores(alone, rows, qs + at * dp, In{k.p + k0 * k.rs, k.rs, k.cs}, kn, z.d, x.s);
+      softmax(z, r, rows, k0, kn, up(kn, VL), x.m + at, x.l + at, x, score);
+      few_values(alone, rows, x.s, In{v.p + k0 * v.rs, v.rs, v.cs}, kn, z.dv, x.factor, x.o + at * dvp);
     }
-  for (i64 r = 0; r < n; r++) finish_row<GUARD>(o + r * dvp, l[r], a + r, z.dv, z.sk == 0, out);
+  for (i64 i = 0; i < b - a; i++) finish_row<GUARD>(x.o + i * dvp, x.l[i], a + i, z.dv, z.sk == 0, out);
 }
 
 // Rows [r0, r1) of the shape.group * shape.sq rows of one key/value head.
@@ -496,7 +556,8 @@ static void few_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, con
 // out(row, column, v, lanes): stores `lanes` consecutive columns of one row of the result.
 // w: scratch_floats(d, dv) floats, one buffer per thread.
 template <bool GUARD = false, class Score, class Out>
-static void attention(const Shape &z, In q, In k, In v, i64 r0, i64 r1, f32 *w, const Score &score, const Out &out) {
+OX void attention(const Shape &z, In q, In k, In v, i64 r0, i64 r1, f32 *w, const Score &score,
+                  const Out &out) {
   w = (f32 *)(((u64)w + 63) & ~(u64)63);
   bool in_place = z.group * z.sq <= FEW && v.cs == 1 && (k.cs == 1 || k.rs == 1);
   if (in_place) return few_rows<GUARD>(z, q, k, v, r0, r1, w, score, out);

@@ -1,10 +1,12 @@
 // Matrix product C[M,N] = A[M,K] B[K,N] with an open prologue (how A is read) and an open epilogue (what
 // happens to every finished vector of C, stores included). One code for f32, f64, i32 and the rest.
 //
-//   auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(C + m * N + n, v + ldl(bias + n, lanes), lanes); };
-//   MmGrid g = mm_grid(M, N, K, threads);                       // any thread count gives the same bits
-//   for (i64 t = 0; t < g.tasks; t++)                           // a pool runs the tasks in any order
-//     mm_task(g, t, MmRows<f32>{A, K}, Bp, M, N, K, (f32 *)scratch_of_this_thread, epi);
+//   auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA {
+//     stl(C + m * N + n, v + ldl(bias + n, lanes), lanes);
+//   };
+//   MmGrid g = mm_grid(M, N, K, threads);      // any thread count gives the same bits
+//   for (i64 t = 0; t < g.tasks; t++)          // a pool runs the tasks in any order
+//     mm_task<f32>(g, t, MmRows<f32>{A, lda}, Bp, M, N, K, scratch_of_this_thread, epi, MmOut{C, 4 * N, 4});
 //
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
 // that start at zero and run over one K block of at most MM_KC. A block of A rows, copied into scratch in
@@ -20,35 +22,23 @@
 #pragma once
 #include "vec.h"
 
-static constexpr int MM_NV = 2;
-static constexpr int MM_NR = MM_NV * VL;
-#ifndef ONNXC_MM_MR
-#if defined(__AVX512F__)
-#define ONNXC_MM_MR 12
+static constexpr int MM_NV = 2;             // vectors of a panel
+static constexpr int MM_NR = MM_NV * VL;    // columns of a panel
+#ifdef __AVX512F__
+static constexpr int MM_MR = 12;            // most rows of a tile: even; 24 of 32 registers are sums
+static constexpr i64 MM_A_ROOM = 163840;    // elements of packed A: about half of the L2 cache
 #else
-#define ONNXC_MM_MR 6
+static constexpr int MM_MR = 6;
+static constexpr i64 MM_A_ROOM = 65536;
 #endif
-#endif
-#ifndef ONNXC_MM_MC
-#define ONNXC_MM_MC 144
-#endif
-#ifndef ONNXC_MM_PF
-#define ONNXC_MM_PF 4096
-#endif
-#ifndef ONNXC_MM_GROUP
-#define ONNXC_MM_GROUP 16
-#endif
-#ifndef ONNXC_MM_L2
-#define ONNXC_MM_L2 (VL >= 16 ? 131072 : 65536)
-#endif
-static constexpr int MM_MR = ONNXC_MM_MR;
-static constexpr int MM_KC = 256;            // longest chain of additions
-static constexpr int MM_AS = MM_KC + 16;     // row stride of a packed block of A
-static constexpr int MM_MC = ONNXC_MM_MC;    // most rows of a block
-// Elements of scratch: room for packed A (a K block of MM_MC rows at least), then partial sums.
-static constexpr i64 MM_A_ROOM = ONNXC_MM_L2 > MM_MC * MM_AS ? ONNXC_MM_L2 : MM_MC * MM_AS;
-static constexpr i64 MM_C_ROOM = MM_MC * MM_NR * 16;
-static constexpr i64 MM_SCRATCH = MM_A_ROOM + MM_C_ROOM;
+static constexpr int MM_KC = 256;           // longest chain of additions
+static constexpr int MM_AS = MM_KC + 16;    // row stride of a packed block of A
+static constexpr int MM_MC = 144;           // most rows of a block
+static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn
+static constexpr int MM_AHEAD = 4096;       // elements of B between use and prefetch
+static constexpr i64 MM_C_ROOM = MM_MC * MM_NR * 16;         // partial sums
+static constexpr i64 MM_SCRATCH = MM_A_ROOM + MM_C_ROOM;     // elements of scratch of a thread
+static_assert(MM_MC * MM_AS <= MM_A_ROOM && MM_MC % 2 == 0 && MM_MR % 2 == 0, "a K block of A fits");
 
 #ifndef ONNXC_LANES
 #define ONNXC_LANES
@@ -134,18 +124,23 @@ template <class T> static void mm_pack_b(const T *b, i64 sk, i64 sn, i64 K, i64 
 // MmRows: rows are contiguous. MmStrided: a(m, k) = p[m * sm + k * sk]. MmMap: f(m, k, lanes) gives the
 // vector at (m, k..), computed as it is packed (a fused prologue).
 template <class T> struct MmRows {
+  static constexpr bool strips = true;
   const T *p;
   i64 lda;
   OX_LAMBDA void operator()(T *d, i64 m, i64 rows, i64 k, i64 kc) const {
     const T *s = p + m * lda + k;
     for (i64 i = 0; i < rows; i++, s += lda, d += MM_AS) {
       i64 j = 0;
-      for (; j + VL <= kc; j += VL) st(d + j, ld(s + j));
+      for (; j + VL <= kc; j += VL) {
+        __builtin_prefetch(s + 4 * lda + j, 0, 2);  // rows are short runs that hardware does not foresee
+        st(d + j, ld(s + j));
+      }
       if (j < kc) st(d + j, ldn(s + j, (int)(kc - j)));
     }
   }
 };
 template <class T> struct MmStrided {
+  static constexpr bool strips = false;
   const T *p;
   i64 sm, sk;
   OX_LAMBDA void operator()(T *d, i64 m, i64 rows, i64 k, i64 kc) const {
@@ -156,6 +151,7 @@ template <class T> struct MmStrided {
   }
 };
 template <class T, class F> struct MmMap {
+  static constexpr bool strips = true;
   F f;
   OX_LAMBDA void operator()(T *d, i64 m, i64 rows, i64 k, i64 kc) const {
     for (i64 i = 0; i < rows; i++, d += MM_AS) {
@@ -170,7 +166,8 @@ template <class T, class F> OX MmMap<T, F> mm_map(F f) { return {f}; }
 // ---- register tile -------------------------------------------------------------------------------------
 // c[i][j] (+)= sum over k of a[i * MM_AS + k] * b[k * NR + j], for R rows and P panels (bs and cs apart).
 template <class T, int R, int P>
-static __attribute__((noinline)) void mm_tile(i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs, bool add) {
+static __attribute__((noinline)) void mm_tile(i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs,
+                                              bool add) {
   V<T> s[R][P * MM_NV];
   OX_UNROLL for (int i = 0; i < R; i++)
     OX_UNROLL for (int j = 0; j < P * MM_NV; j++) s[i][j] = V<T>{};
@@ -179,7 +176,7 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const T *a, const T *b, i6
     OX_UNROLL for (int q = 0; q < P; q++)
       OX_UNROLL for (int j = 0; j < MM_NV; j++) {
         const T *x = b + q * bs + j * VL;
-        if (ONNXC_MM_PF) __builtin_prefetch(x + ONNXC_MM_PF / P);
+        __builtin_prefetch(x + MM_AHEAD / P);
         v[q * MM_NV + j] = ld(x);
       }
     OX_UNROLL for (int i = 0; i < R; i++)
@@ -208,85 +205,141 @@ OX void mm_pick(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c, i
 }
 template <class T> static constexpr int mm_rows = sizeof(T) > 4 ? (MM_MR / 2 + 1) & ~1 : MM_MR;
 template <class T>
-static __attribute__((noinline)) void mm_tiles(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs,
-                                               bool add) {
+static __attribute__((noinline)) void mm_tiles(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c,
+                                               i64 cs, bool add) {
   mm_pick<T, mm_rows<T>>(r, wide, kc, a, b, bs, c, cs, add);
 }
 
-// Hand finished rows [m, m + r) of the panel at column n to the epilogue.
-template <class T, class E> OX void mm_finish(const T *c, i64 m, i64 r, i64 n, i64 N, const E &epi) {
-  if (n + MM_NR <= N) {
-    for (i64 i = 0; i < r; i++)
-      for (int j = 0; j < MM_NV; j++) epi(m + i, n + j * VL, ld(c + i * MM_NR + j * VL), Full{});
-    return;
-  }
-  for (; n < N; n += VL, c += VL)
-    for (i64 i = 0; i < r; i++) epi(m + i, n, ld(c + i * MM_NR), Part{(int)mm_min(VL, N - n)});
+// Where C will be written, if that is known: C(m, n) is at p + m * row + n * size (bytes). Only a hint: its
+// lines are fetched while the tile is computed; without it the epilogue's stores wait (3 to 5 % of the time).
+struct MmOut { const void *p = nullptr; i64 row = 0, size = 0; };
+OX void mm_fetch(const MmOut &out, i64 m, i64 r, i64 n, i64 N) {
+  i64 w = mm_min(MM_NR, N - n) * out.size;
+  const char *p = (const char *)out.p + m * out.row + n * out.size;
+  for (i64 i = 0; i < r && out.p; i++, p += out.row)
+    for (i64 j = 0; j < w; j += 64) __builtin_prefetch(p + j, 0, 2);
 }
 
 // ---- blocks --------------------------------------------------------------------------------------------
-// Rows [m0, m1) by panels [p0, p1) of C. scratch: MM_SCRATCH elements, 64-byte aligned, one per thread.
-// a: a reader of A. epi(m, n, v, lanes): C[m][n..] is v; lanes is Full, or Part in the last column vector.
-template <class T, class A, class E>
-static void matmul_block(const A &a, const T *bp, i64 N, i64 K, i64 m0, i64 m1, i64 p0, i64 p1, T *scratch,
-                         const E &epi) {
-  if (m1 <= m0 || p1 <= p0) return;
-  i64 rows = m1 - m0, nm = mm_up(rows, MM_MC), nk = mm_max(1, mm_up(K, MM_KC));
-  i64 kstep = mm_up(mm_up(K, nk), 4) * 4, most = mm_even(mm_up(rows, nm));
-  i64 ks = mm_min(nk, mm_max(1, MM_A_ROOM / (most * MM_AS)));  // K blocks of A in scratch at once
-  bool whole = ks == nk;                                       // all of K: partial sums of one step of panels
-  // Columns are taken in groups: of B when several blocks of rows use it in turn, of C while its sums are partial.
-  i64 group = nm > 1 ? ONNXC_MM_GROUP : p1 - p0;
-  if (!whole) group = mm_min(group, MM_C_ROOM / (most * MM_NR));
-  T *cbuf = scratch + MM_A_ROOM;
-  for (i64 pg = p0; pg < p1; pg += group) {
-    i64 pe = mm_min(p1, pg + group);
-    for (i64 im = 0; im < nm; im++) {
-    i64 mb = m0 + mm_cut(rows, nm, im), mn = m0 + mm_cut(rows, nm, im + 1) - mb, me = mm_even(mn);
-    i64 nt = mm_up(me, mm_rows<T>);
-    int wide = mm_wide(mn);
-      for (i64 kg = 0; kg < nk; kg += ks) {
-        i64 ke = mm_min(nk, kg + ks);
-        for (i64 q = kg; q < ke; q++) {
-          T *d = scratch + (q - kg) * me * MM_AS;
-          a(d, mb, mn, q * kstep, mm_min(K, (q + 1) * kstep) - q * kstep);
-          if (me > mn)
-            for (i64 i = 0; i < MM_AS; i += VL) st(d + mn * MM_AS + i, V<T>{});
-        }
-        for (i64 p = pg, np; p < pe; p += np) {
-          np = p + wide <= pe ? wide : 1;
-          T *c = cbuf + (whole ? 0 : (p - pg) * me * MM_NR);
-          for (i64 q = kg; q < ke; q++) {
-            i64 kc = mm_min(K, (q + 1) * kstep) - q * kstep;
-            const T *b = bp + p * MM_NR * K + q * kstep * MM_NR;
-            for (i64 it = 0; it < nt; it++) {
-              i64 r0 = mm_cut(me / 2, nt, it) * 2, r = (me == 1 ? 1 : mm_cut(me / 2, nt, it + 1) * 2 - r0);
-              mm_tiles<T>(r, (int)np, kc, scratch + ((q - kg) * me + r0) * MM_AS, b, MM_NR * K, c + r0 * MM_NR,
-                          me * MM_NR, q > 0);
-              if (q + 1 == nk)
-                for (i64 j = 0; j < np; j++)
-                  mm_finish<T>(c + (j * me + r0) * MM_NR, mb + r0, mm_min(r, mn - r0), (p + j) * MM_NR, N, epi);
-            }
-          }
-        }
-      }
+// One product. The reader and the epilogue are called through pointers, once a tile: so the loops around
+// the tiles are compiled once for all products of a file, and a kernel costs only its own epilogue.
+template <class T> struct MmRun {
+  void (*read)(const void *a, T *d, i64 m, i64 rows, i64 k, i64 kc);
+  void (*finish)(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N);
+  const void *a, *epi;
+  bool by_strips;
+  const T *bp;
+  i64 N, K;
+  T *scratch;
+  MmOut out;
+  i64 nk, kstep;   // K blocks and their length
+  i64 mb, mn, me;  // this block of rows: first, count, count rounded up to even
+};
+// The closures are copied, so that what they captured by value stays in registers.
+template <class T, class A> static void mm_read(const void *a, T *d, i64 m, i64 rows, i64 k, i64 kc) {
+  const A copy = *(const A *)a;
+  copy(d, m, rows, k, kc);
+}
+template <class T, class E>
+static void mm_finish(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N) {
+  const E copy = *(const E *)epi;
+  for (i64 end = mm_min(N, n + MM_NR); n < end; n += VL, c += VL) {
+    if (n + VL <= N)
+      for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * MM_NR), Full{});
+    else
+      for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * MM_NR), Part{(int)(N - n)});
+  }
+}
+template <class T> OX i64 mm_kc(const MmRun<T> &run, i64 q) {
+  return mm_max(0, mm_min(run.K, (q + 1) * run.kstep) - q * run.kstep);
+}
+
+// K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
+template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
+  i64 n = mm_kc(x, q), nt = mm_up(x.me, mm_rows<T>), last = q + 1 == x.nk ? np : 0;
+  const T *b = x.bp + p * MM_NR * x.K + q * x.kstep * MM_NR;
+  for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
+    r = x.me == 1 ? 1 : mm_cut(x.me / 2, nt, it + 1) * 2 - r0;
+    i64 valid = mm_min(r, x.mn - r0);
+    if (read) x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
+    for (i64 j = 0; j < last; j++) mm_fetch(x.out, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+    mm_tiles<T>(r, (int)np, n, at + r0 * MM_AS, b, MM_NR * x.K, c + r0 * MM_NR, x.me * MM_NR, q > 0);
+    for (i64 j = 0; j < last; j++)
+      x.finish(x.epi, c + (j * x.me + r0) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+  }
+}
+
+// A block of rows by panels [p0, p1). ks: K blocks of A that are in scratch at once; if they are not all,
+// every panel needs partial sums of its own. A is read before the first panel: strip by strip if possible,
+// so that reading overlaps with multiplying; the row under an odd block is set to zero.
+template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, i64 ks) {
+  int wide = mm_wide(x.mn);
+  for (i64 kg = 0; kg < x.nk; kg += ks) {
+    i64 ke = mm_min(x.nk, kg + ks);
+    for (i64 q = kg; q < ke; q++) {
+      T *at = x.scratch + (q - kg) * x.me * MM_AS;
+      if (!x.by_strips) x.read(x.a, at, x.mb, x.mn, q * x.kstep, mm_kc(x, q));
+      for (i64 i = 0; i < MM_AS && x.me > x.mn; i += VL) st(at + x.mn * MM_AS + i, V<T>{});
+    }
+    for (i64 p = p0, np; p < p1; p += np) {
+      np = p + wide <= p1 ? wide : 1;
+      T *c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
+      for (i64 q = kg; q < ke; q++)
+        mm_strips(x, p, np, q, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
     }
   }
+}
+
+// Panels are taken in groups: of B while several blocks of rows use it in turn, of C while sums are partial.
+template <class T>
+static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
+  if (m1 <= m0 || p1 <= p0) return;
+  x.nk = mm_max(1, mm_up(x.K, MM_KC));
+  x.kstep = mm_up(mm_up(x.K, x.nk), 4) * 4;
+  i64 nm = mm_up(m1 - m0, MM_MC), most = mm_even(mm_up(m1 - m0, nm));
+  i64 ks = mm_min(x.nk, mm_max(1, MM_A_ROOM / (most * MM_AS)));
+  i64 group = nm > 1 ? MM_GROUP : p1 - p0;
+  if (ks < x.nk) group = mm_min(group, MM_C_ROOM / (most * MM_NR));
+  for (i64 p = p0; p < p1; p += group)
+    for (i64 im = 0; im < nm; im++) {
+      x.mb = m0 + mm_cut(m1 - m0, nm, im);
+      x.mn = m0 + mm_cut(m1 - m0, nm, im + 1) - x.mb;
+      x.me = mm_even(x.mn);
+      mm_rows_by_panels(x, p, mm_min(p1, p + group), ks);
+    }
+}
+
+// Rows [m0, m1) by panels [p0, p1) of C. scratch: MM_SCRATCH elements, 64-byte aligned, one per thread.
+// a: a reader of A. epi(m, n, v, lanes): C[m][n..] is v; lanes is Full, or Part in the last columns. It
+// captures by value ([=]).
+template <class T, class A, class E>
+OX void matmul_block(const A &a, const T *bp, i64 N, i64 K, i64 m0, i64 m1, i64 p0, i64 p1, T *scratch,
+                     const E &epi, MmOut out = {}) {
+  MmRun<T> run{mm_read<T, A>, mm_finish<T, E>, &a, &epi, A::strips, bp, N, K, scratch, out, 0, 0, 0, 0, 0};
+  mm_blocks<T>(run, m0, m1, p0, p1);
 }
 
 // ---- division of work ----------------------------------------------------------------------------------
 // A grid of gm row ranges by gp panel ranges. K is never divided, so the bits do not depend on it.
 struct MmGrid { i64 gm, gp, tasks; };
-static MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads) {
-  i64 P = mm_panels(N), want = mm_min(threads * 4, K * P * MM_NR * (M + 8) / 1000000);
-  if (threads <= 1 || want <= 1 || P * M == 0) return {1, 1, 1};
-  i64 gp = mm_max(1, mm_min(want, M <= MM_MC ? P : P / 8));
-  i64 gm = mm_max(1, mm_min(mm_up(want, gp), mm_up(M, 48)));
+// 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and more. Rows are divided
+// first: every task packs its own A, and that pays from sixteen panels on. (M + 8: B has to be read, too.)
+static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads) {
+  i64 P = mm_panels(N), worth = mm_min(1 << 20, K * P * MM_NR * (M + 8) / 1000000);
+  i64 blocks = mm_up(M, MM_MC), n = threads * 4;
+  while (n > threads && (n > worth || n > blocks * (P / 16))) n /= 2;
+  n = mm_min(n, worth);
+  if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
+  i64 gm = mm_min(n, blocks);
+  while (n % gm) gm--;
+  i64 gp = mm_min(n / gm, P);
+  gm = mm_max(gm, mm_min(n / gp, mm_up(M, 2 * MM_MR)));
   return {gm, gp, gm * gp};
 }
 template <class T, class A, class E>
-static void mm_task(const MmGrid &g, i64 t, const A &a, const T *bp, i64 M, i64 N, i64 K, T *scratch, const E &epi) {
+OX void mm_task(const MmGrid &g, i64 t, const A &a, const T *bp, i64 M, i64 N, i64 K, T *scratch,
+                const E &epi, MmOut out = {}) {
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N);
   matmul_block<T>(a, bp, N, K, mm_cut(M, g.gm, im), mm_cut(M, g.gm, im + 1), mm_cut(P, g.gp, ip),
-                  mm_cut(P, g.gp, ip + 1), scratch, epi);
+                  mm_cut(P, g.gp, ip + 1), scratch, epi, out);
 }

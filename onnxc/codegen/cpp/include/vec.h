@@ -47,8 +47,9 @@ template <> struct int_of<4> { typedef i32 s; };
 template <> struct int_of<8> { typedef i64 s; };
 template <class T> using VM = V<typename int_of<sizeof(T)>::s>;
 
-// All lanes set to x (no arithmetic, so that -0.0 and signalling NaNs pass through).
-template <class T> OX V<T> bc(T x) { V<T> r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = x; return r; }
+// All lanes set to x. x - 0 is x for every x, -0.0 too, and becomes one broadcast (a loop over the lanes would
+// become a chain of inserts).
+template <class T> OX V<T> bc(T x) { return x - V<T>{}; }
 
 // The same bits under another type of the same size.
 template <class R, class A> OX R bits(A a) { R r; __builtin_memcpy(&r, &a, sizeof r); return r; }
@@ -90,7 +91,67 @@ template <class T> OX V<T> lds(const T *p, i64 s, int n) {
 }
 template <class T> OX void sts(T *p, V<T> v, i64 s, int n) { for (int i = 0; i < n; i++) p[i * s] = v[i]; }
 
+// The element type of a vector type (V<T> alone cannot be deduced), and the mask that its comparison gives.
+template <class A> struct vec_bare { typedef A type; };
+template <class A> struct vec_bare<A &> { typedef A type; };
+template <class A> using elem = typename vec_bare<decltype((*(A *)0)[0])>::type;
+template <class A> using mask_of = VM<elem<A>>;
+
+// A vector as the machine's registers. g++ splits arithmetic on wider vectors (16 doubles are two registers
+// of AVX-512) by itself, but compares and selects them lane by lane, which is ten times slower; so those
+// two go through v_lt, v_sel, ... wherever the type may be wide.
+#if defined(__AVX512F__)
+static constexpr int REGISTER = 64;
+#elif defined(__AVX__)
+static constexpr int REGISTER = 32;
+#else
+static constexpr int REGISTER = 16;
+#endif
+template <class A> struct vec_parts {
+  static constexpr int size = sizeof(A) < REGISTER ? sizeof(A) : REGISTER, count = sizeof(A) / size;
+  typedef elem<A> part __attribute__((vector_size(size)));
+  part v[count];
+};
+#define OX_COMPARE(NAME, OP)                                                          \
+  template <class A> OX mask_of<A> NAME(A a, A b) {                                   \
+    if constexpr (sizeof(A) <= REGISTER) {                                            \
+      return a OP b;                                                                  \
+    } else {                                                                          \
+      vec_parts<A> p = bits<vec_parts<A>>(a), q = bits<vec_parts<A>>(b);                          \
+      vec_parts<mask_of<A>> r;                                                            \
+      OX_UNROLL for (int i = 0; i < vec_parts<A>::count; i++) r.v[i] = p.v[i] OP q.v[i];  \
+      return bits<mask_of<A>>(r);                                                     \
+    }                                                                                 \
+  }
+OX_COMPARE(v_lt, <)
+OX_COMPARE(v_le, <=)
+OX_COMPARE(v_gt, >)
+OX_COMPARE(v_ge, >=)
+OX_COMPARE(v_eq, ==)
+OX_COMPARE(v_ne, !=)
+
 // select: lanes where the mask is set (all ones) take a.
-template <class T> OX V<T> sel(VM<T> m, V<T> a, V<T> b) { return m ? a : b; }
+template <class A> OX A v_sel(mask_of<A> m, A a, A b) {
+  if constexpr (sizeof(A) <= REGISTER) {
+    return m ? a : b;
+  } else {
+    vec_parts<mask_of<A>> k = bits<vec_parts<mask_of<A>>>(m);
+    vec_parts<A> p = bits<vec_parts<A>>(a), q = bits<vec_parts<A>>(b);
+    OX_UNROLL for (int i = 0; i < vec_parts<A>::count; i++) p.v[i] = k.v[i] ? p.v[i] : q.v[i];
+    return bits<A>(p);
+  }
+}
+template <class T> OX V<T> sel(VM<T> m, V<T> a, V<T> b) { return v_sel(m, a, b); }
 
 template <class R, class T> OX V<R> conv(V<T> v) { return __builtin_convertvector(v, V<R>); }
+
+#ifndef ONNXC_LANES
+#define ONNXC_LANES
+// How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
+struct Full { constexpr operator int() const { return VL; } };
+struct Part { int n; constexpr operator int() const { return n; } };
+template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
+template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
+template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
+template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
+#endif

@@ -22,12 +22,7 @@
 #define OX_CUR 4          // "round as the mode register says": the last argument of most builtins
 #endif
 
-// The element type of a vector type: V<T> alone cannot be deduced.
-template <class A> struct bare { typedef A type; };
-template <class A> struct bare<A &> { typedef A type; };
-template <class A> using elem = typename bare<decltype((*(A *)0)[0])>::type;
 template <class T> static constexpr bool is_float = (T)0.5 != 0;
-template <class A> using mask_of = VM<elem<A>>;
 
 static constexpr f32 F_INF = __builtin_inff();
 
@@ -48,28 +43,33 @@ template <class A> OX A v_abs(A x) {
   typedef elem<A> T;
   if constexpr (is_float<T>) return v_xor(x, v_signbit(x));
   else if constexpr ((T)-1 > 0) return x;
-  else return x < 0 ? v_neg(x) : x;
+  else return v_sel(v_lt(x, A{}), v_neg(x), x);
 }
 template <class A> OX A v_copysign(A magnitude, A sign) { return v_or(v_abs(magnitude), v_signbit(sign)); }
-template <class A> OX mask_of<A> v_isnan(A x) { return x != x; }
-template <class A> OX mask_of<A> v_isinf(A x) { return v_abs(x) == bc((elem<A>)__builtin_inf()); }
+template <class A> OX mask_of<A> v_isnan(A x) { return v_ne(x, x); }
+template <class A> OX mask_of<A> v_isinf(A x) { return v_eq(v_abs(x), bc((elem<A>)__builtin_inf())); }
 
 // -1, 0 or 1; a NaN stays, and both zeros give +0.
 template <class A> OX A v_sign(A x) {
   typedef elem<A> T;
   const A one = bc((T)1), zero = {};
-  if constexpr ((T)-1 > 0) return x > zero ? one : zero;
-  else return x > zero ? one : x < zero ? bc((T)-1) : x == zero ? zero : x;
+  A r = v_sel(v_gt(x, zero), one, v_sel(v_lt(x, zero), bc((T)-1), zero));
+  if constexpr (is_float<T>) return v_sel(v_ne(x, x), x, r);
+  else return r;
 }
 
 // ---- minimum, maximum ---------------------------------------------------------------------------------
 
 // One instruction on x86: the second operand where the two are equal or either is NaN.
-template <class A> OX A v_max_fast(A a, A b) { return a > b ? a : b; }
-template <class A> OX A v_min_fast(A a, A b) { return a < b ? a : b; }
+template <class A> OX A v_max_fast(A a, A b) { return v_sel(v_gt(a, b), a, b); }
+template <class A> OX A v_min_fast(A a, A b) { return v_sel(v_lt(a, b), a, b); }
 #if OX_512
-template <> inline OX_LAMBDA vf v_max_fast(vf a, vf b) { return __builtin_ia32_maxps512_mask(a, b, a, OX_ALL, OX_CUR); }
-template <> inline OX_LAMBDA vf v_min_fast(vf a, vf b) { return __builtin_ia32_minps512_mask(a, b, a, OX_ALL, OX_CUR); }
+template <> inline OX_LAMBDA vf v_max_fast(vf a, vf b) {
+  return __builtin_ia32_maxps512_mask(a, b, a, OX_ALL, OX_CUR);
+}
+template <> inline OX_LAMBDA vf v_min_fast(vf a, vf b) {
+  return __builtin_ia32_minps512_mask(a, b, a, OX_ALL, OX_CUR);
+}
 #elif OX_256
 template <> inline OX_LAMBDA vf v_max_fast(vf a, vf b) { return __builtin_ia32_maxps256(a, b); }
 template <> inline OX_LAMBDA vf v_min_fast(vf a, vf b) { return __builtin_ia32_minps256(a, b); }
@@ -81,18 +81,20 @@ template <> inline OX_LAMBDA vf v_min_fast(vf a, vf b) { return __builtin_ia32_m
 // As numpy.maximum and ONNX Max: a NaN in either gives NaN; of two zeros the second comes out.
 template <class A> OX A v_max(A a, A b) {
   A r = v_max_fast(a, b);
-  if constexpr (is_float<elem<A>>) return a != a ? a : r;
+  if constexpr (is_float<elem<A>>) return v_sel(v_ne(a, a), a, r);
   else return r;
 }
 template <class A> OX A v_min(A a, A b) {
   A r = v_min_fast(a, b);
-  if constexpr (is_float<elem<A>>) return a != a ? a : r;
+  if constexpr (is_float<elem<A>>) return v_sel(v_ne(a, a), a, r);
   else return r;
 }
 // max(x, 0) as onnxruntime's Relu: NaN and -0.0 pass.
 template <class A> OX A v_relu(A x) { return v_max_fast(A{}, x); }
 // lo <= x <= hi in two instructions; NaN passes.
-template <class A> OX A v_clip(A x, elem<A> lo, elem<A> hi) { return v_min_fast(bc(hi), v_max_fast(bc(lo), x)); }
+template <class A> OX A v_clip(A x, elem<A> lo, elem<A> hi) {
+  return v_min_fast(bc(hi), v_max_fast(bc(lo), x));
+}
 
 // Whether any lane of a is greater than b's.
 OX bool v_any_gt(vf a, vf b) {
@@ -117,11 +119,17 @@ OX bool v_any_gt(vf a, vf b) {
 template <class A> OX A v_round_any(A x) {
   typedef elem<A> T;
   const A big = bc((T)(sizeof(T) == 4 ? 0x1p23 : 0x1p52)), ax = v_abs(x);
-  return v_or(ax < big ? (ax + big) - big : ax, v_signbit(x));
+  return v_or(v_sel(v_lt(ax, big), (ax + big) - big, ax), v_signbit(x));
 }
 template <class A> OX A v_round(A x) { return v_round_any(x); }
-template <class A> OX A v_floor(A x) { A r = v_round_any(x); return r > x ? r - (elem<A>)1 : r; }
-template <class A> OX A v_ceil(A x) { A r = v_round_any(x); return v_or(r < x ? r + (elem<A>)1 : r, v_signbit(x)); }
+template <class A> OX A v_floor(A x) {
+  A r = v_round_any(x);
+  return v_sel(v_gt(r, x), r - (elem<A>)1, r);
+}
+template <class A> OX A v_ceil(A x) {
+  A r = v_round_any(x);
+  return v_or(v_sel(v_lt(r, x), r + (elem<A>)1, r), v_signbit(x));
+}
 template <class A> OX A v_trunc(A x) { return v_or(v_floor(v_abs(x)), v_signbit(x)); }
 #if OX_512 || OX_256 || OX_128
 #if OX_512
@@ -137,7 +145,7 @@ template <> inline OX_LAMBDA vf v_ceil(vf x) { return OX_ROUND(x, 2); }
 template <> inline OX_LAMBDA vf v_trunc(vf x) { return OX_ROUND(x, 3); }
 #endif
 
-// ---- square root, quotient ----------------------------------------------------------------------------
+// ---- square root ----------------------------------------------------------------------------------------
 
 template <class A> OX A v_sqrt(A x) {
   A r;
@@ -156,99 +164,87 @@ template <> inline OX_LAMBDA vf v_sqrt(vf x) { return __builtin_ia32_sqrtps(x); 
 #endif
 template <class A> OX A v_rsqrt(A x) { return (elem<A>)1 / v_sqrt(x); }
 
-// n / d for finite n and d in [2^-100, 2^100]: on AVX-512 a reciprocal estimate (14 bits) and one
-// correction of the quotient leave an error below 0.6 ULP at a third of the division's time.
-OX vf v_div_fast(vf n, vf d) {
-#if OX_512
-  vf r = __builtin_ia32_rcp14ps512_mask(d, d, OX_ALL), q = n * r;
-  return q + r * (n - q * d);
-#else
-  return n / d;
-#endif
-}
-
 // ---- exponentials -------------------------------------------------------------------------------------
 
-// x * 2^n for whole n in [-300, 300], rounded once: results may be denormal, zero or infinite.
-OX vf v_scale(vf x, vf n) {
+// p 2^n for n in [-300, 300], given as q = n + 1.5 * 2^23 (its low bits are n), rounded once: results may
+// be denormal, zero or infinite. In two steps because 2^n may not be a normal number: the first is exact.
+OX vf v_scale(vf p, vf q) {
 #if OX_512
-  return __builtin_ia32_scalefps512_mask(x, n, x, OX_ALL, OX_CUR);
+  return __builtin_ia32_scalefps512_mask(p, q - 0x1.8p23f, p, OX_ALL, OX_CUR);
 #else
-  // In two exact steps of at most 2^127 and one that may round, because 2^n may not be a normal number.
-  vi k = conv<i32, f32>(n), h = k >> 1;
-  return x * bits<vf>((h + 127) << 23) * bits<vf>((k - h + 127) << 23);
+  vi k = bits<vi>(q), h = k >> 1;
+  return p * bits<vf>((h << 23) + 0x3f800000) * bits<vf>(((k - h) << 23) + 0x3f800000);
 #endif
 }
 
-struct Reduced { vf n, r; };  // x = n ln2 + r, n whole, |r| <= ln2 / 2
-
-// Adding 1.5 * 2^23 rounds x / ln2 to a whole number; ln2 in two parts, of which the first times n is exact.
-OX Reduced v_by_ln2(vf x) {
-  const vf magic = bc(0x1.8p23f);
-  vf n = (x * 0x1.715476p0f + magic) - magic;
-  return {n, (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f};
+// e^x for x in [-104, 89] or NaN, 1.3 ULP. x = n ln2 + r: adding 1.5 * 2^23 rounds x / ln2 to a whole number,
+// and of the two parts of ln2 the first times n is exact.
+OX vf v_exp_clipped(vf x) {
+  vf q = x * 0x1.715476p0f + 0x1.8p23f, n = q - 0x1.8p23f;
+  vf r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f, t = r * r;
+  vf p = (t * 0.0013818938750773668f + (r * 0.008368703536689281f + 0.04166828840970993f)) * t +
+         (r * 0.1666652113199234f + 0.4999999403953552f);
+  return v_scale(p * t + (r + 1.0f), q);
 }
 
-// e^r for |r| <= ln2 / 2.
-OX vf v_exp_poly(vf r) {
-  vf p = r * 0.0013818938750773668f + 0.008368703536689281f;
-  p = p * r + 0.04166828840970993f;
-  p = p * r + 0.1666652113199234f;
-  p = p * r + 0.4999999403953552f;
-  p = p * r + 1.0f;
-  return p * r + 1.0f;
-}
-
-// 1.1 ULP, denormal results included.
+// 1.3 ULP, denormal results included.
+#if OX_512
+static const f32 EXP2_16TH[16] __attribute__((aligned(64))) = {  // 2^(k/16)
+    1.0f,        1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
+    1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f, 1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
 OX vf v_exp(vf x) {
-  Reduced a = v_by_ln2(v_clip(x, -104.0f, 89.0f));
-  return v_scale(v_exp_poly(a.r), a.n);
+  // n in sixteenths: 2^(k/16) comes from a register, r is so small that degree 3 does, and scalef floors n.
+  x = v_clip(x, -104.0f, 89.0f);
+  vf q = x * 0x1.715476p0f + 0x1.8p19f, n = q - 0x1.8p19f;
+  vf r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;
+  vf t = __builtin_shuffle(*(const vf *)EXP2_16TH, bits<vi>(q));
+  vf p = (r * 0.16666839f + 0.50001627f) * (r * r) + r;
+  return __builtin_ia32_scalefps512_mask(p * t + t, n, n, OX_ALL, OX_CUR);
 }
+#else
+OX vf v_exp(vf x) { return v_exp_clipped(v_clip(x, -104.0f, 89.0f)); }
+#endif
 
-// 1 ULP. 2^n is exact, so only the fraction meets the polynomial.
+// 1.1 ULP. As exp, but r is exact.
 OX vf v_exp2(vf x) {
   x = v_clip(x, -151.0f, 129.0f);
-  vf n = v_round(x), r = x - n;
+  vf q = x + 0x1.8p23f, r = x - (q - 0x1.8p23f);
   vf p = r * 0.0001532926398795098f + 0.0013390969252213836f;
   p = p * r + 0.00961849931627512f;
   p = p * r + 0.05550359562039375f;
   p = p * r + 0.24022647738456726f;
   p = p * r + 0.6931471824645996f;
-  return v_scale(p * r + 1.0f, n);
+  return v_scale(p * r + 1.0f, q);
 }
 
-// 1.5 ULP. 2^n (e^r - 1) + (2^n - 1), with 2^(n-1) in place of 2^n so that n = 128 does not overflow.
+// 1.7 ULP. 2^n (e^r - 1) + (2^n - 1), with 2^(n-1) in place of 2^n so that n = 128 does not overflow.
 OX vf v_expm1(vf x) {
-  Reduced a = v_by_ln2(v_clip(x, -18.0f, 89.0f));
-  vf r = a.r, p = r * 0.0013868435053154826f + 0.008366432040929794f;
-  p = p * r + 0.04166746139526367f;
-  p = p * r + 0.1666654497385025f;
-  p = p * r + 0.4999999701976776f;
-  p = p * (r * r) + r;
-  vf s = bits<vf>((conv<i32, f32>(a.n) + 126) << 23);
-  vf y = s * p + (s - 0.5f);
+  vf y = v_clip(x, -18.0f, 89.0f), q = y * 0x1.715476p0f + 0x1.8p23f, n = q - 0x1.8p23f;
+  vf r = (y - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f, t = r * r;
+  vf p = (t * 0.0013868435053154826f + (r * 0.008366432040929794f + 0.04166746139526367f)) * t +
+         (r * 0.1666654497385025f + 0.4999999701976776f);
+  vf s = bits<vf>((bits<vi>(q) + 126) << 23);
+  y = s * (p * t + r) + (s - 0.5f);
   return v_or(y + y, v_signbit(x));
 }
 
-// 2 ULP. With e = e^-|x| in (0, 1]: 1 / (1 + e) or e / (1 + e); no overflow, denormal results included.
+// 2.7 ULP. With e = e^-|x| in (0, 1]: 1 / (1 + e) or e / (1 + e); no overflow, denormal results included.
 OX vf v_sigmoid(vf x) {
-  Reduced a = v_by_ln2(v_max_fast(bc(-104.0f), v_or(x, bc(-0.0f))));
-  vf e = v_scale(v_exp_poly(a.r), a.n);
-  return v_div_fast(x < 0.0f ? e : bc(1.0f), e + 1.0f);
+  vf e = v_exp_clipped(v_max_fast(bc(-104.0f), v_or(x, bc(-0.0f))));
+  return (x < 0.0f ? e : bc(1.0f)) / (e + 1.0f);
 }
 
-// 2.5 ULP. With 2 |x| = n ln2 + 2 r: (2^n e^2r - 1) / (2^n e^2r + 1), and p = e^2r - 1 so that small
-// results keep their digits. Beyond 9.02 the nearest float is 1, and at 10 the quotient is 1.
+// 3 ULP. With 2 |x| = n ln2 + 2 r: (2^n e^2r - 1) / (2^n e^2r + 1), and p = e^2r - 1 so that small results
+// keep their digits. An error of r matters the less the larger n is, so ln2 needs no second part. Beyond
+// 9.02 the nearest float is 1, and at 10 the quotient is 1.
 OX vf v_tanh(vf x) {
-  vf a = v_min_fast(bc(10.0f), v_abs(x)), q = a * 0x1.715476p1f + 0x1.8p23f, n = q - 0x1.8p23f;
-  vf r = (a - n * 0x1.62e4p-2f) - n * 0x1.7f7d1cp-21f, s = bits<vf>((bits<vi>(q) + 127) << 23);
-  vf p = r * (32 * 0.0013868435053154826f) + 16 * 0.008366432040929794f;
-  p = p * r + 8 * 0.04166746139526367f;
-  p = p * r + 4 * 0.1666654497385025f;
-  p = p * r + 2 * 0.4999999701976776f;
-  p = p * (r * r) + r;
-  vf h = s + s;
-  return v_or(v_div_fast(h * p + (s - 1.0f), h * p + (s + 1.0f)), v_signbit(x));
+  vf a = v_min_fast(bc(10.0f), v_abs(x)), q = a * 0x1.715476p1f + 0x1.8p23f;
+  vf r = a - (q - 0x1.8p23f) * 0x1.62e43p-2f, h = bits<vf>((bits<vi>(q) + 128) << 23), t = r * r;
+  vf p = r * (16 * 0.008366432040929794f) + 8 * 0.04166746139526367f;
+  p = (t * (32 * 0.0013868435053154826f) + p) * t + (r * (4 * 0.1666654497385025f) + 2 * 0.4999999701976776f);
+  p = p * t + r;
+  vf s = h * 0.5f;
+  return v_or((h * p + (s - 1.0f)) / (h * p + (s + 1.0f)), v_signbit(x));
 }
 
 // erf(x) / x around x = k/4: coefficients of t^5 .. t^0 for |t| <= 1/8, one column for each k.
@@ -278,7 +274,8 @@ OX vf v_lookup(const f32 *row, vi index) {
 #if OX_512
   return __builtin_shuffle(*(const vf *)row, index);
 #elif OX_256 && defined(__AVX2__)
-  vf lo = __builtin_ia32_permvarsf256(*(const vf *)row, index), hi = __builtin_ia32_permvarsf256(*(const vf *)(row + 8), index);
+  vf lo = __builtin_ia32_permvarsf256(*(const vf *)row, index);
+  vf hi = __builtin_ia32_permvarsf256(*(const vf *)(row + 8), index);
   return __builtin_ia32_blendvps256(lo, hi, (vf)(index << 28));
 #else
   vf r;
@@ -287,7 +284,7 @@ OX vf v_lookup(const f32 *row, vi index) {
 #endif
 }
 
-// 2 ULP. x times a polynomial for the nearest k/4, which adding 1.5 * 2^21 finds; beyond 3.84 the nearest
+// 2.3 ULP. x times a polynomial for the nearest k/4, which adding 1.5 * 2^21 finds; beyond 3.84 the nearest
 // float is 1.
 OX vf v_erf(vf x) {
   vf a = v_min_fast(bc(3.87f), v_abs(x)), q = a + 0x1.8p21f, t = a - (q - 0x1.8p21f);
@@ -312,12 +309,13 @@ OX vf v_log_poly(vf f, vf e) {
   return e * 0x1.62e4p-1f + ((y - s * 0.5f) + f);
 }
 
-// 1.5 ULP. x = m 2^e with m in [3/4, 3/2).
+// 0.9 ULP. x = m 2^e with m in [3/4, 3/2).
 OX vf v_log(vf x) {
 #if OX_512
   // getexp and getmant do denormals, zero, infinity and (as sign control says) negatives by themselves.
   vf m = __builtin_ia32_getmantps512_mask(x, 11, x, OX_ALL, OX_CUR);
-  vf e = __builtin_ia32_getexpps512_mask(x, x, OX_ALL, OX_CUR) - __builtin_ia32_getexpps512_mask(m, m, OX_ALL, OX_CUR);
+  vf e = __builtin_ia32_getexpps512_mask(x, x, OX_ALL, OX_CUR);
+  e -= __builtin_ia32_getexpps512_mask(m, m, OX_ALL, OX_CUR);
   return v_log_poly(m - 1.0f, e);
 #else
   vi tiny = x < 0x1p-126f;
@@ -326,18 +324,20 @@ OX vf v_log(vf x) {
   vf m = bits<vf>((b & 0x7fffff) + 0x3f400000);
   vf r = v_log_poly(m - 1.0f, conv<f32, i32>((b >> 23) - (tiny & 23)));
   r = x < F_INF ? r : x;  // infinity and NaN
-  return x > 0.0f ? r : x == 0.0f ? bc(-F_INF) : v_max(x - x, bc(__builtin_nanf("")));
+  return x > 0.0f ? r : x == 0.0f ? bc(-F_INF) : bc(__builtin_nanf(""));
 #endif
 }
 
-// 2 ULP. 1 + x = m 2^e; m - 1 is computed as x 2^-e + (2^-e - 1), which rounds once.
+// 0.9 ULP. 1 + x = m 2^e; m - 1 is computed as x 2^-e + (2^-e - 1), which rounds once. Beyond 2^60 the 1 does
+// not count, and x is brought down so that 2^-e stays a normal number.
 OX vf v_log1p(vf x) {
-  vf y = v_clip(x, -1.0f, 0x1p100f), u = y + 1.0f;
-  vi k = (bits<vi>(u) - 0x3f400000) >> 23;
+  vi big = x > 0x1p60f;
+  vf y = big ? x * 0x1p-64f : x, one = big ? vf{} : bc(1.0f);
+  vi k = (bits<vi>(y + one) - 0x3f400000) >> 23;
   vf s = bits<vf>((127 - k) << 23);
-  vf r = v_or(v_log_poly(y * s + (s - 1.0f), conv<f32, i32>(k)), x < 0.0f ? bc(-0.0f) : v_signbit(x));
-  vi special = (x > -1.0f) & (x < 0x1p100f);
-  return special ? r : x == -1.0f ? bc(-F_INF) : v_log(x);
+  vf r = v_or(v_log_poly(y * s + (one * s - 1.0f), conv<f32, i32>(k + (big & 64))), v_signbit(x));
+  r = x < F_INF ? r : x;
+  return x > -1.0f ? r : x == -1.0f ? bc(-F_INF) : bc(__builtin_nanf(""));
 }
 
 // ---- lane by lane -------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ OX_F64(sinh) OX_F64(cosh) OX_F64(asinh) OX_F64(acosh) OX_F64(atanh)
 
 template <class A> OX A v_sigmoid(A x) {
   A e = lanes_exp(v_neg(v_abs(x)));
-  return (x < 0 ? e : bc((elem<A>)1)) / (e + 1);
+  return v_sel(v_lt(x, A{}), e, bc((elem<A>)1)) / (e + 1);
 }
 
 #define OX_LANES2(NAME)                                                                     \
@@ -374,7 +374,7 @@ template <class A> OX A v_atan2(A y, A x) { return lanes_atan2(y, x); }
 
 // ---- sine, cosine -------------------------------------------------------------------------------------
 
-// sin(x + quarter pi/2): 1.5 ULP up to SINCOS_LIMIT, libm beyond. x = n pi/2 + r by Cody and Waite: with a
+// sin(x + quarter pi/2): 1.6 ULP up to SINCOS_LIMIT, libm beyond. x = n pi/2 + r by Cody and Waite: with a
 // fused multiply the first subtraction is exact; without, pi/2 needs parts so short that n times each is.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define OX_FMA 1
@@ -393,7 +393,7 @@ OX vf v_sincos(vf x, i32 quarter) {
   vi k = bits<vi>(q) + quarter;
   vf t = r * r;
   vf s = (t * -0.00019517907639965415f + 0.008332187309861183f) * t + -0.16666655242443085f;
-  s = (s * t + 1.0f) * r;
+  s = v_or(s * (t * r) + r, v_signbit(r));  // the sign matters for -0 alone
   vf c = (t * 2.44323346123565e-05f + -0.0013887309469282627f) * t + 0.04166664555668831f;
   c = (c * t + -0.5f) * t + 1.0f;
   vf y = (k & 1) != 0 ? c : s;
@@ -472,14 +472,15 @@ template <class A> static __attribute__((noinline)) A lanes_idiv(A a, A b) {
 }
 template <class A> OX A v_idiv(A a, A b) {
   typedef elem<A> T;
-  b = b == (T)0 ? bc((T)1) : b;
-  auto minus = b == (T)-1;
-  if constexpr ((T)-1 < 0) b = minus ? bc((T)1) : b;
+  const A one = bc((T)1);
+  b = v_sel(v_eq(b, A{}), one, b);
+  mask_of<A> minus = v_eq(b, bc((T)-1));
+  if constexpr ((T)-1 < 0) b = v_sel(minus, one, b);
   A q;
   if constexpr (sizeof(T) == 8) q = lanes_idiv(a, b);  // narrower ones are exact as floats
   else if constexpr (sizeof(T) == 4) q = conv<T, f64>(conv<f64, T>(a) / conv<f64, T>(b));
   else q = conv<T, i32>(conv<i32, f32>(conv<f32, T>(a) / conv<f32, T>(b)));
-  if constexpr ((T)-1 < 0) return minus ? v_neg(a) : q;
+  if constexpr ((T)-1 < 0) return v_sel(minus, v_neg(a), q);
   else return q;
 }
 
@@ -492,8 +493,10 @@ template <class A> OX A v_fmod(A a, A b) {
 template <class A> OX A v_mod(A a, A b) {
   typedef elem<A> T;
   A r = v_fmod(a, b);
-  if constexpr (is_float<T>) return r == 0 ? v_copysign(r, b) : (r < 0) != (b < 0) ? r + b : r;
-  else if constexpr ((T)-1 < 0) return (r != 0) & ((r < 0) != (b < 0)) ? r + b : r;
+  const A zero = {};
+  mask_of<A> other = v_lt(r, zero) ^ v_lt(b, zero);  // the signs differ
+  if constexpr (is_float<T>) return v_sel(v_eq(r, zero), v_copysign(r, b), v_sel(other, r + b, r));
+  else if constexpr ((T)-1 < 0) return v_sel(v_ne(r, zero) & other, r + b, r);
   else return r;
 }
 
