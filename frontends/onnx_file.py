@@ -2,11 +2,12 @@
 
     graph = load("model.onnx")
 
-The result is the model as it is written, cleaned of everything that is only notation: local functions are inlined,
-names are gone (a value is an object, not a string), weights and Constant nodes are `constant` nodes, unused weights
-are dropped, nodes are in topological order, attributes are Python values. A node of the default domain is
-`onnx.<Type>`, of another domain `<domain>.<Type>`; where a local function was written for another opset in which the
-operator meant something else, its version follows: `onnx.Softmax@11`. Only inputs and constants have types.
+The result is the model as it is written, cleaned of everything that is only notation: local functions are
+inlined, names are gone (a value is an object, not a string), weights and Constant nodes are `constant` nodes,
+unused weights are dropped, nodes are in topological order, attributes are Python values. A node of the
+default domain is `onnx.<Type>`, of another domain `<domain>.<Type>`; where a local function was written for
+another opset in which the operator meant something else, its version follows: `onnx.Softmax@11`. Only inputs
+and constants have types.
 
 A model comes from a stranger: whatever is wrong with it is a ModelError (or LimitError) that names the node.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -56,12 +57,12 @@ def load(
     Args:
         model: a path, the bytes of a file, or a ModelProto.
         base_dir: the folder of external data, for bytes and ModelProto (a path's own folder is known).
-        input_shapes: sizes for dynamic dims, as `{"x": (1, 3, 224, None)}`; None leaves a dim as the model has it, a
-            string names it. A size given for a named dim holds wherever the model uses the name.
+        input_shapes: sizes for dynamic dims, as `{"x": (1, 3, 224, None)}`; None leaves a dim as the model
+            has it, a string names it. A size given for a named dim holds wherever the model uses the name.
         keep_inputs: inputs that stay inputs although the model has an initializer (a default) for them.
 
-    Raises ModelError for a model that is not valid, LimitError for one that claims absurd sizes, InputError for
-    `input_shapes` or `keep_inputs` that do not fit the model.
+    Raises ModelError for a model that is not valid, LimitError for one that claims absurd sizes, InputError
+    for `input_shapes` or `keep_inputs` that do not fit the model.
     """
     proto, folder = _read(model, base_dir)
     try:
@@ -89,7 +90,8 @@ def _read(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[ModelP
 
 def _parse(data: bytes, what: str) -> ModelProto:
     try:
-        return ModelProto.FromString(data)
+        model: ModelProto = ModelProto.FromString(data)
+        return model
     except (DecodeError, RuntimeError, ValueError) as error:
         raise ModelError(f"{what} is not an ONNX file, or is truncated ({error})", cause=error) from error
 
@@ -225,7 +227,7 @@ class _Importer:
     def _check_size(self, nodes: int) -> None:
         if nodes > MAX_NODES:
             raise LimitError(
-                f"the model has {nodes} nodes once its functions are inlined; at most {MAX_NODES} are accepted"
+                f"the model has {nodes} nodes once its functions are inlined (limit: {MAX_NODES})"
             )
 
     def _size(self, nodes: Iterable[NodeProto], depth: int) -> int:
@@ -302,7 +304,9 @@ class _Importer:
         return Graph(inputs, [v for v in outputs if v is not None], nodes, names, text(proto.name))
 
     def _weights(self, proto: GraphProto, scope: _Scope) -> None:
-        """Initializers, to be read when something uses them. Of two with one name the last counts, as elsewhere."""
+        """Initializers, to be read when something uses them. Of two with one name the last counts, as
+        elsewhere.
+        """
         tensors = [(text(t.name), t) for t in proto.initializer]
         sparse = [(text(t.values.name), t) for t in proto.sparse_initializer]
         scope.weights = {name: t for name, t in (*tensors, *sparse) if name and name not in scope.names}
@@ -376,7 +380,9 @@ class _Importer:
         )
 
     def _op(self, domain: str, op_type: str, scope: _Scope, label: str) -> str:
-        """The op's name in the graph; with a version where the model's own opset would give it another meaning."""
+        """The op's name in the graph; with a version where the model's own opset would give it another
+        meaning.
+        """
         if not op_type:
             raise ModelError("a node has no op type", node=label)
         if domain == "" and "" not in scope.opsets:
@@ -415,9 +421,14 @@ class _Importer:
     # ------------------------------------------------------------ functions
 
     def _call(
-        self, proto: NodeProto, function: onnx.FunctionProto, inputs: list[Value | None], outputs: list[Value],
-        scope: _Scope, label: str,
-    ) -> None:  # fmt: skip
+        self,
+        proto: NodeProto,
+        function: onnx.FunctionProto,
+        inputs: list[Value | None],
+        outputs: list[Value],
+        scope: _Scope,
+        label: str,
+    ) -> None:
         """A call of a local function, replaced by the function's nodes."""
         key = (_domain(function.domain), text(function.name), text(function.overload))
         if key in scope.calls:
@@ -429,9 +440,12 @@ class _Importer:
                 f"a call has {len(inputs)} and {len(outputs)}"
             )
         body = scope.inner(
-            parent=None, attributes=self._arguments(proto, function, scope), calls=(*scope.calls, key),
-            prefix=f"{scope.prefix}{text(proto.name) or key[1]}/", opsets=_opsets(function.opset_import) or scope.opsets,
-        )  # fmt: skip
+            parent=None,
+            attributes=self._arguments(proto, function, scope),
+            calls=(*scope.calls, key),
+            prefix=f"{scope.prefix}{text(proto.name) or key[1]}/",
+            opsets=_opsets(function.opset_import) or scope.opsets,
+        )
         for name, value in zip(formal, inputs + [None] * (len(formal) - len(inputs)), strict=True):
             body.define(name, value, "an input of the function")
         bound = {r: v for r, v in reversed([*zip(results, outputs)]) if r not in formal}  # noqa: B905
@@ -480,7 +494,9 @@ class _Importer:
         return attrs, list(regions.values())
 
     def _attribute(self, a: AttributeProto, scope: _Scope, name: str) -> Any:
-        """An attribute as a Python value: int, float, str, a tuple of those, an array, or the Graph of a subgraph."""
+        """An attribute as a Python value: int, float, str, a tuple of those, an array, or the Graph of a
+        subgraph.
+        """
         kind = _kind(a)
         if kind == AttributeProto.GRAPH:
             return self._region(a.g, scope)
@@ -500,7 +516,7 @@ _CONSTANT_FORMS: dict[str, Any] = {
     "value_int": np.int64, "value_ints": np.int64, "value_string": object, "value_strings": object,
 }  # fmt: skip
 
-_PLAIN = {
+_PLAIN: dict[int, Callable[[AttributeProto], Any]] = {
     AttributeProto.FLOAT: lambda a: float(a.f),
     AttributeProto.INT: lambda a: int(a.i),
     AttributeProto.STRING: lambda a: text(a.s),
@@ -512,9 +528,14 @@ _PLAIN = {
 
 # How the type of an attribute shows in files that are too old to state it.
 _FIELD_KINDS = (
-    ("f", AttributeProto.FLOAT), ("i", AttributeProto.INT), ("s", AttributeProto.STRING), ("t", AttributeProto.TENSOR),
-    ("g", AttributeProto.GRAPH), ("sparse_tensor", AttributeProto.SPARSE_TENSOR), ("tp", AttributeProto.TYPE_PROTO),
-)  # fmt: skip
+    ("f", AttributeProto.FLOAT),
+    ("i", AttributeProto.INT),
+    ("s", AttributeProto.STRING),
+    ("t", AttributeProto.TENSOR),
+    ("g", AttributeProto.GRAPH),
+    ("sparse_tensor", AttributeProto.SPARSE_TENSOR),
+    ("tp", AttributeProto.TYPE_PROTO),
+)
 _LIST_KINDS = (
     ("floats", AttributeProto.FLOATS),
     ("ints", AttributeProto.INTS),
@@ -531,7 +552,9 @@ def _kind(a: AttributeProto) -> int:
 
 
 def _resolve(a: AttributeProto, scope: _Scope) -> Attribute | None:
-    """An attribute, or the one that it refers to in the call of a function; None where the call does not give it."""
+    """An attribute, or the one that it refers to in the call of a function; None where the call does not give
+    it.
+    """
     reference = text(a.ref_attr_name)
     if not reference:
         return a, scope
@@ -575,7 +598,9 @@ def _cycle(nodes: list[Node]) -> str:
 
 
 def _declared(info: ValueInfoProto) -> list[Any] | None:
-    """The type that the model declares for an output, `["float32", ["batch", 10]]`; None for a dim (or shape) unknown."""
+    """The type that the model declares for an output, `["float32", ["batch", 10]]`; None for a dim (or shape)
+    unknown.
+    """
     tensor = info.type.tensor_type
     dims = [
         int(d.dim_value) if d.HasField("dim_value") else text(d.dim_param) or None for d in tensor.shape.dim

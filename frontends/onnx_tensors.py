@@ -1,8 +1,8 @@
 """ONNX tensors as numpy arrays: every dtype, both storages, and data in files beside the model.
 
-The model comes from a stranger. So every count is computed in Python ints and compared with the bytes that are
-really there before anything is allocated, and a file is read only where `DataFolder` allows it. Data of large models
-is mapped, never read: loading a 10 GB model takes the memory of its graph.
+The model comes from a stranger. So every count is computed in Python ints and compared with the bytes that
+are really there before anything is allocated, and a file is read only where `DataFolder` allows it. Data of
+large models is mapped, never read: loading a 10 GB model takes the memory of its graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 
 MAX_ELEMENTS = 1 << 40  # no dim and no tensor may claim more
-MAX_SPARSE_ELEMENTS = 1 << 28  # a sparse tensor takes memory that the file does not back
+MAX_SPARSE_ELEMENTS = 1 << 26  # a sparse tensor takes memory that the file does not back
 
 
 def text(value: str | bytes) -> str:
-    """A string of the model; bytes that are not UTF-8 survive as surrogates (and are written back as they were)."""
+    """A string of the model; bytes that are not UTF-8 survive as surrogates (and are written back as they
+    were).
+    """
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
@@ -34,7 +36,8 @@ class DataFolder:
 
     The folder is the one the caller named (`logical`) or the one the model file really lies in (`real`): in a
     download cache the model and its data are links to files that lie together elsewhere. A location is taken
-    relative to either folder, and the file that it resolves to must lie inside one of them. Each file is mapped once.
+    relative to either folder, and the file that it resolves to must lie inside one of them. Each file is
+    mapped once.
     """
 
     def __init__(self, logical: str, real: str) -> None:
@@ -79,7 +82,9 @@ def open_regular(path: str, what: str, flags: int = 0) -> int:
 
 
 def map_file(path: str, what: str) -> np.ndarray:
-    """A whole file as read-only bytes, mapped. The path has been resolved: a link that appears now is not followed."""
+    """A whole file as read-only bytes, mapped. The path has been resolved: a link that appears now is not
+    followed.
+    """
     with os.fdopen(open_regular(path, what, os.O_NOFOLLOW), "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return np.empty(0, np.uint8)
@@ -107,7 +112,9 @@ def dtype_of(number: int, what: str) -> DType:
 
 
 def array_of(tensor: TensorProto, folder: DataFolder | None, what: str | None = None) -> np.ndarray:
-    """A tensor as an array, without a copy where the data is mapped. Raises ModelError where its data does not fit."""
+    """A tensor as an array, without a copy where the data is mapped. Raises ModelError where its data does
+    not fit.
+    """
     what = what or f"tensor {text(tensor.name)!r}"
     dtype, shape = dtype_of(tensor.data_type, what), shape_of(tensor.dims, what)
     if tensor.HasField("segment"):
@@ -137,7 +144,7 @@ def _unpack(data: np.ndarray, dtype: DType, shape: tuple[int, ...], what: str) -
     if dtype.bits < 8:
         return _unpack_bits(data, dtype, prod(shape)).reshape(shape)
     if dtype is dtypes.boolean:
-        return (np.asarray(data) != 0).reshape(shape)
+        return np.asarray(np.not_equal(data, 0).reshape(shape))
     if data.ctypes.data % dtype.numpy.alignment:
         data = data.copy()
     if sys.byteorder == "big":
@@ -164,8 +171,9 @@ def _unpack_bits(data: np.ndarray, dtype: DType, count: int) -> np.ndarray:
 
 def _strings(tensor: TensorProto, shape: tuple[int, ...], what: str) -> np.ndarray:
     if len(tensor.string_data) != prod(shape):
+        count = len(tensor.string_data)
         raise ModelError(
-            f"{what}: a shape of {list(shape)} needs {prod(shape)} strings, the model has {len(tensor.string_data)}"
+            f"{what}: a shape of {list(shape)} needs {prod(shape)} strings, the model has {count}"
         )
     out = np.empty(prod(shape), object)
     out[:] = [text(s) for s in tensor.string_data]
@@ -173,14 +181,20 @@ def _strings(tensor: TensorProto, shape: tuple[int, ...], what: str) -> np.ndarr
 
 
 _FIELDS: dict[str, tuple[str, type[np.generic]]] = {
-    "float32": ("float_data", np.float32), "complex64": ("float_data", np.float32),
-    "float64": ("double_data", np.float64), "complex128": ("double_data", np.float64),
-    "int64": ("int64_data", np.int64), "uint64": ("uint64_data", np.uint64), "uint32": ("uint64_data", np.uint64),
-}  # fmt: skip
+    "float32": ("float_data", np.float32),
+    "complex64": ("float_data", np.float32),
+    "float64": ("double_data", np.float64),
+    "complex128": ("double_data", np.float64),
+    "int64": ("int64_data", np.int64),
+    "uint64": ("uint64_data", np.uint64),
+    "uint32": ("uint64_data", np.uint64),
+}
 
 
 def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray:
-    """A tensor stored in a typed field; what is narrower than 32 bits is stored as int32, floats as their bits."""
+    """A tensor stored in a typed field; what is narrower than 32 bits is stored as int32, floats as their
+    bits.
+    """
     field, stored = _FIELDS.get(dtype.name, ("int32_data", np.int32))
     values = np.array(getattr(tensor, field), stored)
     packed = 8 % dtype.bits == 0 and dtype.bits < 8  # elements of 6 bits take an entry each
@@ -239,7 +253,9 @@ def _natural(value: str, what: str, key: str) -> int:
 
 
 def dense(sparse: onnx.SparseTensorProto, folder: DataFolder | None) -> np.ndarray:
-    """A sparse tensor, written out. Its positions are either linear ([n]) or one row of coordinates each ([n, rank])."""
+    """A sparse tensor, written out. Its positions are either linear ([n]) or one row of coordinates each ([n,
+    rank]).
+    """
     what = f"sparse tensor {text(sparse.values.name)!r}"
     shape = shape_of(sparse.dims, what)
     if prod(shape) > MAX_SPARSE_ELEMENTS:

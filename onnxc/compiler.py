@@ -11,8 +11,7 @@ import numpy as np
 import onnxc.codegen.cpp as cpp
 from onnxc.codegen.cpp.program import Program, ProgramWriter
 from onnxc.ir.graph import Graph
-from onnxc.passes.decompose import decompose
-from onnxc.passes.prepare import prepare
+from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.planner.fusion import FusionOptions, plan
 from onnxc.planner.layout import assign
 from onnxc.planner.templates import ENABLED
@@ -39,9 +38,9 @@ class Stages:
 
 def generate(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -> Program:
     """From an imported graph to generated source."""
-    graph = decompose(graph)
-    stages.done("decompose")
-    graph = prepare(graph)
+    for name, run in passes(PassOptions()):
+        graph = run(graph)
+        stages.done(name)
     layout = assign(graph, ENABLED)
     fused = plan(graph, layout, options)
     stages.done("plan")

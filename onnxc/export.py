@@ -3,9 +3,9 @@
     model = to_onnx(graph)                      # a ModelProto that onnxruntime runs
     write_onnx(graph, "stage.onnx")             # with its weights in stage.onnx.data
 
-So onnxruntime can judge each stage of a compile, not only its end. The spelling of a primitive is one entry of
-`SPELLINGS`. Nodes of an imported graph are written as they are. Sizes that are symbolic become Shape of a graph input
-and integer arithmetic. Names are generated; those of inputs and outputs are the model's own.
+So onnxruntime can judge each stage of a compile, not only its end. The spelling of a primitive is one entry
+of `SPELLINGS`. Nodes of an imported graph are written as they are. Sizes that are symbolic become Shape of a
+graph input and integer arithmetic. Names are generated; those of inputs and outputs are the model's own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ EXTERNAL_BYTES = 1024  # smaller constants stay in the model itself
 def to_onnx(graph: Graph, *, opset: int | None = None, ir_version: int | None = None) -> ModelProto:
     """The graph as an ONNX model. `opset` is by default the imported graph's own, and OPSET for primitives.
 
-    Raises InternalError where a primitive has no spelling, UnsupportedOpError for nodes of two opsets in one graph.
+    Raises InternalError where a primitive has no spelling, UnsupportedOpError for nodes of two opsets in one
+    graph.
     """
     return _model(graph, opset, ir_version, None)
 
@@ -70,7 +71,9 @@ def _model(graph: Graph, opset: int | None, ir_version: int | None, external: _E
 
 
 def _imports(graph: Graph, opset: int | None) -> dict[str, int]:
-    """Opset versions by domain. The imported ops fix the version of ONNX's own domain, else it is ours to choose."""
+    """Opset versions by domain. The imported ops fix the version of ONNX's own domain, else it is ours to
+    choose.
+    """
     ops = set(_ops(graph))
     own = graph.metadata.get("opsets", {})
     imported = any(op.startswith("onnx.") for op in ops)
@@ -141,9 +144,13 @@ class _Writer:
     """Writes one graph; a region's writer sees the names of the graphs around it."""
 
     def __init__(
-        self, opsets: Mapping[str, int], dim_names: Mapping[str, str], prefix: str, external: _External | None,
+        self,
+        opsets: Mapping[str, int],
+        dim_names: Mapping[str, str],
+        prefix: str,
+        external: _External | None,
         parent: _Writer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.opsets, self.dim_names, self.prefix, self.external, self.parent = (
             opsets,
             dim_names,
@@ -186,7 +193,9 @@ class _Writer:
         return helper.make_graph(inner.nodes, inner.fresh(), inputs, outputs, inner.initializers)
 
     def body(self, graph: Graph, output_names: Sequence[str]) -> None:
-        """Nodes; a node's output that is a graph output has its name at once, all else goes through an Identity."""
+        """Nodes; a node's output that is a graph output has its name at once, all else goes through an
+        Identity.
+        """
         made = {v.id for n in graph.nodes if n.op != "constant" for v in n.outputs}
         wanted: dict[int, str] = {}
         for value, name in zip(graph.outputs, output_names, strict=True):
@@ -213,13 +222,13 @@ class _Writer:
         for value, name in zip(node.outputs, [made] if isinstance(made, str) else made, strict=True):
             self.names[value.id] = name
             if value.id in wanted:
-                self.rename(name, wanted[value.id])
+                self.rename(name, wanted[value.id], inputs)
                 self.names[value.id] = wanted[value.id]
 
-    def rename(self, name: str, to: str) -> None:
-        """Gives the last made value its final name."""
+    def rename(self, name: str, to: str, inputs: Sequence[str]) -> None:
+        """Gives a value that has just been made (so it is not one of the node's inputs) its final name."""
         last = self.nodes[-1] if self.nodes else None
-        if last is not None and name in last.output:
+        if last is not None and name in last.output and name not in inputs:
             last.output[list(last.output).index(name)] = to
         else:
             self.nodes.append(helper.make_node("Identity", [name], [to]))
@@ -247,7 +256,9 @@ class _Writer:
         self.nodes.append(proto)
 
     def info(self, name: str, type: TensorType | None, declared: Any = None) -> onnx.ValueInfoProto:
-        """A graph input or output with its type (of an imported graph's output, the one that the model declares)."""
+        """A graph input or output with its type (of an imported graph's output, the one that the model
+        declares).
+        """
         if type is not None:
             dims = [d if isinstance(d, int) else self.dim_names.get(repr(d), repr(d)) for d in type.shape]
             return helper.make_tensor_value_info(name, type.dtype.onnx, dims)
@@ -275,7 +286,9 @@ class _Writer:
         return self.one("Cast", x, to=to.onnx)
 
     def compute(self, op_type: str, dtype: DType, inputs: Sequence[str], *more: str, **attrs: Any) -> str:
-        """An op on inputs of one dtype (`more` are others), through a wider one where runtimes have no kernel."""
+        """An op on inputs of one dtype (`more` are others), through a wider one where runtimes have no
+        kernel.
+        """
         return self.compute_several(op_type, dtype, inputs, more, 1, **attrs)[0]
 
     def compute_several(
@@ -389,7 +402,7 @@ def _attribute_kinds(op_type: str, version: int, domain: str) -> dict[str, int]:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return {}
-    return {name: int(a.type.value) for name, a in schema.attributes.items()}
+    return {name: int(a.type.value) for name, a in schema.attributes.items()}  # type: ignore[attr-defined]
 
 
 def _attribute(name: str, value: Any, kind: int | None) -> AttributeProto:
@@ -420,17 +433,26 @@ _ALL = (
 )
 _SMALL = _FLOATS | _SIGNED | {"int8", "uint8"}
 _KERNELS: dict[str, set[str]] = {
-    "Neg": _FLOATS | _SIGNED | {"int8", "int16"}, "Pow": _FLOATS | _SIGNED,
-    "Max": _SMALL | {"uint32", "uint64"}, "Min": _SMALL | {"uint32", "uint64"},
-    "Where": _SMALL | {"uint32", "string"}, "BitShift": {"uint8", "uint32", "uint64"},
-    "MatMul": _FLOATS | _SIGNED | {"uint32", "uint64"}, "ReduceSum": _FLOATS | _SIGNED,
-    "ReduceProd": _FLOATS | _SIGNED, "ReduceMax": _SMALL, "ReduceMin": _SMALL, "ArgMax": _SMALL, "ArgMin": _SMALL,
-    "CumSum": _FLOATS | _SIGNED, "TopK": _SMALL | {"int16"}, "Pad": _SMALL | {"uint32", "uint64", "bool"},
+    "Neg": _FLOATS | _SIGNED | {"int8", "int16"}, "Pow": _FLOATS | _SIGNED, "Max": _SMALL | {"uint32",
+    "uint64"}, "Min": _SMALL | {"uint32", "uint64"}, "Where": _SMALL | {"uint32", "string"}, "BitShift":
+    {"uint8", "uint32", "uint64"}, "MatMul": _FLOATS | _SIGNED | {"uint32", "uint64"}, "ReduceSum": _FLOATS |
+    _SIGNED, "ReduceProd": _FLOATS | _SIGNED, "ReduceMax": _SMALL, "ReduceMin": _SMALL, "ArgMax": _SMALL,
+    "ArgMin": _SMALL, "CumSum": _FLOATS | _SIGNED, "TopK": _SMALL | {"int16"}, "Pad": _SMALL | {"uint32",
+    "uint64", "bool"},
 }  # fmt: skip
 _WIDER = {
-    "bool": "int32", "int8": "int32", "int16": "int32", "uint8": "int32", "uint16": "int32", "uint32": "int64",
-    "uint64": "int64", "int4": "int32", "uint4": "int32", "int2": "int32", "uint2": "int32",
-}  # fmt: skip
+    "bool": "int32",
+    "int8": "int32",
+    "int16": "int32",
+    "uint8": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+    "uint64": "int64",
+    "int4": "int32",
+    "uint4": "int32",
+    "int2": "int32",
+    "uint2": "int32",
+}
 _ORDERED = {"ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK", "Pow"}  # int64 would misread large uint64
 
 
@@ -474,13 +496,11 @@ def _operand(node: Node, i: int = 0) -> Value:
 
 def _isinf(w: _Writer, node: Node, xs: list[str]) -> str:
     attrs = {f"detect_{side}": int(node.attrs.get(side, True)) for side in ("positive", "negative")}
-    if _operand(node).dtype is dtypes.float16:
-        xs = [w.cast(xs[0], dtypes.float32)]
     return w.one("IsInf", *xs, **attrs)
 
 
 def _mod(w: _Writer, node: Node, xs: list[str]) -> str:
-    """The remainder with the divisor's sign. ONNX has it for integers only; for floats it follows from fmod."""
+    """The remainder with the divisor's sign. ONNX has it for integers; for floats it follows from fmod."""
     dtype = _operand(node).dtype
     if not dtype.is_float:
         return w.compute("Mod", dtype, xs)
@@ -566,7 +586,7 @@ def _slice(w: _Writer, node: Node, xs: list[str]) -> str:
 
 
 def _slice_end(w: _Writer, dim: Dim, end: Dim, step: int) -> str:
-    """Where a slice ends. One that runs down past the first element ends before it, which is written `end - dim`."""
+    """Where a slice ends. Past the first element, where one counts down to it, is written `end - dim`."""
     if step > 0 or is_nonnegative(end):
         return w.dim(end)
     if isinstance(end, int):
@@ -595,7 +615,7 @@ def _pad_by(w: _Writer, x: str, value: str, dtype: DType, pads: Sequence[Dim]) -
 def _interleave(
     w: _Writer, x: str, value: str, dtype: DType, shape: list[Any], axis: int, gap: int
 ) -> tuple[str, Dim]:
-    """`gap` values between neighbours: each element gets a row of its own, padded, and the last padding is cut off."""
+    """`gap` values between neighbours: each element is a row that is padded; the last padding is cut off."""
     rank, d = len(shape), shape[axis]
     rows = w.reshape(x, [*shape[: axis + 1], 1, *shape[axis + 1 :]])
     pads = [0] * (2 * (rank + 1))
@@ -704,6 +724,18 @@ def _conv(w: _Writer, node: Node, xs: list[str]) -> str:
     )
 
 
+def _attention(w: _Writer, node: Node, xs: list[str]) -> str:
+    dtype = _operand(node).dtype
+    scores = w.compute("MatMul", dtype, xs[:2])
+    scores = w.compute("Mul", dtype, [scores, w.scalar(node.attrs.get("scale", 1.0), dtype)])
+    if len(xs) > 3:
+        scores = w.compute("Add", dtype, [scores, xs[3]])
+    p = w.compute("Softmax", dtype, [scores], axis=-1)
+    if node.attrs.get("guard", False):
+        p = _select(w, dtype, w.one("IsNaN", p), w.scalar(0, dtype), p)
+    return w.compute("MatMul", dtype, [p, xs[2]])
+
+
 def _window(op_type: str, pool: str, combine: str, native: set[str]) -> Spelling:
     """A pool where one fits (up to three axes, a dtype that has one), else the shifted slices one by one."""
 
@@ -768,25 +800,27 @@ def _shifted(w: _Writer, node: Node, x: str, axis: int, combine: str) -> str:
 
 
 _SAME_NAME = {
-    "neg": "Neg", "abs": "Abs", "sign": "Sign", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos",
-    "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh",
-    "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "erf": "Erf", "floor": "Floor", "ceil": "Ceil",
-    "round": "Round", "not": "Not", "bitnot": "BitwiseNot", "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div",
-    "pow": "Pow", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor", "bitand": "BitwiseAnd",
-    "bitor": "BitwiseOr", "bitxor": "BitwiseXor", "matmul": "MatMul",
+    "neg": "Neg", "abs": "Abs", "sign": "Sign", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin",
+    "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
+    "cosh": "Cosh", "tanh": "Tanh", "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "erf": "Erf",
+    "floor": "Floor", "ceil": "Ceil", "round": "Round", "not": "Not", "bitnot": "BitwiseNot", "add": "Add",
+    "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "max": "Max", "min": "Min", "and": "And",
+    "or": "Or", "xor": "Xor", "bitand": "BitwiseAnd", "bitor": "BitwiseOr", "bitxor": "BitwiseXor",
+    "matmul": "MatMul",
 }  # fmt: skip
 SPELLINGS: dict[str, Spelling] = {
-    **{name: _direct(op_type) for name, op_type in _SAME_NAME.items()},
-    "eq": _predicate("Equal"), "lt": _predicate("Less"), "le": _predicate("LessOrEqual"),
-    "isnan": _predicate("IsNaN"), "isinf": _isinf, "where": _where, "cast": _cast,
-    "mod": _mod, "fmod": _direct("Mod", fmod=1), "shl": _shift("LEFT"), "shr": _shift("RIGHT"),
-    "reshape": _reshape, "expand": _expand, "slice": _slice, "pad": _pad, "iota": _iota, "sizes": _sizes,
-    "copy": lambda w, node, xs: w.one("Identity", *xs),
+    "attention": _attention,
+    **{name: _direct(op_type) for name, op_type in _SAME_NAME.items()}, "eq": _predicate("Equal"),
+    "lt": _predicate("Less"), "le": _predicate("LessOrEqual"), "isnan": _predicate("IsNaN"),
+    "isinf": _isinf, "where": _where, "cast": _cast, "mod": _mod, "fmod": _direct("Mod", fmod=1),
+    "shl": _shift("LEFT"), "shr": _shift("RIGHT"), "reshape": _reshape, "expand": _expand, "slice": _slice,
+    "pad": _pad, "iota": _iota, "sizes": _sizes, "copy": lambda w, node, xs: w.one("Identity", *xs),
     "transpose": lambda w, node, xs: w.one("Transpose", *xs, perm=node.attrs["perm"]),
     "concat": lambda w, node, xs: w.one("Concat", *xs, axis=node.attrs["axis"]),
-    "reduce_sum": _reduce("ReduceSum"), "reduce_prod": _reduce("ReduceProd"), "reduce_max": _reduce("ReduceMax"),
-    "reduce_min": _reduce("ReduceMin"), "argmax": _arg("ArgMax"), "argmin": _arg("ArgMin"), "cumsum": _cumsum,
-    "gather": _gather("Gather"), "gather_elements": _gather("GatherElements"), "gather_nd": _gather_nd,
+    "reduce_sum": _reduce("ReduceSum"), "reduce_prod": _reduce("ReduceProd"),
+    "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"), "argmax": _arg("ArgMax"),
+    "argmin": _arg("ArgMin"), "cumsum": _cumsum, "gather": _gather("Gather"),
+    "gather_elements": _gather("GatherElements"), "gather_nd": _gather_nd,
     "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd, "top_k": _top_k, "conv": _conv,
     "window_max": _window("max", "MaxPool", "Max", {"float16", "float32", "float64"}),
     "window_sum": _window("sum", "AveragePool", "Add", {"float32"}),

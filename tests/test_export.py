@@ -78,9 +78,29 @@ DOMAINS = {
     "atanh": (-0.9, 0.9),
 }
 FLOAT_UNARY = [
-    "neg", "abs", "sign", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "floor", "ceil", "round",
-]  # fmt: skip
+    "neg",
+    "abs",
+    "sign",
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "floor",
+    "ceil",
+    "round",
+]
 
 
 @pytest.mark.parametrize("op", FLOAT_UNARY)
@@ -321,6 +341,15 @@ def test_matmul(dtype: Any) -> None:
     check("matmul", make(2, 1, 3, 4, dtype=dtype), make(5, 4, 2, dtype=dtype))
 
 
+@pytest.mark.parametrize("guard", [False, True])
+def test_attention(guard: bool) -> None:
+    q, kt, v, bias = floats(2, 3, 5, 4), floats(2, 3, 4, 6), floats(2, 3, 6, 4), floats(1, 5, 6)
+    check("attention", q, kt, v, scale=0.5, guard=guard)
+    bias[0, 2] = -np.inf  # a row with every key masked
+    if guard:
+        check("attention", q, kt, v, bias, scale=0.5, guard=guard)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_conv(rank: int, groups: int) -> None:
@@ -338,12 +367,42 @@ def test_conv(rank: int, groups: int) -> None:
 
 
 WINDOWS = [
-    {"kernel": (1, 1, 3, 2), "strides": (1, 1, 2, 1), "low": (0, 0, 1, 0), "high": (0, 0, 1, 1), "dilations": (1, 1, 1, 2)},
-    {"kernel": (1, 2, 1, 3), "strides": (1, 1, 1, 2), "low": (0, 1, 0, 0), "high": (0, 0, 0, 5), "dilations": (1, 1, 1, 1)},
-    {"kernel": (2, 2, 2, 2), "strides": (1, 1, 1, 1), "low": (0, 0, 0, 0), "high": (0, 0, 0, 0), "dilations": (1, 1, 1, 1)},
-    {"kernel": (1, 1, 1, 1), "strides": (1, 1, 1, 1), "low": (0, 0, 0, 0), "high": (0, 0, 0, 0), "dilations": (1, 1, 1, 1)},
-    {"kernel": (1, 1, 1, 1), "strides": (1, 1, 2, 3), "low": (0, 0, 0, 0), "high": (0, 0, 0, 0), "dilations": (1, 1, 1, 1)},
-]  # fmt: skip
+    {
+        "kernel": (1, 1, 3, 2),
+        "strides": (1, 1, 2, 1),
+        "low": (0, 0, 1, 0),
+        "high": (0, 0, 1, 1),
+        "dilations": (1, 1, 1, 2),
+    },
+    {
+        "kernel": (1, 2, 1, 3),
+        "strides": (1, 1, 1, 2),
+        "low": (0, 1, 0, 0),
+        "high": (0, 0, 0, 5),
+        "dilations": (1, 1, 1, 1),
+    },
+    {
+        "kernel": (2, 2, 2, 2),
+        "strides": (1, 1, 1, 1),
+        "low": (0, 0, 0, 0),
+        "high": (0, 0, 0, 0),
+        "dilations": (1, 1, 1, 1),
+    },
+    {
+        "kernel": (1, 1, 1, 1),
+        "strides": (1, 1, 1, 1),
+        "low": (0, 0, 0, 0),
+        "high": (0, 0, 0, 0),
+        "dilations": (1, 1, 1, 1),
+    },
+    {
+        "kernel": (1, 1, 1, 1),
+        "strides": (1, 1, 2, 3),
+        "low": (0, 0, 0, 0),
+        "high": (0, 0, 0, 0),
+        "dilations": (1, 1, 1, 1),
+    },
+]
 
 
 @pytest.mark.parametrize("attrs", WINDOWS)
@@ -468,6 +527,16 @@ def test_names_are_the_models_own_and_never_collide() -> None:
     assert [g.tolist() for g in got] == [[4, 4], [4, 4], [1, 1], [0, 0]]
 
 
+def test_a_node_that_does_nothing_does_not_take_its_operands_name() -> None:
+    b = Builder()
+    x = b.input(TensorType(dtypes.float32, (2,)), "x")
+    y = b.neg(x)
+    same = b.one("pad", y, b.scalar(0, dtypes.float32), low=(0,), high=(0,), interior=(0,))
+    z = b.add(y, same)
+    got = run(to_onnx(b.graph([same, z], ["same", "z"])), {"x": np.array([1, 2], np.float32)})
+    assert [g.tolist() for g in got] == [[-1, -2], [-2, -4]]
+
+
 def test_every_primitive_has_a_spelling() -> None:
     without = {"constant"} | {name for name, p in TABLE.items() if p.kind.name == "CONTROL"}
     assert set(TABLE) - set(SPELLINGS) - without == set()
@@ -547,10 +616,14 @@ def test_an_imported_graph_is_written_as_it_was() -> None:
 
 def test_outputs_without_a_declared_type_are_inferred() -> None:
     model = helper.make_model(
-        helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [helper.make_tensor_value_info("x", 1, ["n", 3])],
-                          [onnx.ValueInfoProto(name="y")]),
+        helper.make_graph(
+            [helper.make_node("Relu", ["x"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", 1, ["n", 3])],
+            [onnx.ValueInfoProto(name="y")],
+        ),
         opset_imports=[helper.make_opsetid("", 17)],
-    )  # fmt: skip
+    )
     (got,) = run(to_onnx(load(model)), {"x": np.array([[-1, 0, 2]], np.float32)})
     assert got.tolist() == [[0, 0, 2]]
 

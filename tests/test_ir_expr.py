@@ -1,4 +1,6 @@
-"""Integer expressions against plain integers: every simplification must keep the value, every bound must hold."""
+"""Integer expressions against plain integers: every simplification must keep the value, every bound must
+hold.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,12 @@ from onnxc.ir.expr import (
 )
 
 S, P, N = Sym("s"), Sym("p", 1), Sym("n", -3, 4)
-I, J = index("i", 6), index("j", 64)
+I, J = index("i", 6), index("j", 64)  # noqa: E741  (the names of the variables)
 K, L = index("k", P), index("l", P * 4)  # loop variables of a symbolic extent
 VARIABLES = {"s": S, "p": P, "n": N, "i": I, "j": J, "k": K, "l": L}
 
-# A random expression is a function of an environment: on symbols it gives an Expr, on numbers the number it should be.
+# A random expression is a function of an environment: on symbols it gives an Expr, on numbers the number it
+# should be.
 Env = Mapping[str, Any]
 Build = Callable[[Env], Any]
 
@@ -59,7 +62,10 @@ def _leaf(value: int | str) -> Build:
 
 numbers = st.integers(-9, 70).map(_leaf)
 leaves = st.one_of(numbers, st.sampled_from(sorted(VARIABLES)).map(_leaf))
-divisors = st.sampled_from([1, 2, 3, 4, 8, 16, 64, "p"]).map(_leaf)
+divisors = st.one_of(
+    st.sampled_from([1, 2, 3, 4, 12, 16, 64, 96, "p"]).map(_leaf),
+    st.sampled_from([4, 6, 64]).map(lambda n: lambda e: e["p"] * n),
+)
 
 
 def _grow(inner: st.SearchStrategy[Build]) -> st.SearchStrategy[Build]:

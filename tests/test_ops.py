@@ -34,11 +34,25 @@ def bools(*shape: int) -> np.ndarray:
     return rng.random(shape) < 0.5
 
 
-SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 88.0, -88.0, 1.5, -2.5, 0.5, 2.0, -1.0], np.float32)
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 88.0, -88.0, 1.5, -2.5, 0.5, 2.0, -1.0], np.float32
+)
 
 
 def activations() -> Iterator[Case]:
-    plain = ["Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish", "Elu", "Selu", "LeakyRelu", "HardSigmoid", "Mish"]
+    plain = [
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "Softplus",
+        "Softsign",
+        "HardSwish",
+        "Elu",
+        "Selu",
+        "LeakyRelu",
+        "HardSigmoid",
+        "Mish",
+    ]
     for name in plain:
         yield Case(name, [f32(3, 5) * 4])
         yield Case(name, [f32()])
@@ -76,7 +90,26 @@ def activations() -> Iterator[Case]:
 
 
 def arithmetic() -> Iterator[Case]:
-    unary = "Abs Neg Sign Exp Sqrt Floor Ceil Round Erf Sin Cos Tan Atan Sinh Cosh Asinh Reciprocal Log".split()
+    unary = [
+        "Abs",
+        "Neg",
+        "Sign",
+        "Exp",
+        "Sqrt",
+        "Floor",
+        "Ceil",
+        "Round",
+        "Erf",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Atan",
+        "Sinh",
+        "Cosh",
+        "Asinh",
+        "Reciprocal",
+        "Log",
+    ]
     for name in unary:
         yield Case(name, [f32(3, 5)], atol=1e-5)
         yield Case(name, [SPECIAL if name not in ("Tan", "Sin", "Cos") else f32(4)], rtol=1e-4)
@@ -89,7 +122,14 @@ def arithmetic() -> Iterator[Case]:
     yield Case("Round", [np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999], np.float32)])
     yield Case("Not", [bools(4)])
     yield Case("BitwiseNot", [ints(0, 200, 5, dtype=np.uint8)])
-    pairs = [((3, 4), (3, 4)), ((3, 4), (4,)), ((), (2, 3)), ((2, 1, 4), (3, 1)), ((0, 3), (3,)), ((1,), (1, 1))]
+    pairs = [
+        ((3, 4), (3, 4)),
+        ((3, 4), (4,)),
+        ((), (2, 3)),
+        ((2, 1, 4), (3, 1)),
+        ((0, 3), (3,)),
+        ((1,), (1, 1)),
+    ]
     for name in ("Add", "Sub", "Mul", "Div"):
         for a, b in pairs:
             yield Case(name, [f32(*a), pos(*b)])
@@ -118,7 +158,11 @@ def arithmetic() -> Iterator[Case]:
     for name in ("BitwiseAnd", "BitwiseOr", "BitwiseXor"):
         yield Case(name, [ints(0, 99, 3, 4, dtype=np.int32), ints(0, 99, 4, dtype=np.int32)])
     for direction in ("LEFT", "RIGHT"):
-        yield Case("BitShift", [ints(0, 99, 5, dtype=np.uint8), ints(0, 8, 5, dtype=np.uint8)], {"direction": direction})
+        yield Case(
+            "BitShift",
+            [ints(0, 99, 5, dtype=np.uint8), ints(0, 8, 5, dtype=np.uint8)],
+            {"direction": direction},
+        )
     for name in ("HannWindow", "HammingWindow", "BlackmanWindow"):
         for periodic in (0, 1):
             yield Case(name, [np.int64(7)], {"periodic": periodic}, const=[0])
@@ -128,9 +172,17 @@ def arithmetic() -> Iterator[Case]:
 
 
 def logic() -> Iterator[Case]:
-    for name, opset in (("Equal", 19), ("Less", 13), ("Greater", 13), ("LessOrEqual", 16), ("GreaterOrEqual", 16)):
+    for name, opset in (
+        ("Equal", 19),
+        ("Less", 13),
+        ("Greater", 13),
+        ("LessOrEqual", 16),
+        ("GreaterOrEqual", 16),
+    ):
         yield Case(name, [ints(0, 3, 3, 4), ints(0, 3, 4)], opset=opset)
-        yield Case(name, [np.array([np.nan, 1, 2], np.float32), np.array([np.nan, 1, 3], np.float32)], opset=opset)
+        yield Case(
+            name, [np.array([np.nan, 1, 2], np.float32), np.array([np.nan, 1, 3], np.float32)], opset=opset
+        )
     yield Case("Equal", [bools(5), bools(5)])
     yield Case("Where", [bools(3, 1), f32(3, 4), f32(4)])
     yield Case("Where", [bools(), ints(0, 9, 2, dtype=np.int64), ints(0, 9, 3, 1)])
@@ -141,7 +193,7 @@ def logic() -> Iterator[Case]:
 
 
 def reductions() -> Iterator[Case]:
-    names = "Sum Prod Mean Max Min L1 L2 SumSquare LogSum LogSumExp".split()
+    names = ["Sum", "Prod", "Mean", "Max", "Min", "L1", "L2", "SumSquare", "LogSum", "LogSumExp"]
     for short in names:
         name = "Reduce" + short
         x = pos(3, 4, 5)
@@ -156,7 +208,12 @@ def reductions() -> Iterator[Case]:
     yield Case("ReduceMax", [ints(-9, 9, 3, 4, dtype=np.int8), i64(1)], const=[1])
     yield Case("ReduceMax", [bools(3, 4), i64(1)], opset=20, const=[1])
     yield Case("ReduceSum", [f32(2, 0, 3), i64(1)], const=[1])
-    yield Case("ReduceLogSumExp", [np.array([[-np.inf, -np.inf], [1000, 1000]], np.float32), i64(1)], opset=18, const=[1])
+    yield Case(
+        "ReduceLogSumExp",
+        [np.array([[-np.inf, -np.inf], [1000, 1000]], np.float32), i64(1)],
+        opset=18,
+        const=[1],
+    )
     for name in ("ArgMax", "ArgMin"):
         for axis in (0, -1):
             for last in (0, 1):
@@ -165,7 +222,9 @@ def reductions() -> Iterator[Case]:
                     yield Case(name, [ints(0, 3, 4, 5).astype(np.float32)], attrs)
     for exclusive in (0, 1):
         for reverse in (0, 1):
-            yield Case("CumSum", [f32(3, 4), np.int32(1)], {"exclusive": exclusive, "reverse": reverse}, const=[1])
+            yield Case(
+                "CumSum", [f32(3, 4), np.int32(1)], {"exclusive": exclusive, "reverse": reverse}, const=[1]
+            )
 
 
 def shapes() -> Iterator[Case]:
@@ -206,10 +265,17 @@ def shapes() -> Iterator[Case]:
 def slices() -> Iterator[Case]:
     far = 2**63 - 1
     rows: list[tuple[list[int], list[int], list[int] | None, list[int] | None]] = [
-        ([0], [2], None, None), ([1], [far], [1], None), ([-3], [far], [1], None), ([-1], [-far], [1], [-1]),
-        ([0, 1], [3, 100], [0, 2], [2, 3]), ([5], [2], [0], None), ([4], [0], [2], [-2]), ([-100], [100], [-1], [1]),
-        ([100], [-100], [1], [-3]), ([-2], [-1], [0], None),
-    ]  # fmt: skip
+        ([0], [2], None, None),
+        ([1], [far], [1], None),
+        ([-3], [far], [1], None),
+        ([-1], [-far], [1], [-1]),
+        ([0, 1], [3, 100], [0, 2], [2, 3]),
+        ([5], [2], [0], None),
+        ([4], [0], [2], [-2]),
+        ([-100], [100], [-1], [1]),
+        ([100], [-100], [1], [-3]),
+        ([-2], [-1], [0], None),
+    ]
     for starts, ends, axes, steps in rows:
         args = [f32(4, 5, 6), i64(*starts), i64(*ends)]
         args += [None if axes is None else i64(*axes), None if steps is None else i64(*steps)]
@@ -235,7 +301,12 @@ def casts() -> Iterator[Case]:
     for to in (17, 18, 19, 20):
         # onnxruntime and the standard saturate
         yield Case("Cast", [np.array([1, 2.3, 500, -1e6, 0, np.nan, 1e-9], np.float32)], {"to": to}, opset=19)
-        yield Case("Cast", [np.array([1, 2.3, 500, -1e6, 0, np.nan], np.float32)], {"to": to, "saturate": 0}, opset=19)
+        yield Case(
+            "Cast",
+            [np.array([1, 2.3, 500, -1e6, 0, np.nan], np.float32)],
+            {"to": to, "saturate": 0},
+            opset=19,
+        )
     yield Case("Cast", [np.array([np.nan, np.inf, 0, -0.0], np.float32)], {"to": 9}, opset=13)
     yield Case("Cast", [ints(-9, 9, 5, dtype=np.int32)], {"to": 1}, opset=13)
     yield Case("Cast", [bools(5)], {"to": 7}, opset=13)
@@ -273,7 +344,9 @@ def indexed() -> Iterator[Case]:
     yield Case("Trilu", [ints(0, 9, 4, 4)])
     for largest in (0, 1):
         attrs = {"axis": 1, "largest": largest}
-        yield Case("TopK", [ints(0, 4, 3, 7).astype(np.float32), i64(3)], attrs, opset=11, outputs=2, const=[1])
+        yield Case(
+            "TopK", [ints(0, 4, 3, 7).astype(np.float32), i64(3)], attrs, opset=11, outputs=2, const=[1]
+        )
     yield Case("TopK", [f32(5, 2)], {"axis": 0, "k": 2}, opset=9, outputs=2)
     yield Case("Compress", [f32(3, 4), np.array([True, False, True])], {"axis": 0}, const=[1])
     yield Case("Compress", [f32(3, 4), np.array([True, False, True, False, True])], const=[1])
@@ -281,7 +354,15 @@ def indexed() -> Iterator[Case]:
 
 
 def contractions() -> Iterator[Case]:
-    for a, b in [((3, 4), (4, 5)), ((4,), (4,)), ((4,), (2, 4, 3)), ((2, 3, 4), (4,)), ((2, 1, 3, 4), (5, 4, 2)), ((0, 4), (4, 2)), ((2, 0), (0, 3))]:  # fmt: skip
+    for a, b in [
+        ((3, 4), (4, 5)),
+        ((4,), (4,)),
+        ((4,), (2, 4, 3)),
+        ((2, 3, 4), (4,)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+        ((0, 4), (4, 2)),
+        ((2, 0), (0, 3)),
+    ]:
         yield Case("MatMul", [f32(*a), f32(*b)])
     yield Case("MatMul", [ints(-5, 5, 3, 4, dtype=np.int32), ints(-5, 5, 4, 2, dtype=np.int32)])
     for c in ((3, 5), (5,), (3, 1), (), None):
@@ -289,17 +370,37 @@ def contractions() -> Iterator[Case]:
     yield Case("Gemm", [f32(4, 3), f32(5, 4), f32(5)], {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0})
     yield Case("Gemm", [f32(3, 4), f32(4, 5), f32(5)], {"beta": 0.0}, opset=9)
     equations = [
-        ("ij,jk->ik", (3, 4), (4, 5)), ("bij,bjk->bik", (2, 3, 4), (2, 4, 5)), ("ij->ji", (3, 4)), ("ii->i", (4, 4)),
-        ("ii", (4, 4)), ("ij->", (3, 4)), ("i,j->ij", (3,), (4,)), ("bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
-        ("...ij,...jk->...ik", (2, 3, 4), (4, 5)), ("ij,j", (3, 4), (4,)), ("bn,anm,bm->ba", (2, 3), (5, 3, 4), (2, 4)),
-        ("i...->...", (3, 4)), ("bij,bij->b", (2, 3, 4), (2, 3, 4)), ("abc,cd,de->abe", (2, 3, 4), (4, 5), (5, 2)),
-        ("iij->j", (3, 3, 4)), ("...,...->...", (2, 3), (3,)), ("b...i,...i->b...", (2, 3, 4), (3, 4)),
-        ("ab,ab->ab", (2, 3), (2, 3)), ("blq,bkl->bkq", (2, 3, 4), (2, 5, 3)), ("ij,kj->ik", (3, 1), (4, 5)),
-    ]  # fmt: skip
+        ("ij,jk->ik", (3, 4), (4, 5)),
+        ("bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
+        ("ij->ji", (3, 4)),
+        ("ii->i", (4, 4)),
+        ("ii", (4, 4)),
+        ("ij->", (3, 4)),
+        ("i,j->ij", (3,), (4,)),
+        ("bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
+        ("...ij,...jk->...ik", (2, 3, 4), (4, 5)),
+        ("ij,j", (3, 4), (4,)),
+        ("bn,anm,bm->ba", (2, 3), (5, 3, 4), (2, 4)),
+        ("i...->...", (3, 4)),
+        ("bij,bij->b", (2, 3, 4), (2, 3, 4)),
+        ("abc,cd,de->abe", (2, 3, 4), (4, 5), (5, 2)),
+        ("iij->j", (3, 3, 4)),
+        ("...,...->...", (2, 3), (3,)),
+        ("b...i,...i->b...", (2, 3, 4), (3, 4)),
+        ("ab,ab->ab", (2, 3), (2, 3)),
+        ("blq,bkl->bkq", (2, 3, 4), (2, 5, 3)),
+        ("ij,kj->ik", (3, 1), (4, 5)),
+    ]
     for equation, *given in equations:
         # onnxruntime refuses ellipses of different ranks
         oracle = "reference" if "..." in equation else "onnxruntime"
-        yield Case("Einsum", [f32(*s) for s in given], {"equation": equation}, dynamic="ii" not in equation, oracle=oracle)
+        yield Case(
+            "Einsum",
+            [f32(*s) for s in given],
+            {"equation": equation},
+            dynamic="ii" not in equation,
+            oracle=oracle,
+        )
 
 
 # Sizes of kernels and channels, which are part of a model.
@@ -320,7 +421,12 @@ def convolutions() -> Iterator[Case]:
     x, w = f32(2, 4, 5, 6), f32(4, 3, 3, 3)
     yield Case("ConvTranspose", [x, w], keep=KERNELS)
     yield Case("ConvTranspose", [x, w, f32(3)], {"strides": [2, 3], "pads": [1, 0, 2, 1]}, keep=KERNELS)
-    yield Case("ConvTranspose", [x, w], {"strides": [2, 2], "output_padding": [1, 1], "pads": [1, 1, 1, 1]}, keep=KERNELS)
+    yield Case(
+        "ConvTranspose",
+        [x, w],
+        {"strides": [2, 2], "output_padding": [1, 1], "pads": [1, 1, 1, 1]},
+        keep=KERNELS,
+    )
     yield Case("ConvTranspose", [x, w], {"dilations": [2, 2], "strides": [2, 1]}, keep=KERNELS)
     yield Case("ConvTranspose", [x, f32(4, 2, 3, 3), f32(4)], {"group": 2, "strides": [2, 2]}, keep=KERNELS)
     yield Case("ConvTranspose", [x, f32(4, 2, 1, 1)], {"strides": [2, 2], "pads": [1, 0, 0, 1]}, keep=KERNELS)
@@ -328,22 +434,35 @@ def convolutions() -> Iterator[Case]:
     for auto in ("SAME_UPPER", "SAME_LOWER", "VALID"):
         yield Case("ConvTranspose", [x, w], {"auto_pad": auto, "strides": [2, 2]}, keep=KERNELS)
     yield Case("ConvTranspose", [x, w], {"strides": [2, 2], "output_shape": [10, 12]}, keep=KERNELS)
-    yield Case("ConvTranspose", [x, w], {"strides": [2, 2], "output_shape": [11, 14], "auto_pad": "SAME_UPPER"}, keep=KERNELS)
+    yield Case(
+        "ConvTranspose",
+        [x, w],
+        {"strides": [2, 2], "output_shape": [11, 14], "auto_pad": "SAME_UPPER"},
+        keep=KERNELS,
+    )
     yield Case("ConvTranspose", [f32(1, 2, 5), f32(2, 3, 4)], {"strides": [3]}, keep=KERNELS)
 
 
 def pools() -> Iterator[Case]:
     x = f32(2, 3, 7, 8)
     settings: list[dict[str, Any]] = [
-        {"kernel_shape": [3, 2]}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        {"kernel_shape": [3, 2]},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
         {"kernel_shape": [3, 3], "strides": [2, 3], "ceil_mode": 1},
         {"kernel_shape": [3, 3], "strides": [3, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1},
         {"kernel_shape": [2, 2], "strides": [3, 3], "ceil_mode": 1, "pads": [1, 1, 1, 1]},
         {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER", "strides": [2, 2]},
         {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER", "strides": [2, 2]},
-        {"kernel_shape": [3, 2], "auto_pad": "VALID"}, {"kernel_shape": [2, 3], "dilations": [2, 2], "strides": [2, 1]},
-        {"kernel_shape": [2, 2], "dilations": [3, 2], "strides": [2, 2], "ceil_mode": 1, "pads": [0, 1, 1, 0]},
-    ]  # fmt: skip
+        {"kernel_shape": [3, 2], "auto_pad": "VALID"},
+        {"kernel_shape": [2, 3], "dilations": [2, 2], "strides": [2, 1]},
+        {
+            "kernel_shape": [2, 2],
+            "dilations": [3, 2],
+            "strides": [2, 2],
+            "ceil_mode": 1,
+            "pads": [0, 1, 1, 0],
+        },
+    ]
     for attrs in settings:
         yield Case("MaxPool", [x], attrs)
         yield Case("MaxPool", [x], attrs, outputs=2)
@@ -372,7 +491,9 @@ def norms() -> Iterator[Case]:
     for axis in (-1, 1, 0):
         shape = x.shape[axis:] if axis else x.shape
         yield Case("LayerNormalization", [x, f32(*shape), f32(*shape)], {"axis": axis}, opset=17)
-        yield Case("LayerNormalization", [x, f32(*shape)], {"axis": axis, "epsilon": 0.1}, opset=17, outputs=3)
+        yield Case(
+            "LayerNormalization", [x, f32(*shape)], {"axis": axis, "epsilon": 0.1}, opset=17, outputs=3
+        )
         yield Case("RMSNormalization", [x, f32(*shape)], {"axis": axis}, opset=23)
     half = f32(3, 8).astype(np.float16)
     yield Case("LayerNormalization", [half, half[0], half[1]], opset=17)
@@ -391,17 +512,35 @@ def norms() -> Iterator[Case]:
 
 def resizes() -> Iterator[Case]:
     x = f32(1, 2, 5, 6)
-    sizes = [([1, 1, 2, 2], None), ([1, 1, 0.6, 1.7], None), (None, [1, 2, 8, 3]), (None, [1, 2, 1, 12]), ([1, 1, 3, 0.5], None)]
+    sizes = [
+        ([1, 1, 2, 2], None),
+        ([1, 1, 0.6, 1.7], None),
+        (None, [1, 2, 8, 3]),
+        (None, [1, 2, 1, 12]),
+        ([1, 1, 3, 0.5], None),
+    ]
     coordinates = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric"]
     for scales, target in sizes:
-        tail = [None, None if scales is None else np.array(scales, np.float32), None if target is None else i64(*target)]
+        tail = [
+            None,
+            None if scales is None else np.array(scales, np.float32),
+            None if target is None else i64(*target),
+        ]
         for how in coordinates:
             base = {"coordinate_transformation_mode": how}
             for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
                 yield Case("Resize", [x, *tail], {**base, "nearest_mode": nearest}, opset=19, const=[2, 3])
             yield Case("Resize", [x, *tail], {**base, "mode": "linear"}, opset=19, const=[2, 3])
             yield Case("Resize", [x, *tail], {**base, "mode": "cubic"}, opset=19, const=[2, 3], rtol=1e-4)
-            yield Case("Resize", [x, *tail], {**base, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5}, opset=19, const=[2, 3], rtol=1e-4, atol=1e-5)  # fmt: skip
+            yield Case(
+                "Resize",
+                [x, *tail],
+                {**base, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5},
+                opset=19,
+                const=[2, 3],
+                rtol=1e-4,
+                atol=1e-5,
+            )
     roi = np.array([0, 0, 0.1, -0.2, 1, 1, 0.8, 1.3], np.float32)
     crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}
     for mode in ("nearest", "linear"):
@@ -409,7 +548,9 @@ def resizes() -> Iterator[Case]:
     for mode in ("linear", "cubic"):
         for scale in (0.6, 0.35):
             given = [x, None, np.array([1, 1, scale, scale], np.float32)]
-            yield Case("Resize", given, {"mode": mode, "antialias": 1}, opset=18, const=[2], dynamic=False, rtol=1e-4)
+            yield Case(
+                "Resize", given, {"mode": mode, "antialias": 1}, opset=18, const=[2], dynamic=False, rtol=1e-4
+            )
     for policy in ("not_larger", "not_smaller"):
         attrs = {"axes": [2, 3], "keep_aspect_ratio_policy": policy}
         yield Case("Resize", [x, None, None, i64(7, 8)], attrs, opset=18, const=[3], dynamic=False)
@@ -422,7 +563,12 @@ def resizes() -> Iterator[Case]:
 
 def quantized() -> Iterator[Case]:
     x = f32(3, 4, 5) * 10
-    for to, low, high in ((np.uint8, 0, 255), (np.int8, -128, 127), (np.uint16, 0, 65535), (np.int16, -32768, 32767)):
+    for to, low, high in (
+        (np.uint8, 0, 255),
+        (np.int8, -128, 127),
+        (np.uint16, 0, 65535),
+        (np.int16, -32768, 32767),
+    ):
         zero = np.array(rng.integers(low, high) // 2, to)
         q = ints(low, high, 3, 4, 5, dtype=to)
         yield Case("QuantizeLinear", [x, np.float32(0.13), zero], opset=21)
@@ -432,10 +578,30 @@ def quantized() -> Iterator[Case]:
         yield Case("DequantizeLinear", [q, pos(4), zeros], {"axis": 1}, opset=21)
     yield Case("QuantizeLinear", [x, np.float32(0.13)], opset=13)
     yield Case("DequantizeLinear", [ints(-9, 9, 3, dtype=np.int32), np.float32(0.5)], opset=13)
-    yield Case("QuantizeLinear", [f32(3, 6), pos(3, 2), ints(0, 9, 3, 2, dtype=np.uint8)], {"axis": 1, "block_size": 3}, opset=21, dynamic=False)  # fmt: skip
-    yield Case("DequantizeLinear", [ints(0, 9, 3, 5, dtype=np.uint8), pos(3, 2), ints(0, 9, 3, 2, dtype=np.uint8)], {"axis": 1, "block_size": 3}, opset=21, dynamic=False)  # fmt: skip
-    yield Case("QuantizeLinear", [x, np.float32(0.1), np.array(0, ml_dtypes.float8_e4m3fn)], opset=19, const=[2])
-    yield Case("QuantizeLinear", [x, np.float32(2.0), np.array(0, ml_dtypes.int4)], opset=21, const=[2], oracle="reference")
+    yield Case(
+        "QuantizeLinear",
+        [f32(3, 6), pos(3, 2), ints(0, 9, 3, 2, dtype=np.uint8)],
+        {"axis": 1, "block_size": 3},
+        opset=21,
+        dynamic=False,
+    )
+    yield Case(
+        "DequantizeLinear",
+        [ints(0, 9, 3, 5, dtype=np.uint8), pos(3, 2), ints(0, 9, 3, 2, dtype=np.uint8)],
+        {"axis": 1, "block_size": 3},
+        opset=21,
+        dynamic=False,
+    )
+    yield Case(
+        "QuantizeLinear", [x, np.float32(0.1), np.array(0, ml_dtypes.float8_e4m3fn)], opset=19, const=[2]
+    )
+    yield Case(
+        "QuantizeLinear",
+        [x, np.float32(2.0), np.array(0, ml_dtypes.int4)],
+        opset=21,
+        const=[2],
+        oracle="reference",
+    )
     yield Case("DynamicQuantizeLinear", [x], outputs=3)
     yield Case("DynamicQuantizeLinear", [np.zeros(4, np.float32)], outputs=3)
     a, b = ints(0, 255, 3, 4, dtype=np.uint8), ints(0, 255, 4, 5, dtype=np.uint8)
@@ -443,14 +609,31 @@ def quantized() -> Iterator[Case]:
     yield Case("MatMulInteger", [a, b, np.uint8(100), np.uint8(120)])
     yield Case("MatMulInteger", [a, b, np.uint8(7), ints(0, 9, 5, dtype=np.uint8)], oracle="reference")
     one = np.float32
-    yield Case("QLinearMatMul", [a, one(0.02), np.uint8(100), b, one(0.03), np.uint8(110), one(0.5), np.uint8(128)], opset=13)
+    yield Case(
+        "QLinearMatMul",
+        [a, one(0.02), np.uint8(100), b, one(0.03), np.uint8(110), one(0.5), np.uint8(128)],
+        opset=13,
+    )
     image, kernel = ints(0, 255, 1, 2, 6, 6, dtype=np.uint8), ints(0, 255, 3, 2, 3, 3, dtype=np.uint8)
-    yield Case("ConvInteger", [image, kernel, np.uint8(99), np.uint8(120)], {"pads": [1, 1, 1, 1]}, keep=KERNELS)
+    yield Case(
+        "ConvInteger", [image, kernel, np.uint8(99), np.uint8(120)], {"pads": [1, 1, 1, 1]}, keep=KERNELS
+    )
     qconv = [image, one(0.02), np.uint8(100), kernel, one(0.03), np.uint8(110), one(0.6), np.uint8(128)]
     yield Case("QLinearConv", qconv, {"strides": [2, 2]}, keep=KERNELS)
-    yield Case("QLinearConv", [*qconv, ints(-900, 900, 3, dtype=np.int32)], {"pads": [1, 1, 1, 1]}, keep=KERNELS)
+    yield Case(
+        "QLinearConv", [*qconv, ints(-900, 900, 3, dtype=np.int32)], {"pads": [1, 1, 1, 1]}, keep=KERNELS
+    )
     signed = ints(-128, 127, 3, 2, 3, 3, dtype=np.int8)
-    per = [image, one(0.02), np.uint8(100), signed, pos(3) * one(0.05), np.zeros(3, np.int8), one(0.6), np.uint8(128)]
+    per = [
+        image,
+        one(0.02),
+        np.uint8(100),
+        signed,
+        pos(3) * one(0.05),
+        np.zeros(3, np.int8),
+        one(0.6),
+        np.uint8(128),
+    ]
     yield Case("QLinearConv", per, keep=KERNELS)
 
 
@@ -469,14 +652,22 @@ def attentions() -> Iterator[Case]:
     yield Case("Attention", [q, k, v, None, *past], {"is_causal": 1}, opset=23, outputs=3, keep=HEADS)
     for mode in range(4):
         attrs = {"qk_matmul_output_mode": mode, "softcap": 1.5 if mode else 0.0}
-        yield Case("Attention", [q, k, v, f32(3, 5)], attrs, opset=24, outputs=4, oracle="reference", keep=HEADS)
+        yield Case(
+            "Attention", [q, k, v, f32(3, 5)], attrs, opset=24, outputs=4, oracle="reference", keep=HEADS
+        )
     flat = [f32(2, 3, 32), f32(2, 5, 16), f32(2, 5, 16)]
     yield Case("Attention", flat, {"q_num_heads": 4, "kv_num_heads": 2}, opset=23, dynamic=False)
     x, cos, sin, at = f32(2, 3, 4, 8), f32(10, 4), f32(10, 4), ints(0, 10, 2, 4)
     for interleaved in (0, 1):
         attrs = {"interleaved": interleaved}
         yield Case("RotaryEmbedding", [x, cos, sin, at], attrs, opset=23, dynamic=False)
-        yield Case("RotaryEmbedding", [f32(2, 4, 24), cos, sin, at], {**attrs, "num_heads": 3}, opset=23, dynamic=False)
+        yield Case(
+            "RotaryEmbedding",
+            [f32(2, 4, 24), cos, sin, at],
+            {**attrs, "num_heads": 3},
+            opset=23,
+            dynamic=False,
+        )
     yield Case("RotaryEmbedding", [x, f32(2, 4, 2), f32(2, 4, 2)], {"rotary_embedding_dim": 4}, opset=23)
 
 
@@ -491,8 +682,15 @@ def contrib() -> Iterator[Case]:
     yield ms("QuickGelu", [x], {"alpha": 1.3})
     yield ms("FusedMatMul", [f32(2, 4, 3), f32(5, 4)], {"transA": 1, "transB": 1, "alpha": 0.5})
     yield ms("FusedMatMul", [f32(4, 2, 3), f32(4, 2, 5)], {"transBatchA": 1, "transBatchB": 1, "transA": 1})
-    yield ms("FusedGemm", [f32(3, 4), f32(4, 5), f32(5)], {"activation": "LeakyRelu", "activation_alpha": 0.1})
-    yield ms("FusedConv", [f32(1, 2, 5, 5), f32(3, 2, 3, 3), f32(3), f32(1, 3, 3, 3)], {"activation": "Relu"}, keep=KERNELS)
+    yield ms(
+        "FusedGemm", [f32(3, 4), f32(4, 5), f32(5)], {"activation": "LeakyRelu", "activation_alpha": 0.1}
+    )
+    yield ms(
+        "FusedConv",
+        [f32(1, 2, 5, 5), f32(3, 2, 3, 3), f32(3), f32(1, 3, 3, 3)],
+        {"activation": "Relu"},
+        keep=KERNELS,
+    )
     yield Case("SimplifiedLayerNormalization", [x, f32(8)], {"epsilon": 1e-5})
     yield ms("SkipLayerNormalization", [x, f32(2, 3, 8), f32(8), f32(8), f32(8)], {"epsilon": 1e-5})
     yield ms("SkipSimplifiedLayerNormalization", [x, f32(2, 3, 8), f32(8)], {"epsilon": 1e-5})
@@ -502,7 +700,11 @@ def contrib() -> Iterator[Case]:
     b, zero = ints(0, 255, 8, 5, dtype=np.uint8), np.uint8(120)
     yield ms("DynamicQuantizeMatMul", [x, b, np.float32(0.1), zero, f32(5)], rtol=1e-4, atol=1e-4)
     whole = ints(0, 255, 3, 8, dtype=np.uint8)
-    yield ms("MatMulIntegerToFloat", [whole, b, np.float32(0.1), pos(5), zero, ints(0, 99, 5, dtype=np.uint8)], rtol=1e-4)
+    yield ms(
+        "MatMulIntegerToFloat",
+        [whole, b, np.float32(0.1), pos(5), zero, ints(0, 99, 5, dtype=np.uint8)],
+        rtol=1e-4,
+    )
     q = [whole, np.float32(0.1), zero]
     tail = [np.float32(0.3), np.uint8(100)]
     yield ms("QLinearAdd", [*q, *q, *tail])
@@ -511,26 +713,174 @@ def contrib() -> Iterator[Case]:
     packed = ints(0, 255, 6, 2, 8, dtype=np.uint8)
     for zeros in (None, ints(0, 255, 6, 1, dtype=np.uint8)):
         attrs = {"K": 32, "N": 6, "bits": 4, "block_size": 16}
-        yield ms("MatMulNBits", [f32(3, 32), packed, pos(6, 2), zeros], attrs, const=[1, 2, 3], rtol=1e-4, atol=1e-4)
+        yield ms(
+            "MatMulNBits",
+            [f32(3, 32), packed, pos(6, 2), zeros],
+            attrs,
+            const=[1, 2, 3],
+            rtol=1e-4,
+            atol=1e-4,
+        )
     for interleaved in (0, 1):
         inputs = [f32(2, 4, 24), ints(0, 6, 2, 4), f32(10, 4), f32(10, 4)]
         yield ms("RotaryEmbedding", inputs, {"interleaved": interleaved}, dynamic=False)
     yield ms("RotaryEmbedding", [f32(2, 3, 4, 8), i64(2), f32(10, 4), f32(10, 4)], dynamic=False)
     qkv = [f32(2, 3, 8), f32(2, 5, 8), f32(2, 5, 8)]
     yield ms("MultiHeadAttention", qkv, {"num_heads": 2}, dynamic=False)
-    yield ms("MultiHeadAttention", [*qkv, f32(24), ints(0, 2, 2, 5, dtype=np.int32)], {"num_heads": 2}, dynamic=False)
-    yield ms("MultiHeadAttention", [x, x, x], {"num_heads": 2, "unidirectional": 1, "scale": 0.2}, dynamic=False)
+    yield ms(
+        "MultiHeadAttention",
+        [*qkv, f32(24), ints(0, 2, 2, 5, dtype=np.int32)],
+        {"num_heads": 2},
+        dynamic=False,
+    )
+    yield ms(
+        "MultiHeadAttention", [x, x, x], {"num_heads": 2, "unidirectional": 1, "scale": 0.2}, dynamic=False
+    )
     weights = [f32(8, 24), f32(24)]
     yield ms("Attention", [x, *weights], {"num_heads": 2}, dynamic=False)
     yield ms("Attention", [x, *weights, ints(0, 2, 2, 3, dtype=np.int32)], {"num_heads": 2}, dynamic=False)
     yield ms("Attention", [x, *weights], {"num_heads": 2, "unidirectional": 1}, dynamic=False, outputs=2)
 
 
+def losses() -> Iterator[Case]:
+    for shape in ((5, 4), (2, 4, 3, 2)):
+        scores, labels = f32(*shape), ints(0, 4, shape[0], *shape[2:])
+        for reduction in ("none", "sum", "mean"):
+            for extra, attrs in (
+                ([], {}),
+                ([pos(4)], {}),
+                ([pos(4)], {"ignore_index": 1}),
+                ([], {"ignore_index": -7}),
+            ):
+                given = np.where(labels == 2, -7, labels) if attrs.get("ignore_index") == -7 else labels
+                attrs = {**attrs, "reduction": reduction}
+                yield Case(
+                    "NegativeLogLikelihoodLoss", [scores, given, *extra], attrs, opset=13, oracle="reference"
+                )
+                yield Case(
+                    "SoftmaxCrossEntropyLoss",
+                    [scores, given, *extra],
+                    attrs,
+                    opset=13,
+                    outputs=2,
+                    oracle="reference",
+                )
+
+
+def spectra() -> Iterator[Case]:
+    for parts in (1, 2):
+        x = f32(2, 8, 5, parts)
+        for axis in (1, 2):
+            for length in (None, np.int64(6), np.int64(11)):
+                for onesided in (0, 1) if parts == 1 else (0,):
+                    inputs = [x, length, np.int64(axis)]
+                    attrs = {"onesided": onesided}
+                    yield Case(
+                        "DFT", inputs, attrs, opset=20, const=[1, 2], keep=(2, 5, 8), rtol=1e-4, atol=1e-4
+                    )
+                yield Case(
+                    "DFT",
+                    [x, length],
+                    {"axis": axis},
+                    opset=17,
+                    const=[1],
+                    keep=(2, 5, 8),
+                    rtol=1e-4,
+                    atol=1e-4,
+                )
+    yield Case("DFT", [f32(2, 8, 2)], {"inverse": 1}, opset=20, dynamic=False, atol=1e-5)
+    signal = f32(2, 40, 1)
+    hann = np.hanning(16).astype(np.float32)
+    for onesided in (0, 1):
+        attrs = {"onesided": onesided}
+        yield Case(
+            "STFT", [signal, np.int64(5), hann], attrs, opset=17, const=[1], keep=(16,), rtol=1e-4, atol=1e-4
+        )
+        inputs = [signal, np.int64(4), None, np.int64(8)]
+        yield Case("STFT", inputs, attrs, opset=17, const=[1, 3], rtol=1e-4, atol=1e-4)
+    edges = [np.int64(8), np.int64(64), np.int64(8000), np.float32(0), np.float32(4000)]
+    yield Case("MelWeightMatrix", edges, opset=17, const=range(5), rtol=1e-4)
+
+
+def samplings() -> Iterator[Case]:
+    x, grid = f32(2, 3, 5, 6), rng.uniform(-1.4, 1.4, (2, 4, 3, 2)).astype(np.float32)
+    for mode in ("linear", "nearest", "cubic"):
+        for padding in ("zeros", "border", "reflection"):
+            for align in (0, 1):
+                attrs = {"mode": mode, "padding_mode": padding, "align_corners": align}
+                yield Case("GridSample", [x, grid], attrs, opset=20, keep=(2,), rtol=1e-4, atol=1e-4)
+    yield Case("GridSample", [x, grid], {"mode": "bilinear"}, opset=16, keep=(2,), atol=1e-5)
+    volume, points = f32(1, 2, 3, 4, 5), rng.uniform(-1.1, 1.1, (1, 2, 3, 2, 3)).astype(np.float32)
+    yield Case("GridSample", [volume, points], opset=20, dynamic=False, atol=1e-5)
+    for align in (0, 1):
+        yield Case(
+            "AffineGrid",
+            [f32(2, 2, 3), i64(2, 3, 4, 5)],
+            {"align_corners": align},
+            const=[1],
+            opset=20,
+            atol=1e-5,
+        )
+        yield Case(
+            "AffineGrid",
+            [f32(2, 3, 4), i64(2, 3, 4, 5, 6)],
+            {"align_corners": align},
+            const=[1],
+            opset=20,
+            atol=1e-5,
+        )
+    rois = np.array([[0, 0, 4, 3], [1.5, 0.5, 5.5, 4.5], [-2, -1, 9, 9]], np.float32)
+    for how in ("half_pixel", "output_half_pixel"):
+        attrs = {
+            "coordinate_transformation_mode": how,
+            "output_height": 2,
+            "output_width": 3,
+            "sampling_ratio": 2,
+        }
+        yield Case("RoiAlign", [x, rois, i64(0, 1, 0)], {**attrs, "spatial_scale": 0.8}, opset=16, atol=1e-5)
+    offsets = f32(2, 2 * 2 * 4, 4, 5)
+    inputs = [f32(2, 4, 5, 6), f32(6, 2, 2, 2), offsets, f32(6), pos(2, 2 * 4, 4, 5)]
+    yield Case(
+        "DeformConv", inputs, {"group": 2, "offset_group": 2}, opset=19, dynamic=False, rtol=1e-4, atol=1e-4
+    )
+    yield Case("Col2Im", [f32(2, 12, 20), i64(5, 6), i64(2, 2)], const=[1, 2], opset=18, dynamic=False)
+    strided = {"strides": [2, 1], "pads": [1, 0, 1, 2], "dilations": [1, 2]}
+    yield Case(
+        "Col2Im", [f32(2, 12, 18), i64(5, 6), i64(2, 2)], strided, const=[1, 2], opset=18, dynamic=False
+    )
+    for exclusive in (0, 1):
+        attrs = {"exclusive": exclusive, "reverse": exclusive}
+        yield Case("CumProd", [f32(3, 4), np.int64(1)], attrs, opset=26, const=[1])
+    for n in (1, 2, 3, 4):
+        yield Case("Det", [f32(2, n, n)], keep=(n,), atol=1e-5)
+
+
 FAMILIES = [
-    activations, arithmetic, logic, reductions, shapes, slices, casts, indexed, contractions, convolutions, pools, norms,
-    resizes, quantized, attentions, contrib,
-]  # fmt: skip
-CASES = [pytest.param(case, id=f"{family.__name__}-{i}-{case}") for family in FAMILIES for i, case in enumerate(family())]
+    activations,
+    arithmetic,
+    logic,
+    reductions,
+    shapes,
+    slices,
+    casts,
+    indexed,
+    contractions,
+    convolutions,
+    pools,
+    norms,
+    resizes,
+    quantized,
+    attentions,
+    contrib,
+    losses,
+    spectra,
+    samplings,
+]
+CASES = [
+    pytest.param(case, id=f"{family.__name__}-{i}-{case}")
+    for family in FAMILIES
+    for i, case in enumerate(family())
+]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -69,8 +69,9 @@ class Call(Atom):
 
 
 def _wrap(d: Dim) -> str:
-    text = repr(d)
-    return text if isinstance(d, int) or (len(d.terms) == 1 and text.isidentifier()) else f"({text})"
+    if isinstance(d, int) or (len(d.terms) == 1 and d.terms[0][1] == 1 and len(d.terms[0][0]) == 1):
+        return repr(d)
+    return f"({d!r})"
 
 
 class Expr:
@@ -199,7 +200,8 @@ def symbols(d: Dim) -> set[Symbol]:
 
 def prod(dims: Iterable[Dim]) -> Dim:
     """The product; 1 for no dims."""
-    return reduce(lambda a, b: a * b, dims, 1)
+    one: Dim = 1
+    return reduce(lambda a, b: a * b, dims, one)
 
 
 def substitute(d: Dim, values: Mapping[Symbol, Dim]) -> Dim:

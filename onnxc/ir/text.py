@@ -8,16 +8,17 @@
     %2 "y" = add(%0, %1): float32[s0, 2]  # n0 Add "node_add" "model.py:12"
     output %2 "y"
 
-Values are numbered in the order of the text; every string of the model is a JSON string. A missing input is `-`, an
-unknown type `?`. The graphs that a node holds follow it, indented, between `region` and `end`. `= ...` after a type
-is the value's content where it is known as sizes. Constants of more than `INLINE` elements are printed as a digest;
-`constants(graph)` gives the arrays that `from_text` needs to put them back.
+Values are numbered in the order of the text; every string of the model is a JSON string. A missing input is
+`-`, an unknown type `?`. The graphs that a node holds follow it, indented, between `region` and `end`. `=
+...` after a type is the value's content where it is known as sizes. Constants of more than `INLINE` elements
+are printed as a digest; `constants(graph)` gives the arrays that `from_text` needs to put them back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,12 +37,16 @@ _BARE = re.compile(r"[A-Za-z_]\w*(\.\w+)*(@\d+)?")
 
 
 def to_text(graph: Graph, *, digests: bool = True) -> str:
-    """The graph as text. Without `digests` (fast, for people) large constants are `{...}`, which does not parse."""
+    """The graph as text. Without `digests` (fast, for people) large constants are `{...}`, which does not
+    parse.
+    """
     return "\n".join(_Printer(digests).graph(graph, "graph")) + "\n"
 
 
 def from_text(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
-    """The graph of a text. `constants` holds the arrays that it gives as digests. Raises ModelError where it fails."""
+    """The graph of a text. `constants` holds the arrays that it gives as digests. Raises ModelError where it
+    fails.
+    """
     parser = _Parser(text, constants or {})
     try:
         return parser.graph("graph")
@@ -66,7 +71,7 @@ def digest(array: np.ndarray) -> str:
     """A name for an array's content."""
     if array.dtype == object:
         return hashlib.sha256(json.dumps(array.ravel().tolist()).encode()).hexdigest()[:32]
-    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8)).hexdigest()[:32]
+    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data).hexdigest()[:32]
 
 
 # ---------------------------------------------------------------- printing
@@ -221,7 +226,8 @@ def _numbers(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "b":
         return np.array([w == "1" for w in words], dtype)
     wide = np.float64 if dtype == np.float64 or dtype not in (np.float32, np.float16) else dtype
-    return np.array([float(w) for w in words], np.float64).astype(wide).astype(dtype)
+    with np.errstate(over="ignore"):
+        return np.array([float(w) for w in words], np.float64).astype(wide).astype(dtype)
 
 
 # ---------------------------------------------------------------- parsing
@@ -340,8 +346,9 @@ class _Parser:
     def _symbol(self, graph: Graph) -> None:
         name = self._take("word")
         self._expect(">=")
-        lo = self._sum()
-        self.symbols[name] = Sym(name, lo, self._sum() if self._accept("<=") else None)
+        sign = -1 if self._accept("-") else 1
+        lo = sign * int(self._take("number"))
+        self.symbols[name] = Sym(name, lo, self._size() if self._accept("<=") else None)
 
     def _dim(self, graph: Graph) -> None:
         symbol = self._take("word")
@@ -440,7 +447,15 @@ class _Parser:
 
     def _shape(self) -> tuple[Dim, ...]:
         self._expect("[")
-        return tuple(self._list(self._sum, "]"))
+        return tuple(self._list(self._size, "]"))
+
+    def _size(self) -> Dim:
+        return self._as_size(self._sum())
+
+    def _as_size(self, value: Any) -> Dim:
+        if isinstance(value, bool) or not isinstance(value, (int, Expr)):
+            raise self.fail(f"a size, not {value!r}, before this")
+        return value
 
     # ------------------------------------------------------------ attributes and expressions
 
@@ -470,7 +485,7 @@ class _Parser:
         elif self._kind() == "hex":
             array = np.frombuffer(bytes.fromhex(self._take("hex")[2:]), dtype.numpy).reshape(shape)
         elif dtype is dtypes.string:
-            array = np.empty(expr.prod(shape), object)
+            array = np.empty(math.prod(shape), object)
             array[:] = self._list(self._string, "}")
             return array.reshape(shape)
         else:
@@ -506,22 +521,22 @@ class _Parser:
         if name in _RESERVED:
             return _RESERVED[name]
         if name in ("max", "min") and self._accept("("):
-            a, b = self._list(self._sum, ")")
+            a, b = self._list(self._size, ")")
             return expr.of(Call(name, a, b))
         if name not in self.symbols:
             raise self.fail(f"a symbol that is declared (not {name!r})")
         return self.symbols[name]
 
     def _parenthesis(self) -> Any:
-        """A tuple, an expression, or a division of two: calls are built as they stand, not simplified again."""
+        """A tuple, an expression, or a division: calls are built as they stand, not simplified again."""
         if self._accept(")"):
             return ()
         first = self._attr()
         for mark, op in (("//", "floordiv"), ("%", "mod")):
             if self._accept(mark):
-                second = self._sum()
+                second = self._size()
                 self._expect(")")
-                return expr.of(Call(op, first, second))
+                return expr.of(Call(op, self._as_size(first), second))
         if self._accept(")"):
             return first
         self._expect(",")

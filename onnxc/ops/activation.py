@@ -63,7 +63,10 @@ def elu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
 
 
 @op("Selu", 6)
-def selu(b: Builder, x: Value, *, alpha: float = 1.6732632423543772848170429916717, gamma: float = 1.0507009873554804934193349852946) -> Value:  # fmt: skip
+def selu(
+    b: Builder, x: Value, *, alpha: float = 1.6732632423543772848170429916717,
+    gamma: float = 1.0507009873554804934193349852946,
+) -> Value:  # fmt: skip
     return b.mul(elu(b, x, alpha=alpha), gamma)
 
 
@@ -171,8 +174,12 @@ def dropout_7(b: Builder, x: Value, *, ratio: float = 0.5, opset: int) -> list[V
 
 
 @op("Dropout", 12)
-def dropout_12(b: Builder, x: Value, ratio: Value | None = None, training_mode: Value | None = None, *, seed: int = 0) -> list[Value]:  # fmt: skip
-    """Inference: the identity, with a mask of all true. In training mode elements would be dropped, unless the ratio is 0."""
+def dropout_12(
+    b: Builder, x: Value, ratio: Value | None = None, training_mode: Value | None = None, *, seed: int = 0,
+) -> list[Value]:  # fmt: skip
+    """Inference: the identity, with a mask of all true. In training mode
+    elements would be dropped, unless the ratio is 0.
+    """
     if training_mode is not None:
         training, share = constant_of(training_mode), constant_of(ratio)
         if training is None or (training.item() and (share is None or share.item() != 0)):

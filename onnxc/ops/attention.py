@@ -40,7 +40,7 @@ def share_heads(b: Builder, x: Value, heads: Dim) -> Value:
 
 
 def scaled_scores(b: Builder, q: Value, k: Value, scale: float) -> Value:
-    """q @ k' * scale, for [batch, heads, sequence, size]. Narrow floats are scaled on both sides: no overflow."""
+    """q @ k' * scale, for [batch, heads, sequence, size]. Narrow floats are scaled on both sides."""
     if is_narrow(q.dtype):
         return b.matmul(b.mul(q, math.sqrt(scale)), b.swap(b.mul(k, math.sqrt(scale)), 2, 3))
     return b.matmul(b.mul(q, scale), b.swap(k, 2, 3))
@@ -67,8 +67,9 @@ def window_mask(b: Builder, queries: Dim, keys: Dim, offset: Value, left: int, r
 
 
 def attention_bias(
-    b: Builder, q: Value, k: Value, mask: Value | None, past: Dim, lengths: Value | None, left: int, right: int
-) -> tuple[Value | None, bool]:
+    b: Builder, q: Value, k: Value, mask: Value | None, past: Dim, lengths: Value | None, left: int,
+    right: int,
+) -> tuple[Value | None, bool]:  # fmt: skip
     """What is added to the scores, and whether a row of it may forbid every key."""
     bias: Value | None = None
     if mask is not None:
@@ -84,7 +85,9 @@ def attention_bias(
         offset = b.sub(lengths, b.size_as(q.shape[2], dtypes.int64)) if past == 0 else offset
         bias = _plus(b, bias, additive(b, b.lt(b.iota(k.shape[2]), lengths), q.dtype))
     if left >= 0 or right >= 0:
-        bias = _plus(b, bias, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, left, right), q.dtype))
+        bias = _plus(
+            b, bias, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, left, right), q.dtype)
+        )
     sure = mask is None and lengths is None and left < 0 and right >= 0 and is_nonnegative(past)
     return bias, not (bias is None or sure)
 
@@ -107,8 +110,8 @@ def attention(
     b: Builder, q: Value, k: Value, v: Value, attn_mask: Value | None = None, past_key: Value | None = None,
     past_value: Value | None = None, nonpad_kv_seqlen: Value | None = None, *, is_causal: int = 0,
     kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0,
-    softmax_precision: int | None = None,
+    qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None,
+    softcap: float = 0.0, softmax_precision: int | None = None,
 ) -> list[Value]:  # fmt: skip
     """softmax(q k' * scale + bias) v over heads, with an optional cache of earlier keys and values."""
     flat = q.rank == 3
@@ -135,7 +138,11 @@ def attention(
     if bias is not None:
         scores = b.add(scores, bias)
     shown.append(scores)
-    wide = scores if softmax_precision is None else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
+    wide = (
+        scores
+        if softmax_precision is None
+        else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
+    )
     p = b.cast(guarded_softmax(b, wide, bias if may_be_empty else None), q.dtype)
     shown.append(p)
     y = b.matmul(p, share_heads(b, v, q.shape[1]))
@@ -143,9 +150,9 @@ def attention(
 
 
 def rotate(b: Builder, x: Value, cos: Value, sin: Value, size: int, interleaved: bool) -> Value:
-    """The first `size` elements of the last axis turned by angles, in pairs of (x[i], x[i + size / 2]) or neighbours.
+    """The first `size` elements of the last axis turned by angles.
 
-    cos and sin broadcast to [..., size / 2].
+    Pairs are (x[i], x[i + size / 2]) or, interleaved, neighbours. cos and sin broadcast to [..., size / 2].
     """
     axis, half = x.rank - 1, size // 2
     head, rest = b.slice(x, axis, 0, size), b.slice(x, axis, size, x.shape[axis])
@@ -164,8 +171,9 @@ def rotate(b: Builder, x: Value, cos: Value, sin: Value, size: int, interleaved:
 
 
 def rotary(
-    b: Builder, x: Value, cos: Value, sin: Value, positions: Value | None, heads: int, size: int, interleaved: bool
-) -> Value:
+    b: Builder, x: Value, cos: Value, sin: Value, positions: Value | None, heads: int, size: int,
+    interleaved: bool,
+) -> Value:  # fmt: skip
     """Rotary embedding of [batch, heads, sequence, size] or, with `heads`, of [batch, sequence, hidden]."""
     flat = x.rank == 3
     if flat:
@@ -189,4 +197,6 @@ def rotary_embedding(
     b: Builder, x: Value, cos_cache: Value, sin_cache: Value, position_ids: Value | None = None, *,
     interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
 ) -> Value:  # fmt: skip
-    return rotary(b, x, cos_cache, sin_cache, position_ids, num_heads, rotary_embedding_dim, bool(interleaved))
+    return rotary(
+        b, x, cos_cache, sin_cache, position_ids, num_heads, rotary_embedding_dim, bool(interleaved)
+    )

@@ -18,10 +18,10 @@ def convert(b: Builder, x: Value, to: DType, saturate: bool = True) -> Value:
     """As C converts; to a float of 8 or 4 bits, what is too large becomes the greatest finite value."""
     numeric(x.dtype, "Cast")
     numeric(to, "Cast")
-    if to.is_float and to.bits <= 8 and x.dtype.is_float and x.dtype is not to and to.name != "float8e8m0":
-        if saturate or to.bits == 4:
-            greatest = float(ml_dtypes.finfo(to.numpy).max)
-            x = b.clip(x, -greatest, greatest)
+    tiny = to.is_float and to.bits <= 8 and to.name != "float8e8m0"
+    if tiny and x.dtype.is_float and x.dtype is not to and (saturate or to.bits == 4):
+        greatest = float(ml_dtypes.finfo(to.numpy).max)  # type: ignore[no-untyped-call]
+        x = b.clip(x, -greatest, greatest)
     return b.cast(x, to)
 
 
@@ -37,12 +37,12 @@ def cast_like(b: Builder, x: Value, like: Value, *, saturate: int = 1, round_mod
 
 @op("ConstantOfShape", 9)
 def constant_of_shape(b: Builder, shape: Value, *, value: np.ndarray | None = None) -> Value:
-    """One value (float32 zero where none is given) in a shape; the content is tracked where it is an integer."""
+    """One value (float32 zero where none is given) in a shape."""
     fill = np.zeros(1, np.float32) if value is None else np.asarray(value)
     if fill.size != 1:
         raise ModelError(f"the value of ConstantOfShape has {fill.size} elements, not one")
     dtype = dtypes.from_numpy(fill.dtype)
-    return b.full(b.ints(shape, "the shape of ConstantOfShape"), b.scalar(fill.reshape(())[()], dtype), dtype)
+    return b.full(b.ints(shape, "the shape of ConstantOfShape"), b.scalar(fill.reshape(1)[0], dtype), dtype)
 
 
 @op("EyeLike", 9)

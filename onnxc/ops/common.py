@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxc.errors import ModelError, UnsupportedError
+from onnxc.errors import LimitError, ModelError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
@@ -59,6 +59,17 @@ def constant_input(value: Value, what: str) -> np.ndarray:
     return array
 
 
+# An operator's definition computes tables of at most this many elements with numpy.
+TABLE_ELEMENTS = 1 << 24
+
+
+def limited(count: int, what: str) -> int:
+    """A number of elements that a definition is about to compute; LimitError where a model asks for too many."""
+    if count > TABLE_ELEMENTS:
+        raise LimitError(f"{what} needs a table of {count} elements; the limit is {TABLE_ELEMENTS}")
+    return count
+
+
 def scalar_of(b: Builder, x: Value) -> Value:
     """A tensor of one element as a scalar (exporters write [1] for many a scalar)."""
     return b.reshape(x, ())
@@ -88,7 +99,7 @@ def widened(b: Builder, x: Value) -> Value:
 
 
 def in_float32(b: Builder, f: Callable[..., Value], *xs: Value) -> Value:
-    """f of the values, computed in float32 where they are a narrower float, and cast back to the first one's type."""
+    """f of the values, computed in float32 where they are narrower, and cast back to the first one's type."""
     return b.cast(f(*(widened(b, x) for x in xs)), xs[0].dtype)
 
 

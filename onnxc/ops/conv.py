@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnxc.errors import ModelError, ShapeError
 from onnxc.ir.expr import Dim, ceildiv, maximum, minimum
 from onnxc.ir.graph import Value
-from onnxc.ops.common import static_shape
+from onnxc.ops.common import static_dim, static_shape
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -30,15 +30,17 @@ class Window:
 
 
 def window_of(
-    spatial: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int] | None, dilations: Sequence[int] | None,
-    pads: Sequence[int] | None, auto_pad: str,
+    spatial: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int] | None,
+    dilations: Sequence[int] | None, pads: Sequence[int] | None, auto_pad: str,
 ) -> Window:  # fmt: skip
     """ONNX's attributes with their defaults filled in and auto_pad resolved."""
     n = len(spatial)
     kernel, strides, dilations = tuple(kernel), tuple(strides or (1,) * n), tuple(dilations or (1,) * n)
     given = tuple(pads or (0,) * (2 * n))
     if not len(kernel) == len(strides) == len(dilations) == n or len(given) != 2 * n:
-        raise ShapeError(f"kernel {kernel}, strides {strides}, dilations {dilations}, pads {given} for {n} spatial axes")
+        raise ShapeError(
+            f"kernel {kernel}, strides {strides}, dilations {dilations}, pads {given} for {n} spatial axes"
+        )
     if min(*kernel, *strides, *dilations) < 1:
         raise ModelError(f"kernel {kernel}, strides {strides} and dilations {dilations} must be positive")
     low, high = given[:n], given[n:]
@@ -47,7 +49,8 @@ def window_of(
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         spans = Window(kernel, strides, dilations, low, high).spans
         total = [
-            maximum((ceildiv(d, s) - 1) * s + span - d, 0) for d, s, span in zip(spatial, strides, spans, strict=True)
+            maximum((ceildiv(d, s) - 1) * s + span - d, 0)
+            for d, s, span in zip(spatial, strides, spans, strict=True)
         ]
         small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
         low, high = (small, large) if auto_pad == "SAME_UPPER" else (large, small)  # type: ignore[assignment]
@@ -64,7 +67,14 @@ def with_bias(b: Builder, y: Value, bias: Value | None) -> Value:
 def convolve(b: Builder, x: Value, w: Value, window: Window, group: int) -> Value:
     """The conv primitive."""
     return b.one(
-        "conv", x, w, strides=window.strides, low=window.low, high=window.high, dilations=window.dilations, groups=group
+        "conv",
+        x,
+        w,
+        strides=window.strides,
+        low=window.low,
+        high=window.high,
+        dilations=window.dilations,
+        groups=group,
     )
 
 
@@ -85,17 +95,21 @@ def conv(
 def conv_transpose(
     b: Builder, x: Value, w: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET",
     dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
-    output_padding: list[int] | None = None, output_shape: list[int] | None = None, pads: list[int] | None = None,
-    strides: list[int] | None = None,
+    output_padding: list[int] | None = None, output_shape: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    """The gradient of Conv: a convolution of x with stride - 1 zeros between its elements, by the mirrored kernel."""
+    """The gradient of Conv: x with stride - 1 zeros between elements, convolved with the mirrored kernel."""
     kernel = static_shape(w.shape[2:], "the kernel of ConvTranspose")
     n = len(kernel)
     plain = "NOTSET" if auto_pad.startswith("SAME") else auto_pad
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, plain)
     extra: tuple[Dim, ...] = tuple(output_padding or (0,) * n)
     if output_shape or auto_pad.startswith("SAME"):
-        goal = output_shape[-n:] if output_shape else [d * s for d, s in zip(x.shape[2:], window.strides, strict=True)]
+        goal = (
+            output_shape[-n:]
+            if output_shape
+            else [d * s for d, s in zip(x.shape[2:], window.strides, strict=True)]
+        )
         low, high, extra = _transposed_pads(x.shape[2:], window, extra, goal, auto_pad)
     else:
         low, high = window.low, window.high
@@ -107,12 +121,18 @@ def conv_transpose(
         if crop != (0, 0):
             spread = b.slice(spread, i + 2, -crop[0], spread.shape[i + 2] + crop[1])
     inner = Window(
-        kernel, (1,) * n, window.dilations, tuple(maximum(d, 0) for d in before), tuple(maximum(d, 0) for d in after)
+        kernel,
+        (1,) * n,
+        window.dilations,
+        tuple(maximum(d, 0) for d in before),
+        tuple(maximum(d, 0) for d in after),
     )
     return with_bias(b, convolve(b, spread, mirrored(b, w, group), inner, group), bias)
 
 
-def _transposed_pads(spatial: Sequence[Dim], window: Window, extra: Sequence[Dim], goal: Sequence[Dim], auto_pad: str) -> tuple[tuple[Dim, ...], ...]:  # fmt: skip
+def _transposed_pads(
+    spatial: Sequence[Dim], window: Window, extra: Sequence[Dim], goal: Sequence[Dim], auto_pad: str,
+) -> tuple[tuple[Dim, ...], ...]:  # fmt: skip
     """The padding (low, high) that gives the wanted output size, and what to add at the end where none does.
 
     SAME_UPPER takes what is odd off the end.
@@ -129,10 +149,28 @@ def _transposed_pads(spatial: Sequence[Dim], window: Window, extra: Sequence[Dim
 
 
 def mirrored(b: Builder, w: Value, group: int) -> Value:
-    """Weights [C, M / group, k...] of ConvTranspose as those of Conv: [M, C / group, k...], the kernel reversed."""
+    """Weights [C, M / group, k...] of ConvTranspose as those of Conv, [M, C / group, k...] reversed."""
     c, m, *kernel = w.shape
     spatial = range(2, w.rank)
     if group == 1:
         return b.flip(b.swap(w, 0, 1), list(spatial))
     parts = b.swap(b.reshape(w, (group, c // group, m, *kernel)), 1, 2)
     return b.flip(b.reshape(parts, (group * m, c // group, *kernel)), list(spatial))
+
+
+@op("CausalConvWithState", 27)
+def causal_conv_with_state(
+    b: Builder, x: Value, w: Value, bias: Value | None = None, past_state: Value | None = None, *,
+    activation: str = "none",
+) -> list[Value]:  # fmt: skip
+    """A depthwise convolution of [batch, channels, length] that looks back only, and what it keeps."""
+    reach = static_dim(w.shape[2], "the kernel of CausalConvWithState") - 1
+    if activation not in ("none", "silu", "swish"):
+        raise ModelError(f"CausalConvWithState has the activation {activation!r}; none, silu and swish exist")
+    seen = b.pad(x, (0, 0, reach), (0, 0, 0)) if past_state is None else b.concat([past_state, x], 2)
+    window = Window((reach + 1,), (1,), (1,), (0,), (0,))
+    y = with_bias(
+        b, convolve(b, seen, w, window, static_dim(w.shape[0], "the channels of CausalConvWithState")), bias
+    )
+    state = b.slice(seen, 2, seen.shape[2] - reach, seen.shape[2])
+    return [y if activation == "none" else b.mul(y, b.sigmoid(y)), state]

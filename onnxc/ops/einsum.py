@@ -81,8 +81,10 @@ def _summed(b: Builder, operand: Labelled, needed: set[str]) -> Labelled:
     return b.reduce("sum", x, drop), "".join(label for label in text if label in needed)
 
 
-def _contract(b: Builder, left: Labelled, right: Labelled, needed: set[str], sizes: dict[str, Dim]) -> Labelled:
-    """One pair: labels of both that are needed are a batch, the other shared ones are contracted by a matmul."""
+def _contract(
+    b: Builder, left: Labelled, right: Labelled, needed: set[str], sizes: dict[str, Dim],
+) -> Labelled:  # fmt: skip
+    """One pair: labels of both are a batch where they are needed later; a matmul contracts the others."""
     (x, xl), (y, yl) = left, right
     shared = [c for c in xl if c in yl]
     batch = [c for c in shared if c in needed]
@@ -105,8 +107,13 @@ def _laid(b: Builder, x: Value, text: str, order: Sequence[str], trailing: int) 
     return b.reshape(y, (*y.shape, *(1,) * trailing))
 
 
-def _grouped(b: Builder, x: Value, text: str, batch: list[str], first: list[str], second: list[str], sizes: dict[str, Dim]) -> Value:  # fmt: skip
+def _grouped(
+    b: Builder, x: Value, text: str, batch: list[str], first: list[str], second: list[str],
+    sizes: dict[str, Dim],
+) -> Value:  # fmt: skip
     """[batch..., product of the first labels, product of the second ones], with dims of one broadcast."""
     order = batch + first + second
     y = b.expand(b.transpose(x, [text.index(c) for c in order]), [sizes[c] for c in order])
-    return b.reshape(y, (*(sizes[c] for c in batch), prod(sizes[c] for c in first), prod(sizes[c] for c in second)))
+    return b.reshape(
+        y, (*(sizes[c] for c in batch), prod(sizes[c] for c in first), prod(sizes[c] for c in second))
+    )

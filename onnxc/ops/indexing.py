@@ -38,8 +38,12 @@ def _reduction(name: str) -> str:
 
 @op("ScatterElements", 11)
 @op("Scatter", 9)
-def scatter_elements(b: Builder, x: Value, index: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Value:  # fmt: skip
-    return b.one("scatter_elements", x, index, updates, axis=b.axis(axis, x.rank), reduction=_reduction(reduction))
+def scatter_elements(
+    b: Builder, x: Value, index: Value, updates: Value, *, axis: int = 0, reduction: str = "none",
+) -> Value:  # fmt: skip
+    return b.one(
+        "scatter_elements", x, index, updates, axis=b.axis(axis, x.rank), reduction=_reduction(reduction)
+    )
 
 
 @op("ScatterND", 11)
@@ -48,7 +52,10 @@ def scatter_nd(b: Builder, x: Value, index: Value, updates: Value, *, reduction:
 
 
 @op("TensorScatter", 24)
-def tensor_scatter(b: Builder, past: Value, update: Value, write_indices: Value | None = None, *, axis: int = -2, mode: str = "linear") -> Value:  # fmt: skip
+def tensor_scatter(
+    b: Builder, past: Value, update: Value, write_indices: Value | None = None, *, axis: int = -2,
+    mode: str = "linear",
+) -> Value:  # fmt: skip
     """Writes `update` into a cache [batch, ..., sequence, ...], for each batch from its own position on."""
     axis = b.axis(axis, past.rank)
     at = along(b, b.iota(update.shape[axis]), past.rank, axis)
@@ -61,7 +68,7 @@ def tensor_scatter(b: Builder, past: Value, update: Value, write_indices: Value 
 
 @op("OneHot", 9)
 def one_hot(b: Builder, index: Value, depth: Value, values: Value, *, axis: int = -1) -> Value:
-    """values[1] where the position along the new axis is the index (negative from the end), else values[0]."""
+    """values[1] where the place along the new axis is the index (negative from the end), else values[0]."""
     exact = constant_of(depth)
     count: Dim = int(exact.item()) if exact is not None else b.ints(depth, "the depth of OneHot")[0]
     axis = b.axis(axis, index.rank + 1)
@@ -82,7 +89,7 @@ def triangle(b: Builder, rows: Dim, columns: Dim, k: Value | int, upper: bool) -
 
 @op("Trilu", 14)
 def trilu(b: Builder, x: Value, k: Value | None = None, *, upper: int = 1) -> Value:
-    mask = triangle(b, *x.shape[-2:], 0 if k is None else scalar_of(b, k), bool(upper))
+    mask = triangle(b, x.shape[-2], x.shape[-1], 0 if k is None else scalar_of(b, k), bool(upper))
     return b.where(mask, x, 0)
 
 
@@ -96,7 +103,9 @@ def top_k_1(b: Builder, x: Value, *, k: int, axis: int = -1) -> list[Value]:
 
 
 @op("TopK", 10)
-def top_k_10(b: Builder, x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Value]:
+def top_k_10(
+    b: Builder, x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1,
+) -> list[Value]:  # fmt: skip
     """Sorted in any case: without `sorted` every order is right."""
     (count,) = b.ints(k, "the count of TopK")
     return _top_k(b, x, count, axis, bool(largest))
@@ -116,5 +125,7 @@ def non_zero(b: Builder, x: Value) -> Value:
     """The positions of what is not zero; how many they are must be known."""
     content = constant_of(x)
     if content is None:
-        raise UnsupportedError("NonZero of data gives a shape that depends on the data, which is not supported yet")
+        raise UnsupportedError(
+            "NonZero of data gives a shape that depends on the data, which is not supported yet"
+        )
     return b.constant(np.array(np.nonzero(np.atleast_1d(content)), dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Comparisons, selection and tests; And, Or, Xor and Not are in `math` beside the other operators by table."""
+"""Comparisons, selection and tests. And, Or, Xor and Not are in the tables of `math`."""
 
 from __future__ import annotations
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import math
 from functools import reduce as fold
 
-import numpy as np
-
 from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, ceildiv, maximum
 from onnxc.ir.graph import Value
-from onnxc.ops.common import dtype_of, scalar_of, static_shape
+from onnxc.ops.common import scalar_of
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
 
 # ONNX name, first version, primitive: one input and one output of the same type.
 _UNARY = [
     ("Abs", 1, "abs"), ("Neg", 1, "neg"), ("Sign", 9, "sign"), ("Exp", 1, "exp"), ("Log", 1, "log"),
-    ("Sqrt", 1, "sqrt"), ("Floor", 1, "floor"), ("Ceil", 1, "ceil"), ("Round", 11, "round"), ("Erf", 9, "erf"),
+    ("Sqrt", 1, "sqrt"), ("Floor", 1, "floor"), ("Ceil", 1, "ceil"), ("Round", 11, "round"),
+    ("Erf", 9, "erf"),
     ("Sin", 7, "sin"), ("Cos", 7, "cos"), ("Tan", 7, "tan"), ("Asin", 7, "asin"), ("Acos", 7, "acos"),
-    ("Atan", 7, "atan"), ("Sinh", 9, "sinh"), ("Cosh", 9, "cosh"), ("Asinh", 9, "asinh"), ("Acosh", 9, "acosh"),
+    ("Atan", 7, "atan"), ("Sinh", 9, "sinh"), ("Cosh", 9, "cosh"), ("Asinh", 9, "asinh"),
+    ("Acosh", 9, "acosh"),
     ("Atanh", 9, "atanh"), ("Not", 1, "not"), ("BitwiseNot", 18, "bitnot"),
 ]  # fmt: skip
 _BINARY = [
-    ("Add", 7, "add"), ("Sub", 7, "sub"), ("Mul", 7, "mul"), ("Div", 7, "div"), ("And", 7, "and"), ("Or", 7, "or"),
+    ("Add", 7, "add"), ("Sub", 7, "sub"), ("Mul", 7, "mul"), ("Div", 7, "div"), ("And", 7, "and"),
+    ("Or", 7, "or"),
     ("Xor", 7, "xor"), ("BitwiseAnd", 18, "bitand"), ("BitwiseOr", 18, "bitor"), ("BitwiseXor", 18, "bitxor"),
 ]  # fmt: skip
 _VARIADIC = [("Max", 8, "max"), ("Min", 8, "min"), ("Sum", 8, "add")]
@@ -98,22 +99,6 @@ def bit_shift(b: Builder, x: Value, y: Value, *, direction: str) -> Value:
     return b.binary("shl" if direction == "LEFT" else "shr", x, y)
 
 
-def _window(name: str, weights: tuple[float, float, float]) -> None:
-    """A window of N: w0 - w1 cos(2 pi n / d) + w2 cos(4 pi n / d), d = N if periodic, else N - 1."""
-
-    @op(name, 17)
-    def define(b: Builder, size: Value, *, output_datatype: int = 1, periodic: int = 1) -> Value:
-        (n,) = static_shape(b.ints(size, f"the size of {name}"), f"the size of {name}")
-        angle = 2 * math.pi * np.arange(n) / (n if periodic else n - 1)
-        window = weights[0] - weights[1] * np.cos(angle) + weights[2] * np.cos(2 * angle)
-        return b.constant(window.astype(dtype_of(output_datatype, name).numpy))
-
-
-_window("HannWindow", (0.5, 0.5, 0.0))
-_window("HammingWindow", (25 / 46, 21 / 46, 0.0))
-_window("BlackmanWindow", (0.42, 0.5, 0.08))
-
-
 @op("Range", 11)
 def range_(b: Builder, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
     """start, start + delta, ... up to, not with, limit."""
@@ -128,7 +113,8 @@ def _range_size(b: Builder, start: Value, limit: Value, delta: Value) -> Dim:
         first, last, step = (a.item() for a in arrays if a is not None)
         if step == 0:
             raise ModelError("Range has a step of zero")
-        return max(math.ceil((last - first) / step), 0)
+        count: int = math.ceil((last - first) / step)
+        return max(count, 0)
     (first,), (last,) = b.ints(start, "the start of Range"), b.ints(limit, "the limit of Range")
     (step,) = b.static_ints(delta, "the step of Range")
     if step == 0:

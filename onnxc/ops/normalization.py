@@ -30,7 +30,9 @@ def _channels(b: Builder, v: Value, rank: int) -> Value:
     return b.reshape(v, (1, *v.shape, *(1,) * (rank - 2))) if rank > 1 else v
 
 
-def _inference(b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float) -> Value:
+def _inference(
+    b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float,
+) -> Value:  # fmt: skip
     """x * factor + offset: the statistics are constants, so both fold into weights."""
     wide = [widened(b, v) for v in (scale, bias, mean, var)]
     wide = [b.cast(v, wide[3].dtype) for v in wide]
@@ -47,7 +49,9 @@ def batch_normalization_7(
     momentum: float = 0.9, spatial: int = 1, n_outputs: int,
 ) -> Value:  # fmt: skip
     if n_outputs > 1 or not spatial:
-        raise UnsupportedError("BatchNormalization in training mode, or not spatial, is not supported before opset 14")
+        raise UnsupportedError(
+            "BatchNormalization in training mode, or not spatial, is not supported before opset 14"
+        )
     return _inference(b, x, scale, bias, mean, var, epsilon)
 
 
@@ -72,9 +76,10 @@ def batch_normalization_14(
 
 
 def layer_norm(
-    b: Builder, x: Value, scale: Value | None, bias: Value | None, axes: Sequence[int], epsilon: float, stash: DType
-) -> list[Value]:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias, with the mean and the inverse deviation in the stash type."""
+    b: Builder, x: Value, scale: Value | None, bias: Value | None, axes: Sequence[int], epsilon: float,
+    stash: DType,
+) -> list[Value]:  # fmt: skip
+    """(x - mean) / sqrt(var + epsilon) * scale + bias; the mean and inverse deviation in the stash type."""
     centered, mean, variance = moments(b, b.cast(x, stash), axes)
     inverse = inverse_root(b, variance, epsilon)
     y = b.cast(b.mul(centered, inverse), x.dtype)
@@ -106,13 +111,17 @@ def rms_norm(b: Builder, x: Value, axes: Sequence[int], epsilon: float, stash: D
 
 
 @op("RMSNormalization", 23)
-def rms_normalization(b: Builder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Value:  # fmt: skip
+def rms_normalization(
+    b: Builder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1,
+) -> Value:  # fmt: skip
     normalized, _ = rms_norm(b, x, range(b.axis(axis, x.rank), x.rank), epsilon, stash_of(x, stash_type))
     return b.mul(normalized, b.cast(scale, x.dtype))
 
 
 @op("InstanceNormalization", 6)
-def instance_normalization(b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
+def instance_normalization(
+    b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5,
+) -> Value:  # fmt: skip
     wide = widened(b, x)
     centered, _, variance = moments(b, wide, range(2, x.rank))
     y = b.mul(centered, inverse_root(b, variance, epsilon))
@@ -131,23 +140,32 @@ def grouped(b: Builder, x: Value, groups: int, epsilon: float, stash: DType) -> 
 
 
 @op("GroupNormalization", 18, 20)
-def group_normalization_18(b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int) -> Value:  # fmt: skip
+def group_normalization_18(
+    b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int,
+) -> Value:  # fmt: skip
     """Scale and bias are one number for each group."""
     n, c, *spatial = x.shape
-    y = b.reshape(grouped(b, x, num_groups, epsilon, stash_of(x, 1)), (n, num_groups, c // num_groups * prod(spatial)))
+    y = b.reshape(
+        grouped(b, x, num_groups, epsilon, stash_of(x, 1)), (n, num_groups, c // num_groups * prod(spatial))
+    )
     scale, bias = (along(b, b.cast(v, y.dtype), 3, 1) for v in (scale, bias))
     return b.cast(b.reshape(b.add(b.mul(y, scale), bias), x.shape), x.dtype)
 
 
 @op("GroupNormalization", 21)
-def group_normalization_21(b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int, stash_type: int = 1) -> Value:  # fmt: skip
+def group_normalization_21(
+    b: Builder, x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, num_groups: int,
+    stash_type: int = 1,
+) -> Value:  # fmt: skip
     """Scale and bias are one number for each channel."""
     y = b.cast(grouped(b, x, num_groups, epsilon, stash_of(x, stash_type)), x.dtype)
     return b.add(b.mul(y, _channels(b, scale, x.rank)), _channels(b, bias, x.rank))
 
 
 @op("LRN", 1)
-def lrn(b: Builder, x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int) -> Value:
+def lrn(
+    b: Builder, x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int,
+) -> Value:  # fmt: skip
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
     zeros, ones = (0,) * x.rank, (1,) * x.rank
     total = b.one(

@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import reduce as fold
 from itertools import product
 
-import numpy as np
-
-from onnxc.errors import UnsupportedError
+from onnxc.errors import LimitError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
@@ -17,8 +15,11 @@ from onnxc.ir.graph import Value
 from onnxc.ops.common import along, lowest
 from onnxc.ops.conv import Window, window_of
 from onnxc.ops.registry import op
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.contraction import window_size
+
+# MaxPool that also gives positions is built from one slice for each element of the window.
+MAX_TAPS = 1024
 
 
 def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
@@ -27,10 +28,12 @@ def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
     ONNX: ceil((size + pads - span) / stride + 1), less one where the last window would begin past the input.
     """
     high = []
-    for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
+    for d, s, span, lo, hi in zip(
+        spatial, window.strides, window.spans, window.low, window.high, strict=True
+    ):
         count = minimum(ceildiv(d + lo + hi - span, s) + 1, ceildiv(d + lo, s))
         high.append((count - 1) * s + span - d - lo)
-    # A window that ends before the padding does leaves some of it unused: less than was asked for is right then.
+    # Where the last window ends before the padding does, this is less padding than was asked for.
     return replace(window, high=tuple(high))
 
 
@@ -48,8 +51,9 @@ def pool(b: Builder, primitive: str, x: Value, window: Window) -> Value:
             x = b.slice(x, lead + i, 0, x.shape[lead + i] + c)
     ones, zeros = (1,) * lead, (0,) * lead
     return b.one(
-        primitive, x, kernel=ones + window.kernel, strides=ones + window.strides, dilations=ones + window.dilations,
-        low=zeros + window.low, high=zeros + tuple(h - c for h, c in zip(window.high, crop, strict=True)),
+        primitive, x, kernel=ones + window.kernel, strides=ones + window.strides,
+        dilations=ones + window.dilations, low=zeros + window.low,
+        high=zeros + tuple(h - c for h, c in zip(window.high, crop, strict=True)),
     )  # fmt: skip
 
 
@@ -67,7 +71,7 @@ def max_pool(
 
 
 def _max_positions(b: Builder, x: Value, window: Window, column_major: bool) -> Value:
-    """Where in the whole input each window has its first maximum, counted row by row (or column by column)."""
+    """Where in the whole input each window has its first maximum, counted by rows or by columns."""
     spatial = x.shape[2:]
     count = _positions(spatial, window)
     at = b.reshape(b.one("argmax", _taps(b, x, window, count), axis=0, last=False), (*x.shape[:2], *count))
@@ -88,12 +92,18 @@ def _max_positions(b: Builder, x: Value, window: Window, column_major: bool) -> 
 
 
 def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
-    """[taps, N, C, positions...]: every element of every window, those of the padding being the lowest value."""
+    """[taps, N, C, positions...]: every element of every window; padding is the lowest value."""
+    if prod(window.kernel) > MAX_TAPS:
+        raise LimitError(
+            f"MaxPool with positions has a window of {prod(window.kernel)}; the limit is {MAX_TAPS}"
+        )
     padded = b.pad(x, (0, 0, *window.low), (0, 0, *(maximum(h, 0) for h in window.high)), lowest(x.dtype))
     taps = []
     for offset in product(*(range(k) for k in window.kernel)):
         starts = (0, 0, *(o * d for o, d in zip(offset, window.dilations, strict=True)))
-        tap = b.one("slice", padded, starts=starts, sizes=(*x.shape[:2], *count), steps=(1, 1, *window.strides))
+        tap = b.one(
+            "slice", padded, starts=starts, sizes=(*x.shape[:2], *count), steps=(1, 1, *window.strides)
+        )
         taps.append(b.reshape(tap, (1, *tap.shape)))
     return b.concat(taps, 0)
 
@@ -104,41 +114,41 @@ def average_pool(
     count_include_pad: int = 0, dilations: list[int] | None = None, pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    """The mean of a window's elements; `count_include_pad` counts the padding as zeros, but never what `ceil_mode` adds."""
+    """The mean over a window. `count_include_pad` counts padding as zeros, never what `ceil_mode` adds."""
     spatial = x.shape[2:]
     plain = window_of(spatial, kernel_shape, strides, dilations, pads, auto_pad)
     window = with_ceil(spatial, plain) if ceil_mode else plain
     total = pool(b, "window_sum", x, window)
-    counts = [_counts(b, i, spatial[i], plain, window, bool(count_include_pad), x.dtype) for i in range(len(spatial))]
-    if all(isinstance(c, int) for c in counts):
-        return b.div(total, prod(counts))  # type: ignore[arg-type]
-    laid = [c if isinstance(c, int) else along(b, c, len(counts), i) for i, c in enumerate(counts)]
-    return b.div(total, fold(b.mul, sorted(laid, key=lambda c: isinstance(c, int))))  # type: ignore[arg-type]
+    counts = [
+        _counts(b, i, spatial[i], plain, window, bool(count_include_pad), x.dtype)
+        for i in range(len(spatial))
+    ]
+    same = prod(c for c in counts if isinstance(c, int))
+    differing = [along(b, c, len(counts), i) for i, c in enumerate(counts) if not isinstance(c, int)]
+    return b.div(total, b.mul(fold(b.mul, differing), same) if differing else same)  # type: ignore[arg-type]
 
 
-def _counts(b: Builder, axis: int, size: Dim, plain: Window, window: Window, include_pad: bool, dtype: DType) -> Value | int:  # fmt: skip
-    """How many elements of each window along an axis count: one number where that is the same for all of them."""
+def _counts(
+    b: Builder, axis: int, size: Dim, plain: Window, window: Window, include_pad: bool, dtype: DType,
+) -> Value | int:  # fmt: skip
+    """How many elements of each window along an axis count: one number where all are equal."""
     low, high = (plain.low[axis], plain.high[axis])
     kernel, stride, dilation = window.kernel[axis], window.strides[axis], window.dilations[axis]
-    if low == 0 and window.high[axis] == 0 or include_pad and window.high[axis] == high:
+    if (low == 0 and window.high[axis] == 0) or (include_pad and window.high[axis] == high):
         return kernel
     start, end = (0, size + low + high) if include_pad else (low, low + size)
-    span = dilation * (kernel - 1) + 1
-    if isinstance(size, int) and isinstance(low, int) and isinstance(window.high[axis], int) and isinstance(end, int):
-        (positions,) = _positions((size,), Window((kernel,), (stride,), (dilation,), (low,), (window.high[axis],)))
-        assert isinstance(positions, int)
-        taps = np.arange(positions)[:, None] * stride + np.arange(0, span, dilation)
-        found = ((taps >= start) & (taps < end)).sum(1)
-        return int(found[0]) if positions and (found == found[0]).all() else b.constant(found.astype(dtype.numpy))
     ones = b.full((end - start,), 1, dtype)
     outer = Window((kernel,), (stride,), (dilation,), (start,), (size + low + window.high[axis] - end,))
-    return pool(b, "window_sum", ones, outer)
+    counts = pool(b, "window_sum", ones, outer)
+    known = constant_of(counts)
+    return int(known[0]) if known is not None and known.size and (known == known[0]).all() else counts
 
 
 @op("LpPool", 2)
 def lp_pool(
     b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
-    dilations: list[int] | None = None, p: int = 2, pads: list[int] | None = None, strides: list[int] | None = None,
+    dilations: list[int] | None = None, p: int = 2, pads: list[int] | None = None,
+    strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     """(sum of |x| ** p) ** (1 / p) over each window."""
     window = window_of(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
@@ -188,13 +198,20 @@ def max_unpool(
         (d - 1) * s - around[i] - around[n + i] + k
         for i, (d, s, k) in enumerate(zip(x.shape[2:], step, kernel_shape, strict=True))
     ]
-    shape = [*x.shape[:2], *inferred] if output_shape is None else b.ints(output_shape, "the shape of MaxUnpool")
+    shape = (
+        [*x.shape[:2], *inferred] if output_shape is None else b.ints(output_shape, "the shape of MaxUnpool")
+    )
     if output_shape is not None and len(shape) != x.rank:
         raise UnsupportedError(f"MaxUnpool to the shape {shape} of another rank")
-    # The positions count in the inferred shape. A greater output keeps each element's place in the flat memory.
+    # Positions count in the output's own memory, as in onnxruntime, also where it is larger than inferred.
     flat = b.full((prod(shape),), 0, x.dtype)
     where = b.reshape(index, (prod(index.shape),))
     filled = b.one(
-        "scatter_elements", flat, b.cast(where, dtypes.int64), b.reshape(x, (prod(x.shape),)), axis=0, reduction="none"
+        "scatter_elements",
+        flat,
+        b.cast(where, dtypes.int64),
+        b.reshape(x, (prod(x.shape),)),
+        axis=0,
+        reduction="none",
     )
     return b.reshape(filled, shape)

@@ -19,7 +19,7 @@ from onnxc.primitives.builder import Builder, constant_of
 
 
 def spread(b: Builder, v: Value, x: Value, axis: int, block: int) -> Value:
-    """A scale or zero point as something that broadcasts to x: per tensor, per axis, or per block of an axis."""
+    """A scale or zero point made to broadcast to x: per tensor, per axis, or per block of an axis."""
     if v.t.size == 1 and (v.rank <= 1 or not block):
         return b.reshape(v, ())
     axis = b.axis(axis, x.rank)
@@ -35,13 +35,15 @@ def spread(b: Builder, v: Value, x: Value, axis: int, block: int) -> Value:
 def is_zero(v: Value | None) -> bool:
     """True for a zero point that is absent, or constant and zero."""
     array = constant_of(v)
-    return v is None or array is not None and not array.astype(np.float32).any()
+    return v is None or (array is not None and not array.astype(np.float32).any())
 
 
 def to_quantized(b: Builder, x: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
     """round(x) + zero, limited to the type: x is a float that is already divided by the scale."""
     if to.is_float:
-        return convert(b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate)
+        return convert(
+            b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate
+        )
     y = b.round(x)
     if zero is not None and not is_zero(zero):
         y = b.add(y, b.cast(zero, y.dtype))
@@ -66,7 +68,13 @@ def quantize_linear(
     b: Builder, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1, block_size: int = 0,
     output_dtype: int = 0, precision: int = 0, saturate: int = 1,
 ) -> Value:  # fmt: skip
-    to = zero.dtype if zero is not None else dtype_of(output_dtype, "QuantizeLinear") if output_dtype else dtypes.uint8
+    to = (
+        zero.dtype
+        if zero is not None
+        else dtype_of(output_dtype, "QuantizeLinear")
+        if output_dtype
+        else dtypes.uint8
+    )
     exact = dtype_of(precision, "QuantizeLinear") if precision else None
     return quantize(b, x, scale, zero, axis, block_size, to, bool(saturate), exact)
 
@@ -109,7 +117,11 @@ def dynamic_quantize_linear(b: Builder, x: Value) -> list[Value]:
 
 def _row_zero(b: Builder, zero: Value | None) -> Value | None:
     """The zero point of a left operand: one for each row where it is a vector."""
-    return b.reshape(zero, (*zero.shape, 1)) if zero is not None and zero.rank == 1 and zero.t.size != 1 else zero
+    return (
+        b.reshape(zero, (*zero.shape, 1))
+        if zero is not None and zero.rank == 1 and zero.t.size != 1
+        else zero
+    )
 
 
 def integer_product(b: Builder, x: Value, y: Value, x_zero: Value | None, y_zero: Value | None) -> Value:
@@ -123,18 +135,22 @@ def _scalar(b: Builder, v: Value | None) -> Value | None:
 
 
 @op("MatMulInteger", 10)
-def matmul_integer(b: Builder, x: Value, y: Value, x_zero: Value | None = None, y_zero: Value | None = None) -> Value:
+def matmul_integer(
+    b: Builder, x: Value, y: Value, x_zero: Value | None = None, y_zero: Value | None = None,
+) -> Value:  # fmt: skip
     return integer_product(b, x, y, x_zero, y_zero)
 
 
 @op("QLinearMatMul", 10)
 def qlinear_matmul(
-    b: Builder, x: Value, x_scale: Value, x_zero: Value, y: Value, y_scale: Value, y_zero: Value, scale: Value,
-    zero: Value,
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, y: Value, y_scale: Value, y_zero: Value,
+    scale: Value, zero: Value,
 ) -> Value:  # fmt: skip
     acc = b.cast(integer_product(b, x, y, x_zero, y_zero), dtypes.float32)
     row, column, out = (b.cast(v, dtypes.float32) for v in (x_scale, y_scale, scale))
-    factor = b.div(b.mul(_row_zero(b, _scalar(b, row)) or row, _scalar(b, column) or column), _scalar(b, out) or out)
+    factor = b.div(
+        b.mul(_row_zero(b, _scalar(b, row)) or row, _scalar(b, column) or column), _scalar(b, out) or out
+    )
     return to_quantized(b, b.mul(acc, factor), _scalar(b, zero), zero.dtype)
 
 
@@ -149,7 +165,9 @@ def integer_convolution(
     strides: list[int] | None, dilations: list[int] | None, pads: list[int] | None,
 ) -> Value:  # fmt: skip
     """The convolution of (x - x_zero) and (w - w_zero) in int32; padding counts as x_zero."""
-    window = window_of(x.shape[2:], static_shape(w.shape[2:], "the kernel"), strides, dilations, pads, auto_pad)
+    window = window_of(
+        x.shape[2:], static_shape(w.shape[2:], "the kernel"), strides, dilations, pads, auto_pad
+    )
     weights = centered(b, w, _channel_zero(b, w_zero, w.rank))
     return convolve(b, centered(b, x, _scalar(b, x_zero)), weights, window, group)
 
@@ -165,10 +183,10 @@ def conv_integer(
 
 @op("QLinearConv", 10)
 def qlinear_conv(
-    b: Builder, x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value, scale: Value,
-    zero: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET", dilations: list[int] | None = None,
-    group: int = 1, kernel_shape: list[int] | None = None, pads: list[int] | None = None,
-    strides: list[int] | None = None,
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value,
+    scale: Value, zero: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET",
+    dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     """The bias is int32 in units of x_scale * w_scale."""
     if zero is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
-from onnxc.ops.common import axes_of
+from onnxc.ops.common import along, axes_of
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -63,7 +63,7 @@ def _as_float(b: Builder, f: Callable[[Value], Value], x: Value) -> Value:
 
 
 def _log_sum_exp(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:
-    """log(sum(exp(x))) with the greatest element taken out; an infinite one is left in, as inf - inf is NaN."""
+    """log(sum(exp(x))), the greatest element taken out first unless it is infinite: inf - inf is NaN."""
 
     def compute(y: Value) -> Value:
         top = b.reduce("max", y, axes, True)
@@ -84,14 +84,17 @@ def _family(name: str, reduction: Reduction, inputs_from: int) -> None:
         return reduction(b, x, range(x.rank) if found is None else found, bool(keepdims))
 
     @op(name, inputs_from)
-    def given(b: Builder, x: Value, axes: Value | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Value:  # fmt: skip
+    def given(
+        b: Builder, x: Value, axes: Value | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0,
+    ) -> Value:  # fmt: skip
         found = axes_of(b, axes, x.rank, name) or (() if noop_with_empty_axes else tuple(range(x.rank)))
         return reduction(b, x, found, bool(keepdims))
 
 
 for _name, _reduction, _from in [
     ("ReduceSum", _sum, 13), ("ReduceProd", _prod, 18), ("ReduceMean", _mean, 18), ("ReduceMax", _max, 18),
-    ("ReduceMin", _min, 18), ("ReduceL1", _l1, 18), ("ReduceL2", _l2, 18), ("ReduceSumSquare", _sum_square, 18),
+    ("ReduceMin", _min, 18), ("ReduceL1", _l1, 18), ("ReduceL2", _l2, 18),
+    ("ReduceSumSquare", _sum_square, 18),
     ("ReduceLogSum", _log_sum, 18), ("ReduceLogSumExp", _log_sum_exp, 18),
 ]:  # fmt: skip
     _family(_name, _reduction, _from)
@@ -99,7 +102,9 @@ for _name, _reduction, _from in [
 
 def _arg(name: str, primitive: str) -> None:
     @op(name, 1)
-    def define(b: Builder, x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Value:
+    def define(
+        b: Builder, x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0,
+    ) -> Value:  # fmt: skip
         axis = b.axis(axis, x.rank)
         out = b.one(primitive, x, axis=axis, last=bool(select_last_index))
         return b.reshape(out, [1 if i == axis else d for i, d in enumerate(x.shape)]) if keepdims else out
@@ -115,3 +120,16 @@ def cumsum(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: in
     if x.rank == 0:
         raise ModelError("CumSum of a scalar")
     return b.one("cumsum", x, axis=b.axis(at, x.rank), exclusive=bool(exclusive), reverse=bool(reverse))
+
+
+@op("CumProd", 26)
+def cumprod(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
+    """Each element is the product over a triangle: quadratic in the axis, for an op that is rare."""
+    (at,) = b.static_ints(axis, "the axis of CumProd")
+    at = b.axis(at, x.rank)
+    n = x.shape[at]
+    wide = b.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))  # [..., output, input, ...]
+    output, source = along(b, b.iota(n), x.rank + 1, at), along(b, b.iota(n), x.rank + 1, at + 1)
+    first, second = (output, source) if reverse else (source, output)
+    taken = b.lt(first, second) if exclusive else b.le(first, second)
+    return b.reduce("prod", b.where(taken, wide, 1), [at + 1])

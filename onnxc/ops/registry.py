@@ -20,7 +20,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import onnxc.ops
 from onnxc.errors import ModelError, UnsupportedError
@@ -28,6 +28,7 @@ from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 
 Definition = Callable[..., "Value | Sequence[Value | None]"]
+F = TypeVar("F", bound=Definition)
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class OpDef:
 _TABLE: dict[tuple[str, str], list[OpDef]] = {}
 
 
-def op(name: str, first: int, last: int | None = None, domain: str = "") -> Callable[[Definition], Definition]:
+def op(name: str, first: int, last: int | None = None, domain: str = "") -> Callable[[F], F]:
     """Registers the decorated function as the meaning of an op from opset `first` to `last` (None: to the newest)."""
 
-    def add(define: Definition) -> Definition:
+    def add(define: F) -> F:
         _TABLE.setdefault((domain, name), []).append(OpDef(name, domain, first, last, define))
         return define
 

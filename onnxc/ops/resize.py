@@ -1,7 +1,7 @@
-"""Resize and its predecessor Upsample: one axis after another, by positions and weights computed from the index.
+"""Resize and its predecessor Upsample: axis by axis, by positions and weights computed from the index.
 
-Positions are computed in float32, operation for operation as onnxruntime does, since a rounding more or less picks
-another element. Where sizes are known they are constants; where not, arithmetic on the output's index.
+Positions are computed in float32, operation for operation as onnxruntime does, since a rounding more or
+less picks another element. Where sizes are known they are constants; where not, arithmetic on the index.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
-from onnxc.ops.common import constant_input, static_dim, widened
+from onnxc.ops.common import constant_input, limited, static_dim, widened
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
 
 
 @dataclass(frozen=True)
 class Axis:
-    """How one axis is resized: sizes before and after, the scale (None: after / before), and the crop, if any."""
+    """How one axis is resized: sizes before and after, the scale (None: after / before), and the crop."""
 
     axis: int
     before: Dim
@@ -53,7 +53,9 @@ class _Grid:
         self.i = b.cast(b.iota(axis.after), dtypes.float32)
         self.before = b.size_as(axis.before, dtypes.float32)
         self.after = b.size_as(axis.after, dtypes.float32)
-        self.scale = b.div(self.after, self.before) if axis.scale is None else b.scalar(axis.scale, dtypes.float32)
+        self.scale = (
+            b.div(self.after, self.before) if axis.scale is None else b.scalar(axis.scale, dtypes.float32)
+        )
         self.crop = axis.crop
 
     def half_pixel(self) -> Value:
@@ -64,7 +66,9 @@ class _Grid:
         b = self.b
         lost = b.sub(1.0, b.div(self.after, b.mul(self.scale, self.before)))
         offset = b.mul(b.div(self.before, 2.0), lost)
-        i, scale, offset = (b.cast(v, dtypes.float64) for v in (self.i, self.scale, offset))  # as onnxruntime does
+        i, scale, offset = (
+            b.cast(v, dtypes.float64) for v in (self.i, self.scale, offset)
+        )  # as onnxruntime does
         return b.cast(b.sub(b.add(offset, b.div(b.add(i, 0.5), scale)), 0.5), dtypes.float32)
 
     def pytorch_half_pixel(self) -> Value:
@@ -156,10 +160,19 @@ def _is_repeat(axis: Axis, style: Style) -> int | None:
     if axis.before == 0:
         return None
     times = axis.after // axis.before if axis.scale is None else int(axis.scale)
-    if not isinstance(times, int) or times < 1 or axis.after != axis.before * times or axis.scale not in (None, times):
+    if (
+        not isinstance(times, int)
+        or times < 1
+        or axis.after != axis.before * times
+        or axis.scale not in (None, times)
+    ):
         return None
     halves = style.coordinates in ("half_pixel", "pytorch_half_pixel") and style.nearest.startswith("round")
-    return times if halves or (style.coordinates == "asymmetric" and style.nearest in ("floor", "simple")) else None
+    return (
+        times
+        if halves or (style.coordinates == "asymmetric" and style.nearest in ("floor", "simple"))
+        else None
+    )
 
 
 def _nearest_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
@@ -183,8 +196,8 @@ def _linear_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
     return _extrapolated(b, y, axis, style, at)
 
 
-def _cubic_weights(b: Builder, share: Value, a: float) -> list[Value]:
-    """Keys, Cubic convolution interpolation: the weights of the four neighbours of a point between two of them."""
+def cubic_weights(b: Builder, share: Value, a: float) -> list[Value]:
+    """Keys, Cubic convolution interpolation: the weights of the four neighbours of a point."""
 
     def near(t: Value) -> Value:  # |t| <= 1
         return b.add(b.mul(b.mul(b.sub(b.mul(t, a + 2), a + 3), t), t), 1.0)
@@ -199,7 +212,7 @@ def _cubic_weights(b: Builder, share: Value, a: float) -> list[Value]:
 def _cubic_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
     at = _COORDINATES[style.coordinates](_Grid(b, axis))
     low = b.floor(at)
-    weights = _cubic_weights(b, b.sub(at, low), style.cubic_a)
+    weights = cubic_weights(b, b.sub(at, low), style.cubic_a)
     places = [b.add(low, float(k - 1)) for k in range(4)]
     if style.exclude_outside:
         end = b.size_as(axis.before, dtypes.float32)
@@ -209,7 +222,9 @@ def _cubic_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
         weights = [b.div(w, total) for w in weights]
     y: Value | None = None
     for place, weight in zip(places, weights, strict=True):
-        tap = b.mul(b.gather(x, _positions(b, place, axis.before), axis.axis), _along(b, weight, x, axis.axis))
+        tap = b.mul(
+            b.gather(x, _positions(b, place, axis.before), axis.axis), _along(b, weight, x, axis.axis)
+        )
         y = tap if y is None else b.add(y, tap)
     assert y is not None
     return _extrapolated(b, y, axis, style, at)
@@ -226,13 +241,17 @@ def _extrapolated(b: Builder, y: Value, axis: Axis, style: Style, at: Value) -> 
 
 
 def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
-    """Shrinking with a filter that widens with the factor: a matrix [after, before] of weights, each row's sum one."""
-    before, after = static_dim(axis.before, "Resize with antialias"), static_dim(axis.after, "Resize with antialias")
+    """Shrinking with a filter that widens with the factor, as a matrix of weights."""
+    before, after = (
+        static_dim(axis.before, "Resize with antialias"),
+        static_dim(axis.after, "Resize with antialias"),
+    )
     at = constant_of(_COORDINATES[style.coordinates](_Grid(b, axis)))
     if at is None:
         raise UnsupportedError(f"Resize with antialias to {after} elements is not supported")
     scale = min(axis.scale if axis.scale is not None else after / before, 1.0)
     reach = int(np.ceil(2 / scale)) + 1
+    limited(after * (before + 2 * reach), "Resize with antialias")
     taps = np.arange(-reach, before + reach)
     distance = np.abs(at[:, None].astype(np.float64) - taps) * scale
     if style.mode == "linear":
@@ -270,16 +289,20 @@ def resize(b: Builder, x: Value, axes: Sequence[Axis], style: Style) -> Value:
 
 
 def _scaled(size: Dim, scale: float) -> Dim:
-    """floor(size * scale), for a size known only at run time where the scale is a fraction of small numbers."""
+    """floor(size * scale); a size known only at run time needs a scale that is a simple fraction."""
     if isinstance(size, int):
         return int(np.float32(scale) * np.float32(size))
     exact = Fraction(float(scale)).limit_denominator(1024)
     if float(np.float32(exact.numerator / exact.denominator)) != float(np.float32(scale)):
-        raise UnsupportedError(f"Resize of a dim known only at run time by the scale {scale} is not supported")
+        raise UnsupportedError(
+            f"Resize of a dim known only at run time by the scale {scale} is not supported"
+        )
     return size * exact.numerator // exact.denominator
 
 
-def _by_scales(x: Value, scales: Sequence[float], axes: Sequence[int], crops: Sequence[tuple[float, float]]) -> list[Axis]:  # fmt: skip
+def _by_scales(
+    x: Value, scales: Sequence[float], axes: Sequence[int], crops: Sequence[tuple[float, float]],
+) -> list[Axis]:  # fmt: skip
     if len(scales) != len(axes) or min(scales, default=1) <= 0:
         raise ModelError(f"Resize has the scales {list(scales)} for the axes {list(axes)} of {x.t}")
     found = []
@@ -293,7 +316,9 @@ def _by_scales(x: Value, scales: Sequence[float], axes: Sequence[int], crops: Se
     return found
 
 
-def _by_sizes(x: Value, sizes: Sequence[Dim], axes: Sequence[int], crops: Sequence[tuple[float, float]], policy: str) -> list[Axis]:  # fmt: skip
+def _by_sizes(
+    x: Value, sizes: Sequence[Dim], axes: Sequence[int], crops: Sequence[tuple[float, float]], policy: str,
+) -> list[Axis]:  # fmt: skip
     if len(sizes) != len(axes):
         raise ShapeError(f"Resize has the sizes {list(sizes)} for the axes {list(axes)} of {x.t}")
     own = [x.shape[a] for a in axes]
@@ -314,14 +339,15 @@ def _present(v: Value | None) -> bool:
 
 @op("Resize", 11)
 def resize_11(
-    b: Builder, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None, *,
-    antialias: int = 0, axes: list[int] | None = None, coordinate_transformation_mode: str = "half_pixel",
+    b: Builder, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None,
+    *, antialias: int = 0, axes: list[int] | None = None, coordinate_transformation_mode: str = "half_pixel",
     cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
+    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
 ) -> Value:  # fmt: skip
     style = Style(
-        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), extrapolation_value,
-        bool(antialias),
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside),
+        extrapolation_value, bool(antialias),
     )  # fmt: skip
     places = list(range(x.rank)) if axes is None else [b.axis(a, x.rank) for a in axes]
     crops = [(0.0, 1.0)] * len(places)
@@ -349,7 +375,7 @@ def _legacy(b: Builder, x: Value, scales: Sequence[float], mode: str) -> Value:
 @op("Resize", 10, 10)
 @op("Upsample", 9)
 def upsample_9(b: Builder, x: Value, scales: Value, *, mode: str = "nearest") -> Value:
-    return _legacy(b, x, constant_input(scales, "the scales of Upsample").ravel(), mode)
+    return _legacy(b, x, constant_input(scales, "the scales of Upsample").ravel().tolist(), mode)
 
 
 @op("Upsample", 7, 8)

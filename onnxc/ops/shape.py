@@ -60,7 +60,7 @@ def _remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:
             left.remove(d)
             used.remove(d)
     total, part = prod(left), prod(used)
-    if isinstance(part, int) and (part == 0 or isinstance(total, int) and total % part):
+    if isinstance(part, int) and (part == 0 or (isinstance(total, int) and total % part)):
         raise ShapeError(f"cannot reshape {list(own)} to {list(others)} and one more dim")
     return total // part
 
@@ -145,7 +145,9 @@ def concat(b: Builder, *xs: Value, axis: int) -> Value:
     return b.concat(xs, b.axis(axis, xs[0].rank))
 
 
-def _split(b: Builder, x: Value, axis: int, sizes: Sequence[Dim] | None, parts: int, uneven: bool) -> list[Value]:
+def _split(
+    b: Builder, x: Value, axis: int, sizes: Sequence[Dim] | None, parts: int, uneven: bool,
+) -> list[Value]:  # fmt: skip
     """Slices of the given sizes, or of equal ones; with `uneven` the last one may be smaller."""
     axis = b.axis(axis, x.rank)
     whole = x.shape[axis]
@@ -154,25 +156,34 @@ def _split(b: Builder, x: Value, axis: int, sizes: Sequence[Dim] | None, parts: 
         if not uneven and isinstance(whole, int) and whole % parts:
             raise ShapeError(f"Split of axis {axis} of {x.t} in {parts} equal parts")
         sizes = [each] * (parts - 1) + [whole - each * (parts - 1)]
-    if isinstance(whole, int) and all(isinstance(s, int) for s in sizes) and (sum(sizes) != whole or min(sizes, default=0) < 0):  # type: ignore[arg-type, type-var]  # fmt: skip
+    known = [s for s in sizes if isinstance(s, int)]
+    fits = sum(known) == whole and min(known, default=0) >= 0
+    if isinstance(whole, int) and len(known) == len(sizes) and not fits:
         raise ShapeError(f"Split of axis {axis} of {x.t} in sizes {list(sizes)}")
     return b.split(x, axis, sizes)
 
 
 @op("Split", 1, 12)
-def split_1(b: Builder, x: Value, *, axis: int = 0, split: list[int] | None = None, n_outputs: int) -> list[Value]:
+def split_1(
+    b: Builder, x: Value, *, axis: int = 0, split: list[int] | None = None, n_outputs: int,
+) -> list[Value]:  # fmt: skip
     return _split(b, x, axis, split, n_outputs, False)
 
 
 @op("Split", 13)
-def split_13(b: Builder, x: Value, split: Value | None = None, *, axis: int = 0, num_outputs: int | None = None, n_outputs: int) -> list[Value]:  # fmt: skip
+def split_13(
+    b: Builder, x: Value, split: Value | None = None, *, axis: int = 0, num_outputs: int | None = None,
+    n_outputs: int,
+) -> list[Value]:  # fmt: skip
+    if num_outputs is not None and num_outputs != n_outputs:
+        raise ModelError(f"Split has {n_outputs} outputs, and num_outputs = {num_outputs}")
     sizes = None if split is None else b.ints(split, "the sizes of Split")
     return _split(b, x, axis, sizes, num_outputs or n_outputs, num_outputs is not None)
 
 
 @op("DepthToSpace", 1)
 def depth_to_space(b: Builder, x: Value, *, blocksize: int, mode: str = "DCR") -> Value:
-    """[N, C * s * s, H, W] to [N, C, H * s, W * s]; the mode says whether depth or column-row is outermost."""
+    """[N, C * s * s, H, W] to [N, C, H * s, W * s]; the mode says whether the depth is outermost."""
     n, c, h, w = x.shape
     s = blocksize
     depth = c // (s * s)

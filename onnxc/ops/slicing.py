@@ -22,7 +22,7 @@ def clamp(position: Dim, size: Dim, low: Dim, high: Dim) -> Dim:
 
     A symbolic position whose sign is not known is taken to be counted from the front.
     """
-    least, most = bounds(position)
+    _, most = bounds(position)
     if isinstance(position, int) and abs(position) >= FAR:
         return high if position > 0 else low
     if most is not None and most < 0:
@@ -31,13 +31,16 @@ def clamp(position: Dim, size: Dim, low: Dim, high: Dim) -> Dim:
 
 
 def _count(first: Dim, end: Dim, size: Dim, step: int) -> Dim:
-    """Number of elements of a slice inside an axis. To the end, or from the beginning, it needs no clamping."""
+    """Number of elements of a slice inside an axis. From its beginning or to its end: no clamp."""
     if step > 0 and (end == size or first == 0):
         return ceildiv(end - first, step)
     return slice_size(first, end, step)
 
 
-def _slice(b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int], steps: Sequence[int]) -> Value:  # fmt: skip
+def _slice(
+    b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int],
+    steps: Sequence[int],
+) -> Value:  # fmt: skip
     """One `slice` primitive for all axes."""
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ModelError("Slice has starts, ends, axes and steps of different lengths")
@@ -57,12 +60,18 @@ def _slice(b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axe
 
 
 @op("Slice", 1, 9)
-def slice_1(b: Builder, x: Value, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> Value:
-    return _slice(b, x, starts, ends, axes if axes is not None else list(range(len(starts))), [1] * len(starts))
+def slice_1(
+    b: Builder, x: Value, *, starts: list[int], ends: list[int], axes: list[int] | None = None,
+) -> Value:  # fmt: skip
+    return _slice(
+        b, x, starts, ends, axes if axes is not None else list(range(len(starts))), [1] * len(starts)
+    )
 
 
 @op("Slice", 10)
-def slice_10(b: Builder, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None) -> Value:  # fmt: skip
+def slice_10(
+    b: Builder, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None,
+) -> Value:  # fmt: skip
     first = b.ints(starts, "the start of Slice")
     along_axes = list(range(len(first))) if axes is None else b.static_ints(axes, "the axes of Slice")
     strides = [1] * len(first) if steps is None else b.static_ints(steps, "the steps of Slice")
@@ -84,6 +93,14 @@ def _pad(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: st
         if (low[axis], high[axis]) != (0, 0):
             x = b.gather(x, _source_positions(b, x.shape[axis], low[axis], high[axis], mode), axis)
     return x
+
+
+def crop_or_pad(b: Builder, x: Value, axis: int, size: int) -> Value:
+    """An axis cut, or continued with zeros, to a size."""
+    grow = size - x.shape[axis]
+    high: list[Dim] = [0] * x.rank
+    high[axis] = grow
+    return _pad(b, x, [0] * x.rank, high, "constant", 0)
 
 
 def _source_positions(b: Builder, size: Dim, low: Dim, high: Dim, mode: str) -> Value:
@@ -118,8 +135,13 @@ def pad_2(b: Builder, x: Value, *, pads: list[int], mode: str = "constant", valu
 
 
 @op("Pad", 11)
-def pad_11(b: Builder, x: Value, pads: Value, constant_value: Value | None = None, axes: Value | None = None, *, mode: str = "constant") -> Value:  # fmt: skip
-    places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
+def pad_11(
+    b: Builder, x: Value, pads: Value, constant_value: Value | None = None, axes: Value | None = None, *,
+    mode: str = "constant",
+) -> Value:  # fmt: skip
+    places = (
+        range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
+    )
     low, high = pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank)
     value: Operand = 0 if constant_value is None else scalar_of(b, constant_value)
     if x.dtype is not dtypes.boolean:
@@ -144,7 +166,9 @@ def center_crop_pad(b: Builder, x: Value, shape: Value, *, axes: list[int] | Non
 
 
 @op("ReverseSequence", 10)
-def reverse_sequence(b: Builder, x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Value:
+def reverse_sequence(
+    b: Builder, x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0,
+) -> Value:  # fmt: skip
     """The first `lengths[i]` steps of each sequence reversed, the rest left in place."""
     time, batch = b.axis(time_axis, x.rank), b.axis(batch_axis, x.rank)
     step = along(b, b.iota(x.shape[time]), x.rank, time)

@@ -10,19 +10,28 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ops.registry import OpDef, apply, find
 from onnxc.primitives.builder import Builder
 
-# What a definition raises for inputs that it cannot be built from (a rank that does not fit, an attribute of a wrong
-# type): the model's fault, as the definitions themselves are tested.
-_MISFITS = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError, AssertionError, AttributeError)
+# What a definition raises for inputs that it cannot be built from (a rank that does not fit, an attribute of
+# a wrong type): the model's fault, as the definitions themselves are tested.
+_MISFITS = (
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    ZeroDivisionError,
+    OverflowError,
+    AssertionError,
+    AttributeError,
+)
 
 
 def decompose(graph: Graph) -> Graph:
     """The graph with every ONNX op replaced by primitives, and all types known.
 
-    Before: as imported (`onnxc.frontends.onnx_file.load`), the opsets in its metadata. After: nodes of primitives,
-    each with the origin of the ONNX node that it comes from; those that no output needs are gone.
+    Before: as imported (`onnxc.frontends.onnx_file.load`), the opsets in its metadata. After: nodes
+    of primitives, each with the origin of the ONNX node that it comes from, none that no output needs.
 
-    Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node, its op
-    type and the types of its inputs.
+    Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node,
+    its op type and the shapes of its inputs.
     """
     definitions = _definitions(graph)
     b = Builder()
@@ -72,7 +81,7 @@ def _name(node: Node) -> str:
 
 
 def _build(
-    b: Builder, node: Node, definitions: Mapping[str, OpDef], values: Mapping[int, Value], graph: Graph
+    b: Builder, node: Node, definitions: Mapping[str, OpDef], values: Mapping[int, Value], graph: Graph,
 ) -> Sequence[Value | None]:  # fmt: skip
     """One node's outputs in the new graph."""
     if node.op == "constant":
@@ -98,9 +107,13 @@ def _place(error: OnnxcError, node: Node, inputs: Sequence[Value | None]) -> Non
     """Says in an error which node it is about, and what went in."""
     if error.node is None:
         name = _name(node)
-        error.node = " ".join([*(str(s) for s in node.origin[:1]), *([repr(name)] if name else [])]) or node.op
+        error.node = (
+            " ".join([*(str(s) for s in node.origin[:1]), *([repr(name)] if name else [])]) or node.op
+        )
     if not error.shapes:
-        error.shapes = {f"input {i}": v.shape for i, v in enumerate(inputs) if v is not None and v.type is not None}
+        error.shapes = {
+            f"input {i}": v.shape for i, v in enumerate(inputs) if v is not None and v.type is not None
+        }
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:

@@ -104,6 +104,48 @@ def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
 
 
 @dataclass(frozen=True)
+class AttentionAccess:
+    """How attention runs: batch loops (heads among them), row, key and column loops, and its operands per head."""
+
+    batch: list[tuple[Symbol, Dim]]
+    row: Expr
+    key: Expr
+    column: Expr
+    sizes: tuple[Dim, Dim, Dim, Dim]  # queries, keys, depth, columns
+    q: Matrix
+    k: Matrix  # [key, depth]
+    v: Matrix
+    bias: tuple[Value, Dim] | None  # and the address of its element
+    index: Index
+
+
+def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
+    """The matrices of an attention node; None where a view is in the way."""
+    q, kt, v, *bias = node.operands
+    out = node.output
+    lead = out.shape[:-2]
+    loops = [fresh("b", d) for d in lead]
+    outer = tuple(0 if d == 1 else x for x, d in zip(loops, lead, strict=True))
+    sizes = (out.shape[-2], kt.shape[-1], q.shape[-1], out.shape[-1])
+    row, key, depth, column = (fresh(c, d) for c, d in zip("mkdn", sizes, strict=True))
+    left = _matrix(layout, q, broadcast(q, (*outer, row, depth)), row, depth)
+    keys = _matrix(layout, kt, broadcast(kt, (*outer, depth, key)), key, depth)
+    values = _matrix(layout, v, broadcast(v, (*outer, key, column)), key, column)
+    if left is None or keys is None or values is None:
+        return None
+    extra = None
+    if bias:
+        source, at = through_views(layout, bias[0], broadcast(bias[0], (*outer, row, key)))
+        address = layout.address(source, at)
+        (k,) = key.symbols()
+        if coefficient(address, k) is None:
+            return None
+        extra = (source, address)
+    batch = [(next(iter(x.symbols())), d) for x, d in zip(loops, lead, strict=True) if d != 1]
+    return AttentionAccess(batch, row, key, column, sizes, left, keys, values, extra, (*outer, row, column))
+
+
+@dataclass(frozen=True)
 class Image:
     """A convolution operand in memory: N, H, W strides, channels contiguous."""
 
@@ -137,6 +179,8 @@ def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     if node.op == "matmul":
         access = matmul_access(layout, node)
         return access is not None and (value is not node.operands[0] or always_equal(access.a.col, 1) or access.sizes[2] == 1)
+    if node.op == "attention":
+        return attention_access(layout, node) is not None
     if node.op == "conv":
         return value is node.operands[0] and conv_image(layout, value) is not None
     return False

@@ -106,7 +106,7 @@ class Builder:
         if not primitive.symbolic or len(types) != 1 or types[0].rank > 1 or not inputs:
             return None
         known = [self.known(v) for v in inputs]
-        if any(k is None for k in known) or not types[0].dtype.kind in ("int", "bool"):
+        if any(k is None for k in known) or types[0].dtype.kind not in ("int", "bool"):
             return None
         try:
             result = primitive.evaluate(*(np.asarray(k) for k in known), **attrs)

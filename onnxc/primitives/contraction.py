@@ -91,3 +91,27 @@ register(Primitive("matmul", Kind.TEMPLATE, _matmul, lambda a, b: np.asarray(np.
 register(Primitive("conv", Kind.TEMPLATE, _conv, _conv_eval))
 register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max")))  # type: ignore[arg-type]
 register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]
+
+
+def _attention(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """softmax(scale * q @ kt + bias) @ v over q [..., Q, D], kt [..., D, K], v [..., K, E], bias [..., Q, K] (broadcast).
+
+    With `guard`, rows of the softmax that are NaN (every key masked) count as zero.
+    """
+    q, kt, v, *bias = types
+    (scores,) = _matmul((q, kt), {})
+    if bias:
+        broadcast_shapes(scores.shape, bias[0].shape)
+    return _matmul((scores, v), {})
+
+
+def _attention_eval(q, kt, v, bias=None, scale: float = 1.0, guard: bool = False) -> np.ndarray:  # type: ignore[no-untyped-def]
+    s = np.matmul(q, kt) * q.dtype.type(scale)
+    s = s if bias is None else s + bias
+    with np.errstate(all="ignore"):
+        e = np.exp(s - s.max(-1, keepdims=True))
+        p = e / e.sum(-1, keepdims=True)
+    return np.asarray(np.matmul(np.nan_to_num(p) if guard else p, v)).astype(q.dtype)
+
+
+register(Primitive("attention", Kind.TEMPLATE, _attention, _attention_eval))

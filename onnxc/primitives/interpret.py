@@ -16,8 +16,8 @@ from onnxc.primitives.base import lookup
 def interpret(graph: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of a graph of primitives for these inputs, in the order of the graph's.
 
-    Dynamic dims take their sizes from the inputs. Every result is checked against the type that was inferred for it;
-    an InternalError says which primitive broke its own rule.
+    Dynamic dims take their sizes from the inputs. Every result is checked against the type that was inferred
+    for it; an InternalError says which primitive broke its own rule.
     """
     sizes = bind_sizes(graph.inputs, inputs)
     known = {v.id: np.asarray(a) for v, a in zip(graph.inputs, inputs, strict=True)}
@@ -65,5 +65,7 @@ def _evaluate(node: Node, args: Sequence[np.ndarray], sizes: Mapping[str, int]) 
 def _checked(node: Node, value: Value, result: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
     shape = tuple(evaluate(d, sizes) for d in value.shape)
     if result.shape != shape or result.dtype != value.dtype.numpy:
-        raise InternalError(f"{node.op} gave {result.dtype}{list(result.shape)}, but its type is {value.type}, {list(shape)}")
+        raise InternalError(
+            f"{node.op} gave {result.dtype}{list(result.shape)}, but its type is {value.type}, {list(shape)}"
+        )
     return result

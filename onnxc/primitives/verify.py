@@ -1,9 +1,10 @@
-"""Checks a graph after a pass: every value is defined once and before its use, and has the type its node's rule gives.
+"""Checks a graph after a pass: every value is defined once and before its use, and has the type its node's
+rule gives.
 
     verify(graph, "fold constants")
 
-raises an InternalError that names the pass and the node. ONNX operators (an imported graph) have no rule here: for
-those only the structure is checked.
+raises an InternalError that names the pass and the node. ONNX operators (an imported graph) have no rule
+here: for those only the structure is checked.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Check:
 
     def attributes(self, node: Node) -> None:
         for name, attr in node.attrs.items():
-            if not isinstance(name, str) or not _well_formed(attr):
+            if not _well_formed(attr):
                 raise self.fail(
                     f"attribute {name} has a value that attributes cannot have: {type(attr).__name__}", node
                 )

@@ -25,7 +25,7 @@ POISON = 1  # OX_POISON
 _LINK_FLAGS = ("-Wl,-z,nodelete", "-lpthread") if sys.platform.startswith("linux") else ("-lpthread",)
 NATIVE = Path(__file__).parent / "native"  # the folder of runtime.h, for the compiler's -I
 
-_p, _i, _l = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+_p, _i, _l, _o = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.py_object
 
 
 class CallError(ctypes.Structure):
@@ -54,6 +54,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "ox_model_idle_bytes": (_l, [_p]),
     "ox_model_free": (None, [_p]),
     "ox_call": (_i, [_p, _i, _p, _p, _p]),
+    "ox_call_arrays": (_i, [_p, _i, _o, _o]),
+    "ox_last_error": (None, [_p]),
+    "ox_array_fields": (None, [_o, _l, _l, _p]),
+    "ox_place": (_l, [_l, _p, _p, _p, _p, _p]),
 }
 
 

@@ -13,7 +13,7 @@ from onnxc.ir.expr import Dim, Symbol, prod, symbols
 from onnxc.ir.graph import Value
 from onnxc.planner.fusion import Group
 from onnxc.planner.layout import Layout
-from onnxc.planner.templates import MatmulAccess, Matrix, matmul_access
+from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, coefficient, matmul_access
 from onnxc.primitives.builder import constant_of
 
 
@@ -64,12 +64,14 @@ class TemplateEmitter:
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
 
 
-def pack_panels(matrix: np.ndarray, panel: int) -> np.ndarray:
-    """[K, N] to [ceil(N / panel)][K][panel], zero padded."""
+def pack_panels(matrix: np.ndarray, panel: int, out: np.ndarray) -> None:
+    """Writes [K, N] as [ceil(N / panel)][K][panel], zero padded, into zeroed bytes."""
     k, n = matrix.shape
-    full = np.zeros((k, -(-n // panel) * panel), matrix.dtype)
-    full[:, :n] = matrix
-    return np.ascontiguousarray(full.reshape(k, -1, panel).transpose(1, 0, 2))
+    packed = out.view(matrix.dtype).reshape(-1, k, panel)
+    whole = n // panel
+    packed[:whole] = matrix[:, : whole * panel].reshape(k, whole, panel).transpose(1, 0, 2)
+    if n % panel:
+        packed[whole, :, : n % panel] = matrix[:, whole * panel :]
 
 
 class MatmulEmitter(TemplateEmitter):
@@ -109,7 +111,10 @@ class MatmulEmitter(TemplateEmitter):
         constant = constant_of(b.value)
         if constant is not None and isinstance(b.base, int) and isinstance(n, int) and isinstance(k, int):
             panel = PANEL[self.lanes]
-            offset = self.weights.add_packed(("matmul", b.value.id, b.base, b.row, b.col, panel), lambda: _pack(constant, b, k, n, panel), -(-n // panel) * panel * k * 4)
+            offset = self.weights.add_packed(
+                ("matmul", b.value.id, b.base, b.row, b.col, panel), -(-n // panel) * panel * k * 4,
+                lambda out: pack_panels(_matrix_of(constant, b, k, n), panel, out),
+            )  # fmt: skip
             self.packed.append(("f32", offset))
             return f"w{len(self.packed) - 1}", [], "0"
         return self._pack_at_run_time(access, names)
@@ -137,15 +142,56 @@ class MatmulEmitter(TemplateEmitter):
         return f"{place} + {position} * {each}", pack, f"{count} * {each} * 4"
 
 
-def _pack(constant: np.ndarray, b: Matrix, k: int, n: int, panel: int) -> np.ndarray:
+def _matrix_of(constant: np.ndarray, b: Matrix, k: int, n: int) -> np.ndarray:
+    """The K x N matrix that a view of a constant is."""
     flat = np.ascontiguousarray(constant).reshape(-1)
     assert isinstance(b.base, int) and isinstance(b.row, int) and isinstance(b.col, int)
     item = flat.itemsize
-    view = np.lib.stride_tricks.as_strided(flat[b.base :], (k, n), (b.row * item, b.col * item), writeable=False)
-    return pack_panels(view, panel)
+    return np.lib.stride_tricks.as_strided(flat[b.base :], (k, n), (b.row * item, b.col * item), writeable=False)
 
 
-_EMITTERS: dict[str, type[MatmulEmitter]] = {"matmul": MatmulEmitter}
+class AttentionEmitter(TemplateEmitter):
+    """softmax(scale * Q K^T + bias) V, one head at a time, with no score matrix in memory."""
+
+    def emit(self) -> KernelSource:
+        node = self.group.node
+        assert node is not None
+        access = attention_access(self.layout, node)
+        assert access is not None, "the planner checked the operands"
+        sq, sk, d, dv = (self.size(x) for x in access.sizes)
+        names: dict[Symbol, str] = {}
+        decode = self.loops(access.batch, "(t / parts)", names)
+        row, key, column = (next(iter(x.symbols())) for x in (access.row, access.key, access.column))
+        q, k, v = (self._operand(x, names) for x in (access.q, access.k, access.v))
+        score = self._score(access, {**names, row: "m", key: "k"}, key)
+        epilogue = Epilogue(self.group, self.layout, self.lanes, access.index, {**names, row: "m", column: "n"}, access.column, self.buffers).emit()
+        heads = self.size(prod(x for _, x in access.batch))
+        parts = [f"const i64 heads = {heads}, each = attn::rows_per_item({sq}, heads, ctx->threads), parts = ox_up({sq}, each);"]
+        guard = "true" if node.attrs["guard"] else "false"
+        bytes_each = f"ox_up(attn::scratch_floats({d}, {dv}) * 4, 64) * 64"
+        body = [*parts, f"f32 *const scratch = (f32 *)(a->scratch + worker * ({bytes_each}));",
+                f"attn::Shape z; z.sq = {sq}; z.sk = {sk}; z.d = {d}; z.dv = {dv}; z.scale = {float(node.attrs['scale']).hex()}f;",
+                "for (i64 t = first; t < last; t++) {", *indent(decode),
+                f"  const i64 r0 = t % parts * each, r1 = ox_min(r0 + each, {sq});", *indent(score),
+                "  const auto out = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
+                f"  attn::attention<{guard}>(z, {q}, {k}, {v}, r0, r1, scratch, score, out);", "}"]  # fmt: skip
+        return self.source(body, "heads * parts", "attention.h", f"ctx->threads * ({bytes_each})", parts, "attention")
+
+    def _operand(self, x: Matrix, names: dict[Symbol, str]) -> str:
+        return f"{{{self.pointer(x.value)} + {self.index(x.base, names)}, {self.size(x.row)}, {self.size(x.col)}}}"
+
+    def _score(self, access: AttentionAccess, names: dict[Symbol, str], key: Symbol) -> list[str]:
+        if access.bias is None:
+            return ["const attn::Plain score{};"]
+        value, address = access.bias
+        stride = coefficient(address, key)
+        assert stride is not None
+        at = f"{self.pointer(value)} + {self.index(address, names)}"
+        load = "ldl(" + at + ", lanes)" if stride == 1 else f"bc<f32>(*({at}))" if stride == 0 else f"lds({at}, {self.index(stride, names)}, (int)lanes)"
+        return [f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};"]
+
+
+_EMITTERS: dict[str, type[MatmulEmitter] | type[AttentionEmitter]] = {"matmul": MatmulEmitter, "attention": AttentionEmitter}
 
 
 def emit_template(group: Group, layout: Layout, lanes: int, weights: WeightStore) -> KernelSource:

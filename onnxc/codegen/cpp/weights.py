@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from onnxc.errors import InternalError
+
 ALIGN = 64
+THREADS = 2  # packing is bound by memory: more do not help
+
+Write = Callable[[np.ndarray], None]  # fills a flat array of bytes
 
 
 class WeightStore:
@@ -14,24 +20,28 @@ class WeightStore:
 
     def __init__(self) -> None:
         self._offsets: dict[object, int] = {}
-        self._parts: list[tuple[int, Callable[[], np.ndarray], int]] = []
+        self._parts: list[tuple[int, int, Write]] = []
         self.nbytes = ALIGN
 
     def add(self, key: object, array: np.ndarray) -> int:
         """The offset of a constant's row-major bytes."""
-        return self.add_packed(key, lambda: array, array.nbytes)
 
-    def add_packed(self, key: object, make: Callable[[], np.ndarray], nbytes: int) -> int:
-        """The offset of an array that `make` gives when the block is written."""
+        def write(out: np.ndarray) -> None:
+            out.view(array.dtype).reshape(array.shape)[...] = array
+
+        return self.add_packed(key, array.nbytes, write)
+
+    def add_packed(self, key: object, nbytes: int, write: Write) -> int:
+        """The offset of `nbytes` that `write` fills when the block is made."""
         if key not in self._offsets:
             self._offsets[key] = self.nbytes
-            self._parts.append((self.nbytes, make, nbytes))
+            self._parts.append((self.nbytes, nbytes, write))
             self.nbytes += -(-nbytes // ALIGN) * ALIGN + ALIGN  # vectors may read past the end
         return self._offsets[key]
 
     def fill(self, block: np.ndarray) -> None:
-        """Writes everything into a uint8 array of `nbytes`."""
-        for offset, make, nbytes in self._parts:
-            array = np.ascontiguousarray(make())
-            assert array.nbytes == nbytes, (array.nbytes, nbytes)
-            block[offset : offset + nbytes] = array.reshape(-1).view(np.uint8)
+        """Writes everything into a zeroed uint8 array of `nbytes`."""
+        if block.nbytes < self.nbytes:
+            raise InternalError("the block is too small for the weights")
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda part: part[2](block[part[0] : part[0] + part[1]]), self._parts))

@@ -606,3 +606,104 @@ OX_EXPORT int ox_call(ox_model *m, int threads, void *const *buffers, const ox_i
   if (error) *error = ctx.error;
   return ctx.error.code;
 }
+
+// ---------------------------------------------------------------- calls with numpy arrays
+
+// A call straight from Python objects. To ask an array for its address takes Python a microsecond; here its
+// fields are read where they lie. What is relied on is numpy's PyArrayObject_fields (part of numpy's ABI) and
+// CPython's tuple; where the fields start depends on the Python (`head`, `items`). The caller tests once,
+// with ox_array_fields, that all of this holds. The objects must stay alive and unchanged during the call.
+typedef struct ox_fields {
+  char *data;
+  int rank;
+  const ox_i64 *shape;
+  const ox_i64 *strides;
+  void *base;
+  void *descr;
+  int flags;
+} ox_fields;
+#define ARRAY_READY 0x101 // C-contiguous and aligned
+#define MOST_ARRAYS 128   // more inputs and outputs than these go the slow way
+
+typedef struct ox_want {
+  void *descr;
+  const ox_i64 *shape;
+  ox_i64 rank;
+} ox_want;
+
+// All that a call needs to know for inputs of one set of shapes.
+typedef struct ox_site {
+  ox_model *model;
+  const ox_i64 *dims;
+  const ox_want *want; // of each input
+  void *type;          // of arrays: numpy.ndarray itself
+  ox_i64 head, items;  // bytes of an object's head; bytes before a tuple's items
+  ox_i64 inputs, outputs;
+} ox_site;
+
+static const ox_fields *fields_of(const char *object, ox_i64 head) { return (const ox_fields *)(object + head); }
+static void *type_of(const char *object, ox_i64 head) { return *(void *const *)(object + head - sizeof(void *)); }
+static const char *item_of(const char *tuple, ox_i64 items, ox_i64 k) { return ((const char *const *)(tuple + items))[k]; }
+
+// What is found of the tuple's first item: number of items, its type, descr, data, rank, flags.
+OX_EXPORT void ox_array_fields(const char *tuple, ox_i64 head, ox_i64 items, ox_i64 *found) {
+  const char *array = item_of(tuple, items, 0);
+  const ox_fields *f = fields_of(array, head);
+  found[0] = *(const ox_i64 *)(tuple + head);
+  found[1] = (ox_i64)type_of(array, head), found[2] = (ox_i64)f->descr, found[3] = (ox_i64)f->data;
+  found[4] = f->rank, found[5] = f->flags;
+}
+
+static __thread ox_error error_of_thread;
+// The failure of this thread's last ox_call_arrays.
+OX_EXPORT void ox_last_error(ox_error *error) { *error = error_of_thread; }
+
+static int fits(const char *array, const ox_want *want, const ox_site *s) {
+  if (type_of(array, s->head) != s->type) return 0;
+  const ox_fields *f = fields_of(array, s->head);
+  if (f->descr != want->descr || f->rank != want->rank || (f->flags & ARRAY_READY) != ARRAY_READY) return 0;
+  for (int i = 0; i < f->rank; i++)
+    if (f->shape[i] != want->shape[i]) return 0;
+  return 1;
+}
+
+// Run a model on a tuple of inputs and a tuple of outputs. Returns -1, and does nothing, where an input is not
+// plainly what the site is for (the caller then finds out why); else as ox_call.
+OX_EXPORT int ox_call_arrays(const ox_site *s, int threads, const char *inputs, const char *outputs) {
+  void *buffers[MOST_ARRAYS];
+  if (*(const ox_i64 *)(inputs + s->head) != s->inputs || s->inputs + s->outputs > MOST_ARRAYS) return -1;
+  for (ox_i64 i = 0; i < s->inputs; i++) {
+    const char *array = item_of(inputs, s->items, i);
+    if (!fits(array, &s->want[i], s)) return -1;
+    buffers[i] = fields_of(array, s->head)->data;
+  }
+  for (ox_i64 i = 0; i < s->outputs; i++)
+    buffers[s->inputs + i] = fields_of(item_of(outputs, s->items, i), s->head)->data;
+  return ox_call(s->model, threads, buffers, s->dims, &error_of_thread);
+}
+
+// ---------------------------------------------------------------- arenas of dynamic sizes
+
+// The memory plan for new sizes: places n blocks, in the given order, each in the lowest gap between those
+// that are in use at the same time (first[i] to last[i]). Sizes are multiples of OX_ALIGN. Returns the bytes of
+// all, or -1 where there is no memory.
+OX_EXPORT ox_i64 ox_place(ox_i64 n, const ox_i64 *order, const ox_i64 *bytes, const ox_i64 *first, const ox_i64 *last,
+                          ox_i64 *offsets) {
+  ox_i64 *placed = (ox_i64 *)malloc((size_t)(n + 1) * sizeof(ox_i64)), total = 0; // by offset
+  if (!placed) return -1;
+  for (ox_i64 k = 0; k < n; k++) {
+    ox_i64 i = order[k], at = 0, p;
+    for (p = 0; p < k; p++) {
+      ox_i64 j = placed[p];
+      if (first[j] > last[i] || first[i] > last[j]) continue;
+      if (at + bytes[i] <= offsets[j]) break;
+      if (offsets[j] + bytes[j] > at) at = offsets[j] + bytes[j];
+    }
+    offsets[i] = at;
+    if (at + bytes[i] > total) total = at + bytes[i];
+    for (p = k; p > 0 && offsets[placed[p - 1]] > at; p--) placed[p] = placed[p - 1];
+    placed[p] = i;
+  }
+  free(placed);
+  return total;
+}

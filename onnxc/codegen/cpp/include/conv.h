@@ -71,9 +71,10 @@ static constexpr int CONV_AHEAD = VL >= 16 ? 4096 : 2048;
 #define CONV_DECL(i) vf c##i = {}, d##i = {};
 #define CONV_PTR(i) const f32 *a##i; if constexpr (i < MR) a##i = A[i] + off;
 #define CONV_FMA(i) if constexpr (i < MR) { f32 s = a##i[k]; c##i += b * s; if constexpr (NV > 1) d##i += e * s; }
-#define CONV_OUT(i) if constexpr (i < MR) { f32 *o = D + i * ds; \
-  st(o, first ? c##i : ld(o) + c##i); c##i = vf{}; \
-  if constexpr (NV > 1) { st(o + VL, first ? d##i : ld(o + VL) + d##i); d##i = vf{}; } }
+#define CONV_SET(i) if constexpr (i < MR) { st(D + i * ds, c##i); if constexpr (NV > 1) st(D + i * ds + VL, d##i); }
+#define CONV_ADD(i) if constexpr (i < MR) { f32 *o = D + i * ds; st(o, ld(o) + c##i), c##i = vf{}; \
+  if constexpr (NV > 1) st(o + VL, ld(o + VL) + d##i), d##i = vf{}; }
+#define CONV_CLEAR(i) c##i = vf{}, d##i = vf{};
 
 // D[i][j] = sum over k of row i's k-th input times B[k][j], for MR rows and NV vectors of columns.
 // A[r * CONV_MR + i] + off is the start of row i's run r; B has NR columns a row; ds is D's row stride.
@@ -98,32 +99,44 @@ __attribute__((noinline, noclone)) static void conv_tile(
         CONV_ROWS(CONV_FMA)
       }
       if (have < R.flush && !(k == R.len && r + 1 == R.runs)) continue;
-      CONV_ROWS(CONV_OUT)
-      first = false, have = 0;
+      have = 0;
+      if (first) {
+        CONV_ROWS(CONV_SET)
+        if (k == R.len && r + 1 == R.runs) return;
+        CONV_ROWS(CONV_CLEAR)
+        first = false;
+      } else {
+        CONV_ROWS(CONV_ADD)
+      }
     }
   }
 }
 #undef CONV_DECL
 #undef CONV_PTR
 #undef CONV_FMA
-#undef CONV_OUT
+#undef CONV_SET
+#undef CONV_ADD
+#undef CONV_CLEAR
 
-// Row counts that have a tile of their own; other counts take the next larger one and repeat a pointer.
-OX int conv_tile_rows(int rows) { return CONV_MR > 6 ? (rows + 1) & ~1 : rows; }
-
+// The tile for `rows` rows, rounded up to a count that has a tile of its own: the table repeats a pointer for
+// the others, and their sums go unused. So D has room for CONV_MR rows, and A has pointers for as many.
 template <int NV>
-OX void conv_tile_nv(int mr, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
-#define CONV_CASE(m) case m: if constexpr (m <= CONV_MR) conv_tile<m, NV>(A, off, R, B, D, ds); return;
-  switch (mr) { CONV_CASE(2) CONV_CASE(4) CONV_CASE(6) CONV_CASE(8) CONV_CASE(10) CONV_CASE(12) }
-  if constexpr (CONV_MR <= 6) switch (mr) { CONV_CASE(1) CONV_CASE(3) CONV_CASE(5) }
+OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
+  constexpr int step = NV == 1 ? CONV_MR / 3 : CONV_MR > 6 ? 2 : 1;
+  int mr = (rows + step - 1) / step * step;
+#define CONV_CASE(m) case m: if constexpr (m <= CONV_MR && m % step == 0) return conv_tile<m, NV>(A, off, R, B, D, ds);
+  switch (mr) {
+    CONV_CASE(1) CONV_CASE(2) CONV_CASE(3) CONV_CASE(4) CONV_CASE(5) CONV_CASE(6) CONV_CASE(8) CONV_CASE(10) CONV_CASE(12)
+  }
 #undef CONV_CASE
 }
 
-// The tile for `mr` rows (a value of conv_tile_rows) and `cols` columns of the panel.
-static void conv_tile_any(int mr, i64 cols, const f32 *const *A, i64 off,
-                           const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
-  if (cols > VL) conv_tile_nv<2>(mr, A, off, R, B, D, ds);
-  else conv_tile_nv<1>(mr, A, off, R, B, D, ds);
+// The tile for `cols` columns of a panel. With NARROW a panel of VL columns or fewer costs half; without it,
+// half of the tiles need not be compiled (the weights are padded, so that the wide tile serves any panel).
+template <bool NARROW>
+OX void conv_tile_any(int rows, i64 cols, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
+  if (NARROW && cols <= VL) conv_tile_rows<1>(rows, A, off, R, B, D, ds);
+  else conv_tile_rows<2>(rows, A, off, R, B, D, ds);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -169,13 +182,13 @@ static ConvPlan conv_plan(const ConvShape &s) {
   p.blocks = conv_blocks(p.pixels, block, 4 * CONV_MR, p.panels * s.G);
   p.parts = cmax(1, cmin(p.panels * s.G, cdiv(CONV_ITEMS, p.blocks)));
   i64 most = cround(cdiv(p.pixels, p.blocks), CONV_MR) + CONV_MR;
-  p.max_rows = cmin(s.N * s.OH, (most + s.OW - 2) / s.OW + 1);
+  p.max_rows = cmin(s.N * s.OH, (most + s.OW - 2) / cmax(s.OW, 1) + 1);
   p.zero = cround(cmax(p.R.len, s.CI), 16);
   // Pixels of an output row whose kernel rows leave the image at the left or the right.
   i64 left = cdiv(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
   i64 edge = cmin(s.OW, cmin(left, s.OW) + cmax(0, s.OW - inside));
   p.patch = p.rows ? p.max_rows * edge * s.KH * cround(p.R.len, 16) : 0;
-  i64 images = cmin(s.N, (most - 1) / (s.OH * s.OW) + 2);
+  i64 images = cmin(s.N, (most - 1) / cmax(s.OH * s.OW, 1) + 2);
   i64 in_rows = cmin(images * s.H, (p.max_rows - 1) * s.SY + images * ((s.KH - 1) * s.DY + 1));
   p.repacked = p.repack ? in_rows * (s.W * s.CI) + 16 : 0;
   p.table = (cdiv(most, CONV_MR) + 1) * p.R.runs * CONV_MR;
@@ -186,7 +199,7 @@ static ConvPlan conv_plan(const ConvShape &s) {
 // aligned). Items next to each other share a block's table: give a thread a range, not single items.
 static i64 conv_items_count(const ConvShape &s) {
   ConvPlan p = conv_plan(s);
-  return p.blocks * p.parts;
+  return p.pixels > 0 ? p.blocks * p.parts : 0;
 }
 static i64 conv_scratch(const ConvShape &s) {
   ConvPlan p = conv_plan(s);
@@ -278,7 +291,7 @@ __attribute__((noinline)) static void conv_table(const ConvShape &s, const ConvP
   conv_offsets(s, p, image.irs, image.ips, m.offsets);
   i64 ylast = s.H - (s.KH - 1) * s.DY, xlast = s.W - (s.KW - 1) * s.DX;
   for (i64 j = 0; j < T.count; j++, t += p.R.runs * CONV_MR) {
-    int rows = T.size(j), padded = conv_tile_rows(rows);
+    int rows = T.size(j);
     i64 iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL, step = s.SX * image.ips;
     bool inner = iy >= 0 && iy < ylast && ix >= 0 && ix + (rows - 1) * s.SX < xlast && q.x + rows < s.OW;
     if (inner) {
@@ -299,7 +312,7 @@ __attribute__((noinline)) static void conv_table(const ConvShape &s, const ConvP
       if (q.x == s.OW) q.x = 0, q.y++;
       if (q.y == s.OH && q.i < p1) q.y = 0, q.n++, image = conv_image(s, p, x, q, p1, rep);
     }
-    for (int r = rows; r < padded; r++)
+    for (int r = rows; r < CONV_MR; r++)
       for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = t[k * CONV_MR + rows - 1];
   }
 }
@@ -320,7 +333,8 @@ OX void conv_finish(const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i6
 // Work items [first, last) of a convolution of x with packed weights w. For every output pixel and vector of
 // output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
 // and whatever follows, and stores.
-template <class E>
+// NARROW = false compiles faster, and loses only where the last panel has VL channels or fewer.
+template <bool NARROW = true, class E>
 static void conv_items(const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
   ConvPlan p = conv_plan(s);
   ConvScratch m = conv_divide(p, scratch);
@@ -334,7 +348,7 @@ static void conv_items(const ConvShape &s, const f32 *x, const f32 *w, i64 first
     for (i64 n = all * part / p.parts; n < all * (part + 1) / p.parts; n++) {
       i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
       for (i64 t = 0; t < T.count; i += T.size(t++)) {
-        conv_tile_any(conv_tile_rows(T.size(t)), cols, m.table + t * p.R.runs * CONV_MR, g * p.cig, p.R,
+        conv_tile_any<NARROW>(T.size(t), cols, m.table + t * p.R.runs * CONV_MR, g * p.cig, p.R,
                       w + n * K * CONV_NR, m.D, CONV_NR);
         conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
       }

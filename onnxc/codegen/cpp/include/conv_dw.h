@@ -93,7 +93,7 @@ __attribute__((noinline)) static void dw_tile_any(const ConvShape &s, const DwTi
 struct DwPlan { i64 strip, strips, band, bands; };
 OX DwPlan dw_plan(const ConvShape &s) {
   DwPlan p;
-  i64 fit = (VL >= 16 ? 32768 : 24576) / (4 * s.KH * cmin(s.W, s.OW * s.SX + s.KW)) / VL * VL;
+  i64 fit = (VL >= 16 ? 32768 : 24576) / cmax(1, 4 * s.KH * cmin(s.W, s.OW * s.SX + s.KW)) / VL * VL;
   p.strips = cdiv(s.CO, cmin(DW_CB, cmax(2 * VL, fit)));
   p.strip = cround(cdiv(s.CO, p.strips), VL);
   p.strips = cdiv(s.CO, p.strip);

@@ -70,12 +70,12 @@ template <int M> static WinoPlan wino_plan(const ConvShape &s) {
 // Work items and bytes of scratch; items next to each other share a block's V.
 template <int M> static i64 conv_wino_count(const ConvShape &s) {
   WinoPlan p = wino_plan<M>(s);
-  return p.blocks * p.parts;
+  return p.tiles > 0 ? p.blocks * p.parts : 0;
 }
 template <int M> static i64 conv_wino_scratch(const ConvShape &s) {
   WinoPlan p = wino_plan<M>(s);
   constexpr i64 P = Wino<M>::T * Wino<M>::T;
-  return 4 * (P * p.plane + 2 * (p.most + 1) * p.mstride + p.row + M * M * CONV_NR) + 8 * (p.most + 2 * CONV_MR);
+  return 4 * (P * p.plane + 2 * (p.most + CONV_MR) * p.mstride + p.row + M * M * CONV_NR) + 8 * (p.most + 2 * CONV_MR);
 }
 
 template <int M, class L> OX void wino_input_vector(const f32 *const *x, const f32 *const *next, i64 c, f32 *v, i64 plane, L l) {
@@ -163,12 +163,12 @@ __attribute__((noinline)) static void wino_finish(const ConvShape &s, const Wino
 // Work items [first, last); the epilogue is conv_items's. Shape: 3x3, strides, dilations and groups 1, ics 1.
 // A panel is transformed back a few tiles at a time between the matmuls of the next one: at once, its stores
 // to memory that is not in the cache would fill the store queue (20 % on maps of 144 x 144).
-template <int M, class E>
+template <int M, bool NARROW = true, class E>
 static void conv_wino_items(const ConvShape &s, const f32 *x, const f32 *u, i64 first, i64 last, void *scratch, const E &epi) {
   constexpr int P = Wino<M>::T * Wino<M>::T;
   WinoPlan p = wino_plan<M>(s);
-  f32 *V = (f32 *)scratch, *Mb = V + P * p.plane, *Mb2 = Mb + (p.most + 1) * p.mstride;
-  f32 *zero = Mb2 + (p.most + 1) * p.mstride, *Y = zero + p.row;
+  f32 *V = (f32 *)scratch, *Mb = V + P * p.plane, *Mb2 = Mb + (p.most + CONV_MR) * p.mstride;
+  f32 *zero = Mb2 + (p.most + CONV_MR) * p.mstride, *Y = zero + p.row;
   const f32 **table = (const f32 **)(Y + M * M * CONV_NR);
   ConvRuns R = conv_runs(1, s.CI);
   for (i64 i = 0; i < p.row; i++) zero[i] = 0;
@@ -184,7 +184,7 @@ static void conv_wino_items(const ConvShape &s, const f32 *x, const f32 *u, i64 
       i64 c = k * CONV_NR, cols = cmin(CONV_NR, s.CO - c);
       for (i64 q = 0; q < P; q++) {
         for (i64 t = 0, i = 0; t < T.count; i += T.size(t++))
-          conv_tile_any(conv_tile_rows(T.size(t)), cols, table + i, q * p.plane, R, u + (k * P + q) * s.CI * CONV_NR,
+          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane, R, u + (k * P + q) * s.CI * CONV_NR,
                         Mb + i * p.mstride + q * CONV_NR, p.mstride);
         wino_finish<M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);
       }

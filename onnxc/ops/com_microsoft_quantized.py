@@ -1,0 +1,185 @@
+"""onnxruntime's contrib operators of quantized models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxc.errors import ModelError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import prod
+from onnxc.ir.graph import Value
+from onnxc.ops import activation
+from onnxc.ops.com_microsoft import MS
+from onnxc.ops.common import axes_of
+from onnxc.ops.matmul import matmul
+from onnxc.ops.quantization import (
+    centered,
+    dequantize_linear,
+    dynamic_quantize_linear,
+    integer_product,
+    quantize_linear,
+    to_quantized,
+)  # fmt: skip
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+
+
+@op("DynamicQuantizeMatMul", 1, domain=MS)
+def dynamic_quantize_matmul(
+    b: Builder, x: Value, y: Value, y_scale: Value, y_zero: Value | None = None, bias: Value | None = None,
+) -> Value:  # fmt: skip
+    """x quantized by its own range, times an integer matrix."""
+    whole, scale, zero = dynamic_quantize_linear(b, x)
+    return matmul_integer_to_float(b, whole, y, scale, y_scale, zero, y_zero, bias)
+
+
+@op("MatMulIntegerToFloat", 1, domain=MS)
+def matmul_integer_to_float(
+    b: Builder, x: Value, y: Value, x_scale: Value, y_scale: Value, x_zero: Value | None = None,
+    y_zero: Value | None = None, bias: Value | None = None,
+) -> Value:  # fmt: skip
+    acc = b.cast(integer_product(b, x, y, x_zero, y_zero), x_scale.dtype)
+    out = b.mul(acc, b.mul(_single(b, x_scale), _single(b, y_scale)))
+    return out if bias is None else b.add(out, bias)
+
+
+def _single(b: Builder, v: Value) -> Value:
+    return b.reshape(v, ()) if v.t.size == 1 else v
+
+
+def _real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
+    return dequantize_linear(b, x, scale, zero)
+
+
+def _whole(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
+    return quantize_linear(b, x, scale, zero)
+
+
+def _qlinear_binary(name: str, f: Callable[[Builder, Value, Value], Value]) -> None:
+    @op(name, 1, domain=MS)
+    def define(
+        b: Builder, x: Value, x_scale: Value, x_zero: Value | None, y: Value, y_scale: Value,
+        y_zero: Value | None, scale: Value, zero: Value | None = None,
+    ) -> Value:  # fmt: skip
+        return quantize_as(
+            b, f(b, _real(b, x, x_scale, x_zero), _real(b, y, y_scale, y_zero)), scale, zero, x.dtype
+        )
+
+
+_qlinear_binary("QLinearAdd", lambda b, x, y: b.add(x, y))
+_qlinear_binary("QLinearMul", lambda b, x, y: b.mul(x, y))
+
+
+def quantize_as(b: Builder, x: Value, scale: Value, zero: Value | None, to: DType) -> Value:
+    """Quantized to the type of the zero point, or where there is none, to the given one."""
+    return _whole(b, x, scale, zero if zero is not None else b.scalar(0, to))
+
+
+@op("QLinearSigmoid", 1, domain=MS)
+def qlinear_sigmoid(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None,
+) -> Value:  # fmt: skip
+    return quantize_as(b, b.sigmoid(_real(b, x, x_scale, x_zero)), scale, zero, x.dtype)
+
+
+@op("QLinearLeakyRelu", 1, domain=MS)
+def qlinear_leaky_relu(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
+    alpha: float = 0.01,
+) -> Value:  # fmt: skip
+    return quantize_as(
+        b, activation.leaky_relu(b, _real(b, x, x_scale, x_zero), alpha=alpha), scale, zero, x.dtype
+    )
+
+
+@op("QLinearSoftmax", 1, domain=MS)
+def qlinear_softmax(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value, *, axis: int = -1,
+    opset: int = 1,
+) -> Value:  # fmt: skip
+    return quantize_as(b, b.softmax(_real(b, x, x_scale, x_zero), b.axis(axis, x.rank)), scale, zero, x.dtype)
+
+
+@op("QLinearConcat", 1, domain=MS)
+def qlinear_concat(b: Builder, scale: Value, zero: Value, *xs: Value, axis: int) -> Value:
+    """Inputs in threes: tensor, scale, zero point."""
+    if len(xs) % 3:
+        raise ModelError("QLinearConcat needs a tensor, a scale and a zero point for each input")
+    parts = [_real(b, *xs[i : i + 3]) for i in range(0, len(xs), 3)]
+    return quantize_as(b, b.concat(parts, b.axis(axis, parts[0].rank)), scale, zero, xs[0].dtype)
+
+
+@op("QLinearGlobalAveragePool", 1, domain=MS)
+def qlinear_global_average_pool(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, scale: Value, zero: Value, *, channels_last: int = 0,
+) -> Value:  # fmt: skip
+    axes = range(1, x.rank - 1) if channels_last else range(2, x.rank)
+    return quantize_as(b, b.mean(_real(b, x, x_scale, x_zero), axes, True), scale, zero, x.dtype)
+
+
+@op("QLinearReduceMean", 1, domain=MS)
+def qlinear_reduce_mean(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
+    axes: list[int], keepdims: int = 1,
+) -> Value:  # fmt: skip
+    found = axes_of(b, axes, x.rank, "QLinearReduceMean") or ()
+    return quantize_as(b, b.mean(_real(b, x, x_scale, x_zero), found, bool(keepdims)), scale, zero, x.dtype)
+
+
+@op("QGemm", 1, domain=MS)
+def qgemm(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, y: Value, y_scale: Value, y_zero: Value,
+    c: Value | None = None, scale: Value | None = None, zero: Value | None = None, *, alpha: float = 1.0,
+    transA: int = 0, transB: int = 0,
+) -> Value:  # fmt: skip
+    """c is int32 in units of alpha * x_scale * y_scale; without an output scale the result is a float."""
+    left = centered(b, b.swap(x, 0, 1) if transA else x, _single(b, x_zero))
+    right = centered(b, b.swap(y, 0, 1) if transB else y, _single(b, y_zero))
+    acc = b.matmul(left, right)
+    acc = acc if c is None else b.add(acc, c)
+    factor = b.mul(b.mul(_single(b, x_scale), _single(b, y_scale)), alpha)
+    real = b.cast(acc, dtypes.float32)
+    if scale is None:
+        return b.mul(real, factor)
+    point = None if zero is None else _single(b, zero)
+    return to_quantized(
+        b, b.mul(real, b.div(factor, _single(b, scale))), point, zero.dtype if zero else x.dtype
+    )
+
+
+@op("MatMulNBits", 1, domain=MS)
+def matmul_n_bits(
+    b: Builder, x: Value, packed: Value, scales: Value, zeros: Value | None = None,
+    g_idx: Value | None = None, bias: Value | None = None, *, K: int, N: int, accuracy_level: int = 0,
+    bits: int = 4, block_size: int, weight_prepacked: int = 0,
+) -> Value:  # fmt: skip
+    """x @ w', w [N, K] of `bits` wide integers, packed; each block of K has a scale and a zero point."""
+    if g_idx is not None or bits not in (2, 4, 8) or weight_prepacked:
+        raise UnsupportedError(f"MatMulNBits with {bits} bits, g_idx or prepacked weights is not supported")
+    blocks = -(-K // block_size)
+    whole = b.reshape(
+        _unpacked(b, b.reshape(packed, (N, prod(packed.shape) // N)), bits), (N, blocks, block_size)
+    )
+    scale = b.reshape(scales, (N, blocks, 1))
+    if zeros is None:
+        zero: Value = b.scalar(1 << (bits - 1), scales.dtype)
+    elif zeros.dtype is dtypes.uint8:
+        unpacked = _unpacked(b, b.reshape(zeros, (N, prod(zeros.shape) // N)), bits)
+        zero = b.cast(b.reshape(b.slice(unpacked, 1, 0, blocks), (N, blocks, 1)), scales.dtype)
+    else:
+        zero = b.reshape(zeros, (N, blocks, 1))
+    w = b.mul(b.sub(b.cast(whole, scales.dtype), zero), scale)
+    w = b.slice(b.reshape(w, (N, blocks * block_size)), 1, 0, K)
+    out = matmul(b, x, b.swap(b.cast(w, x.dtype), 0, 1))
+    return out if bias is None else b.add(out, bias)
+
+
+def _unpacked(b: Builder, x: Value, bits: int) -> Value:
+    """[n, bytes] as [n, bytes * 8 / bits]: the lowest bits come first."""
+    if bits == 8:
+        return x
+    mask = b.scalar((1 << bits) - 1, x.dtype)
+    shifts = [b.scalar(s, x.dtype) for s in range(0, 8, bits)]
+    parts = [b.reshape(b.binary("bitand", b.binary("shr", x, s), mask), (*x.shape, 1)) for s in shifts]
+    return b.reshape(b.concat(parts, 2), (x.shape[0], x.shape[1] * len(shifts)))

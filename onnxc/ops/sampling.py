@@ -1,0 +1,260 @@
+"""Images read at positions that are data: GridSample, AffineGrid, RoiAlign, DeformConv, and Col2Im."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce as fold
+from itertools import product
+
+import numpy as np
+
+from onnxc.errors import ModelError, ShapeError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, prod
+from onnxc.ir.graph import Value
+from onnxc.ops.common import along, limited, static_dim, static_shape
+from onnxc.ops.conv import window_of, with_bias
+from onnxc.ops.registry import op
+from onnxc.ops.resize import cubic_weights
+from onnxc.primitives.builder import Builder
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Along one axis: positions [N, out...], whole floats inside of it, and their weights (None: one)."""
+
+    at: Value
+    weight: Value | None
+
+
+def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]]) -> Value:
+    """x [N, C, D...] read at every combination of one tap for each D, weighted: [N, C, out...]."""
+    last = b.transpose(x, (0, *range(2, x.rank), 1))
+    total: Value | None = None
+    for corner in product(*taps):
+        index = b.concat(
+            [b.cast(b.reshape(t.at, (*t.at.shape, 1)), dtypes.int64) for t in corner], corner[0].at.rank
+        )
+        value = b.one("gather_nd", last, index, batch_dims=1)
+        weights = [t.weight for t in corner if t.weight is not None]
+        if weights:
+            weight = fold(b.mul, weights)
+            value = b.mul(value, b.cast(b.reshape(weight, (*weight.shape, 1)), x.dtype))
+        total = value if total is None else b.add(total, value)
+    assert total is not None
+    return b.transpose(total, (0, total.rank - 1, *range(1, total.rank - 1)))
+
+
+def zero_outside(b: Builder, at: Value, weight: Value | None, size: Dim) -> Tap:
+    """A tap that counts nothing where its position is outside of the axis."""
+    end = b.size_as(size, at.dtype)
+    inside = b.and_(b.le(b.scalar(0.0, at.dtype), at), b.lt(at, end))
+    kept = b.cast(inside, at.dtype) if weight is None else b.where(inside, weight, 0.0)
+    return Tap(b.clip(at, 0.0, b.sub(end, 1.0)), kept)
+
+
+def linear_taps(b: Builder, at: Value, size: Dim) -> list[Tap]:
+    """Both neighbours of a position, zero outside."""
+    low = b.floor(at)
+    share = b.sub(at, low)
+    return [zero_outside(b, low, b.sub(1.0, share), size), zero_outside(b, b.add(low, 1.0), share, size)]
+
+
+# ---------------------------------------------------------------- GridSample
+
+
+def _reflected(b: Builder, at: Value, size: Dim, align_corners: bool) -> Value:
+    """Positions mirrored at the borders of an axis until they are inside."""
+    low = 0.0 if align_corners else -0.5
+    extent = b.size_as(size - 1 if align_corners else size, at.dtype)
+    period = b.max(b.mul(extent, 2.0), 1e-30)
+    offset = b.sub(at, low)
+    offset = b.sub(offset, b.mul(b.floor(b.div(offset, period)), period))
+    return b.add(b.sub(extent, b.abs(b.sub(offset, extent))), low)
+
+
+def _placed(b: Builder, at: Value, weight: Value | None, size: Dim, padding: str, align_corners: bool) -> Tap:
+    """A whole position with what the padding mode makes of it outside of the axis."""
+    if padding == "zeros":
+        return zero_outside(b, at, weight, size)
+    if padding == "reflection":
+        at = b.unary("ceil", b.sub(_reflected(b, at, size, align_corners), 0.25))  # -0.5 is 0
+    return Tap(b.clip(at, 0.0, b.sub(b.size_as(size, at.dtype), 1.0)), weight)
+
+
+@op("GridSample", 16)
+def grid_sample(
+    b: Builder, x: Value, grid: Value, *, align_corners: int = 0, mode: str = "linear",
+    padding_mode: str = "zeros",
+) -> Value:  # fmt: skip
+    """x [N, C, D...] at the positions grid [N, out..., r] of -1 to 1, the last axis first."""
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    if mode not in ("linear", "nearest", "cubic") or padding_mode not in ("zeros", "border", "reflection"):
+        raise ModelError(f"GridSample has the mode {mode!r} and the padding_mode {padding_mode!r}")
+    spatial = x.shape[2:]
+    parts = [b.reshape(p, p.shape[:-1]) for p in b.split(grid, grid.rank - 1, [1] * len(spatial))]
+    taps = []
+    for size, part in zip(spatial, reversed(parts), strict=True):
+        length = b.size_as(size, part.dtype)
+        if align_corners:
+            at = b.mul(b.div(b.add(part, 1.0), 2.0), b.sub(length, 1.0))
+        else:
+            at = b.div(b.sub(b.mul(b.add(part, 1.0), length), 1.0), 2.0)
+        taps.append(_grid_taps(b, at, size, mode, padding_mode, bool(align_corners)))
+    return weighted_sum(b, x, taps)
+
+
+def _grid_taps(b: Builder, at: Value, size: Dim, mode: str, padding: str, align: bool) -> list[Tap]:
+    if mode == "nearest":
+        at = b.round(at)
+    if mode != "cubic" and padding == "border":
+        at = b.clip(at, 0.0, b.sub(b.size_as(size, at.dtype), 1.0))
+    elif mode != "cubic" and padding == "reflection":
+        at = _reflected(b, at, size, align)
+    if mode == "nearest":
+        return [_placed(b, at, None, size, padding, align)]
+    low = b.floor(at)
+    share = b.sub(at, low)
+    if mode == "linear":
+        weights, first = [b.sub(1.0, share), share], 0
+    else:
+        weights, first = cubic_weights(b, share, -0.75), -1
+    return [_placed(b, b.add(low, float(first + i)), w, size, padding, align) for i, w in enumerate(weights)]
+
+
+@op("AffineGrid", 20)
+def affine_grid(b: Builder, theta: Value, size: Value, *, align_corners: int = 0) -> Value:
+    """The grid [N, D..., r] of an image of the size [N, C, D...] under the matrices theta [N, r, r + 1]."""
+    spatial = static_shape(b.ints(size, "the size of AffineGrid"), "the size of AffineGrid")[2:]
+    limited(prod(spatial), "AffineGrid")
+    axes = [np.linspace(-1, 1, d) if align_corners else (2 * np.arange(d) + 1) / d - 1 for d in spatial]
+    mesh = np.meshgrid(*axes, indexing="ij")
+    points = np.stack([*mesh[::-1], np.ones(spatial)]).reshape(len(spatial) + 1, -1)
+    out = b.matmul(theta, b.constant(points.astype(theta.dtype.numpy)))
+    return b.reshape(b.swap(out, 1, 2), (theta.shape[0], *spatial, len(spatial)))
+
+
+# ---------------------------------------------------------------- RoiAlign
+
+
+def _roi_positions(b: Builder, start: Value, extent: Value, bins: int, samples: int) -> Value:
+    """[rois, bins * samples]: evenly spaced inside of each bin."""
+    step = (np.arange(bins * samples) + 0.5) / (bins * samples)
+    inner = b.constant(step.astype(start.dtype.numpy))
+    return b.add(b.reshape(start, (*start.shape, 1)), b.mul(b.reshape(extent, (*extent.shape, 1)), inner))
+
+
+def _roi_taps(b: Builder, at: Value, size: Dim) -> list[Tap]:
+    """Neighbours of a position; less than one element outside counts as the border, more as zero."""
+    end = b.size_as(size, at.dtype)
+    inside = b.and_(b.le(b.scalar(-1.0, at.dtype), at), b.le(at, end))
+    place = b.clip(at, 0.0, b.sub(end, 1.0))
+    low = b.floor(place)
+    share = b.sub(place, low)
+    high = b.min(b.add(low, 1.0), b.sub(end, 1.0))
+    return [Tap(low, b.where(inside, b.sub(1.0, share), 0.0)), Tap(high, b.where(inside, share, 0.0))]
+
+
+@op("RoiAlign", 10)
+def roi_align(
+    b: Builder, x: Value, rois: Value, batch_indices: Value, *,
+    coordinate_transformation_mode: str | None = None, mode: str = "avg", output_height: int = 1,
+    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0, opset: int,
+) -> Value:  # fmt: skip
+    """The mean over each bin of each region [x1, y1, x2, y2] of the image that it names."""
+    if mode != "avg" or sampling_ratio <= 0:
+        raise UnsupportedError("RoiAlign is supported with mode avg and a fixed sampling_ratio")
+    how = coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
+    shift = 0.5 if how == "half_pixel" else 0.0
+    scaled = b.sub(b.mul(rois, spatial_scale), shift)
+    left, top, right, bottom = (b.reshape(p, p.shape[:1]) for p in b.split(scaled, 1, [1] * 4))
+    extents = [b.sub(bottom, top), b.sub(right, left)]
+    if how != "half_pixel":
+        extents = [b.max(e, 1.0) for e in extents]
+    bins = (output_height, output_width)
+    count = rois.shape[0]
+    ys, xs = (
+        _roi_positions(b, s, e, n, sampling_ratio) for s, e, n in zip((top, left), extents, bins, strict=True)
+    )
+    shape = (count, ys.shape[1], xs.shape[1])
+    ys, xs = (
+        b.expand(b.reshape(ys, (*ys.shape, 1)), shape),
+        b.expand(b.reshape(xs, (count, 1, xs.shape[1])), shape),
+    )
+    images = b.gather(x, b.cast(batch_indices, dtypes.int64), 0)
+    y = weighted_sum(b, images, [_roi_taps(b, ys, x.shape[2]), _roi_taps(b, xs, x.shape[3])])
+    y = b.reshape(y, (count, x.shape[1], output_height, sampling_ratio, output_width, sampling_ratio))
+    return b.mean(y, [3, 5])
+
+
+# ---------------------------------------------------------------- DeformConv, Col2Im
+
+
+@op("DeformConv", 19)
+def deform_conv(
+    b: Builder, x: Value, w: Value, offset: Value, bias: Value | None = None, mask: Value | None = None, *,
+    dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
+    offset_group: int = 1, pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """A 2D convolution, its taps moved by offsets [N, offset groups * kernel * 2, out...] and masked."""
+    if x.rank != 4:
+        raise UnsupportedError(f"DeformConv of {x.t}: only 2D is supported")
+    n, channels = x.shape[:2]
+    kernel = static_shape(w.shape[2:], "the kernel of DeformConv")
+    window = window_of(x.shape[2:], kernel, strides, dilations, pads, "NOTSET")
+    out = offset.shape[2:]
+    taps = limited(prod(kernel), "DeformConv")
+    moved = b.reshape(offset, (n * offset_group, taps, 2, *out))
+    each = b.reshape(x, (n * offset_group, channels // offset_group, *x.shape[2:]))
+    axes = []
+    for i in range(2):
+        move = b.reshape(b.slice(moved, 2, i, i + 1), (n * offset_group, taps, *out))
+        of_tap = np.indices(kernel)[i].ravel() * window.dilations[i]
+        start = b.sub(b.mul(b.iota(out[i]), window.strides[i]), b.size_as(window.low[i], dtypes.int64))
+        grid = b.add(along(b, b.constant(of_tap.astype(np.int64)), 3, 0), along(b, start, 2, i))
+        axes.append(linear_taps(b, b.add(b.cast(grid, x.dtype), move), x.shape[i + 2]))
+    columns = weighted_sum(b, each, axes)
+    if mask is not None:
+        columns = b.mul(columns, b.reshape(mask, (n * offset_group, 1, taps, *out)))
+    columns = b.reshape(columns, (n, group, channels // group * taps, prod(out)))
+    weights = b.reshape(w, (1, group, w.shape[0] // group, w.shape[1] * taps))
+    return with_bias(b, b.reshape(b.matmul(weights, columns), (n, w.shape[0], *out)), bias)
+
+
+@op("Col2Im", 18)
+def col2im(
+    b: Builder, x: Value, image_shape: Value, block_shape: Value, *, dilations: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """Blocks [N, C * block, count] added up where they overlap: [N, C, image...]."""
+    image = static_shape(b.ints(image_shape, "the image of Col2Im"), "the image of Col2Im")
+    block = static_shape(b.ints(block_shape, "the block of Col2Im"), "the block of Col2Im")
+    window = window_of(image, block, strides, dilations, pads, "NOTSET")
+    low, high = static_shape(window.low, "pads"), static_shape(window.high, "pads")
+    padded = [lo + d + hi for lo, d, hi in zip(low, image, high, strict=True)]
+    count = [(p - s) // step + 1 for p, s, step in zip(padded, window.spans, window.strides, strict=True)]
+    taps, size = prod(block), prod(padded)
+    limited(taps * prod(count), "Col2Im")
+    if static_dim(x.shape[2], "Col2Im") != prod(count):
+        raise ShapeError(f"Col2Im of {x.t}: {prod(count)} blocks fit in the image {list(image)}")
+    tap = np.indices(block).reshape(len(block), -1, 1)
+    start = np.indices(count).reshape(len(block), 1, -1)
+    shape = (-1, 1, 1)
+    at = tap * np.reshape(window.dilations, shape) + start * np.reshape(window.strides, shape)
+    flat = np.ravel_multi_index(tuple(at), padded).reshape(1, 1, -1).astype(np.int64)
+    channels = x.shape[1] // taps
+    rows = (x.shape[0], channels, flat.size)
+    zeros = b.full((x.shape[0], channels, size), 0, x.dtype)
+    total = b.one(
+        "scatter_elements",
+        zeros,
+        b.expand(b.constant(flat), rows),
+        b.reshape(x, rows),
+        axis=2,
+        reduction="add",
+    )
+    y = b.reshape(total, (x.shape[0], channels, *padded))
+    for i, (lo, d) in enumerate(zip(low, image, strict=True)):
+        y = b.slice(y, i + 2, lo, lo + d)
+    return y

@@ -1,0 +1,151 @@
+"""Recognises attention as it is computed: matmul, scale, bias, softmax, (NaN guard,) matmul."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxc.ir import dtypes
+from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
+from onnxc.passes.simplify import Rewriter
+from onnxc.primitives.builder import constant_of
+
+
+def _made_by(v: Value | None, op: str) -> Node | None:
+    return v.node if v is not None and v.node is not None and v.node.op == op else None
+
+
+def _scalar(v: Value | None) -> float | None:
+    array = constant_of(v)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def _behind_reshape(v: Value) -> Value:
+    node = _made_by(v, "reshape")
+    return node.operands[0] if node else v
+
+
+def _softmax_input(p: Value) -> Value | None:
+    """x where p is softmax(x) over the last axis, as max, sub, exp, sum, div."""
+    div = _made_by(p, "div")
+    if div is None:
+        return None
+    exp = _made_by(div.operands[0], "exp")
+    total = _made_by(_behind_reshape(div.operands[1]), "reduce_sum")
+    if exp is None or total is None or total.operands[0] is not exp.output:
+        return None
+    sub = _made_by(exp.operands[0], "sub")
+    if sub is None:
+        return None
+    x = sub.operands[0]
+    top = _made_by(_behind_reshape(sub.operands[1]), "reduce_max")
+    last = (x.rank - 1,)
+    if top is None or top.operands[0] is not x or top.attrs["axes"] != last or total.attrs["axes"] != last:
+        return None
+    return x
+
+
+def _without_guard(p: Value) -> tuple[Value, bool]:
+    """The probabilities behind `where(isnan(p), 0, p)`."""
+    where = _made_by(p, "where")
+    if where is not None:
+        test, zero, inner = where.operands
+        isnan = _made_by(test, "isnan")
+        if isnan is not None and isnan.operands[0] is inner and _scalar(zero) == 0.0:
+            return inner, True
+    return p, False
+
+
+@dataclass
+class _Scores:
+    """scale * (q @ kt) + bias"""
+
+    q: Value
+    kt: Value
+    scale: float
+    bias: Value | None
+
+
+def _strip_scale(v: Value) -> tuple[Value, float]:
+    """x and c where v is x * c or x / c with a constant scalar c."""
+    for op in ("mul", "div"):
+        node = _made_by(v, op)
+        if node is None:
+            continue
+        a, b = node.operands
+        c = _scalar(b)
+        if c is not None and a.shape == v.shape:
+            return a, c if op == "mul" else 1.0 / c
+        c = _scalar(a)
+        if c is not None and op == "mul" and b.shape == v.shape:
+            return b, c
+    return v, 1.0
+
+
+def _scores(x: Value) -> _Scores | None:
+    bias: Value | None = None
+    add = _made_by(x, "add")
+    if add is not None:
+        for s, other in (add.operands, add.operands[::-1]):
+            inner = _strip_scale(s)[0]
+            if s.shape == x.shape and _made_by(inner, "matmul") is not None:
+                x, bias = s, other
+                break
+    product, scale = _strip_scale(x)
+    matmul = _made_by(product, "matmul")
+    if matmul is None:
+        return None
+    (q, sq), (kt, sk) = (_strip_scale(v) for v in matmul.operands)
+    return _Scores(q, kt, float(np.float32(scale * sq * sk)), bias)
+
+
+def fuse_attention(graph: Graph) -> Graph:
+    """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities."""
+    uses = graph.uses()
+    r = Rewriter(graph)
+    for node in graph.nodes:
+        fused = _match(node, graph, uses)
+        if fused is None:
+            r.keep(node)
+            continue
+        scores, value, guard, origin = fused
+        operands = [r.value(v) for v in (scores.q, scores.kt, value, scores.bias) if v is not None]
+        out = Value(node.output.type)
+        r.nodes.append(Node("attention", operands, [out], {"scale": scores.scale, "guard": guard}, (), origin))
+        r.replace(node.output, out)
+    return r.result()
+
+
+def _match(node: Node, graph: Graph, uses: dict[int, list[Node]]) -> tuple[_Scores, Value, bool, Origin] | None:
+    if node.op != "matmul" or node.output.dtype is not dtypes.float32 or node.output.rank < 3:
+        return None
+    p, v = node.operands
+    outputs = {o.id for o in graph.outputs}
+    if len(uses.get(p.id, ())) != 1 or p.id in outputs:
+        return None
+    inner, guard = _without_guard(p)
+    x = _softmax_input(inner)
+    scores = _scores(x) if x is not None else None
+    if scores is None or x is None or x.id in outputs or inner.id in outputs:
+        return None
+    if len(uses.get(x.id, ())) != 2 or len(uses.get(inner.id, ())) != (2 if guard else 1):
+        return None
+    q_lead, k_lead = scores.q.shape[:-2], scores.kt.shape[:-2]
+    if q_lead != node.output.shape[:-2] or len(k_lead) != len(q_lead) or len(v.shape) != len(node.output.shape):
+        return None
+    between = _between(node, {scores.q.id, scores.kt.id, v.id, *([scores.bias.id] if scores.bias else [])})
+    return scores, v, guard, merge_origins(n.origin for n in between)
+
+
+def _between(node: Node, stop: set[int]) -> list[Node]:
+    """The nodes from the operands to the result."""
+    found: dict[int, Node] = {}
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if id(n) in found:
+            continue
+        found[id(n)] = n
+        stack.extend(v.node for v in n.operands if v.node is not None and v.id not in stop and v.node.op != "constant")
+    return list(found.values())

@@ -1,0 +1,38 @@
+"""The list of passes, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onnxc.ir.graph import Graph
+from onnxc.passes.attention import fuse_attention
+from onnxc.passes.decompose import decompose
+from onnxc.passes.prepare import prepare
+from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What the passes may do.
+
+    Attributes:
+        fold_bytes: the most bytes that constant folding may add.
+        attention: recognise attention.
+    """
+
+    fold_bytes: int = 1 << 28
+    attention: bool = True
+
+
+def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
+    """Every pass with its name: from a graph as imported to one that the planner takes."""
+    pipeline: list[tuple[str, Callable[[Graph], Graph]]] = [
+        ("decompose", decompose),
+        ("eliminate-dead", eliminate_dead),
+        ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
+        ("share-common", share_common),
+    ]
+    if options.attention:
+        pipeline.append(("fuse-attention", fuse_attention))
+    return [*pipeline, ("prepare", prepare)]

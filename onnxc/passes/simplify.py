@@ -1,0 +1,131 @@
+"""Cleaning passes: dead code, common subexpressions, constant folding."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onnxc.ir.dtypes import DType
+from onnxc.ir.graph import Graph, Node, Value, merge_origins
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
+
+FOLD_GROWTH = 4  # a folded result may be this many times larger than what it is computed from ...
+FOLD_FREE_BYTES = 1 << 20  # ... or this large
+
+
+def eliminate_dead(graph: Graph) -> Graph:
+    """Without the nodes that no output needs."""
+    needed = {v.id for v in graph.outputs}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(v.id in needed for v in node.outputs):
+            kept.append(node)
+            needed.update(v.id for v in node.operands)
+    return replace(graph, nodes=kept[::-1])
+
+
+class Rewriter:
+    """Rebuilds a graph node by node while values are replaced by others."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.replaced: dict[int, Value] = {}
+
+    def value(self, v: Value | None) -> Value | None:
+        return None if v is None else self.replaced.get(v.id, v)
+
+    def keep(self, node: Node) -> Node:
+        """Adds a node as it is, its operands replaced; its outputs get new values only if an operand changed."""
+        inputs = [self.value(v) for v in node.inputs]
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            self.nodes.append(node)
+            return node
+        outputs = [Value(v.type, v.name, v.data) for v in node.outputs]
+        new = Node(node.op, inputs, outputs, node.attrs, node.regions, node.origin)
+        self.replaced.update({a.id: b for a, b in zip(node.outputs, outputs, strict=True)})
+        self.nodes.append(new)
+        return new
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Later nodes read `new` for `old`."""
+        self.replaced[old.id] = new
+
+    def result(self) -> Graph:
+        outputs = [self.replaced.get(v.id, v) for v in self.graph.outputs]
+        return eliminate_dead(replace(self.graph, nodes=self.nodes, outputs=outputs))
+
+
+HASHED_BYTES = 1 << 12  # of larger constants only so much is hashed: equal keys are then compared in full
+
+
+def _frozen(x: Any) -> object:
+    if isinstance(x, np.ndarray):
+        some = x.reshape(-1)[: max(1, HASHED_BYTES // x.itemsize)]
+        content = tuple(some) if x.dtype == object else hashlib.sha256(np.ascontiguousarray(some).view(np.uint8)).digest()
+        return (str(x.dtype), x.shape, content)
+    if isinstance(x, DType):
+        return x.name
+    return tuple(_frozen(y) for y in x) if isinstance(x, (tuple, list)) else (type(x).__name__, x)
+
+
+def _key(node: Node, inputs: tuple[int, ...]) -> tuple[object, ...]:
+    attrs: Mapping[str, Any] = node.attrs
+    return (node.op, inputs, tuple(sorted((k, _frozen(v)) for k, v in attrs.items())))
+
+
+def _really_equal(a: Node, b: Node) -> bool:
+    for k, x in a.attrs.items():
+        y = b.attrs[k]
+        if isinstance(x, np.ndarray) and x is not y and x.nbytes > HASHED_BYTES:
+            if x.dtype == object or not np.array_equal(x.reshape(-1).view(np.uint8), y.reshape(-1).view(np.uint8)):
+                return False
+    return True
+
+
+def share_common(graph: Graph) -> Graph:
+    """Computes equal nodes once; the one that stays gets the origins of all."""
+    r = Rewriter(graph)
+    seen: dict[tuple[object, ...], Node] = {}
+    for node in graph.nodes:
+        if node.regions or lookup(node.op).kind is Kind.CONTROL:
+            r.keep(node)
+            continue
+        inputs = tuple(v.id if v is not None else -1 for v in (r.value(v) for v in node.inputs))
+        key = _key(node, inputs)
+        first = seen.get(key)
+        if first is not None and _really_equal(first, node):
+            for old, new in zip(node.outputs, first.outputs, strict=True):
+                r.replace(old, new)
+            first.origin = merge_origins([first.origin, node.origin]) if node.op != "constant" else first.origin
+        else:
+            seen[key] = r.keep(node)
+    return r.result()
+
+
+def fold_constants(graph: Graph, budget: int) -> Graph:
+    """Evaluates what depends on constants alone, as long as the results fit in `budget` bytes and do not grow much."""
+    r = Rewriter(graph)
+    for node in graph.nodes:
+        arrays = [constant_of(r.value(v)) for v in node.inputs]
+        primitive = lookup(node.op)
+        size = sum(int(v.t.nbytes) if isinstance(v.t.nbytes, int) else 1 << 62 for v in node.outputs)
+        known = sum(a.nbytes for a in arrays if a is not None)
+        worth = size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known) and size <= budget
+        if not node.inputs or primitive.evaluate is None or any(a is None for a in arrays) or not worth or node.op == "expand":
+            r.keep(node)
+            continue
+        with np.errstate(all="ignore"):
+            result = primitive.evaluate(*arrays, **node.attrs)
+        results = result if isinstance(result, tuple) else (result,)
+        budget -= size
+        for old, array in zip(node.outputs, results, strict=True):
+            value = Value(old.type, old.name, old.data)
+            r.nodes.append(Node("constant", (), [value], {"value": np.asarray(array, old.t.dtype.numpy)}, (), node.origin))
+            r.replace(old, value)
+    return r.result()

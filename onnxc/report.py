@@ -1,0 +1,282 @@
+"""What `model.explain()` returns: the kernels of a compiled model, why they are what they are, memory and time.
+
+    report = model.explain()
+    print(report)                          # the whole report as text
+    report.kernels[3].origins, report.kernels[3].reasons
+    report.source("k3")                    # the generated C++ of one kernel
+    report.counts                          # {"kernels": 98, "templates": 60, "fused": 38, "functions": 14}
+    report.to_dict()                       # all of it, as JSON can write it
+
+A report is made from a model's manifest (`Report.from_manifest`), so a model that was saved and loaded has the same.
+This module imports nothing of the compiler.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Number = int | str
+"""An int, or an expression over dynamic dims as text."""
+
+LOOPS = "loops"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A node of the user's model that a kernel computes (or a part of it)."""
+
+    number: int
+    op_type: str
+    name: str = ""
+    line: str = ""  # file:line of the PyTorch source, where the exporter recorded it
+
+    def __str__(self) -> str:
+        return f"n{self.number} {self.op_type}"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A value that a kernel writes to memory, and why it does not stay inside."""
+
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One call of a run.
+
+    Attributes:
+        number: its place in the run, from 0.
+        function: the generated function; equal kernels share one.
+        kind: `loops` for generated loop nests, else the template: `matmul`, `conv`, `attention`, ...
+        origins: the nodes of the model that it computes, in the model's order.
+        reasons: why each of them is in this kernel.
+        boundaries: what it stores, and why.
+        reads, writes: bytes of memory, once for each value; text where dims are dynamic. `weights` is a part of `reads`.
+        flops: multiplications and additions of a template; 0 for loops.
+    """
+
+    number: int
+    function: str
+    kind: str
+    origins: tuple[Origin, ...] = ()
+    reasons: tuple[str, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    reads: Number = 0
+    writes: Number = 0
+    weights: Number = 0
+    flops: Number = 0
+
+    @property
+    def is_template(self) -> bool:
+        """True for a template or a routine of the runtime, false for fused loops."""
+        return self.kind != LOOPS
+
+    @property
+    def label(self) -> str:
+        """Its op types, shortened: `MatMul, Add, Gelu, 3x Cast`."""
+        counts = Counter(o.op_type for o in self.origins)
+        return ", ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory plan, in bytes: `arena` holds all intermediates, of which the sum is `buffers_total`."""
+
+    arena: Number = 0
+    buffers: int = 0
+    buffers_total: Number = 0
+    weights: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a model was compiled. `stages` are seconds by stage, empty for a model that was loaded."""
+
+    kernels: tuple[Kernel, ...]
+    memory: Memory
+    stages: Mapping[str, float]
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = ""
+    cpu: str = ""
+    threads: int = 0
+
+    @staticmethod
+    def from_manifest(manifest: Mapping[str, Any]) -> Report:
+        """The report of a manifest: see the keys below; those that are missing count as empty."""
+        memory = manifest.get("memory") or {}
+        return Report(
+            kernels=tuple(_kernel(i, entry) for i, entry in enumerate(manifest.get("kernels") or ())),
+            memory=Memory(*(memory.get(key, 0) for key in ("arena", "buffers", "buffers_total", "weights"))),
+            stages=dict(manifest.get("stages") or {}),
+            sources=dict(manifest.get("sources") or {}),
+            name=str(manifest.get("name") or ""),
+            cpu=str(manifest.get("cpu") or ""),
+            threads=int(manifest.get("threads") or 0),
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Kernels in a run: all, templates and routines, fused loops; and distinct functions."""
+        templates = sum(k.is_template for k in self.kernels)
+        return {
+            "kernels": len(self.kernels),
+            "templates": templates,
+            "fused": len(self.kernels) - templates,
+            "functions": len({k.function for k in self.kernels}),
+        }
+
+    def source(self, kernel: str | int) -> str:
+        """The generated C++ of a kernel, by function name (`k3`) or by the number of a call."""
+        name = self.kernels[kernel].function if isinstance(kernel, int) else kernel
+        if name not in self.sources:
+            raise KeyError(f"no kernel {name!r}; there are {', '.join(self.sources) or 'none with source'}")
+        return self.sources[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of the report as dicts, lists, strings and numbers."""
+        return {
+            "name": self.name,
+            "cpu": self.cpu,
+            "threads": self.threads,
+            "counts": self.counts,
+            "kernels": [_plain(k) for k in self.kernels],
+            "memory": vars(self.memory),
+            "stages": dict(self.stages),
+            "sources": dict(self.sources),
+        }
+
+    def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415 (rich takes longer to import than the rest of this module)
+
+        console = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
+        console.print(self)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in text.splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text  # noqa: PLC0415
+
+        yield from self.summary()
+        for kernel in self.kernels:
+            yield Text("")
+            yield from _shown(kernel)
+
+    def summary(self) -> Iterator[Any]:
+        """What rich prints above the kernels: counts, memory, stages."""
+        from rich.text import Text  # noqa: PLC0415
+
+        counts = self.counts
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(k.kind for k in self.kernels).most_common())
+        where = ", ".join([*([f"cpu {self.cpu}"] if self.cpu else []), *([f"{self.threads} threads"] if self.threads else [])])
+        title = f"{self.name or 'model'}: {counts['kernels']} kernel calls a run ({kinds or 'none'})"
+        yield Text(title + (f"; {where}" if where else ""), style="bold")
+        yield Text(
+            f"  {counts['templates']} template or routine calls, {counts['fused']} fused kernels,"
+            f" {counts['functions']} distinct functions"
+        )
+        memory = self.memory
+        yield Text(
+            f"  memory: arena {size(memory.arena)} for {memory.buffers} intermediates of {size(memory.buffers_total)}"
+            f" together; weights {size(memory.weights)}"
+        )
+        if self.stages:
+            total = sum(self.stages.values())
+            each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.stages.items())
+            yield Text(f"  compiled in {total:.2f} s: {each}")
+
+
+def _kernel(number: int, entry: Mapping[str, Any]) -> Kernel:
+    stores = entry.get("boundaries")
+    if stores is None:
+        stores = [(s, "") for s in entry.get("stores", ())]
+    return Kernel(
+        number,
+        str(entry.get("function", "")),
+        _kind(entry),
+        tuple(_origin(o) for o in entry.get("origins", ())),
+        tuple(entry.get("reasons", ())),
+        tuple(Boundary(str(t), str(r)) for t, r in stores),
+        entry.get("reads", 0),
+        entry.get("writes", 0),
+        entry.get("weights", 0),
+        entry.get("flops", 0),
+    )
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    kind = str(entry.get("kind", LOOPS))
+    return kind if kind not in (LOOPS, "template", "opaque") else str(entry.get("template") or kind)
+
+
+def _origin(entry: Any) -> Origin:
+    if isinstance(entry, Mapping):
+        return Origin(int(entry["number"]), *(str(entry.get(k, "")) for k in ("op_type", "name", "line")))
+    number, *rest = entry
+    return Origin(int(number), *(str(r) for r in rest))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Kernel, Boundary, Origin)):
+        return {key: _plain(v) for key, v in vars(value).items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _shown(kernel: Kernel) -> Iterator[Any]:
+    """One kernel as lines of rich text. Names of the model are text, never markup."""
+    from rich.text import Text  # noqa: PLC0415
+
+    head = Text(f"{kernel.number:4}  ")
+    head.append(f"{kernel.function} {kernel.kind}", style="bold cyan" if kernel.is_template else "bold green")
+    head.append(f"  {kernel.label}")
+    yield head
+    work = [f"reads {size(kernel.reads)}", f"writes {size(kernel.writes)}"]
+    if kernel.weights:
+        work[0] += f" (weights {size(kernel.weights)})"
+    if kernel.flops:
+        work.append(f"{count(kernel.flops)}FLOP")
+    yield Text("      " + ", ".join(work))
+    for origin in kernel.origins:
+        extra = "  ".join(x for x in (origin.name, origin.line) if x)
+        yield Text(f"      {origin}" + (f"  {extra}" if extra else ""), style="dim")
+    for reason in _counted(kernel.reasons):
+        yield Text(f"      + {reason}")
+    for boundary in kernel.boundaries:
+        yield Text(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
+
+
+def _counted(lines: Sequence[str]) -> Iterable[str]:
+    return (f"{line} ({n} times)" if n > 1 else line for line, n in Counter(lines).items())
+
+
+def size(number: Number) -> str:
+    """Bytes for a person to read.
+
+    >>> size(1536), size("512*s0")
+    ('1.5 KB', '512*s0 B')
+    """
+    return f"{count(number, 1024)}B"
+
+
+def count(number: Number, step: int = 1000) -> str:
+    """A number with three digits and a prefix: `1.5 M`.
+
+    >>> count(22_300_000)
+    '22.3 M'
+    """
+    if isinstance(number, str):
+        return f"{number} "
+    value = float(number)
+    for prefix in ("", "K", "M", "G"):
+        if abs(value) < step:
+            return f"{value:.0f} {prefix}" if value >= 100 or not prefix else f"{value:.3g} {prefix}"
+        value /= step
+    return f"{value:.3g} T"

@@ -1,0 +1,66 @@
+"""The judge between two float32 programs: the same graph, evaluated in float64.
+
+The graph of primitives (what onnxc compiles, before any fusion) gets float64 in the place of every narrower float, and
+is run by the interpreter that defines what primitives mean. Casts to a float become casts to float64; integers stay as
+they are, so quantized arithmetic is exact. The weights are the float32 ones, so what it differs from is rounding alone.
+(onnx's own reference evaluator would not do: many of its functions round to float32, or fail for float64.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.types import TensorType
+from onnxc.primitives.interpret import interpret
+
+Array = np.ndarray[Any, Any]
+
+
+def widened(dtype: DType) -> DType:
+    """float64 for float32, float16 and bfloat16; any other type itself (float8 is a storage format: it rounds)."""
+    return dtypes.float64 if dtype in (dtypes.float32, dtypes.float16, dtypes.bfloat16) else dtype
+
+
+def widen(graph: Graph) -> Graph:
+    """A graph of primitives with float64 in the place of every narrower float."""
+    values: dict[int, Value] = {v.id: _value(v) for v in graph.inputs}
+    nodes = []
+    for node in graph.nodes:
+        outputs = [_value(v) for v in node.outputs]
+        values.update({v.id: new for v, new in zip(node.outputs, outputs, strict=True)})
+        inputs = [None if v is None else values[v.id] for v in node.inputs]
+        attrs = {name: _attribute(value) for name, value in node.attrs.items()}
+        nodes.append(Node(node.op, inputs, outputs, attrs, node.regions, node.origin))
+    return replace(
+        graph,
+        inputs=[values[v.id] for v in graph.inputs],
+        outputs=[values[v.id] for v in graph.outputs],
+        nodes=nodes,
+    )
+
+
+def _value(value: Value) -> Value:
+    t = value.t
+    return Value(TensorType(widened(t.dtype), t.shape), value.name, value.data)
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, DType):
+        return widened(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fV":
+        return value.astype(widened(dtypes.from_numpy(value.dtype)).numpy)
+    return value
+
+
+def evaluate_float64(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a graph of primitives in float64. Raises OnnxcError where the interpreter cannot run it."""
+    wide = widen(graph)
+    given = [np.asarray(a).astype(v.dtype.numpy) for a, v in zip(inputs, wide.inputs, strict=True)]
+    return interpret(wide, given)

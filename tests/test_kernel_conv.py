@@ -1,0 +1,328 @@
+"""The convolution templates (conv.h, conv_dw.h, conv_wino.h), compiled alone and run against float64.
+
+Every run poisons what it may not read (NaN between the channels of a slice) or write (NaN in the output's
+other channels, a mark behind the scratch), and checks that the division of the work changes no bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+INCLUDE = Path(__file__).resolve().parents[1] / "onnxc" / "codegen" / "cpp" / "include"
+FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
+LEVELS = ["native", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
+FIELDS = ["N", "H", "W", "CI", "OH", "OW", "CO", "KH", "KW", "SY", "SX", "DY", "DX", "PT", "PL", "G"]
+FIELDS += ["ins", "irs", "ips", "ics"]
+
+SOURCE = """
+#include "conv.h"
+#include "conv_dw.h"
+#include "conv_wino.h"
+struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last; };
+#define KERNEL(name, count, bytes, items) \\
+  extern "C" i64 name##_count(const ConvShape *s) { return count(*s); } \\
+  extern "C" i64 name##_scratch(const ConvShape *s) { return bytes(*s); } \\
+  extern "C" void name(const ConvShape *s, const Call *k) { \\
+    const f32 *b = k->b; f32 *o = k->o; i64 ops = k->ops; const ConvShape q = *s; \\
+    items(*s, k->x, k->w, k->first, k->last, k->scratch, [=](const Px &p, i64 c, vf v, auto l) OX_LAMBDA { \\
+      if (p.i != (p.n * q.OH + p.y) * q.OW + p.x) __builtin_trap(); \\
+      vf z = {}; v += ldl(b + c, l); stl(o + p.i * ops + c, sel<f32>(v < z, z, v), l); }); }
+KERNEL(direct, conv_items_count, conv_scratch, conv_items)
+KERNEL(wide, conv_items_count, conv_scratch, conv_items<false>)
+KERNEL(wino2, conv_wino_count<2>, conv_wino_scratch<2>, conv_wino_items<2>)
+KERNEL(wino4, conv_wino_count<4>, conv_wino_scratch<4>, conv_wino_items<4>)
+#define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
+DW(0, 0) DW(3, 1) DW(3, 2) DW(5, 1) DW(5, 2) DW(7, 1) DW(7, 2)
+extern "C" i64 panel() { return CONV_NR; }
+"""
+
+
+class Shape(ctypes.Structure):
+    """ConvShape of conv.h."""
+
+    _fields_ = [(name, ctypes.c_longlong) for name in FIELDS]
+
+
+class Call(ctypes.Structure):
+    """The arguments of one call of a test kernel."""
+
+    _fields_ = (
+        [(name, ctypes.c_void_p) for name in ("x", "w", "b", "o", "scratch")]
+        + [(name, ctypes.c_longlong) for name in ("ops", "first", "last")]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution: sizes, kernel (height, width), strides, dilations, pads (top, left, bottom, right)."""
+
+    n: int
+    h: int
+    w: int
+    ci: int
+    co: int
+    k: tuple[int, int] = (3, 3)
+    s: tuple[int, int] = (1, 1)
+    d: tuple[int, int] = (1, 1)
+    p: tuple[int, int, int, int] = (0, 0, 0, 0)
+    g: int = 1
+    slack: int = 0  # channels of the input buffer that are not this tensor's
+    planar: bool = False
+
+    def out(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        size = [self.h + self.p[0] + self.p[2], self.w + self.p[1] + self.p[3]]
+        return (
+            (size[0] - self.d[0] * (self.k[0] - 1) - 1) // self.s[0] + 1,
+            (size[1] - self.d[1] * (self.k[1] - 1) - 1) // self.s[1] + 1,
+        )
+
+    def shape(self) -> Shape:
+        """The ConvShape: channels-last with `slack` further channels, or planar."""
+        ips = self.ci + self.slack
+        strides = (self.h * self.w * ips, self.w * ips, ips, 1)
+        if self.planar:
+            strides = (self.ci * self.h * self.w, self.w, 1, self.h * self.w)
+        return Shape(
+            self.n,
+            self.h,
+            self.w,
+            self.ci,
+            *self.out(),
+            self.co,
+            *self.k,
+            *self.s,
+            *self.d,
+            self.p[0],
+            self.p[1],
+            self.g,
+            *strides,
+        )
+
+
+def aligned(count: int, fill: float = 0.0) -> F32:
+    """A vector of floats that begins on a cache line."""
+    raw = np.empty(count + 16, np.float32)
+    start = (-raw.ctypes.data // 4) % 16
+    raw[:] = fill
+    return raw[start : start + count]
+
+
+def packed(a: NDArray[np.floating]) -> F32:
+    """The array's elements in C order, aligned."""
+    r = aligned(a.size)
+    r[:] = a.astype(np.float32).ravel()
+    return r
+
+
+def pack_direct(w: F32, panel: int, groups: int) -> F32:
+    """OIHW weights as [group][panel][ky][kx][ci][NR]."""
+    co, ci, kh, kw = w.shape
+    panels = -(-(co // groups) // panel)
+    q = np.zeros((groups, panels * panel, ci, kh, kw), np.float32)
+    q[:, : co // groups] = w.reshape(groups, co // groups, ci, kh, kw)
+    return packed(q.reshape(groups, panels, panel, ci, kh, kw).transpose(0, 1, 4, 5, 3, 2))
+
+
+def pack_depthwise(w: F32, panel: int) -> F32:
+    """[C][1][KH][KW] weights as [ky][kx][c]; there are no panels."""
+    return packed(w[:, 0].transpose(1, 2, 0))
+
+
+def wino_g(m: int) -> F64:
+    """The weight transform of F(m x m, 3 x 3) as conv_wino.h defines it: (m + 2, 3)."""
+    if m == 2:
+        return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+    a, b = 45 / 64, 91 / 64
+    points = [0.0, a, -a, b, -b]
+    rows = [[q**i / np.prod([q - r for r in points if r != q]) for i in range(3)] for q in points]
+    return np.array([*rows, [0, 0, 1]])
+
+
+def pack_wino(w: F32, panel: int, m: int) -> F32:
+    """OIHW 3x3 weights as U[panel][p][ci][NR]."""
+    co, ci = w.shape[:2]
+    g, panels = wino_g(m), -(-co // panel)
+    q = np.zeros((panels * panel, ci, (m + 2) ** 2))
+    q[:co] = np.einsum("ay,oiyx,bx->oiab", g, w.astype(np.float64), g).reshape(co, ci, -1)
+    return packed(q.reshape(panels, panel, ci, -1).transpose(0, 3, 2, 1))
+
+
+def reference(c: Case, x: F32, w: F32, b: F32) -> F64:
+    """relu(conv(x, w) + b) in float64, tap by tap: NCHW."""
+    oh, ow = c.out()
+    big = np.zeros((c.n, c.ci, c.h + c.p[0] + c.p[2], c.w + c.p[1] + c.p[3]))
+    big[:, :, c.p[0] : c.p[0] + c.h, c.p[1] : c.p[1] + c.w] = x
+    big = big.reshape(c.n, c.g, c.ci // c.g, *big.shape[2:])
+    wg = w.astype(np.float64).reshape(c.g, c.co // c.g, c.ci // c.g, *c.k)
+    y = np.zeros((c.n, c.g, c.co // c.g, oh, ow))
+    for ky, kx in itertools.product(range(c.k[0]), range(c.k[1])):
+        y0, x0 = ky * c.d[0], kx * c.d[1]
+        taps = big[..., y0 : y0 + (oh - 1) * c.s[0] + 1 : c.s[0], x0 : x0 + (ow - 1) * c.s[1] + 1 : c.s[1]]
+        y += np.einsum("ngiyx,goi->ngoyx", taps, wg[..., ky, kx], optimize=True)
+    result: F64 = np.maximum(y.reshape(c.n, c.co, oh, ow) + b[:, None, None], 0)
+    return result
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The test kernels, compiled for one CPU level."""
+    level = request.param
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    if level == "x86-64-v3" and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("the CPU has no AVX2")
+    folder = tmp_path_factory.mktemp("conv")
+    source, target = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text(SOURCE)
+    command = ["g++", *FLAGS, f"-march={level}", f"-I{INCLUDE}", str(source), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(target))
+
+
+def function(lib: ctypes.CDLL, name: str) -> Callable[..., int]:
+    """An exported function that returns a 64-bit integer."""
+    f = getattr(lib, name)
+    f.restype = ctypes.c_longlong
+    return f  # type: ignore[no-any-return]
+
+
+def run(lib: ctypes.CDLL, kernel: str, c: Case, x: F32, w: F32, b: F32, parts: int) -> F32:
+    """The kernel's result (NCHW), its work items divided into `parts` calls."""
+    s = c.shape()
+    count = function(lib, f"{kernel}_count")(ctypes.byref(s))
+    size = -(-function(lib, f"{kernel}_scratch")(ctypes.byref(s)) // 4)
+    data = packed(x)
+    if not c.planar:
+        data = aligned(x.size // c.ci * (c.ci + c.slack), np.nan)
+        data.reshape(c.n, c.h, c.w, -1)[..., : c.ci] = x.transpose(0, 2, 3, 1)
+    oh, ow = c.out()
+    ops = c.co + 3
+    out = aligned(c.n * oh * ow * ops, np.nan)
+    scratch = aligned(size + 16, np.nan)
+    scratch[size:] = 1234.5
+    for i in range(parts):
+        first, last = count * i // parts, count * (i + 1) // parts
+        call = Call(*(a.ctypes.data for a in (data, w, b, out, scratch)), ops, first, last)
+        getattr(lib, kernel)(ctypes.byref(s), ctypes.byref(call))
+    assert (scratch[size:] == 1234.5).all()
+    r = out.reshape(c.n, oh, ow, ops)
+    assert np.isnan(r[..., c.co :]).all()
+    return np.ascontiguousarray(r[..., : c.co].transpose(0, 3, 1, 2))
+
+
+def check(lib: ctypes.CDLL, kernel: str, c: Case, pack: Callable[[F32, int], F32], limit: float) -> None:
+    """Largest error against float64 over the output's rms is at most `limit`; no division changes a bit."""
+    rng = np.random.default_rng(c.ci * 1000 + c.co)
+    x = rng.standard_normal((c.n, c.ci, c.h, c.w)).astype(np.float32)
+    w = rng.standard_normal((c.co, c.ci // c.g, *c.k)).astype(np.float32)
+    b = packed(rng.standard_normal(c.co))
+    weights = pack(w, function(lib, "panel")())
+    y = run(lib, kernel, c, x, weights, b, 1)
+    want = reference(c, x, w, b)
+    assert np.abs(y - want).max() <= limit * max(float(np.sqrt((want**2).mean())), 0.1), c
+    for parts in (2, 7):
+        assert np.array_equal(y, run(lib, kernel, c, x, weights, b, parts)), c
+
+
+CHANNELS = [1, 3, 5, 16, 17, 33, 64]
+
+
+def cases(seed: int, count: int) -> list[Case]:
+    """Random convolutions of odd sizes, strides, dilations, groups, asymmetric pads."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*of: int) -> int:
+        return int(rng.choice(of))
+
+    result = []
+    for _ in range(count):
+        kh, kw, g, planar = pick(1, 2, 3, 5), pick(1, 2, 3, 4, 7), pick(1, 1, 1, 2, 4), pick(0, 0, 1) == 1
+        ci, co = (-(-pick(*CHANNELS) // g) * g for _ in range(2))
+        size = (pick(1, 1, 2, 3), pick(8, 13, 20), pick(9, 14, 27))
+        strides, dilations = (pick(1, 2, 3), pick(1, 2, 3)), (pick(1, 1, 2), 1)
+        pads = (pick(*range(kh)), pick(*range(kw)), pick(*range(kh)), pick(*range(kw)))
+        slack = 0 if planar else pick(0, 7)
+        result.append(Case(*size, ci, co, (kh, kw), strides, dilations, pads, g, slack, planar))
+    return result
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_direct(lib: ctypes.CDLL, seed: int) -> None:
+    """Any kernel, stride, dilation, pad and group count, on slices and on planar inputs."""
+    for c in cases(seed, 12):
+        check(lib, "direct", c, partial(pack_direct, groups=c.g), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        Case(1, 7, 7, 320, 70, p=(1, 1, 1, 1)),
+        Case(1, 9, 9, 700, 40, k=(1, 1)),
+        Case(2, 1, 1, 33, 17, k=(1, 1)),
+        Case(1, 40, 40, 3, 32, k=(7, 7), s=(2, 2), p=(3, 3, 3, 3), planar=True),
+        Case(1, 5, 5, 8, 64, k=(5, 5), d=(2, 2), p=(4, 4, 4, 4)),
+        Case(1, 3, 300, 16, 16, k=(1, 9), p=(0, 8, 0, 0), d=(1, 3)),
+        Case(1, 4, 4, 3, 5, p=(3, 3, 3, 3)),
+    ],
+)
+def test_direct_long_sums_and_extremes(lib: ctypes.CDLL, c: Case) -> None:
+    """Sums longer than a run of the accumulators, single pixels, kernels larger than the image."""
+    for kernel in ("direct", "wide"):
+        check(lib, kernel, c, partial(pack_direct, groups=1), 1e-5)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("ci", CHANNELS)
+def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
+    """3x3 of stride 1 in every mix of channels; F(4) is allowed the error of its transform."""
+    for co, (h, w) in zip(CHANNELS, itertools.cycle([(3, 3), (7, 7), (14, 19), (26, 5)]), strict=False):
+        pads = (ci % 3, co % 3, (ci + 1) % 3, 1)
+        c = Case(1 + ci % 2, h, w, ci, co, p=pads, slack=ci % 4)
+        check(lib, f"wino{m}", c, partial(pack_wino, m=m), 5e-6 if m == 2 else 3e-5)
+
+
+@pytest.mark.parametrize("channels", [*CHANNELS, 200])
+@pytest.mark.parametrize("k", [3, 5, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise(lib: ctypes.CDLL, channels: int, k: int, stride: int) -> None:
+    """The sliding kernels, with asymmetric pads, and the general one for the same shapes."""
+    for h, w, p in [(7, 7, (k // 2,) * 4), (9, 30, (0, k - 1, 2, 0)), (k, k + 1, (1, 0, 0, 2))]:
+        c = Case(2, h, w, channels, channels, (k, k), (stride, stride), p=p, g=channels, slack=channels % 3)
+        for kernel in (f"dw{k}{stride}", "dw00"):
+            check(lib, kernel, c, pack_depthwise, 5e-6)
+
+
+@pytest.mark.parametrize("multiplier", [1, 2, 3])
+def test_depthwise_general(lib: ctypes.CDLL, multiplier: int) -> None:
+    """Dilations, unequal strides, kernels that are not square, channel multipliers."""
+    for channels in (1, 5, 16, 70):
+        c = Case(1, 12, 15, channels, channels * multiplier, (2, 4), (2, 1), (3, 2), (1, 2, 0, 3), channels)
+        check(lib, "dw00", c, pack_depthwise, 5e-6)
+
+
+def test_infinity_stays_under_its_kernel(lib: ctypes.CDLL) -> None:
+    """Direct and depthwise sums see an infinity only where their kernel covers it."""
+    c = Case(1, 9, 9, 16, 16, p=(1, 1, 1, 1), g=1)
+    x = np.ones((1, 16, 9, 9), np.float32)
+    x[0, 3, 4, 4] = np.inf
+    w = np.ones((16, 16, 3, 3), np.float32)
+    y = run(lib, "direct", c, x, pack_direct(w, function(lib, "panel")(), 1), aligned(16), 1)
+    mask = np.zeros((9, 9), bool)
+    mask[3:6, 3:6] = True
+    assert (np.isinf(y) == mask).all() and not np.isnan(y).any()

@@ -1,0 +1,89 @@
+"""ONNX's own node tests, through the definitions and numpy."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+
+from onnxc.errors import UnsupportedError, UnsupportedOpError
+from onnxc.frontends.onnx_file import load
+from onnxc.ir import dtypes
+from onnxc.passes.decompose import decompose
+from onnxc.primitives.interpret import interpret
+
+# Where onnxruntime does not do what the standard says, we give onnxruntime's answer.
+AS_ONNXRUNTIME = {
+    "test_maxunpool_export_with_output_shape",
+    "test_resize_downsample_scales_cubic_align_corners",
+    "test_resize_downsample_scales_linear_align_corners",
+}
+NOT_YET = {
+    "test_cast_e8m0_FLOAT16_to_FLOAT8E8M0": "rounding up to a power of two",
+    "test_cast_e8m0_FLOAT_to_FLOAT8E8M0": "rounding up to a power of two",
+}
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the cases compute infinities on purpose
+    CASES = {
+        case.name: case
+        for case in collect_testcases(None)
+        if next((o.version for o in case.model.opset_import if o.domain in ("", "ai.onnx")), 7) >= 7
+    }
+
+
+def tensors(values: Any, infos: Any) -> list[np.ndarray]:
+    """The arrays of a data set; a test with sequences or optionals is skipped."""
+    if any(v is None or not i.type.HasField("tensor_type") for v, i in zip(values, infos, strict=False)):
+        pytest.skip("not tensors")
+    return [numpy_helper.to_array(v) if isinstance(v, TensorProto) else np.asarray(v) for v in values]
+
+
+def with_constants(model: ModelProto, inputs: list[np.ndarray]) -> ModelProto:
+    """The model with its inputs as constants: many cases give shapes and axes as inputs."""
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    for info, array in zip(model.graph.input, inputs, strict=True):
+        changed.graph.initializer.append(numpy_helper.from_array(array, info.name))
+    del changed.graph.input[:]
+    return changed
+
+
+def run(model: ModelProto, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    try:
+        return interpret(decompose(load(model)), inputs)
+    except UnsupportedOpError as error:
+        pytest.skip(str(error)[:80])
+    except UnsupportedError:
+        try:
+            return interpret(decompose(load(with_constants(model, inputs))), [])
+        except UnsupportedError as error:
+            pytest.skip(str(error)[:80])
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_node(name: str) -> None:
+    case = CASES[name]
+    if name in AS_ONNXRUNTIME or name in NOT_YET:
+        pytest.skip(NOT_YET.get(name, "onnxruntime differs from the standard"))
+    for given, wanted in case.data_sets:
+        inputs = tensors(given, case.model.graph.input)
+        outputs = tensors(wanted, case.model.graph.output)
+        for a, b in zip(run(case.model, inputs), outputs, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            compare(a, b)
+
+
+def compare(got: np.ndarray, wanted: np.ndarray) -> None:
+    kind = dtypes.from_numpy(wanted.dtype)
+    if not kind.is_float:
+        np.testing.assert_array_equal(got, wanted)
+        return
+    rtol, atol = (1e-3, 1e-5) if kind.bits >= 32 else (1e-2, 1e-2)
+    with np.errstate(all="ignore"):
+        a, b = got.astype(np.float64), wanted.astype(np.float64)
+    np.testing.assert_allclose(a, b, rtol, atol)
