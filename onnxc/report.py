@@ -155,7 +155,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        from rich.console import Console  # noqa: PLC0415 (rich takes longer to import than the rest of this module)
+        from rich.console import Console  # rich takes longer to import than the rest of this module
 
         console = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
         console.print(self)
@@ -163,7 +163,7 @@ class Report:
         return "\n".join(line.rstrip() for line in text.splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text  # noqa: PLC0415
+        from rich.text import Text
 
         yield from self.summary()
         for kernel in self.kernels:
@@ -172,11 +172,16 @@ class Report:
 
     def summary(self) -> Iterator[Any]:
         """What rich prints above the kernels: counts, memory, stages."""
-        from rich.text import Text  # noqa: PLC0415
+        from rich.text import Text
 
         counts = self.counts
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(k.kind for k in self.kernels).most_common())
-        where = ", ".join([*([f"cpu {self.cpu}"] if self.cpu else []), *([f"{self.threads} threads"] if self.threads else [])])
+        where = ", ".join(
+            [
+                *([f"cpu {self.cpu}"] if self.cpu else []),
+                *([f"{self.threads} threads"] if self.threads else []),
+            ]
+        )
         title = f"{self.name or 'model'}: {counts['kernels']} kernel calls a run ({kinds or 'none'})"
         yield Text(title + (f"; {where}" if where else ""), style="bold")
         yield Text(
@@ -232,7 +237,7 @@ def _plain(value: Any) -> Any:
 
 def _shown(kernel: Kernel) -> Iterator[Any]:
     """One kernel as lines of rich text. Names of the model are text, never markup."""
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     head = Text(f"{kernel.number:4}  ")
     head.append(f"{kernel.function} {kernel.kind}", style="bold cyan" if kernel.is_template else "bold green")

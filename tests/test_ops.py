@@ -838,6 +838,7 @@ def samplings() -> Iterator[Case]:
             "sampling_ratio": 2,
         }
         yield Case("RoiAlign", [x, rois, i64(0, 1, 0)], {**attrs, "spatial_scale": 0.8}, opset=16, atol=1e-5)
+        yield Case("RoiAlign", [x, rois, i64(0, 1, 0)], {**attrs, "mode": "max"}, opset=16, atol=1e-5)
     offsets = f32(2, 2 * 2 * 4, 4, 5)
     inputs = [f32(2, 4, 5, 6), f32(6, 2, 2, 2), offsets, f32(6), pos(2, 2 * 4, 4, 5)]
     yield Case(

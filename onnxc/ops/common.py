@@ -63,8 +63,9 @@ def constant_input(value: Value, what: str) -> np.ndarray:
 TABLE_ELEMENTS = 1 << 24
 
 
-def limited(count: int, what: str) -> int:
-    """A number of elements that a definition is about to compute; LimitError where a model asks for too many."""
+def limited(count: Dim, what: str) -> int:
+    """A number of elements that a definition is about to compute. LimitError for too many."""
+    count = static_dim(count, what)
     if count > TABLE_ELEMENTS:
         raise LimitError(f"{what} needs a table of {count} elements; the limit is {TABLE_ELEMENTS}")
     return count

@@ -28,7 +28,7 @@ _BINARY = [
     ("Or", 7, "or"),
     ("Xor", 7, "xor"), ("BitwiseAnd", 18, "bitand"), ("BitwiseOr", 18, "bitor"), ("BitwiseXor", 18, "bitxor"),
 ]  # fmt: skip
-_VARIADIC = [("Max", 8, "max"), ("Min", 8, "min"), ("Sum", 8, "add")]
+_VARIADIC = [("Max", 6, "max"), ("Min", 6, "min"), ("Sum", 6, "add")]
 
 
 def _unary(name: str, first: int, primitive: str) -> None:
@@ -59,7 +59,7 @@ for _row in _VARIADIC:
     _variadic(*_row)
 
 
-@op("Mean", 8)
+@op("Mean", 6)
 def mean(b: Builder, *xs: Value) -> Value:
     if not xs:
         raise ModelError("Mean needs at least one input")

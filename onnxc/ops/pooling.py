@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce as fold
@@ -93,10 +94,8 @@ def _max_positions(b: Builder, x: Value, window: Window, column_major: bool) -> 
 
 def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
     """[taps, N, C, positions...]: every element of every window; padding is the lowest value."""
-    if prod(window.kernel) > MAX_TAPS:
-        raise LimitError(
-            f"MaxPool with positions has a window of {prod(window.kernel)}; the limit is {MAX_TAPS}"
-        )
+    if math.prod(window.kernel) > MAX_TAPS:
+        raise LimitError(f"MaxPool with positions has a window {window.kernel} of more than {MAX_TAPS}")
     padded = b.pad(x, (0, 0, *window.low), (0, 0, *(maximum(h, 0) for h in window.high)), lowest(x.dtype))
     taps = []
     for offset in product(*(range(k) for k in window.kernel)):

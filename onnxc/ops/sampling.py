@@ -28,8 +28,8 @@ class Tap:
     weight: Value | None
 
 
-def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]]) -> Value:
-    """x [N, C, D...] read at every combination of one tap for each D, weighted: [N, C, out...]."""
+def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]], combine: str = "add") -> Value:
+    """x [N, C, D...] read at every combination of one tap for each D, weighted and added: [N, C, out...]."""
     last = b.transpose(x, (0, *range(2, x.rank), 1))
     total: Value | None = None
     for corner in product(*taps):
@@ -41,7 +41,7 @@ def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]]) -> Value:
         if weights:
             weight = fold(b.mul, weights)
             value = b.mul(value, b.cast(b.reshape(weight, (*weight.shape, 1)), x.dtype))
-        total = value if total is None else b.add(total, value)
+        total = value if total is None else b.binary(combine, total, value)
     assert total is not None
     return b.transpose(total, (0, total.rank - 1, *range(1, total.rank - 1)))
 
@@ -162,9 +162,14 @@ def roi_align(
     coordinate_transformation_mode: str | None = None, mode: str = "avg", output_height: int = 1,
     output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0, opset: int,
 ) -> Value:  # fmt: skip
-    """The mean over each bin of each region [x1, y1, x2, y2] of the image that it names."""
-    if mode != "avg" or sampling_ratio <= 0:
-        raise UnsupportedError("RoiAlign is supported with mode avg and a fixed sampling_ratio")
+    """The mean over each bin of each region [x1, y1, x2, y2] of the image that it names.
+
+    In mode max, as in onnxruntime, the greatest weighted neighbour of any sample.
+    """
+    if mode not in ("avg", "max") or sampling_ratio <= 0:
+        raise UnsupportedError(
+            f"RoiAlign with mode {mode!r} and sampling_ratio {sampling_ratio} is not supported"
+        )
     how = coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
     shift = 0.5 if how == "half_pixel" else 0.0
     scaled = b.sub(b.mul(rois, spatial_scale), shift)
@@ -183,9 +188,10 @@ def roi_align(
         b.expand(b.reshape(xs, (count, 1, xs.shape[1])), shape),
     )
     images = b.gather(x, b.cast(batch_indices, dtypes.int64), 0)
-    y = weighted_sum(b, images, [_roi_taps(b, ys, x.shape[2]), _roi_taps(b, xs, x.shape[3])])
+    taps = [_roi_taps(b, ys, x.shape[2]), _roi_taps(b, xs, x.shape[3])]
+    y = weighted_sum(b, images, taps, "add" if mode == "avg" else "max")
     y = b.reshape(y, (count, x.shape[1], output_height, sampling_ratio, output_width, sampling_ratio))
-    return b.mean(y, [3, 5])
+    return b.mean(y, [3, 5]) if mode == "avg" else b.reduce("max", y, [3, 5])
 
 
 # ---------------------------------------------------------------- DeformConv, Col2Im

@@ -148,6 +148,7 @@ def mel_weight_matrix(
         static_shape(b.ints(v, "MelWeightMatrix"), "MelWeightMatrix")[0]
         for v in (num_mel_bins, dft_length, sample_rate)
     )
+    limited(length * bins, "MelWeightMatrix")
     edges = [
         float(constant_input(v, "an edge of MelWeightMatrix").item())
         for v in (lower_edge_hertz, upper_edge_hertz)

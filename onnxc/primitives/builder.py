@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -20,10 +20,12 @@ from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.ir.types import TensorType, same_shape
 from onnxc.primitives.base import lookup
+from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.movement import slice_size
 
 Operand = Union[Value, float, int, bool, np.generic]
+Step = Callable[["Builder", list[Value], list[Value]], tuple[Sequence[Value], Sequence[Value]]]
 
 # Content is tracked (Value.data) for integer and bool tensors of at most this many elements.
 TRACKED_ELEMENTS = 4096
@@ -369,6 +371,27 @@ class Builder:
 
     def matmul(self, x: Value, y: Value) -> Value:
         return self.one("matmul", x, y)
+
+    def scan(self, init: Sequence[Value], xs: Sequence[Value], trip: Dim, body: Step) -> tuple[list[Value], list[Value]]:
+        """Runs `body(builder, states, slices) -> (new states, results)` over the leading axis of `xs`, `trip` times.
+
+        Returns the final states, and the results stacked along a new leading axis.
+        """
+        inner = Builder()
+        inner.origin = self.origin
+        states = [inner.input(v.t) for v in init]
+        slices = [inner.input(x.t.with_shape(x.shape[1:])) for x in xs]
+        after, results = body(inner, states, slices)
+        ends = [*after, *results]
+        unique = list({v.id: v for v in ends}.values())
+        region, taken = close_region(inner.inputs, inner.nodes, unique)
+        places = tuple(next(k for k, u in enumerate(unique) if u is v) for v in ends)
+        attrs = {"states": len(init), "scanned": len(xs), "trip": trip, "results": places}
+        operands = [*init, *xs, *taken]
+        types = scan_types([v.t for v in operands], attrs, region)
+        node = Node("scan", operands, [Value(t) for t in types], attrs, (region,), self.origin)
+        self.nodes.append(node)
+        return list(node.outputs[: len(init)]), list(node.outputs[len(init) :])
 
     def gather(self, x: Value, index: Value, axis: int) -> Value:
         return self.one("gather", x, index, axis=axis)

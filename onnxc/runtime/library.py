@@ -139,6 +139,11 @@ class NativeModel:
             return error
         return None
 
+    @property
+    def handle(self) -> int | None:
+        """The address of its ``ox_model``; None once closed."""
+        return self._handle
+
     def trim(self) -> None:
         """Give the memory of idle arenas back to the system."""
         self._library.ox_model_trim(self._handle, 0)

@@ -91,12 +91,15 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON can write it (a value that is not finite is None)."""
         rows = [{**vars(o), "shape": list(o.shape)} for o in self.outputs]
-        rows = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
+        rows = [
+            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+            for row in rows
+        ]
         settings = {k: v for k, v in vars(self).items() if k != "outputs"}
         return {"agree": self.agree, **settings, "outputs": rows}
 
     def __str__(self) -> str:
-        from rich.console import Console  # noqa: PLC0415 (only to print)
+        from rich.console import Console  # only to print
 
         console = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
         console.print(self)
@@ -104,14 +107,16 @@ class Comparison:
         return text.rstrip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich import box  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         several = self.samples > 1
         for heading in ["output", *(["sample"] if several else []), "type", "max abs", "max rel", "verdict"]:
-            table.add_column(heading, justify="right" if heading in ("sample", "max abs", "max rel") else "left")
+            table.add_column(
+                heading, justify="right" if heading in ("sample", "max abs", "max rel") else "left"
+            )
         for o in self.outputs:
             verdict = Text("agrees" if o.agrees else "DIFFERS", style="green" if o.agrees else "bold red")
             verdict.append(f": {o.note}" if o.note else "", style="default")
@@ -119,7 +124,11 @@ class Comparison:
             table.add_row(*map(Text, cells), f"{o.max_abs:.2e}", f"{o.max_rel:.2e}", verdict)
         yield table
         differing = sum(not o.agrees for o in self.outputs)
-        end = f"agrees with {self.reference}" if not differing else f"{differing} of {len(self.outputs)} outputs differ from {self.reference}"
+        end = (
+            f"agrees with {self.reference}"
+            if not differing
+            else f"{differing} of {len(self.outputs)} outputs differ from {self.reference}"
+        )
         yield Text(f"{end} (rtol {self.rtol:g}, atol {self.atol:g} of the largest value)", style="bold")
 
 
@@ -167,8 +176,12 @@ def compare(
     found: list[OutputComparison] = []
     for sample in range(1 if inputs is not None else samples):
         tell(f"sample {sample}")
-        given = judge.named(inputs) if inputs is not None else random_inputs(judge.primitives, seed=seed, sample=sample, dims=dims)
-        ours = list(compiled(**{}) if not given else compiled(*given.values()).values())
+        given = (
+            judge.named(inputs)
+            if inputs is not None
+            else random_inputs(judge.primitives, seed=seed, sample=sample, dims=dims)
+        )
+        ours = list(compiled() if not given else compiled(*given.values()).values())
         found += judge.outputs(sample, given, ours, run(given))
     return Comparison(tuple(found), reference, 1 if inputs is not None else samples, rtol, atol)
 
@@ -208,7 +221,9 @@ class _Judge:
             return lambda given: evaluate_float64(self.primitives, list(given.values()))
         return onnx_runner(self.model) if reference == "onnx" else onnxruntime_runner(self.model)
 
-    def outputs(self, sample: int, given: Arrays, ours: Sequence[Array], theirs: Sequence[Array]) -> list[OutputComparison]:
+    def outputs(
+        self, sample: int, given: Arrays, ours: Sequence[Array], theirs: Sequence[Array]
+    ) -> list[OutputComparison]:
         first = [
             self._compare(name, sample, np.asarray(a), np.asarray(b))
             for name, a, b in zip(self.graph.output_names, ours, theirs, strict=True)
@@ -224,12 +239,16 @@ class _Judge:
         row = {"name": name, "sample": sample, "dtype": str(a.dtype), "shape": a.shape}
         if a.shape != b.shape or (a.dtype != b.dtype and _is_float(a) != _is_float(b)):
             note = f"the reference has {b.dtype}{list(b.shape)}"
-            return OutputComparison(**row, max_abs=math.inf, max_rel=math.inf, mismatches=a.size, agrees=False, note=note)
+            return OutputComparison(
+                **row, max_abs=math.inf, max_rel=math.inf, mismatches=a.size, agrees=False, note=note
+            )
         if not _is_float(a):
             wrong = int(np.count_nonzero(a != b))
             largest, scale = _integer_error(a, b)
             note = f"{wrong} of {a.size} are not equal" if wrong else "equal"
-            return OutputComparison(**row, max_abs=largest, max_rel=largest / scale, mismatches=wrong, agrees=not wrong, note=note)
+            return OutputComparison(
+                **row, max_abs=largest, max_rel=largest / scale, mismatches=wrong, agrees=not wrong, note=note
+            )
         wide, reference = _wide(a), _wide(b)
         errors = distance(wide, reference)
         mismatches = int(np.count_nonzero(np.isinf(errors)))
@@ -239,7 +258,13 @@ class _Judge:
         signs = int(np.count_nonzero(zeros & (np.signbit(wide.real) != np.signbit(reference.real))))
         note = f"{mismatches} NaN or infinite where the reference is not" if mismatches else ""
         return OutputComparison(
-            **row, max_abs=largest, max_rel=largest / (scale or 1.0), mismatches=mismatches, agrees=agrees, zero_signs=signs, note=note
+            **row,
+            max_abs=largest,
+            max_rel=largest / (scale or 1.0),
+            mismatches=mismatches,
+            agrees=agrees,
+            zero_signs=signs,
+            note=note,
         )
 
     def _allowed(self, reference: Array) -> Array:
@@ -255,10 +280,17 @@ class _Judge:
         try:
             exact = evaluate_float64(self.primitives, list(given.values()))
         except OnnxcError as error:
-            return [r if r.agrees else _changed(r, note=f"{r.note}; no float64 reference: {error}".strip("; ")) for r in rows]
+            return [
+                r if r.agrees else _changed(r, note=f"{r.note}; no float64 reference: {error}".strip("; "))
+                for r in rows
+            ]
         out = []
         for row, a, b, e in zip(rows, ours, theirs, exact, strict=True):
-            judged = row if row.agrees or not _is_float(a) else self._nearer(row, _wide(a), _wide(b), _rounded(e, a))
+            judged = (
+                row
+                if row.agrees or not _is_float(a)
+                else self._nearer(row, _wide(a), _wide(b), _rounded(e, a))
+            )
             out.append(judged)
         return out
 
@@ -273,7 +305,9 @@ class _Judge:
         words = f"to float64: onnxc {errors[0]:.1e}, reference {errors[1]:.1e}"
         return _changed(row, agrees=agrees, errors64=errors, note=words)
 
-    def _ask_onnx(self, given: Arrays, ours: Sequence[Array], rows: list[OutputComparison]) -> list[OutputComparison]:
+    def _ask_onnx(
+        self, given: Arrays, ours: Sequence[Array], rows: list[OutputComparison]
+    ) -> list[OutputComparison]:
         self.tell("evaluate in onnx's reference evaluator")
         try:
             exact = onnx_runner(self.model)(given)
@@ -282,7 +316,9 @@ class _Judge:
         out = []
         for row, a, e in zip(rows, ours, exact, strict=True):
             if not row.agrees and not _is_float(a) and np.array_equal(a, e):
-                row = _changed(row, agrees=True, note=f"{row.note}, but onnx's reference evaluator agrees with onnxc")
+                row = _changed(
+                    row, agrees=True, note=f"{row.note}, but onnx's reference evaluator agrees with onnxc"
+                )
             out.append(row)
         return out
 
@@ -331,7 +367,7 @@ def distance(a: Array, b: Array) -> Array:
 
 def onnxruntime_runner(model: Model, *, optimize: bool = False, threads: int | None = None) -> Runner:
     """onnxruntime on the CPU, with all of its optimizations disabled or enabled. Raises RunError where it refuses."""
-    import onnxruntime  # noqa: PLC0415 (a quarter of a second, and only needed here)
+    import onnxruntime  # a quarter of a second, and only needed here
 
     options = onnxruntime.SessionOptions()
     levels = onnxruntime.GraphOptimizationLevel
@@ -339,11 +375,19 @@ def onnxruntime_runner(model: Model, *, optimize: bool = False, threads: int | N
     options.log_severity_level = 3
     if threads:
         options.intra_op_num_threads = threads
-    source = model.SerializeToString() if isinstance(model, ModelProto) else model if isinstance(model, bytes) else os.fspath(model)
+    source = (
+        model.SerializeToString()
+        if isinstance(model, ModelProto)
+        else model
+        if isinstance(model, bytes)
+        else os.fspath(model)
+    )
     try:
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # it has an exception class for each status, with no common base but this
-        raise RunError(f"onnxruntime cannot load the model ({_first_line(error)}); another reference may", cause=error) from error
+        raise RunError(
+            f"onnxruntime cannot load the model ({_first_line(error)}); another reference may", cause=error
+        ) from error
 
     def run(given: Arrays) -> list[Array]:
         try:
@@ -357,18 +401,22 @@ def onnxruntime_runner(model: Model, *, optimize: bool = False, threads: int | N
 
 def onnx_runner(model: Model) -> Runner:
     """onnx's reference evaluator: slow, and exact in integers."""
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+    from onnx.reference import ReferenceEvaluator
 
     try:
         evaluator = ReferenceEvaluator(model if isinstance(model, (bytes, ModelProto)) else os.fspath(model))
     except Exception as error:  # it raises whatever its ops raise
-        raise RunError(f"onnx's reference evaluator cannot load the model ({_first_line(error)})", cause=error) from error
+        raise RunError(
+            f"onnx's reference evaluator cannot load the model ({_first_line(error)})", cause=error
+        ) from error
 
     def run(given: Arrays) -> list[Array]:
         try:
             return list(evaluator.run(None, given))
         except Exception as error:
-            raise RunError(f"onnx's reference evaluator cannot run the model ({_first_line(error)})", cause=error) from error
+            raise RunError(
+                f"onnx's reference evaluator cannot run the model ({_first_line(error)})", cause=error
+            ) from error
 
     return run
 

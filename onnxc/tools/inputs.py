@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from onnxc.errors import InputError
-from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, evaluate, symbols
+from onnxc.ir.dtypes import BY_NAME, DType
+from onnxc.ir.expr import Dim, Sym, Symbol, evaluate, symbols
 from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, lookup
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +26,9 @@ _INDEXED = {"gather": 1, "gather_elements": 1, "gather_nd": 1, "scatter_elements
 # ---------------------------------------------------------------- random
 
 
-def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping[str, int] | None = None) -> Arrays:
+def random_inputs(
+    graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping[str, int] | None = None
+) -> Arrays:
     """Inputs that fit a graph of primitives (`onnxc.passes.decompose`), the same for the same seed.
 
     Floats are normal. Integers that reach a gather as its index stay inside the gathered table. Inputs with `mask` in
@@ -39,6 +42,30 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
     return {v.name: _random(v, _shape(v, sizes), limits.get(v.id), rng, sample) for v in graph.inputs}
 
 
+def random_for_signature(
+    signature: Sequence[tuple[str, str, Sequence[int | str | None]]],
+    *,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> Arrays:
+    """Inputs for (name, type, shape) triples as `get_inputs()` gives them (`tensor(float)`), with no graph to learn from."""
+    symbols_by_name: dict[str, Dim] = {}
+    values = []
+    for name, type_, shape in signature:
+        own = [
+            d if isinstance(d, int) else symbols_by_name.setdefault(str(d), Sym(f"d{len(symbols_by_name)}"))
+            for d in shape
+        ]
+        values.append(Value(TensorType(_dtype_of_tensor(type_), tuple(own)), name))
+    names = {str(symbol): name for name, symbol in symbols_by_name.items()}
+    return random_inputs(Graph(values, [], [], [], dim_names=names), seed=seed, dims=dims)
+
+
+def _dtype_of_tensor(type_: str) -> DType:
+    name = type_.removeprefix("tensor(").removesuffix(")")
+    return BY_NAME[{"float": "float32", "double": "float64"}.get(name, name)]
+
+
 def _shape(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     shape = tuple(evaluate(d, sizes) for d in value.shape)
     if np.prod(shape, dtype=float) > MAX_ELEMENTS:
@@ -46,7 +73,9 @@ def _shape(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return shape
 
 
-def _random(value: Value, shape: tuple[int, ...], limit: int | None, rng: np.random.Generator, sample: int) -> Array:
+def _random(
+    value: Value, shape: tuple[int, ...], limit: int | None, rng: np.random.Generator, sample: int
+) -> Array:
     dtype: DType = value.dtype
     if "mask" in value.name.lower():
         return _mask(shape, rng, sample).astype(dtype.numpy)
@@ -55,7 +84,13 @@ def _random(value: Value, shape: tuple[int, ...], limit: int | None, rng: np.ran
     if dtype.is_integer:
         if limit is None:
             limit = 256 if dtype.name == "uint8" else 128 if dtype.name == "int8" else 10
-        low = -128 if dtype.name == "int8" and limit == 128 else 0 if limit <= 10 or dtype.name == "uint8" else 1
+        low = (
+            -128
+            if dtype.name == "int8" and limit == 128
+            else 0
+            if limit <= 10 or dtype.name == "uint8"
+            else 1
+        )
         return rng.integers(min(low, limit - 1), limit, shape).astype(dtype.numpy)
     if dtype.is_float:
         return rng.standard_normal(shape).astype(dtype.numpy)
@@ -78,7 +113,9 @@ def choose_dims(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     unknown = sorted(set(dims) - set(own))
     if unknown:
         there = ", ".join(own) or "none"
-        raise InputError(f"the model has no dynamic dim {', '.join(map(repr, unknown))}; its dynamic dims: {there}")
+        raise InputError(
+            f"the model has no dynamic dim {', '.join(map(repr, unknown))}; its dynamic dims: {there}"
+        )
     if any(size < 0 for size in dims.values()):
         raise InputError(f"sizes of dims cannot be negative: {dict(dims)}")
     return default_dims(graph) | {own[name]: size for name, size in dims.items()}
@@ -90,9 +127,16 @@ def default_dims(graph: Graph) -> dict[str, int]:
     for value in graph.inputs:
         for axis, d in enumerate(value.shape):
             for symbol in _in_order(d):
-                size = 2 if axis == 0 else 64 if value.rank >= 4 and axis >= 2 and value.dtype.is_float else 16
+                size = (
+                    2 if axis == 0 else 64 if value.rank >= 4 and axis >= 2 and value.dtype.is_float else 16
+                )
                 sizes.setdefault(symbol.key, size)
     return sizes
+
+
+def dim_names(graph: Graph) -> list[str]:
+    """The graph's dynamic dims, by the model's names for them, or `s0` where it has none."""
+    return [graph.dim_names.get(s.key, s.key) for s in _symbols(graph)]
 
 
 def _symbols(graph: Graph) -> list[Symbol]:
@@ -157,7 +201,9 @@ def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
     missing = [name for name in names if name not in found]
     if missing:
         has = ", ".join(map(repr, found)) or "nothing"
-        raise InputError(f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}")
+        raise InputError(
+            f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}"
+        )
     return {name: found[name] for name in names}
 
 
@@ -166,13 +212,15 @@ def _read_npz(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, AttributeError, EOFError) as error:
-        raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
+        raise InputError(
+            f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error
+        ) from error
 
 
 def _read_folder(path: Path, names: Sequence[str]) -> Arrays:
     """ONNX's own test data: input_K.pb is the K-th input, unless the tensor has the name of one."""
-    import onnx  # noqa: PLC0415
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    import onnx
+    from google.protobuf.message import DecodeError
 
     numbered = [(int(m[1]), p) for p in path.iterdir() if (m := re.fullmatch(r"input_(\d+)\.pb", p.name))]
     found: Arrays = {}

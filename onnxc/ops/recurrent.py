@@ -1,0 +1,251 @@
+"""LSTM, GRU and RNN: the input's share as one matmul over the whole sequence, the recurrence as a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnxc.errors import ModelError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim
+from onnxc.ir.graph import Value
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+
+Activation = Callable[[Builder, Value], Value]
+
+
+def _affine(alpha: float, beta: float) -> Activation:
+    return lambda b, x: b.add(b.mul(x, alpha), beta)
+
+
+def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
+    a = alpha
+    simple: dict[str, Activation] = {
+        "sigmoid": lambda b, x: b.sigmoid(x),
+        "tanh": lambda b, x: b.tanh(x),
+        "relu": lambda b, x: b.max(x, 0.0),
+        "softsign": lambda b, x: b.div(x, b.add(b.abs(x), 1.0)),
+        "softplus": lambda b, x: b.log(b.add(b.exp(x), 1.0)),
+        "affine": _affine(1.0 if a is None else a, beta or 0.0),
+        "leakyrelu": lambda b, x: b.where(b.lt(x, 0.0), b.mul(x, 0.01 if a is None else a), x),
+        "thresholdedrelu": lambda b, x: b.where(b.lt(1.0 if a is None else a, x), x, 0.0),
+        "scaledtanh": lambda b, x: b.mul(b.tanh(b.mul(x, 1.0 if beta is None else beta)), 1.0 if a is None else a),
+        "hardsigmoid": lambda b, x: b.max(b.min(b.add(b.mul(x, 0.2 if a is None else a), 0.5 if beta is None else beta), 1.0), 0.0),
+        "elu": lambda b, x: b.where(b.lt(x, 0.0), b.mul(b.sub(b.exp(x), 1.0), 1.0 if a is None else a), x),
+    }
+    if name.lower() not in simple:
+        raise UnsupportedError(f"the activation {name!r} of a recurrent op is unknown")
+    return simple[name.lower()]
+
+
+def _activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float], default: Sequence[str], directions: int) -> list[list[Activation]]:
+    chosen = list(names) or list(default) * directions
+    if len(chosen) != len(default) * directions:
+        raise ModelError(f"{len(chosen)} activations given, {len(default) * directions} needed")
+    takes = {"affine": (1, 1), "leakyrelu": (1, 0), "thresholdedrelu": (1, 0), "scaledtanh": (1, 1), "hardsigmoid": (1, 1), "elu": (1, 0)}
+    out, a, c = [], iter(alphas), iter(betas)
+    for name in chosen:
+        na, nb = takes.get(name.lower(), (0, 0))
+        out.append(_activation(name, next(a, None) if na else None, next(c, None) if nb else None))
+    n = len(default)
+    return [out[d * n : (d + 1) * n] for d in range(directions)]
+
+
+def _clip(b: Builder, x: Value, limit: float) -> Value:
+    return b.min(b.max(x, -limit), limit) if limit else x
+
+
+def _reverse(b: Builder, x: Value, lens: Value | None) -> Value:
+    """x [T, B, ...] backwards in time; with lengths, each sequence's own part is turned and its padding stays."""
+    t = x.shape[0]
+    if lens is None:
+        starts: list[Dim] = [t - 1] + [0] * (x.rank - 1)
+        return b.one("slice", x, starts=tuple(starts), sizes=x.shape, steps=(-1, *(1,) * (x.rank - 1)))
+    steps = b.reshape(b.iota(t), (t, 1))
+    n = b.reshape(b.cast(lens, dtypes.int64), (1, x.shape[1]))
+    source = b.where(b.lt(steps, n), b.sub(b.sub(n, steps), 1), steps)
+    index = b.expand(b.reshape(source, (t, x.shape[1], *(1,) * (x.rank - 2))), x.shape)
+    return b.one("gather_elements", x, index, axis=0)
+
+
+class _Recurrence:
+    """What the three ops share: layout, directions, sequence lengths. `gates` is the number of gates."""
+
+    def __init__(self, b: Builder, x: Value, w: Value, lens: Value | None, direction: str, layout: int, gates: int) -> None:
+        self.b, self.lens, self.layout = b, lens, layout
+        self.x = b.swap(x, 0, 1) if layout else x
+        self.steps, self.batch = self.x.shape[0], self.x.shape[1]
+        self.hidden = w.shape[1] // gates
+        self.directions = 2 if direction == "bidirectional" else 1
+        self.backwards = [False, True] if self.directions == 2 else [direction == "reverse"]
+
+    def initial(self, h: Value | None, d: int) -> Value:
+        """The state of direction d before the first step."""
+        if h is None:
+            return self.b.full((self.batch, self.hidden), 0.0, self.x.dtype)
+        h = self.b.swap(h, 0, 1) if self.layout else h
+        return self.part(h, d)
+
+    def part(self, v: Value, d: int) -> Value:
+        """Direction d of a tensor with a leading axis of directions."""
+        return self.b.reshape(self.b.slice(v, 0, d, d + 1), v.shape[1:])
+
+    def projected(self, d: int, w: Value, bias: Value | None) -> Value:
+        """x W^T + bias for all steps: [T, B, gates * hidden]."""
+        b = self.b
+        x = _reverse(b, self.x, self.lens) if self.backwards[d] else self.x
+        y = b.matmul(x, b.swap(self.part(w, d), 0, 1))
+        return y if bias is None else b.add(y, bias)
+
+    def alive(self, b: Builder, t: Value, lens: Value | None) -> Value | None:
+        """A mask [B, 1] of the sequences that have a step t."""
+        return None if lens is None else b.lt(t, b.reshape(b.cast(lens, dtypes.int64), (self.batch, 1)))
+
+    def run(self, d: int, states: list[Value], xs: list[Value], step: Callable[[Builder, list[Value], list[Value]], list[Value]]) -> tuple[list[Value], Value]:
+        """Scans one direction; the first state is the output. Past a sequence's end states stay and outputs are 0."""
+        lens = self.lens
+        b = self.b
+        scanned = [*xs, b.iota(self.steps)] if lens is not None else xs
+
+        def body(inner: Builder, before: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+            after = step(inner, before, slices[: len(xs)])
+            if lens is None:
+                return after, [after[0]]
+            alive = self.alive(inner, slices[-1], lens)
+            assert alive is not None
+            kept = [inner.where(alive, a, s) for a, s in zip(after, before, strict=True)]
+            return kept, [inner.where(alive, after[0], 0.0)]
+
+        final, (y,) = b.scan(states, scanned, self.steps, body)
+        return final, _reverse(b, y, lens) if self.backwards[d] else y
+
+    def outputs(self, ys: list[Value], finals: list[list[Value]]) -> list[Value]:
+        """Y [T, D, B, H] (or batch first), then each state [D, B, H]."""
+        b = self.b
+        h = self.hidden
+        y = b.concat([b.reshape(v, (self.steps, 1, self.batch, h)) for v in ys], 1)
+        states = [b.concat([b.reshape(f[k], (1, self.batch, h)) for f in finals], 0) for k in range(len(finals[0]))]
+        if self.layout:
+            return [b.transpose(y, (2, 0, 1, 3)), *(b.swap(s, 0, 1) for s in states)]
+        return [y, *states]
+
+
+def _biases(r: _Recurrence, bias: Value | None, d: int, gates: int) -> tuple[Value | None, Value | None]:
+    """The input's and the recurrence's bias of direction d, each [gates * hidden]."""
+    if bias is None:
+        return None, None
+    both = r.part(bias, d)
+    n = gates * r.hidden
+    return r.b.slice(both, 0, 0, n), r.b.slice(both, 0, n, 2 * n)
+
+
+@op("LSTM", 7)
+def lstm(
+    b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
+    initial_h: Value | None = None, initial_c: Value | None = None, p: Value | None = None, *, hidden_size: int = 0,
+    direction: str = "forward", layout: int = 0, input_forget: int = 0, clip: float = 0.0,
+    activations: Sequence[str] = (), activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
+) -> list[Value]:  # fmt: skip
+    """i, o, f, c gates; peepholes P for i, o, f. Y, Y_h, Y_c."""
+    rec = _Recurrence(b, x, w, lens, direction, layout, 4)
+    h = rec.hidden
+    functions = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions)
+    ys, finals = [], []
+    for d in range(rec.directions):
+        f, g, k = functions[d]
+        wb, rb = _biases(rec, bias, d, 4)
+        xw = rec.projected(d, w, None if wb is None or rb is None else b.add(wb, rb))
+        rt = b.swap(rec.part(r, d), 0, 1)
+        peep = [b.slice(rec.part(p, d), 0, i * h, (i + 1) * h) for i in range(3)] if p is not None else None
+
+        def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
+                 k: Activation = k, rt: Value = rt, peep: list[Value] | None = peep) -> list[Value]:  # fmt: skip
+            before, cell = states
+            gates = inner.add(inner.matmul(before, rt), slices[0])
+            gi, go, gf, gc = inner.split(gates, 1, [h] * 4)
+            if peep is not None:
+                gi = inner.add(gi, inner.mul(cell, peep[0]))
+                gf = inner.add(gf, inner.mul(cell, peep[2]))
+            i = f(inner, _clip(inner, gi, clip))
+            forget = inner.sub(1.0, i) if input_forget else f(inner, _clip(inner, gf, clip))
+            c = inner.add(inner.mul(forget, cell), inner.mul(i, g(inner, _clip(inner, gc, clip))))
+            if peep is not None:
+                go = inner.add(go, inner.mul(c, peep[1]))
+            return [inner.mul(f(inner, _clip(inner, go, clip)), k(inner, c)), c]
+
+        final, y = rec.run(d, [rec.initial(initial_h, d), rec.initial(initial_c, d)], [xw], step)
+        ys.append(y)
+        finals.append(final)
+    return rec.outputs(ys, finals)
+
+
+@op("GRU", 7)
+def gru(
+    b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
+    initial_h: Value | None = None, *, hidden_size: int = 0, direction: str = "forward", layout: int = 0,
+    linear_before_reset: int = 0, clip: float = 0.0, activations: Sequence[str] = (),
+    activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
+) -> list[Value]:  # fmt: skip
+    """z, r, h gates. Y, Y_h."""
+    rec = _Recurrence(b, x, w, lens, direction, layout, 3)
+    n = rec.hidden
+    functions = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), rec.directions)
+    ys, finals = [], []
+    for d in range(rec.directions):
+        f, g = functions[d]
+        wb, rb = _biases(rec, bias, d, 3)
+        xw = rec.projected(d, w, wb)
+        rt = b.swap(rec.part(r, d), 0, 1)
+        gates_r, new_r = b.slice(rt, 1, 0, 2 * n), b.slice(rt, 1, 2 * n, 3 * n)
+        gates_b = None if rb is None else b.slice(rb, 0, 0, 2 * n)
+        new_b = None if rb is None else b.slice(rb, 0, 2 * n, 3 * n)
+
+        def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
+                 gates_r: Value = gates_r, new_r: Value = new_r, gates_b: Value | None = gates_b, new_b: Value | None = new_b) -> list[Value]:  # fmt: skip
+            (before,) = states
+            xz, xr, xh = inner.split(slices[0], 1, [n] * 3)
+            both = inner.matmul(before, gates_r)
+            both = both if gates_b is None else inner.add(both, gates_b)
+            hz, hr = inner.split(both, 1, [n, n])
+            z = f(inner, _clip(inner, inner.add(xz, hz), clip))
+            reset = f(inner, _clip(inner, inner.add(xr, hr), clip))
+            if linear_before_reset:
+                linear = inner.matmul(before, new_r)
+                linear = linear if new_b is None else inner.add(linear, new_b)
+                new = inner.add(xh, inner.mul(reset, linear))
+            else:
+                linear = inner.matmul(inner.mul(reset, before), new_r)
+                new = inner.add(xh, linear if new_b is None else inner.add(linear, new_b))
+            new = g(inner, _clip(inner, new, clip))
+            return [inner.add(inner.mul(inner.sub(1.0, z), new), inner.mul(z, before))]
+
+        final, y = rec.run(d, [rec.initial(initial_h, d)], [xw], step)
+        ys.append(y)
+        finals.append(final)
+    return rec.outputs(ys, finals)
+
+
+@op("RNN", 7)
+def rnn(
+    b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
+    initial_h: Value | None = None, *, hidden_size: int = 0, direction: str = "forward", layout: int = 0,
+    clip: float = 0.0, activations: Sequence[str] = (), activation_alpha: Sequence[float] = (),
+    activation_beta: Sequence[float] = (),
+) -> list[Value]:  # fmt: skip
+    """One gate. Y, Y_h."""
+    rec = _Recurrence(b, x, w, lens, direction, layout, 1)
+    functions = _activations(activations, activation_alpha, activation_beta, ("Tanh",), rec.directions)
+    ys, finals = [], []
+    for d in range(rec.directions):
+        (f,) = functions[d]
+        wb, rb = _biases(rec, bias, d, 1)
+        xw = rec.projected(d, w, None if wb is None or rb is None else b.add(wb, rb))
+        rt = b.swap(rec.part(r, d), 0, 1)
+
+        def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, rt: Value = rt) -> list[Value]:
+            return [f(inner, _clip(inner, inner.add(inner.matmul(states[0], rt), slices[0]), clip))]
+
+        final, y = rec.run(d, [rec.initial(initial_h, d)], [xw], step)
+        ys.append(y)
+        finals.append(final)
+    return rec.outputs(ys, finals)

@@ -1,0 +1,272 @@
+"""What goes into a model and comes out: names, types and shapes, and the check of what a caller gives.
+
+    signature.bind(args, kwargs)      # every input in its place, by position or by name
+    signature.arrays(values)          # as arrays that a program can read, or an InputError
+    signature.solve(shapes)           # the numbers of the dynamic dims
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import InputError, LimitError
+from onnxc.ir.dtypes import BY_NAME, DType
+from onnxc.runtime.sizes import Size, evaluate
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+MOST_BYTES = 1 << 46  # of one tensor, as in runtime.c
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a model, as onnxruntime describes one.
+
+    Attributes:
+        name: the model's name.
+        dtype: the type of its elements.
+        sizes: of its dims, to evaluate.
+        dims: of its dims, to show: an int, the name of a dynamic dim, None for a dynamic dim without a name.
+    """
+
+    name: str
+    dtype: DType
+    sizes: tuple[Size, ...]
+    dims: tuple[int | str | None, ...]
+
+    @property
+    def type(self) -> str:
+        """As onnxruntime spells it: ``tensor(float)``."""
+        return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(self.dtype.name, self.dtype.name) })"
+
+    @property
+    def shape(self) -> list[int | str | None]:
+        """One entry for each dim: an int, or the name of a dynamic dim, or None."""
+        return list(self.dims)
+
+    def __str__(self) -> str:
+        return f"{self.name!r}: {self.dtype.name}{_shown(self.dims)}"
+
+    def to_json(self) -> list[Any]:
+        """For a manifest."""
+        return [self.name, self.dtype.name, list(self.sizes), list(self.dims)]
+
+    @staticmethod
+    def from_json(row: Sequence[Any]) -> Tensor:
+        """From a manifest."""
+        name, dtype, sizes, dims = row
+        if len(sizes) != len(dims):
+            raise ValueError(f"{name!r} has {len(sizes)} sizes and {len(dims)} dims")
+        return Tensor(str(name), BY_NAME[dtype], tuple(sizes), tuple(dims))
+
+
+def _shown(dims: Sequence[object]) -> str:
+    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+
+
+class Signature:
+    """The inputs, outputs and dynamic dims of a model.
+
+    Args:
+        inputs, outputs: in the model's order.
+        symbols: names of the dynamic dims, in the program's order.
+        dim_names: the model's own names of them, where it has any.
+        equal: pairs of sizes that must agree, and the node that wants it.
+        natural: sizes that must not be negative, and the node that makes them.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        symbols: Sequence[str] = (),
+        dim_names: Mapping[str, str] | None = None,
+        equal: Sequence[tuple[Size, Size, str]] = (),
+        natural: Sequence[tuple[Size, str]] = (),
+    ) -> None:
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.input_names = tuple(t.name for t in inputs)
+        self.output_names = tuple(t.name for t in outputs)
+        self.symbols = tuple(symbols)
+        self.dim_names = dict(dim_names or {})
+        self.equal, self.natural = tuple(equal), tuple(natural)
+        self._position = {name: k for k, name in enumerate(self.input_names)}
+        self._given: dict[str, tuple[int, int]] = {}  # symbol -> input and axis where its value is read
+        for k, tensor in enumerate(self.inputs):
+            for axis, size in enumerate(tensor.sizes):
+                if isinstance(size, str):
+                    self._given.setdefault(size, (k, axis))
+
+    @property
+    def unsolved(self) -> list[str]:
+        """Symbols that no input gives a value."""
+        return [s for s in self.symbols if s not in self._given]
+
+    # ------------------------------------------------------------ names
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+        """All inputs in the model's order, from those given by position and by name.
+
+        Raises:
+            InputError: one is unknown, missing or given twice.
+        """
+        names = self.input_names
+        if len(args) > len(names):
+            raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {self._all()}")
+        unknown = [name for name in kwargs if name not in self._position]
+        if unknown:
+            raise InputError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {self._all()}")
+        twice = [name for name in names[: len(args)] if name in kwargs]
+        if twice:
+            raise InputError(f"input {', '.join(map(repr, twice))} is given both by position and by name")
+        missing = [t for t in self.inputs[len(args) :] if t.name not in kwargs]
+        if missing:
+            raise InputError(f"missing input {', '.join(map(str, missing))}")
+        return (*args, *(kwargs[name] for name in names[len(args) :]))
+
+    def _all(self) -> str:
+        return ", ".join(map(str, self.inputs)) or "none"
+
+    # ------------------------------------------------------------ arrays
+
+    def arrays(self, values: Sequence[object]) -> tuple[Array, ...]:
+        """The values as native, aligned, contiguous arrays of the right dtype and rank.
+
+        Raises:
+            InputError: names the input, what was expected and what came.
+        """
+        return tuple(_array(tensor, value) for tensor, value in zip(self.inputs, values, strict=True))
+
+    # ------------------------------------------------------------ sizes
+
+    def solve(self, shapes: Sequence[Shape]) -> dict[str, int]:
+        """The values of the dynamic dims, by symbol.
+
+        Raises:
+            InputError: the shapes contradict the model, or each other.
+        """
+        try:
+            values = {s: shapes[k][axis] for s, (k, axis) in self._given.items()}
+        except IndexError:
+            values = {}
+        for tensor, shape in zip(self.inputs, shapes, strict=True):
+            if len(shape) != len(tensor.sizes):
+                raise _misfit(tensor, f"an array of rank {len(tensor.sizes)}", f"shape {_shown(shape)}")
+            for axis, (size, found) in enumerate(zip(tensor.sizes, shape, strict=True)):
+                if isinstance(size, int) and size != found:
+                    raise _misfit(tensor, f"size {size} in dim {axis}", f"shape {_shown(shape)}")
+                if not isinstance(size, int) and evaluate(size, values) != found:
+                    raise self._contradiction(tensor, axis, size, values, shape)
+        return values
+
+    def _contradiction(
+        self, tensor: Tensor, axis: int, size: Size, values: Mapping[str, int], shape: Shape
+    ) -> InputError:
+        wanted = evaluate(size, values)
+        where = f"dim {axis} ({tensor.dims[axis]})"
+        if isinstance(size, str):
+            other, other_axis = self._given[size]
+            where += f", as in dim {other_axis} of {self.input_names[other]!r}"
+        return _misfit(tensor, f"size {wanted} in {where}", f"shape {_shown(shape)}")
+
+    def check(self, values: Mapping[str, int]) -> None:
+        """Check what the program takes for granted about the dynamic dims.
+
+        Raises:
+            InputError: the model cannot run with these sizes.
+        """
+        for a, b, node in self.equal:
+            x, y = self._evaluate(a, values, node), self._evaluate(b, values, node)
+            if x != y:
+                raise InputError(f"with {self._sizes(values)} the sizes {x} and {y} meet, which must be equal", node=node)
+        for size, node in self.natural:
+            if self._evaluate(size, values, node) < 0:
+                raise InputError(f"with {self._sizes(values)} a tensor would have a negative size", node=node)
+
+    def _evaluate(self, size: Size, values: Mapping[str, int], node: str | None) -> int:
+        try:
+            return evaluate(size, values)
+        except ZeroDivisionError as error:
+            raise InputError(f"with {self._sizes(values)} a size divides by zero", node=node, cause=error) from error
+
+    def _sizes(self, values: Mapping[str, int]) -> str:
+        return ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items()) or "these sizes"
+
+    def _place(self, symbol: str) -> str:
+        k, axis = self._given[symbol]
+        return f"dim {axis} of {self.input_names[k]!r}"
+
+    def output_shapes(self, values: Mapping[str, int]) -> list[Shape]:
+        """The shapes of the outputs.
+
+        Raises:
+            InputError: a size is negative.
+            LimitError: an output would be absurdly large.
+        """
+        shapes = []
+        for tensor in self.outputs:
+            shape = tuple(self._evaluate(size, values, None) for size in tensor.sizes)
+            if any(n < 0 for n in shape):
+                raise InputError(f"with {self._sizes(values)} the output {tensor.name!r} would have the shape {_shown(shape)}")
+            nbytes = tensor.dtype.itemsize
+            for n in shape:
+                nbytes *= n
+            if nbytes > MOST_BYTES:
+                raise LimitError(f"the output {tensor.name!r} would have {nbytes} bytes")
+            shapes.append(shape)
+        return shapes
+
+
+def _misfit(tensor: Tensor, expected: str, found: str) -> InputError:
+    return InputError(f"input {tensor} expects {expected}; {found} was given")
+
+
+def _array(tensor: Tensor, value: object) -> Array:
+    wanted = tensor.dtype.numpy
+    array = _from_plain(tensor, value) if isinstance(value, _PLAIN) else _from_array(tensor, value)
+    if array.ndim != len(tensor.sizes):
+        raise _misfit(tensor, f"an array of rank {len(tensor.sizes)}", f"shape {_shown(array.shape)}")
+    # Equal dtypes are not always one object: the program's own makes the next look quick.
+    array = np.require(array, requirements=("C", "A"))
+    return array if array.dtype is wanted else array.view(wanted)
+
+
+# What has no dtype of its own. (numpy's scalars have one, and np.float64 is a float too.)
+_PLAIN = (bool, int, float, complex, list, tuple)
+
+
+def _from_plain(tensor: Tensor, value: object) -> Array:
+    """Python's numbers and lists take the input's dtype, where that loses no more than precision."""
+    if isinstance(value, np.generic):
+        return _from_array(tensor, value)
+    try:
+        found = np.asarray(value)
+        if not _same_kind(found.dtype, tensor.dtype) and found.size:
+            raise _misfit(tensor, f"elements of type {tensor.dtype.name}", f"a {type(value).__name__} of {found.dtype}")
+        return np.array(value, dtype=tensor.dtype.numpy)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _misfit(tensor, "an array", f"a {type(value).__name__} that is none ({error})") from error
+
+
+def _same_kind(found: np.dtype[Any], wanted: DType) -> bool:
+    allowed = {"bool": "b", "int": "biu", "uint": "biu", "float": "biuf", "complex": "biufc"}
+    return found.kind in allowed.get(wanted.kind, "OUS")
+
+
+def _from_array(tensor: Tensor, value: object) -> Array:
+    wanted = tensor.dtype.numpy
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a tensor that needs grad, or is elsewhere
+        raise _misfit(tensor, "an array", f"a {type(value).__name__} ({error})") from error
+    if array.dtype == wanted:
+        return array
+    if array.dtype.newbyteorder("=") == wanted:
+        return array.astype(wanted)
+    came = f"a {type(value).__name__}" if array.dtype == object else str(array.dtype)
+    raise _misfit(tensor, f"dtype {tensor.dtype.name}", came)

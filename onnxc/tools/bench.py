@@ -1,0 +1,273 @@
+"""How fast is onnxc beside onnxruntime? `onnxc bench`, and the machinery of `benchmarks/`.
+
+Each engine lives in a process of its own (`tools.worker`), so that neither disturbs the other's threads or memory, and
+they take turns: a few runs of one, a pause, a few of the other, in alternating order, over many rounds. What the
+machine does meanwhile hits both alike. Compared are the best times and the 25th percentiles; ratios carry over
+between machines better than times.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from onnxc.errors import InputError, RunError
+from onnxc.frontends import onnx_file
+from onnxc.passes.decompose import decompose
+from onnxc.tools.inputs import Arrays, random_inputs
+from onnxc.tools.worker import ENGINES
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+PAUSE = 0.02  # seconds between turns, in which an engine's threads stop spinning
+
+
+class Worker:
+    """A worker process; a context manager that ends it."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-c", "from onnxc.tools.worker import main; main()"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """One command and its answer. Raises RunError for what went wrong on the other side."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RunError(
+                f"the measuring process died while it did {do!r} (exit status {self._process.wait()})"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RunError(answer["error"])
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it is gone already
+        try:
+            self._process.wait(timeout=5 if error is None else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One engine's runs. Times are seconds; `load` is compile (or cache) and load, or the creation of a session."""
+
+    engine: str
+    version: str
+    load: float
+    times: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.times)
+
+    @property
+    def p25(self) -> float:
+        return float(np.percentile(self.times, 25))
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+    def to_dict(self) -> dict[str, Any]:
+        row = {key: getattr(self, key) for key in ("engine", "version", "load", "best", "p25", "median")}
+        return {**row, "runs": len(self.times)}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The outcome of `bench`: onnxc first, then its peers."""
+
+    model: str
+    threads: int
+    rounds: int
+    timings: tuple[Timing, ...]
+
+    def ratio(self, peer: str = "onnxruntime") -> tuple[float, float]:
+        """onnxc's time by the peer's: of best times, and of 25th percentiles. Below 1, onnxc is faster."""
+        own, other = self.timings[0], next(t for t in self.timings if t.engine == peer)
+        return own.best / other.best, own.p25 / other.p25
+
+    def to_dict(self) -> dict[str, Any]:
+        peers = [t.engine for t in self.timings[1:]]
+        ratios = {peer: dict(zip(("best", "p25"), self.ratio(peer), strict=True)) for peer in peers}
+        timings = [t.to_dict() for t in self.timings]
+        return {
+            "model": self.model,
+            "threads": self.threads,
+            "rounds": self.rounds,
+            "timings": timings,
+            "ratios": ratios,
+        }
+
+    def __str__(self) -> str:
+        from rich.console import Console  # only to print
+
+        console = Console(file=io.StringIO(), width=100, no_color=True, force_terminal=False)
+        console.print(self)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return text.rstrip()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("engine", "version", "load", "best", "25 %", "median", "runs"):
+            table.add_column(heading, justify="left" if heading in ("engine", "version") else "right")
+        for t in self.timings:
+            table.add_row(
+                t.engine, t.version, *map(duration, (t.load, t.best, t.p25, t.median)), str(len(t.times))
+            )
+        yield table
+        for t in self.timings[1:]:
+            best, p25 = self.ratio(t.engine)
+            words = f"{1 / best:.2f} times as fast as" if best <= 1 else f"{best:.2f} times the time of"
+            text = f"onnxc is {words} {t.engine}" if best <= 1 else f"onnxc takes {words} {t.engine}"
+            yield Text(
+                f"{text} (time ratio {best:.2f} of best, {p25:.2f} of 25th percentiles; {self.threads} threads)",
+                style="bold",
+            )
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0123), duration(4.2e-6), duration(3)
+    ('12.3 ms', '4.2 us', '3 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale or unit == "us":
+            return f"{seconds / scale:.3g} {unit}"
+    raise AssertionError
+
+
+@contextmanager
+def stored_inputs(inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[str]:
+    """A temporary .npz that workers read: arrays i0, i1, ... in the order of the model's inputs."""
+    with tempfile.TemporaryDirectory(prefix="onnxc-bench-") as folder:
+        path = os.path.join(folder, "inputs.npz")
+        np.savez(path, **{f"i{k}": a for k, a in enumerate(inputs)})  # type: ignore[arg-type]
+        yield path
+
+
+def bench(
+    model: str | os.PathLike[str],
+    inputs: Arrays | None = None,
+    *,
+    peers: Sequence[str] = ("onnxruntime",),
+    threads: int = 2,
+    rounds: int = 20,
+    turn: float = 0.05,
+    warm_up: float = 0.3,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Bench:
+    """Measures a model in onnxc and in its peers, interleaved.
+
+    Args:
+        model: an ONNX file.
+        inputs: by name; None makes random ones (see `tools.inputs.random_inputs`, for `seed` and `dims` too).
+        peers: engines to compare with: `onnxruntime` (with all of its optimizations).
+        threads: of each engine.
+        rounds: turns that each engine has; the more, the less the machine's noise counts.
+        turn, warm_up: seconds of a turn (at least one run) and of the runs before the first that counts.
+        progress: called with what is being done.
+
+    Raises OnnxcError where an engine cannot run the model.
+    """
+    unknown = [p for p in peers if p not in ENGINES or p == "onnxc"]
+    if unknown:
+        raise InputError(f"no engine {unknown[0]!r} to compare with; there is onnxruntime")
+    if rounds < 1 or threads < 1:
+        raise InputError("rounds and threads are at least 1")
+    tell = progress or (lambda stage: None)
+    if inputs is None:
+        inputs = random_inputs(
+            decompose(onnx_file.load(model, input_shapes=input_shapes)), seed=seed, dims=dims
+        )
+    engines = ["onnxc", *peers]
+    with ExitStack() as stack:
+        path = stack.enter_context(stored_inputs(list(inputs.values())))
+        workers = {engine: stack.enter_context(Worker()) for engine in engines}
+        loaded = {}
+        for engine, worker in workers.items():
+            tell(f"load into {engine}")
+            loaded[engine] = worker.ask(
+                "load",
+                engine=engine,
+                model=os.fspath(model),
+                threads=threads,
+                inputs=path,
+                input_shapes=input_shapes,
+            )
+        times = take_turns(workers, rounds, turn, warm_up, tell)
+    timings = [
+        Timing(e, str(loaded[e]["version"]), float(loaded[e]["seconds"]), tuple(times[e])) for e in engines
+    ]
+    return Bench(Path(model).name, threads, rounds, tuple(timings))
+
+
+def take_turns(
+    workers: Mapping[str, Worker], rounds: int, turn: float, warm_up: float, tell: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """The times of loaded workers, which take turns; every second round in the opposite order."""
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    for name, worker in workers.items():
+        tell(f"warm up {name}")
+        worker.ask("measure", seconds=warm_up, least=3)
+    for k in range(rounds):
+        tell(f"round {k + 1} of {rounds}")
+        for name in list(workers) if k % 2 else reversed(workers):
+            time.sleep(PAUSE)
+            times[name] += workers[name].ask("measure", seconds=turn, least=1)["times"]
+    return times
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """
+    >>> geometric_mean([0.5, 2.0])
+    1.0
+    """
+    return statistics.geometric_mean(values)

@@ -1,0 +1,113 @@
+"""What is in a model: `onnxc info`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onnxc.errors import ModelError
+from onnxc.frontends import onnx_file
+from onnxc.ir.graph import Graph
+from onnxc.ir.types import TensorType
+from onnxc.ops.registry import find
+from onnxc.primitives.builder import constant_of
+from onnxc.tools.inputs import dim_names
+
+
+@dataclass(frozen=True)
+class OpCount:
+    """An operator, how many nodes use it, and whether onnxc has it at the model's opset."""
+
+    name: str
+    version: int
+    count: int
+    supported: bool
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A summary of an ONNX model. Shapes are text: `float32[batch, 128]`."""
+
+    name: str
+    producer: str
+    opsets: dict[str, int]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    dims: list[str]
+    ops: list[OpCount]
+    weights: int
+    weights_bytes: int
+
+    @property
+    def supported(self) -> bool:
+        return all(op.supported for op in self.ops)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "ops": [vars(op) for op in self.ops], "supported": self.supported}
+
+
+def model_info(model: str | os.PathLike[str]) -> ModelInfo:
+    """Reads a model and lists what it holds, also where some of its ops are not supported."""
+    graph = onnx_file.load(model)
+    constants = [c for n in _nodes(graph) for v in n.outputs if (c := constant_of(v)) is not None]
+    declared = graph.metadata.get("output_types", {})
+    opsets = {domain or "ai.onnx": version for domain, version in graph.metadata["opsets"].items()}
+    return ModelInfo(
+        name=graph.name,
+        producer=graph.metadata.get("producer", ""),
+        opsets=opsets,
+        inputs={v.name: _type(v.t, graph.dim_names) for v in graph.inputs},
+        outputs={name: _declared(declared.get(name)) for name in graph.output_names},
+        dims=dim_names(graph),
+        ops=_ops(graph),
+        weights=len(constants),
+        weights_bytes=sum(c.nbytes for c in constants),
+    )
+
+
+def _nodes(graph: Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        yield node
+        for region in node.regions:
+            yield from _nodes(region)
+
+
+def _ops(graph: Graph) -> list[OpCount]:
+    counts = Counter(n.op for n in _nodes(graph) if n.op != "constant")
+    rows = []
+    for op, count in counts.most_common():
+        domain, name, version = _operator(op, graph.metadata["opsets"])
+        supported = find(domain, name, version) is not None
+        rows.append(OpCount(f"{domain}.{name}" if domain else name, version, count, supported))
+    return rows
+
+
+def _operator(op: str, opsets: dict[str, int]) -> tuple[str, str, int]:
+    """Domain, type and version of `onnx.Gelu`, `com.microsoft.FusedMatMul` or `onnx.Softmax@11`."""
+    name, _, version = op.partition("@")
+    domain, _, op_type = name.rpartition(".")
+    domain = "" if domain == "onnx" else domain
+    return domain, op_type, int(version) if version else opsets.get(domain, 1)
+
+
+def _type(t: TensorType, names: dict[str, str]) -> str:
+    return f"{t.dtype.name}[{', '.join(names.get(str(d), str(d)) for d in t.shape)}]"
+
+
+def _declared(entry: Any) -> str:
+    if not entry:
+        return "?"
+    dtype, dims = entry
+    return dtype + ("[...]" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]")
+
+
+def is_saved_model(path: str | os.PathLike[str]) -> bool:
+    """True for a file that `CompiledModel.save` wrote. Raises ModelError where there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(6) == b"\x89ONNXC"
+    except OSError as error:
+        raise ModelError(f"cannot open {os.fspath(path)!r}: {error.strerror}", cause=error) from error

@@ -1,0 +1,149 @@
+"""The process in which one engine is measured: it holds one session, and does as it is told over pipes.
+
+Commands come as lines of JSON on standard input, and each is answered by a line of JSON. Only the process that was
+asked last is at work, so engines that take turns never share the cores:
+
+    {"do": "load", "engine": "onnxc", "model": "m.onnx", "threads": 2, "inputs": "i.npz"}  ->  {"seconds": 0.4, ...}
+    {"do": "measure", "seconds": 0.1, "least": 3}                                           ->  {"times": [...]}
+    {"do": "memory"}                                                                        ->  {"rss": ..., "pss": ...}
+    {"do": "import", "engine": "onnxc"}                                                     ->  {"seconds": 0.3}
+    {"do": "quit"}
+
+An error is answered as {"error": "..."}. What libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import IO, Any
+
+Run = Callable[[], object]
+Command = dict[str, Any]
+
+
+def serve(commands: IO[str], answers: IO[str]) -> None:
+    """Answers commands until there are no more."""
+    state = _State()
+    for line in commands:
+        command = json.loads(line)
+        if command["do"] == "quit":
+            return
+        try:
+            answer = getattr(state, f"do_{command.pop('do')}")(**command)
+        except Exception as error:  # the other side decides what it means
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+class _State:
+    run: Run
+
+    def do_import(self, engine: str) -> Command:
+        """Imports what an engine needs; seconds that it took."""
+        start = time.perf_counter()
+        import_module(engine)
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "version": _version(engine)}
+
+    def do_load(
+        self, engine: str, model: str, threads: int, inputs: str, input_shapes: Any = None, **options: Any
+    ) -> Command:
+        """Makes the session and runs it once. `seconds` is the session alone, without imports and the first run."""
+        import numpy as np  # so that import times can be measured here too
+
+        import_module(engine)
+        _prepare(engine)
+        with np.load(inputs) as stored:
+            arrays = [stored[f"i{k}"] for k in range(len(stored.files))]
+        start = time.perf_counter()
+        self.session = _ENGINES[engine](model, threads, input_shapes, **options)
+        seconds = time.perf_counter() - start
+        names = [i.name for i in self.session.get_inputs()]
+        feed = dict(zip(names, arrays, strict=True))
+        session = self.session
+        self.run = lambda: session.run(None, feed)
+        start = time.perf_counter()
+        self.run()
+        return {"seconds": seconds, "first_run": time.perf_counter() - start, "version": _version(engine)}
+
+    def do_measure(self, seconds: float, least: int = 1, most: int = 100_000) -> Command:
+        """Runs again and again, at least `least` times and until the seconds are over; each run's own time."""
+        times: list[float] = []
+        clock, run = time.perf_counter, self.run
+        end = clock() + seconds
+        now = clock()
+        while (now < end or len(times) < least) and len(times) < most:
+            run()
+            then = clock()
+            times.append(then - now)
+            now = then
+        return {"times": times}
+
+    def do_memory(self) -> Command:
+        """Bytes of memory that this process holds (Linux): resident, proportional (shared pages divided), private."""
+        import gc
+
+        gc.collect()
+        found: dict[str, int] = {}
+        with open("/proc/self/smaps_rollup") as file:
+            for line in file:
+                key, _, rest = line.partition(":")
+                if rest.strip().endswith("kB"):
+                    found[key] = int(rest.split()[0]) * 1024
+        private = found["Private_Clean"] + found["Private_Dirty"]
+        return {"rss": found["Rss"], "pss": found["Pss"], "private": private, "anonymous": found["Anonymous"]}
+
+
+def _prepare(engine: str) -> None:
+    """Imports that the first session would do."""
+    if engine == "onnxc":
+        import_module("onnxc.compiler")
+
+
+def _onnxc(model: str, threads: int, input_shapes: Any, **options: Any) -> Any:
+    import onnxc
+
+    if model.endswith(".onnxc"):
+        return onnxc.load(model, threads=threads)
+    return onnxc.compile(model, threads=threads, input_shapes=input_shapes, **options)
+
+
+def _onnxruntime(model: str, threads: int, input_shapes: Any, **options: Any) -> Any:
+    """All optimizations, which is its default."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    settings.intra_op_num_threads = threads
+    settings.log_severity_level = 3
+    return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+
+
+_ENGINES: dict[str, Callable[..., Any]] = {"onnxc": _onnxc, "onnxruntime": _onnxruntime}
+ENGINES = tuple(_ENGINES)
+
+
+def _version(engine: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(engine)
+    except PackageNotFoundError:
+        return str(getattr(sys.modules.get(engine), "__version__", "unknown"))
+
+
+def main() -> None:
+    """Keeps the real standard output for answers, so that nothing a library prints gets between them."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

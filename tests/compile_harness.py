@@ -1,0 +1,137 @@
+"""Compiles graphs of primitives through the planner and the code generator, and compares them with the interpreter.
+
+One compiler run costs much more than one small kernel, so `compile_graphs` puts many programs into one library:
+
+    (program,) = compile_graphs([graph])
+    outputs = program(x, y)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxc import compiler
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
+from onnxc.ir.expr import evaluate
+from onnxc.ir.graph import Graph
+from onnxc.passes.prepare import prepare
+from onnxc.passes.simplify import eliminate_dead
+from onnxc.planner.fusion import FusionOptions, plan
+from onnxc.planner.layout import assign
+from onnxc.planner.templates import ENABLED
+from onnxc.primitives.interpret import bind_sizes, interpret
+from onnxc.runtime.cache import Cache
+from onnxc.runtime.cpu import Level, level
+from onnxc.runtime.library import NATIVE, NativeModel, call_exception, load_runtime
+from onnxc.runtime.package import load_library
+from onnxc.runtime.toolchain import Source, compile_library
+
+UNFUSED = FusionOptions(vertical=False, epilogue=False, horizontal=False)
+_MARGIN = 64  # bytes around every output that must stay as they are
+_MARK = 0xA5
+
+
+@dataclass
+class Compiled:
+    """A compiled graph, called with arrays in the order of its inputs."""
+
+    graph: Graph
+    program: Program
+    model: NativeModel
+    weights: np.ndarray
+    _keep: list[object] = field(default_factory=list)
+
+    def __call__(self, *arrays: np.ndarray, threads: int = 2) -> list[np.ndarray]:
+        """The outputs. Raises the RunError that the program reports; asserts that nothing beside them is written."""
+        sizes = bind_sizes(self.graph.inputs, arrays)
+        own = [np.ascontiguousarray(a).reshape(np.shape(a)) for a in arrays]
+        blocks, outputs = zip(*(_output(v, sizes) for v in self.graph.outputs), strict=True)
+        pointers = [a.ctypes.data for a in (*own, *outputs)]
+        dims = [sizes[s] for s in self.program.symbols]
+        if self.program.offsets is None:
+            offsets, total = arena_layout(self.program.buffers, sizes)
+            dims += [total, *offsets]
+        error = self.model.call(
+            threads, (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_longlong * (len(dims) + 1))(*dims)
+        )
+        if error is not None:
+            raise call_exception(error)
+        for block, out in zip(blocks, outputs, strict=True):
+            assert (block[:_MARGIN] == _MARK).all() and (block[_MARGIN + out.nbytes :] == _MARK).all(), "wrote outside"
+        return list(outputs)
+
+
+def _output(value, sizes):  # type: ignore[no-untyped-def]
+    shape = [evaluate(d, sizes) for d in value.shape]
+    dtype = value.dtype.numpy
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    block = np.full(nbytes + 2 * _MARGIN, _MARK, np.uint8)
+    return block, block[_MARGIN : _MARGIN + nbytes].view(dtype).reshape(shape)
+
+
+def compile_graphs(
+    graphs: Sequence[Graph],
+    options: FusionOptions | None = None,
+    cpu: Level | None = None,
+    poison: bool = True,
+) -> list[Compiled]:
+    """Plans, generates and compiles graphs of primitives as one library."""
+    cpu = cpu or level()
+    prepared = [prepare(eliminate_dead(g)) for g in graphs]
+    programs = [generate(g, options, cpu) for g in prepared]
+    code = compile_library([Source("model.cpp", join(programs))], include=[compiler.INCLUDE, NATIVE], flags=[*cpu.flags])
+    library = load_library(code)
+    runtime = load_runtime(Cache())
+    out = []
+    for k, (g, p) in enumerate(zip(prepared, programs, strict=True)):
+        weights = compiler.weights_block(p)
+        model = NativeModel(runtime, library, f"run_{k}", [weights.ctypes.data], poison=poison)
+        out.append(Compiled(g, p, model, weights))
+    return out
+
+
+def generate(graph: Graph, options: FusionOptions | None, cpu: Level) -> Program:
+    """The program of one prepared graph."""
+    return ProgramWriter(plan(graph, assign(graph, ENABLED), options), cpu.vector_length).write()
+
+
+def join(programs: Sequence[Program]) -> str:
+    """One source of several programs: the common head once, then each program in a namespace of its own."""
+    includes = sorted({x for p in programs for x in p.source.split("\n") if x.startswith("#include")}, key=_include_order)
+    head = programs[0].source
+    start = head.index("struct ox_call")
+    end = head.index(spelling.PRELUDE)
+    text = [*includes, head[start:end], spelling.PRELUDE, spelling.HALF]
+    for k, p in enumerate(programs):
+        body = p.source[p.source.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "")
+        text += [f"namespace program_{k} {{", body.replace(f"{ENTRY}(", f"run_{k}("), "}"]
+    return "\n".join(text)
+
+
+def _include_order(line: str) -> tuple[bool, bool, str]:
+    return "runtime.h" in line, "vec.h" not in line, line
+
+
+def check(program: Compiled, arrays: Sequence[np.ndarray], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Runs the program and the interpreter and compares all outputs, dtypes, NaN and infinities included."""
+    expected = interpret(program.graph, arrays)
+    actual = program(*arrays)
+    for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        compare(a, e, rtol, atol, f"output {k}: {program.graph.outputs[k].type}")
+
+
+def compare(a: np.ndarray, e: np.ndarray, rtol: float, atol: float, what: str = "") -> None:
+    """Equal, within the tolerances where the dtype is a float."""
+    assert a.dtype == e.dtype and a.shape == e.shape, (what, a.dtype, e.dtype, a.shape, e.shape)
+    if a.dtype.kind in "iub":
+        np.testing.assert_array_equal(a, e, what)
+        return
+    if a.dtype.itemsize == 2:
+        rtol, atol = max(rtol, 2e-2), max(atol, 2e-2)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(a.astype(np.float64), e.astype(np.float64), rtol, atol, err_msg=what)
