@@ -47,14 +47,18 @@ class DataFolder:
 
     def map(self, location: str) -> np.ndarray:
         """The bytes of a file, mapped read-only. Raises ModelError where the location is not allowed."""
+        path = self.path(location)
+        if path not in self._maps:
+            self._maps[path] = map_file(path, f"external data {location!r}")
+        return self._maps[path]
+
+    def path(self, location: str) -> str:
+        """The file that a location means. Raises ModelError where the location is not allowed."""
         if not location or "\0" in location or os.path.isabs(location) or ".." in location.split(os.sep):
             raise ModelError(
                 f"external data location {location!r} must be a relative path inside the model's folder"
             )
-        path = self._resolve(location)
-        if path not in self._maps:
-            self._maps[path] = map_file(path, f"external data {location!r}")
-        return self._maps[path]
+        return self._resolve(location)
 
     def _resolve(self, location: str) -> str:
         candidates = [os.path.join(folder, location) for folder in self._folders]

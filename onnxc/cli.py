@@ -1,7 +1,8 @@
 """The command line: `onnxc compile | run | compare | explain | bench | info`.
 
-Commands import what they need when they run, so that `onnxc --help` is quick. Results go to standard output, progress
-and errors to standard error. Exit codes: 0 done (for compare: the outputs agree), 1 the outputs differ, 2 an error.
+Commands import what they need when they run, so that `onnxc --help` is quick. Results go to standard output,
+progress and errors to standard error. Exit codes: 0 done (for compare: the outputs agree), 1 the outputs
+differ, 2 an error.
 """
 
 from __future__ import annotations
@@ -394,8 +395,8 @@ def compare(
 ) -> None:
     """Compare onnxc's outputs with onnxruntime's.
 
-    Floats that differ by more than the tolerance are judged by the same graph in float64: onnxc may be at most twice
-    as far from it as onnxruntime. Integers must be equal. Exit code: 0 agree, 1 differ, 2 error.
+    Floats that differ by more than the tolerance are judged by the same graph in float64: onnxc may be at
+    most twice as far from it as onnxruntime. Integers must be equal. Exit code: 0 agree, 1 differ, 2 error.
 
     \b
     Examples:
@@ -570,7 +571,7 @@ def options(
 
 
 def main() -> None:
-    """The entry point. A reader that closes the pipe early (`onnxc explain m.onnx | head`) ends it quietly."""
+    """The entry point; a closed pipe (`onnxc explain m.onnx | head`) ends it quietly."""
     try:
         app()
     except BrokenPipeError:

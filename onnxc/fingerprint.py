@@ -6,18 +6,21 @@ copy of a model finds what was compiled from the original, and a file changed in
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxc.errors import ModelError
-from onnxc.frontends.onnx_file import MAX_BYTES, Model
+from onnxc.errors import CacheError, ModelError
+from onnxc.frontends.onnx_file import Model
 from onnxc.frontends.onnx_tensors import DataFolder, open_regular, text
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import available_cpus
@@ -72,7 +75,7 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
     locations = _locations(main, model, data, cache)
     if locations and folder is None:
         raise ModelError(f"the model has external data ({locations[0]!r}): give its folder as base_dir")
-    outside = [_digest_file(folder.find(name), f"external data {name!r}", files) for name in locations] if folder else []
+    outside = [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations] if folder else []
     return Fingerprint(digest("model", main, locations, outside), tuple(files.items()))
 
 
@@ -93,8 +96,7 @@ def _state(path: str) -> tuple[int, ...]:
 
 def _digest_bytes(data: bytes) -> str:
     view = memoryview(data)
-    pieces = [view[at : at + _PIECE] for at in range(0, len(view), _PIECE)]
-    return _combine(len(view), _map(lambda piece: hashlib.sha256(piece).digest(), pieces, len(view)))
+    return _combine(len(view), lambda at: hashlib.sha256(view[at : at + _PIECE]).digest())
 
 
 def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]]) -> str:
@@ -102,10 +104,8 @@ def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]]) -> str
     handle = open_regular(path, what)
     try:
         files[path] = _state(path)
-        size = os.fstat(handle).st_size
         # Read, not mapped: a file that is cut short meanwhile gives an error, and not the end of the process.
-        pieces = _map(lambda at: _digest_piece(handle, at), range(0, size, _PIECE), size)
-        return _combine(size, pieces)
+        return _combine(os.fstat(handle).st_size, lambda at: _digest_piece(handle, at))
     except OSError as error:
         raise ModelError(f"cannot read {what}: {error}", cause=error) from error
     finally:
@@ -121,9 +121,90 @@ def _digest_piece(handle: int, at: int) -> bytes:
     return sha.digest()
 
 
-def _map[T](run, items, nbytes):  # placeholder
-    ...
+def _combine(size: int, piece: Callable[[int], bytes]) -> str:
+    """The digest of the digests of pieces: large content is hashed by several threads."""
+    starts = range(0, size, _PIECE)
+    if size < _PARALLEL_FROM:
+        return digest(size, b"".join(map(piece, starts)))
+    with ThreadPoolExecutor(min(8, available_cpus())) as pool:
+        return digest(size, b"".join(pool.map(piece, starts)))
 
 
-def _combine(size: int, pieces: Iterable[bytes]) -> str:
-    return digest(size, b"".join(pieces))
+# ---------------------------------------------------------------- external data
+
+
+def _locations(main: str, model: Model, data: bytes | None, cache: Cache | None) -> list[str]:
+    """The external files that a model names. To know them takes parsing it, so the cache remembers them."""
+    key = digest(_FILES_KEY, main)
+    known = cache.read(key) if cache else None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(known) if known else None
+        if isinstance(found, list) and all(isinstance(name, str) for name in found):
+            return found
+    if isinstance(model, ModelProto):
+        proto: ModelProto | None = model
+    else:
+        if data is None:
+            data = Path(os.fspath(model)).read_bytes()  # type: ignore[arg-type]
+        proto = _parse(data) if b"location" in data else None  # the key of the entry that names the file
+    names = sorted({name for tensor in _tensors(proto) if (name := _location(tensor))}) if proto else []
+    if cache:
+        with contextlib.suppress(CacheError):  # looked for again next time
+            cache.put(key, json.dumps(names).encode())
+    return names
+
+
+def _parse(data: bytes) -> ModelProto | None:
+    try:
+        return ModelProto.FromString(data)
+    except (DecodeError, RuntimeError, ValueError):
+        return None  # the import will say what is wrong
+
+
+def _location(tensor: TensorProto) -> str:
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return ""
+    return next((text(e.value) for e in tensor.external_data if e.key == "location"), "")
+
+
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+
+
+def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for a in node.attribute:
+            if a.HasField("t"):
+                yield a.t
+            yield from a.tensors
+            for sparse in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            for graph in (*([a.g] if a.HasField("g") else []), *a.graphs):
+                yield from _graph_tensors(graph)
+
+
+# ---------------------------------------------------------------- the compiler
+
+
+@functools.cache
+def code_digest() -> str:
+    """The digest of this package's own code: what an edited compiler made is not what the old one made."""
+    root = Path(__file__).parent
+    found = []
+    for folder, folders, names in os.walk(root, followlinks=True):  # frontends may be a link
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        found += [os.path.join(folder, name) for name in sorted(names) if name.endswith((".py", ".h", ".c"))]
+    parts: list[object] = []
+    for path in found:
+        with open(path, "rb") as file:
+            parts += [os.path.relpath(path, root), file.read()]
+    return digest(*parts)

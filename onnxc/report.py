@@ -1,4 +1,4 @@
-"""What `model.explain()` returns: the kernels of a compiled model, why they are what they are, memory and time.
+"""What `model.explain()` returns: the kernels of a compiled model, and why they are what they are.
 
     report = model.explain()
     print(report)                          # the whole report as text
@@ -7,8 +7,8 @@
     report.counts                          # {"kernels": 98, "templates": 60, "fused": 38, "functions": 14}
     report.to_dict()                       # all of it, as JSON can write it
 
-A report is made from a model's manifest (`Report.from_manifest`), so a model that was saved and loaded has the same.
-This module imports nothing of the compiler.
+A report is made from a model's manifest (`Report.from_manifest`), so a model that was saved and loaded has
+the same. This module imports nothing of the compiler.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Kernel:
         origins: the nodes of the model that it computes, in the model's order.
         reasons: why each of them is in this kernel.
         boundaries: what it stores, and why.
-        reads, writes: bytes of memory, once for each value; text where dims are dynamic. `weights` is a part of `reads`.
+        reads, writes: bytes of memory, once for each value; text where dims are dynamic. `weights` is a part
+            of `reads`.
         flops: multiplications and additions of a template; 0 for loops.
     """
 
@@ -190,8 +191,8 @@ class Report:
         )
         memory = self.memory
         yield Text(
-            f"  memory: arena {size(memory.arena)} for {memory.buffers} intermediates of {size(memory.buffers_total)}"
-            f" together; weights {size(memory.weights)}"
+            f"  memory: arena {size(memory.arena)} for {memory.buffers} intermediates"
+            f" of {size(memory.buffers_total)} together; weights {size(memory.weights)}"
         )
         if self.stages:
             total = sum(self.stages.values())

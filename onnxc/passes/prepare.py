@@ -29,6 +29,8 @@ def prepare(graph: Graph) -> Graph:
                 nodes.append(_copy(x))
                 moved[x.id] = nodes[-1].output
             node = Node(node.op, [moved[x.id], *node.inputs[1:]], node.outputs, node.attrs, node.regions, node.origin)
+        if node.regions:
+            node = Node(node.op, node.inputs, node.outputs, node.attrs, [prepare(g) for g in node.regions], node.origin)
         nodes.append(node)
     outputs: list[Value] = []
     taken: set[int] = set()

@@ -16,11 +16,11 @@ from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.loops.access import VIEWS, Index, pushed_index
 from onnxc.planner.clusters import Clusters
-from onnxc.planner.layout import Layout
+from onnxc.planner.layout import Layout, assign
 from onnxc.planner.section import Section, cost
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
-from onnxc.planner.templates import is_template, operand_is_direct
+from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 
 MAX_EPILOGUE_STORES = 2
 
@@ -46,8 +46,9 @@ class Placement:
 class Group:
     """One kernel to be: its sections, or a template or runtime routine with an epilogue section."""
 
-    kind: str  # "loops" | "template" | "opaque"
+    kind: str  # "loops" | "template" | "opaque" | "control"
     node: Node | None = None
+    region: Plan | None = None  # of a control group
     sections: list[Section] = field(default_factory=list)
     placements: dict[int, Placement] = field(default_factory=dict)  # by position of the section
     nodes: list[Node] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Group:
     def stored(self) -> list[Value]:
         """Values that this kernel writes."""
         out: dict[int, Value] = {}
-        if self.kind == "opaque" and self.node is not None:
+        if self.kind in ("opaque", "control") and self.node is not None:
             out.update({v.id: v for v in self.node.outputs})
         for k, section in enumerate(self.sections):
             if k in self.placements:
@@ -104,7 +105,11 @@ class _Planner:
 
     def _open_template(self, node: Node) -> None:
         template = is_template(node)
-        group = Group("template" if template else "opaque", node, nodes=[node])
+        control = lookup(node.op).kind is Kind.CONTROL
+        group = Group("template" if template else "control" if control else "opaque", node, nodes=[node])
+        if control:
+            (region,) = node.regions
+            group.region = plan(region, assign(region, ENABLED), self.options)
         self.groups.append(group)
         self.homes[id(node)] = [group]
         if template:
@@ -248,7 +253,7 @@ class _Planner:
             if id(r) not in self.homes:
                 continue
             for group in self.homes[id(r)]:
-                if group.node is r and group.kind == "opaque":
+                if group.node is r and group.kind in ("opaque", "control"):
                     return f"an operand of {r.op}"
                 if group.node is r and not (node.op in VIEWS and operand_is_direct(self.layout, r, value)):
                     return f"an operand of {r.op}"

@@ -40,7 +40,20 @@ def lifetimes(plan: Plan) -> list[Buffer]:
             first.setdefault(value.id, k)
             last[value.id] = k
             values[value.id] = value
-    return [Buffer(v, v.t.nbytes, first[i], last[i]) for i, v in values.items()]
+    found = [Buffer(v, v.t.nbytes, first[i], last[i]) for i, v in values.items()]
+    for k, group in enumerate(plan.groups):
+        found += [Buffer(v, v.t.nbytes, k, k) for v in region_values(group)]
+    return found
+
+
+def region_values(group: Group) -> list[Value]:
+    """What a control kernel keeps in the arena: the states before and after a step, and the region's intermediates."""
+    if group.region is None or group.node is None:
+        return []
+    region, node = group.region, group.node
+    states = region.graph.inputs[: node.attrs["states"]]
+    after = {k: region.graph.outputs[k] for k in node.attrs["results"][: node.attrs["states"]]}
+    return [*states, *after.values(), *(b.value for b in lifetimes(region))]
 
 
 def _writes(plan: Plan, group: Group, value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""What a kernel moves and computes: bytes read and written, and the arithmetic of templates. For reports only."""
+"""What a kernel moves and computes: bytes read and written, and the arithmetic of templates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from onnxc.primitives.builder import constant_of
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """For each kernel of a plan, in order, what `onnxc.report.Kernel` shows beside its name and its nodes.
 
-    Keys: `template` (the primitive that a kernel template or a routine computes; empty for generated loops), `reads`
-    and `writes` (bytes: an int, or an expression as text where dims are dynamic; `reads` has weights in it, and a
-    gather's table counts as a whole), `weights` (the part of `reads` that is constant), `flops` (multiplications and
-    additions of a template), `boundaries` (for each stored value, its type and why it is stored).
+    Keys: `template` (the primitive that a kernel template or a routine computes; empty for generated loops),
+    `reads` and `writes` (bytes: an int, or an expression as text where dims are dynamic; `reads` has weights in it,
+    and a gather's table counts as a whole), `weights` (the part of `reads` that is constant), `flops`
+    (multiplications and additions of a template), `boundaries` (for each stored value, its type and why it is
+    stored).
     """
     by_id = {v.id: v for v in plan.graph.values()}
     made = {v.id for g in plan.groups for v in g.stored()} | {v.id for v in plan.graph.inputs}

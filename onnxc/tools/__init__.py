@@ -1,1 +1,1 @@
-"""Tools around the compiler: inputs, comparison with onnxruntime, benchmarks. Only these import onnxruntime."""
+"""Tools around the compiler: inputs, comparison with onnxruntime, benchmarks."""

@@ -1,9 +1,9 @@
 """How fast is onnxc beside onnxruntime? `onnxc bench`, and the machinery of `benchmarks/`.
 
-Each engine lives in a process of its own (`tools.worker`), so that neither disturbs the other's threads or memory, and
-they take turns: a few runs of one, a pause, a few of the other, in alternating order, over many rounds. What the
-machine does meanwhile hits both alike. Compared are the best times and the 25th percentiles; ratios carry over
-between machines better than times.
+Each engine lives in a process of its own (`tools.worker`), so that neither disturbs the other's threads or
+memory, and they take turns: a few runs of one, a pause, a few of the other, in alternating order, over many
+rounds. What the machine does meanwhile hits both alike. Compared are the best times and the 25th percentiles; ratios carry
+over between machines better than times.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Timing:
-    """One engine's runs. Times are seconds; `load` is compile (or cache) and load, or the creation of a session."""
+    """One engine's runs, in seconds; `load` is compile and load, or the creation of a session."""
 
     engine: str
     version: str
@@ -165,7 +165,8 @@ class Bench:
             words = f"{1 / best:.2f} times as fast as" if best <= 1 else f"{best:.2f} times the time of"
             text = f"onnxc is {words} {t.engine}" if best <= 1 else f"onnxc takes {words} {t.engine}"
             yield Text(
-                f"{text} (time ratio {best:.2f} of best, {p25:.2f} of 25th percentiles; {self.threads} threads)",
+                f"{text} (time ratio {best:.2f} of best, {p25:.2f} of 25th percentiles;"
+                f" {self.threads} threads)",
                 style="bold",
             )
 

@@ -7,10 +7,10 @@
 onnxruntime runs with its optimizations disabled, since they can change answers. The rule, for each output:
 
 - Floats: every element is within `rtol` of the reference's plus `atol` of the output's largest value; NaN and
-  infinities stand at the same places. Where that fails, the same graph is evaluated in float64 (`tools.float64`),
-  and what counts is the distance to it: at most twice onnxruntime's own largest, or the tolerance above.
-- Integers and booleans are equal. Where they are not, onnx's reference evaluator decides: onnxruntime's u8 x s8
-  products saturate on CPUs without VNNI.
+  infinities stand at the same places. Where that fails, the same graph is evaluated in float64
+  (`tools.float64`), and what counts is the distance to it: at most twice onnxruntime's own largest, or the tolerance above.
+- Integers and booleans are equal. Where they are not, onnx's reference evaluator decides: onnxruntime's u8 x
+  s8 products saturate on CPUs without VNNI.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class OutputComparison:
     Attributes:
         max_abs: the largest absolute difference of finite elements from the reference.
         max_rel: `max_abs` by the reference's largest finite value.
-        mismatches: integers and booleans that are not equal; floats of which one is NaN or infinite and the other is
-            not (or of another sign).
+        mismatches: integers and booleans that are not equal; floats of which one is NaN or infinite and the
+            other is not (or of another sign).
         zero_signs: zeros whose signs differ. Shown, and not a reason to differ.
         errors64: largest distance to float64, of onnxc and of the reference, where float64 was asked.
         note: what decided.
@@ -152,7 +152,8 @@ def compare(
 
     Args:
         model: a path, the bytes of a file, or a ModelProto.
-        inputs: by name or in order; None makes `samples` random sets from `seed` (see `tools.inputs.random_inputs`).
+        inputs: by name or in order; None makes `samples` random sets from `seed` (see
+            `tools.inputs.random_inputs`).
         reference: `onnxruntime`, `onnx` (its reference evaluator) or `float64`.
         rtol, atol: relative to each element, and to the output's largest value.
         dims: sizes of dynamic dims in random inputs, by the model's names: `{"batch": 2}`.
@@ -366,7 +367,7 @@ def distance(a: Array, b: Array) -> Array:
 
 
 def onnxruntime_runner(model: Model, *, optimize: bool = False, threads: int | None = None) -> Runner:
-    """onnxruntime on the CPU, with all of its optimizations disabled or enabled. Raises RunError where it refuses."""
+    """onnxruntime on the CPU, its optimizations all disabled or all enabled. Raises RunError."""
     import onnxruntime  # a quarter of a second, and only needed here
 
     options = onnxruntime.SessionOptions()

@@ -1,9 +1,10 @@
 """The judge between two float32 programs: the same graph, evaluated in float64.
 
-The graph of primitives (what onnxc compiles, before any fusion) gets float64 in the place of every narrower float, and
-is run by the interpreter that defines what primitives mean. Casts to a float become casts to float64; integers stay as
-they are, so quantized arithmetic is exact. The weights are the float32 ones, so what it differs from is rounding alone.
-(onnx's own reference evaluator would not do: many of its functions round to float32, or fail for float64.)
+The graph of primitives (what onnxc compiles, before any fusion) gets float64 in the place of every narrower
+float, and is run by the interpreter that defines what primitives mean. Casts to a float become casts to
+float64; integers stay as they are, so quantized arithmetic is exact. The weights are the float32 ones, so
+what it differs from is rounding alone. (onnx's own reference evaluator would not do: many of its functions
+round to float32, or fail for float64.)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 def widened(dtype: DType) -> DType:
-    """float64 for float32, float16 and bfloat16; any other type itself (float8 is a storage format: it rounds)."""
+    """float64 for float32, float16 and bfloat16; any other type as it is."""
     return dtypes.float64 if dtype in (dtypes.float32, dtypes.float16, dtypes.bfloat16) else dtype
 
 
@@ -60,7 +61,7 @@ def _attribute(value: Any) -> Any:
 
 
 def evaluate_float64(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a graph of primitives in float64. Raises OnnxcError where the interpreter cannot run it."""
+    """The outputs of a graph of primitives in float64. Raises OnnxcError."""
     wide = widen(graph)
     given = [np.asarray(a).astype(v.dtype.numpy) for a, v in zip(inputs, wide.inputs, strict=True)]
     return interpret(wide, given)

@@ -31,10 +31,10 @@ def random_inputs(
 ) -> Arrays:
     """Inputs that fit a graph of primitives (`onnxc.passes.decompose`), the same for the same seed.
 
-    Floats are normal. Integers that reach a gather as its index stay inside the gathered table. Inputs with `mask` in
-    their name are all ones in the first sample; in later ones, each row ends in zeros. Other integers are small and
-    positive. Dynamic dims take their sizes from `dims`, by the model's name for the dim, and else from
-    `default_dims`.
+    Floats are normal. Integers that reach a gather as its index stay inside the gathered table. Inputs with
+    `mask` in their name are all ones in the first sample; in later ones, each row ends in zeros. Other
+    integers are small and positive. Dynamic dims take their sizes from `dims`, by the model's name for the
+    dim, and else from `default_dims`.
     """
     rng = np.random.default_rng([seed, sample])
     sizes = choose_dims(graph, dims or {})
@@ -48,7 +48,7 @@ def random_for_signature(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
 ) -> Arrays:
-    """Inputs for (name, type, shape) triples as `get_inputs()` gives them (`tensor(float)`), with no graph to learn from."""
+    """Inputs for (name, type, shape) as `get_inputs()` has them, with no graph to learn from."""
     symbols_by_name: dict[str, Dim] = {}
     values = []
     for name, type_, shape in signature:
@@ -150,7 +150,7 @@ def _in_order(d: Dim) -> list[Symbol]:
 def index_limits(graph: Graph, sizes: Mapping[str, int]) -> dict[int, int]:
     """For each integer input that selects from tables: the size of the smallest, by the input's id.
 
-    From each gather's (or scatter's) index back to the graph's inputs, through views and pointwise arithmetic.
+    From each gather's (or scatter's) index back to the graph's inputs, through views and arithmetic.
     """
     limits: dict[int, int] = {}
     for node in graph.nodes:
@@ -188,7 +188,7 @@ def _sources(value: Value) -> list[Value]:
 
 
 def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
-    """Inputs from an .npz (arrays by input name, or i0, i1, ... in order) or a folder of input_0.pb, input_1.pb, ...
+    """Inputs from an .npz (by input name, or i0, i1, ... in order) or a folder of input_0.pb, ...
 
     `names` are the model's inputs. Raises InputError where the file does not fit.
     """
@@ -236,7 +236,7 @@ def _read_folder(path: Path, names: Sequence[str]) -> Arrays:
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
-    """Arrays by name as an .npz at exactly this path. Types that numpy lacks (bfloat16) are written as float32."""
+    """Writes an .npz at exactly this path. Types that numpy lacks (bfloat16) become float32."""
     plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in arrays.items()}
     with open(path, "wb") as file:
         np.savez(file, **plain)  # type: ignore[arg-type]  # names are the model's own

@@ -1,12 +1,12 @@
 """The process in which one engine is measured: it holds one session, and does as it is told over pipes.
 
-Commands come as lines of JSON on standard input, and each is answered by a line of JSON. Only the process that was
-asked last is at work, so engines that take turns never share the cores:
+Commands come as lines of JSON on standard input, and each is answered by a line of JSON. Only the process
+that was asked last is at work, so engines that take turns never share the cores:
 
-    {"do": "load", "engine": "onnxc", "model": "m.onnx", "threads": 2, "inputs": "i.npz"}  ->  {"seconds": 0.4, ...}
-    {"do": "measure", "seconds": 0.1, "least": 3}                                           ->  {"times": [...]}
-    {"do": "memory"}                                                                        ->  {"rss": ..., "pss": ...}
-    {"do": "import", "engine": "onnxc"}                                                     ->  {"seconds": 0.3}
+    {"do": "import", "engine": "onnxc"}  ->  {"seconds": 0.3, "version": "0.1.0"}
+    {"do": "load", "engine": "onnxc", "model": "m.onnx", "threads": 2, "inputs": "i.npz"}  ->  {"seconds": 0.4}
+    {"do": "measure", "seconds": 0.1, "least": 3}  ->  {"times": [...]}
+    {"do": "memory"}  ->  {"rss": ..., "pss": ..., "private": ...}
     {"do": "quit"}
 
 An error is answered as {"error": "..."}. What libraries print goes to standard error.
@@ -54,7 +54,7 @@ class _State:
     def do_load(
         self, engine: str, model: str, threads: int, inputs: str, input_shapes: Any = None, **options: Any
     ) -> Command:
-        """Makes the session and runs it once. `seconds` is the session alone, without imports and the first run."""
+        """Makes the session and runs it once. `seconds` is the session alone, with no import or run."""
         import numpy as np  # so that import times can be measured here too
 
         import_module(engine)
@@ -73,7 +73,7 @@ class _State:
         return {"seconds": seconds, "first_run": time.perf_counter() - start, "version": _version(engine)}
 
     def do_measure(self, seconds: float, least: int = 1, most: int = 100_000) -> Command:
-        """Runs again and again, at least `least` times and until the seconds are over; each run's own time."""
+        """Runs until the seconds are over, at least `least` times; each run's own time."""
         times: list[float] = []
         clock, run = time.perf_counter, self.run
         end = clock() + seconds
@@ -86,7 +86,7 @@ class _State:
         return {"times": times}
 
     def do_memory(self) -> Command:
-        """Bytes of memory that this process holds (Linux): resident, proportional (shared pages divided), private."""
+        """Bytes that this process holds (Linux): resident, proportional (shared pages divided), private."""
         import gc
 
         gc.collect()

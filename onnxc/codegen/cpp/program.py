@@ -12,9 +12,10 @@ from onnxc.codegen.cpp.templates import emit_template
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Symbol, symbols
+from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Origin, Value
 from onnxc.planner.fusion import Group, Plan
+from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.planner.memory import Buffer, aligned, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
@@ -32,7 +33,15 @@ class KernelCall:
     kind: str
     origin: Origin
     reasons: tuple[str, ...]
-    stores: tuple[str, ...]
+    boundaries: tuple[tuple[str, str], ...]  # type of each value that it stores, and why it is stored
+    reads: Dim  # bytes, weights among them
+    writes: Dim
+    weights: int
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Types of the values that it stores."""
+        return tuple(t for t, _ in self.boundaries)
 
 
 @dataclass
@@ -60,6 +69,7 @@ class ProgramWriter:
         self.lines: list[str] = []
         self.includes: set[str] = set()
         self.scratch: set[str] = {"0"}
+        self.depth = 0
         self.buffers = lifetimes(plan)
         self.symbols = self._symbols()
         self._places = self._fixed_places()
@@ -97,19 +107,68 @@ class ProgramWriter:
 
     def write(self) -> Program:
         """The whole source."""
-        for k, group in enumerate(self.plan.groups):
-            self._call(k, self._kernel(group), group)
+        self._run(self.plan)
         kernels = {name: text for text, name in self.functions.items()}
         return Program(self._assemble(kernels), self.calls, self.buffers, self.offsets, self.arena_bytes, self.symbols, self.weights, kernels)
 
-    def _kernel(self, group: Group) -> KernelSource:
+    def _run(self, plan: Plan) -> None:
+        """The calls of a plan's kernels, in order."""
+        for group in plan.groups:
+            if group.kind == "control":
+                self._scan(group)
+            else:
+                self._call(self._kernel(group, plan.layout), group)
+
+    def _kernel(self, group: Group, layout: Layout) -> KernelSource:
         if group.kind == "loops":
-            layout = self.plan.layout
             nests = [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
             return emit_sections(nests, self.lanes)
-        return emit_template(group, self.plan.layout, self.lanes, self.weights)
+        return emit_template(group, layout, self.lanes, self.weights)
 
-    def _call(self, number: int, kernel: KernelSource, group: Group) -> None:
+    def _scan(self, group: Group) -> None:
+        """A loop around the region's kernels; states are copied from the step's result before the next step."""
+        node, region = group.node, group.region
+        assert node is not None and region is not None
+        n, m, places = node.attrs["states"], node.attrs["scanned"], node.attrs["results"]
+        operands, inner = node.operands, region.graph
+        t = f"t{self.depth}"
+        for x, slice_ in zip(operands[n : n + m], inner.inputs[n : n + m], strict=True):
+            self._places[slice_.id] = f"(char *)({self.place(x)}) + {t} * {self._bytes(slice_)}"
+        for x, same in zip(operands[n + m :], inner.inputs[n + m :], strict=True):
+            self._places[same.id] = self.place(x)
+        after = [inner.outputs[k] for k in places]
+        copies: list[str] = []
+        for y, stacked in zip(after[n:], node.outputs[n:], strict=True):
+            place = f"(char *)({self.place(stacked)}) + {t} * {self._bytes(y)}"
+            if y.id in self._places:
+                copies.append(self._copy(place, self.place(y), y))
+            else:
+                self._places[y.id] = place
+        outside, self.lines = self.lines, []
+        self.depth += 1
+        self._run(region)
+        self.depth -= 1
+        body, self.lines = self.lines, outside
+        states = inner.inputs[:n]
+        self.lines += [
+            *(self._copy(self.place(s), self.place(x), s) for s, x in zip(states, operands[:n], strict=True)),
+            f"for (i64 {t} = 0; {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_failed(ctx); {t}++) {{", *indent(body), *indent(copies),
+            *indent([self._copy(self.place(s), self.place(a), s) for s, a in zip(states, after[:n], strict=True)]), "}",
+            *(self._copy(self.place(f), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)),
+        ]  # fmt: skip
+
+    @property
+    def _names(self) -> dict[Symbol, str]:
+        return {Symbol(s): s for s in self.symbols}
+
+    def _bytes(self, value: Value) -> str:
+        return spelling.index(value.t.nbytes, self._names)
+
+    def _copy(self, to: str, source: str, value: Value) -> str:
+        return f"__builtin_memcpy((void *)({to}), (const void *)({source}), {self._bytes(value)});"
+
+    def _call(self, kernel: KernelSource, group: Group) -> None:
+        number = len(self.calls)
         name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
         self.includes |= kernel.includes
         self.scratch.add(kernel.scratch)
@@ -121,10 +180,26 @@ class ProgramWriter:
             f"{{ // {number}: {comment}",
             f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
             "  ox_call c = {ctx, p, s, scratch};",
-            *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);", "}",
+            *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);",
+            *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; return ctx->error.code; }}"] if _can_fail(kernel) else []), "}",
         ]  # fmt: skip
-        stores = tuple(str(v.type) for v in group.stored())
-        self.calls.append(KernelCall(name, kernel.kind, group.origin, tuple(group.reasons), stores))
+        self.calls.append(self._facts(name, kernel, group))
+
+    def _facts(self, name: str, kernel: KernelSource, group: Group) -> KernelCall:
+        stored = group.stored()
+        boundaries = tuple((str(v.type), self.plan.boundaries.get(v.id, "")) for v in stored)
+        written = {self.plan.layout.storage(v).id for v in stored}
+        reads: Dim = 0
+        weights = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
+        for v in kernel.buffers:
+            if constant_of(v) is not None:
+                weights += v.t.size * v.dtype.itemsize
+            elif v.id not in written:
+                reads = reads + v.t.nbytes
+        writes: Dim = 0
+        for v in stored:
+            writes = writes + v.t.nbytes
+        return KernelCall(name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights)
 
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",
@@ -153,6 +228,11 @@ class ProgramWriter:
                  "  char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
                  "  char *const scratch = arena + arena_bytes; (void)scratch;", *indent(self.lines), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
         return "\n".join(text)
+
+
+def _can_fail(kernel: KernelSource) -> bool:
+    """True where a kernel may report an error: the run then ends after it, and the error names the kernel."""
+    return any(word in kernel.text for word in ("ox_index(", "ox_idiv", "ox_imod", "->fail("))
 
 
 def arena_layout(buffers: list[Buffer], values: dict[str, int]) -> tuple[list[int], int]:

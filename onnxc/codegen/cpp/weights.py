@@ -39,6 +39,10 @@ class WeightStore:
             self.nbytes += -(-nbytes // ALIGN) * ALIGN + ALIGN  # vectors may read past the end
         return self._offsets[key]
 
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each array, by offset."""
+        return {offset: nbytes for offset, nbytes, _ in self._parts}
+
     def fill(self, block: np.ndarray) -> None:
         """Writes everything into a zeroed uint8 array of `nbytes`."""
         if block.nbytes < self.nbytes:

@@ -317,13 +317,15 @@ __attribute__((noinline)) static void conv_table(const ConvShape &s, const ConvP
   }
 }
 
-// Hands `rows` pixels from q on by `cols` channels of finished sums (row stride ds) to the epilogue.
+// Hands `rows` pixels from q on by `cols` channels of finished sums (row stride ds) to the epilogue. Never inlined,
+// and with a copy of the epilogue: its pointers stay in registers, since no store can alias them.
 template <class E>
-OX void conv_finish(const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i64 c, i64 cols, const E &epi) {
+__attribute__((noinline)) static void conv_finish(const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i64 c, i64 cols, const E &call) {
+  const E epi = call;
+  i64 full = cols / VL * VL;
   for (i64 r = 0; r < rows; r++, D += ds) {
-    i64 j = 0;
-    for (; j + VL <= cols; j += VL) epi(q, c + j, ld(D + j), Full{});
-    if (j < cols) epi(q, c + j, ld(D + j), Part{int(cols - j)});
+    for (i64 j = 0; j < full; j += VL) epi(q, c + j, ld(D + j), Full{});
+    if (full < cols) epi(q, c + full, ld(D + full), Part{int(cols - full)});
     q.i++, q.x++;
     if (q.x == s.OW) q.x = 0, q.y++;
     if (q.y == s.OH) q.y = 0, q.n++;
