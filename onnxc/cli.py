@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from onnxc.report import Report
+    from onnxc.runtime.signature import Tensor
     from onnxc.tools.inputs import Arrays
 
 P = ParamSpec("P")
@@ -114,15 +115,16 @@ def progress(title: str) -> Iterator[Progress]:
         yield lambda stage: status.update(Text(f"{title}: {stage}"))
 
 
+def ended(tell: Progress) -> Progress:
+    """For the compiler, which names stages as they end."""
+    return lambda stage: tell(f"{stage} done")
+
+
 def output() -> Console:
-    """Standard output; as wide as lines are where it is a file or a pipe."""
+    """Standard output. Lines are never broken; colours are for terminals (and $NO_COLOR is heeded)."""
     from rich.console import Console
 
-    return (
-        Console(soft_wrap=True, highlight=False)
-        if sys.stdout.isatty()
-        else Console(width=160, highlight=False, no_color=True)
-    )
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def print_json(value: Any) -> None:
@@ -148,7 +150,9 @@ def open_model(
     from onnxc.compiler import compile as compile_model
 
     tell("compile")
-    return compile_model(path, cpu=cpu, threads=threads, input_shapes=parse_shapes(shapes), progress=tell)
+    return compile_model(
+        path, cpu=cpu, threads=threads, input_shapes=parse_shapes(shapes), progress=ended(tell)
+    )
 
 
 def get_inputs(
@@ -172,9 +176,10 @@ def get_inputs(
     return random_inputs(graph, seed=seed, dims=parse_dims(dims))
 
 
-def types_of(arguments: Sequence[Any]) -> dict[str, str]:
-    """Inputs or outputs of a compiled model, as `name: type[shape]`."""
-    return {a.name: f"{a.type}[{', '.join(map(str, a.shape))}]" for a in arguments}
+def types_of(tensors: Sequence[Tensor]) -> dict[str, str]:
+    """Inputs or outputs of a compiled model: `{"x": "float32[batch, 3]"}`."""
+    shapes = {t.name: ", ".join("?" if d is None else str(d) for d in t.dims) for t in tensors}
+    return {t.name: f"{t.dtype.name}[{shapes[t.name]}]" for t in tensors}
 
 
 def print_types(console: Console, title: str, types: Mapping[str, str]) -> None:
@@ -235,6 +240,7 @@ def show_saved(path: str, as_json: bool) -> None:
     """`info` for a saved model, read without loading it."""
     from onnxc.report import Report, size
     from onnxc.runtime.package import open_package
+    from onnxc.runtime.signature import Tensor
 
     with open_package(path) as package:
         manifest = package.manifest
@@ -245,11 +251,8 @@ def show_saved(path: str, as_json: bool) -> None:
     for row in Report.from_manifest(manifest).summary():
         console.print(row)
     for title in ("inputs", "outputs"):
-        print_types(
-            console,
-            title,
-            {str(e["name"]): f"{e['type']}[{', '.join(map(str, e['shape']))}]" for e in manifest[title]},
-        )
+        rows = [Tensor.from_json(row) for row in manifest[title]]
+        print_types(console, title, types_of(rows))
     console.print(f"file: {size(os.path.getsize(path))}", markup=False)
 
 
@@ -287,7 +290,7 @@ def compile(
             threads=threads,
             cache=cache,
             input_shapes=parse_shapes(input_shape or ()),
-            progress=tell,
+            progress=ended(tell),
         )
         tell("save")
         compiled.save(output_path)
@@ -464,7 +467,7 @@ def explain(
     if source is not None:
         if source not in report.sources:
             fail(f"no kernel {source!r}; there are {', '.join(report.sources) or 'none with source'}")
-        typer.echo(report.sources[source])
+        typer.echo(report.source(source))
     elif as_json:
         print_json(report.to_dict())
     elif kernels:

@@ -1,32 +1,62 @@
-"""The pipeline: from a graph as imported to a compiled model."""
+"""From a model to a compiled one: the stages of a compile, and the cache that saves them.
+
+    model = compile("model.onnx")                 # onnxc.compile
+    graph = onnx_file.load("model.onnx")          # or stage by stage:
+    program = generate(graph, level(), FusionOptions(), Stages())
+    library = build(program, level())
+
+A compiled model is a *manifest* (names, shapes, memory plan, what the report tells) and *sections* (machine code,
+weights, source). The cache keeps both in the same one file that ``model.save`` writes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import os
 import time
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import onnxc.codegen.cpp as cpp
-from onnxc.codegen.cpp.program import Program, ProgramWriter
-from onnxc.ir.graph import Graph
+from onnxc.codegen.cpp.program import ENTRY, VERSION, KernelCall, Program, ProgramWriter
+from onnxc.errors import CacheError, InputError, OnnxcError, PackageError, UnsupportedError
+from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
+from onnxc.frontends import onnx_file
+from onnxc.frontends.onnx_file import InputShapes, Model
+from onnxc.ir.expr import Dim, always_equal, is_nonnegative
+from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.planner.fusion import FusionOptions, plan
 from onnxc.planner.layout import assign
 from onnxc.planner.templates import ENABLED
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.verify import verify
+from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.cpu import Level, level
-from onnxc.runtime.library import NATIVE
-from onnxc.runtime.toolchain import Source, compile_library
+from onnxc.runtime.library import ABI, NATIVE, load_runtime
+from onnxc.runtime.model import PROGRAM, RUNTIME, SCHEMA, SOURCE, WEIGHTS, CompiledModel
+from onnxc.runtime.package import MANIFEST, open_package, write_package
+from onnxc.runtime.signature import Signature, Tensor
+from onnxc.runtime.sizes import Size, encode, spell
+from onnxc.runtime.toolchain import Source, compile_library, find_compiler
 
 INCLUDE = Path(cpp.__file__).parent / "include"
+Progress = Callable[[str], None]
 
 
 @dataclass
 class Stages:
-    """Seconds that each stage of a compile took."""
+    """Seconds that each stage of a compile took. `progress` is told the name of each stage that has ended."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    progress: Progress | None = None
     _last: float = field(default_factory=time.perf_counter)
 
     def done(self, name: str) -> None:
@@ -34,13 +64,32 @@ class Stages:
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
+        if self.progress is not None:
+            self.progress(name)
 
 
-def generate(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -> Program:
-    """From an imported graph to generated source."""
-    for name, run in passes(PassOptions()):
+# ---------------------------------------------------------------- the stages
+
+
+def prepared(graph: Graph, options: PassOptions, stages: Stages) -> Graph:
+    """Through the passes: from an imported graph to one that the planner takes. ``ONNXC_VERIFY=1`` checks each pass."""
+    checked = os.environ.get("ONNXC_VERIFY") == "1"
+    for name, run in passes(options):
         graph = run(graph)
+        if checked:
+            verify(graph, name)
         stages.done(name)
+    return graph
+
+
+def generate(
+    graph: Graph, cpu: Level, options: FusionOptions, stages: Stages, pass_options: PassOptions | None = None
+) -> Program:
+    """From an imported graph to generated source."""
+    return _program(prepared(graph, pass_options or PassOptions(), stages), cpu, options, stages)
+
+
+def _program(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -> Program:
     layout = assign(graph, ENABLED)
     fused = plan(graph, layout, options)
     stages.done("plan")
@@ -49,12 +98,17 @@ def generate(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -
     return program
 
 
-def build(program: Program, cpu: Level) -> bytes:
+def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
     """Compiles the source to a shared library."""
-    return compile_library([Source("model.cpp", program.source)], include=[INCLUDE, NATIVE], flags=[*cpu.flags])
+    return compile_library(
+        [Source("model.cpp", program.source)],
+        include=[INCLUDE, NATIVE],
+        flags=[*cpu.flags],
+        compiler=find_compiler(cache),
+    )
 
 
-def weights_block(program: Program) -> np.ndarray:
+def weights_block(program: Program) -> np.ndarray[Any, Any]:
     """The program's weights as one aligned block of bytes."""
     block = np.zeros(program.weights.nbytes + 4096, np.uint8)
     start = -block.ctypes.data % 4096
@@ -63,4 +117,317 @@ def weights_block(program: Program) -> np.ndarray:
     return block
 
 
-__all__ = ["Stages", "build", "generate", "level", "weights_block"]
+# ---------------------------------------------------------------- the face
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a compile is to make, apart from the model itself: all of it is part of the cache key."""
+
+    cpu: Level
+    fusion: FusionOptions
+    passes: PassOptions
+    input_shapes: InputShapes
+    keep_inputs: tuple[str, ...]
+    memory_limit: int
+
+    def key(self, model: Fingerprint, cache: Cache) -> str:
+        """The cache key."""
+        shapes = {name: list(shape) for name, shape in self.input_shapes.items()}
+        options = [shapes, sorted(self.keep_inputs), self.memory_limit, asdict(self.fusion), asdict(self.passes)]
+        target = [self.cpu.name, self.cpu.machine, self.cpu.flags, self.cpu.vector_length, sorted(self.cpu.features)]
+        tools = [find_compiler(cache).identity, code_digest(), VERSION, SCHEMA, ABI]
+        return digest("model", model.digest, options, target, tools)
+
+
+def compile(  # noqa: A001 (the name that users type is onnxc.compile)
+    model: Model | Graph,
+    *,
+    target: str = "cpu",
+    cpu: str = "native",
+    threads: int | None = None,
+    cache: bool | str | os.PathLike[str] | Cache = True,
+    base_dir: str | os.PathLike[str] | None = None,
+    input_shapes: InputShapes | None = None,
+    keep_inputs: Sequence[str] = (),
+    fusion: bool | FusionOptions = True,
+    attention: bool = True,
+    fold_bytes: int = PassOptions.fold_bytes,
+    memory_limit: int | None = None,
+    progress: Progress | None = None,
+) -> CompiledModel:
+    """Compile a model.
+
+    Args:
+        model: a path, the bytes of a file, a ModelProto, or a graph as a frontend imports it (which is not cached).
+        target: ``cpu``.
+        cpu: what to compile for: ``native``, or a level such as ``x86-64-v3`` that several machines share.
+        threads: the most threads of a call; default: the CPUs that this process may use.
+        cache: whether to look in the cache first and keep the result there; or the directory of another cache.
+        base_dir: the folder of external data, for bytes and ModelProto.
+        input_shapes: sizes for dynamic dims, as ``{"x": (1, 3, 224, 224)}``. None in a shape leaves a dim as it is.
+        keep_inputs: inputs that stay inputs although the model has a default for them.
+        fusion: False for one kernel a node (to measure, and to find faults); or which kinds of fusion to use.
+        attention: whether to find attention and run it as one kernel.
+        fold_bytes: the most bytes that constant folding may add to the weights.
+        memory_limit: the most bytes of intermediates of one call; above it a call raises LimitError.
+        progress: is called with the name of each stage that has ended.
+
+    Raises:
+        ModelError: the model is not valid; UnsupportedError: it asks for what onnxc cannot do.
+        InputError: an option is wrong.
+        ToolchainError: there is no C++ compiler.
+
+    >>> import onnx.parser
+    >>> proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]> g (float[N] x) => (float[N] y) { y = Add(x, x) }')
+    >>> compile(proto)(np.ones(3, np.float32))["y"]
+    array([2., 2., 2.], dtype=float32)
+    """
+    if target != "cpu":
+        raise UnsupportedError(f"target {target!r} is not supported; use 'cpu'")
+    kinds = fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion)
+    request = _Request(
+        level(cpu), kinds, PassOptions(fold_bytes, attention), input_shapes or {}, tuple(keep_inputs), memory_limit or 0
+    )
+    stages = Stages(progress=progress)
+    kept = _open_cache(cache)
+    if isinstance(model, Graph):
+        return _from_parts(*_compile(model, request, kept, stages), threads, kept)
+    if kept is None:
+        return _from_parts(*_compile(_load(model, base_dir, request, stages), request, None, stages), threads, None)
+    return _cached(model, base_dir, request, kept, stages, threads)
+
+
+def _all_fusion(on: bool) -> FusionOptions:
+    return FusionOptions() if on else FusionOptions(**dict.fromkeys(asdict(FusionOptions()), False))
+
+
+def _open_cache(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
+    if isinstance(cache, Cache):
+        return cache
+    if not isinstance(cache, bool):
+        return Cache(cache)
+    try:
+        return Cache() if cache else None
+    except CacheError as error:  # not asked for by name: do without
+        warnings.warn(f"compiling without a cache: {error}", stacklevel=3)
+        return None
+
+
+def _load(model: Model, base_dir: str | os.PathLike[str] | None, request: _Request, stages: Stages) -> Graph:
+    graph = onnx_file.load(
+        model, base_dir=base_dir, input_shapes=request.input_shapes, keep_inputs=request.keep_inputs
+    )
+    stages.done("import")
+    return graph
+
+
+def _cached(
+    model: Model,
+    base_dir: str | os.PathLike[str] | None,
+    request: _Request,
+    cache: Cache,
+    stages: Stages,
+    threads: int | None,
+) -> CompiledModel:
+    """The cache's model; or compiled, put into the cache, and opened from there (so that its weights are mapped)."""
+    found = fingerprint(model, base_dir, cache)
+    key = request.key(found, cache)
+    stages.done("fingerprint")
+    known = _from_cache(cache, key, threads)
+    if known is not None:
+        stages.done("load")
+        return known
+    manifest, sections = _compile(_load(model, base_dir, request, stages), request, cache, stages)
+    if found.is_current():  # else what was compiled may not be what was looked at
+        with contextlib.suppress(CacheError, PackageError):  # the disk is full: the model still works
+            with cache.writing(key) as path:
+                write_package(path, manifest, sections, unhashed=[WEIGHTS])
+            stored = _from_cache(cache, key, threads)
+            if stored is not None:
+                return stored
+    return _from_parts(manifest, sections, threads, cache)
+
+
+def _from_cache(cache: Cache, key: str, threads: int | None) -> CompiledModel | None:
+    path = cache.get(key)
+    if path is None:
+        return None
+    try:
+        package = open_package(path)
+        sections = {name: package.section(name) for name in package.names if name != MANIFEST}
+        return CompiledModel(package.manifest, sections, threads=threads, cache=cache)
+    except PackageError:  # damaged, or removed a moment ago: compile again
+        cache.remove(key)
+        return None
+
+
+def _from_parts(
+    manifest: Mapping[str, Any], sections: Mapping[str, Buffer], threads: int | None, cache: Cache | None
+) -> CompiledModel:
+    return CompiledModel(manifest, sections, threads=threads, cache=cache)
+
+
+def _compile(
+    graph: Graph, request: _Request, cache: Cache | None, stages: Stages
+) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    """The manifest and the sections of a compiled graph."""
+    with ThreadPoolExecutor(2) as pool:  # the first compile of all also compiles the runtime, and the rest does not wait
+        loading = pool.submit(load_runtime, cache)
+        graph = prepared(graph, request.passes, stages)
+        program = _program(graph, request.cpu, request.fusion, stages)
+        building = pool.submit(build, program, request.cpu, cache)
+        weights = weights_block(program)
+        stages.done("weights")
+        code = building.result()
+        stages.done("c++")
+        runtime = loading.result()
+    manifest = _manifest(graph, program, request, stages)
+    sections: dict[str, Buffer] = {
+        PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: memoryview(weights),
+    }  # fmt: skip
+    return manifest, sections
+
+
+# ---------------------------------------------------------------- the manifest
+
+
+def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages) -> dict[str, Any]:
+    """All that is known of a compiled model apart from its code and weights: what calls need, what reports tell."""
+    names = graph.dim_names
+    equal, natural = _equal(graph), _natural(graph)
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "onnxc": _version(),
+        "requires": {"machine": request.cpu.machine, "features": sorted(request.cpu.features)},
+        "entry": ENTRY,
+        "memory_limit": request.memory_limit,
+        "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
+        "outputs": [_tensor(n, v, names) for n, v in zip(graph.output_names, graph.outputs, strict=True)],
+        "symbols": program.symbols,
+        "dim_names": names,
+        "equal": equal,
+        "natural": natural,
+        "arena": None if program.offsets is not None else _arena(program),
+        # What model.explain() tells:
+        "name": graph.name,
+        "cpu": request.cpu.name,
+        "kernels": [_kernel(call, names) for call in program.calls],
+        "memory": {
+            "arena": program.arena_bytes if program.offsets is not None else "laid out for each size",
+            "buffers": len(program.buffers),
+            "buffers_total": _spelled(_total(b.nbytes for b in program.buffers), names),
+            "weights": program.weights.nbytes,
+        },
+        "stages": dict(stages.seconds),
+        "sources": program.kernels,
+    }
+    unsolved = Signature(
+        [Tensor.from_json(row) for row in manifest["inputs"]], (), program.symbols, names
+    ).unsolved
+    if unsolved:
+        dims = ", ".join(names.get(s) or s for s in unsolved)
+        raise UnsupportedError(f"the sizes {dims} depend on data, or on no input's shape: give input_shapes")
+    return manifest
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("onnxc")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _tensor(name: str, value: Value, names: Mapping[str, str]) -> list[Any]:
+    sizes, dims = tuple(map(encode, value.shape)), tuple(spell(d, names) for d in value.shape)
+    return Tensor(name, value.dtype, sizes, dims).to_json()
+
+
+def _arena(program: Program) -> dict[str, Any]:
+    """The lifetimes of the intermediates, for :class:`onnxc.runtime.model.Arena`."""
+    places: dict[Dim, int] = {}
+    which = [places.setdefault(b.nbytes, len(places)) for b in program.buffers]
+    return {
+        "sizes": [encode(d) for d in places],
+        "which": which,
+        "first": [b.first for b in program.buffers],
+        "last": [b.last for b in program.buffers],
+    }
+
+
+def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "function": call.function,
+        "kind": call.kind,
+        "origins": [[s.number, s.op_type, s.name, s.line] for s in call.origin],
+        "reasons": list(call.reasons),
+        "boundaries": [list(b) for b in call.boundaries],
+        "reads": _spelled(call.reads, names),
+        "writes": _spelled(call.writes, names),
+        "weights": call.weights,
+    }
+
+
+def _spelled(dim: Dim, names: Mapping[str, str]) -> int | str:
+    found = spell(dim, names)
+    return str(dim) if found is None else found
+
+
+def _total(dims: Iterator[Dim]) -> Dim:
+    total: Dim = 0
+    for d in dims:
+        total = total + d
+    return total
+
+
+# ---------------------------------------------------------------- what was taken for granted
+
+
+def _equal(graph: Graph) -> list[tuple[Size, Size, str]]:
+    """Pairs of sizes that shape inference took to be equal without knowing it, with the node that wants it."""
+    found: dict[tuple[Dim, Dim], str] = {}
+    for node in graph.nodes:
+        for a, b in _wanted_equal(node):
+            if not always_equal(a, b):
+                found.setdefault((a, b), describe(node.origin, node.op))
+    return [(encode(a), encode(b), where) for (a, b), where in found.items()]
+
+
+def _wanted_equal(node: Node) -> Iterator[tuple[Dim, Dim]]:
+    shapes = [v.shape for v in node.inputs if v is not None]
+    if node.op == "reshape":
+        yield node.operands[0].t.size, node.output.t.size
+    elif node.op == "matmul":
+        yield shapes[0][-1], shapes[1][-2]
+        yield from _broadcast([s[:-2] for s in shapes], node.output.shape[:-2])
+    elif node.op == "concat":
+        axis = node.attrs["axis"]
+        for shape in shapes:
+            yield from ((a, b) for i, (a, b) in enumerate(zip(shape, node.output.shape, strict=True)) if i != axis)
+    elif node.op == "expand" or (lookup(node.op).kind is Kind.POINTWISE and len(shapes) > 1):
+        yield from _broadcast(shapes, node.output.shape)
+
+
+def _broadcast(shapes: Sequence[tuple[Dim, ...]], out: tuple[Dim, ...]) -> Iterator[tuple[Dim, Dim]]:
+    for shape in shapes:
+        aligned = out[len(out) - len(shape) :]
+        yield from ((a, b) for a, b in zip(shape, aligned, strict=True) if a != 1)
+
+
+def _natural(graph: Graph) -> list[tuple[Size, str]]:
+    """Sizes that could be negative, with the node that makes them."""
+    found: dict[Dim, str] = {}
+    for node in graph.nodes:
+        for value in node.outputs:
+            for d in value.shape:
+                if not isinstance(d, int) and not is_nonnegative(d):
+                    found.setdefault(d, describe(node.origin, node.op))
+    return [(encode(d), where) for d, where in found.items()]
+
+
+def describe(origin: Origin, op: str) -> str:
+    """The node of the user's model that something comes from, as ``n3 Gather 'embed'``."""
+    return " or ".join(f"{s} {s.name!r}" if s.name else str(s) for s in origin[:3]) or op
+
+
+__all__ = ["InputError", "OnnxcError", "Stages", "build", "compile", "generate", "level", "prepared", "weights_block"]

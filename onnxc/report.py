@@ -14,6 +14,7 @@ the same. This module imports nothing of the compiler.
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,8 +115,9 @@ class Report:
     def from_manifest(manifest: Mapping[str, Any]) -> Report:
         """The report of a manifest: see the keys below; those that are missing count as empty."""
         memory = manifest.get("memory") or {}
+        dims = manifest.get("dim_names") or {}
         return Report(
-            kernels=tuple(_kernel(i, entry) for i, entry in enumerate(manifest.get("kernels") or ())),
+            kernels=tuple(_kernel(i, entry, dims) for i, entry in enumerate(manifest.get("kernels") or ())),
             memory=Memory(*(memory.get(key, 0) for key in ("arena", "buffers", "buffers_total", "weights"))),
             stages=dict(manifest.get("stages") or {}),
             sources=dict(manifest.get("sources") or {}),
@@ -140,7 +142,8 @@ class Report:
         name = self.kernels[kernel].function if isinstance(kernel, int) else kernel
         if name not in self.sources:
             raise KeyError(f"no kernel {name!r}; there are {', '.join(self.sources) or 'none with source'}")
-        return self.sources[name]
+        text = self.sources[name]
+        return f"static void {name}{text}" if text.startswith("(") else text
 
     def to_dict(self) -> dict[str, Any]:
         """All of the report as dicts, lists, strings and numbers."""
@@ -190,8 +193,10 @@ class Report:
             f" {counts['functions']} distinct functions"
         )
         memory = self.memory
+        # With dynamic dims the arena is laid out anew for each size, and the manifest says so in words.
+        arena = size(memory.arena) if isinstance(memory.arena, int) else memory.arena
         yield Text(
-            f"  memory: arena {size(memory.arena)} for {memory.buffers} intermediates"
+            f"  memory: arena {arena} for {memory.buffers} intermediates"
             f" of {size(memory.buffers_total)} together; weights {size(memory.weights)}"
         )
         if self.stages:
@@ -200,7 +205,7 @@ class Report:
             yield Text(f"  compiled in {total:.2f} s: {each}")
 
 
-def _kernel(number: int, entry: Mapping[str, Any]) -> Kernel:
+def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> Kernel:
     stores = entry.get("boundaries")
     if stores is None:
         stores = [(s, "") for s in entry.get("stores", ())]
@@ -210,12 +215,17 @@ def _kernel(number: int, entry: Mapping[str, Any]) -> Kernel:
         _kind(entry),
         tuple(_origin(o) for o in entry.get("origins", ())),
         tuple(entry.get("reasons", ())),
-        tuple(Boundary(str(t), str(r)) for t, r in stores),
+        tuple(Boundary(_named(str(t), dims), str(r)) for t, r in stores),
         entry.get("reads", 0),
         entry.get("writes", 0),
         entry.get("weights", 0),
         entry.get("flops", 0),
     )
+
+
+def _named(type_: str, dims: Mapping[str, str]) -> str:
+    """A type with the model's own names of its dims: `float32[s0, 64]` is `float32[batch, 64]`."""
+    return re.sub(r"\bs\d+\b", lambda found: dims.get(found[0]) or found[0], type_)
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
@@ -242,7 +252,7 @@ def _shown(kernel: Kernel) -> Iterator[Any]:
 
     head = Text(f"{kernel.number:4}  ")
     head.append(f"{kernel.function} {kernel.kind}", style="bold cyan" if kernel.is_template else "bold green")
-    head.append(f"  {kernel.label}")
+    head.append(f"  {kernel.label or '(of no single node)'}")
     yield head
     work = [f"reads {size(kernel.reads)}", f"writes {size(kernel.writes)}"]
     if kernel.weights:
@@ -279,7 +289,7 @@ def count(number: Number, step: int = 1000) -> str:
     '22.3 M'
     """
     if isinstance(number, str):
-        return f"{number} "
+        return f"({number}) " if " " in number else f"{number} "
     value = float(number)
     for prefix in ("", "K", "M", "G"):
         if abs(value) < step:

@@ -9,6 +9,7 @@ One compiler run costs much more than one small kernel, so `compile_graphs` puts
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from onnxc import compiler
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
 from onnxc.ir.expr import evaluate
-from onnxc.ir.graph import Graph
+from onnxc.ir.graph import Graph, Value
 from onnxc.passes.prepare import prepare
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.planner.fusion import FusionOptions, plan
@@ -32,8 +33,10 @@ from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Source, compile_library
 
 UNFUSED = FusionOptions(vertical=False, epilogue=False, horizontal=False)
-_MARGIN = 64  # bytes around every output that must stay as they are
+_MARGIN = 64  # bytes before every output that must stay as they are
 _MARK = 0xA5
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Compiled:
     def __call__(self, *arrays: np.ndarray, threads: int = 2) -> list[np.ndarray]:
         """The outputs. Raises the RunError that the program reports; asserts that nothing beside them is written."""
         sizes = bind_sizes(self.graph.inputs, arrays)
-        own = [np.ascontiguousarray(a).reshape(np.shape(a)) for a in arrays]
+        own = [_fenced(a) for a in arrays]
         blocks, outputs = zip(*(_output(v, sizes) for v in self.graph.outputs), strict=True)
         pointers = [a.ctypes.data for a in (*own, *outputs)]
         dims = [sizes[s] for s in self.program.symbols]
@@ -62,16 +65,35 @@ class Compiled:
         if error is not None:
             raise call_exception(error)
         for block, out in zip(blocks, outputs, strict=True):
-            assert (block[:_MARGIN] == _MARK).all() and (block[_MARGIN + out.nbytes :] == _MARK).all(), "wrote outside"
-        return list(outputs)
+            assert (block[: block.size - out.nbytes] == _MARK).all(), "wrote before the start of an output"
+        return [out.copy() for out in outputs]
 
 
-def _output(value, sizes):  # type: ignore[no-untyped-def]
+def _fence(nbytes: int) -> np.ndarray:
+    """A block of bytes that ends where an inaccessible page begins: what reads or writes past it crashes."""
+    page = mmap.PAGESIZE
+    usable = -(-max(nbytes, 1) // page) * page
+    pages = mmap.mmap(-1, usable + page)
+    block = np.frombuffer(pages, np.uint8)  # keeps the mapping alive
+    if _libc.mprotect(block.ctypes.data + usable, page, 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return block[usable - nbytes : usable]
+
+
+def _fenced(array: np.ndarray) -> np.ndarray:
+    block = _fence(array.nbytes)
+    block[:] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return block.view(array.dtype).reshape(array.shape) if array.size else block
+
+
+def _output(value: Value, sizes: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The fenced block of an output, and the output in it."""
     shape = [evaluate(d, sizes) for d in value.shape]
     dtype = value.dtype.numpy
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    block = np.full(nbytes + 2 * _MARGIN, _MARK, np.uint8)
-    return block, block[_MARGIN : _MARGIN + nbytes].view(dtype).reshape(shape)
+    block = _fence(nbytes + _MARGIN)
+    block[:] = _MARK
+    return block, block[_MARGIN:].view(dtype).reshape(shape)
 
 
 def compile_graphs(

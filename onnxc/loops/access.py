@@ -35,7 +35,9 @@ def flatten(at: Index, shape: Sequence[Dim]) -> Dim:
 
 
 def unflatten(position: Dim, shape: Sequence[Dim]) -> Index:
-    """The index at a row-major position."""
+    """The index at a row-major position; in a shape without elements, which has none, zeros."""
+    if any(isinstance(d, int) and d == 0 for d in shape):
+        return (0,) * len(shape)
     out: list[Dim] = []
     for k, d in enumerate(shape):
         stride = prod(shape[k + 1 :])

@@ -108,6 +108,8 @@ class Section:
         (demand, *more) = self.demands[node.output.id]
         if more:
             return "a reduction needed at several positions"
+        if any(s not in dict(self.variables) for e in demand for s in symbols(e) if _is_loop(s)):
+            return "a reduction inside a reduction"
         if node.op in WINDOWS or node.op in ("conv", "matmul"):
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
@@ -115,8 +117,6 @@ class Section:
         self._split_for()
         demand = self.demands[node.output.id][0]
         used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
-        if any(s not in dict(self.variables) for e in demand for s in symbols(e) if _is_loop(s)):
-            return "a reduction inside a reduction"
         if not self._bijective(node.output, demand):
             return "the reduction would be computed more than once"
         if self.outer is not None and set(self.outer) != set(used):

@@ -9,6 +9,7 @@ from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
 from onnxc.planner.layout import Layout
+from onnxc.primitives.builder import constant_of
 
 ENABLED = frozenset({"matmul", "conv", "attention"})
 
@@ -18,7 +19,8 @@ def is_template(node: Node) -> bool:
     if node.op == "matmul":
         return "matmul" in ENABLED and node.output.dtype is dtypes.float32
     if node.op == "conv":
-        return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4)
+        constant = constant_of(node.operands[1]) is not None
+        return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4) and constant
     return node.op == "attention" and "attention" in ENABLED
 
 

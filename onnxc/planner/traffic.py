@@ -48,14 +48,16 @@ def _bytes(values: Iterable[Value]) -> Dim:
 
 def flops(node: Node) -> Dim:
     """Multiplications and additions of a contraction; 0 for other primitives."""
-    out = node.outputs[0].shape
+    out: tuple[Dim, ...] = node.outputs[0].shape
     if node.op == "matmul":
-        return 2 * prod(out) * node.operands[0].shape[-1]
+        inner: Dim = node.operands[0].shape[-1]
+        return 2 * prod(out) * inner
     if node.op == "conv":
         return 2 * prod(out) * prod(node.operands[1].shape[1:])
     if node.op == "attention":
-        q, kt = node.operands[0].shape, node.operands[1].shape
-        return 2 * prod(out[:-1]) * kt[-1] * (q[-1] + out[-1])
+        width: Dim = node.operands[0].shape[-1]
+        keys: Dim = node.operands[1].shape[-1]
+        return 2 * prod(out[:-1]) * keys * (width + out[-1])
     return 0
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, is_less, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, register
@@ -44,7 +46,31 @@ def _gather_nd_eval(x: np.ndarray, index: np.ndarray, batch_dims: int) -> np.nda
     return np.stack(flat).reshape(*lead, *flat[0].shape)
 
 
-def _scatter(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+def _check_dims(what: str, dims: Sequence[Dim], wanted: Sequence[Dim]) -> None:
+    """Raises ShapeError where two shapes are known to differ."""
+    if len(dims) != len(wanted) or any(never_equal(a, b) for a, b in zip(dims, wanted, strict=True)):
+        raise ShapeError(f"{what} have the shape {list(dims)}, not {list(wanted)}")
+
+
+def _scatter_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """out[..., index[p], ...] = updates[p] at `axis`, for each place p of the index, in order."""
+    data, index, updates = (t.shape for t in types)
+    if len(index) != len(data):
+        raise ShapeError(f"an index of rank {len(index)} for data of rank {len(data)}")
+    for axis, (d, n) in enumerate(zip(data, index, strict=True)):
+        if axis != attrs["axis"] and is_less(d, n):
+            raise ShapeError(f"the index {list(index)} reaches outside of the data {list(data)}")
+    _check_dims("the updates", updates, index)
+    return (types[0],)
+
+
+def _scatter_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """out[index[p]] = updates[p] for each place p of the leading axes of the index, in order."""
+    data, index, updates = (t.shape for t in types)
+    depth = index[-1]
+    if not isinstance(depth, int) or depth > len(data):
+        raise ShapeError(f"an index [..., {depth}] for data of rank {len(data)}")
+    _check_dims("the updates", updates, (*index[:-1], *data[depth:]))
     return (types[0],)
 
 
@@ -70,15 +96,20 @@ _SCATTER = {
 
 
 def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """The k greatest (least) along an axis, sorted, ties by position: values and int64 positions."""
+    """The k greatest (least) along an axis, sorted, ties by position, NaN last: values and int64 positions."""
     shape = list(types[0].shape)
+    if is_less(shape[attrs["axis"]], attrs["k"]):
+        raise ShapeError(f"the best {attrs['k']} of {shape[attrs['axis']]} elements")
     shape[attrs["axis"]] = attrs["k"]
     out = types[0].with_shape(tuple(shape))
     return out, out.with_dtype(dtypes.int64)
 
 
 def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:
-    keys = -x.astype(np.float64) if largest else x
+    floating = dtypes.from_numpy(x.dtype).is_float
+    keys = x.astype(np.float64) if floating else x
+    if largest:
+        keys = -keys if floating else ~keys
     order = np.take(np.argsort(keys, axis=axis, kind="stable"), range(k), axis=axis)
     return np.take_along_axis(x, order, axis), order.astype(np.int64)
 
@@ -86,6 +117,6 @@ def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool) -> tuple[np.nda
 register(Primitive("gather", Kind.INDEXED, _gather, lambda x, i, axis: np.take(x, i.astype(np.int64), axis=axis), True))
 register(Primitive("gather_elements", Kind.INDEXED, _gather_elements, _gather_elements_eval))
 register(Primitive("gather_nd", Kind.INDEXED, _gather_nd, _gather_nd_eval))
-register(Primitive("scatter_elements", Kind.OPAQUE, _scatter, _scatter_elements_eval))
-register(Primitive("scatter_nd", Kind.OPAQUE, _scatter, _scatter_nd_eval))
+register(Primitive("scatter_elements", Kind.OPAQUE, _scatter_elements, _scatter_elements_eval))
+register(Primitive("scatter_nd", Kind.OPAQUE, _scatter_nd, _scatter_nd_eval))
 register(Primitive("top_k", Kind.OPAQUE, _top_k, _top_k_eval))

@@ -55,10 +55,11 @@ def _arg_eval(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
 
 
 def _cumsum(x: np.ndarray, axis: int, exclusive: bool = False, reverse: bool = False) -> np.ndarray:
-    y = np.flip(x, axis) if reverse else x
-    out = np.cumsum(y, axis=axis, dtype=x.dtype)
+    y = np.moveaxis(np.flip(x, axis) if reverse else x, axis, 0)
     if exclusive:
-        out = out - y
+        y = np.concatenate([np.zeros_like(y[:1]), y[:-1]])
+    with np.errstate(all="ignore"):
+        out = np.moveaxis(np.cumsum(y, axis=0, dtype=x.dtype), 0, axis)
     return np.flip(out, axis) if reverse else out
 
 

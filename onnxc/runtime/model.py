@@ -223,7 +223,7 @@ class CompiledModel:
             poison=poison,
         )
         self._call_arrays = self._runtime.library.ox_call_arrays
-        self._names = self._signature.output_names
+        self._names, self._inputs = self._signature.output_names, self._signature.input_names
         self._quick = _readable(self._runtime)
         self._sites: dict[tuple[Shape, ...], _Site] = {}
         # A model without dynamic dims has this one only.
@@ -246,8 +246,8 @@ class CompiledModel:
             RunError: the program failed, on an index out of bounds for instance.
             LimitError: it needs more memory than there is, or than it may use.
         """
-        if kwargs or len(args) != len(self._signature.inputs):
-            args = self._signature.bind(args, kwargs)
+        if kwargs:
+            args = self._named(kwargs) if not args else self._signature.bind(args, kwargs)
         return Outputs(self._names, self._run(args))
 
     def run(
@@ -260,13 +260,22 @@ class CompiledModel:
             input_feed: the inputs by name.
             run_options: ignored.
         """
-        found = self._run(self._signature.bind((), input_feed))
+        found = self._run(self._named(input_feed))
         if not output_names:
             return list(found)
         unknown = [name for name in output_names if name not in self._names]
         if unknown:
             raise InputError(f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}")
         return [found[self._names.index(name)] for name in output_names]
+
+    def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Inputs that are all given by name, in the model's order."""
+        if len(given) == len(self._inputs):
+            try:
+                return tuple([given[name] for name in self._inputs])
+            except KeyError:
+                pass  # bind says what is wrong
+        return self._signature.bind((), given)
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         site = self._fixed
@@ -292,7 +301,7 @@ class CompiledModel:
 
     def _run_any(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         """The slow way: every input is checked and converted."""
-        inputs = self._signature.arrays(args)
+        inputs = self._signature.arrays(self._signature.bind(args, {}))
         shapes = tuple(x.shape for x in inputs)
         site = self._sites.get(shapes)
         if site is None:

@@ -255,12 +255,13 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """The times of loaded workers, which take turns; every second round in the opposite order."""
     times: dict[str, list[float]] = {name: [] for name in workers}
+    order = list(workers)
     for name, worker in workers.items():
         tell(f"warm up {name}")
         worker.ask("measure", seconds=warm_up, least=3)
     for k in range(rounds):
         tell(f"round {k + 1} of {rounds}")
-        for name in list(workers) if k % 2 else reversed(workers):
+        for name in order if k % 2 else reversed(order):
             time.sleep(PAUSE)
             times[name] += workers[name].ask("measure", seconds=turn, least=1)["times"]
     return times

@@ -101,7 +101,9 @@ def _declared(entry: Any) -> str:
     if not entry:
         return "?"
     dtype, dims = entry
-    return dtype + ("[...]" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]")
+    return str(dtype) + (
+        "[...]" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+    )
 
 
 def is_saved_model(path: str | os.PathLike[str]) -> bool:

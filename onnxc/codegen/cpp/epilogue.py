@@ -4,46 +4,46 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxc.codegen.cpp.shape import substitute_nest
+from onnxc.codegen.cpp.shape import rewrite, substitute_nest
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope
-from onnxc.ir.expr import Dim, Expr, Symbol, index, of, recombine, symbols
+from onnxc.ir.expr import Call, Dim, Expr, Symbol, index, recombine, substitute, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Load, Term, children
+from onnxc.loops.terms import Apply, Guard, Load, Position, Term
 from onnxc.planner.fusion import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 
 
 class Epilogue:
-    """The epilogue section of a template group, as C++ statements over the accumulator.
+    """The epilogue section of a template group, as C++ statements over the accumulator `acc`.
 
     `places` gives the index of the template's result in terms of the template's own loops; `names` how C++ calls
-    those loops. `channel` is the loop that the lanes run along; its C++ name is a multiple of VL at every call.
+    those loops. The lanes run along the loop `channel`; with `aligned`, its value is a multiple of the vector length
+    at every call, so that `channel // n` and `channel % n` can be linear in the lanes. `linear`, where given, is
+    another way to say the index (in terms of one flat position): each address takes it where it leaves no division.
     """
 
-    def __init__(self, group: Group, layout: Layout, lanes: int, places: tuple[Dim, ...], names: dict[Symbol, str], channel: Expr, buffers: list[Value]) -> None:
+    def __init__(
+        self, group: Group, layout: Layout, lanes: int, places: tuple[Dim, ...], names: dict[Symbol, str], channel: Expr,
+        buffers: list[Value], *, aligned: bool = True, linear: tuple[Dim, ...] | None = None,
+    ) -> None:  # fmt: skip
         assert group.node is not None
         section = group.sections[0]
-        lowering = Lowering(section, layout, group.node.output)
-        self.nest = lowering.nest(None)
-        values: dict[Symbol, Dim] = {}
-        for at, place in zip(section.index, places, strict=True):
-            for s in symbols(at):
-                values[s] = place
+        self.nest = Lowering(section, layout, group.node.output).nest(None)
         (c,) = symbols(channel)
         block, lane = index("block", 1 << 40), index("lane", lanes)
-        split = {c: block * lanes + lane}
-        substitute_nest(self.nest, values)
-        _recombine(self.nest)
+        split: dict[Symbol, Dim] = {c: block * lanes + lane if aligned else channel + lane}
+        choices = [_mapping(section.index, p) for p in ([linear, places] if linear else [places])]
+        _substitute(self.nest, choices)
         substitute_nest(self.nest, split)
         (block_symbol,), (lane_symbol,) = symbols(block), symbols(lane)
         self.emitter = TermEmitter(self.nest.lookups, lane_symbol)
         self.emitter.buffers = buffers
         self.emitter.names = {**names, block_symbol: f"({names[c]} / VL)", lane_symbol: "0"}
         self.emitter.results[group.node.output.id] = "acc"
-        self._known: set[object] = {*names, block_symbol, lane_symbol, "result"} - {c}
+        self._known: set[object] = {*names, block_symbol, lane_symbol, "result"}
 
     def emit(self) -> list[str]:
         """The statements; they use `acc`, `lanes` and the loops' names."""
@@ -54,31 +54,42 @@ class Epilogue:
         return scope.lines
 
 
-def _recombine(nest: Nest) -> None:
+def _mapping(at: tuple[Dim, ...], places: tuple[Dim, ...]) -> dict[Symbol, Dim]:
+    return {s: place for i, place in zip(at, places, strict=True) for s in symbols(i)}
+
+
+def _best(address: Dim, choices: list[dict[Symbol, Dim]]) -> Dim:
+    """The address under the first choice that leaves no division, else under the last."""
+    for values in choices[:-1]:
+        found = recombine(substitute(address, values))
+        if not _has_calls(found):
+            return found
+    return recombine(substitute(address, choices[-1]))
+
+
+def _has_calls(d: Dim) -> bool:
+    return isinstance(d, Expr) and any(isinstance(a, Call) for a in d.atoms())
+
+
+def _substitute(nest: Nest, choices: list[dict[Symbol, Dim]]) -> None:
     memo: dict[Term, Term] = {}
     for k, phase in enumerate(nest.phases):
-        stores = [replace(s, address=recombine(s.address), term=_recombine_term(s.term, memo)) for s in phase.stores]
+        stores = [replace(s, address=_best(s.address, choices), term=_term(s.term, choices, memo)) for s in phase.stores]
         nest.phases[k] = Phase(phase.loops, phase.reductions, stores)
+    nest.lookups = {s: replace(k, term=_term(k.term, choices, memo)) for s, k in nest.lookups.items()}
 
 
-def _recombine_term(term: Term, memo: dict[Term, Term]) -> Term:
+def _term(term: Term, choices: list[dict[Symbol, Dim]], memo: dict[Term, Term]) -> Term:
     if term not in memo:
-        if isinstance(term, Load):
-            memo[term] = replace(term, index=tuple(recombine(e) for e in term.index))
-        elif children(term):
-            memo[term] = _with_children(term, memo)
-        else:
-            memo[term] = term
+        memo[term] = _new_term(term, choices, memo)
     return memo[term]
 
 
-def _with_children(term: Term, memo: dict[Term, Term]) -> Term:
-    from onnxc.loops.terms import Apply, Guard  # noqa: PLC0415
-
+def _new_term(term: Term, choices: list[dict[Symbol, Dim]], memo: dict[Term, Term]) -> Term:
+    if isinstance(term, Load):
+        return replace(term, index=tuple(_best(e, choices) for e in term.index))
     if isinstance(term, Apply):
-        return replace(term, args=tuple(_recombine_term(a, memo) for a in term.args))
-    assert isinstance(term, Guard)
-    return replace(term, inside=_recombine_term(term.inside, memo), outside=_recombine_term(term.outside, memo))
-
-
-__all__ = ["Epilogue", "of"]
+        return replace(term, args=tuple(_term(a, choices, memo) for a in term.args))
+    if isinstance(term, (Guard, Position)):
+        return rewrite(term, choices[-1])
+    return term

@@ -205,10 +205,10 @@ class NestEmitter:
         inner = scopes[-1]
         if vector is not None and any(s == vector for s, _ in phase.loops):
             self._innermost(phase, inner, vector, "0", self._top(dict(phase.loops)[vector]), accumulators)
-        else:
-            if not self.outer_vector:
-                inner.lines.append("const Part lanes{1};")
+        elif self.outer_vector:
             self._body(phase, inner, accumulators, "")
+        else:
+            self._one_lane(phase, inner, accumulators)
         for (s, d), outer_scope, body in reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True))):
             name = self.emitter.names[s]
             outer_scope.lines += [f"for (i64 {name} = 0; {name} < {self._top(d)}; {name}++) {{", *indent(body.lines), "}"]
@@ -216,10 +216,7 @@ class NestEmitter:
     def _innermost(self, phase: Phase, scope: Scope, vector: Symbol | None, lo: str, hi: str, accumulators: list[_Accumulator]) -> None:
         """The vector loop: full vectors (several at a time into separate accumulators for reductions), then the tail."""
         if vector is None:
-            inner = scope.child()
-            inner.lines.append("const Part lanes{1};")
-            self._body(phase, inner, accumulators, "")
-            scope.lines += ["{", *indent(inner.lines), "}"]
+            self._one_lane(phase, scope, accumulators)
             return
         name = self.emitter.name_loop(vector)
         inner = scope.child({vector})
@@ -243,6 +240,13 @@ class NestEmitter:
         args = "".join(f", {a.name}" for a in accumulators)
         lines += [f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});",
                   f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});"]  # fmt: skip
+
+    def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator]) -> None:
+        """The body where no loop is a vector loop: lane 0 alone counts."""
+        inner = scope.child()
+        inner.lines.append("const Part lanes{1};")
+        self._body(phase, inner, accumulators, "")
+        scope.lines += ["{", *indent(inner.lines), "}"]
 
     def _body(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str) -> None:
         """What one vector of the innermost loop does."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.loops import emit_sections
+from onnxc.codegen.cpp.opaque import emit_opaque
 from onnxc.codegen.cpp.templates import emit_template
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
@@ -123,7 +124,8 @@ class ProgramWriter:
         if group.kind == "loops":
             nests = [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
             return emit_sections(nests, self.lanes)
-        return emit_template(group, layout, self.lanes, self.weights)
+        emit = emit_opaque if group.kind == "opaque" else emit_template
+        return emit(group, layout, self.lanes, self.weights)
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; states are copied from the step's result before the next step."""
@@ -232,7 +234,7 @@ class ProgramWriter:
 
 def _can_fail(kernel: KernelSource) -> bool:
     """True where a kernel may report an error: the run then ends after it, and the error names the kernel."""
-    return any(word in kernel.text for word in ("ox_index(", "ox_idiv", "ox_imod", "->fail("))
+    return any(word in kernel.text for word in ("ox_index(", "ox_idiv", "ox_imod", "->fail(", "routines::scatter<", "routines::place("))
 
 
 def arena_layout(buffers: list[Buffer], values: dict[str, int]) -> tuple[list[int], int]:

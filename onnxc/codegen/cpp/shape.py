@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, is_less, is_nonnegative, of, substitute, symbols
 from onnxc.loops.access import fresh
 from onnxc.loops.nest import Loop, Nest, Phase, Store
-from onnxc.loops.terms import Apply, Guard, Load, Lookup, Position, Reduction, Term, index_symbols, walk
+from onnxc.loops.terms import Apply, Guard, Load, Lookup, Position, Reduced, Reduction, Term, index_symbols, walk
 from onnxc.planner.templates import coefficient
 
 MAX_PIECES = 9
@@ -193,34 +193,55 @@ def extent_of(nest: Nest, s: Symbol) -> Dim:
 
 
 def _price(nest: Nest, s: Symbol, lanes: int) -> float | None:
+    """What the lanes of loop `s` cost: each access by its stride; None where they would give wrong results."""
     extent = extent_of(nest, s)
     filled = extent / (-(-extent // lanes) * lanes) if isinstance(extent, int) and extent > 0 else 1.0
+    outer = any(s == symbol for symbol, _ in nest.outer)
     total = 0.0
     for phase in nest.phases:
-        if not _vectorisable(phase, nest.lookups, s):
+        guards = _guard_price(phase, nest.lookups, s, outer)
+        if guards is None:
             return None
         weight = 1.0 if phase.loops or not any(p.loops for p in nest.phases) else 0.05
-        for e in addresses(phase, nest.lookups):
-            c = coefficient(e, s)
-            if c is None:
-                return None
-            total += weight * (1.0 if c == 1 else 0.5 if c == 0 else 6.0)
-    outer = any(s == symbol for symbol, _ in nest.outer)
+        total += weight * (guards + sum(_access_price(e, s, nest.lookups) for e in addresses(phase, nest.lookups)))
     return total / filled + (0.01 if outer else 0.0)
 
 
-def _vectorisable(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> bool:
-    splittable = not phase.reductions
-    for t in phase_terms(phase, lookups):
-        if isinstance(t, Guard) and s in index_symbols(t):
-            if not splittable or any(breakpoint_of(c, s) is None for c in t.conditions if s in symbols(c)):
-                return False
-        for symbol in index_symbols(t):
-            if symbol in lookups and any(s in index_symbols(x) for x in walk(lookups[symbol].term)):
-                return False
-        if isinstance(t, Position) and coefficient(t.expr, s) is None:
-            return False
-    return all(r.position is None or coefficient(r.position, s) is not None for r in phase.reductions)
+def _access_price(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> float:
+    c = lane_stride(address, s, lookups)
+    if c is None:
+        return 10.0  # lane by lane, each with an address of its own
+    return 1.0 if c == 1 else 0.5 if c == 0 else 6.0
+
+
+def varies(d: Dim, s: Symbol | None, lookups: Mapping[Symbol, Lookup]) -> bool:
+    """Whether an index depends on loop `s`, by itself or through data that is read with it."""
+    found = symbols(d)
+    return s in found or any(x in lookups and term_varies(lookups[x].term, s, lookups) for x in found)
+
+
+def term_varies(term: Term, s: Symbol | None, lookups: Mapping[Symbol, Lookup]) -> bool:
+    """Whether a term depends on loop `s`."""
+    return any(varies(of(x), s, lookups) for t in walk(term) for x in index_symbols(t))
+
+
+def lane_stride(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> Dim | None:
+    """Elements between neighbouring lanes of loop `s`; None where they are not evenly spaced."""
+    if any(x in lookups and term_varies(lookups[x].term, s, lookups) for x in symbols(address)):
+        return None
+    return coefficient(address, s)
+
+
+def _guard_price(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol, outer: bool) -> float | None:
+    """Splitting the loop removes guards; those that stay are tested for each vector, or lane by lane."""
+    if not _guarded(phase, lookups, s):
+        return 0.0
+    if not phase.reductions and not outer and split_phase(phase, lookups, s) is not None:
+        return 0.0
+    guards = [t for t in phase_terms(phase, lookups) if isinstance(t, Guard) and s in index_symbols(t)]
+    if outer and any(isinstance(x, Reduced) for g in guards for x in walk(g)):
+        return None  # a reduction's lanes cannot be looked at one by one
+    return 4.0 * len(guards)
 
 
 def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
@@ -238,27 +259,37 @@ def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
 
 def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Phase] | None:
     """The phase in pieces of loop `s` in which no guard depends on it; None where the pieces cannot be told."""
+    if not _guarded(phase, lookups, s):
+        return [phase]
+    cuts = _cuts(phase, lookups, s)
+    if cuts is None or len(cuts) + 1 > MAX_PIECES:
+        return None
+    edges: list[Dim] = [0, *cuts, dict(phase.loops)[s]]
+    pieces = [_piece(phase, s, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+    return None if any(_guarded(p, lookups, loop) for p in pieces for loop, _ in p.loops if loop not in dict(phase.loops)) else pieces
+
+
+def _guarded(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> bool:
+    return any(isinstance(t, Guard) and s in index_symbols(t) for t in phase_terms(phase, lookups))
+
+
+def _cuts(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Dim] | None:
+    """Where guards change along loop `s`, from the least to the greatest; None where their order is not certain."""
     extent = dict(phase.loops)[s]
     cuts: list[Dim] = []
-    for t in phase_terms(phase, lookups):
-        if isinstance(t, Guard):
-            for c in t.conditions:
-                if s in symbols(c):
-                    at = breakpoint_of(c, s)
-                    if at is None:
-                        return None
-                    if at not in cuts and not is_nonnegative(0 - at) and not is_nonnegative(at - extent):
-                        cuts.append(at)
-    if not cuts and not any(isinstance(t, Guard) and s in index_symbols(t) for t in phase_terms(phase, lookups)):
-        return [phase]
-    if len(cuts) + 1 > MAX_PIECES:
-        return None
-    if all(isinstance(c, int) for c in cuts):
-        cuts.sort(key=int)  # type: ignore[arg-type]
-    elif len(cuts) > 1:
-        return None
-    edges: list[Dim] = [0, *cuts, extent]
-    return [_piece(phase, s, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+    for c in {c for t in phase_terms(phase, lookups) if isinstance(t, Guard) for c in t.conditions if s in symbols(c)}:
+        at = breakpoint_of(c, s)
+        if at is None:
+            return None
+        if at in cuts or is_nonnegative(0 - at) or is_nonnegative(at - extent):
+            continue
+        if not is_nonnegative(at) or not is_nonnegative(extent - at):
+            return None
+        place = sum(is_nonnegative(at - other) for other in cuts)
+        if not all(is_nonnegative(other - at) for other in cuts[place:]):
+            return None
+        cuts.insert(place, at)
+    return cuts
 
 
 def _piece(phase: Phase, s: Symbol, lo: Dim, hi: Dim) -> Phase:

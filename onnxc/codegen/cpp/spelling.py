@@ -167,8 +167,9 @@ def cast(x: str, source: DType, target: DType) -> str:
 
 # What the spellings above need beyond vec.h and vmath.h: `OP` names in generated text.
 PRELUDE = """\
-OX i64 ox_div(i64 a, i64 b) { i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
-OX i64 ox_mod(i64 a, i64 b) { i64 r = a % b; return r + (r && (r < 0) != (b < 0) ? b : 0); }
+// Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
+OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
+OX i64 ox_mod(i64 a, i64 b) { if (b == 0) return 0; i64 r = a % b; return r + (r && (r < 0) != (b < 0) ? b : 0); }
 OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
@@ -196,12 +197,19 @@ OX i64 ox_index(ox_ctx *ctx, i64 i, i64 n) {
   if (__builtin_expect(at < 0 || at >= n, 0)) { ctx->api->fail(ctx, OX_ERR_INDEX, 0, i); return 0; }
   return at;
 }
+template <class T> OX vl ox_indices(ox_ctx *ctx, V<T> at, i64 n, int lanes) {
+  vl r = {};
+  for (int i = 0; i < lanes; i++) r[i] = ox_index(ctx, (i64)at[i], n);
+  return r;
+}
 template <class T> OX V<T> ox_part(V<T> x, V<T>, Full) { return x; }
 template <class T> OX V<T> ox_part(V<T> x, V<T> other, Part l) {
   V<T> r = other;
   for (int i = 0; i < l.n; i++) r[i] = x[i];
   return r;
 }
+template <class T> constexpr T ox_least() { return (T)-1 < 0 ? (T)((u64)1 << (sizeof(T) * 8 - 1)) : (T)0; }
+template <class T> constexpr T ox_greatest() { return (T)~ox_least<T>(); }
 OX vl ox_lanes() { vl r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
 OX vi ox_ldbool(const u8 *p, int n) { vi r = {}; for (int i = 0; i < n; i++) r[i] = p[i] ? -1 : 0; return r; }
 OX vi ox_ldbool(const u8 *p, Full) { return conv<i32, i8>(ld((const i8 *)p) != V<i8>{}); }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.convolution import ConvEmitter
+from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
@@ -15,50 +17,6 @@ from onnxc.planner.fusion import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, coefficient, matmul_access
 from onnxc.primitives.builder import constant_of
-
-
-class TemplateEmitter:
-    """What every template needs: buffers, names of sizes, and packed weights."""
-
-    def __init__(self, group: Group, layout: Layout, lanes: int, weights: WeightStore) -> None:
-        self.group, self.layout, self.lanes, self.weights = group, layout, lanes, weights
-        self.buffers: list[Value] = []
-        self.packed: list[tuple[str, int]] = []
-        self.sizes: dict[Symbol, str] = {}
-
-    def pointer(self, storage: Value) -> str:
-        """The name of a buffer in the kernel."""
-        for k, v in enumerate(self.buffers):
-            if v is storage:
-                return f"p{k}"
-        self.buffers.append(storage)
-        return f"p{len(self.buffers) - 1}"
-
-    def size(self, d: Dim) -> str:
-        """An expression over sizes alone."""
-        self.sizes.update({s: s.key for s in symbols(d)})
-        return spelling.index(d, self.sizes)
-
-    def index(self, d: Dim, names: dict[Symbol, str]) -> str:
-        """An expression over loops and sizes."""
-        self.sizes.update({s: s.key for s in symbols(d) if s not in names})
-        return spelling.index(d, {**self.sizes, **names})
-
-    def source(self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str) -> KernelSource:
-        return KernelSource(
-            text="\n".join(indent(body)), buffers=self.buffers, items=items, symbols=sorted(s.key for s in self.sizes),
-            weights=self.packed, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,
-        )  # fmt: skip
-
-    def loops(self, loops: list[tuple[Symbol, Dim]], counter: str, names: dict[Symbol, str]) -> list[str]:
-        """Statements that decode a counter into loop variables, outermost first."""
-        lines = []
-        rest = counter
-        for k, (s, d) in reversed(list(enumerate(loops))):
-            names[s] = f"b{k}"
-            lines.append(f"const i64 b{k} = {rest}{f' % {self.size(d)}' if k else ''};")
-            rest = f"({rest} / {self.size(d)})"
-        return lines
 
 
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
@@ -191,7 +149,9 @@ class AttentionEmitter(TemplateEmitter):
         return [f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};"]
 
 
-_EMITTERS: dict[str, type[MatmulEmitter] | type[AttentionEmitter]] = {"matmul": MatmulEmitter, "attention": AttentionEmitter}
+_EMITTERS: dict[str, type[MatmulEmitter] | type[AttentionEmitter] | type[ConvEmitter]] = {
+    "matmul": MatmulEmitter, "attention": AttentionEmitter, "conv": ConvEmitter,
+}  # fmt: skip
 
 
 def emit_template(group: Group, layout: Layout, lanes: int, weights: WeightStore) -> KernelSource:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.writer import Scope
+from onnxc.codegen.cpp.shape import lane_stride
+from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, symbols
+from onnxc.ir.expr import Dim, Symbol, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.terms import (
     Apply,
@@ -23,7 +24,6 @@ from onnxc.loops.terms import (
     children,
     index_symbols,
 )
-from onnxc.planner.templates import coefficient
 
 
 class TermEmitter:
@@ -69,6 +69,8 @@ class TermEmitter:
         for s in sorted(symbols(d), key=lambda s: s.key):
             if s in self.lookups:
                 self._lookup(s, scope)
+                if self._varies(self.deps(self.lookups[s].term)):
+                    raise InternalError(f"the data index {s} differs from lane to lane")
             elif s not in self.names:
                 if s.key[0] != "s":
                     raise InternalError(f"loop {s} is not open where it is used")
@@ -116,7 +118,7 @@ class TermEmitter:
         """The name (or literal) of a term's vector in a scope."""
         if isinstance(term, Const):
             return spelling.literal(term.raw, term.dtype)
-        found = scope.find(term)
+        found = self._find(term, scope)
         if found is not None:
             return found
         if isinstance(term, Reduced):
@@ -136,6 +138,21 @@ class TermEmitter:
         target.terms[term] = name
         return name
 
+    def _varies(self, deps: frozenset[object]) -> bool:
+        """Whether lanes differ in more than their values being loaded side by side: it depends on the vector loop."""
+        return self.vector is not None and self.vector in deps
+
+    def _visible(self, scope: Scope, deps: frozenset[object]) -> list[Scope]:
+        """Scopes whose results are valid here: lane-wise code sees nothing from outside that depends on the lane."""
+        chain = scope.chain()
+        if self._varies(deps):
+            barrier = next((k for k, s in enumerate(chain) if s.lanewise), len(chain))
+            return chain[: barrier + 1]
+        return chain
+
+    def _find(self, term: Term, scope: Scope) -> str | None:
+        return next((s.terms[term] for s in self._visible(scope, self.deps(term)) if term in s.terms), None)
+
     def _expression(self, term: Term, scope: Scope) -> str:
         if isinstance(term, Load):
             return self._load(term, scope)
@@ -146,7 +163,9 @@ class TermEmitter:
         return spelling.apply(term.op, args, term.dtype, term.args[-1].dtype if term.op == "where" else term.args[0].dtype, dict(term.attrs))
 
     def _position(self, expr: Dim, scope: Scope) -> str:
-        c = coefficient(expr, self.vector) if self.vector is not None else 0
+        c = self.stride(expr)
+        if c is None:
+            return f"[&] {{ vl r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {self._lane_address(expr, scope)}; return r; }}()"
         base = f"bc<i64>({self.index(expr, scope)})"
         return base if c == 0 else f"({base} + ox_lanes() * bc<i64>({self.index(c or 0, scope)}))"
 
@@ -156,16 +175,29 @@ class TermEmitter:
 
     def stride(self, address: Dim) -> Dim | None:
         """Elements between neighbouring lanes; None where the lanes are not evenly spaced."""
-        return 0 if self.vector is None else coefficient(address, self.vector)
+        return 0 if self.vector is None else lane_stride(address, self.vector, self.lookups)
 
     def _lane_address(self, address: Dim, scope: Scope) -> str:
         """The address of lane `i`, for accesses that are not linear in the vector loop."""
+        return self._at_lane(address, "i", scope)
+
+    def _at_lane(self, expr: Dim, lane: str, scope: Scope) -> str:
+        """An index expression at another lane than the first."""
         assert self.vector is not None
-        name = self.names[self.vector]
-        self.names[self.vector] = f"({name} + i)"
-        text = self.index(address, scope)
-        self.names[self.vector] = name
+        varying = [s for s in symbols(expr) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))]
+        for s in sorted(varying, key=lambda s: s.key):
+            self._lookup(s, scope)
+        names = {s: self.names[s] for s in (self.vector, *varying)}
+        self.names |= {s: f"{n}[{lane}]" for s, n in names.items()} | {self.vector: f"({names[self.vector]} + {lane})"}
+        others = {s: self.names[s] for s in varying}
+        text = self._index_with(expr, others, scope)
+        self.names |= names
         return text
+
+    def _index_with(self, expr: Dim, known: dict[Symbol, str], scope: Scope) -> str:
+        for s in sorted(symbols(expr) - known.keys(), key=lambda s: s.key):
+            self.index(of(s), scope)
+        return spelling.index(expr, self.names)
 
     def _load(self, term: Load, scope: Scope) -> str:
         p = self.pointer(term.value)
@@ -212,19 +244,54 @@ class TermEmitter:
         scope.lines.append(line)
 
     def _guard(self, term: Guard, name: str, scope: Scope) -> None:
-        tests = " && ".join(f"{self.index(c, scope)} >= 0" for c in term.conditions)
         scope.lines.append(f"V<{spelling.lane_type(term.dtype)}> {name};")
+        if any(self.stride(c) != 0 for c in term.conditions):
+            self._lanewise_guard(term, name, scope)
+            return
+        tests = " && ".join(f"{self.index(c, scope)} >= 0" for c in term.conditions)
         inside, outside = scope.child(guarded=True), scope.child(guarded=True)
         inside.lines.append(f"{name} = {self.emit(term.inside, inside)};")
         outside.lines.append(f"{name} = {self.emit(term.outside, outside)};")
-        scope.lines += [f"if ({tests}) {{", *("  " + x for x in inside.lines), "} else {", *("  " + x for x in outside.lines), "}"]
+        scope.lines += [f"if ({tests}) {{", *indent(inside.lines), "} else {", *indent(outside.lines), "}"]
+
+    def _lanewise_guard(self, term: Guard, name: str, scope: Scope) -> None:
+        """A guard that may differ between the lanes: whole vectors where all agree, else one lane after the other."""
+        assert self.vector is not None
+        loop = self.names[self.vector]
+        inside, outside = self.fresh("inside"), self.fresh("outside")
+        for function, side in ((inside, term.inside), (outside, term.outside)):
+            body = scope.child(guarded=True)
+            body.lanewise = True
+            result = self.emit(side, body)
+            lane = spelling.lane_type(term.dtype)
+            scope.lines += [f"const auto {function} = [&](const i64 {loop}, auto lanes) -> V<{lane}> {{ (void){loop}; (void)lanes;",
+                            *indent(body.lines), f"  return {result};", "};"]  # fmt: skip
+        lanewise = f"for (int i = 0; i < (int)lanes; i++) {name}[i] = ({self._holds(term, 'i', scope)} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0];"
+        if any(self.stride(c) is None for c in term.conditions):
+            scope.lines.append(f"{name} = V<{spelling.lane_type(term.dtype)}>{{}}; {lanewise}")
+            return
+        ends = [[f"{self._at_lane(c, lane, scope)} >= 0" for lane in ("0", "((int)lanes - 1)")] for c in term.conditions]
+        every = " && ".join(t for pair in ends for t in pair)
+        none = " || ".join(f"!({a} || {b})" for a, b in ends)  # a condition is linear: it fails everywhere if at both ends
+        scope.lines += [f"if ({every}) {name} = {inside}({loop}, lanes);", f"else if ({none}) {name} = {outside}({loop}, lanes);",
+                        f"else {{ {name} = V<{spelling.lane_type(term.dtype)}>{{}}; {lanewise} }}"]  # fmt: skip
+
+    def _holds(self, term: Guard, lane: str, scope: Scope) -> str:
+        return " && ".join(f"{self._at_lane(c, lane, scope)} >= 0" for c in term.conditions)
 
     def _lookup(self, s: Symbol, scope: Scope) -> None:
-        if any(s in c.lookups for c in scope.chain()):
-            return
         lookup = self.lookups[s]
-        target = self.place(self.deps(lookup.term), scope)
+        deps = self.deps(lookup.term)
+        if any(s in c.lookups for c in self._visible(scope, deps)):
+            return
+        target = self.place(deps, scope)
         value = self.emit(lookup.term, target)
-        self.names[s] = f"d{sum(n.startswith('d') for n in self.names.values())}"
-        target.lines.append(f"const i64 {self.names[s]} = ox_index(ctx, (i64)({value})[0], {self.index(lookup.extent, target)});")
+        name = self.fresh("d")
+        extent = self.index(lookup.extent, target)
+        if self._varies(deps):
+            lane = spelling.lane_type(lookup.term.dtype)
+            target.lines.append(f"const vl {name} = ox_indices<{lane}>(ctx, {value}, {extent}, (int)lanes);")
+        else:
+            target.lines.append(f"const i64 {name} = ox_index(ctx, (i64)({value})[0], {extent});")
+        self.names[s] = name
         target.lookups.add(s)

@@ -19,6 +19,7 @@ class Scope:
     terms: dict[Term, str] = field(default_factory=dict)
     lookups: set[Symbol] = field(default_factory=set)
     guarded: bool = False
+    lanewise: bool = False  # the body of a function of the vector loop's variable, which may be called for single lanes
 
     def child(self, available: set[object] | None = None, guarded: bool = False) -> Scope:
         return Scope(self, available or set(), guarded=guarded or False)
@@ -31,9 +32,6 @@ class Scope:
             out.append(scope)
             scope = scope.parent
         return out
-
-    def find(self, term: Term) -> str | None:
-        return next((s.terms[term] for s in self.chain() if term in s.terms), None)
 
 
 @dataclass

@@ -63,15 +63,16 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
   return {runs, len, cdiv(len, pieces), 160};
 }
 
-// How far ahead weights are fetched, in floats: those of a wide layer stream from the last cache level, and
-// with two rows of 512 channels or Winograd's 4 MB planes this is worth 10 to 60 %.
+// How far ahead weights are fetched, in floats. A wide layer's weights come from the last cache level: for
+// 512 channels at 7x7 this is worth 12 % (direct) to 40 % (Winograd).
 static constexpr int CONV_AHEAD = VL >= 16 ? 4096 : 2048;
 
 #define CONV_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 #define CONV_DECL(i) vf c##i = {}, d##i = {};
 #define CONV_PTR(i) const f32 *a##i; if constexpr (i < MR) a##i = A[i] + off;
 #define CONV_FMA(i) if constexpr (i < MR) { f32 s = a##i[k]; c##i += b * s; if constexpr (NV > 1) d##i += e * s; }
-#define CONV_SET(i) if constexpr (i < MR) { st(D + i * ds, c##i); if constexpr (NV > 1) st(D + i * ds + VL, d##i); }
+#define CONV_SET(i) if constexpr (i < MR) { f32 *o = D + i * ds; st(o, c##i); \
+  if constexpr (NV > 1) st(o + VL, d##i); }
 #define CONV_ADD(i) if constexpr (i < MR) { f32 *o = D + i * ds; st(o, ld(o) + c##i), c##i = vf{}; \
   if constexpr (NV > 1) st(o + VL, ld(o + VL) + d##i), d##i = vf{}; }
 #define CONV_CLEAR(i) c##i = vf{}, d##i = vf{};
@@ -124,9 +125,11 @@ template <int NV>
 OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
   constexpr int step = NV == 1 ? CONV_MR / 3 : CONV_MR > 6 ? 2 : 1;
   int mr = (rows + step - 1) / step * step;
-#define CONV_CASE(m) case m: if constexpr (m <= CONV_MR && m % step == 0) return conv_tile<m, NV>(A, off, R, B, D, ds);
+#define CONV_CASE(m) \
+  case m: if constexpr (m <= CONV_MR && m % step == 0) return conv_tile<m, NV>(A, off, R, B, D, ds);
   switch (mr) {
-    CONV_CASE(1) CONV_CASE(2) CONV_CASE(3) CONV_CASE(4) CONV_CASE(5) CONV_CASE(6) CONV_CASE(8) CONV_CASE(10) CONV_CASE(12)
+    CONV_CASE(1) CONV_CASE(2) CONV_CASE(3) CONV_CASE(4) CONV_CASE(5) CONV_CASE(6)
+    CONV_CASE(8) CONV_CASE(10) CONV_CASE(12)
   }
 #undef CONV_CASE
 }
@@ -134,7 +137,8 @@ OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R
 // The tile for `cols` columns of a panel. With NARROW a panel of VL columns or fewer costs half; without it,
 // half of the tiles need not be compiled (the weights are padded, so that the wide tile serves any panel).
 template <bool NARROW>
-OX void conv_tile_any(int rows, i64 cols, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
+OX void conv_tile_any(int rows, i64 cols, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D,
+                      i64 ds) {
   if (NARROW && cols <= VL) conv_tile_rows<1>(rows, A, off, R, B, D, ds);
   else conv_tile_rows<2>(rows, A, off, R, B, D, ds);
 }
@@ -273,7 +277,8 @@ static ConvImage conv_image(const ConvShape &s, const ConvPlan &p, const f32 *x,
   const f32 *base = x + q.n * s.ins;
   if (!p.repack) return {base, s.irs, s.ips};
   i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = s.W * s.CI;
-  i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT)), y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1));
+  i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT));
+  i64 y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1));
   conv_repack(s, base, y0, y1, rep);
   ConvImage m = {rep - y0 * row, row, s.CI};
   rep += (y1 - y0) * row;
@@ -281,8 +286,8 @@ static ConvImage conv_image(const ConvShape &s, const ConvPlan &p, const f32 *x,
 }
 
 // Fills the table of pixels [p0, p1): table[tile][run][row].
-__attribute__((noinline)) static void conv_table(const ConvShape &s, const ConvPlan &p, const f32 *x, i64 p0, i64 p1,
-                                                 const ConvScratch &m) {
+__attribute__((noinline)) static void conv_table(
+    const ConvShape &s, const ConvPlan &p, const f32 *x, i64 p0, i64 p1, const ConvScratch &m) {
   ConvTiles T = conv_tiles(p1 - p0);
   const f32 **t = m.table;
   f32 *patch = m.patch, *rep = m.repacked;
@@ -317,10 +322,11 @@ __attribute__((noinline)) static void conv_table(const ConvShape &s, const ConvP
   }
 }
 
-// Hands `rows` pixels from q on by `cols` channels of finished sums (row stride ds) to the epilogue. Never inlined,
-// and with a copy of the epilogue: its pointers stay in registers, since no store can alias them.
+// Hands `rows` pixels from q on by `cols` channels of finished sums (row stride ds) to the epilogue. Never
+// inlined, and with a copy of the epilogue: its pointers stay in registers, since no store can alias them.
 template <class E>
-__attribute__((noinline)) static void conv_finish(const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i64 c, i64 cols, const E &call) {
+__attribute__((noinline)) static void conv_finish(
+    const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i64 c, i64 cols, const E &call) {
   const E epi = call;
   i64 full = cols / VL * VL;
   for (i64 r = 0; r < rows; r++, D += ds) {
@@ -337,7 +343,8 @@ __attribute__((noinline)) static void conv_finish(const ConvShape &s, const f32 
 // and whatever follows, and stores.
 // NARROW = false compiles faster, and loses only where the last panel has VL channels or fewer.
 template <bool NARROW = true, class E>
-static void conv_items(const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
+static void conv_items(
+    const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
   ConvPlan p = conv_plan(s);
   ConvScratch m = conv_divide(p, scratch);
   for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;

@@ -10,7 +10,7 @@ static constexpr i64 DW_CB = 128;  // channels of a strip at most
 
 // Keeps a loaded vector in its register: GCC would load it again for each of its uses, which makes loads,
 // not multiplications, the limit.
-#if defined(__AVX512F__) && ONNXC_VL == 16 || defined(__AVX__) && ONNXC_VL == 8 || defined(__x86_64__) && ONNXC_VL == 4
+#if defined(__x86_64__) && (defined(__AVX512F__) || defined(__AVX__) && ONNXC_VL <= 8 || ONNXC_VL <= 4)
 #define DW_KEEP(v) asm("" : "+v"(v))
 #else
 #define DW_KEEP(v)
@@ -110,7 +110,8 @@ static i64 conv_dw_scratch(const ConvShape &) { return 4 * DW_XB * 2 * DW_CB; }
 
 // One output row by a strip of channels from co on.
 template <int KW, int SX, class E>
-OX void dw_line(const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 oy, i64 co, i64 cols, f32 *D, const E &epi) {
+OX void dw_line(
+    const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 oy, i64 co, i64 cols, f32 *D, const E &epi) {
   i64 iy = oy * s.SY - s.PT, reach = (DW_XB - 1) * SX + KW;
   DwTile t = {nullptr, w + co, D, 0, 0, 0, cols, 1, cround(cols, VL)};
   i64 most = cmax(1, 2 * DW_CB / t.ds);  // tiles at a time
@@ -120,7 +121,8 @@ OX void dw_line(const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 oy, i
   for (i64 ox = 0, pixels; ox < s.OW; ox += pixels) {
     t.ix = ox * s.SX - s.PL, t.x = line + t.ix * s.ips, t.tiles = 1;
     bool edge = KW == 0 || t.ix < 0 || t.ix + reach > s.W;
-    if (!edge) t.tiles = cmin(cmin(most, (s.W - t.ix - reach) / (DW_XB * cmax(SX, 1)) + 1), cdiv(s.OW - ox, DW_XB));
+    i64 inner = (s.W - t.ix - reach) / (DW_XB * cmax(SX, 1)) + 1;
+    if (!edge) t.tiles = cmin(cmin(most, inner), cdiv(s.OW - ox, DW_XB));
     pixels = cmin(t.tiles * DW_XB, s.OW - ox);
     if constexpr (KW == 0) dw_tile_any(s, t, co, pixels);
     else if (edge) dw_tile<KW, SX, true>(s, t);
@@ -132,7 +134,8 @@ OX void dw_line(const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 oy, i
 // Work items [first, last) of a depthwise convolution (G = CI, CO a multiple of CI).
 // KW and SX are the shape's own, with DX = 1 and CO = CI; KW = 0 takes any shape.
 template <int KW, int SX, class E>
-static void conv_dw_items(const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
+static void conv_dw_items(
+    const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
   DwPlan p = dw_plan(s);
   for (i64 item = first; item < last; item++) {
     i64 co = item % p.strips * p.strip, band = item / p.strips % p.bands, n = item / (p.strips * p.bands);

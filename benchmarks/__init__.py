@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks.run`. See README.md."""

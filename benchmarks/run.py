@@ -1,0 +1,116 @@
+"""All benchmarks: python -m benchmarks.run [NAME ...]
+
+A NAME is a benchmark (speed, kernels, compile, memory, overhead, import) or a model of the zoo; models restrict
+speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import compiling, kernels, memory, overhead, zoo
+from benchmarks.common import Outcome, machine
+from models.zoo import store
+
+RESULTS = Path(__file__).parent / "results"
+BY_MODEL: dict[str, Callable[[Sequence[str]], Outcome]] = {"speed": zoo.speed, "kernels": kernels.count}
+OTHERS: dict[str, Callable[[], Outcome]] = {
+    "compile": compiling.compiling,
+    "memory": memory.memory,
+    "overhead": overhead.overhead,
+    "import": overhead.imports,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: every benchmark, every model")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    arguments = parser.parse_args()
+    known = (*BY_MODEL, *OTHERS, *store.NAMES)
+    unknown = [n for n in arguments.names if n not in known]
+    if unknown:
+        parser.error(f"no benchmark or model {unknown[0]!r}; there are {', '.join(known)}")
+    outcomes, failed = run(arguments.names)
+    write(arguments.output, outcomes)
+    sys.exit(1 if failed else 0)
+
+
+def run(names: Sequence[str]) -> tuple[dict[str, Outcome], bool]:
+    """The chosen benchmarks. One that fails is reported, and the others still run."""
+    models = [n for n in names if n in store.NAMES]
+    chosen = [n for n in names if n not in store.NAMES] or (
+        list(BY_MODEL) if models else [*BY_MODEL, *OTHERS]
+    )
+    outcomes: dict[str, Outcome] = {}
+    failed = False
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        try:
+            outcomes[name] = BY_MODEL[name](models or store.NAMES) if name in BY_MODEL else OTHERS[name]()
+        except Exception:
+            traceback.print_exc()
+            failed = True
+    return outcomes, failed
+
+
+def write(folder: Path, outcomes: dict[str, Outcome]) -> None:
+    """Prints the marks, and stores all results under the time of the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    where = machine()
+    marks = marks_table(outcomes)
+    print(marks.markdown(), flush=True)
+    data: dict[str, Any] = {
+        "machine": where,
+        "marks": [mark.to_dict() for outcome in outcomes.values() for mark in outcome.marks],
+        "results": {name: outcome.data for name, outcome in outcomes.items()},
+    }
+    head = ["# Benchmarks", "", *(f"- {key}: {value}" for key, value in where.items())]
+    parts = ["\n".join(head), marks.markdown(), *(outcome.markdown() for outcome in outcomes.values())]
+    stem = folder / time.strftime("%Y%m%d-%H%M%S")
+    stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    stem.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    print(f"results: {stem.with_suffix('.md')}, {stem.with_suffix('.json')}")
+
+
+def marks_table(outcomes: dict[str, Outcome]) -> Outcome:
+    """Every mark of every benchmark; of the kernel counts only those that are missed, and how many are met."""
+    table = Outcome("Marks", ["mark", "reached", "at most", ""])
+    counts = [m for o in outcomes.values() for m in o.marks if m.name.startswith("kernels of ")]
+    for mark in [m for o in outcomes.values() for m in o.marks]:
+        if mark not in counts or not mark.met:
+            unit = f" {mark.unit}" if mark.unit else ""
+            table.rows.append(
+                [
+                    mark.name,
+                    f"{mark.value:.3g}{unit}",
+                    f"{mark.limit:g}{unit}",
+                    "met" if mark.met else "MISSED",
+                ]
+            )
+    if counts:
+        met = sum(m.met for m in counts)
+        table.rows.append(
+            [
+                "kernel counts at or under inductor's",
+                str(met),
+                str(len(counts)),
+                "met" if met == len(counts) else "MISSED",
+            ]
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()
