@@ -10,7 +10,7 @@ from onnxc.tools.bench import Worker, stored_inputs
 
 
 def memory(tell: Callable[[str], None] = print) -> Outcome:
-    """Growth over the process with everything imported; onnxc from a warm cache. The mark is the growth of the PSS."""
+    """Growth of the PSS over the process with everything imported; onnxc loads from a warm cache."""
     bert = zoo("bert")
     outcome = Outcome(
         "Memory held after load, BERT-base", ["engine", "growth of PSS", "PSS", "RSS", "private"]

@@ -1,7 +1,7 @@
 """All benchmarks: python -m benchmarks.run [NAME ...]
 
-A NAME is a benchmark (speed, kernels, compile, memory, overhead, import) or a model of the zoo; models restrict
-speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown.
+A NAME is a benchmark (speed, kernels, compile, memory, overhead, import) or a model of the zoo; models
+restrict speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.common import Outcome, machine
 from models.zoo import store
 
 RESULTS = Path(__file__).parent / "results"
-BY_MODEL: dict[str, Callable[[Sequence[str]], Outcome]] = {"speed": zoo.speed, "kernels": kernels.count}
+BY_MODEL = ("speed", "kernels")
 OTHERS: dict[str, Callable[[], Outcome]] = {
     "compile": compiling.compiling,
     "memory": memory.memory,
@@ -36,18 +36,19 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: every benchmark, every model")
+    parser.add_argument("--rounds", type=int, default=zoo.ROUNDS, help="turns of each engine, for speed")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     known = (*BY_MODEL, *OTHERS, *store.NAMES)
     unknown = [n for n in arguments.names if n not in known]
     if unknown:
         parser.error(f"no benchmark or model {unknown[0]!r}; there are {', '.join(known)}")
-    outcomes, failed = run(arguments.names)
+    outcomes, failed = run(arguments.names, arguments.rounds)
     write(arguments.output, outcomes)
     sys.exit(1 if failed else 0)
 
 
-def run(names: Sequence[str]) -> tuple[dict[str, Outcome], bool]:
+def run(names: Sequence[str], rounds: int = zoo.ROUNDS) -> tuple[dict[str, Outcome], bool]:
     """The chosen benchmarks. One that fails is reported, and the others still run."""
     models = [n for n in names if n in store.NAMES]
     chosen = [n for n in names if n not in store.NAMES] or (
@@ -58,7 +59,12 @@ def run(names: Sequence[str]) -> tuple[dict[str, Outcome], bool]:
     for name in chosen:
         print(f"== {name}", flush=True)
         try:
-            outcomes[name] = BY_MODEL[name](models or store.NAMES) if name in BY_MODEL else OTHERS[name]()
+            if name == "speed":
+                outcomes[name] = zoo.speed(models or store.NAMES, rounds)
+            elif name == "kernels":
+                outcomes[name] = kernels.count(models or store.NAMES)
+            else:
+                outcomes[name] = OTHERS[name]()
         except Exception:
             traceback.print_exc()
             failed = True
@@ -85,7 +91,7 @@ def write(folder: Path, outcomes: dict[str, Outcome]) -> None:
 
 
 def marks_table(outcomes: dict[str, Outcome]) -> Outcome:
-    """Every mark of every benchmark; of the kernel counts only those that are missed, and how many are met."""
+    """All marks; of the kernel counts only those that are missed, and how many are met."""
     table = Outcome("Marks", ["mark", "reached", "at most", ""])
     counts = [m for o in outcomes.values() for m in o.marks if m.name.startswith("kernels of ")]
     for mark in [m for o in outcomes.values() for m in o.marks]:

@@ -12,8 +12,10 @@ from onnxc.tools.bench import Bench, bench, duration, geometric_mean
 ROUNDS = 20
 
 
-def speed(names: Sequence[str] = store.NAMES, tell: Callable[[str], None] = print) -> Outcome:
-    """Two threads, separate processes, interleaved. Rows show onnxruntime's best, onnxc's, and both ratios."""
+def speed(
+    names: Sequence[str] = store.NAMES, rounds: int = ROUNDS, tell: Callable[[str], None] = print
+) -> Outcome:
+    """Two threads, separate processes, interleaved: best times, and both ratios."""
     outcome = Outcome(
         "Speed", ["model", "onnxruntime", "onnxc", "ratio of best", "ratio of 25th percentiles"]
     )
@@ -21,7 +23,7 @@ def speed(names: Sequence[str] = store.NAMES, tell: Callable[[str], None] = prin
     for name in names:
         model = zoo(name)
         try:
-            result = bench(model.path, model.inputs(), threads=THREADS, rounds=ROUNDS)
+            result = bench(model.path, model.inputs(), threads=THREADS, rounds=rounds)
         except OnnxcError as error:
             outcome.rows.append([name, "", f"fails: {error}"[:120], "", ""])
             outcome.data[name] = {"error": str(error)}
@@ -33,7 +35,8 @@ def speed(names: Sequence[str] = store.NAMES, tell: Callable[[str], None] = prin
         own, peer = result.timings
         outcome.rows.append([name, duration(peer.best), duration(own.best), f"{best:.2f}", f"{p25:.2f}"])
         tell(
-            f"{name:18} onnxruntime {duration(peer.best):>8}  onnxc {duration(own.best):>8}  ratio {best:.2f} {p25:.2f}"
+            f"{name:18} onnxruntime {duration(peer.best):>8}  onnxc {duration(own.best):>8}"
+            f"  ratio {best:.2f} {p25:.2f}"
         )
     outcome.marks = _marks(found)
     return outcome

@@ -644,7 +644,7 @@ class _Dims:
                 f"input {name!r} has rank {len(tensor.shape.dim)}; input_shapes gives it {tuple(shape)}"
             )
         for dim, size in zip(tensor.shape.dim, shape, strict=True):
-            param = text(dim.dim_param)
+            param = _dim_name(dim)
             if param and isinstance(size, int) and self._fixed.setdefault(param, size) != size:
                 raise InputError(
                     f"input_shapes gives the dim {param!r} the sizes {self._fixed[param]} and {size}"
@@ -680,7 +680,7 @@ class _Dims:
                     f"input {name!r} has a dim of {size} in the model; input_shapes gives it {wanted}"
                 )
             return size
-        param = text(dim.dim_param)
+        param = _dim_name(dim)
         if param in self._fixed:
             return self._fixed[param]
         return self._symbol(wanted if wanted is not None else param or None)
@@ -698,3 +698,9 @@ class _Dims:
             self.names[f"s{self._count}"] = wanted
             self._count += 1
         return self._symbols[wanted]
+
+
+def _dim_name(dim: onnx.TensorShapeProto.Dimension) -> str:
+    """The dim's name; empty for one such as "?", which exporters give to every dim that they do not know."""
+    name = text(dim.dim_param)
+    return name if any(c.isalnum() for c in name) else ""

@@ -2,7 +2,9 @@
 # `make demo`: the shipped model and a larger one through every command. BIN and OUT come from the Makefile.
 set -euo pipefail
 
-step() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
+# Each command is shown before it runs; in bold on a terminal.
+if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; else bold='' plain=''; fi
+step() { printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"; "$@"; }
 
 digits=models/digits/digits.onnx
 onnxc="$BIN/onnxc"
@@ -36,7 +38,8 @@ echo "== 2. A larger one: BERT-base with random weights, 12 layers, 128 tokens"
 [ -e "$OUT/bert.onnx" ] || step "$BIN/python" -m models.build bert --out "$OUT/bert.onnx"
 step "$onnxc" compile "$OUT/bert.onnx" --output "$OUT/bert.onnxc"
 step "$onnxc" compare "$OUT/bert.onnx"
-"$onnxc" explain "$OUT/bert.onnx" >"$OUT/bert.explain.txt"
+"$onnxc" explain "$OUT/bert.onnxc" >"$OUT/bert.explain.txt"
+head -n 3 "$OUT/bert.explain.txt"
 
 echo
 echo "== 3. Speed, onnxc and onnxruntime taking turns"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxc.runtime.model import load as load
 
 _HOME = {"compile": "onnxc.compiler", "load": "onnxc.runtime.model", "CompiledModel": "onnxc.runtime.model"}
-__all__ = ["CompiledModel", "compile", "errors", "load"]  # noqa: F822
+__all__ = ["CompiledModel", "compile", "errors", "load"]
 
 
 def __getattr__(name: str) -> Any:

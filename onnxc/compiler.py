@@ -5,13 +5,14 @@
     program = generate(graph, level(), FusionOptions(), Stages())
     library = build(program, level())
 
-A compiled model is a *manifest* (names, shapes, memory plan, what the report tells) and *sections* (machine code,
-weights, source). The cache keeps both in the same one file that ``model.save`` writes.
+A compiled model is a *manifest* (names, shapes, memory plan, what the report tells) and *sections* (machine
+code, weights, source). The cache keeps both in the same one file that ``model.save`` writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import os
 import time
@@ -26,7 +27,7 @@ import numpy as np
 
 import onnxc.codegen.cpp as cpp
 from onnxc.codegen.cpp.program import ENTRY, VERSION, KernelCall, Program, ProgramWriter
-from onnxc.errors import CacheError, InputError, OnnxcError, PackageError, UnsupportedError
+from onnxc.errors import CacheError, PackageError, UnsupportedError
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
@@ -49,6 +50,7 @@ from onnxc.runtime.toolchain import Source, compile_library, find_compiler
 
 INCLUDE = Path(cpp.__file__).parent / "include"
 Progress = Callable[[str], None]
+_LARGE = 64 << 20  # bytes of weights from which a compile tidies up after itself
 
 
 @dataclass
@@ -72,7 +74,10 @@ class Stages:
 
 
 def prepared(graph: Graph, options: PassOptions, stages: Stages) -> Graph:
-    """Through the passes: from an imported graph to one that the planner takes. ``ONNXC_VERIFY=1`` checks each pass."""
+    """Through the passes: from an imported graph to one that the planner takes.
+
+    ``ONNXC_VERIFY=1`` verifies the graph after each.
+    """
     checked = os.environ.get("ONNXC_VERIFY") == "1"
     for name, run in passes(options):
         graph = run(graph)
@@ -134,13 +139,25 @@ class _Request:
     def key(self, model: Fingerprint, cache: Cache) -> str:
         """The cache key."""
         shapes = {name: list(shape) for name, shape in self.input_shapes.items()}
-        options = [shapes, sorted(self.keep_inputs), self.memory_limit, asdict(self.fusion), asdict(self.passes)]
-        target = [self.cpu.name, self.cpu.machine, self.cpu.flags, self.cpu.vector_length, sorted(self.cpu.features)]
+        options = [
+            shapes,
+            sorted(self.keep_inputs),
+            self.memory_limit,
+            asdict(self.fusion),
+            asdict(self.passes),
+        ]
+        target = [
+            self.cpu.name,
+            self.cpu.machine,
+            self.cpu.flags,
+            self.cpu.vector_length,
+            sorted(self.cpu.features),
+        ]
         tools = [find_compiler(cache).identity, code_digest(), VERSION, SCHEMA, ABI]
         return digest("model", model.digest, options, target, tools)
 
 
-def compile(  # noqa: A001 (the name that users type is onnxc.compile)
+def compile(
     model: Model | Graph,
     *,
     target: str = "cpu",
@@ -159,18 +176,18 @@ def compile(  # noqa: A001 (the name that users type is onnxc.compile)
     """Compile a model.
 
     Args:
-        model: a path, the bytes of a file, a ModelProto, or a graph as a frontend imports it (which is not cached).
+        model: a path, the bytes of a file, a ModelProto, or an imported graph (which is not cached).
         target: ``cpu``.
         cpu: what to compile for: ``native``, or a level such as ``x86-64-v3`` that several machines share.
         threads: the most threads of a call; default: the CPUs that this process may use.
-        cache: whether to look in the cache first and keep the result there; or the directory of another cache.
+        cache: whether to look in the cache first and to keep the result there; or another cache's directory.
         base_dir: the folder of external data, for bytes and ModelProto.
-        input_shapes: sizes for dynamic dims, as ``{"x": (1, 3, 224, 224)}``. None in a shape leaves a dim as it is.
+        input_shapes: sizes for dynamic dims, as ``{"x": (1, 3, 224, 224)}``; None leaves a dim as it is.
         keep_inputs: inputs that stay inputs although the model has a default for them.
-        fusion: False for one kernel a node (to measure, and to find faults); or which kinds of fusion to use.
+        fusion: False for one kernel a node (to measure, and to find faults); or which kinds to use.
         attention: whether to find attention and run it as one kernel.
         fold_bytes: the most bytes that constant folding may add to the weights.
-        memory_limit: the most bytes of intermediates of one call; above it a call raises LimitError.
+        memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.
         progress: is called with the name of each stage that has ended.
 
     Raises:
@@ -179,23 +196,28 @@ def compile(  # noqa: A001 (the name that users type is onnxc.compile)
         ToolchainError: there is no C++ compiler.
 
     >>> import onnx.parser
-    >>> proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 18]> g (float[N] x) => (float[N] y) { y = Add(x, x) }')
-    >>> compile(proto)(np.ones(3, np.float32))["y"]
+    >>> head = '<ir_version: 8, opset_import: ["" : 18]>'
+    >>> model = onnx.parser.parse_model(head + "g (float[N] x) => (float[N] y) { y = Add(x, x) }")
+    >>> compile(model)(np.ones(3, np.float32))["y"]
     array([2., 2., 2.], dtype=float32)
     """
     if target != "cpu":
         raise UnsupportedError(f"target {target!r} is not supported; use 'cpu'")
     kinds = fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion)
     request = _Request(
-        level(cpu), kinds, PassOptions(fold_bytes, attention), input_shapes or {}, tuple(keep_inputs), memory_limit or 0
+        level(cpu),
+        kinds,
+        PassOptions(fold_bytes, attention),
+        input_shapes or {},
+        tuple(keep_inputs),
+        memory_limit or 0,
     )
     stages = Stages(progress=progress)
     kept = _open_cache(cache)
-    if isinstance(model, Graph):
-        return _from_parts(*_compile(model, request, kept, stages), threads, kept)
-    if kept is None:
-        return _from_parts(*_compile(_load(model, base_dir, request, stages), request, None, stages), threads, None)
-    return _cached(model, base_dir, request, kept, stages, threads)
+    if kept is not None and not isinstance(model, Graph):
+        return _cached(model, base_dir, request, kept, stages, threads)
+    manifest, sections = _compile(_import(model, base_dir, request, stages), request, kept, stages)
+    return CompiledModel(manifest, sections, threads=threads, cache=kept)
 
 
 def _all_fusion(on: bool) -> FusionOptions:
@@ -214,7 +236,11 @@ def _open_cache(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
         return None
 
 
-def _load(model: Model, base_dir: str | os.PathLike[str] | None, request: _Request, stages: Stages) -> Graph:
+def _import(
+    model: Model | Graph, base_dir: str | os.PathLike[str] | None, request: _Request, stages: Stages
+) -> Graph:
+    if isinstance(model, Graph):
+        return model
     graph = onnx_file.load(
         model, base_dir=base_dir, input_shapes=request.input_shapes, keep_inputs=request.keep_inputs
     )
@@ -230,7 +256,7 @@ def _cached(
     stages: Stages,
     threads: int | None,
 ) -> CompiledModel:
-    """The cache's model; or compiled, put into the cache, and opened from there (so that its weights are mapped)."""
+    """The cache's model. A new one is put into the cache and opened from there: its weights are mapped."""
     found = fingerprint(model, base_dir, cache)
     key = request.key(found, cache)
     stages.done("fingerprint")
@@ -238,7 +264,7 @@ def _cached(
     if known is not None:
         stages.done("load")
         return known
-    manifest, sections = _compile(_load(model, base_dir, request, stages), request, cache, stages)
+    manifest, sections = _compile(_import(model, base_dir, request, stages), request, cache, stages)
     if found.is_current():  # else what was compiled may not be what was looked at
         with contextlib.suppress(CacheError, PackageError):  # the disk is full: the model still works
             with cache.writing(key) as path:
@@ -246,7 +272,7 @@ def _cached(
             stored = _from_cache(cache, key, threads)
             if stored is not None:
                 return stored
-    return _from_parts(manifest, sections, threads, cache)
+    return CompiledModel(manifest, sections, threads=threads, cache=cache)
 
 
 def _from_cache(cache: Cache, key: str, threads: int | None) -> CompiledModel | None:
@@ -262,17 +288,22 @@ def _from_cache(cache: Cache, key: str, threads: int | None) -> CompiledModel | 
         return None
 
 
-def _from_parts(
-    manifest: Mapping[str, Any], sections: Mapping[str, Buffer], threads: int | None, cache: Cache | None
-) -> CompiledModel:
-    return CompiledModel(manifest, sections, threads=threads, cache=cache)
-
-
 def _compile(
     graph: Graph, request: _Request, cache: Cache | None, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, Buffer]]:
     """The manifest and the sections of a compiled graph."""
-    with ThreadPoolExecutor(2) as pool:  # the first compile of all also compiles the runtime, and the rest does not wait
+    manifest, sections = _make(graph, request, cache, stages)
+    del graph
+    if len(sections[WEIGHTS]) > _LARGE:
+        gc.collect()  # graphs are full of cycles, and hold the model's own weights
+    return manifest, sections
+
+
+def _make(
+    graph: Graph, request: _Request, cache: Cache | None, stages: Stages
+) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    with ThreadPoolExecutor(2) as pool:
+        # The first compile of all also compiles the runtime: the rest does not wait for it.
         loading = pool.submit(load_runtime, cache)
         graph = prepared(graph, request.passes, stages)
         program = _program(graph, request.cpu, request.fusion, stages)
@@ -284,7 +315,7 @@ def _compile(
         runtime = loading.result()
     manifest = _manifest(graph, program, request, stages)
     sections: dict[str, Buffer] = {
-        PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: memoryview(weights),
+        PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
     }  # fmt: skip
     return manifest, sections
 
@@ -293,7 +324,7 @@ def _compile(
 
 
 def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages) -> dict[str, Any]:
-    """All that is known of a compiled model apart from its code and weights: what calls need, what reports tell."""
+    """All but code and weights: what calls need, and what reports tell."""
     names = graph.dim_names
     equal, natural = _equal(graph), _natural(graph)
     manifest: dict[str, Any] = {
@@ -384,7 +415,7 @@ def _total(dims: Iterator[Dim]) -> Dim:
 
 
 def _equal(graph: Graph) -> list[tuple[Size, Size, str]]:
-    """Pairs of sizes that shape inference took to be equal without knowing it, with the node that wants it."""
+    """Pairs of sizes that shape inference took to be equal, with the node that wants it."""
     found: dict[tuple[Dim, Dim], str] = {}
     for node in graph.nodes:
         for a, b in _wanted_equal(node):
@@ -403,7 +434,9 @@ def _wanted_equal(node: Node) -> Iterator[tuple[Dim, Dim]]:
     elif node.op == "concat":
         axis = node.attrs["axis"]
         for shape in shapes:
-            yield from ((a, b) for i, (a, b) in enumerate(zip(shape, node.output.shape, strict=True)) if i != axis)
+            yield from (
+                (a, b) for i, (a, b) in enumerate(zip(shape, node.output.shape, strict=True)) if i != axis
+            )
     elif node.op == "expand" or (lookup(node.op).kind is Kind.POINTWISE and len(shapes) > 1):
         yield from _broadcast(shapes, node.output.shape)
 
@@ -430,4 +463,4 @@ def describe(origin: Origin, op: str) -> str:
     return " or ".join(f"{s} {s.name!r}" if s.name else str(s) for s in origin[:3]) or op
 
 
-__all__ = ["InputError", "OnnxcError", "Stages", "build", "compile", "generate", "level", "prepared", "weights_block"]
+__all__ = ["Stages", "build", "compile", "generate", "level", "prepared", "weights_block"]

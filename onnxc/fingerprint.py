@@ -1,7 +1,7 @@
 """What identifies a compile: the content of the model, and the code of the compiler itself.
 
-A model is known by its bytes, those of its external data files included; no name and no time of a file counts, so a
-copy of a model finds what was compiled from the original, and a file changed in place does not.
+A model is known by its bytes, those of its external data files included; no name and no time of a file
+counts. So a copy of a model finds what was compiled from the original, and a file changed in place does not.
 """
 
 from __future__ import annotations
@@ -69,13 +69,19 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
     else:
         path = os.fspath(model)
         if folder is None:
-            folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
+            folder = DataFolder(
+                os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))
+            )
         data = None
         main = _digest_file(path, f"model {path!r}", files)
     locations = _locations(main, model, data, cache)
     if locations and folder is None:
         raise ModelError(f"the model has external data ({locations[0]!r}): give its folder as base_dir")
-    outside = [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations] if folder else []
+    outside = (
+        [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations]
+        if folder
+        else []
+    )
     return Fingerprint(digest("model", main, locations, outside), tuple(files.items()))
 
 
@@ -156,7 +162,8 @@ def _locations(main: str, model: Model, data: bytes | None, cache: Cache | None)
 
 def _parse(data: bytes) -> ModelProto | None:
     try:
-        return ModelProto.FromString(data)
+        model: ModelProto = ModelProto.FromString(data)
+        return model
     except (DecodeError, RuntimeError, ValueError):
         return None  # the import will say what is wrong
 

@@ -34,11 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """``$ONNXC_CACHE`` of this session (of each worker under xdist); child processes inherit it."""
+    """``$ONNXC_CACHE`` of this session (of each worker under xdist); child processes inherit it.
+
+    They also inherit the test mode: new memory is full of NaN, and the graph is verified after each pass.
+    """
     cache = tmp_path_factory.mktemp("onnxc-cache")
     cache.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONNXC_CACHE", str(cache))
+        patch.setenv("ONNXC_POISON", "1")
+        patch.setenv("ONNXC_VERIFY", "1")
         yield cache
 
 

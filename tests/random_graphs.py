@@ -77,6 +77,8 @@ class Generator:
 
     def run(self, steps: int) -> RandomGraph:
         """A graph of at most so many steps."""
+        if self.dynamic:  # inputs that tell the sizes
+            self.pool += [self.fresh(dtypes.float32, [s]) for s in SYMBOLS]
         self.pool += [self.fresh() for _ in range(self.r.integer(1, 3))]
         for _ in range(steps):
             made = self.r.choice(_STEPS)(self)

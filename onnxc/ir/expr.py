@@ -239,6 +239,25 @@ def evaluate(d: Dim, values: Mapping[str, int]) -> int:
     return result
 
 
+def coefficient(e: Dim, s: Symbol) -> Dim | None:
+    """The factor of a symbol in an expression that is linear in it; None where it is not."""
+    if isinstance(e, int):
+        return 0
+    total: Dim = 0
+    for mono, coef in e.terms:
+        found = [a for a in mono if s in symbols(of(a))]
+        if not found:
+            continue
+        if found != [s]:
+            return None
+        rest: Dim = coef
+        for a in mono:
+            if a != s:
+                rest = rest * of(a)
+        total = total + rest
+    return total
+
+
 # ---------------------------------------------------------------- ranges
 
 

@@ -79,11 +79,15 @@ def _key(node: Node, inputs: tuple[int, ...]) -> tuple[object, ...]:
     return (node.op, inputs, tuple(sorted((k, _frozen(v)) for k, v in attrs.items())))
 
 
+def _bytes(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
 def _really_equal(a: Node, b: Node) -> bool:
     for k, x in a.attrs.items():
         y = b.attrs[k]
         if isinstance(x, np.ndarray) and x is not y and x.nbytes > HASHED_BYTES:
-            if x.dtype == object or not np.array_equal(x.reshape(-1).view(np.uint8), y.reshape(-1).view(np.uint8)):
+            if x.dtype == object or not np.array_equal(_bytes(x), _bytes(y)):
                 return False
     return True
 

@@ -36,10 +36,10 @@ class FusionOptions:
 
 @dataclass
 class Placement:
-    """A section's root goes into part of a larger value (concat): `index` is the place of the root's element."""
+    """A section's root goes into part of a larger value (concat), whose first element is at `start`."""
 
     target: Value
-    index: Index
+    start: Index
 
 
 @dataclass(eq=False)
@@ -365,8 +365,8 @@ class _Planner:
         for v in node.operands:
             section = Section.over(v, self.layout.order_of(v))
             section.stores.clear()
-            at = section.index
-            group.placements[len(group.sections)] = Placement(node.output, (*at[:axis], at[axis] + offset, *at[axis + 1 :]))
+            start: Index = tuple(offset if k == axis else 0 for k in range(v.rank))
+            group.placements[len(group.sections)] = Placement(node.output, start)
             group.sections.append(section)
             offset = offset + v.shape[axis]
 

@@ -100,7 +100,7 @@ class Lowering:
 
     def _concat(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:
         axis = node.attrs["axis"]
-        parts = [(v, i) for v, i in reads if v.shape[axis] != 0]
+        parts = [(v, i) for v, i in reads if v.shape[axis] != 0] or reads[:1]
         value, at = parts[-1]
         term = self.at(value, at)
         for value, at in reversed(parts[:-1]):
@@ -158,7 +158,8 @@ class Lowering:
         section = self.section
         stores = [self._store(section.values[vid], section.values[vid], at, at) for vid, at in section.stores.items()]
         if placement is not None:
-            stores.append(self._store(placement.target, section.root, placement.index, section.index))
+            place = tuple(i + start for i, start in zip(section.index, placement.start, strict=True))
+            stores.append(self._store(placement.target, section.root, place, section.index))
         outer_symbols = section.outer
         if outer_symbols is None:
             outer_symbols = [s for s, _ in section.variables] if self.reductions else []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from onnxc.ir.expr import Call, Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
+from onnxc.ir.expr import Call, Dim, Expr, Symbol, always_equal, coefficient, of, prod, recombine, substitute, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, flatten, fresh, unflatten, view_index
 from onnxc.primitives.base import Kind, lookup
@@ -74,13 +74,32 @@ class Section:
         if len(self.members) > 160:
             return "the kernel is large enough"
         if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
-            return self._accepts_reduction(node)
+            return self._accepts_reduction(node) or self._stored_once(node, store)
         if _cost(node) > 1 and any(True for e in demands[0] for _ in _divisions(e)):
             self._split_for()
             demands = self.demands[value.id]
         if store and not self._bijective(value, demands[0]):
             return "not every element is computed exactly once here"
-        return self._recompute(node, demands)
+        return self._stored_once(node, store) or self._recompute(node, demands)
+
+    def _stored_once(self, node: Node, store: bool) -> str:
+        """A store inside the outer loops must move with each of them, or it would run once per turn of the others."""
+        outer = set(self._outer_with(node))
+        stores = [*self.stores.values(), *([self.demands[node.output.id][0]] if store else [])]
+        if all(outer <= {s for e in at for s in symbols(e)} for at in stores):
+            return ""
+        return "it would be stored more than once"
+
+    def _outer_with(self, node: Node) -> list[Symbol]:
+        """The outer loops, if the node is computed here."""
+        if self.outer is not None:
+            return self.outer
+        if node.op in WINDOWS or node.op in ("conv", "matmul"):
+            return [s for s, _ in self.variables]
+        if lookup(node.op).kind is not Kind.REDUCTION:
+            return []
+        demand = self.demands[node.output.id][0]
+        return [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
 
     def _recompute(self, node: Node, demands: list[Index]) -> str:
         if node.op in VIEWS or node.op in ("concat", "constant", "sizes", "iota"):
@@ -131,11 +150,8 @@ class Section:
         self.members[value.id] = node
         if store:
             self.stores[value.id] = self.demands[value.id][0]
-        if lookup(node.op).kind is Kind.REDUCTION and node.op not in WINDOWS and self.outer is None:
-            demand = self.demands[value.id][0]
-            self.outer = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
-        elif (node.op in WINDOWS or node.op in ("conv", "matmul")) and self.outer is None:
-            self.outer = [s for s, _ in self.variables]
+        if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
+            self.outer = self._outer_with(node)
         for at in list(self.demands[value.id]):
             for operand, index in self.reads(node, at):
                 self._demand(operand, index)
@@ -151,6 +167,8 @@ class Section:
     def reads(self, node: Node, at: Index) -> list[tuple[Value, Index]]:
         """The operand elements that element `at` of the node's output needs."""
         ins = [v for v in node.inputs if v is not None]
+        if not ins:
+            return []
         if node.op in VIEWS:
             return [(ins[0], view_index(node, at))]
         if node.op == "pad":
@@ -274,13 +292,14 @@ class Section:
 
     def _bijective(self, value: Value, at: Index) -> bool:
         """True where the index visits every element of the value exactly once as the loops run."""
-        used = {s for e in at for s in symbols(e)}
         extent = dict(self.all_variables())
-        if not used <= extent.keys():
+        found = {s for e in at for s in symbols(e)}
+        used = [s for s in extent if s in found]
+        if any(s in found for s in self.lookups.values()):
             return False
         if not always_equal(prod(extent[s] for s in used), value.t.size):
             return False
-        return _mixed_radix(flatten(at, value.shape), extent)
+        return _mixed_radix(flatten(at, value.shape), {s: extent[s] for s in used})
 
     def _split_for(self) -> None:
         """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""
@@ -374,39 +393,48 @@ def _divisions(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
                 yield from _divisions(x)
 
 
+def _is_identity(value: Value, at: Index, extent: dict[Symbol, Dim]) -> bool:
+    """True where each dim of the value has a whole loop of its own."""
+    own = [(e, d) for e, d in zip(at, value.shape, strict=True) if not (d == 1 and e == 0)]
+    loops: dict[Dim, Dim] = {of(s): d for s, d in extent.items()}
+    return len({e for e, _ in own}) == len(own) and all(always_equal(loops.get(e, -1), d) for e, d in own)
+
+
 def _single_positions(at: Index) -> bool:
     return all(isinstance(e, int) for e in at)
 
 
 def _mixed_radix(position: Dim, extent: dict[Symbol, Dim]) -> bool:
     """True where the flat position is a sum of loops whose strides nest, or splits that add up to such a sum."""
-    from onnxc.ir.expr import recombine  # noqa: PLC0415
-
     position = recombine(position)
-    if isinstance(position, int):
-        return True
-    parts: list[tuple[Dim, Dim]] = []
-    for mono, coef in position.terms:
-        loops = [a for a in mono if isinstance(a, Symbol) and a in extent]
-        calls = [a for a in mono if isinstance(a, Call)]
-        if not loops and not calls:
-            continue  # an offset
-        if len(loops) + len(calls) != 1:
-            return False
-        rest: Dim = coef
-        for a in mono:
-            if a not in loops and a not in calls:
-                rest = rest * of(a)
-        parts.append((rest, extent[loops[0]] if loops else _call_extent(calls[0], extent)))
-    remaining = list(parts)
+    parts = [(coefficient(position, s), d) for s, d in extent.items()]
+    split = [a for a in (position.atoms() if isinstance(position, Expr) else ()) if isinstance(a, Call) and symbols(of(a)) & extent.keys()]
+    if split:
+        parts = [(c, d) for c, d in parts if c is not None and c != 0]
+        for call in split:
+            parts.append((_factor(position, call), _call_extent(call, extent)))
     reach: Dim = 1
-    while remaining:
-        found = next((p for p in remaining if always_equal(p[0], reach)), None)
+    while parts:
+        found = next((p for p in parts if p[0] is not None and always_equal(p[0], reach)), None)
         if found is None:
             return False
-        remaining.remove(found)
-        reach = found[0] * found[1]
+        parts.remove(found)
+        reach = reach * found[1]
     return True
+
+
+def _factor(position: Dim, call: Call) -> Dim | None:
+    """What an operation is multiplied by, where it stands in one term alone."""
+    assert isinstance(position, Expr)
+    terms = [(mono, c) for mono, c in position.terms if call in mono]
+    if len(terms) != 1:
+        return None
+    mono, total = terms[0]
+    out: Dim = total
+    for a in mono:
+        if a != call:
+            out = out * of(a)
+    return out
 
 
 def _call_extent(call: Call, extent: dict[Symbol, Dim]) -> Dim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, symbols
+from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
 from onnxc.planner.layout import Layout
@@ -30,25 +30,6 @@ def through_views(layout: Layout, value: Value, at: Index) -> tuple[Value, Index
         at = view_index(value.node, at)
         value = value.node.operands[0]
     return value, at
-
-
-def coefficient(e: Dim, s: Symbol) -> Dim | None:
-    """The factor of a symbol in an expression that is linear in it; None where it is not."""
-    if isinstance(e, int):
-        return 0
-    total: Dim = 0
-    for mono, coef in e.terms:
-        found = [a for a in mono if s in symbols(of(a))]
-        if not found:
-            continue
-        if found != [s]:
-            return None
-        rest: Dim = coef
-        for a in mono:
-            if a != s:
-                rest = rest * of(a)
-        total = total + rest
-    return total
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
 
 def window_size(size: Dim, kernel: int, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
     """Number of window positions along one axis (rounding down)."""
+    if kernel == 1 and stride == 1:
+        return size + low + high  # of nothing, nothing
     span = size + low + high - (dilation * (kernel - 1) + 1)
     if isinstance(span, int) and span < 0:
         raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit in {size} + {low} + {high}")

@@ -1,4 +1,4 @@
-"""Reads and writes at positions that are data. Negative positions count from the end; others outside are an error."""
+"""Reads and writes at positions that are data. Negative ones count from the end; outside is an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _gather_elements_eval(x: np.ndarray, index: np.ndarray, axis: int) -> np.nda
 
 
 def _gather_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """index [batch..., i..., depth] selects x[batch..., index...]: the last axis of the index holds positions."""
+    """index [batch..., i..., depth] selects x[batch..., index...]: its last axis holds positions."""
     batch, depth = attrs["batch_dims"], types[1].shape[-1]
     assert isinstance(depth, int)
     return (types[0].with_shape(types[1].shape[:-1] + types[0].shape[batch + depth :]),)
@@ -67,11 +67,17 @@ def _scatter_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[Tensor
 def _scatter_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """out[index[p]] = updates[p] for each place p of the leading axes of the index, in order."""
     data, index, updates = (t.shape for t in types)
-    depth = index[-1]
-    if not isinstance(depth, int) or depth > len(data):
-        raise ShapeError(f"an index [..., {depth}] for data of rank {len(data)}")
+    depth = scatter_depth(types)
+    if not 0 <= depth <= len(data) or never_equal(index[-1], depth):
+        raise ShapeError(f"an index {list(index)} and updates {list(updates)} for data {list(data)}")
     _check_dims("the updates", updates, (*index[:-1], *data[depth:]))
     return (types[0],)
+
+
+def scatter_depth(types: Sequence[TensorType]) -> int:
+    """How many axes of the data the index of scatter_nd selects: known from the ranks, whatever the sizes."""
+    data, index, updates = types
+    return data.rank + index.rank - 1 - updates.rank
 
 
 def _scatter_nd_eval(x: np.ndarray, index: np.ndarray, updates: np.ndarray, reduction: str) -> np.ndarray:
@@ -81,10 +87,12 @@ def _scatter_nd_eval(x: np.ndarray, index: np.ndarray, updates: np.ndarray, redu
     return out
 
 
-def _scatter_elements_eval(x: np.ndarray, index: np.ndarray, updates: np.ndarray, axis: int, reduction: str) -> np.ndarray:
+def _scatter_elements_eval(
+    x: np.ndarray, index: np.ndarray, updates: np.ndarray, axis: int, reduction: str
+) -> np.ndarray:
     out = x.copy()
-    grid = list(np.indices(index.shape))
-    grid[axis] = np.where(index < 0, index + x.shape[axis], index)
+    grid: list[np.ndarray] = list(np.indices(index.shape))
+    grid[axis] = index
     _SCATTER[reduction](out, tuple(grid), updates)
     return out
 
@@ -96,7 +104,7 @@ _SCATTER = {
 
 
 def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """The k greatest (least) along an axis, sorted, ties by position, NaN last: values and int64 positions."""
+    """The k greatest (least) along an axis, ties by position, NaN last: values and int64 positions."""
     shape = list(types[0].shape)
     if is_less(shape[attrs["axis"]], attrs["k"]):
         raise ShapeError(f"the best {attrs['k']} of {shape[attrs['axis']]} elements")
@@ -107,14 +115,18 @@ def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:
     floating = dtypes.from_numpy(x.dtype).is_float
-    keys = x.astype(np.float64) if floating else x
+    keys: np.ndarray = x.astype(np.float64) if floating else x
     if largest:
-        keys = -keys if floating else ~keys
+        keys = np.negative(keys) if floating else np.invert(keys)
     order = np.take(np.argsort(keys, axis=axis, kind="stable"), range(k), axis=axis)
     return np.take_along_axis(x, order, axis), order.astype(np.int64)
 
 
-register(Primitive("gather", Kind.INDEXED, _gather, lambda x, i, axis: np.take(x, i.astype(np.int64), axis=axis), True))
+def _gather_eval(x: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    return np.asarray(np.take(x, index.astype(np.int64), axis=axis))
+
+
+register(Primitive("gather", Kind.INDEXED, _gather, _gather_eval, True))
 register(Primitive("gather_elements", Kind.INDEXED, _gather_elements, _gather_elements_eval))
 register(Primitive("gather_nd", Kind.INDEXED, _gather_nd, _gather_nd_eval))
 register(Primitive("scatter_elements", Kind.OPAQUE, _scatter_elements, _scatter_elements_eval))

@@ -38,7 +38,9 @@ def _extreme(f: Callable[..., Any], greatest: bool) -> Callable[..., np.ndarray]
             return np.asarray(f(x, axis=tuple(axes))).astype(x.dtype)
         dtype = dtypes.from_numpy(x.dtype)
         whole = 2 ** (dtype.bits - (dtype.kind == "int"))
-        least, most = (-np.inf, np.inf) if dtype.is_float else (-whole if dtype.kind == "int" else 0, whole - 1)
+        least, most = -whole if dtype.kind == "int" else 0, whole - 1
+        if dtype.is_float:
+            least, most = -np.inf, np.inf
         shape = tuple(d for i, d in enumerate(x.shape) if i not in axes)
         return np.full(shape, least if greatest else most).astype(x.dtype)
 

@@ -1,14 +1,14 @@
 """A compiled model: what ``onnxc.compile`` and ``onnxc.load`` return.
 
-    outputs = model(ids, mask)                  # by position, or by name: model(input_ids=ids, attention_mask=mask)
+    outputs = model(ids, mask)                  # by position, or by name: model(ids=ids, mask=mask)
     logits, cache = outputs                     # outputs["logits"], outputs[0]
     model.run(["logits"], {"input_ids": ids})   # onnxruntime's own call
     model.save("model.onnxc")                   # one file, which onnxc.load opens without a compiler
 
-A call goes one of two ways. The quick way trusts the runtime (``ox_call_arrays``) to compare the arrays with what the
-model wants, and to run it, in one foreign call. Where something is not plainly so (a list, another layout, a shape not
-seen before, an error), the slow way looks at each input in Python, converts what can be converted and says what is
-wrong with the rest.
+A call goes one of two ways. The quick way leaves it to the runtime (``ox_call_arrays``) to compare the arrays
+with what the model wants, and to run it, in one foreign call. Where something is not plainly so (a list,
+another layout, a shape not seen before, an error), the slow way looks at each input in Python, converts what
+can be converted and says what is wrong with the rest.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class Outputs:
         return self[name] if name in self._names else default
 
     def __repr__(self) -> str:
-        shown = (f"{n!r}: {a.dtype}{list(a.shape)}" if hasattr(a, "shape") else f"{n!r}: {a!r}" for n, a in self.items())
+        shown = (
+            f"{n!r}: {a.dtype}{list(a.shape)}" if hasattr(a, "shape") else f"{n!r}: {a!r}"
+            for n, a in self.items()
+        )
         return f"Outputs({', '.join(shown)})"
 
 
@@ -105,7 +108,9 @@ class Arena:
         first, last: for each intermediate, the first and last kernel that use it.
     """
 
-    def __init__(self, sizes: Sequence[Size], which: Sequence[int], first: Sequence[int], last: Sequence[int]) -> None:
+    def __init__(
+        self, sizes: Sequence[Size], which: Sequence[int], first: Sequence[int], last: Sequence[int]
+    ) -> None:
         self.sizes, self.which, self.first, self.last = list(sizes), list(which), list(first), list(last)
 
     def layout(self, values: Mapping[str, int], runtime: Runtime) -> list[int]:
@@ -114,14 +119,16 @@ class Arena:
         Raises:
             LimitError: it would be absurdly large.
         """
-        each = [max(_ALIGN, -(-evaluate(s, values) // _ALIGN) * _ALIGN) for s in self.sizes]
-        nbytes = [each[k] for k in self.which]
+        exact = [evaluate(s, values) for s in self.sizes]
+        nbytes = [max(_ALIGN, -(-exact[k] // _ALIGN) * _ALIGN) for k in self.which]
         if sum(nbytes) > MOST_BYTES:
             raise LimitError(f"the intermediates would have {sum(nbytes)} bytes")
         n, first, last = len(nbytes), self.first, self.last
-        order = sorted(range(n), key=lambda i: (-nbytes[i], first[i], last[i]))
+        order = sorted(range(n), key=lambda i: (-exact[self.which[i]], first[i], last[i]))
         offsets = _longs([0] * n)
-        total = runtime.library.ox_place(n, _longs(order), _longs(nbytes), _longs(first), _longs(last), offsets)
+        total = runtime.library.ox_place(
+            n, _longs(order), _longs(nbytes), _longs(first), _longs(last), offsets
+        )
         if total < 0:
             raise LimitError("no memory for the memory plan")
         return [total, *offsets]
@@ -141,7 +148,8 @@ class _SiteFields(ctypes.Structure):
     """``ox_site`` of runtime.c."""
 
     _fields_ = (
-        ("model", ctypes.c_void_p), ("dims", ctypes.c_void_p), ("want", ctypes.c_void_p), ("type", ctypes.c_void_p),
+        ("model", ctypes.c_void_p), ("dims", ctypes.c_void_p),
+        ("want", ctypes.c_void_p), ("type", ctypes.c_void_p),
         ("head", ctypes.c_longlong), ("items", ctypes.c_longlong),
         ("inputs", ctypes.c_longlong), ("outputs", ctypes.c_longlong),
     )  # fmt: skip
@@ -156,7 +164,12 @@ class _Site:
     __slots__ = ("address", "dims", "keep", "outputs")
 
     def __init__(
-        self, native: NativeModel, signature: Signature, shapes: Sequence[Shape], outputs: Sequence[Shape], dims: Sequence[int]
+        self,
+        native: NativeModel,
+        signature: Signature,
+        shapes: Sequence[Shape],
+        outputs: Sequence[Shape],
+        dims: Sequence[int],
     ) -> None:
         self.outputs = [(s, t.dtype.numpy) for s, t in zip(outputs, signature.outputs, strict=True)]
         self.dims = _longs(dims or [0])
@@ -177,7 +190,7 @@ class _Site:
 
 @functools.cache
 def _readable(runtime: Runtime) -> bool:
-    """Whether this Python's objects lie in memory as runtime.c reads them. Otherwise every call goes the slow way."""
+    """Whether this Python's objects lie in memory as runtime.c reads them; else calls go the slow way."""
     array = np.zeros((2, 3), np.float32)
     found = _longs([0] * 6)
     runtime.library.ox_array_fields((array, None), _HEAD, _ITEMS, found)
@@ -212,7 +225,7 @@ class CompiledModel:
         self._signature, self._arena = program
         poison = os.environ.get("ONNXC_POISON") == "1"
         self._empty: Callable[..., Array] = _poisoned if poison else np.empty
-        self._runtime = load_runtime(cache, sections[RUNTIME] if RUNTIME in sections else None)
+        self._runtime = load_runtime(cache, sections.get(RUNTIME))
         self._weights = np.frombuffer(sections[WEIGHTS], np.uint8)
         self._native = NativeModel(
             self._runtime,
@@ -265,7 +278,9 @@ class CompiledModel:
             return list(found)
         unknown = [name for name in output_names if name not in self._names]
         if unknown:
-            raise InputError(f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}")
+            raise InputError(
+                f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}"
+            )
         return [found[self._names.index(name)] for name in output_names]
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -312,7 +327,9 @@ class CompiledModel:
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
         addresses = [x.ctypes.data for x in (*inputs, *outputs)]
-        failure = self._native.call(self._threads, (ctypes.c_void_p * (len(addresses) + 1))(*addresses), site.dims)
+        failure = self._native.call(
+            self._threads, (ctypes.c_void_p * (len(addresses) + 1))(*addresses), site.dims
+        )
         if failure is not None:
             raise self._failure(failure)
         return outputs
@@ -354,7 +371,7 @@ class CompiledModel:
 
     @threads.setter
     def threads(self, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_THREADS:
+        if type(count) is not int or not 1 <= count <= _MOST_THREADS:
             raise InputError(f"threads is a number from 1 to {_MOST_THREADS}, not {count!r}")
         self._threads = count
 
@@ -372,8 +389,8 @@ class CompiledModel:
         return bytes(self._sections[SOURCE]).decode()
 
     def explain(self) -> Report:
-        """Which kernels the model became, from which nodes and why, with their memory and the compiler's time."""
-        from onnxc.report import Report  # noqa: PLC0415 (calls have no need of it)
+        """Which kernels the model became, from which nodes and why, with memory and times."""
+        from onnxc.report import Report
 
         return Report.from_manifest({**self.manifest, "threads": self._threads})
 
@@ -390,7 +407,9 @@ class CompiledModel:
         self._native.trim()
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs))
+        inputs, outputs = (
+            ", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs)
+        )
         return f"<CompiledModel {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
 
     def __reduce__(self) -> Any:
@@ -410,12 +429,17 @@ _BLAMED = {3: ("Gather", "Scatter", "OneHot", "Embed", "Slice"), 4: ("Div", "Mod
 def _suspects(origins: Sequence[Sequence[Any]], code: int) -> str | None:
     """The nodes of a failed kernel that can have failed so, as ``n3 Gather 'embed'``."""
     likely = [o for o in origins if any(part in o[1] for part in _BLAMED.get(code, ()))] or list(origins)
-    return " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4]) or None
+    return (
+        " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4])
+        or None
+    )
 
 
 def _read_program(manifest: Mapping[str, Any]) -> tuple[Signature, Arena | None]:
     if manifest.get("schema") != SCHEMA:
-        raise PackageError(f"the model was saved by another version of onnxc ({manifest.get('onnxc', 'unknown')})")
+        raise PackageError(
+            f"the model was saved by another version of onnxc ({manifest.get('onnxc', 'unknown')})"
+        )
     try:
         signature = Signature(
             [Tensor.from_json(row) for row in manifest["inputs"]],
@@ -437,8 +461,8 @@ def _read_program(manifest: Mapping[str, Any]) -> tuple[Signature, Arena | None]
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:
     """Load a model that :meth:`CompiledModel.save` wrote. No compiler is needed.
 
-    The file holds machine code: load only what you trust. Its weights are mapped, so processes that load one file share
-    them; replace the file rather than write into it.
+    The file holds machine code: load only what you trust. Its weights are mapped, so processes that load one
+    file share them; replace the file rather than write into it.
 
     Args:
         path: the file.
@@ -452,6 +476,10 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
     manifest = package.manifest
     target = manifest.get("requires") or {}
     if target.get("machine") != machine():
-        raise CpuError(f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}")
+        raise CpuError(
+            f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}"
+        )
     check_supported(target.get("features", ()), repr(os.fspath(path)))
-    return CompiledModel(manifest, {n: package.section(n) for n in package.names if n != "manifest"}, threads=threads)
+    return CompiledModel(
+        manifest, {n: package.section(n) for n in package.names if n != "manifest"}, threads=threads
+    )

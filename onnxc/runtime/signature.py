@@ -1,8 +1,8 @@
 """What goes into a model and comes out: names, types and shapes, and the check of what a caller gives.
 
-    signature.bind(args, kwargs)      # every input in its place, by position or by name
-    signature.arrays(values)          # as arrays that a program can read, or an InputError
-    signature.solve(shapes)           # the numbers of the dynamic dims
+signature.bind(args, kwargs)      # every input in its place, by position or by name
+signature.arrays(values)          # as arrays that a program can read, or an InputError
+signature.solve(shapes)           # the numbers of the dynamic dims
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Signature:
             raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {self._all()}")
         unknown = [name for name in kwargs if name not in self._position]
         if unknown:
-            raise InputError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {self._all()}")
+            raise InputError(
+                f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {self._all()}"
+            )
         twice = [name for name in names[: len(args)] if name in kwargs]
         if twice:
             raise InputError(f"input {', '.join(map(repr, twice))} is given both by position and by name")
@@ -183,7 +185,9 @@ class Signature:
         for a, b, node in self.equal:
             x, y = self._evaluate(a, values, node), self._evaluate(b, values, node)
             if x != y:
-                raise InputError(f"with {self._sizes(values)} the sizes {x} and {y} meet, which must be equal", node=node)
+                raise InputError(
+                    f"with {self._sizes(values)} the sizes {x} and {y} meet, which must be equal", node=node
+                )
         for size, node in self.natural:
             if self._evaluate(size, values, node) < 0:
                 raise InputError(f"with {self._sizes(values)} a tensor would have a negative size", node=node)
@@ -192,10 +196,15 @@ class Signature:
         try:
             return evaluate(size, values)
         except ZeroDivisionError as error:
-            raise InputError(f"with {self._sizes(values)} a size divides by zero", node=node, cause=error) from error
+            raise InputError(
+                f"with {self._sizes(values)} a size divides by zero", node=node, cause=error
+            ) from error
 
     def _sizes(self, values: Mapping[str, int]) -> str:
-        return ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items()) or "these sizes"
+        return (
+            ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items())
+            or "these sizes"
+        )
 
     def _place(self, symbol: str) -> str:
         k, axis = self._given[symbol]
@@ -212,7 +221,9 @@ class Signature:
         for tensor in self.outputs:
             shape = tuple(self._evaluate(size, values, None) for size in tensor.sizes)
             if any(n < 0 for n in shape):
-                raise InputError(f"with {self._sizes(values)} the output {tensor.name!r} would have the shape {_shown(shape)}")
+                raise InputError(
+                    f"with {self._sizes(values)} the output {tensor.name!r} would have shape {_shown(shape)}"
+                )
             nbytes = tensor.dtype.itemsize
             for n in shape:
                 nbytes *= n
@@ -247,7 +258,9 @@ def _from_plain(tensor: Tensor, value: object) -> Array:
     try:
         found = np.asarray(value)
         if not _same_kind(found.dtype, tensor.dtype) and found.size:
-            raise _misfit(tensor, f"elements of type {tensor.dtype.name}", f"a {type(value).__name__} of {found.dtype}")
+            raise _misfit(
+                tensor, f"elements of type {tensor.dtype.name}", f"a {type(value).__name__} of {found.dtype}"
+            )
         return np.array(value, dtype=tensor.dtype.numpy)
     except (ValueError, TypeError, OverflowError) as error:
         raise _misfit(tensor, "an array", f"a {type(value).__name__} that is none ({error})") from error
@@ -262,7 +275,11 @@ def _from_array(tensor: Tensor, value: object) -> Array:
     wanted = tensor.dtype.numpy
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a tensor that needs grad, or is elsewhere
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a tensor that needs grad, or is elsewhere
         raise _misfit(tensor, "an array", f"a {type(value).__name__} ({error})") from error
     if array.dtype == wanted:
         return array

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any
 
 from onnxc.ir.expr import Atom, Call, Dim
 
-Size = Union[int, str, list[Any]]
+Size = int | str | list[Any]
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
@@ -98,6 +98,9 @@ def _word(factor: str | list[Any], names: Mapping[str, str]) -> str:
     if isinstance(factor, str):
         return names.get(factor) or factor
     name, *sizes = factor
-    a, b = (s if isinstance(s, int) else _word(s, names) if isinstance(s, str) else f"({_sum(s, names)})" for s in sizes)
+    a, b = (
+        s if isinstance(s, int) else _word(s, names) if isinstance(s, str) else f"({_sum(s, names)})"
+        for s in sizes
+    )
     sign = {"floordiv": "//", "mod": "%"}.get(name)
     return f"({a} {sign} {b})" if sign else f"{name}({a}, {b})"

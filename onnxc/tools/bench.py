@@ -2,8 +2,8 @@
 
 Each engine lives in a process of its own (`tools.worker`), so that neither disturbs the other's threads or
 memory, and they take turns: a few runs of one, a pause, a few of the other, in alternating order, over many
-rounds. What the machine does meanwhile hits both alike. Compared are the best times and the 25th percentiles; ratios carry
-over between machines better than times.
+rounds. What the machine does meanwhile hits both alike. Compared are the best times and the 25th percentiles;
+ratios carry over between machines better than times.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **(environment or {})},
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
         )
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ onnxruntime runs with its optimizations disabled, since they can change answers.
 
 - Floats: every element is within `rtol` of the reference's plus `atol` of the output's largest value; NaN and
   infinities stand at the same places. Where that fails, the same graph is evaluated in float64
-  (`tools.float64`), and what counts is the distance to it: at most twice onnxruntime's own largest, or the tolerance above.
+  (`tools.float64`), and what counts is the distance to it: at most twice onnxruntime's own largest,
+  or the tolerance above.
 - Integers and booleans are equal. Where they are not, onnx's reference evaluator decides: onnxruntime's u8 x
   s8 products saturate on CPUs without VNNI.
 """
@@ -171,7 +172,13 @@ def compare(
     judge = _Judge(model, input_shapes, rtol, atol, tell)
     tell("compile")
     if compiled is None:
-        compiled = compile_model(model, cpu=cpu, threads=threads, input_shapes=input_shapes)
+        compiled = compile_model(
+            model,
+            cpu=cpu,
+            threads=threads,
+            input_shapes=input_shapes,
+            progress=lambda stage: tell(f"{stage} done"),
+        )
     tell(f"load into {reference}")
     run = judge.runner(reference)
     found: list[OutputComparison] = []

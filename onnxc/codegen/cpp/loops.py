@@ -25,9 +25,12 @@ _COSTS = {"exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow"
 
 @dataclass
 class _Accumulator:
+    """A reduction under way. `across`: its lanes are parts of one result (else each lane has a result, or all the same)."""
+
     reduction: Reduction
     name: str
     lane: str
+    across: bool
 
 
 class NestEmitter:
@@ -225,7 +228,7 @@ class NestEmitter:
         body = self.emitter.fresh("body")
         lines = scope.lines
         lines += [f"const auto {body} = [&](const i64 {name}, auto lanes{types}) OX_LAMBDA {{", *indent(inner.lines), "};"]
-        i, end = self.emitter.fresh("i"), self.emitter.fresh("n")
+        i, end = self.emitter.fresh("at"), self.emitter.fresh("end")
         lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};"]
         plain = [a for a in accumulators if a.reduction.position is None]
         if accumulators and len(plain) == len(accumulators) and not (hi.isdigit() and int(hi) < UNROLL * self.lanes):
@@ -276,7 +279,8 @@ class NestEmitter:
         for r in phase.reductions:
             lane = spelling.lane_type(r.body.dtype)
             name = self.emitter.fresh("acc")
-            accumulators.append(_Accumulator(r, name, lane))
+            across = not self.outer_vector and any(s == self.vector for s, _ in phase.loops)
+            accumulators.append(_Accumulator(r, name, lane, across))
             if r.position is not None:
                 scope.lines.append(f"V<{lane}> {name}{{}}; vl {name}_at = bc<i64>(-1);")
             else:
@@ -300,18 +304,18 @@ class NestEmitter:
 
     def _accumulate(self, a: _Accumulator, scope: Scope, prefix: str) -> None:
         value = self.emitter.emit(a.reduction.body, scope)
-        partial = self.vector is not None and not self.outer_vector
         if a.reduction.position is not None:
             at = self.emitter.position(a.reduction.position, scope)
             better = ">" if a.reduction.op == "argmax" else "<"
             tie = " | (x == y)" if a.reduction.attrs.get("last") else ""
+            part = "take = ox_part<i32>(take, vi{}, lanes); " if a.across else ""
             scope.lines.append(
                 f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; vi take = ox_mask<{a.lane}>((x {better} y){tie}) | "
-                f"ox_mask<i64>({a.name}_at < 0); take = ox_part<i32>(take, vi{{}}, lanes); {prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); "
+                f"ox_mask<i64>({a.name}_at < 0); {part}{prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); "
                 f"{a.name}_at = ox_sel<i64>(take, {at}, {a.name}_at); }}"
             )
             return
-        if partial:
+        if a.across:
             value = f"ox_part<{a.lane}>({value}, {self._identity(a.reduction)}, lanes)"
         scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.reduction.op].format(prefix + a.name, value)};")
 
@@ -321,13 +325,13 @@ class NestEmitter:
         name = self.emitter.fresh("t")
         lane = spelling.lane_type(r.value.dtype)
         if r.position is not None:
-            if self.outer_vector:
+            if not a.across:
                 scope.lines.append(f"const vl {name} = {a.name}_at;")
             else:
                 better = ">" if r.op == "argmax" else "<"
                 last = "true" if r.attrs.get("last") else "false"
                 scope.lines.append(f"const vl {name} = bc<i64>(h_arg<{a.lane}>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));")
-        elif self.outer_vector or self.vector is None or not phase.loops:
+        elif not a.across:
             scope.lines.append(f"const V<{lane}> {name} = {a.name};")
         else:
             scope.lines.append(f"const V<{lane}> {name} = bc<{a.lane}>(h_{r.op}<{a.lane}>({a.name}));")

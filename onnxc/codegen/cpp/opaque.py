@@ -1,7 +1,7 @@
 """Kernels of the primitives that are no loop nests: cumsum, top_k and the scatters.
 
-Each emitter writes a kernel that divides independent lines (or columns of lines) over parallel items and calls a
-routine of routines.h for each. Operands and results are stored buffers of any memory order.
+Each emitter writes a kernel that divides independent lines (or columns of lines) over parallel items, and
+calls a routine of routines.h for each. Operands and results are stored buffers of any memory order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.templates import TemplateEmitter
+from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
@@ -19,6 +19,7 @@ from onnxc.ir.expr import Dim, always_equal, is_less, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.planner.fusion import Group
 from onnxc.planner.layout import Layout
+from onnxc.primitives.indexing import scatter_depth
 
 # A unit of a copy: enough bytes to be worth a call.
 COPY_CHUNK = 16384
@@ -53,7 +54,13 @@ def collapse(shape: Sequence[Dim], *strides: Sequence[Dim]) -> list[Axis]:
 
 
 def without(xs: Sequence[Dim], axis: int) -> tuple[Dim, ...]:
+    """All but one of the sizes or strides."""
     return (*xs[:axis], *xs[axis + 1 :])
+
+
+def call(routine: str, *args: str) -> str:
+    """The statement that calls a routine of routines.h."""
+    return f"routines::{routine}({', '.join(args)});"
 
 
 class RoutineEmitter(TemplateEmitter):
@@ -85,9 +92,12 @@ class RoutineEmitter(TemplateEmitter):
     def offsets(self, prefix: str, loops: Sequence[Axis]) -> list[str]:
         """For each tensor, the offset that loop variables prefix0, prefix1, ... give: ` + b0 * 12`."""
         count = len(loops[0].steps) if loops else 8
-        return [
-            "".join(f" + {prefix}{k} * {self.size(loop.steps[i])}" for k, loop in enumerate(loops)) for i in range(count)
-        ]  # fmt: skip
+        each = [[f" + {prefix}{k} * {self.size(s)}" for s in loop.steps] for k, loop in enumerate(loops)]
+        return ["".join(steps[i] for steps in each) for i in range(count)]
+
+    def count(self, loops: Sequence[Axis]) -> str:
+        """How many points the loops have."""
+        return self.size(prod(loop.size for loop in loops))
 
     def nest(self, prefix: str, loops: Sequence[Axis], body: list[str]) -> list[str]:
         """Loops in order around a body."""
@@ -97,26 +107,30 @@ class RoutineEmitter(TemplateEmitter):
         return body
 
     def over_units(self, units: str, work: str, each: list[str]) -> tuple[list[str], list[str]]:
-        """The division of units of work into items (for the program and the kernel), and the kernel's loop."""
+        """The division of units of work into items, for the program and the kernel, and the kernel's loop."""
         head = [f"const i64 units = {units}, each = routines::units_per_item({work});"]
         return head, [
             "const i64 stop = routines::least(last * each, units);",
             "for (i64 t = first * each; t < stop; t++) {", *indent(each), "}",
         ]  # fmt: skip
 
-    def finish(self, head: list[str], body: list[str], before: Sequence[str] = (), scratch: str = "0") -> KernelSource:
+    def finish(
+        self, head: list[str], body: list[str], before: Sequence[str] = (), scratch: str = "0"
+    ) -> KernelSource:
         items = "routines::up(units, each)"
         return self.source([*head, *body], items, "routines.h", scratch, [*before, *head], self.node.op)
 
     def require(self, a: Dim, relation: str, b: Dim) -> list[str]:
-        """A check of the kernel that two sizes are equal (==) or ordered (<=), where that is not known before."""
-        if always_equal(a, b) or relation == "<=" and is_less(a, b + 1):
+        """A check of the kernel that two sizes are equal (==) or ordered (<=), where that is not known."""
+        if always_equal(a, b) or (relation == "<=" and is_less(a, b + 1)):
             return []
-        return [f"if (!({self.size(a)} {relation} {self.size(b)})) {{ ctx->api->fail(ctx, OX_ERR_SHAPE, 0, {self.size(a)}); return; }}"]
+        left, right = self.size(a), self.size(b)
+        fail = f"ctx->api->fail(ctx, OX_ERR_SHAPE, 0, {left});"
+        return [f"if (!({left} {relation} {right})) {{ {fail} return; }}"]
 
 
 class CumsumEmitter(RoutineEmitter):
-    """Running sums along an axis: by lines, or by rows of neighbouring lines where the axis is an outer one."""
+    """Running sums along an axis: line by line, or neighbouring lines at once where the axis is outer."""
 
     def emit(self) -> KernelSource:
         (x,), y, axis = self.node.operands, self.node.output, self.node.attrs["axis"]
@@ -140,11 +154,12 @@ class CumsumEmitter(RoutineEmitter):
     def _lines(self, loops: list[Axis], starts: list[str], along: str, types: str, n: Dim) -> KernelSource:
         decode, at = self.decode("t", loops)
         t = types.split(",")[0]
-        head, _ = self.over_units(self.size(prod(loop.size for loop in loops)), self.size(n), [])
+        head, _ = self.over_units(self.count(loops), self.size(n), [])
+        stop = "routines::least(last * each, units)"
         body = [
             f"const auto at = [=](i64 t, const {t} *&x, {t} *&y) OX_LAMBDA {{ (void)t;", *indent(decode),
             f"  x = {starts[0]}{at[0]};", f"  y = {starts[1]}{at[1]};", "};",
-            f"routines::cumsum_lines<{types}>(first * each, routines::least(last * each, units), {along}, at);",
+            call(f"cumsum_lines<{types}>", "first * each", stop, along, "at"),
         ]  # fmt: skip
         return self.finish(head, body)
 
@@ -152,9 +167,9 @@ class CumsumEmitter(RoutineEmitter):
         *outer, inner = loops
         decode, at = self.decode("(t / chunks)", outer)
         sizes = chunks_of(self, inner.size)
-        head, loop = self.over_units(f"{self.size(prod(o.size for o in outer))} * chunks", f"{self.size(n)} * chunk", [
-            *PICK_CHUNK, *decode, f"routines::cumsum_columns<{types}>({starts[0]}{at[0]} + from, {starts[1]}{at[1]} + from, {along}, w);",
-        ])  # fmt: skip
+        x, y = (f"{p}{o} + from" for p, o in zip(starts, at, strict=False))
+        each = [*PICK_CHUNK, *decode, call(f"cumsum_columns<{types}>", x, y, along, "w")]
+        head, loop = self.over_units(f"{self.count(outer)} * chunks", f"{self.size(n)} * chunk", each)
         return self.finish([*sizes, *head], loop)
 
 
@@ -165,7 +180,8 @@ PICK_CHUNK = ["const i64 from = t % chunks * chunk, w = routines::least(chunk, w
 def chunks_of(emitter: RoutineEmitter, width: Dim) -> list[str]:
     """Statements that divide an inner dim into chunks."""
     return [
-        f"const i64 width = {emitter.size(width)}, chunk = routines::columns_per_unit(width, ctx->threads), chunks = routines::up(width, chunk);"
+        f"const i64 width = {emitter.size(width)}, chunk = routines::columns_per_unit(width, ctx->threads);",
+        "const i64 chunks = routines::up(width, chunk);",
     ]
 
 
@@ -173,7 +189,12 @@ def order_of(dtype: DType, largest: bool) -> str:
     """How top_k compares elements: an Order of routines.h."""
     bits = 8 if dtype.name == "bool" else dtype.bits
     kind = {"float": "FLOAT", "int": "SIGNED"}.get(dtype.kind, "UNSIGNED")
-    infinity = {"float32": 0x7F800000, "float64": 0x7FF0000000000000, "float16": 0x7C00, "bfloat16": 0x7F80}.get(dtype.name, 0)
+    infinity = {
+        "float32": 0x7F800000,
+        "float64": 0x7FF0000000000000,
+        "float16": 0x7C00,
+        "bfloat16": 0x7F80,
+    }.get(dtype.name, 0)
     return f"routines::Order<u{bits}, routines::{kind}, {infinity:#x}ULL, {'true' if largest else 'false'}>"
 
 
@@ -192,11 +213,14 @@ class TopKEmitter(RoutineEmitter):
         word = order.split("<")[1].split(",")[0]
         entry = 16 if word == "u64" else 8
         each = f"routines::up(routines::top_k_entries({self.size(n)}, {self.size(k)}) * {entry}, 64) * 64"
-        head, loop = self.over_units(self.size(prod(o.size for o in loops)), self.size(n), [
-            *decode,
-            f"routines::top_k<{order}>((const {word} *)({self.start(x)}{offsets[0]}), {steps[0]}, {self.size(n)}, {self.size(k)}, "
-            f"({word} *)({self.start(values)}{offsets[1]}), {steps[1]}, {self.start(at)}{offsets[2]}, {steps[2]}, scratch);",
-        ])  # fmt: skip
+        source = f"(const {word} *)({self.start(x)}{offsets[0]})"
+        target = f"({word} *)({self.start(values)}{offsets[1]})"
+        places = f"{self.start(at)}{offsets[2]}"
+        line = call(
+            f"top_k<{order}>", source, steps[0], self.size(n), self.size(k), target, steps[1], places,
+            steps[2], "scratch",
+        )  # fmt: skip
+        head, loop = self.over_units(self.count(loops), self.size(n), [*decode, line])
         body = [f"char *const scratch = a->scratch + worker * ({each});", *loop]
         limit = [] if isinstance(n, int) and n < 1 << 32 else self.require(n, "<=", (1 << 32) - 1)
         return self.finish(head, [*self.require(k, "<=", n), *limit, *body], [], f"ctx->threads * ({each})")
@@ -228,15 +252,20 @@ class ScatterEmitter(RoutineEmitter):
         decode, at = self.decode("(t / chunks)", outer)
         source, target = self.start(self.data), self.start(self.out)
         pointers = [(source.split(" ")[0], "const "), (target.split(" ")[0], "")]
-        head, loop = self.over_units(f"{self.size(prod(o.size for o in outer))} * chunks", "chunk", [
-            *PICK_CHUNK, *decode,
-            f"routines::copy({target}{at[1]} + from * {self.size(inner.steps[1])}, {self.size(inner.steps[1])}, "
-            f"{source}{at[0]} + from * {self.size(inner.steps[0])}, {self.size(inner.steps[0])}, w);",
-        ])  # fmt: skip
-        sizes = [f"const i64 width = {self.size(inner.size)}, chunk = routines::most(1, routines::least(width, {COPY_CHUNK})), chunks = routines::up(width, chunk);"]
+        steps = [self.size(step) for step in inner.steps]
+        from_, to = f"{source}{at[0]} + from * {steps[0]}", f"{target}{at[1]} + from * {steps[1]}"
+        line = call("copy", to, steps[1], from_, steps[0], "w")
+        units = f"{self.count(outer)} * chunks"
+        head, loop = self.over_units(units, "chunk", [*PICK_CHUNK, *decode, line])
+        width = self.size(inner.size)
+        sizes = [
+            f"const i64 width = {width}, chunk = routines::most(1, routines::least(width, {COPY_CHUNK}));",
+            "const i64 chunks = routines::up(width, chunk);",
+        ]
+        t = self.element
         inside = [
             "const ox_call *const a = (const ox_call *)arg; (void)a; @SIZES@",
-            *(f"{const}{self.element} *const {p} = ({const}{self.element} *)a->p[{p[1:]}];" for p, const in pointers),
+            *(f"{const}{t} *const {p} = ({const}{t} *)a->p[{p[1:]}];" for p, const in pointers),
             *sizes, *head, *loop,
         ]  # fmt: skip
         return [
@@ -260,28 +289,32 @@ class ScatterElementsEmitter(ScatterEmitter):
             f"{{{self.start(v)}{o} + from * {self.size(n)}, {self.size(s[axis])}, {self.size(n)}}}"
             for v, o, s, n in zip(tensors, at, strides, inner.steps, strict=False)
         ]
-        call = f"routines::scatter<{self.operation()}, {self.element}, {self.index_type}>(ctx, 0, {lines[0]}, {self.size(self.out.shape[axis])}, "
         count = self.size(shape[axis])
-        head, loop = self.over_units(f"{self.size(prod(o.size for o in outer))} * chunks", f"{count} * routines::least(chunk, width)", [
-            *PICK_CHUNK, *decode, f"if (!{call}{lines[1]}, {lines[2]}, {count}, w)) return;",
-        ])  # fmt: skip
+        types = f"{self.operation()}, {self.element}, {self.index_type}"
+        scatter = call(
+            f"scatter<{types}>", "ctx", "0", lines[0], self.size(self.out.shape[axis]), *lines[1:], count, "w"
+        )
+        work = f"{count} * routines::least(chunk, width)"
+        each = [*PICK_CHUNK, *decode, f"if (!{scatter[:-1]}) return;"]
+        head, loop = self.over_units(f"{self.count(outer)} * chunks", work, each)
         return self.finish([*chunks_of(self, inner.size), *head], [*checks, *loop], before)
 
     def _checks(self, axis: int) -> list[str]:
         """The index lies inside the data along the other axes; the updates have the shape of the index."""
         lines: list[str] = []
-        for i, (d, n, u) in enumerate(zip(self.data.shape, self.index_value.shape, self.updates.shape, strict=True)):
+        for i, (d, n, u) in enumerate(
+            zip(self.data.shape, self.index_value.shape, self.updates.shape, strict=True)
+        ):
             lines += [] if i == axis else self.require(n, "<=", d)
             lines += self.require(n, "==", u)
         return lines
 
 
 class ScatterNDEmitter(ScatterEmitter):
-    """out[index[i...]] = updates[i...], slices of the data. Parallel over columns of the slices; rows go in order."""
+    """out[index[i...]] = updates[i...], slices of the data. Parallel over their columns; rows go in order."""
 
     def emit(self) -> KernelSource:
-        depth = self.index_value.shape[-1]
-        assert isinstance(depth, int)
+        depth = scatter_depth([v.t for v in self.node.operands])
         rows_rank = self.index_value.rank - 1
         to, at, source = (self.layout.strides(v) for v in (self.out, self.index_value, self.updates))
         checks, before = self._checks(depth, rows_rank), self.copy()
@@ -290,22 +323,31 @@ class ScatterNDEmitter(ScatterEmitter):
         inner = slices.pop() if slices else Axis(1, (1, 1))
         row_at, slice_at = self.offsets("r", rows), self.offsets("q", slices)
         steps = [self.size(s) for s in inner.steps]
-        call = (
-            f"routines::apply<{self.operation()}>({self.start(self.out)} + to{slice_at[0]} + from * {steps[0]}, {steps[0]}, "
-            f"(const {self.element} *){self.start(self.updates)}{row_at[1]}{slice_at[1]} + from * {steps[1]}, {steps[1]}, w);"
+        to_line = f"{self.start(self.out)} + to{slice_at[0]} + from * {steps[0]}"
+        update = (
+            f"(const {self.element} *){self.start(self.updates)}{row_at[1]}{slice_at[1]} + from * {steps[1]}"
         )
-        find = [f"const {self.index_type} *const index = {self.start(self.index_value)}{row_at[0]}; (void)index;", "i64 to = 0;"]
+        apply = call(f"apply<{self.operation()}>", to_line, steps[0], update, steps[1], "w")
+        find = [
+            f"const {self.index_type} *const index = {self.start(self.index_value)}{row_at[0]}; (void)index;",
+            "i64 to = 0;",
+        ]
         for d in range(depth):
             size = self.size(self.out.shape[d])
-            find.append(f"{{ const i64 i = routines::place(ctx, 0, (i64)index[{d} * {self.size(at[-1])}], {size}); if (i < 0) return; to += i * {self.size(to[d])}; }}")
-        each = self.nest("r", rows, [*find, *self.nest("q", slices, [call])])
+            at_d = f"routines::place(ctx, 0, (i64)index[{d} * {self.size(at[-1])}], {size})"
+            step = f"if (i < 0) return; to += i * {self.size(to[d])};"
+            find.append(f"{{ const i64 i = {at_d}; {step} }}")
+        each = self.nest("r", rows, [*find, *self.nest("q", slices, [apply])])
         work = self.size(prod((*(r.size for r in rows), *(q.size for q in slices))))
-        head, loop = self.over_units("chunks", f"{work} * routines::least(chunk, width)", [*PICK_CHUNK, *each])
+        head, loop = self.over_units(
+            "chunks", f"{work} * routines::least(chunk, width)", [*PICK_CHUNK, *each]
+        )
         return self.finish([*chunks_of(self, inner.size), *head], [*checks, *loop], before)
 
     def _checks(self, depth: int, rows_rank: int) -> list[str]:
         wanted = (*self.index_value.shape[:-1], *self.data.shape[depth:])
-        return [line for a, b in zip(wanted, self.updates.shape, strict=True) for line in self.require(a, "==", b)]
+        pairs = [(self.index_value.shape[-1], depth), *zip(wanted, self.updates.shape, strict=True)]
+        return [line for a, b in pairs for line in self.require(a, "==", b)]
 
 
 _EMITTERS: dict[str, type[RoutineEmitter]] = {

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, is_less, is_nonnegative, of, substitute, symbols
+from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, coefficient, is_less, is_nonnegative, of, substitute, symbols
 from onnxc.loops.access import fresh
 from onnxc.loops.nest import Loop, Nest, Phase, Store
 from onnxc.loops.terms import Apply, Guard, Load, Lookup, Position, Reduced, Reduction, Term, index_symbols, walk
-from onnxc.planner.templates import coefficient
 
 MAX_PIECES = 9
 
@@ -102,9 +101,14 @@ def ordered(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup
     return [loop for _, loop in out]
 
 
-def merge(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup]) -> tuple[list[Loop], dict[Symbol, Dim]]:
-    """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old symbols."""
-    pinned = _pinned(phases, lookups)
+def merge(
+    loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup], keep: Iterable[Symbol] = ()
+) -> tuple[list[Loop], dict[Symbol, Dim]]:
+    """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old symbols.
+
+    Loops in `keep` stay (other phases walk them too, with other neighbours).
+    """
+    pinned = _pinned(phases, lookups).union(keep)
     every = [e for p in phases for e in addresses(p, lookups)]
     merged = list(loops)
     values: dict[Symbol, Dim] = {}
@@ -152,9 +156,10 @@ def normalise(nest: Nest) -> None:
     for phase in nest.phases:
         if phase.loops:
             groups.setdefault(frozenset(s for s, _ in phase.loops), []).append(phase)
-    for phases in groups.values():
+    for own, phases in groups.items():
+        shared = {s for other in groups if other != own for s in other & own}
         loops = ordered(phases[0].loops, phases, nest.lookups)
-        loops, values = merge(loops, phases, nest.lookups)
+        loops, values = merge(loops, phases, nest.lookups, shared)
         for phase in phases:
             phase.loops = list(loops)
         if values:
@@ -261,6 +266,9 @@ def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[
     """The phase in pieces of loop `s` in which no guard depends on it; None where the pieces cannot be told."""
     if not _guarded(phase, lookups, s):
         return [phase]
+    data = {x for t in phase_terms(phase, lookups) for x in index_symbols(t) if x in lookups}
+    if any(term_varies(lookups[x].term, s, lookups) for x in data):
+        return None  # an index that is data is read once for all pieces
     cuts = _cuts(phase, lookups, s)
     if cuts is None or len(cuts) + 1 > MAX_PIECES:
         return None

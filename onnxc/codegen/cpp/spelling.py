@@ -46,7 +46,8 @@ def index(d: Dim, names: Mapping[Symbol, str]) -> str:
         if coef != 1 or not factors:
             factors.insert(0, f"{coef}LL" if abs(coef) >= 1 << 31 else f"{coef}")
         parts.append("*".join(factors) if len(factors) > 1 else factors[0])
-    return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
+    text = " + ".join(parts)
+    return f"({text})" if len(parts) > 1 or "*" in text else text
 
 
 def _atom(atom: object, names: Mapping[Symbol, str]) -> str:
@@ -174,15 +175,20 @@ OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
 template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return v_sel(conv<typename int_of<sizeof(T)>::s, i32>(m), a, b); }
-// Float to integer as x86's scalar conversions have it: out of range gives the least value of the wide type.
+// Float to integer as onnxruntime has it: narrow types take the low bits of an int32, out of range gives the least
+// value, and unsigned types subtract the half of their range from what is above it.
 template <class R, class T> OX V<R> ox_trunc(V<T> x) {
-  V<R> r;
-  for (int i = 0; i < VL; i++) {
-    if (sizeof(R) == 8) r[i] = (R)(i64)x[i];
-    else if (sizeof(R) == 4) r[i] = (R)(((R)-1 < 0) ? (i32)x[i] : (i64)x[i]);
-    else r[i] = (R)(i32)x[i];
+  if constexpr (sizeof(R) < 4) {
+    return conv<R, i32>(conv<i32, T>(x));
+  } else if constexpr ((R)-1 < 0) {
+    return conv<R, T>(x);
+  } else {
+    typedef typename int_of<sizeof(R)>::s S;
+    constexpr T half = sizeof(R) == 4 ? (T)0x1p31 : (T)0x1p63;
+    VM<T> high = v_ge(x, bc<T>(half));
+    V<S> r = conv<S, T>(v_sel(high, x - half, x));
+    return bits<V<R>>(r ^ (conv<S, typename int_of<sizeof(T)>::s>(high) << (sizeof(S) * 8 - 1)));
   }
-  return r;
 }
 template <class T> OX V<T> ox_idiv(ox_ctx *ctx, V<T> a, V<T> b, int n) {
   V<T> r = {};

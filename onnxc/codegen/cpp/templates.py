@@ -11,11 +11,11 @@ from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol, prod, symbols
+from onnxc.ir.expr import Dim, Symbol, coefficient, prod, symbols
 from onnxc.ir.graph import Value
 from onnxc.planner.fusion import Group
 from onnxc.planner.layout import Layout
-from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, coefficient, matmul_access
+from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, matmul_access
 from onnxc.primitives.builder import constant_of
 
 

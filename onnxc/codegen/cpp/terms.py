@@ -282,7 +282,9 @@ class TermEmitter:
     def _lookup(self, s: Symbol, scope: Scope) -> None:
         lookup = self.lookups[s]
         deps = self.deps(lookup.term)
-        if any(s in c.lookups for c in self._visible(scope, deps)):
+        known = next((c.lookups[s] for c in self._visible(scope, deps) if s in c.lookups), None)
+        if known is not None:
+            self.names[s] = known
             return
         target = self.place(deps, scope)
         value = self.emit(lookup.term, target)
@@ -293,5 +295,4 @@ class TermEmitter:
             target.lines.append(f"const vl {name} = ox_indices<{lane}>(ctx, {value}, {extent}, (int)lanes);")
         else:
             target.lines.append(f"const i64 {name} = ox_index(ctx, (i64)({value})[0], {extent});")
-        self.names[s] = name
-        target.lookups.add(s)
+        self.names[s] = target.lookups[s] = name

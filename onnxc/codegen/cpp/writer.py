@@ -17,7 +17,7 @@ class Scope:
     available: set[object] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     terms: dict[Term, str] = field(default_factory=dict)
-    lookups: set[Symbol] = field(default_factory=set)
+    lookups: dict[Symbol, str] = field(default_factory=dict)  # data indices that have been read here: their names
     guarded: bool = False
     lanewise: bool = False  # the body of a function of the vector loop's variable, which may be called for single lanes
 

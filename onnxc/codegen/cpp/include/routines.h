@@ -35,26 +35,26 @@ template <class T, class W> OX void put(T &to, W v) {
 // Integers wrap around. NaN wins over numbers in max and min.
 struct Set {};
 struct Add {
-  template <class T> static OX T of(T a, T b) {
+  template <class T> OX T of(T a, T b) {
     if constexpr ((T)0.5 != (T)0) return a + b;
     else return (T)((u64)a + (u64)b);
   }
-  template <class A> static OX A lanes(A a, A b) { return a + b; }
+  template <class A> OX A lanes(A a, A b) { return a + b; }
 };
 struct Mul {
-  template <class T> static OX T of(T a, T b) {
+  template <class T> OX T of(T a, T b) {
     if constexpr ((T)0.5 != (T)0) return a * b;
     else return (T)((u64)a * (u64)b);
   }
-  template <class A> static OX A lanes(A a, A b) { return a * b; }
+  template <class A> OX A lanes(A a, A b) { return a * b; }
 };
 struct Max {
-  template <class T> static OX T of(T a, T b) { return a > b || a != a ? a : b; }
-  template <class A> static OX A lanes(A a, A b) { return v_sel(v_gt(a, b) | v_ne(a, a), a, b); }
+  template <class T> OX T of(T a, T b) { return a > b || a != a ? a : b; }
+  template <class A> OX A lanes(A a, A b) { return v_sel(v_gt(a, b) | v_ne(a, a), a, b); }
 };
 struct Min {
-  template <class T> static OX T of(T a, T b) { return a < b || a != a ? a : b; }
-  template <class A> static OX A lanes(A a, A b) { return v_sel(v_lt(a, b) | v_ne(a, a), a, b); }
+  template <class T> OX T of(T a, T b) { return a < b || a != a ? a : b; }
+  template <class A> OX A lanes(A a, A b) { return v_sel(v_lt(a, b) | v_ne(a, a), a, b); }
 };
 
 template <class Op, class T> OX void combine(T &to, T v) { put(to, Op::of(get(to), get(v))); }
@@ -143,7 +143,7 @@ template <class W, int kind, u64 infinity, bool largest> struct Order {
   static constexpr W TOP = (W)((u64)1 << (BITS - 1));
 
   // A is W, or a vector of it; `fill` makes an A of one W everywhere.
-  template <class A, class F> static OX A key(A u, F fill) {
+  template <class A, class F> OX A key(A u, F fill) {
     A k = u;
     if constexpr (kind == SIGNED) k = u ^ fill(TOP);
     if constexpr (kind == FLOAT) {
@@ -154,8 +154,8 @@ template <class W, int kind, u64 infinity, bool largest> struct Order {
     if constexpr (kind == FLOAT) k = pick(above((A)(u & fill((W)~TOP)), fill((W)infinity)), fill((W)~(W)0), k);
     return k;
   }
-  static OX W of(W u) { return key<W>(u, [](W x) OX_LAMBDA { return x; }); }
-  static OX V<W> lanes(V<W> u) { return key<V<W>>(u, [](W x) OX_LAMBDA { return bc<W>(x); }); }
+  OX W of(W u) { return key<W>(u, [](W x) OX_LAMBDA { return x; }); }
+  OX V<W> lanes(V<W> u) { return key<V<W>>(u, [](W x) OX_LAMBDA { return bc<W>(x); }); }
 };
 
 // A key with its position below it: one comparison orders by key, then by position.
@@ -166,32 +166,78 @@ template <class O> OX Entry<O> entry(typename O::word key, i64 at) { return (Ent
 template <class O> OX i64 place_in(Entry<O> e) { return (i64)(sizeof(e) == 8 ? (u32)e : (u64)e); }
 template <class O> OX typename O::word key_in(Entry<O> e) { return (typename O::word)(e >> entry_of<sizeof(typename O::word)>::shift); }
 
-template <class V0> OX bool any(V0 mask) {
-  u64 w[sizeof(V0) / 8], all = 0;
+template <class M> OX bool any(M mask) {
+  u64 w[(sizeof(M) + 7) / 8] = {}, all = 0;
   __builtin_memcpy(w, &mask, sizeof mask);
-  OX_UNROLL for (u64 i = 0; i < sizeof(V0) / 8; i++) all |= w[i];
+  OX_UNROLL for (u64 i = 0; i < sizeof w / 8; i++) all |= w[i];
   return all != 0;
 }
 
 // Calls take(entry) for the elements i >= from with a key below the limit, which `take` returns anew.
 template <class O, class F> OX void scan(const typename O::word *x, i64 xs, i64 from, i64 n, typename O::word limit, F take) {
   typedef typename O::word W;
-  i64 i = from;
-  const auto one = [&](i64 at) OX_LAMBDA {
-    const W key = O::of(x[at * xs]);
-    if (key < limit) limit = take(entry<O>(key, at));
-  };
-  if (xs == 1) {
-    for (; i + 4 * VL <= n; i += 4 * VL) {
-      const V<W> bound = bc<W>(limit);
-      auto found = v_lt(O::lanes(ld(x + i)), bound);
-      OX_UNROLL for (int j = 1; j < 4; j++) found |= v_lt(O::lanes(ld(x + i + j * VL)), bound);
-      if (__builtin_expect(any(found), 0)) {
-        for (int j = 0; j < 4 * VL; j++) one(i + j);
-      }
+  static constexpr int BLOCK = 4 * VL;
+  if (xs != 1) {
+    for (i64 i = from; i < n; i++) {
+      const W key = O::of(x[i * xs]);
+      if (key < limit) limit = take(entry<O>(key, i));
     }
+    return;
   }
-  for (; i < n; i++) one(i);
+  W keys[BLOCK];
+  const auto look = [&](i64 i, int count) OX_LAMBDA {
+    for (int j = 0; j < count; j++) {
+      if (__builtin_expect(keys[j] < limit, 0)) limit = take(entry<O>(keys[j], i + j));
+    }
+  };
+  i64 i = from;
+  for (; i + BLOCK <= n; i += BLOCK) {
+    const V<W> bound = bc<W>(limit);
+    mask_of<V<W>> found[4];
+    OX_UNROLL for (int j = 0; j < 4; j++) {
+      const V<W> k = O::lanes(ld(x + i + j * VL));
+      found[j] = v_lt(k, bound);
+      st(keys + j * VL, k);
+    }
+    if (any(found[0] | found[1] | found[2] | found[3])) look(i, BLOCK);
+  }
+  for (; i < n; i += VL) {
+    const int count = (int)least(VL, n - i);
+    st(keys, O::lanes(ldn(x + i, count)));
+    look(i, count);
+  }
+}
+
+static constexpr i64 FEW = 64;
+
+// Puts all elements of a short line in their places: an element's place is the number of elements ahead of it.
+// All pairs are compared, but without a branch that depends on the data.
+template <class O> static void best_by_counting(const typename O::word *x, i64 xs, i64 n, Entry<O> *best) {
+  typedef typename O::word W;
+  W keys[FEW + VL];
+  if (xs == 1) {
+    for (i64 i = 0; i < n; i += VL) st(keys + i, O::lanes(ldn(x + i, (int)least(VL, n - i))));
+  } else {
+    for (i64 i = 0; i < n; i++) keys[i] = O::of(x[i * xs]);
+  }
+  typedef elem<mask_of<V<W>>> S;
+  V<S> lane;
+  OX_UNROLL for (int i = 0; i < VL; i++) lane[i] = (S)i;
+  for (i64 v = 0; v < n; v += VL) {
+    const V<W> own = ld(keys + v);
+    const i64 end = least(v + VL, n);
+    V<S> place = {};
+    i64 j = 0;
+    for (; j < v; j++) place -= v_le(bc(keys[j]), own);
+    for (; j < end; j++) {
+      const V<S> behind = v_gt(lane, bc((S)(j - v)));  // the lanes whose elements come after element j
+      place -= v_lt(bc(keys[j]), own) | (v_eq(bc(keys[j]), own) & behind);
+    }
+    for (; j < n; j++) place -= v_lt(bc(keys[j]), own);
+    S to[VL];
+    __builtin_memcpy(to, &place, sizeof place);
+    for (i64 i = v; i < end; i++) best[to[i - v]] = entry<O>(keys[i], i);
+  }
 }
 
 template <class E> OX void insert(E *best, i64 count, E e) {
@@ -263,17 +309,18 @@ template <class O> static Entry<O> *sort_all(const typename O::word *x, i64 xs, 
   return a;
 }
 
-static constexpr i64 FEW = 64;
-OX bool by_insertion(i64 n, i64 k) { return k <= FEW / 2 || n <= FEW; }
+OX bool by_counting(i64 n) { return n <= FEW; }
+OX bool by_insertion(i64 k) { return k <= FEW / 2; }
 OX bool by_sorting(i64 n, i64 k) { return k > n / 8; }
 // Entries of scratch that top_k needs for a line.
-OX i64 top_k_entries(i64 n, i64 k) { return by_insertion(n, k) ? 0 : by_sorting(n, k) ? 2 * n : k; }
+OX i64 top_k_entries(i64 n, i64 k) { return by_counting(n) || by_insertion(k) ? 0 : by_sorting(n, k) ? 2 * n : k; }
 
 // The k best of a line, in order, ties by position. `scratch` has top_k_entries(n, k) entries.
 template <class O> static void top_k(const typename O::word *x, i64 xs, i64 n, i64 k, typename O::word *values, i64 vs, i64 *at, i64 as, char *scratch) {
   Entry<O> few[FEW], *best = (Entry<O> *)scratch;
   if (k <= 0) return;
-  if (by_insertion(n, k)) best_by_insertion<O>(x, xs, n, k, best = few);
+  if (by_counting(n)) best_by_counting<O>(x, xs, n, best = few);
+  else if (by_insertion(k)) best_by_insertion<O>(x, xs, n, k, best = few);
   else if (by_sorting(n, k)) best = sort_all<O>(x, xs, n, best);
   else best_by_heap<O>(x, xs, n, k, best);
   for (i64 i = 0; i < k; i++) {

@@ -1,0 +1,173 @@
+"""The command line: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from typer.testing import CliRunner, Result
+
+from onnxc.cli import app
+
+COMMANDS = ("info", "compile", "run", "compare", "explain", "bench")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> '
+        "g (float[N, 4] x) => (float[N, 4] y) { a = Add(x, x)  y = Tanh(a) }"
+    )
+    path = tmp_path_factory.mktemp("cli") / "model.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(model: Path) -> Path:
+    path = model.with_suffix(".onnxc")
+    result = invoke("compile", model, "--output", path)
+    assert result.exit_code == 0, result.output
+    assert "kernel call" in result.stdout
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_examples(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0 and f"onnxc {command} model.onnx" in result.stdout
+
+
+def test_no_arguments_is_help() -> None:
+    text = invoke().output
+    assert all(command in text for command in COMMANDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, onnxc.cli\n"
+        "try: onnxc.cli.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = ('numpy', 'onnx', 'networkx', 'onnxruntime')\n"
+        "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_version() -> None:
+    assert invoke("--version").exit_code in (0, 1)  # 1 where onnxc runs from a folder, not installed
+
+
+def test_info(model: Path) -> None:
+    text = invoke("info", model).stdout
+    assert "x  float32[N, 4]" in text and "dynamic dims: N" in text and "all ops are supported" in text
+    data = json.loads(invoke("info", model, "--json").stdout)
+    assert data["supported"] and {op["name"]: op["count"] for op in data["ops"]} == {"Add": 1, "Tanh": 1}
+
+
+def test_info_lists_what_is_not_supported(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Mystery", ["x"], ["y"], domain="com.acme")
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1]) for n in "xy")
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("com.acme", 1)]
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=8
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    result = invoke("info", tmp_path / "m.onnx")
+    assert result.exit_code == 0 and "com.acme.Mystery  not supported at opset 1" in result.stdout
+    failed = invoke("run", tmp_path / "m.onnx")
+    assert failed.exit_code == 2 and "Mystery-1 (com.acme)" in failed.stderr
+
+
+def test_info_of_a_saved_model(saved: Path) -> None:
+    text = invoke("info", saved).stdout
+    assert "1 kernel calls a run" in text and "x  float32[N, 4]" in text
+    assert json.loads(invoke("info", saved, "--json").stdout)["entry"]
+
+
+def test_run_with_files(model: Path, saved: Path, tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    np.savez(tmp_path / "in.npz", x=x)
+    for path in (model, saved):
+        out = tmp_path / f"{path.suffix}.npz"
+        result = invoke("run", path, "--inputs", tmp_path / "in.npz", "--output", out)
+        assert result.exit_code == 0 and "y  float32[3, 4]" in result.stdout
+        with np.load(out) as stored:
+            np.testing.assert_allclose(stored["y"], np.tanh(2 * x), rtol=1e-5)
+
+
+def test_run_with_random_inputs(model: Path, saved: Path) -> None:
+    shown = [invoke("run", path, "--dim", "N=5", "--seed", 3).stdout for path in (model, saved)]
+    assert "y  float32[5, 4]" in shown[0] and shown[0] == shown[1]
+
+
+def test_compare_exit_codes(model: Path) -> None:
+    assert invoke("compare", model, "--samples", 2).exit_code == 0
+    assert invoke("compare", model, "--rtol", 0, "--atol", 0, "--reference", "float64").exit_code == 1
+    assert invoke("compare", model, "--reference", "nothing").exit_code == 2
+    data = json.loads(invoke("compare", model, "--json", "--dim", "N=3").stdout)
+    assert data["agree"] and data["outputs"][0]["shape"] == [3, 4]
+
+
+def test_explain(model: Path, saved: Path) -> None:
+    for path in (model, saved):
+        assert "n0 Add" in invoke("explain", path).stdout
+    assert "function" in invoke("explain", saved, "--kernels").stdout
+    assert json.loads(invoke("explain", saved, "--json").stdout)["counts"]["kernels"] == 1
+    assert invoke("explain", saved, "--source", "k0").stdout.startswith("static void k0(")
+    wrong = invoke("explain", saved, "--source", "k9")
+    assert wrong.exit_code == 2 and "there are k0" in wrong.stderr
+
+
+def test_bench(model: Path) -> None:
+    result = invoke("bench", model, "--rounds", 2, "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert [t["engine"] for t in data["timings"]] == ["onnxc", "onnxruntime"]
+    assert data["ratios"]["onnxruntime"]["best"] > 0 and all(t["runs"] >= 2 for t in data["timings"])
+    assert "no engine 'torch'" in invoke("bench", model, "--peer", "torch").stderr
+
+
+@pytest.mark.parametrize("command", ["info", "run", "compare", "explain", "bench"])
+def test_errors_are_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"\x00 this is no model")
+    for path in (tmp_path / "bad.onnx", tmp_path / "missing.onnx"):
+        result = invoke(command, path)
+        assert result.exit_code == 2 and not result.stdout
+        assert result.stderr.startswith("onnxc: error: ") and result.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = invoke("info", tmp_path / "missing.onnx", "--debug")
+    assert result.exception is not None and type(result.exception).__name__ == "ModelError"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--input-shape", "x"), ("--dim", "N=two"), ("--dim", "M=2"), ("--inputs", "/no/file.npz")]
+)
+def test_wrong_options(model: Path, arguments: tuple[str, str]) -> None:
+    result = invoke("run", model, *arguments)
+    assert result.exit_code == 2 and result.stderr.startswith("onnxc: error: ")
+
+
+def test_a_closed_pipe_ends_quietly(saved: Path) -> None:
+    code = "from onnxc.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "explain", str(saved), "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()

@@ -1,0 +1,278 @@
+"""The comparison tool: random inputs that mean something, the rule of the verdict, the referees."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxc.errors import InputError, RunError
+from onnxc.frontends import onnx_file
+from onnxc.passes.decompose import decompose
+from onnxc.tools.compare import compare, distance, onnxruntime_runner
+from onnxc.tools.float64 import evaluate_float64, widen
+from onnxc.tools.inputs import (
+    choose_dims,
+    parse_dims,
+    parse_shapes,
+    random_for_signature,
+    random_inputs,
+    read_inputs,
+    write_arrays,
+)
+
+HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + text)
+
+
+LINEAR = parsed("g (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, x)  y = Exp(a) }")
+
+
+def fake(*outputs: np.ndarray) -> Callable[..., Any]:
+    """A compiled model that always answers the same."""
+
+    class Model:
+        def __call__(self, *args: object) -> dict[str, np.ndarray]:
+            return {f"o{k}": a for k, a in enumerate(outputs)}
+
+    return Model()
+
+
+def embedding(rows: int = 7) -> onnx.ModelProto:
+    """ids and a mask, ids through a Cast and a Reshape into a table."""
+    table = numpy_helper.from_array(np.arange(rows * 2, dtype=np.float32).reshape(rows, 2), "table")
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["c"], to=TensorProto.INT32),
+        helper.make_node("Unsqueeze", ["c", "axes"], ["u"]),
+        helper.make_node("Gather", ["table", "u"], ["e"]),
+        helper.make_node("Cast", ["attention_mask"], ["m"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["m"], ["total"], keepdims=0),
+        helper.make_node("Mul", ["e", "total"], ["y"]),
+    ]
+    axes = numpy_helper.from_array(np.array([0], np.int64), "axes")
+    ints = [
+        helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "seq"])
+        for n in ("ids", "attention_mask")
+    ]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "embedding", ints, [out], [table, axes])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def test_random_inputs_stay_inside_the_table() -> None:
+    graph = decompose(onnx_file.load(embedding(rows=3)))
+    for seed in range(5):
+        ids = random_inputs(graph, seed=seed, dims={"batch": 4, "seq": 50})["ids"]
+        assert ids.shape == (4, 50) and ids.dtype == np.int64
+        assert ids.min() >= 0 and ids.max() == 2
+
+
+def test_masks_are_ones_first_and_end_in_zeros_later() -> None:
+    graph = decompose(onnx_file.load(embedding()))
+    assert (random_inputs(graph)["attention_mask"] == 1).all()
+    later = np.concatenate([random_inputs(graph, sample=k)["attention_mask"] for k in range(1, 6)])
+    assert (np.diff(later, axis=1) <= 0).all() and (later[:, 0] == 1).all() and (later == 0).any()
+
+
+def test_random_inputs_repeat_by_seed() -> None:
+    graph = decompose(onnx_file.load(LINEAR))
+    a, b, c = (random_inputs(graph, seed=s)["x"] for s in (1, 1, 2))
+    assert (a == b).all() and (a != c).any()
+
+
+def test_dims_by_name() -> None:
+    graph = decompose(onnx_file.load(embedding()))
+    assert sorted(choose_dims(graph, {"seq": 9}).values()) == [2, 9]
+    with pytest.raises(InputError, match=r"no dynamic dim 'time'; its dynamic dims: batch, seq"):
+        choose_dims(graph, {"time": 3})
+
+
+@pytest.mark.parametrize(
+    "type_", ["float", "double", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"]
+)
+def test_random_for_a_signature(type_: str) -> None:
+    signature: list[tuple[str, str, list[int | str | None]]] = [
+        ("x", f"tensor({type_})", ["n", 3]),
+        ("y", f"tensor({type_})", ["n", None]),
+    ]
+    made = random_for_signature(signature, dims={"n": 5})
+    assert made["x"].shape == (5, 3) and made["y"].shape[0] == 5
+    expected = {"float": "float32", "double": "float64"}.get(type_, type_)
+    assert str(made["x"].dtype) == expected
+
+
+def test_inputs_from_files(tmp_path: Path) -> None:
+    x, y = np.arange(3, dtype=np.float32), np.ones((2, 2), np.int64)
+    np.savez(tmp_path / "named.npz", y=y, x=x)
+    np.savez(tmp_path / "numbered.npz", i0=x, i1=y)
+    folder = tmp_path / "set"
+    folder.mkdir()
+    arrays: list[np.ndarray] = [x, y]
+    for k, a in enumerate(arrays):
+        (folder / f"input_{k}.pb").write_bytes(numpy_helper.from_array(a).SerializeToString())
+    for place in (tmp_path / "named.npz", tmp_path / "numbered.npz", folder):
+        found = read_inputs(place, ["x", "y"])
+        assert list(found) == ["x", "y"] and (found["x"] == x).all() and (found["y"] == y).all()
+
+
+def test_input_files_that_do_not_fit(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.ones(1))
+    with pytest.raises(InputError, match="lacks the inputs 'x'; it has 'a'"):
+        read_inputs(tmp_path / "a.npz", ["x"])
+    with pytest.raises(InputError, match="there is no file"):
+        read_inputs(tmp_path / "missing.npz", ["x"])
+    (tmp_path / "bad.npz").write_bytes(b"not a zip")
+    with pytest.raises(InputError, match=r"not an \.npz"):
+        read_inputs(tmp_path / "bad.npz", ["x"])
+    np.savez(tmp_path / "object.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(InputError, match=r"not an \.npz"):
+        read_inputs(tmp_path / "object.npz", ["x"])
+
+
+def test_written_arrays_have_the_exact_name(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "out.bin", {"a/b": np.ones(2, ml_dtypes.bfloat16), "n": np.arange(3)})
+    with np.load(tmp_path / "out.bin") as stored:
+        assert stored["a/b"].dtype == np.float32 and (stored["n"] == np.arange(3)).all()
+
+
+@pytest.mark.parametrize("text", ["x", "=1,2", "x=1,2=3x"])
+def test_shapes_and_dims_on_the_command_line(text: str) -> None:
+    assert parse_shapes(["a=b=1,?", "s="]) == {"a=b": (1, None), "s": ()}
+    with pytest.raises(InputError):
+        parse_dims([text])
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def test_a_model_agrees_and_prints() -> None:
+    result = compare(LINEAR, samples=2, dims={"N": 4})
+    assert result.agree and result and len(result.outputs) == 2
+    assert result.outputs[0].shape == (4, 3) and "agrees with onnxruntime" in str(result)
+    json.dumps(result.to_dict())
+
+
+def test_given_inputs_by_order_and_name() -> None:
+    x = np.ones((2, 3), np.float32)
+    assert compare(LINEAR, [x]) and compare(LINEAR, {"x": x})
+    with pytest.raises(InputError, match="unknown: \\['z'\\]"):
+        compare(LINEAR, {"z": x})
+    with pytest.raises(InputError, match="1 inputs"):
+        compare(LINEAR, [x, x])
+
+
+@pytest.mark.parametrize("reference", ["onnx", "float64"])
+def test_other_references(reference: str) -> None:
+    assert compare(LINEAR, reference=reference).reference == reference
+
+
+def test_unknown_reference() -> None:
+    with pytest.raises(InputError, match="no reference 'torch'"):
+        compare(LINEAR, reference="torch")
+
+
+def test_a_wrong_answer_differs() -> None:
+    x = np.ones((1, 3), np.float32)
+    right = np.exp(x * x)
+    assert compare(LINEAR, [x], compiled=fake(right))
+    (row,) = compare(LINEAR, [x], compiled=fake(right * np.float32(1.01))).outputs
+    assert not row.agrees and row.max_rel == pytest.approx(0.01, rel=1e-3)
+    assert row.errors64 is not None and row.errors64[0] > 100 * row.errors64[1]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_nan_or_infinity_differs(value: float) -> None:
+    x = np.ones((1, 3), np.float32)
+    answer = np.exp(x * x)
+    answer[0, 1] = value
+    (row,) = compare(LINEAR, [x], compiled=fake(answer)).outputs
+    assert not row.agrees and row.mismatches == 1
+
+
+def test_an_overflow_that_the_reference_has_too_agrees() -> None:
+    x = np.array([[20.0, np.nan, 1.0]], np.float32)  # exp(400) is infinite in float32 and finite in float64
+    assert compare(LINEAR, [x])
+
+
+def test_a_wrong_shape_differs() -> None:
+    x = np.ones((1, 3), np.float32)
+    (row,) = compare(LINEAR, [x], compiled=fake(np.ones((3, 1), np.float32))).outputs
+    assert not row.agrees and "float32[1, 3]" in row.note and math.isinf(row.max_abs)
+
+
+def test_float64_decides_who_is_nearer() -> None:
+    """Cancellation: both are far from each other, relative to the output; onnxc's is the better one."""
+    model = parsed("g (float[4] x) => (float[1] y) { y = ReduceSum <keepdims = 1> (x) }")
+    x = np.array([1.0, 1e8, 1.0, -1e8], np.float32)
+    (ours,) = onnxruntime_runner(model)({"x": x})
+    exact = np.array([2.0], np.float32)
+    row = compare(model, [x], compiled=fake(exact)).outputs[0]
+    assert row.agrees
+    if not np.allclose(ours, exact):
+        assert row.errors64 == (0.0, float(abs(ours - exact)[0]))
+
+
+def test_integers_must_be_equal() -> None:
+    model = parsed("g (int64[3] x) => (int64[3] y) { y = Mul(x, x) }")
+    x = np.array([1, 2, 3])
+    assert compare(model, [x])
+    (row,) = compare(model, [x], compiled=fake(np.array([1, 4, 8]))).outputs
+    assert not row.agrees and row.mismatches == 1 and row.max_abs == 1
+
+
+def test_saturating_integers_are_judged_by_the_reference_evaluator() -> None:
+    """u8 x s8 with products that overflow 16 bits: right answers agree, whatever onnxruntime says."""
+    model = parsed("g (uint8[1, 2] a, int8[2, 1] b) => (int32[1, 1] y) { y = MatMulInteger(a, b) }")
+    a, b = np.full((1, 2), 255, np.uint8), np.full((2, 1), 127, np.int8)
+    assert compare(model, [a, b], compiled=fake(np.array([[2 * 255 * 127]], np.int32)))
+    assert not compare(model, [a, b], compiled=fake(np.array([[2 * 255 * 127 - 1]], np.int32)))
+
+
+def test_a_reference_that_cannot_load_says_so() -> None:
+    with pytest.raises(RunError, match="onnxruntime cannot load"):
+        onnxruntime_runner(b"not a model")
+
+
+def test_distance() -> None:
+    a = np.array([1.0, np.nan, np.inf, np.inf, np.nan])
+    b = np.array([1.5, np.nan, np.inf, -np.inf, 0.0])
+    assert list(distance(a, b)) == [0.5, 0.0, 0.0, math.inf, math.inf]
+
+
+# ---------------------------------------------------------------- float64
+
+
+def test_the_float64_graph_is_wider_everywhere() -> None:
+    graph = decompose(onnx_file.load(embedding()))
+    wide = widen(graph)
+    names = {v.dtype.name for v in wide.values()}
+    assert "float32" not in names and "float64" in names
+    assert {v.dtype.name for v in graph.values()} >= {"float32", "int64"}  # the graph itself is as it was
+
+
+def test_float64_has_digits_that_float32_lacks() -> None:
+    model = parsed("g (float[3] x) => (float[3] y) { a = Cast <to = 1> (x)  b = Exp(a)  y = Sqrt(b) }")
+    x = np.array([0.1, 1.0, 2.0], np.float32)
+    (y,) = evaluate_float64(decompose(onnx_file.load(model)), [x])
+    assert y.dtype == np.float64 and np.allclose(y, np.exp(x.astype(np.float64) / 2), rtol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["m_gelu_ln_small", "mlp"])
+def test_zoo(zoo: Any, name: str) -> None:
+    model = zoo(name)
+    assert compare(model.path, model.inputs())

@@ -1,0 +1,250 @@
+"""Dynamic dims: one compile, any size."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import onnxc
+from onnxc import errors
+from onnxc.ir import expr
+from onnxc.ir.expr import Dim, Sym
+from onnxc.planner.memory import aligned, assign_offsets
+from onnxc.runtime import model as model_module
+from onnxc.runtime.library import load_runtime
+from onnxc.runtime.model import Arena, CompiledModel
+from onnxc.runtime.sizes import encode, evaluate, spell
+from tests.small_models import Array, floats, parse, reference
+
+# ---------------------------------------------------------------- sizes
+
+SYMBOLS = [Sym("s0"), Sym("s1"), Sym("s2", 1)]
+
+
+@st.composite
+def dims(draw: st.DrawFn, depth: int = 2) -> Dim:
+    """Expressions over three symbols. (Divisors are positive.)"""
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from(SYMBOLS) | st.integers(-3, 9))
+    a, b = draw(dims(depth - 1)), draw(dims(depth - 1))
+    kind = draw(st.sampled_from(["+", "-", "*", "//", "%", "max", "min"]))
+    if kind in ("//", "%"):
+        by = draw(st.integers(1, 7) | st.just(SYMBOLS[2]))
+        return expr.floordiv(a, by) if kind == "//" else expr.mod(a, by)
+    if kind in ("max", "min"):
+        return (expr.maximum if kind == "max" else expr.minimum)(a, b)
+    return a + b if kind == "+" else a - b if kind == "-" else a * b
+
+
+@given(dims(), st.integers(0, 20), st.integers(0, 20), st.integers(1, 20))
+def test_sizes_are_the_expressions(d: Dim, s0: int, s1: int, s2: int) -> None:
+    values = {"s0": s0, "s1": s1, "s2": s2}
+    assert evaluate(encode(d), values) == expr.evaluate(d, values)
+    text = spell(d, {"s0": "s0", "s1": "s1", "s2": "s2"})
+    names: dict[str, Any] = {**values, "max": max, "min": min, "__builtins__": {}}
+    assert text is not None and eval(str(text), names) == expr.evaluate(d, values)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 12), st.integers(0, 5)), max_size=40))
+def test_arena_is_laid_out_as_the_planner_does(buffers: list[tuple[int, int, int]]) -> None:
+    sizes = [64 * (n // 8) + n % 3 for n, _, _ in buffers]
+    spans = [(first, first + length) for _, first, length in buffers]
+    arena = Arena(sizes, list(range(len(sizes))), [a for a, _ in spans], [b for _, b in spans])
+    total, *offsets = arena.layout({}, load_runtime())
+    assert (offsets, total) == assign_offsets(sizes, spans)
+    for i in range(len(sizes)):
+        for j in range(i):
+            if spans[i][0] <= spans[j][1] and spans[j][0] <= spans[i][1]:
+                a, b = sorted((i, j), key=offsets.__getitem__)
+                assert offsets[a] + aligned(sizes[a]) <= offsets[b]
+
+
+def test_arena_has_a_limit() -> None:
+    arena = Arena([[[8, "s0", "s0"]]], [0, 0], [0, 0], [1, 1])
+    with pytest.raises(errors.LimitError):
+        arena.layout({"s0": 1 << 30}, load_runtime())
+
+
+# ---------------------------------------------------------------- models
+
+NET = """(float[batch, seq, 64] x, float[64, 96] w, float[96, 64] v, float[64] g) => (float[batch, seq, 64] y)
+{ n = LayerNormalization(x, g, g) a = MatMul(n, w) b = Relu(a) c = MatMul(b, v) d = Add(c, x)
+  t = MatMul(w, v) e = Softmax(d) y = MatMul(e, t) }"""
+
+
+def net_inputs(batch: int, seq: int) -> tuple[Array, ...]:
+    return floats(batch, seq, 64), floats(64, 96) / 8, floats(96, 64) / 8, floats(64)
+
+
+@pytest.fixture(scope="module")
+def net() -> CompiledModel:
+    return onnxc.compile(parse(NET))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 7), (3, 128), (1, 33), (0, 5), (4, 0), (65, 3)])
+def test_one_compile_any_size(net: CompiledModel, sizes: tuple[int, int], threads: int) -> None:
+    inputs = net_inputs(*sizes)
+    net.threads = threads
+    (want,) = reference(parse(NET), *inputs)
+    for _ in range(2):
+        (got,) = net(*inputs)
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, 1e-4, 1e-5)
+
+
+def test_sizes_change_from_call_to_call(net: CompiledModel) -> None:
+    first = {n: net(*net_inputs(2, n))[0] for n in (40, 3, 17)}
+    for n in (17, 40, 3, 17, 3):
+        np.testing.assert_array_equal(net(*net_inputs(2, n))[0], first[n])
+
+
+def test_what_is_remembered_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "_MOST_SITES", 4)
+    model = onnxc.compile(parse("(float[N] x) => (float[N] y) { y = Neg(x) }"))
+    for n in (*range(20), *range(20)):
+        assert model(np.ones(n, np.float32))[0].tolist() == [-1.0] * n
+        assert len(model._sites) <= 4
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_input_shapes_fix_dims() -> None:
+    model = onnxc.compile(parse(NET), input_shapes={"x": (2, None, 64)})
+    assert model.get_inputs()[0].shape == [2, "seq", 64]
+    inputs = net_inputs(2, 5)
+    np.testing.assert_allclose(model(*inputs)[0], reference(parse(NET), *inputs)[0], 1e-4, 1e-5)
+    with pytest.raises(errors.InputError, match="size 2 in dim 0"):
+        model(*net_inputs(3, 5))
+
+
+def test_output_dims_are_named() -> None:
+    text = """(float[N, M] x, float[K, M] y) => (float[P, M] z, float[Q] r)
+    { z = Concat<axis=0>(x, y) s = Constant<value_ints=[-1]>() r = Reshape(x, s) }"""
+    model = onnxc.compile(parse(text))
+    z, r = model.get_outputs()
+    assert z.shape in (["N + K", "M"], ["K + N", "M"]) and r.shape in (["N*M"], ["M*N"])
+    z_, r_ = model(floats(3, 4), floats(2, 4))
+    assert z_.shape == (5, 4) and r_.shape == (12,)
+
+
+CASES = {
+    "matmul": (
+        "(float[N,M] x, float[K,M] y) => (float[N,K] z) { t = Transpose(y) z = MatMul(x, t) }",
+        [((3, 4), (5, 4)), ((1, 1), (1, 1)), ((0, 4), (5, 4)), ((3, 0), (4, 0)), ((70, 33), (45, 33))],
+    ),
+    "reduce": (
+        """(float[N,S] x) => (float[S] z, float[N] m)
+        { a = Constant<value_ints=[0]>() b = Constant<value_ints=[1]>()
+          z = ReduceSum<keepdims=0>(x, a) m = ReduceSum<keepdims=0>(x, b) }""",
+        [((3, 4),), ((0, 4),), ((4, 0),), ((1, 999),), ((999, 1),)],
+    ),
+    "slice": (
+        """(float[N] x) => (float[M] z)
+        { s = Constant<value_ints=[0]>() e = Constant<value_ints=[-5]>() z = Slice(x, s, e, s) }""",
+        [((8,),), ((3,),), ((0,),)],
+    ),
+    "reshape": (
+        """(float[N,M] x) => (float[P,Q] z)
+        { s = Constant<value_ints=[-1, 2]>() r = Reshape(x, s) z = Relu(r) }""",
+        [((3, 4),), ((2, 1),), ((0, 2),)],
+    ),
+    "heads": (
+        """(float[B,S,8] x) => (float[B,T,S,4] z)
+        { s = Constant<value_ints=[0, 0, 2, 4]>() r = Reshape(x, s) t = Transpose<perm=[0, 2, 1, 3]>(r)
+          z = Exp(t) }""",
+        [((2, 3, 8),), ((1, 1, 8),)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "shapes"), CASES.values(), ids=CASES.keys())
+def test_ops_at_many_sizes(text: str, shapes: list[tuple[tuple[int, ...], ...]]) -> None:
+    model = onnxc.compile(parse(text))
+    for each in shapes:
+        inputs = [floats(*s) for s in each]
+        for got, want in zip(model(*inputs), reference(parse(text), *inputs), strict=True):
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, 1e-4, 1e-5)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_equal_names_are_equal_sizes() -> None:
+    model = onnxc.compile(parse("(float[N, M] x, float[M] y) => (float[N, M] z) { z = Add(x, y) }"))
+    with pytest.raises(errors.InputError) as caught:
+        model(floats(2, 3), floats(4))
+    for word in ("input 'y'", "size 3 in dim 0 (M)", "as in dim 1 of 'x'", "shape [4] was given"):
+        assert word in str(caught.value)
+    with pytest.raises(errors.InputError, match="rank 2"):
+        model(floats(2), floats(2))
+
+
+def test_different_names_that_must_agree() -> None:
+    model = onnxc.compile(parse("(float[N] x, float[M] y) => (float[N] z) { z = Add(x, y) }"))
+    np.testing.assert_array_equal(model(floats(3), floats(3))[0], 2 * floats(3))
+    for n, m in ((3, 4), (3, 1), (1, 3)):
+        with pytest.raises(errors.InputError, match="must be equal") as caught:
+            model(floats(n), floats(m))
+        assert caught.value.node == "n0 Add" and f"N = {n}, M = {m}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[N, K] x, float[L, M] y) => (float[N, M] z) { z = MatMul(x, y) }",
+        "(float[N, K] x, float[L, M] y) => (float[P, K] z) { z = Concat<axis=0>(x, y) }",
+        "(float[N, K] x, float[L, M] y) => (float[N, K] z) { z = Where(c, x, y) c = Less(x, y) }",
+    ],
+    ids=["matmul", "concat", "where"],
+)
+def test_sizes_that_do_not_fit(text: str) -> None:
+    if "Where" in text:
+        text = text.replace("{ z = Where(c, x, y) c = Less(x, y) }", "{ c = Less(x, y) z = Where(c, x, y) }")
+    model = onnxc.compile(parse(text))
+    with pytest.raises(errors.InputError, match="must be equal"):
+        model(floats(3, 4), floats(5, 6))
+
+
+def test_reshape_that_does_not_fit() -> None:
+    model = onnxc.compile(
+        parse("(float[N] x) => (float[M, 4] z) { s = Constant<value_ints=[-1, 4]>() z = Reshape(x, s) }")
+    )
+    assert model(floats(8))[0].shape == (2, 4)
+    with pytest.raises(errors.InputError, match="must be equal"):
+        model(floats(9))
+
+
+def test_window_larger_than_the_input() -> None:
+    model = onnxc.compile(
+        parse("(float[1, 1, H, W] x) => (float[1, 1, P, Q] z) { z = MaxPool<kernel_shape=[3, 3]>(x) }")
+    )
+    x = floats(1, 1, 5, 4)
+    assert model(x)[0].shape == (1, 1, 3, 2)
+    with pytest.raises(errors.InputError, match="negative size"):
+        model(floats(1, 1, 5, 1))
+
+
+def test_a_failed_call_changes_nothing(net: CompiledModel) -> None:
+    good = net_inputs(2, 5)
+    want = net(*good)[0]
+    with pytest.raises(errors.InputError):
+        net(floats(2, 5, 63), *good[1:])
+    np.testing.assert_array_equal(net(*good)[0], want)
+
+
+def test_saved_dynamic_model(net: CompiledModel, tmp_path: Path) -> None:
+    net.save(tmp_path / "net.onnxc")
+    again = onnxc.load(tmp_path / "net.onnxc")
+    for sizes in ((1, 9), (2, 50)):
+        np.testing.assert_array_equal(again(*net_inputs(*sizes))[0], net(*net_inputs(*sizes))[0])

@@ -1,0 +1,684 @@
+"""Compiled models: calls, what they accept, what they refuse, and the cache behind ``compile``."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import pytest
+
+import onnxc
+from onnxc import errors
+from onnxc.planner.fusion import FusionOptions
+from onnxc.runtime import model as model_module
+from onnxc.runtime.model import CompiledModel, Outputs
+from tests.small_models import floats, parse, reference
+
+TWO = """(float[2,3] a, float[3] b) => (float[2,3] sum, float[2,3] product)
+{ sum = Add(a, b) product = Mul(a, b) }"""
+
+
+@pytest.fixture(scope="module")
+def two() -> CompiledModel:
+    return onnxc.compile(parse(TWO))
+
+
+A, B = floats(2, 3), floats(3)
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **env}, cwd=Path(__file__).parent.parent,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- results
+
+
+def test_by_position_by_name_and_both(two: CompiledModel) -> None:
+    for out in (two(A, B), two(a=A, b=B), two(b=B, a=A), two(A, b=B)):
+        np.testing.assert_array_equal(out["sum"], A + B)
+        np.testing.assert_array_equal(out["product"], A * B)
+
+
+def test_outputs_are_dict_and_tuple(two: CompiledModel) -> None:
+    out = two(A, B)
+    total, product = out
+    assert total is out[0] is out["sum"] and product is out[-1] is out["product"]
+    assert out[:1] == (total,)
+    assert len(out) == 2 and "sum" in out and "x" not in out
+    assert list(out.keys()) == ["sum", "product"] and list(dict(out)) == ["sum", "product"]
+    assert out.get("x") is None and out.get("sum") is total
+    assert [name for name, _ in out.items()] == ["sum", "product"]
+    assert len(out.values()) == 2
+    assert "sum" in repr(out)
+    with pytest.raises(KeyError, match="no output 'x'"):
+        out["x"]
+    with pytest.raises(IndexError):
+        out[2]
+
+
+def test_run_is_onnxruntimes(two: CompiledModel) -> None:
+    feed = {"b": B, "a": A}
+    total, product = two.run(None, feed)
+    np.testing.assert_array_equal(total, A + B)
+    assert [x.tolist() for x in two.run([], feed)] == [total.tolist(), product.tolist()]
+    (only,) = two.run(["product"], feed, None)
+    np.testing.assert_array_equal(only, product)
+    with pytest.raises(errors.InputError, match="no output 'x'"):
+        two.run(["x"], feed)
+
+
+def test_each_call_gives_new_arrays(two: CompiledModel) -> None:
+    first = two(A, B)["sum"]
+    kept = first.copy()
+    second = two(A + 1, B)["sum"]
+    assert not np.shares_memory(first, second)
+    np.testing.assert_array_equal(first, kept)
+    assert first.flags.writeable and first.flags.owndata
+
+
+def test_described_as_onnxruntime_does() -> None:
+    proto = parse("""(float[N,3] a, double[2] b, int64[M] c, bool[1] d)
+    => (float[N,3] e, double[2] f, int64[M] g, bool[1] h) { e = Relu(a) f = Neg(b) g = Neg(c) h = Not(d) }""")
+    import onnxruntime
+
+    theirs = onnxruntime.InferenceSession(proto.SerializeToString())
+    ours = onnxc.compile(proto)
+    for mine, other in ((ours.get_inputs(), theirs.get_inputs()), (ours.get_outputs(), theirs.get_outputs())):
+        assert [(t.name, t.type, t.shape) for t in mine] == [(t.name, t.type, t.shape) for t in other]
+
+
+def test_unnamed_dim_is_none() -> None:
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, 3])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, 3])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = onnxc.compile(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]))
+    assert model.get_inputs()[0].shape == [None, 3] == model.get_outputs()[0].shape
+    np.testing.assert_array_equal(model(-np.ones((4, 3), np.float32))[0], np.zeros((4, 3)))
+
+
+def test_no_inputs() -> None:
+    model = onnxc.compile(parse("() => (float[2] y) { y = Constant<value_floats=[1.0, 2.0]>() }"))
+    assert model()["y"].tolist() == [1, 2] == model.run(None, {})[0].tolist()
+
+
+def test_outputs_that_are_inputs_and_constants() -> None:
+    model = onnxc.compile(
+        parse("(float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Identity(x) }")
+    )
+    x = floats(2)
+    y, z = model(x)
+    np.testing.assert_array_equal(y, x)
+    assert not np.shares_memory(y, x) and not np.shares_memory(y, z)
+
+
+# ---------------------------------------------------------------- what inputs may be
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: np.asfortranarray(x),
+        lambda x: x[::-1][::-1],
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        lambda x: np.ascontiguousarray(x[:, ::-1])[:, ::-1],
+        lambda x: x.astype(">f4"),
+        lambda x: x.tolist(),
+        lambda x: tuple(map(tuple, x)),
+        lambda x: memoryview(x),
+        lambda x: x.view(np.matrix),
+        lambda x: (
+            np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view("<f4").reshape(x.shape)
+        ),  # not aligned
+    ],
+    ids=[
+        "fortran",
+        "same",
+        "strided",
+        "negative strides",
+        "swapped",
+        "lists",
+        "tuples",
+        "buffer",
+        "matrix",
+        "unaligned",
+    ],
+)
+def test_unusual_arrays(two: CompiledModel, change: Callable[[Any], Any]) -> None:
+    np.testing.assert_array_equal(two(change(A), B)["sum"], A + B)
+
+
+def test_read_only_and_mapped_arrays(two: CompiledModel, tmp_path: Path) -> None:
+    frozen = A.copy()
+    frozen.flags.writeable = False
+    np.save(tmp_path / "a.npy", A)
+    for x in (frozen, np.load(tmp_path / "a.npy", mmap_mode="r")):
+        np.testing.assert_array_equal(two(x, B)["sum"], A + B)
+
+
+def test_scalars_and_other_dtypes_that_fit() -> None:
+    model = onnxc.compile(
+        parse("(float x, int64 i, bool b) => (float y, int64 j, bool c) { y = Neg(x) j = Neg(i) c = Not(b) }")
+    )
+    for inputs in (
+        (1.5, 3, True),
+        (np.float32(1.5), np.int64(3), np.True_),
+        (np.array(1.5, "f"), np.array(3), np.array(True)),
+    ):
+        y, j, c = model(*inputs)
+        assert (y.shape, y.dtype, y.item(), j.item(), c.item()) == ((), np.float32, -1.5, -3, False)
+    assert model(2, 3, False)["y"] == -2
+    for inputs in (
+        (1.5, 3.5, True),
+        (np.float64(1.5), 3, True),
+        (1.5, 3, 1),
+        (1.5, 1 << 70, True),
+        ("x", 3, True),
+    ):
+        with pytest.raises(errors.InputError):
+            model(*inputs)
+
+
+def test_equal_dtype_object_is_accepted(two: CompiledModel) -> None:
+    # Its dtype is equal to float32 and another object: it carries metadata.
+    x = A.view(np.dtype("f4", metadata={"unit": "m"}))
+    np.testing.assert_array_equal(two(x, B)["sum"], A + B)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+def test_empty_tensors(shape: tuple[int, int]) -> None:
+    model = onnxc.compile(
+        parse(
+            """(float[N,M] x) => (float[N,M] y, float[N] s)
+            { y = Exp(x) a = Constant<value_ints=[1]>() s = ReduceSum<keepdims=0>(x, a) }"""
+        )
+    )
+    y, s = model(np.zeros(shape, np.float32))
+    assert y.shape == shape and s.tolist() == [0.0] * shape[0]
+
+
+def test_edge_values() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, -1e-45, 3e38], np.float32)
+    proto = parse("(float[8] x) => (float[8] y, float[8] z) { y = Neg(x) z = Add(x, x) }")
+    for got, want in zip(onnxc.compile(proto)(x), reference(proto, x), strict=True):
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named", "words"),
+    [
+        ((A,), {}, ["missing input 'b': float32[3]"]),
+        ((), {}, ["missing input 'a': float32[2, 3], 'b'"]),
+        ((), {"a": A}, ["missing input 'b'"]),
+        ((A, B, B), {}, ["3 inputs were given; the model has 2", "'a': float32[2, 3]"]),
+        ((A, B), {"c": B}, ["no input 'c'"]),
+        ((), {"a": A, "c": B}, ["no input 'c'", "its inputs are 'a'"]),
+        ((A, B), {"b": B}, ["'b' is given both by position and by name"]),
+        ((A.astype(np.float64), B), {}, ["input 'a'", "expects dtype float32", "float64 was given"]),
+        ((A.astype(np.float16), B), {}, ["float16 was given"]),
+        ((A.astype(np.int32), B), {}, ["int32 was given"]),
+        ((A[0], B), {}, ["input 'a'", "rank 2", "shape [3] was given"]),
+        ((A, B[:2]), {}, ["input 'b': float32[3] expects size 3 in dim 0", "shape [2] was given"]),
+        ((A.T, B), {}, ["size 2 in dim 0", "shape [3, 2]"]),
+        (([[1, 2, 3], [4, 5]], B), {}, ["input 'a'", "a list that is none"]),
+        (([1, 2, 3], B), {}, ["rank 2"]),
+        ((None, B), {}, ["input 'a'", "a NoneType was given"]),
+        (("text", B), {}, ["input 'a'", "<U4 was given"]),
+        ((A.astype(object), B), {}, ["input 'a'", "expects dtype float32"]),
+    ],
+)
+def test_refused_inputs(
+    two: CompiledModel, inputs: tuple[Any, ...], named: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        two(*inputs, **named)
+    for word in words:
+        assert word in str(caught.value)
+    if not inputs:
+        with pytest.raises(errors.InputError):
+            two.run(None, named)
+
+
+@pytest.mark.parametrize("count", [0, -1, 257, 1.5, True, "2"])
+def test_threads_must_be_a_count(two: CompiledModel, count: Any) -> None:
+    before = two.threads
+    with pytest.raises(errors.InputError, match="threads"):
+        two.threads = count
+    assert two.threads == before
+
+
+def test_threads_can_be_set() -> None:
+    proto = parse("(float[N,64] x, float[64,64] w) => (float[N,64] z) { y = MatMul(x, w) z = Softmax(y) }")
+    model = onnxc.compile(proto, threads=1)
+    assert model.threads == 1
+    x, w = floats(300, 64), floats(64, 64)
+    one = model(x, w)["z"]
+    model.threads = 2
+    np.testing.assert_array_equal(model(x, w)["z"], one)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"target": "cuda"}, errors.UnsupportedError),
+        ({"cpu": "z80"}, errors.CpuError),
+        ({"threads": 0}, errors.InputError),
+        ({"input_shapes": {"q": (1,)}}, errors.InputError),
+        ({"keep_inputs": ["q"]}, errors.InputError),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        onnxc.compile(parse(TWO), **options)
+
+
+# ---------------------------------------------------------------- failures of a run
+
+GATHER = "(float[4,3] x, int64[2] i) => (float[2,3] y) { g = Gather(x, i) y = Relu(g) }"
+
+
+def test_index_out_of_bounds_names_the_node() -> None:
+    model = onnxc.compile(parse(GATHER))
+    x = floats(4, 3)
+    np.testing.assert_array_equal(model(x, np.array([3, -4]))["y"], np.maximum(x[[3, 0]], 0))
+    for bad in (4, -5, 1 << 40):
+        with pytest.raises(errors.RunError, match="out of bounds") as caught:
+            model(x, np.array([0, bad]))
+        assert str(bad) in str(caught.value) and caught.value.node == "n0 Gather"
+    np.testing.assert_array_equal(model(x, np.array([0, 1]))["y"], np.maximum(x[:2], 0))  # it still works
+
+
+def test_division_by_zero_names_the_node() -> None:
+    model = onnxc.compile(parse("(int32[3] a, int32[3] b) => (int32[3] y) { s = Add(a, b) y = Div(s, b) }"))
+    assert model(np.array([4, 5, 6], "i4"), np.array([1, 2, 3], "i4"))["y"].tolist() == [5, 3, 3]
+    with pytest.raises(errors.RunError, match="division by zero") as caught:
+        model(np.array([4, 5, 6], "i4"), np.array([1, 0, 3], "i4"))
+    assert caught.value.node == "n1 Div"
+
+
+def test_memory_limit() -> None:
+    text = """(float[N,64] x, float[64,64] w) => (float[N,64] y)
+    { a = MatMul(x, w) b = Softmax(a) y = MatMul(b, w) }"""
+    model = onnxc.compile(parse(text), memory_limit=8 << 20)
+    model(floats(8, 64), floats(64, 64))
+    with pytest.raises(errors.LimitError, match="above the limit"):
+        model(floats(60000, 64), floats(64, 64))
+
+
+# ---------------------------------------------------------------- the two ways of a call
+
+
+def test_quick_and_slow_way_agree(two: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert two._quick, "this Python's objects are not as runtime.c reads them: calls are slow"
+    monkeypatch.setattr(two, "_quick", False)
+    np.testing.assert_array_equal(two(A, B)["sum"], A + B)
+    with pytest.raises(errors.InputError):
+        two(A, A)
+
+
+def test_quick_way_takes_plain_arrays(two: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two, "_run_any", lambda args: pytest.fail("went the slow way"))
+    two(A, B)
+    two(b=B, a=A)
+    two.run(None, {"a": A, "b": B})
+
+
+def test_quick_way_is_left_for_all_else(two: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two, "_run_any", lambda args: ("slow", "slow"))
+    odd = [
+        A.T,
+        A[:1],
+        A.astype("f8"),
+        A.astype(">f4"),
+        np.asfortranarray(A),
+        A.view(np.matrix),
+        A.tolist(),
+        None,
+        A[None],
+    ]
+    assert all(two(x, B)["sum"] == "slow" for x in odd)
+    assert two(A)["sum"] == "slow" and two(A, B, B)["sum"] == "slow"
+
+
+def test_many_inputs_and_outputs() -> None:
+    n = 150  # more than ox_call_arrays takes
+    inputs = ", ".join(f"float[2] x{i}" for i in range(n))
+    outputs = ", ".join(f"float[2] y{i}" for i in range(n))
+    model = onnxc.compile(
+        parse(f"({inputs}) => ({outputs}) {{ {' '.join(f'y{i} = Neg(x{i})' for i in range(n))} }}")
+    )
+    out = model(*(np.full(2, i, np.float32) for i in range(n)))
+    assert [y[0] for y in out] == [-i for i in range(n)]
+
+
+# ---------------------------------------------------------------- threads and processes
+
+CHAIN = """(float[N,32] x, float[32,32] w) => (float[N,32] y)
+{ a = MatMul(x, w) b = Softmax(a) c = MatMul(b, w) d = Tanh(c) y = MatMul(d, w) }"""
+
+
+def test_called_from_many_threads() -> None:
+    proto = parse(CHAIN)
+    model = onnxc.compile(proto)
+    w = floats(32, 32)
+    cases = [(x := floats(n, 32, seed=n), reference(proto, x, w)[0]) for n in (1, 5, 33, 200)]
+    wrong: list[object] = []
+
+    def work(offset: int) -> None:
+        for k in range(60):
+            x, want = cases[(k + offset) % len(cases)]
+            got = model(x, w)["y"]
+            if not np.allclose(got, want, 1e-4, 1e-5):
+                wrong.append((k, offset))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_works() -> None:
+    model = onnxc.compile(parse(CHAIN))
+    x, w = floats(400, 32), floats(32, 32)
+    want = model(x, w)["y"]
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def child() -> None:
+        np.testing.assert_array_equal(model(x, w)["y"], want)
+        np.testing.assert_array_equal(model(x[:7], w)["y"].shape, (7, 32))  # a shape not seen before
+        results.put("good")
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0 and results.get() == "good"
+    np.testing.assert_array_equal(model(x, w)["y"], want)
+
+
+def test_models_are_freed() -> None:
+    import weakref
+
+    model = onnxc.compile(parse(CHAIN))
+    model(floats(3, 32), floats(32, 32))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_not_pickled(two: CompiledModel) -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="save"):
+        pickle.dumps(two)
+
+
+# ---------------------------------------------------------------- what may be compiled
+
+
+def test_path_bytes_and_proto(tmp_path: Path) -> None:
+    proto = parse(TWO)
+    onnx.save(proto, tmp_path / "m.onnx")
+    for model in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), proto.SerializeToString(), proto):
+        np.testing.assert_array_equal(onnxc.compile(model)(A, B)["sum"], A + B)
+    with pytest.raises(errors.ModelError):
+        onnxc.compile(tmp_path / "none.onnx")
+    with pytest.raises(errors.ModelError):
+        onnxc.compile(b"not a model")
+
+
+def test_imported_graph() -> None:
+    from onnxc.frontends import onnx_file
+
+    model = onnxc.compile(onnx_file.load(parse(TWO)))
+    np.testing.assert_array_equal(model(A, B)["sum"], A + B)
+
+
+@pytest.mark.parametrize("fusion", [True, False, FusionOptions(vertical=False)])
+def test_fusion_can_be_switched(fusion: Any) -> None:
+    proto = parse("(float[4,8] x) => (float[4,8] z) { a = Exp(x) b = Softmax(a) c = Relu(b) z = Add(c, x) }")
+    model = onnxc.compile(proto, fusion=fusion)
+    kernels = len(model.manifest["kernels"])
+    assert kernels == 1 if fusion is True else kernels > 1
+    np.testing.assert_allclose(model(floats(4, 8))["z"], reference(proto, floats(4, 8))[0], 1e-5, 1e-6)
+
+
+def test_progress_tells_the_stages(fresh_cache: Path) -> None:
+    seen: list[str] = []
+    model = onnxc.compile(parse(TWO), progress=seen.append)
+    assert seen[0] == "fingerprint" and {"import", "decompose", "plan", "generate", "c++", "weights"} <= set(
+        seen
+    )
+    assert set(model.manifest["stages"]) <= set(seen)
+    seen.clear()
+    onnxc.compile(parse(TWO), progress=seen.append)
+    assert seen == ["fingerprint", "load"]
+
+
+def test_source_and_report(two: CompiledModel) -> None:
+    assert "onnxc_run" in two.source
+    report = two.explain()
+    assert report.threads == two.threads
+    assert {o.op_type for k in report.kernels for o in k.origins} == {"Add", "Mul"}
+    assert report.source(0) in two.source
+    json.dumps(dict(two.manifest))
+
+
+def test_unsupported_ops_are_all_named() -> None:
+    proto = parse("(float[2] x) => (float[2] z) { y = com.acme.Foo(x) z = com.acme.Bar(y) }")
+    proto.opset_import.add(domain="com.acme", version=1)
+    with pytest.raises(errors.UnsupportedOpError) as caught:
+        onnxc.compile(proto)
+    assert "Foo" in str(caught.value) and "Bar" in str(caught.value)
+
+
+# ---------------------------------------------------------------- the cache
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the compiles that really happen."""
+    from onnxc import compiler
+
+    count: list[int] = []
+    build = compiler.build
+
+    def counted(*args: Any) -> bytes:
+        count.append(1)
+        return build(*args)
+
+    monkeypatch.setattr(compiler, "build", counted)
+    return count
+
+
+def test_second_compile_comes_from_the_cache(fresh_cache: Path, compiles: list[int]) -> None:
+    for _ in range(3):
+        np.testing.assert_array_equal(onnxc.compile(parse(TWO))(A, B)["sum"], A + B)
+    assert len(compiles) == 1
+    onnxc.compile(parse(TWO), cache=False)
+    assert len(compiles) == 2
+
+
+def test_options_are_part_of_the_key(fresh_cache: Path, compiles: list[int]) -> None:
+    text = "(float[N,3] x) => (float[N,3] y) { y = Relu(x) }"
+    for options in (
+        {},
+        {"fusion": False},
+        {"cpu": "x86-64-v3"},
+        {"memory_limit": 1 << 30},
+        {"input_shapes": {"x": (2, 3)}},
+    ):
+        for _ in range(2):
+            if options.get("cpu") and os.uname().machine != "x86_64":
+                continue
+            onnxc.compile(parse(text), **options)  # type: ignore[arg-type]
+    onnxc.compile(parse(text), threads=1)  # is no part of what is compiled
+    assert len(compiles) == 5 or os.uname().machine != "x86_64"
+
+
+def external(folder: Path, value: float) -> Path:
+    """A model whose weight lies in a file of its own."""
+    weight = onnx.numpy_helper.from_array(np.full(1024, value, np.float32), "w")
+    proto = parse("(float[1024] x) => (float[1024] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(weight)
+    folder.mkdir(exist_ok=True)
+    onnx.save(proto, folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    return folder / "m.onnx"
+
+
+def test_external_data_counts_by_content(tmp_path: Path, fresh_cache: Path, compiles: list[int]) -> None:
+    path = external(tmp_path / "a", 1.0)
+    x = np.zeros(1024, np.float32)
+    assert onnxc.compile(path)(x)["y"][5] == 1.0
+    info = os.stat(tmp_path / "a" / "m.data")
+    with open(tmp_path / "a" / "m.data", "r+b") as file:  # same size, same times
+        file.write(np.full(1024, 2.0, np.float32).tobytes())
+    os.utime(tmp_path / "a" / "m.data", ns=(info.st_atime_ns, info.st_mtime_ns))
+    assert onnxc.compile(path)(x)["y"][5] == 2.0
+    assert len(compiles) == 2
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # the same content elsewhere
+    assert onnxc.compile(tmp_path / "b" / "m.onnx")(x)["y"][5] == 2.0
+    assert len(compiles) == 2
+    data = (tmp_path / "b" / "m.onnx").read_bytes()
+    assert onnxc.compile(data, base_dir=tmp_path / "a")(x)["y"][5] == 2.0
+    with pytest.raises(errors.ModelError, match="base_dir"):
+        onnxc.compile(data)
+    (tmp_path / "a" / "m.data").unlink()
+    with pytest.raises(errors.ModelError, match=r"m\.data"):
+        onnxc.compile(path)
+
+
+def test_large_content_is_hashed_in_pieces(tmp_path: Path) -> None:
+    from onnxc import fingerprint
+
+    data = np.random.default_rng(0).integers(0, 256, (33 << 20) + 5, np.uint8).tobytes()
+    (tmp_path / "f").write_bytes(data)
+    one = fingerprint._digest_file(str(tmp_path / "f"), "file", {})
+    assert one == fingerprint._digest_bytes(data) != fingerprint._digest_bytes(data[:-1])
+
+
+def entries(cache: Path) -> list[Path]:
+    """The cache's entries that are models."""
+    return [p for p in cache.glob("v1/*/*") if p.read_bytes()[:6] == b"\x89ONNXC"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x89ONNXC\r\n", b"\0" * 9000])
+def test_damaged_entry_is_compiled_again(fresh_cache: Path, compiles: list[int], damage: bytes) -> None:
+    onnxc.compile(parse(TWO))
+    (entry,) = entries(fresh_cache)
+    entry.unlink()
+    entry.write_bytes(damage)
+    for _ in range(2):
+        np.testing.assert_array_equal(onnxc.compile(parse(TWO))(A, B)["sum"], A + B)
+    assert len(compiles) == 2
+
+
+def test_unusable_default_cache_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ONNXC_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="without a cache"):
+        model = onnxc.compile(parse(TWO))
+    np.testing.assert_array_equal(model(A, B)["sum"], A + B)
+    with pytest.raises(errors.CacheError):
+        onnxc.compile(parse(TWO), cache=tmp_path / "file")
+
+
+def test_cache_can_be_named(tmp_path: Path) -> None:
+    onnxc.compile(parse(TWO), cache=tmp_path / "here")
+    assert len(entries(tmp_path / "here")) == 1
+
+
+COMPILE = """
+    import numpy as np, onnxc
+    from tests.small_models import parse
+    text = "(float[N,32] x, float[32,32] w) => (float[N,32] y) { a = MatMul(x, w) y = Softmax(a) }"
+    model = onnxc.compile(parse(text))
+    out = model(np.ones((3, 32), "f"), np.eye(32, dtype="f"))["y"]
+    assert abs(out - 1 / 32).max() < 1e-6
+"""
+
+
+def test_two_processes_compile_at_once(fresh_cache: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(COMPILE)]
+    root = Path(__file__).parent.parent
+    running = [subprocess.Popen(command, cwd=root, env=dict(os.environ)) for _ in range(3)]
+    assert [p.wait(60) for p in running] == [0, 0, 0]
+    assert len(entries(fresh_cache)) == 1
+    assert not list((fresh_cache / "tmp").iterdir())
+
+
+def test_killed_compile_leaves_a_good_cache(fresh_cache: Path) -> None:
+    root = Path(__file__).parent.parent
+    for wait in (0.2, 0.5, 0.8):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(COMPILE)], cwd=root, env=dict(os.environ)
+        )
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = python(COMPILE)
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- the face
+
+
+def test_import_is_light() -> None:
+    done = python(
+        """
+        import sys, onnxc
+        assert "numpy" not in sys.modules and "onnx" not in sys.modules
+        assert sorted(dir(onnxc)) == sorted(onnxc.__all__)
+        onnxc.load, onnxc.CompiledModel, onnxc.errors.OnnxcError
+        heavy = {"torch", "triton", "onnxruntime", "sympy"}
+        assert not heavy & set(sys.modules)
+        onnxc.compile
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        try:
+            onnxc.nothing
+        except AttributeError:
+            pass
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_compile_loads_nothing_heavy(fresh_cache: Path) -> None:
+    done = python(
+        COMPILE + '\n    import sys\n    assert not {"torch", "triton", "sympy"} & set(sys.modules)\n'
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_outputs_of_other_things() -> None:
+    out = Outputs(("a", "b"), (1, 2))
+    assert repr(out) == "Outputs('a': 1, 'b': 2)"
+    assert model_module.PROGRAM == "program.so"

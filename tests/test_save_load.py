@@ -1,0 +1,212 @@
+"""Saved models: one file that loads where there is no compiler, and says what is wrong where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxc
+from onnxc import errors
+from onnxc.runtime import cpu
+from onnxc.runtime.model import CompiledModel
+from onnxc.runtime.package import open_package, write_package
+from tests.small_models import floats, parse
+
+TEXT = "(float[N,8] x) => (float[N,4] y) { z = MatMul(x, w) s = Add(z, b) y = Relu(s) }"
+W, B = floats(8, 4), floats(4)
+
+
+def proto() -> onnx.ModelProto:
+    model = parse(TEXT)
+    model.graph.initializer.extend(
+        [onnx.numpy_helper.from_array(W, "w"), onnx.numpy_helper.from_array(B, "b")]
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> CompiledModel:
+    return onnxc.compile(proto())
+
+
+@pytest.fixture
+def saved(model: CompiledModel, tmp_path: Path) -> Path:
+    model.save(tmp_path / "m.onnxc")
+    return tmp_path / "m.onnxc"
+
+
+def rewritten(path: Path, **changes: Any) -> Path:
+    """The package with another manifest."""
+    with open_package(path) as package:
+        sections = {n: bytes(package.section(n)) for n in package.names if n != "manifest"}
+        manifest = {**package.manifest, **changes}
+    write_package(path, manifest, sections)
+    return path
+
+
+def test_same_answers_and_facts(model: CompiledModel, saved: Path) -> None:
+    again = onnxc.load(saved)
+    x = floats(5, 8)
+    np.testing.assert_array_equal(again(x)["y"], model(x)["y"])
+    np.testing.assert_allclose(again(x)["y"], np.maximum(x @ W + B, 0), 1e-5, 1e-5)
+    assert again.get_inputs() == model.get_inputs() and again.get_outputs() == model.get_outputs()
+    assert again.source == model.source
+    assert again.manifest == json.loads(json.dumps(model.manifest))
+    assert str(again.explain()) == str(model.explain())
+    assert onnxc.load(saved, threads=1).threads == 1
+
+
+def test_saved_from_a_loaded_model_and_over_itself(saved: Path, tmp_path: Path) -> None:
+    again = onnxc.load(saved)
+    again.save(tmp_path / "second.onnxc")
+    assert (tmp_path / "second.onnxc").read_bytes() == saved.read_bytes()
+    again.save(saved)
+    x = floats(3, 8)
+    np.testing.assert_array_equal(onnxc.load(saved)(x)["y"], again(x)["y"])
+    saved.unlink()
+    np.testing.assert_array_equal(again(x)["y"], again(x)["y"])  # what is mapped stays
+
+
+def test_saved_without_a_cache(tmp_path: Path) -> None:
+    model = onnxc.compile(proto(), cache=False)
+    model.save(tmp_path / "m.onnxc")
+    x = floats(3, 8)
+    np.testing.assert_array_equal(onnxc.load(tmp_path / "m.onnxc")(x)["y"], model(x)["y"])
+
+
+def test_loads_without_compiler_cache_or_onnx(saved: Path, tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        sys.modules["onnxruntime"] = None
+        import numpy as np, onnxc
+        model = onnxc.load({str(saved)!r})
+        assert model(np.zeros((2, 8), "f"))["y"].shape == (2, 4)
+        assert model(np.zeros((3, 8), "f"))["y"].shape == (3, 4)
+        not_needed = ("onnxc.compiler", "onnxc.planner", "onnxc.codegen", "onnxc.frontends")
+        assert not [m for m in sys.modules if m.startswith(not_needed)]
+    """
+    env = {**os.environ, "PATH": str(tmp_path), "CXX": "", "ONNXC_CACHE": str(tmp_path / "none")}
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_compiling_without_a_compiler_says_what_to_do(tmp_path: Path) -> None:
+    code = """
+        import onnxc
+        from tests.small_models import parse
+        try:
+            onnxc.compile(parse("(float[2] x) => (float[2] y) { y = Neg(x) }"))
+        except onnxc.errors.ToolchainError as error:
+            assert "install" in str(error) or "CXX" in str(error), error
+            print("told")
+    """
+    env = {**os.environ, "PATH": str(tmp_path), "CXX": "", "ONNXC_CACHE": str(tmp_path / "none")}
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "told", done.stderr
+
+
+def test_weights_are_mapped_and_once(tmp_path: Path) -> None:
+    text = "(float[1,1024] x) => (float[1,1024] y) { a = MatMul(x, w) b = Relu(a) y = MatMul(b, w) }"
+    big = parse(text)
+    big.graph.initializer.append(onnx.numpy_helper.from_array(floats(1024, 1024), "w"))
+    model = onnxc.compile(big)
+    model.save(tmp_path / "big.onnxc")
+    assert 4 << 20 < os.stat(tmp_path / "big.onnxc").st_size < 5 << 20  # both uses share one copy
+    again = onnxc.load(tmp_path / "big.onnxc")
+    assert not again._weights.flags.writeable
+    if sys.platform.startswith("linux"):
+        maps = [
+            line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("big.onnxc")
+        ]
+        assert maps and all("r--" in line.split()[1] for line in maps)
+
+
+def test_missing_cpu_features_are_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {"machine": cpu.machine(), "features": ["sse2", "avx512_of_the_future"]}
+    with pytest.raises(errors.CpuError, match="avx512_of_the_future"):
+        onnxc.load(rewritten(saved, requires=needs))
+    with pytest.raises(errors.CpuError, match="compiled for riscv64"):
+        onnxc.load(rewritten(saved, requires={"machine": "riscv64", "features": []}))
+
+
+@pytest.mark.skipif(cpu.machine() != "x86_64", reason="a level of x86-64")
+def test_named_level_needs_no_more_than_it_says(tmp_path: Path) -> None:
+    model = onnxc.compile(proto(), cpu="x86-64-v3")
+    assert set(model.manifest["requires"]["features"]) == cpu.required_features("x86-64-v3")
+    model.save(tmp_path / "m.onnxc")
+    x = floats(5, 8)
+    np.testing.assert_allclose(onnxc.load(tmp_path / "m.onnxc")(x)["y"], np.maximum(x @ W + B, 0), 1e-5, 1e-5)
+
+
+def test_what_is_no_saved_model(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.PackageError):
+        onnxc.load(tmp_path / "none.onnxc")
+    with pytest.raises(errors.PackageError):
+        onnxc.load(tmp_path)
+    onnx.save(proto(), tmp_path / "m.onnx")
+    with pytest.raises(errors.PackageError, match="not a saved model"):
+        onnxc.load(tmp_path / "m.onnx")
+    data = saved.read_bytes()
+    for cut in (1, 70, 4096, len(data) - 1):
+        (tmp_path / "cut").write_bytes(data[:cut])
+        with pytest.raises(errors.PackageError):
+            onnxc.load(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 99}, {"schema": None}, {"inputs": [["x"]]}, {"inputs": None},
+        {"outputs": [["y", "float31", [], []]]},
+        {"symbols": ["s0", "s9"]}, {"arena": {"sizes": []}}, {"equal": [1]},
+    ],
+)  # fmt: skip
+def test_damaged_manifest(saved: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(errors.PackageError):
+        onnxc.load(rewritten(saved, **changes))
+
+
+def test_failed_save_leaves_nothing(model: CompiledModel, tmp_path: Path) -> None:
+    with pytest.raises(errors.PackageError):
+        model.save(tmp_path / "no such folder" / "m.onnxc")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(errors.PackageError):
+        model.save(tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_loaded_file_can_be_replaced(saved: Path, tmp_path: Path) -> None:
+    first = onnxc.load(saved)
+    other = onnxc.compile(parse("(float[N,8] x) => (float[N,8] y) { y = Neg(x) }"))
+    other.save(saved)
+    assert first(floats(2, 8))["y"].shape == (2, 4)
+    assert onnxc.load(saved)(floats(2, 8))["y"].shape == (2, 8)
+    shutil.copy(saved, tmp_path / "copy")
+    assert onnxc.load(tmp_path / "copy")(floats(2, 8))["y"].shape == (2, 8)
