@@ -76,6 +76,7 @@ def machine() -> dict[str, Any]:
         "cpus": available_cpus(),
         "level": best_level(),
         "caches": [cache_bytes(k) for k in (1, 2, 3)],
+        "load_before": round(os.getloadavg()[0], 2),  # near 0 where figures mean something
         "system": platform.platform(),
         "python": platform.python_version(),
         "compiler": find_compiler().version,

@@ -43,8 +43,9 @@ def main() -> None:
     unknown = [n for n in arguments.names if n not in known]
     if unknown:
         parser.error(f"no benchmark or model {unknown[0]!r}; there are {', '.join(known)}")
+    where = machine()
     outcomes, failed = run(arguments.names, arguments.rounds)
-    write(arguments.output, outcomes)
+    write(arguments.output, where, outcomes)
     sys.exit(1 if failed else 0)
 
 
@@ -71,10 +72,9 @@ def run(names: Sequence[str], rounds: int = zoo.ROUNDS) -> tuple[dict[str, Outco
     return outcomes, failed
 
 
-def write(folder: Path, outcomes: dict[str, Outcome]) -> None:
+def write(folder: Path, where: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
     """Prints the marks, and stores all results under the time of the run."""
     folder.mkdir(parents=True, exist_ok=True)
-    where = machine()
     marks = marks_table(outcomes)
     print(marks.markdown(), flush=True)
     data: dict[str, Any] = {

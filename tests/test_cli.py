@@ -15,6 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onnxc.cli import app
+from onnxc.errors import RunError
+from onnxc.tools.bench import Bench, Timing, Worker
 
 COMMANDS = ("info", "compile", "run", "compare", "explain", "bench")
 
@@ -171,3 +173,31 @@ def test_a_closed_pipe_ends_quietly(saved: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
+
+
+# ---------------------------------------------------------------- the measuring process
+
+
+def test_worker_reports_errors_and_lives_on() -> None:
+    with Worker() as worker:
+        with pytest.raises(RunError, match="ModuleNotFoundError"):
+            worker.ask("import", engine="no_such_module")
+        assert worker.ask("import", engine="json")["seconds"] >= 0
+        assert worker.ask("memory")["pss"] > 0
+
+
+def test_worker_that_died_says_so() -> None:
+    with Worker() as worker:
+        worker.ask("import", engine="json")
+        worker.kill()
+        with pytest.raises(RunError, match="died while it did 'memory'"):
+            worker.ask("memory")
+
+
+def test_ratios_and_printing() -> None:
+    timings = (Timing("onnxc", "1", 0.5, (1.0, 2.0, 3.0)), Timing("onnxruntime", "2", 0.5, (2.0, 4.0, 8.0)))
+    result = Bench("m.onnx", 2, 3, timings)
+    assert result.ratio() == (0.5, 0.5)
+    assert "onnxc is 2.00 times as fast as onnxruntime" in str(result)
+    slower = Bench("m.onnx", 2, 3, (Timing("onnxc", "1", 0, (3.0,)), Timing("onnxruntime", "2", 0, (2.0,))))
+    assert "onnxc takes 1.50 times the time of onnxruntime" in str(slower)

@@ -276,3 +276,19 @@ def test_float64_has_digits_that_float32_lacks() -> None:
 def test_zoo(zoo: Any, name: str) -> None:
     model = zoo(name)
     assert compare(model.path, model.inputs())
+
+
+def test_float64_runs_recurrent_ops() -> None:
+    """Scans, in both directions, beside onnx's reference evaluator."""
+    rng = np.random.default_rng(0)
+    shapes = {"x": (5, 2, 3), "w": (2, 16, 3), "r": (2, 16, 4)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    node = helper.make_node("LSTM", list(shapes), ["y", "h", "c"], hidden_size=4, direction="bidirectional")
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("y", "h", "c")]
+    graph = helper.make_graph([node], "lstm", infos, outs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    exact = evaluate_float64(decompose(onnx_file.load(model)), list(arrays.values()))
+    for a, b in zip(exact, onnxruntime_runner(model)(arrays), strict=True):
+        assert a.dtype == np.float64
+        np.testing.assert_allclose(a, b, atol=1e-6)

@@ -73,9 +73,10 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Reduced(Term):
-    """The result of a reduction of the same kernel (`Reduction.key`)."""
+    """The result of a reduction of the same kernel (`Reduction.key`), at an index over its outer loops."""
 
     key: int
+    index: tuple[Dim, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def index_symbols(term: Term) -> set[Symbol]:
     """Symbols in the term's own index expressions (not its children's)."""
     found: set[Symbol] = set()
     exprs: tuple[Dim, ...] = ()
-    if isinstance(term, Load):
+    if isinstance(term, (Load, Reduced)):
         exprs = term.index
     elif isinstance(term, Position):
         exprs = (term.expr,)

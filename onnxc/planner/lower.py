@@ -144,7 +144,7 @@ class Lowering:
         self.reductions[key] = Reduction(
             key, op, node.output, index, tuple(plan.variables), self._intern(body), position, dict(node.attrs)
         )
-        return Reduced(node.output.dtype, key)
+        return Reduced(node.output.dtype, key, index)
 
     def _outside(self, node: Node, at: Index, body: Term, fill: float | int) -> Term:
         guards = tuple(c for c in conv_guards(node, at) if not _certain(c))

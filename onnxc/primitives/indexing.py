@@ -41,9 +41,11 @@ def _gather_nd_eval(x: np.ndarray, index: np.ndarray, batch_dims: int) -> np.nda
     if not batch_dims:
         return np.asarray(x[tuple(np.moveaxis(index, -1, 0))])
     lead = x.shape[:batch_dims]
-    flat = [_gather_nd_eval(a, i, 0) for a, i in zip(x.reshape(-1, *x.shape[batch_dims:]),
-            index.reshape(-1, *index.shape[batch_dims:]), strict=True)]  # fmt: skip
-    return np.stack(flat).reshape(*lead, *flat[0].shape)
+    depth = batch_dims + index.shape[-1]
+    out = np.empty((*index.shape[:-1], *x.shape[depth:]), x.dtype)
+    for at in np.ndindex(*lead):
+        out[at] = _gather_nd_eval(x[at], index[at], 0)
+    return out
 
 
 def _check_dims(what: str, dims: Sequence[Dim], wanted: Sequence[Dim]) -> None:

@@ -69,6 +69,11 @@ class Worker:
             raise RunError(answer["error"])
         return answer
 
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Self:
         return self
 
@@ -83,8 +88,7 @@ class Worker:
         try:
             self._process.wait(timeout=5 if error is None else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         self._process.stdout.close()
 
 

@@ -22,7 +22,7 @@ def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None
 
 
 def _rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term]) -> Term:
-    if isinstance(term, Load):
+    if isinstance(term, (Load, Reduced)):
         return replace(term, index=tuple(substitute(e, values) for e in term.index))
     if isinstance(term, Position):
         return replace(term, expr=substitute(term.expr, values))

@@ -138,7 +138,9 @@ def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
 
 
 def _shift(sign: str) -> Callable[[list[str], str, Mapping[str, object]], str]:
-    return lambda args, lane, attrs: f"ox_sel<{lane}>(ox_mask<{lane}>({args[1]} < (sizeof({lane}) * 8)), ({args[0]} {sign} {args[1]}), V<{lane}>{{}})"
+    return lambda args, lane, attrs: (
+        f"ox_sel<{lane}>(ox_mask<{lane}>(v_lt({args[1]}, bc<{lane}>(sizeof({lane}) * 8))), ({args[0]} {sign} {args[1]}), V<{lane}>{{}})"
+    )
 
 
 _OTHER: dict[str, Callable[[list[str], str, Mapping[str, object]], str]] = {
