@@ -106,7 +106,7 @@ def _program(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -
 def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
     """Compiles the source to a shared library."""
     return compile_library(
-        [Source("model.cpp", program.source)],
+        [Source(f"part{k}.cpp", text) for k, text in enumerate(program.sources)],
         include=[INCLUDE, NATIVE],
         flags=[*cpu.flags],
         compiler=find_compiler(cache),

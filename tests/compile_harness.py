@@ -144,7 +144,15 @@ def check(program: Compiled, arrays: Sequence[np.ndarray], rtol: float = 1e-5, a
     expected = interpret(program.graph, arrays)
     actual = program(*arrays)
     for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
-        compare(a, e, rtol, atol, f"output {k}: {program.graph.outputs[k].type}")
+        compare(a, e, rtol, atol * _scale(e), f"output {k}: {program.graph.outputs[k].type}")
+
+
+def _scale(e: np.ndarray) -> float:
+    """The greatest finite magnitude, at least 1: what rounding errors of sums are relative to."""
+    if e.dtype.kind in "iub":
+        return 1.0
+    x = np.abs(e.astype(np.float64))
+    return float(max(1.0, x[np.isfinite(x) & (x < 1e20)].max(initial=1.0)))
 
 
 def compare(a: np.ndarray, e: np.ndarray, rtol: float, atol: float, what: str = "") -> None:

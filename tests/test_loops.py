@@ -401,6 +401,15 @@ def arg_reductions(b: Bench) -> list[Value]:
     return out
 
 
+@case(dynamic=False)
+def arg_reductions_of_nan(b: Bench) -> list[Value]:
+    rng = np.random.default_rng(5)
+    x = rng.integers(-3, 4, (40, 37)).astype(np.float32)
+    x[rng.random(x.shape) < 0.3] = np.nan
+    x[3], x[:, 4] = np.nan, np.nan
+    return [b.one(op, b.array(x), axis=axis, last=last) for op in ("argmax", "argmin") for axis in (0, 1) for last in (False, True)]
+
+
 @case()
 def arg_of_chain(b: Bench) -> list[Value]:
     x = b.tanh(b.x(b.n, 19))

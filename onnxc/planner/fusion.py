@@ -99,6 +99,8 @@ class _Planner:
         for node in reversed(self.graph.nodes):
             if node.op != "constant" and id(node) not in self.homes:
                 self._place(node)
+        if self.options.horizontal:
+            self._place_parts()
         return Plan(self.graph, self._ordered(), self.boundaries, self.layout)
 
     # ------------------------------------------------------------ epilogues
@@ -370,15 +372,57 @@ class _Planner:
             group.sections.append(section)
             offset = offset + v.shape[axis]
 
+    # ------------------------------------------------------------ concatenation without copies
+
+    def _place_parts(self) -> None:
+        """Values that a concatenation would only copy are written to their place in the whole by their own kernels."""
+        writer = {v.id: g for g in self.groups for v in g.stored()}
+        for group in [g for g in self.groups if g.placements]:
+            kept: list[tuple[Section, Placement]] = []
+            for k, section in enumerate(group.sections):
+                placement = group.placements[k]
+                if self._can_be_part(section, placement.target, writer):
+                    self.layout.parts[section.root.id] = (placement.target, placement.start)
+                    self.boundaries[section.root.id] += "; written in its place in a concatenation"
+                else:
+                    kept.append((section, placement))
+            group.sections = [s for s, _ in kept]
+            group.placements = dict(enumerate(p for _, p in kept))
+            if not kept:
+                self.groups.remove(group)
+
+    def _can_be_part(self, section: Section, whole: Value, writer: dict[int, Group]) -> bool:
+        root = section.root
+        fixed = root.id in self.outputs or root.node is None or root.id in self.layout.parts
+        if fixed or root.id in section.members or writer.get(root.id) is None or writer[root.id].kind in ("opaque", "control"):
+            return False
+        if self.layout.order_of(root) != self.layout.order_of(whole):
+            return False
+        return all(self._reads_strided(r, root) for r in self.uses.get(root.id, ()))
+
+    def _reads_strided(self, reader: Node, value: Value) -> bool:
+        """True for readers that take any strides: loops, and convolutions' images."""
+        if reader.op in VIEWS:
+            return all(self._reads_strided(r, reader.output) for r in self.uses.get(reader.output.id, ()))
+        if any(g.node is reader for g in self.homes.get(id(reader), ())):
+            return reader.op == "conv" and reader.operands[0] is value
+        return True
+
     # ------------------------------------------------------------ order
 
     def _ordered(self) -> list[Group]:
         """Groups in topological order of what they read and write; the model's own order where that is free."""
-        writer = {v.id: k for k, g in enumerate(self.groups) for v in g.stored()}
+        writers: dict[int, set[int]] = {}
+        for k, g in enumerate(self.groups):
+            for v in g.stored():
+                writers.setdefault(v.id, set()).add(k)
+                while v.id in self.layout.parts:
+                    v = self.layout.parts[v.id][0]
+                    writers.setdefault(v.id, set()).add(k)
         dag: nx.DiGraph = nx.DiGraph()
         dag.add_nodes_from(range(len(self.groups)))
         for k, g in enumerate(self.groups):
-            dag.add_edges_from((writer[vid], k) for vid in group_reads(g) if vid in writer and writer[vid] != k)
+            dag.add_edges_from((w, k) for vid in group_reads(g) for w in writers.get(vid, ()) if w != k)
         first = [self._first_position(g) for g in self.groups]
         try:
             return [self.groups[k] for k in nx.lexicographical_topological_sort(dag, key=first.__getitem__)]

@@ -63,7 +63,7 @@ def _matrix(layout: Layout, value: Value, at: Index, row: Expr, col: Expr) -> Ma
     rs, cs = coefficient(address, r), coefficient(address, c)
     if rs is None or cs is None:
         return None
-    return Matrix(source, address - row * rs - col * cs, rs, cs)
+    return Matrix(layout.storage(source), address - row * rs - col * cs, rs, cs)
 
 
 def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
@@ -123,7 +123,7 @@ def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
         (k,) = key.symbols()
         if coefficient(address, k) is None:
             return None
-        extra = (source, address)
+        extra = (layout.storage(source), address)
     batch = [(next(iter(x.symbols())), d) for x, d in zip(loops, lead, strict=True) if d != 1]
     return AttentionAccess(batch, row, key, column, sizes, left, keys, values, extra, (*outer, row, column))
 
@@ -154,7 +154,7 @@ def conv_image(layout: Layout, value: Value) -> Image | None:
         address = address - v * c if d != 1 else address
     if not (always_equal(strides[1], 1) or value.shape[1] == 1):
         return None
-    return Image(source, address, tuple(strides))
+    return Image(layout.storage(source), address, tuple(strides))
 
 
 def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:

@@ -49,9 +49,12 @@ def _extreme(f: Callable[..., Any], greatest: bool) -> Callable[..., np.ndarray]
 
 def _arg_eval(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
     def call(x: np.ndarray, axis: int, last: bool = False) -> np.ndarray:
-        if not last:
-            return np.asarray(f(x, axis=axis))
-        return np.asarray(x.shape[axis] - 1 - f(np.flip(x, axis), axis=axis))
+        first = np.zeros(1, bool)
+        if x.dtype.kind == "f" and np.isnan(x).any():  # as onnxruntime: a NaN counts at position 0 alone
+            first = np.isnan(np.take(x, 0, axis))
+            x = np.where(np.isnan(x), -np.inf if f is np.argmax else np.inf, x)
+        at = f(x, axis=axis) if not last else x.shape[axis] - 1 - f(np.flip(x, axis), axis=axis)
+        return np.where(first, 0, at).reshape(np.shape(at)).astype(np.int64)
 
     return call
 

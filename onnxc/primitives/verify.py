@@ -21,6 +21,7 @@ from onnxc.ir.expr import Expr
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType, same_shape
 from onnxc.primitives.base import TABLE
+from onnxc.primitives.control import scan_types
 
 
 def verify(graph: Graph, after: str = "") -> None:
@@ -89,7 +90,7 @@ class _Check:
         if any(v is None or v.type is None for v in (*node.inputs, *node.outputs)):
             raise self.fail("a primitive has an operand or output without a type", node)
         try:
-            expected = TABLE[node.op].infer([v.t for v in node.inputs if v is not None], node.attrs)
+            expected = _expected(node)
         except (OnnxcError, KeyError, ValueError, TypeError, IndexError, AssertionError) as error:
             raise self.fail(f"the type rule fails: {type(error).__name__}: {error}", node) from error
         if len(expected) != len(node.outputs):
@@ -114,6 +115,14 @@ class _Check:
             value = node.attrs.get("value")
             if not isinstance(value, np.ndarray) or value.dtype != dtypes.from_numpy(value.dtype).numpy:
                 raise self.fail("a constant needs an array in native byte order", node)
+
+
+def _expected(node: Node) -> tuple[TensorType, ...]:
+    """The types that a primitive's rule gives its outputs."""
+    types = [v.t for v in node.inputs if v is not None]
+    if node.op == "scan":
+        return scan_types(types, node.attrs, node.regions[0])
+    return TABLE[node.op].infer(types, node.attrs)
 
 
 def _well_formed(attr: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import choose_vector, extent_of, normalise, phase_terms, rewrite, split_phase
+from onnxc.codegen.cpp.shape import COSTS, Staging, choose_vector, extent_of, normalise, phase_terms, split_phase, staging
 from onnxc.codegen.cpp.terms import TermEmitter
-from onnxc.codegen.cpp.writer import KernelSource, Scope, indent
+from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod, symbols
 from onnxc.loops.nest import Nest, Phase
@@ -17,10 +17,10 @@ ITEM_WORK = 16384  # element operations that make one parallel item worth its co
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
 CACHE_BYTES = 1 << 15
 UNROLL = 4
+LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
 
 _IDENTITY = {"sum": 0, "prod": 1}
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": "v_min({}, {})"}
-_COSTS = {"exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4, "cast": 2}
 
 
 @dataclass
@@ -43,7 +43,7 @@ class NestEmitter:
         self.emitter = TermEmitter(nest.lookups, self.vector)
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
         self._split()
-        self.chunk: str | None = None
+        self.includes: set[str] = set()
         self.caches: dict[Term, tuple[str, int]] = {}
         self.function = Scope()
         self.function.lines.append("const Full lanes{}; (void)lanes;")
@@ -101,7 +101,7 @@ class NestEmitter:
 
     def _phase_work(self, phase: Phase) -> Dim:
         extent = prod(d for _, d in phase.loops)
-        return extent * max(1, sum(_COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) // 4)
+        return extent * max(1, sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) // 4)
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
         scope = self.function.child({s for s, _ in outer})
@@ -151,7 +151,8 @@ class NestEmitter:
 
     def _plain_phase(self, phase: Phase) -> tuple[list[str], str]:
         vector = self._phase_vector(phase)
-        loops = [(s, d) for s, d in phase.loops if s != vector]
+        staged = staging(phase, self.nest.lookups, vector, self.lanes) if vector is not None else None
+        loops = [(s, self._blocks(d) if staged and s == staged.partner else d) for s, d in phase.loops if s != vector]
         extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
         total = prod(d for _, d in loops)
         chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
@@ -168,10 +169,13 @@ class NestEmitter:
             lo, hi, rest = "lo", "hi", f"(row / {self._top(chunks)})"
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
-            scope.lines.append(f"const i64 {name} = {rest}{f' % {self._top(d)}' if k else ''};")
+            value = f"{rest}{f' % {self._top(d)}' if k else ''}"
+            scope.lines.append(f"const i64 {name}_0 = {value} * VL;" if staged and s == staged.partner else f"const i64 {name} = {value};")
             rest = f"({rest} / {self._top(d)})"
+        if staged:
+            scope.available.discard(staged.partner)
         previous, self.emitter.vector = self.emitter.vector, vector
-        self._innermost(phase, scope, vector, lo, hi, [])
+        self._innermost(phase, scope, vector, lo, hi, [], staged)
         self.emitter.vector = previous
         text = [f"const i64 rows = {rows}, grain = {grain};",
                 "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {", *indent(scope.lines), "}"]  # fmt: skip
@@ -200,7 +204,9 @@ class NestEmitter:
 
     def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]) -> None:
         """The phase's loops around its innermost body."""
-        loops = [(s, d) for s, d in phase.loops if s != vector]
+        staged = staging(phase, self.nest.lookups, self.vector, self.lanes) if self.outer_vector and self.vector is not None else None
+        partner = staged.partner if staged else None
+        loops = [(s, d) for s, d in phase.loops if s not in (vector, partner)]
         scopes = [scope]
         for s, _ in loops:
             self.emitter.name_loop(s)
@@ -208,6 +214,11 @@ class NestEmitter:
         inner = scopes[-1]
         if vector is not None and any(s == vector for s, _ in phase.loops):
             self._innermost(phase, inner, vector, "0", self._top(dict(phase.loops)[vector]), accumulators)
+        elif staged is not None:
+            base, inside = f"{self.emitter.name_loop(staged.partner)}_0", inner.child()
+            self._tiles(phase, inside, accumulators, "", staged)
+            extent = self._top(dict(phase.loops)[staged.partner])
+            inner.lines += [f"for (i64 {base} = 0; {base} < {extent}; {base} += VL) {{", *indent(inside.lines), "}"]
         elif self.outer_vector:
             self._body(phase, inner, accumulators, "")
         else:
@@ -216,33 +227,50 @@ class NestEmitter:
             name = self.emitter.names[s]
             outer_scope.lines += [f"for (i64 {name} = 0; {name} < {self._top(d)}; {name}++) {{", *indent(body.lines), "}"]
 
-    def _innermost(self, phase: Phase, scope: Scope, vector: Symbol | None, lo: str, hi: str, accumulators: list[_Accumulator]) -> None:
+    def _innermost(self, phase: Phase, scope: Scope, vector: Symbol | None, lo: str, hi: str, accumulators: list[_Accumulator], staged: Staging | None = None) -> None:
         """The vector loop: full vectors (several at a time into separate accumulators for reductions), then the tail."""
         if vector is None:
             self._one_lane(phase, scope, accumulators)
             return
         name = self.emitter.name_loop(vector)
         inner = scope.child({vector})
-        self._body(phase, inner, accumulators, "x")
+        if staged is not None:
+            self._tiles(phase, inner, accumulators, "x", staged)
+        else:
+            self._body(phase, inner, accumulators, "x")
         types = "".join(f", V<{a.lane}> &x{a.name}" for a in accumulators)
         body = self.emitter.fresh("body")
         lines = scope.lines
         lines += [f"const auto {body} = [&](const i64 {name}, auto lanes{types}) OX_LAMBDA {{", *indent(inner.lines), "};"]
         i, end = self.emitter.fresh("at"), self.emitter.fresh("end")
         lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};"]
-        plain = [a for a in accumulators if a.reduction.position is None]
-        if accumulators and len(plain) == len(accumulators) and not (hi.isdigit() and int(hi) < UNROLL * self.lanes):
-            for a in accumulators:
-                copies = ", ".join(f"{a.name}_{k} = {self._identity(a.reduction)}" for k in range(1, UNROLL))
-                lines.append(f"V<{a.lane}> {copies};")
-            calls = [f"{body}({i} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});" for k in range(UNROLL)]
-            lines += [f"for (; {i} + {UNROLL} * VL <= {end}; {i} += {UNROLL} * VL) {{", *indent(calls), "}"]
-            for a in accumulators:
-                for k in range(1, UNROLL):
-                    lines.append(f"{a.name} = {_COMBINE[a.reduction.op].format(a.name, f'{a.name}_{k}')};")
+        lines += self._several(phase, inner, name, i, end, hi, body, accumulators)
         args = "".join(f", {a.name}" for a in accumulators)
         lines += [f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});",
                   f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});"]  # fmt: skip
+
+    def _several(
+        self, phase: Phase, inner: Scope, loop: str, at: str, end: str, hi: str, body: str, accumulators: list[_Accumulator]
+    ) -> list[str]:
+        """The part of a vector loop that takes UNROLL vectors at a time: reductions, and long chains of dependent terms.
+
+        Their statements alternate where they are simple, so that the processor sees the independent chains side by side.
+        """
+        if hi.isdigit() and int(hi) < UNROLL * self.lanes or any(a.reduction.position is not None for a in accumulators):
+            return []
+        simple = interleave(inner.lines, loop, at, [a.name for a in accumulators], UNROLL)
+        if not accumulators and (simple is None or sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) < LONG_CHAIN):
+            return []
+        lines = []
+        for a in accumulators:
+            copies = ", ".join(f"{a.name}_{k} = {self._identity(a.reduction)}" for k in range(1, UNROLL))
+            lines.append(f"V<{a.lane}> {copies};")
+        calls = [f"{body}({at} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});" for k in range(UNROLL)]
+        lines += [f"for (; {at} + {UNROLL} * VL <= {end}; {at} += {UNROLL} * VL) {{", *indent(simple or calls), "}"]
+        for a in accumulators:
+            for k in range(1, UNROLL):
+                lines.append(f"{a.name} = {_COMBINE[a.reduction.op].format(a.name, f'{a.name}_{k}')};")
+        return lines
 
     def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator]) -> None:
         """The body where no loop is a vector loop: lane 0 alone counts."""
@@ -250,6 +278,31 @@ class NestEmitter:
         inner.lines.append("const Part lanes{1};")
         self._body(phase, inner, accumulators, "")
         scope.lines += ["{", *indent(inner.lines), "}"]
+
+    def _blocks(self, extent: Dim) -> Dim:
+        return ceildiv(extent, self.lanes)
+
+    def _tiles(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str, staged: Staging) -> None:
+        """The body for one block of the partner loop (from its name with `_0` on): tiles are read, then walked."""
+        self.includes.add("tile.h")
+        name = self.emitter.name_loop(staged.partner)
+        scope.lines.append(f"const i64 {name}_1 = ox_min({name}_0 + VL, {self._top(dict(phase.loops)[staged.partner])});")
+        tiled = scope.child({staged.partner})
+        self.emitter.names[staged.partner] = f"{name}_0"
+        for load in staged.loads:
+            tile, (address,) = self.emitter.fresh("tile"), load.index
+            stride = self.emitter.stride(address)
+            assert stride is not None
+            scope.lines += [
+                f"alignas(64) {spelling.storage_type(load.dtype)} {tile}[VL * VL];",
+                f"tile_load({tile}, {self.emitter.pointer(load.value)} + {self.emitter.index(address, scope)}, "
+                f"{self.emitter.index(stride, scope)}, (int)lanes, (int)({name}_1 - {name}_0));",
+            ]
+            self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL"
+        self.emitter.names[staged.partner] = name
+        self._body(phase, tiled, accumulators, prefix)
+        self.emitter.staged.clear()
+        scope.lines += [f"for (i64 {name} = {name}_0; {name} < {name}_1; {name}++) {{", *indent(tiled.lines), "}"]
 
     def _body(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str) -> None:
         """What one vector of the innermost loop does."""
@@ -282,7 +335,7 @@ class NestEmitter:
             across = not self.outer_vector and any(s == self.vector for s, _ in phase.loops)
             accumulators.append(_Accumulator(r, name, lane, across))
             if r.position is not None:
-                scope.lines.append(f"V<{lane}> {name}{{}}; vl {name}_at = bc<i64>(-1);")
+                scope.lines.append(f"V<{lane}> {name}{{}}; vi {name}_at = bc<i32>(-1);")
             else:
                 scope.lines.append(f"V<{lane}> {name} = {self._identity(r)};")
         self._nested(phase, scope, self.vector, accumulators)
@@ -305,19 +358,27 @@ class NestEmitter:
     def _accumulate(self, a: _Accumulator, scope: Scope, prefix: str) -> None:
         value = self.emitter.emit(a.reduction.body, scope)
         if a.reduction.position is not None:
-            at = self.emitter.position(a.reduction.position, scope)
-            better = ">" if a.reduction.op == "argmax" else "<"
-            tie = " | (x == y)" if a.reduction.attrs.get("last") else ""
-            part = "take = ox_part<i32>(take, vi{}, lanes); " if a.across else ""
-            scope.lines.append(
-                f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; vi take = ox_mask<{a.lane}>((x {better} y){tie}) | "
-                f"ox_mask<i64>({a.name}_at < 0); {part}{prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); "
-                f"{a.name}_at = ox_sel<i64>(take, {at}, {a.name}_at); }}"
-            )
+            self._accumulate_position(a, value, scope, prefix)
             return
         if a.across:
             value = f"ox_part<{a.lane}>({value}, {self._identity(a.reduction)}, lanes)"
         scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.reduction.op].format(prefix + a.name, value)};")
+
+    def _accumulate_position(self, a: _Accumulator, value: str, scope: Scope, prefix: str) -> None:
+        """The best element of each lane and its position; a NaN stays only at position 0, as in onnxruntime."""
+        assert a.reduction.position is not None
+        position = self.emitter.position(a.reduction.position, scope, "i32")
+        compare = "v_gt" if a.reduction.op == "argmax" else "v_lt"
+        tests = [f"ox_mask<{a.lane}>({compare}(x, y))", f"(at < 0)"]
+        if a.reduction.attrs.get("last"):
+            tests.append(f"ox_mask<{a.lane}>(v_eq(x, y))")
+        if a.reduction.body.dtype.is_float:
+            tests.append(f"(ox_mask<{a.lane}>(v_ne(y, y)) & (at != 0))")
+        part = "take = ox_part<i32>(take, vi{}, lanes); " if a.across else ""
+        scope.lines.append(
+            f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; const vi at = {a.name}_at; vi take = {' | '.join(tests)}; {part}"
+            f"{prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); {a.name}_at = take ? {position} : at; }}"
+        )
 
     def _finish(self, a: _Accumulator, phase: Phase, scope: Scope) -> None:
         r = a.reduction
@@ -326,11 +387,11 @@ class NestEmitter:
         lane = spelling.lane_type(r.value.dtype)
         if r.position is not None:
             if not a.across:
-                scope.lines.append(f"const vl {name} = {a.name}_at;")
+                scope.lines.append(f"const vl {name} = conv<i64, i32>({a.name}_at);")
             else:
                 better = ">" if r.op == "argmax" else "<"
                 last = "true" if r.attrs.get("last") else "false"
-                scope.lines.append(f"const vl {name} = bc<i64>(h_arg<{a.lane}>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));")
+                scope.lines.append(f"const vl {name} = bc<i64>(h_arg<{a.lane}, i32>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));")
         elif not a.across:
             scope.lines.append(f"const V<{lane}> {name} = {a.name};")
         else:
@@ -372,7 +433,7 @@ class NestEmitter:
 
 
 def _weight(term: Term) -> int:
-    return sum(_COSTS.get(t.op, 1) if isinstance(t, Apply) else 1 for t in walk(term))
+    return sum(COSTS.get(t.op, 1) if isinstance(t, Apply) else 1 for t in walk(term))
 
 
 def _size_key(d: Dim) -> int:
@@ -399,7 +460,6 @@ def emit_sections(nests: list[Nest], lanes: int) -> KernelSource:
                       "  const i64 first = ox_max(base - begin, 0), last = ox_min(until - begin, count);",
                       "  if (first < last) {", *indent(body, 2), "  }", "}"]  # fmt: skip
         counts.append(f"({items})")
-    return KernelSource(text="\n".join(indent(lines)), buffers=buffers, items=" + ".join(counts) or "0", symbols=sorted(size_symbols))
+    includes = frozenset(name for e in emitters for name in e.includes)
+    return KernelSource(text="\n".join(indent(lines)), buffers=buffers, includes=includes, items=" + ".join(counts) or "0", symbols=sorted(size_symbols))
 
-
-__all__ = ["NestEmitter", "emit_sections", "rewrite", "symbols", "Const"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +50,7 @@ class KernelCall:
 class Program:
     """The generated source with what is needed to call it."""
 
-    source: str
+    sources: list[str]
     calls: list[KernelCall]
     buffers: list[Buffer]
     offsets: list[int] | None  # None where sizes are symbolic: they are placed at each new size
@@ -57,6 +58,12 @@ class Program:
     symbols: list[str]
     weights: WeightStore
     kernels: dict[str, str] = field(default_factory=dict)  # function -> text
+
+
+    @property
+    def source(self) -> str:
+        """All translation units, one after the other."""
+        return "\n".join(self.sources)
 
 
 class ProgramWriter:
@@ -110,7 +117,7 @@ class ProgramWriter:
         """The whole source."""
         self._run(self.plan)
         kernels = {name: text for text, name in self.functions.items()}
-        return Program(self._assemble(kernels), self.calls, self.buffers, self.offsets, self.arena_bytes, self.symbols, self.weights, kernels)
+        return Program(self._sources(kernels), self.calls, self.buffers, self.offsets, self.arena_bytes, self.symbols, self.weights, kernels)
 
     def _run(self, plan: Plan) -> None:
         """The calls of a plan's kernels, in order."""
@@ -211,25 +218,58 @@ class ProgramWriter:
             lines.append(f"  {t} *const __restrict p{k} = ({t} *)a->p[{k}];")
         for k, (t, _) in enumerate(kernel.weights):
             lines.append(f"  const {t} *const w{k} = (const {t} *)a->p[{len(kernel.buffers) + k}];")
-        lines += [f"  const i64 {s} = a->s[{self.symbols.index(s)}];" for s in kernel.symbols]
+        derived = spelling.derived_in(kernel.text)
+        used = {*kernel.symbols, *(s for _, value in derived for s in re.findall(r"\bs\d+\b", value))}
+        lines += [f"  const i64 {s} = a->s[{self.symbols.index(s)}];" for s in sorted(used)]
+        lines += [f"  const i64 {name} = {value};" for name, value in derived]
         return "\n".join([*lines, kernel.text, "}"])
 
-    def _assemble(self, kernels: dict[str, str]) -> str:
+    def _sources(self, kernels: dict[str, str]) -> list[str]:
+        """Translation units that can be compiled side by side; the last has the entry."""
+        parts = _balanced(kernels)
+        head = self._head(kernels)
+        declared = [f"void {name}(void *arg, i64 first, i64 last, int worker);" for part in parts[:-1] for name in part]
+        units = ["\n".join([*head, *(f"void {name}{body}" for name, body in part.items()), ""]) for part in parts[:-1]]
+        own = [f"static void {name}{body}" for name, body in parts[-1].items()]
+        return [*units, "\n".join([*head, *declared, *own, *self._entry()])]
+
+    def _head(self, kernels: dict[str, str]) -> list[str]:
         head = [f'#include "{name}"' for name in ("vec.h", "vmath.h", "vreduce.h", *sorted(self.includes))]
-        text = [*head, '#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; char *scratch; };",
-                "OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }", spelling.PRELUDE]  # fmt: skip
+        head += ['#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; char *scratch; };",
+                 "OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }", spelling.PRELUDE]  # fmt: skip
         if any("half" in k or "bf16" in k for k in kernels.values()):
-            text.append(spelling.HALF)
-        text += [f"static void {name}{body}" for name, body in kernels.items()]
+            head.append(spelling.HALF)
+        return head
+
+    def _entry(self) -> list[str]:
         arena = str(self.arena_bytes) if self.offsets is not None else f"s[{len(self.symbols)}]"
         loads = [f"const i64 {s} = s[{k}]; (void){s};" for k, s in enumerate(self.symbols)]
-        text += [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
-                 "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",
-                 *indent(loads), f"  const i64 arena_bytes = {arena}; i64 scratch_bytes = 0;",
-                 *(f"  scratch_bytes = ox_max(scratch_bytes, {x});" for x in sorted(self.scratch)),
-                 "  char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
-                 "  char *const scratch = arena + arena_bytes; (void)scratch;", *indent(self.lines), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
-        return "\n".join(text)
+        body = [*(f"scratch_bytes = ox_max(scratch_bytes, {x});" for x in sorted(self.scratch)),
+                "char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
+                "char *const scratch = arena + arena_bytes; (void)scratch;", *self.lines]  # fmt: skip
+        derived = [f"const i64 {name} = {value};" for name, value in spelling.derived_in("\n".join(body))]
+        return [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
+                "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",
+                *indent(loads), *indent(derived), f"  const i64 arena_bytes = {arena}; i64 scratch_bytes = 0;",
+                *indent(body), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
+
+
+# Seconds of compile time, roughly: for each character of a kernel, and for the first use of a template's header.
+UNIT_CHARACTERS = 12_000  # kernels of less text than this are not worth a second compiler
+MAX_UNITS = 2
+
+
+def _balanced(kernels: dict[str, str]) -> list[dict[str, str]]:
+    """The kernels in groups of about equal text."""
+    total = sum(len(body) for body in kernels.values())
+    units = max(1, min(MAX_UNITS, total // UNIT_CHARACTERS, len(kernels)))
+    parts: list[dict[str, str]] = [{} for _ in range(units)]
+    sizes = [0] * units
+    for name, body in sorted(kernels.items(), key=lambda kv: -len(kv[1])):
+        k = sizes.index(min(sizes))
+        parts[k][name] = body
+        sizes[k] += len(body)
+    return parts
 
 
 def _can_fail(kernel: KernelSource) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, coefficient, is_less, is_nonnegative, of, substitute, symbols
 from onnxc.loops.access import fresh
@@ -11,6 +11,9 @@ from onnxc.loops.nest import Loop, Nest, Phase, Store
 from onnxc.loops.terms import Apply, Guard, Load, Lookup, Position, Reduced, Reduction, Term, index_symbols, walk
 
 MAX_PIECES = 9
+MAX_TILES = 4
+ACROSS = 12  # the price of combining the lanes of a vector, relative to a load
+COSTS = {"exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4, "cast": 2}
 
 
 def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None = None) -> Term:
@@ -198,25 +201,68 @@ def extent_of(nest: Nest, s: Symbol) -> Dim:
 
 
 def _price(nest: Nest, s: Symbol, lanes: int) -> float | None:
-    """What the lanes of loop `s` cost: each access by its stride; None where they would give wrong results."""
+    """What one vector along loop `s` costs, in loads of a vector; None where it would give wrong results."""
     extent = extent_of(nest, s)
-    filled = extent / (-(-extent // lanes) * lanes) if isinstance(extent, int) and extent > 0 else 1.0
+    vectors = -(-extent // lanes) if isinstance(extent, int) and extent > 0 else 8
+    filled = extent / (vectors * lanes) if isinstance(extent, int) and extent > 0 else 1.0
     outer = any(s == symbol for symbol, _ in nest.outer)
-    total = 0.0
+    total = 0.01 if outer else len(nest.reductions()) * ACROSS / vectors
     for phase in nest.phases:
         guards = _guard_price(phase, nest.lookups, s, outer)
         if guards is None:
             return None
         weight = 1.0 if phase.loops or not any(p.loops for p in nest.phases) else 0.05
-        total += weight * (guards + sum(_access_price(e, s, nest.lookups) for e in addresses(phase, nest.lookups)))
-    return total / filled + (0.01 if outer else 0.0)
+        work = sum(COSTS.get(t.op, 1) for t in phase_terms(phase, nest.lookups) if isinstance(t, Apply)) / 4
+        total += weight * (guards + work + _accesses_price(nest, phase, s, lanes, outer))
+    return total / filled
+
+
+def _accesses_price(nest: Nest, phase: Phase, s: Symbol, lanes: int, outer: bool) -> float:
+    staged = staging(phase, nest.lookups, s, lanes) if outer or is_plain(nest) else None
+    turned = {x.index[0] for x in staged.loads} if staged else set()
+    tile = 3.0
+    if staged:
+        extent = dict(phase.loops)[staged.partner]
+        tile += 2.0 * lanes / extent if isinstance(extent, int) and extent < lanes else 0.0
+    return sum(tile if e in turned else _access_price(e, s, nest.lookups) for e in addresses(phase, nest.lookups))
 
 
 def _access_price(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> float:
     c = lane_stride(address, s, lookups)
     if c is None:
-        return 10.0  # lane by lane, each with an address of its own
-    return 1.0 if c == 1 else 0.5 if c == 0 else 6.0
+        return 20.0  # lane by lane, each with an address of its own
+    return 1.0 if c == 1 else 0.5 if c == 0 else 12.0
+
+
+def is_plain(nest: Nest) -> bool:
+    """Without reductions and outer loops: any loop may be divided over the items."""
+    return not nest.outer and not nest.reductions()
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Loads that lie contiguous along loop `partner`, and are read a tile of VL by VL elements at a time."""
+
+    partner: Symbol
+    loads: tuple[Load, ...]
+
+
+def staging(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol, lanes: int) -> Staging | None:
+    """The loads of a phase that are worth turning when its lanes run along `vector`; None where there are none."""
+    guarded = {x for t in phase_terms(phase, dict(lookups)) if isinstance(t, Guard) for x in walk(t)}
+    strided = []
+    for t in phase_terms(phase, dict(lookups)):
+        if isinstance(t, Load) and t not in guarded and t not in strided and not symbols(t.index[0]) & lookups.keys():
+            if coefficient(t.index[0], vector) not in (0, 1, None):
+                strided.append(t)
+    best: Staging | None = None
+    for k, extent in phase.loops:
+        if k == vector or isinstance(extent, int) and extent < lanes // 2:
+            continue
+        loads = tuple(t for t in strided if coefficient(t.index[0], k) == 1)[:MAX_TILES]
+        if loads and (best is None or len(loads) > len(best.loads)):
+            best = Staging(k, loads)
+    return best
 
 
 def varies(d: Dim, s: Symbol | None, lookups: Mapping[Symbol, Lookup]) -> bool:

@@ -6,14 +6,16 @@ computed as float.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Call, Dim, Symbol
+from onnxc.ir.expr import Call, Dim, Symbol, of, symbols
 
 STORAGE = {
     "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
@@ -54,10 +56,45 @@ def _atom(atom: object, names: Mapping[Symbol, str]) -> str:
     if isinstance(atom, Symbol):
         return names[atom]
     assert isinstance(atom, Call)
+    if all(s.key[0] == "s" for s in symbols(of(atom))):
+        return derived_size(atom)
+    return operation(atom, names)
+
+
+def operation(atom: Call, names: Mapping[Symbol, str]) -> str:
+    """`//`, `%`, max or min of two expressions."""
     a, b = (index(x, names) for x in atom.args)
     return {
         "floordiv": f"ox_div({a}, {b})", "mod": f"ox_mod({a}, {b})", "max": f"ox_max({a}, {b})", "min": f"ox_min({a}, {b})",
     }[atom.op]  # fmt: skip
+
+
+# Sizes that follow from others have names of their own, by content, so that a kernel computes each once.
+_DERIVED: dict[str, Call] = {}
+
+
+def derived_size(atom: Call) -> str:
+    """The C++ name of an operation on sizes alone. `derived_in` gives the statements that define it."""
+    name = "e_" + hashlib.sha256(atom.key.encode()).hexdigest()[:10]
+    _DERIVED[name] = atom
+    return name
+
+
+def derived_in(text: str) -> list[tuple[str, str]]:
+    """Name and value of every derived size that a text uses, each after those that it is made of."""
+    found: dict[str, str] = {}
+
+    def visit(name: str) -> None:
+        if name not in found:
+            atom = _DERIVED[name]
+            value = operation(atom, {s: s.key for s in symbols(of(atom))})
+            for inner in re.findall(r"\be_[0-9a-f]{10}\b", value):
+                visit(inner)
+            found[name] = value
+
+    for name in dict.fromkeys(re.findall(r"\be_[0-9a-f]{10}\b", text)):
+        visit(name)
+    return list(found.items())
 
 
 def literal(raw: bytes, dtype: DType) -> str:
@@ -218,7 +255,7 @@ template <class T> OX V<T> ox_part(V<T> x, V<T> other, Part l) {
 }
 template <class T> constexpr T ox_least() { return (T)-1 < 0 ? (T)((u64)1 << (sizeof(T) * 8 - 1)) : (T)0; }
 template <class T> constexpr T ox_greatest() { return (T)~ox_least<T>(); }
-OX vl ox_lanes() { vl r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
+template <class T> OX V<T> ox_lanes() { V<T> r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
 OX vi ox_ldbool(const u8 *p, int n) { vi r = {}; for (int i = 0; i < n; i++) r[i] = p[i] ? -1 : 0; return r; }
 OX vi ox_ldbool(const u8 *p, Full) { return conv<i32, i8>(ld((const i8 *)p) != V<i8>{}); }
 template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, conv<u8, i32>(m & 1), lanes); }

@@ -9,6 +9,7 @@ from onnxc.codegen.cpp.shape import lane_stride
 from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.terms import (
@@ -39,6 +40,7 @@ class TermEmitter:
         self._deps: dict[Term, frozenset[object]] = {}
         self.cached: dict[Term, str] = {}  # term -> cache array, once its phase has filled it
         self.cache_at: str = ""
+        self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
 
     # ------------------------------------------------------------ names
 
@@ -157,21 +159,20 @@ class TermEmitter:
         if isinstance(term, Load):
             return self._load(term, scope)
         if isinstance(term, Position):
-            return self._position(term.expr, scope)
+            return self.position(term.expr, scope)
         assert isinstance(term, Apply), term
         args = [self.emit(a, scope) for a in term.args]
         return spelling.apply(term.op, args, term.dtype, term.args[-1].dtype if term.op == "where" else term.args[0].dtype, dict(term.attrs))
 
-    def _position(self, expr: Dim, scope: Scope) -> str:
+    def position(self, expr: Dim, scope: Scope, lane: str = "i64") -> str:
+        """The vector of an index expression."""
         c = self.stride(expr)
         if c is None:
-            return f"[&] {{ vl r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {self._lane_address(expr, scope)}; return r; }}()"
-        base = f"bc<i64>({self.index(expr, scope)})"
-        return base if c == 0 else f"({base} + ox_lanes() * bc<i64>({self.index(c or 0, scope)}))"
-
-    def position(self, expr: Dim, scope: Scope) -> str:
-        """The vector of an index expression."""
-        return self._position(expr, scope)
+            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = ({lane}){self._lane_address(expr, scope)}; return r; }}()"
+        base = f"bc<{lane}>(({lane}){self.index(expr, scope)})"
+        if c == 0:
+            return base
+        return f"({base} + ox_lanes<{lane}>(){'' if c == 1 else f' * bc<{lane}>(({lane}){self.index(c, scope)})'})"
 
     def stride(self, address: Dim) -> Dim | None:
         """Elements between neighbouring lanes; None where the lanes are not evenly spaced."""
@@ -202,24 +203,13 @@ class TermEmitter:
     def _load(self, term: Load, scope: Scope) -> str:
         p = self.pointer(term.value)
         (address,) = term.index
+        if term in self.staged:
+            return _load_text(self.staged[term], 1, "1", term.dtype, "Full{}")
         stride = self.stride(address)
         if stride is None:
             lane, get = spelling.lane_type(term.dtype), spelling.element(f"{p}[{self._lane_address(address, scope)}]", term.dtype)
             return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
-        at = f"{p} + {self.index(address, scope)}"
-        if term.dtype is dtypes.boolean:
-            if stride == 1:
-                return f"ox_ldbool({at}, lanes)"
-            if stride == 0:
-                return f"bc<i32>(*({at}) ? -1 : 0)"
-            return f"(conv<i32, i8>(lds((const i8 *)({at}), {self.index(stride, scope)}, (int)lanes)) != 0)"
-        if term.dtype.name in ("float16", "bfloat16"):
-            return f"bc<f32>(ox_get(*({at})))" if stride == 0 else f"ox_ldhalf({at}, {self.index(stride, scope)}, (int)lanes)"
-        if stride == 0:
-            return f"bc<{spelling.storage_type(term.dtype)}>(*({at}))"
-        if stride == 1:
-            return f"ldl({at}, lanes)"
-        return f"lds({at}, {self.index(stride, scope)}, (int)lanes)"
+        return _load_text(f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes")
 
     def store(self, storage: Value, address: Dim, value: str, scope: Scope) -> None:
         """Writes a vector to memory."""
@@ -296,3 +286,20 @@ class TermEmitter:
         else:
             target.lines.append(f"const i64 {name} = ox_index(ctx, (i64)({value})[0], {extent});")
         self.names[s] = target.lookups[s] = name
+
+
+def _load_text(at: str, stride: Dim, step: str, dtype: DType, lanes: str) -> str:
+    """The vector of elements at an address with a stride between lanes."""
+    if dtype is dtypes.boolean:
+        if stride == 1:
+            return f"ox_ldbool({at}, {lanes})"
+        if stride == 0:
+            return f"bc<i32>(*({at}) ? -1 : 0)"
+        return f"(conv<i32, i8>(lds((const i8 *)({at}), {step}, (int){lanes})) != 0)"
+    if dtype.name in ("float16", "bfloat16"):
+        return f"bc<f32>(ox_get(*({at})))" if stride == 0 else f"ox_ldhalf({at}, {step}, (int){lanes})"
+    if stride == 0:
+        return f"bc<{spelling.storage_type(dtype)}>(*({at}))"
+    if stride == 1:
+        return f"ldl({at}, {lanes})"
+    return f"lds({at}, {step}, (int){lanes})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from onnxc.ir.expr import Symbol
@@ -52,3 +53,23 @@ class KernelSource:
 def indent(lines: list[str], by: int = 1) -> list[str]:
     """Lines moved to the right."""
     return ["  " * by + line for line in lines]
+
+
+_DEFINES = re.compile(r"const (?:V<\w+>|i64|vl|vi) (\w+) = ")
+
+
+def interleave(lines: list[str], loop: str, at: str, accumulators: list[str], copies: int) -> list[str] | None:
+    """A vector loop's body for several vectors from `at` on, statement by statement in turn.
+
+    None where the body has other statements than definitions, updates and stores in one line each. Copy k calls its
+    own names with `_k` at the end; `x` before an accumulator's name is how the body calls it.
+    """
+    if any(not line.endswith(";") or line.startswith(("{", "if", "for", "else", "const auto", "V<")) for line in lines):
+        return None
+    own = {m.group(1) for line in lines for m in [_DEFINES.match(line)] if m}
+    out = [f"const i64 {loop}_{k} = {at} + {k} * VL;" for k in range(copies)]
+    for line in lines:
+        for k in range(copies):
+            names = {n: f"{n}_{k}" for n in own | {loop}} | {f"x{a}": f"{a}_{k}" if k else a for a in accumulators}
+            out.append(re.sub(r"\b\w+\b", lambda m, names=names: names.get(m.group(), m.group()), line))
+    return out

@@ -1,0 +1,37 @@
+// A square of VL by VL elements, turned on its way through the first-level cache: how a kernel reads along one
+// loop what lies contiguous along another.
+#pragma once
+#include "vec.h"
+
+template <int... I> struct TileSeq {};
+template <class T, int... I> OX V<T> tile_lo(V<T> a, V<T> b, TileSeq<I...>) {
+  return __builtin_shufflevector(a, b, (I % 2 ? VL + I / 2 : I / 2)...);
+}
+template <class T, int... I> OX V<T> tile_hi(V<T> a, V<T> b, TileSeq<I...>) {
+  return __builtin_shufflevector(a, b, (I % 2 ? VL + VL / 2 + I / 2 : VL / 2 + I / 2)...);
+}
+
+// dst[j * VL + i] = src[i * stride + j] for i < ni, j < nj; lanes i >= ni of dst are zero. Row i and row i + VL / 2
+// are interleaved, log2(VL) times, which is the transpose.
+template <class T> static __attribute__((noinline)) void tile_load(T *dst, const T *src, i64 stride, int ni, int nj) {
+  if constexpr (sizeof(T) == 4 || sizeof(T) == 8) {
+    TileSeq<__integer_pack(VL)...> s;
+    V<T> a[VL], b[VL];
+    if (ni == VL && nj == VL) {
+      OX_UNROLL for (int i = 0; i < VL; i++) a[i] = ld(src + i * stride);
+    } else {
+      OX_UNROLL for (int i = 0; i < VL; i++) a[i] = i < ni ? ldn(src + i * stride, nj) : V<T>{};
+    }
+    OX_UNROLL for (int r = 1; r < VL; r *= 2) {
+      OX_UNROLL for (int i = 0; i < VL / 2; i++) {
+        b[2 * i] = tile_lo<T>(a[i], a[i + VL / 2], s);
+        b[2 * i + 1] = tile_hi<T>(a[i], a[i + VL / 2], s);
+      }
+      OX_UNROLL for (int i = 0; i < VL; i++) a[i] = b[i];
+    }
+    OX_UNROLL for (int i = 0; i < VL; i++) st(dst + i * VL, a[i]);
+  } else {
+    for (int j = 0; j < nj; j++)
+      for (int i = 0; i < VL; i++) dst[j * VL + i] = i < ni ? src[i * stride + j] : T{};
+  }
+}
