@@ -124,13 +124,12 @@ def generate(graph: Graph, options: FusionOptions | None, cpu: Level) -> Program
 
 def join(programs: Sequence[Program]) -> str:
     """One source of several programs: the common head once, then each program in a namespace of its own."""
-    includes = sorted({x for p in programs for x in p.source.split("\n") if x.startswith("#include")}, key=_include_order)
-    head = programs[0].source
-    start = head.index("struct ox_call")
-    end = head.index(spelling.PRELUDE)
-    text = [*includes, head[start:end], spelling.PRELUDE, spelling.HALF]
+    units = [u for p in programs for u in p.sources]
+    includes = sorted({x for u in units for x in u.split("\n") if x.startswith("#include")}, key=_include_order)
+    head = units[0]
+    text = [*includes, head[head.index("struct ox_call") : head.index(spelling.PRELUDE)], spelling.PRELUDE, spelling.HALF]
     for k, p in enumerate(programs):
-        body = p.source[p.source.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "")
+        body = "\n".join(u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "") for u in p.sources)
         text += [f"namespace program_{k} {{", body.replace(f"{ENTRY}(", f"run_{k}("), "}"]
     return "\n".join(text)
 

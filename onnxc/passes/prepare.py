@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxc.ir.graph import Graph, Node, Value
@@ -12,19 +13,26 @@ def _copy(value: Value) -> Node:
     return Node("copy", [value], [Value(value.t)], {}, (), value.node.origin if value.node else ())
 
 
+def _has_two_orders(output: Value, readers: Sequence[Node]) -> bool:
+    """True for an output that is also wanted channels-last, which outputs are not."""
+    if output.node is not None and output.node.op == "conv" and readers:
+        return True
+    return any(r.op == "conv" and r.operands[0] is output for r in readers)
+
+
 def prepare(graph: Graph) -> Graph:
-    """Copies outputs that are inputs, constants or other outputs, and inputs that a convolution reads.
+    """Copies outputs that are inputs, constants or other outputs, and inputs and constants that a convolution reads.
 
     (A convolution wants its input channels-last, and a graph input is row-major: the copy changes the order.)
-    An output that a convolution makes and other nodes read is copied too, so that it may have both orders.
+    An output that a convolution reads, or makes for other nodes, is copied too, so that it may have both orders.
     """
     nodes: list[Node] = []
     moved: dict[int, Value] = {}
     inputs = {v.id for v in graph.inputs}
     readers = graph.uses()
     for node in graph.nodes:
-        if node.op == "conv" and node.operands[0].id in inputs:
-            x = node.operands[0]
+        x = node.operands[0] if node.op == "conv" else None
+        if x is not None and (x.id in inputs or constant_of(x) is not None):
             if x.id not in moved:
                 nodes.append(_copy(x))
                 moved[x.id] = nodes[-1].output
@@ -35,8 +43,7 @@ def prepare(graph: Graph) -> Graph:
     outputs: list[Value] = []
     taken: set[int] = set()
     for v in graph.outputs:
-        convolved = v.node is not None and v.node.op == "conv" and bool(readers.get(v.id))
-        if v.id in inputs or v.id in taken or constant_of(v) is not None or convolved:
+        if v.id in inputs or v.id in taken or constant_of(v) is not None or _has_two_orders(v, readers.get(v.id, ())):
             nodes.append(_copy(v))
             v = nodes[-1].output
         taken.add(v.id)

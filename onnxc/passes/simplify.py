@@ -112,16 +112,24 @@ def share_common(graph: Graph) -> Graph:
     return r.result()
 
 
+def _worth_storing(node: Node, uses: dict[int, list[Node]]) -> bool:
+    """A broadcast constant is kept as it is, unless it is the weight of a template, which wants it packed."""
+    readers = [r.op for v in node.outputs for r in uses.get(v.id, ())]
+    return node.op != "expand" or any(op in ("conv", "matmul", "reshape", "transpose") for op in readers)
+
+
 def fold_constants(graph: Graph, budget: int) -> Graph:
     """Evaluates what depends on constants alone, as long as the results fit in `budget` bytes and do not grow much."""
     r = Rewriter(graph)
+    uses = graph.uses()
     for node in graph.nodes:
         arrays = [constant_of(r.value(v)) for v in node.inputs]
         primitive = lookup(node.op)
         size = sum(int(v.t.nbytes) if isinstance(v.t.nbytes, int) else 1 << 62 for v in node.outputs)
         known = sum(a.nbytes for a in arrays if a is not None)
-        worth = size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known) and size <= budget
-        if not node.inputs or primitive.evaluate is None or any(a is None for a in arrays) or not worth or node.op == "expand":
+        worth = size <= budget and (node.op == "expand" or size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known))
+        unknown = not node.inputs or primitive.evaluate is None or any(a is None for a in arrays)
+        if unknown or not worth or not _worth_storing(node, uses):
             r.keep(node)
             continue
         with np.errstate(all="ignore"):

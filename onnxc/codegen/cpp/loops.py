@@ -17,6 +17,7 @@ ITEM_WORK = 16384  # element operations that make one parallel item worth its co
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
 CACHE_BYTES = 1 << 15
 UNROLL = 4
+MANY_ITEMS = 16  # parallel items enough for the threads of a machine
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
 
 _IDENTITY = {"sum": 0, "prod": 1}
@@ -44,6 +45,7 @@ class NestEmitter:
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
         self._split()
         self.includes: set[str] = set()
+        self.side = 1  # vectors of an outer vector loop that are computed side by side
         self.caches: dict[Term, tuple[str, int]] = {}
         self.function = Scope()
         self.function.lines.append("const Full lanes{}; (void)lanes;")
@@ -61,17 +63,21 @@ class NestEmitter:
 
     # ------------------------------------------------------------ work division
 
-    def rows(self) -> tuple[list[tuple[Symbol, Dim]], Dim, bool]:
-        """Loops that are divided over items, their total, and whether the vector loop is chunked."""
-        nest = self.nest
-        if nest.outer or nest.reductions():
-            outer = [(s, d) for s, d in nest.outer if s != self.vector]
-            total = prod(d for _, d in outer)
-            if self.outer_vector:
-                assert self.vector is not None
-                total = total * ceildiv(extent_of(nest, self.vector), self.lanes)
-            return outer, total, False
-        return [], 1, True
+    def _rows(self, outer: list[tuple[Symbol, Dim]]) -> Dim:
+        """How many turns of the outer loops there are, where one turn takes `self.side` vectors of an outer vector loop."""
+        total = prod(d for _, d in outer)
+        if self.outer_vector:
+            assert self.vector is not None
+            total = total * ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side)
+        return total
+
+    def _wide_enough(self) -> bool:
+        """Whether an outer vector loop gives each of many items several vectors."""
+        assert self.vector is not None
+        extent, total = extent_of(self.nest, self.vector), prod(d for _, d in self.nest.outer)
+        if isinstance(extent, int) and extent < UNROLL * self.lanes:
+            return False
+        return not isinstance(total, int) or total >= MANY_ITEMS * UNROLL * self.lanes
 
     # ------------------------------------------------------------ text
 
@@ -80,13 +86,12 @@ class NestEmitter:
         nest = self.nest
         if not nest.outer and not nest.reductions():
             return self._emit_plain()
-        outer, total, _ = self.rows()
-        work = max((self._phase_work(p) for p in nest.phases), key=_size_key, default=1)
-        if self.outer_vector:
-            work = work * self.lanes
-        grain = self._grain(work)
+        outer = [(s, d) for s, d in nest.outer if s != self.vector]
         self._plan_caches()
         body = self._row_body(outer)
+        total = self._rows(outer)
+        work = max((self._phase_work(p) for p in nest.phases), key=_size_key, default=1)
+        grain = self._grain(work * self.lanes * self.side if self.outer_vector else work)
         lines = [*self.function.lines, f"const i64 rows = {self._top(total)}, grain = {grain};",
                  "for (i64 row = first * grain; row < ox_min(last * grain, rows); row++) {", *indent(body), "}"]  # fmt: skip
         return lines, f"ox_up({self._top(total)}, {grain})"
@@ -105,27 +110,35 @@ class NestEmitter:
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
         scope = self.function.child({s for s, _ in outer})
-        lines = scope.lines
-        rest = "row"
-        if self.outer_vector:
-            assert self.vector is not None
-            extent = extent_of(self.nest, self.vector)
-            name = self.emitter.name_loop(self.vector)
-            blocks = self._top(ceildiv(extent, self.lanes))
-            lines.append(f"const i64 {name} = row % {blocks} * VL;" if outer else f"const i64 {name} = row * VL;")
-            rest = f"(row / {blocks})"
-        for k, (s, d) in reversed(list(enumerate(outer))):
-            name = self.emitter.name_loop(s)
-            lines.append(f"const i64 {name} = {rest}{f' % {self._top(d)}' if k else ''};")
-            rest = f"({rest} / {self._top(d)})"
+        for s, _ in outer:
+            self.emitter.name_loop(s)
         if not self.outer_vector:
             self._phases(scope)
-            return lines
+            return [*self._decode(outer, "row"), *scope.lines]
+        assert self.vector is not None
+        name, extent = self.emitter.name_loop(self.vector), self._top(extent_of(self.nest, self.vector))
         inner = scope.child({self.vector})
         self._phases(inner)
-        name, extent_text = self.emitter.names[self.vector], self._top(extent_of(self.nest, self.vector))  # type: ignore[index]
-        return [*lines, "const auto block = [&](auto lanes) OX_LAMBDA {", *indent(inner.lines), "};",
-                f"if ({name} + VL <= {extent_text}) block(Full{{}}); else block(Part{{(int)({extent_text} - {name})}});"]  # fmt: skip
+        several = interleave(inner.lines, name, name, [], UNROLL) if self._wide_enough() else None
+        self.side = UNROLL if several else 1
+        blocks = self._top(ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
+        lines = [f"const i64 {name}{'_0' if several else ''} = {f'row % {blocks}' if outer else 'row'} * {f'{self.side} * ' if several else ''}VL;"]
+        lines += [*self._decode(outer, f"(row / {blocks})"), *scope.lines]
+        lines += [f"const auto block = [&](const i64 {name}, auto lanes) OX_LAMBDA {{", *indent(inner.lines), "};"]
+        one = f"if ({name} + VL <= {extent}) block({name}, Full{{}}); else block({name}, Part{{(int)({extent} - {name})}});"
+        if not several:
+            return [*lines, one]
+        ends = f"ox_min({name}_0 + {UNROLL} * VL, {extent})"
+        return [*lines, f"if ({name}_0 + {UNROLL} * VL <= {extent}) {{", f"  const i64 {name} = {name}_0;", "  {", *indent(several, 2), "  }",
+                f"}} else for (i64 {name} = {name}_0, end = {ends}; {name} < end; {name} += VL) {{", f"  {one}", "}"]  # fmt: skip
+
+    def _decode(self, outer: list[tuple[Symbol, Dim]], rest: str) -> list[str]:
+        """Definitions of loop variables from the number of a turn."""
+        lines = []
+        for k, (s, d) in reversed(list(enumerate(outer))):
+            lines.append(f"const i64 {self.emitter.names[s]} = {rest}{f' % {self._top(d)}' if k else ''};")
+            rest = f"({rest} / {self._top(d)})"
+        return lines
 
     def _phases(self, scope: Scope) -> None:
         for phase in self.nest.phases:

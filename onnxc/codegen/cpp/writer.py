@@ -55,21 +55,34 @@ def indent(lines: list[str], by: int = 1) -> list[str]:
     return ["  " * by + line for line in lines]
 
 
-_DEFINES = re.compile(r"const (?:V<\w+>|i64|vl|vi) (\w+) = ")
+_DEFINES = re.compile(r"(?:const )?(?:V<\w+>|i64|vl|vi) (\w+)(?: = |\{)")
+_WORD = re.compile(r"\b[A-Za-z_]\w*")
 
 
 def interleave(lines: list[str], loop: str, at: str, accumulators: list[str], copies: int) -> list[str] | None:
     """A vector loop's body for several vectors from `at` on, statement by statement in turn.
 
-    None where the body has other statements than definitions, updates and stores in one line each. Copy k calls its
-    own names with `_k` at the end; `x` before an accumulator's name is how the body calls it.
+    Loops in the body are walked once for all. None where it has other statements than loops, definitions, updates and
+    stores in one line each. Copy k calls its own names with `_k` at the end; `x` before an accumulator's name is how
+    the body calls it.
     """
-    if any(not line.endswith(";") or line.startswith(("{", "if", "for", "else", "const auto", "V<")) for line in lines):
-        return None
-    own = {m.group(1) for line in lines for m in [_DEFINES.match(line)] if m}
+    text = [line.strip() for line in lines]
+    own = {m.group(1) for line in text for m in [_DEFINES.match(line)] if m} | {loop}
     out = [f"const i64 {loop}_{k} = {at} + {k} * VL;" for k in range(copies)]
-    for line in lines:
+    for line in text:
+        if line in ("{", "}") or line.startswith("for (") and line.endswith("{"):
+            if own & set(_WORD.findall(line)):
+                return None
+            out.append(line)
+            continue
+        if not line.endswith(";") or line.startswith(("{", "if", "for", "else", "const auto", "alignas")) or not _one_definition(line):
+            return None
         for k in range(copies):
-            names = {n: f"{n}_{k}" for n in own | {loop}} | {f"x{a}": f"{a}_{k}" if k else a for a in accumulators}
-            out.append(re.sub(r"\b\w+\b", lambda m, names=names: names.get(m.group(), m.group()), line))
+            names = {n: f"{n}_{k}" for n in own} | {f"x{a}": f"{a}_{k}" if k else a for a in accumulators}
+            out.append(_WORD.sub(lambda m, names=names: names.get(m.group(), m.group()), line))
     return out
+
+
+def _one_definition(line: str) -> bool:
+    """A definition of one name with its value, or no definition at all."""
+    return _DEFINES.match(line) is not None or not re.match(r"(?:const )?V<\w+> ", line)

@@ -1,0 +1,128 @@
+"""What type rules take for granted about symbolic dims, so that a call can check it.
+
+A type rule takes two different symbolic dims that meet (in a broadcast, a contraction, a concatenation) to be
+equal, and a slice to lie inside its operand: kernels are written for that, and would read outside of a tensor
+where it is not so. `assumptions` gives those conditions for each node that its types alone do not prove; a
+compiled model evaluates them once for each new set of sizes, and refuses sizes that break one.
+
+>>> from onnxc.ir import dtypes, expr
+>>> from onnxc.ir.types import TensorType
+>>> from onnxc.primitives.builder import Builder
+>>> b = Builder()
+>>> x, y = (b.input(TensorType(dtypes.float32, (expr.Sym(s),))) for s in ("n", "m"))
+>>> assumptions(b.graph([b.add(x, y)])).equal
+{(m, n): ((), 'add')}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from onnxc.ir.expr import Dim, always_equal, is_nonnegative, minimum, prod
+from onnxc.ir.graph import Graph, Node, Origin
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.contraction import attention_scores
+
+Pair = tuple[Dim, Dim]
+Shape = tuple[Dim, ...]
+Place = tuple[Origin, str]  # the nodes of the user's model that want it, and the primitive
+
+
+@dataclass
+class Assumptions:
+    """Pairs of sizes that must be equal, and sizes that must not be negative, each with who wants it."""
+
+    equal: dict[Pair, Place] = field(default_factory=dict)
+    natural: dict[Dim, Place] = field(default_factory=dict)
+
+
+def assumptions(graph: Graph) -> Assumptions:
+    """All that the types of a graph of primitives leave to be checked, regions included."""
+    found = Assumptions()
+    _collect(graph, found)
+    return found
+
+
+def _collect(graph: Graph, found: Assumptions) -> None:
+    for node in graph.nodes:
+        place = (node.origin, node.op)
+        for a, b in _equal(node):
+            if not always_equal(a, b):
+                found.equal.setdefault((a, b), place)
+        for d in _natural(node):
+            if not is_nonnegative(d):
+                found.natural.setdefault(d, place)
+        for region in node.regions:
+            _collect(region, found)
+
+
+def _equal(node: Node) -> Iterator[Pair]:
+    """Sizes that the node's type rule takes to be equal."""
+    shapes: list[Shape] = [v.shape for v in node.inputs if v is not None]
+    out: Shape = node.outputs[0].shape
+    if node.op == "reshape":
+        yield prod(shapes[0]), prod(out)
+    elif node.op == "matmul":
+        yield from _matmul(shapes[0], shapes[1], out)
+    elif node.op == "attention":
+        q, kt, v, *bias = shapes
+        scores = attention_scores(q, kt)
+        yield from _matmul(q, kt, scores)
+        yield from _matmul(scores, v, out)
+        for shape in bias:
+            yield from _broadcast(shape, scores)
+    elif node.op == "conv":
+        (x, w), groups = shapes, node.attrs["groups"]
+        yield x[1], w[1] * groups
+        yield w[0], w[0] // groups * groups
+    elif node.op == "concat":
+        axis = node.attrs["axis"]
+        for shape in shapes:
+            yield from ((a, b) for i, (a, b) in enumerate(zip(shape, out, strict=True)) if i != axis)
+    elif node.op == "gather_nd":
+        batch = node.attrs["batch_dims"]
+        yield from zip(shapes[0][:batch], shapes[1][:batch], strict=True)
+    elif node.op == "scan":
+        first, count = node.attrs["states"], node.attrs["scanned"]
+        yield from ((shape[0], node.attrs["trip"]) for shape in shapes[first : first + count])
+    elif node.op == "expand" or (lookup(node.op).kind is Kind.POINTWISE and len(shapes) > 1):
+        for shape in shapes:
+            yield from _broadcast(shape, out)
+
+
+def _matmul(a: Shape, b: Shape, out: Shape) -> Iterator[Pair]:
+    yield a[-1], b[-2]
+    for shape in (a, b):
+        yield from _broadcast(shape[:-2], out[:-2])
+
+
+def _broadcast(shape: Shape, out: Shape) -> Iterator[Pair]:
+    aligned = out[len(out) - len(shape) :]
+    yield from ((a, b) for a, b in zip(shape, aligned, strict=True) if a != 1)
+
+
+def _natural(node: Node) -> Iterator[Dim]:
+    """Sizes that must not be negative: the output's own, and what is left on either side of a part that is read."""
+    for value in node.outputs:
+        yield from value.shape
+    attrs = node.attrs
+    if node.op == "slice":
+        rows = zip(node.operands[0].shape, attrs["starts"], attrs["sizes"], attrs["steps"], strict=True)
+        for size, start, count, step in rows:
+            yield from slice_room(size, start, count, step)
+    elif node.op == "pad":
+        yield from (*attrs["low"], *attrs["high"])
+    elif node.op == "gather_elements":
+        data, index = (v.shape for v in node.operands)
+        yield from (d - n for i, (d, n) in enumerate(zip(data, index, strict=True)) if i != attrs["axis"])
+
+
+def slice_room(size: Dim, start: Dim, count: Dim, step: int) -> Sequence[Dim]:
+    """How much of an axis lies on either side of a slice of `count` elements; nothing for an empty slice."""
+    last = start + (count - 1) * step
+    first, last = (start, last) if step > 0 else (last, start)
+    if always_equal(first, 0) and always_equal(last, size - 1):
+        return ()
+    some = minimum(count, 1)
+    return first * some, (size - 1 - last) * some
