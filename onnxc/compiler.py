@@ -31,13 +31,14 @@ from onnxc.errors import CacheError, PackageError, UnsupportedError
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
-from onnxc.ir.expr import Dim, always_equal, is_nonnegative
+from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.passes.pipeline import PassOptions, passes
-from onnxc.planner.fusion import FusionOptions, plan
+from onnxc.planner.fusion import plan
+from onnxc.planner.groups import FusionOptions
 from onnxc.planner.layout import assign
 from onnxc.planner.templates import ENABLED
-from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.assumptions import assumptions
 from onnxc.primitives.verify import verify
 from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.cpu import Level, level
@@ -326,7 +327,7 @@ def _make(
 def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages) -> dict[str, Any]:
     """All but code and weights: what calls need, and what reports tell."""
     names = graph.dim_names
-    equal, natural = _equal(graph), _natural(graph)
+    equal, natural = _conditions(graph)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "onnxc": _version(),
@@ -414,48 +415,11 @@ def _total(dims: Iterator[Dim]) -> Dim:
 # ---------------------------------------------------------------- what was taken for granted
 
 
-def _equal(graph: Graph) -> list[tuple[Size, Size, str]]:
-    """Pairs of sizes that shape inference took to be equal, with the node that wants it."""
-    found: dict[tuple[Dim, Dim], str] = {}
-    for node in graph.nodes:
-        for a, b in _wanted_equal(node):
-            if not always_equal(a, b):
-                found.setdefault((a, b), describe(node.origin, node.op))
-    return [(encode(a), encode(b), where) for (a, b), where in found.items()]
-
-
-def _wanted_equal(node: Node) -> Iterator[tuple[Dim, Dim]]:
-    shapes = [v.shape for v in node.inputs if v is not None]
-    if node.op == "reshape":
-        yield node.operands[0].t.size, node.output.t.size
-    elif node.op == "matmul":
-        yield shapes[0][-1], shapes[1][-2]
-        yield from _broadcast([s[:-2] for s in shapes], node.output.shape[:-2])
-    elif node.op == "concat":
-        axis = node.attrs["axis"]
-        for shape in shapes:
-            yield from (
-                (a, b) for i, (a, b) in enumerate(zip(shape, node.output.shape, strict=True)) if i != axis
-            )
-    elif node.op == "expand" or (lookup(node.op).kind is Kind.POINTWISE and len(shapes) > 1):
-        yield from _broadcast(shapes, node.output.shape)
-
-
-def _broadcast(shapes: Sequence[tuple[Dim, ...]], out: tuple[Dim, ...]) -> Iterator[tuple[Dim, Dim]]:
-    for shape in shapes:
-        aligned = out[len(out) - len(shape) :]
-        yield from ((a, b) for a, b in zip(shape, aligned, strict=True) if a != 1)
-
-
-def _natural(graph: Graph) -> list[tuple[Size, str]]:
-    """Sizes that could be negative, with the node that makes them."""
-    found: dict[Dim, str] = {}
-    for node in graph.nodes:
-        for value in node.outputs:
-            for d in value.shape:
-                if not isinstance(d, int) and not is_nonnegative(d):
-                    found.setdefault(d, describe(node.origin, node.op))
-    return [(encode(d), where) for d, where in found.items()]
+def _conditions(graph: Graph) -> tuple[list[tuple[Size, Size, str]], list[tuple[Size, str]]]:
+    """Pairs of sizes that must be equal and sizes that must not be negative, each with the node that wants it."""
+    found = assumptions(graph)
+    equal = [(encode(a), encode(b), describe(*place)) for (a, b), place in found.equal.items()]
+    return equal, [(encode(d), describe(*place)) for d, place in found.natural.items()]
 
 
 def describe(origin: Origin, op: str) -> str:

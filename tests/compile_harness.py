@@ -22,7 +22,8 @@ from onnxc.ir.expr import evaluate
 from onnxc.ir.graph import Graph, Value
 from onnxc.passes.prepare import prepare
 from onnxc.passes.simplify import eliminate_dead
-from onnxc.planner.fusion import FusionOptions, plan
+from onnxc.planner.fusion import plan
+from onnxc.planner.groups import FusionOptions
 from onnxc.planner.layout import assign
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.interpret import bind_sizes, interpret
@@ -60,7 +61,9 @@ class Compiled:
             offsets, total = arena_layout(self.program.buffers, sizes)
             dims += [total, *offsets]
         error = self.model.call(
-            threads, (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_longlong * (len(dims) + 1))(*dims)
+            threads,
+            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_longlong * (len(dims) + 1))(*dims),
         )
         if error is not None:
             raise call_exception(error)
@@ -106,7 +109,9 @@ def compile_graphs(
     cpu = cpu or level()
     prepared = [prepare(eliminate_dead(g)) for g in graphs]
     programs = [generate(g, options, cpu) for g in prepared]
-    code = compile_library([Source("model.cpp", join(programs))], include=[compiler.INCLUDE, NATIVE], flags=[*cpu.flags])
+    code = compile_library(
+        [Source("model.cpp", join(programs))], include=[compiler.INCLUDE, NATIVE], flags=[*cpu.flags]
+    )
     library = load_library(code)
     runtime = load_runtime(Cache())
     out = []
@@ -125,11 +130,21 @@ def generate(graph: Graph, options: FusionOptions | None, cpu: Level) -> Program
 def join(programs: Sequence[Program]) -> str:
     """One source of several programs: the common head once, then each program in a namespace of its own."""
     units = [u for p in programs for u in p.sources]
-    includes = sorted({x for u in units for x in u.split("\n") if x.startswith("#include")}, key=_include_order)
+    includes = sorted(
+        {x for u in units for x in u.split("\n") if x.startswith("#include")}, key=_include_order
+    )
     head = units[0]
-    text = [*includes, head[head.index("struct ox_call") : head.index(spelling.PRELUDE)], spelling.PRELUDE, spelling.HALF]
+    text = [
+        *includes,
+        head[head.index("struct ox_call") : head.index(spelling.PRELUDE)],
+        spelling.PRELUDE,
+        spelling.HALF,
+    ]
     for k, p in enumerate(programs):
-        body = "\n".join(u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "") for u in p.sources)
+        body = "\n".join(
+            u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "")
+            for u in p.sources
+        )
         text += [f"namespace program_{k} {{", body.replace(f"{ENTRY}(", f"run_{k}("), "}"]
     return "\n".join(text)
 

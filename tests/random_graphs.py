@@ -130,10 +130,17 @@ class Generator:
         """An operand that broadcasts with `item`: of the pool, or a new input."""
         v = item.value
         for other in reversed(self.pool):
-            if other.value.dtype is v.dtype and _broadcasts(v, other.value) and other.bound < LARGE and self.r.integer(0, 1):
+            if (
+                other.value.dtype is v.dtype
+                and _broadcasts(v, other.value)
+                and other.bound < LARGE
+                and self.r.integer(0, 1)
+            ):
                 return other
         if self.r.integer(0, 3) == 0:
-            return Item(self.b.scalar(self.r.integer(1, 3), v.dtype)) if v.dtype is not dtypes.boolean else item
+            return (
+                Item(self.b.scalar(self.r.integer(1, 3), v.dtype)) if v.dtype is not dtypes.boolean else item
+            )
         shape: list[Dim] = [d if self.r.integer(0, 2) else 1 for d in v.shape]
         return self.fresh(v.dtype, shape[self.r.integer(0, len(shape)) :] if self.r.integer(0, 1) else shape)
 
@@ -228,7 +235,11 @@ class Generator:
             return Item(self.b.reshape(v, self.new_shape(v)), x.exact, x.bound)
         if op == "expand":
             shape: list[Dim] = [self.r.integer(1, 4) if d == 1 else d for d in v.shape]
-            return Item(self.b.expand(v, [self.r.integer(1, 3), *shape] if self.r.integer(0, 1) else shape), x.exact, x.bound)
+            return Item(
+                self.b.expand(v, [self.r.integer(1, 3), *shape] if self.r.integer(0, 1) else shape),
+                x.exact,
+                x.bound,
+            )
         if v.rank == 0:
             return None
         if op == "flip":
@@ -241,9 +252,13 @@ class Generator:
             return None
         if self.r.integer(0, 1):
             start = self.r.integer(0, d - 1)
-            return Item(self.b.slice(v, axis, start, self.r.integer(start, d), self.r.integer(1, 3)), x.exact, x.bound)
+            return Item(
+                self.b.slice(v, axis, start, self.r.integer(start, d), self.r.integer(1, 3)), x.exact, x.bound
+            )
         start = self.r.integer(0, d - 1)
-        return Item(self.b.slice(v, axis, start, self.r.integer(-1, start), -self.r.integer(1, 3)), x.exact, x.bound)
+        return Item(
+            self.b.slice(v, axis, start, self.r.integer(-1, start), -self.r.integer(1, 3)), x.exact, x.bound
+        )
 
     def new_shape(self, v: Value) -> list[Dim]:
         """Dims merged, then split at random divisors."""
@@ -270,9 +285,13 @@ class Generator:
         if x is None:
             return None
         n = x.value.rank
-        low, high = ([self.r.integer(0, 2) if self.r.integer(0, 1) else 0 for _ in range(n)] for _ in range(2))
+        low, high = (
+            [self.r.integer(0, 2) if self.r.integer(0, 1) else 0 for _ in range(n)] for _ in range(2)
+        )
         gaps = [self.r.integer(0, 2) if self.r.integer(0, 3) == 0 else 0 for _ in range(n)]
-        return Item(self.b.pad(x.value, low, high, float(self.r.integer(0, 2)), gaps), x.exact, max(x.bound, 2))
+        return Item(
+            self.b.pad(x.value, low, high, float(self.r.integer(0, 2)), gaps), x.exact, max(x.bound, 2)
+        )
 
     def concat(self) -> Item | None:
         x = self.pick(lambda i: i.value.rank > 0)
@@ -281,12 +300,22 @@ class Generator:
         axis = self.axis(x)
         parts = [x]
         for _ in range(self.r.integer(1, 3)):
-            found = [i for i in self.pool if i.value.dtype is x.value.dtype and _joins(i.value, x.value, axis)]
+            found = [
+                i for i in self.pool if i.value.dtype is x.value.dtype and _joins(i.value, x.value, axis)
+            ]
             if found and self.r.integer(0, 2):
                 parts.append(self.r.choice(found))
             else:
-                parts.append(self.fresh(x.value.dtype, [self.dim() if k == axis else d for k, d in enumerate(x.value.shape)]))
-        return Item(self.b.concat([p.value for p in parts], axis), all(p.exact for p in parts), max(p.bound for p in parts))
+                parts.append(
+                    self.fresh(
+                        x.value.dtype, [self.dim() if k == axis else d for k, d in enumerate(x.value.shape)]
+                    )
+                )
+        return Item(
+            self.b.concat([p.value for p in parts], axis),
+            all(p.exact for p in parts),
+            max(p.bound for p in parts),
+        )
 
     def iota(self) -> Item:
         dtype = self.r.choice([dtypes.int64, dtypes.int32, dtypes.float32])
@@ -308,7 +337,9 @@ class Generator:
             op = "sum"
         count = evaluate(prod(x.value.shape[a] for a in axes), {"s0": 40, "s1": 40})
         bound = x.bound * max(1, count) if op == "sum" else x.bound
-        return Item(self.b.reduce(op, x.value, axes, bool(self.r.integer(0, 1))), x.exact and bound < EXACT, bound)
+        return Item(
+            self.b.reduce(op, x.value, axes, bool(self.r.integer(0, 1))), x.exact and bound < EXACT, bound
+        )
 
     def arg(self) -> Item | None:
         x = self.pick(lambda i: i.exact and i.value.rank > 0 and i.value.dtype is not dtypes.boolean)
@@ -329,7 +360,10 @@ class Generator:
         kernel = [self.r.integer(1, 3) for _ in range(n)]
         low, high = ([self.r.integer(0, 1) for _ in range(n)] for _ in range(2))
         strides, dilations = ([self.r.integer(1, 2) for _ in range(n)] for _ in range(2))
-        spans = [d + a + b - (dl * (k - 1) + 1) for d, a, b, dl, k in zip(x.value.shape, low, high, dilations, kernel, strict=True)]  # type: ignore[operator]
+        spans = [
+            d + a + b - (dl * (k - 1) + 1)
+            for d, a, b, dl, k in zip(x.value.shape, low, high, dilations, kernel, strict=True)
+        ]  # type: ignore[operator]
         op = self.r.choice(["window_sum", "window_max"])
         if any(s < 0 for s in spans) or (op == "window_max" and x.value.dtype.is_float and any(low + high)):
             return None
@@ -353,7 +387,11 @@ class Generator:
             return Item(self.b.gather(v, at, axis), x.exact, x.bound)
         if op == "elements":
             shape: list[Dim] = [self.dim() if k == axis else d for k, d in enumerate(v.shape)]
-            return Item(self.b.one("gather_elements", v, self.index(shape, v.shape[axis]), axis=axis), x.exact, x.bound)
+            return Item(
+                self.b.one("gather_elements", v, self.index(shape, v.shape[axis]), axis=axis),
+                x.exact,
+                x.bound,
+            )
         batch = self.r.integer(0, min(1, v.rank - 1))
         if not always_equal(v.shape[batch], v.shape[min(batch + 1, v.rank - 1)]) or v.shape[batch] == 0:
             depth = 1
@@ -361,7 +399,11 @@ class Generator:
             depth = min(2, v.rank - batch)
         lead = [*v.shape[:batch], *(self.dim() for _ in range(self.r.integer(0, 1)))]
         index = self.index([*lead, depth], v.shape[batch])
-        return Item(self.b.one("gather_nd", v, index, batch_dims=batch), x.exact, x.bound) if v.shape[batch] != 0 else None
+        return (
+            Item(self.b.one("gather_nd", v, index, batch_dims=batch), x.exact, x.bound)
+            if v.shape[batch] != 0
+            else None
+        )
 
     def matmul(self) -> Item | None:
         x = self.pick(lambda i: i.value.rank >= 2 and i.value.dtype is not dtypes.boolean and i.bound < 100)
@@ -402,7 +444,9 @@ def _broadcasts(a: Value, b: Value) -> bool:
 
 
 def _joins(a: Value, b: Value, axis: int) -> bool:
-    return a.rank == b.rank and all(k == axis or always_equal(x, y) for k, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)))
+    return a.rank == b.rank and all(
+        k == axis or always_equal(x, y) for k, (x, y) in enumerate(zip(a.shape, b.shape, strict=True))
+    )
 
 
 _STEPS: list[Callable[[Generator], Item | None]] = [

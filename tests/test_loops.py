@@ -76,7 +76,9 @@ def content(bench: Bench, value: Value, sizes: dict[str, int]) -> np.ndarray:
         return rng.integers(-extent, max(extent, 1 - extent), shape).astype(value.dtype.numpy)
     if value.dtype.is_float:
         return (rng.standard_normal(shape) * 2).astype(value.dtype.numpy)
-    return rng.integers(0 if value.dtype.kind in ("uint", "bool") else -9, 2 if value.dtype.kind == "bool" else 10, shape).astype(value.dtype.numpy)
+    return rng.integers(
+        0 if value.dtype.kind in ("uint", "bool") else -9, 2 if value.dtype.kind == "bool" else 10, shape
+    ).astype(value.dtype.numpy)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,15 @@ def case(*, dynamic: bool = True, rtol: float = 2e-5, name: str = "") -> Callabl
     def register(build: Callable[[Bench], Value | Sequence[Value]]) -> Callable[..., object]:
         label = name or build.__name__
         for at in [*(FIXED if dynamic else FIXED[:1]), *([None] if dynamic else [])]:
-            CASES.append(Case(f"{label}-{'dynamic' if at is None else 'x'.join(map(str, SIZES[at]))}", build, at, True, rtol))
+            CASES.append(
+                Case(
+                    f"{label}-{'dynamic' if at is None else 'x'.join(map(str, SIZES[at]))}",
+                    build,
+                    at,
+                    True,
+                    rtol,
+                )
+            )
         CASES.append(Case(f"{label}-unfused", build, 0, False, rtol))
         return build
 
@@ -108,7 +118,30 @@ def case(*, dynamic: bool = True, rtol: float = 2e-5, name: str = "") -> Callabl
 
 # ---------------------------------------------------------------- pointwise primitives, dtypes, special values
 
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.25, 1e-40, -1e-42, 1e-30, 1e30, -1e30, np.inf, -np.inf, np.nan, 88.0, -100.0, 20.0]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.0,
+    -7.25,
+    1e-40,
+    -1e-42,
+    1e-30,
+    1e30,
+    -1e30,
+    np.inf,
+    -np.inf,
+    np.nan,
+    88.0,
+    -100.0,
+    20.0,
+]
 UNARY_FLOAT = [
     "neg", "abs", "sign", "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
     "asinh", "acosh", "atanh", "erf", "floor", "ceil", "round",
@@ -125,7 +158,22 @@ def extremes(dtype: DType) -> np.ndarray:
         with np.errstate(all="ignore"):
             return np.array(SPECIAL, np.float64).astype(dtype.numpy)
     info = np.iinfo(dtype.numpy)
-    return np.array([0, 1, 2, 3, 7, 100, info.max, info.max - 1, info.min, info.min + 1, *([-1, -2, -7, -100] if dtype.kind == "int" else [])], dtype.numpy)
+    return np.array(
+        [
+            0,
+            1,
+            2,
+            3,
+            7,
+            100,
+            info.max,
+            info.max - 1,
+            info.min,
+            info.min + 1,
+            *([-1, -2, -7, -100] if dtype.kind == "int" else []),
+        ],
+        dtype.numpy,
+    )
 
 
 def _pairs(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
@@ -135,9 +183,13 @@ def _pairs(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
 
 def _pointwise() -> None:
     for dtype in FLOATS:
-        case(dynamic=False, name=f"unary-{dtype}")(lambda b, dtype=dtype: [b.unary(op, b.array(extremes(dtype))) for op in UNARY_FLOAT])
+        case(dynamic=False, name=f"unary-{dtype}")(
+            lambda b, dtype=dtype: [b.unary(op, b.array(extremes(dtype))) for op in UNARY_FLOAT]
+        )
         case(dynamic=False, name=f"binary-{dtype}")(lambda b, dtype=dtype: _binary(b, dtype))
-        case(dynamic=False, name=f"tests-{dtype}")(lambda b, dtype=dtype: _float_tests(b, b.array(extremes(dtype))))
+        case(dynamic=False, name=f"tests-{dtype}")(
+            lambda b, dtype=dtype: _float_tests(b, b.array(extremes(dtype)))
+        )
     for dtype in INTS:
         case(dynamic=False, name=f"int-{dtype}")(lambda b, dtype=dtype: _int_ops(b, dtype))
     case(dynamic=False, name="logic-bool")(_logic)
@@ -149,7 +201,11 @@ def _binary(b: Bench, dtype: DType) -> list[Value]:
 
 
 def _float_tests(b: Bench, x: Value) -> list[Value]:
-    return [b.isnan(x), *(b.one("isinf", x, positive=p, negative=n) for p in (True, False) for n in (True, False)), b.where(b.isnan(x), b.neg(x), x)]
+    return [
+        b.isnan(x),
+        *(b.one("isinf", x, positive=p, negative=n) for p in (True, False) for n in (True, False)),
+        b.where(b.isnan(x), b.neg(x), x),
+    ]
 
 
 def _int_ops(b: Bench, dtype: DType) -> list[Value]:
@@ -159,15 +215,27 @@ def _int_ops(b: Bench, dtype: DType) -> list[Value]:
     if dtype.kind == "int":  # INT_MIN / -1 overflows in numpy
         divisor = b.where(b.eq(divisor, -1), one, divisor)
     shift = b.array(_pairs(dtype)[1] & (dtype.bits - 1))
-    out = [b.one(op, x, y) for op in [*BINARY_INT, "eq", "lt", "le"]] + [b.one(op, x, divisor) for op in ("div", "mod", "fmod")]
+    out = [b.one(op, x, y) for op in [*BINARY_INT, "eq", "lt", "le"]] + [
+        b.one(op, x, divisor) for op in ("div", "mod", "fmod")
+    ]
     out += [b.unary(op, x) for op in ("neg", "abs", "sign", "bitnot")]
     small = b.min(b.max(x, 0), 3)
-    return [*out, *(b.one(op, x, shift) for op in (("shl", "shr") if dtype.kind == "uint" else ())), b.one("pow", small, small), b.where(b.lt(x, y), x, y)]
+    return [
+        *out,
+        *(b.one(op, x, shift) for op in (("shl", "shr") if dtype.kind == "uint" else ())),
+        b.one("pow", small, small),
+        b.where(b.lt(x, y), x, y),
+    ]
 
 
 def _logic(b: Bench) -> list[Value]:
     x, y = (b.array(a) for a in _pairs(dtypes.boolean))
-    return [*(b.one(op, x, y) for op in ("and", "or", "xor", "eq")), b.not_(x), b.where(x, b.not_(y), y), b.cast(x, dtypes.float32)]
+    return [
+        *(b.one(op, x, y) for op in ("and", "or", "xor", "eq")),
+        b.not_(x),
+        b.where(x, b.not_(y), y),
+        b.cast(x, dtypes.float32),
+    ]
 
 
 _pointwise()
@@ -178,7 +246,9 @@ def casts(b: Bench) -> list[Value]:
     """Between all dtypes whose conversion C and numpy define alike."""
     out = []
     for source in [*FLOATS, *INTS, dtypes.boolean]:
-        values = np.array([0, 1, 2, 3, 100]) if source.kind != "int" else np.array([0, 1, 2, 3, 100, -1, -5, -100])
+        values = (
+            np.array([0, 1, 2, 3, 100]) if source.kind != "int" else np.array([0, 1, 2, 3, 100, -1, -5, -100])
+        )
         exotic = extremes(source)
         for target in [*FLOATS, *INTS, dtypes.boolean]:
             narrow = source.is_float and target.is_integer
@@ -193,7 +263,13 @@ def casts(b: Bench) -> list[Value]:
 @case()
 def broadcasts(b: Bench) -> list[Value]:
     x, row, column, one, scalar = b.x(b.n, b.m), b.x(b.m), b.x(b.n, 1), b.x(1, 1), b.x()
-    return [b.add(x, row), b.mul(b.add(x, column), b.sub(row, scalar)), b.add(one, b.mul(column, row)), b.add(scalar, one), b.exp(scalar)]
+    return [
+        b.add(x, row),
+        b.mul(b.add(x, column), b.sub(row, scalar)),
+        b.add(one, b.mul(column, row)),
+        b.add(scalar, one),
+        b.exp(scalar),
+    ]
 
 
 @case()
@@ -209,32 +285,58 @@ def broadcast_both_ways(b: Bench) -> Value:
 
 @case()
 def every_lane_size(b: Bench) -> list[Value]:
-    return [b.tanh(b.x(b.m, d, dtype=t)) for d, t in zip((1, 7, 17, 31, 33), itertools.cycle([dtypes.float32, dtypes.float64]), strict=False)]
+    return [
+        b.tanh(b.x(b.m, d, dtype=t))
+        for d, t in zip((1, 7, 17, 31, 33), itertools.cycle([dtypes.float32, dtypes.float64]), strict=False)
+    ]
 
 
 @case(dynamic=False)
 def empty(b: Bench) -> list[Value]:
     x = b.x(3, 0, 4)
-    return [b.exp(x), b.reduce("sum", x, [1]), b.reduce("prod", x, [1, 2]), b.reshape(x, (0, 12)), b.concat([x, b.x(3, 2, 4), x], 1), b.pad(x, (0, 1, 0), (0, 1, 0), 3.0), b.reduce("max", b.transpose(x, (2, 0, 1)), [0])]
+    return [
+        b.exp(x),
+        b.reduce("sum", x, [1]),
+        b.reduce("prod", x, [1, 2]),
+        b.reshape(x, (0, 12)),
+        b.concat([x, b.x(3, 2, 4), x], 1),
+        b.pad(x, (0, 1, 0), (0, 1, 0), 3.0),
+        b.reduce("max", b.transpose(x, (2, 0, 1)), [0]),
+    ]
 
 
 @case()
 def reshapes(b: Bench) -> list[Value]:
     x = b.x(6, b.n, 4)
     y = b.exp(x)
-    return [b.reshape(y, (2, 3, b.n, 2, 2)), b.reshape(y, (3, b.n * 8)), b.neg(b.reshape(b.reshape(y, (b.n * 24,)), (2, b.n * 3, 4)))]
+    return [
+        b.reshape(y, (2, 3, b.n, 2, 2)),
+        b.reshape(y, (3, b.n * 8)),
+        b.neg(b.reshape(b.reshape(y, (b.n * 24,)), (2, b.n * 3, 4))),
+    ]
 
 
 @case(dynamic=False)
 def reshapes_that_do_not_nest(b: Bench) -> list[Value]:
     x = b.x(6, 10, 4)
-    return [b.add(b.reshape(x, (15, 16)), b.reshape(b.x(16, 15), (15, 16))), b.reduce("sum", b.reshape(b.exp(x), (16, 15)), [1]), b.softmax(b.reshape(x, (5, 48)), 1), b.transpose(b.reshape(x, (8, 30)), (1, 0))]
+    return [
+        b.add(b.reshape(x, (15, 16)), b.reshape(b.x(16, 15), (15, 16))),
+        b.reduce("sum", b.reshape(b.exp(x), (16, 15)), [1]),
+        b.softmax(b.reshape(x, (5, 48)), 1),
+        b.transpose(b.reshape(x, (8, 30)), (1, 0)),
+    ]
 
 
 @case()
 def transposes(b: Bench) -> list[Value]:
     x, y = b.x(b.n, 3, b.m), b.x(2, 3, b.n, 2, 3, 2)
-    return [b.transpose(x, (2, 1, 0)), b.exp(b.transpose(x, (1, 0, 2))), b.transpose(b.neg(x), (0, 2, 1)), b.transpose(y, (5, 4, 3, 2, 1, 0)), b.transpose(y, (3, 0, 5, 1, 2, 4))]
+    return [
+        b.transpose(x, (2, 1, 0)),
+        b.exp(b.transpose(x, (1, 0, 2))),
+        b.transpose(b.neg(x), (0, 2, 1)),
+        b.transpose(y, (5, 4, 3, 2, 1, 0)),
+        b.transpose(y, (3, 0, 5, 1, 2, 4)),
+    ]
 
 
 @case()
@@ -248,26 +350,48 @@ def slices(b: Bench) -> list[Value]:
     x = b.x(9, 40, 6)
     cut = b.slice(x, 1, 3, 38, 5)
     back = b.slice(b.slice(x, 0, 8, -1, -2), 2, 5, 1, -3)
-    return [cut, back, b.add(b.slice(x, 1, 0, 20), b.slice(x, 1, 20, 40)), b.reduce("max", b.flip(x, (0, 2)), [1]), b.slice(x, 2, 4, 4)]
+    return [
+        cut,
+        back,
+        b.add(b.slice(x, 1, 0, 20), b.slice(x, 1, 20, 40)),
+        b.reduce("max", b.flip(x, (0, 2)), [1]),
+        b.slice(x, 2, 4, 4),
+    ]
 
 
 @case()
 def dynamic_slices(b: Bench) -> list[Value]:
     x = b.x(b.n, b.m)
     half = b.m // 2
-    return [b.slice(x, 1, half, b.m), b.flip(x, (0, 1)), b.slice(b.exp(x), 1, 0, half), b.slice(x, 0, 0, b.n, 2)]
+    return [
+        b.slice(x, 1, half, b.m),
+        b.flip(x, (0, 1)),
+        b.slice(b.exp(x), 1, 0, half),
+        b.slice(x, 0, 0, b.n, 2),
+    ]
 
 
 @case()
 def expands(b: Bench) -> list[Value]:
     x = b.x(b.n, 1)
-    return [b.expand(x, (b.n, b.m)), b.exp(b.expand(b.tanh(x), (2, b.n, 3))), b.reduce("sum", b.expand(x, (b.n, b.m)), [1]), b.full((b.m, 2), 3.5, dtypes.float64)]
+    return [
+        b.expand(x, (b.n, b.m)),
+        b.exp(b.expand(b.tanh(x), (2, b.n, 3))),
+        b.reduce("sum", b.expand(x, (b.n, b.m)), [1]),
+        b.full((b.m, 2), 3.5, dtypes.float64),
+    ]
 
 
 @case()
 def pads(b: Bench) -> list[Value]:
     x = b.x(b.n, b.m)
-    return [b.pad(x, (1, 0), (0, 2), -1.0), b.exp(b.pad(b.neg(x), (0, 3), (0, 0))), b.pad(x, (1, 2), (3, 4), 0.5, (1, 2)), b.reduce("sum", b.pad(b.x(b.n, 5), (0, 2), (0, 1), 9.0), [1]), b.softmax(b.pad(b.x(b.n, 20), (0, 1), (0, 1)), 1)]
+    return [
+        b.pad(x, (1, 0), (0, 2), -1.0),
+        b.exp(b.pad(b.neg(x), (0, 3), (0, 0))),
+        b.pad(x, (1, 2), (3, 4), 0.5, (1, 2)),
+        b.reduce("sum", b.pad(b.x(b.n, 5), (0, 2), (0, 1), 9.0), [1]),
+        b.softmax(b.pad(b.x(b.n, 20), (0, 1), (0, 1)), 1),
+    ]
 
 
 @case()
@@ -278,7 +402,12 @@ def pad_of_pad(b: Bench) -> Value:
 @case()
 def concats(b: Bench) -> list[Value]:
     x, y, z = b.x(b.n, b.m), b.x(b.n, 3), b.x(b.n, b.m)
-    return [b.concat([x, b.exp(y), z], 1), b.concat([b.add(x, z), x], 0), b.mul(b.concat([x, y], 1), b.concat([b.neg(y), z], 1)), b.concat([b.x(b.n, 2, b.m), b.x(b.n, 1, b.m)], 1)]
+    return [
+        b.concat([x, b.exp(y), z], 1),
+        b.concat([b.add(x, z), x], 0),
+        b.mul(b.concat([x, y], 1), b.concat([b.neg(y), z], 1)),
+        b.concat([b.x(b.n, 2, b.m), b.x(b.n, 1, b.m)], 1),
+    ]
 
 
 @case()
@@ -291,7 +420,11 @@ def concat_of_concat(b: Bench) -> list[Value]:
 @case()
 def concat_reduced(b: Bench) -> list[Value]:
     both = b.concat([b.x(b.n, b.m), b.x(b.n, 4)], 1)
-    return [b.reduce("sum", both, [1]), b.softmax(both, 1), b.reduce("max", b.concat([b.x(2, b.n), b.x(3, b.n)], 0), [0])]
+    return [
+        b.reduce("sum", both, [1]),
+        b.softmax(both, 1),
+        b.reduce("max", b.concat([b.x(2, b.n), b.x(3, b.n)], 0), [0]),
+    ]
 
 
 @case()
@@ -311,7 +444,13 @@ def rope(b: Bench) -> Value:
 def iotas_and_sizes(b: Bench) -> list[Value]:
     mask = b.le(b.reshape(b.iota(b.m), (1, b.m)), b.reshape(b.iota(b.n), (b.n, 1)))
     sizes = b.sizes(np.array([b.n, b.m, 3], dtype=object))
-    return [b.where(mask, b.x(b.n, b.m), -np.inf), b.add(sizes, 1), b.cast(b.iota(b.n * 2), dtypes.float32), b.mul(b.iota(b.m, dtypes.int32), 3), b.size_as(b.n * b.m, dtypes.float32)]
+    return [
+        b.where(mask, b.x(b.n, b.m), -np.inf),
+        b.add(sizes, 1),
+        b.cast(b.iota(b.n * 2), dtypes.float32),
+        b.mul(b.iota(b.m, dtypes.int32), 3),
+        b.size_as(b.n * b.m, dtypes.float32),
+    ]
 
 
 # ---------------------------------------------------------------- data-dependent reads
@@ -321,7 +460,12 @@ def iotas_and_sizes(b: Bench) -> list[Value]:
 def gathers(b: Bench) -> list[Value]:
     x = b.x(9, b.m)
     at = b.index(9, b.n, 2)
-    return [b.gather(x, at, 0), b.exp(b.gather(x, b.index(9), 0)), b.gather(b.x(b.n, 11), b.index(11, 5, dtype=dtypes.int32), 1), b.add(b.gather(x, at, 0), b.x(b.m))]
+    return [
+        b.gather(x, at, 0),
+        b.exp(b.gather(x, b.index(9), 0)),
+        b.gather(b.x(b.n, 11), b.index(11, 5, dtype=dtypes.int32), 1),
+        b.add(b.gather(x, at, 0), b.x(b.m)),
+    ]
 
 
 @case()
@@ -334,13 +478,20 @@ def gather_innermost(b: Bench) -> list[Value]:
 @case()
 def gather_elements(b: Bench) -> list[Value]:
     x = b.x(8, b.m, 5)
-    return [b.one("gather_elements", x, b.index(8, b.n, b.m, 5), axis=0), b.one("gather_elements", b.x(b.n, 20), b.index(20, b.n, b.m), axis=1)]
+    return [
+        b.one("gather_elements", x, b.index(8, b.n, b.m, 5), axis=0),
+        b.one("gather_elements", b.x(b.n, 20), b.index(20, b.n, b.m), axis=1),
+    ]
 
 
 @case()
 def gather_nd(b: Bench) -> list[Value]:
     x = b.x(6, 6, b.m)
-    return [b.one("gather_nd", x, b.index(6, b.n, 2), batch_dims=0), b.one("gather_nd", x, b.index(6, 6, b.n, 1), batch_dims=1), b.one("gather_nd", x, b.index(6, 3, 1), batch_dims=0)]
+    return [
+        b.one("gather_nd", x, b.index(6, b.n, 2), batch_dims=0),
+        b.one("gather_nd", x, b.index(6, 6, b.n, 1), batch_dims=1),
+        b.one("gather_nd", x, b.index(6, 3, 1), batch_dims=0),
+    ]
 
 
 @case()
@@ -352,7 +503,11 @@ def gather_of_gather(b: Bench) -> Value:
 def gather_under_guards(b: Bench) -> list[Value]:
     x, at = b.gather(b.x(9, 8), b.index(9, b.n), 0), b.index(8, b.n, b.m)
     picked = b.one("gather_elements", b.x(b.n, 8), at, axis=1)
-    return [b.pad(x, (1, 1), (1, 0), 2.0), b.neg(b.concat([picked, b.slice(x, 1, 0, 3), picked], 1)), b.pad(b.exp(picked), (0, 2), (0, 1))]
+    return [
+        b.pad(x, (1, 1), (1, 0), 2.0),
+        b.neg(b.concat([picked, b.slice(x, 1, 0, 3), picked], 1)),
+        b.pad(b.exp(picked), (0, 2), (0, 1)),
+    ]
 
 
 @case()
@@ -369,13 +524,21 @@ def embeddings(b: Bench) -> Value:
 def _reductions() -> None:
     for r in range(1, 4):
         for axes in itertools.combinations(range(3), r):
-            case(rtol=1e-4, name=f"sum{''.join(map(str, axes))}")(lambda b, axes=axes: b.reduce("sum", b.x(b.n, 5, b.m), axes))
-            case(dynamic=False, rtol=1e-4, name=f"reduce{''.join(map(str, axes))}")(lambda b, axes=axes: _reduction(b, axes))
+            case(rtol=1e-4, name=f"sum{''.join(map(str, axes))}")(
+                lambda b, axes=axes: b.reduce("sum", b.x(b.n, 5, b.m), axes)
+            )
+            case(dynamic=False, rtol=1e-4, name=f"reduce{''.join(map(str, axes))}")(
+                lambda b, axes=axes: _reduction(b, axes)
+            )
 
 
 def _reduction(b: Bench, axes: Sequence[int]) -> list[Value]:
     kinds = [dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64, dtypes.uint8]
-    return [b.reduce(op, b.x(b.n, 5, b.m, dtype=t), axes, t.is_float) for op in ("sum", "max", "min", "prod") for t in kinds]
+    return [
+        b.reduce(op, b.x(b.n, 5, b.m, dtype=t), axes, t.is_float)
+        for op in ("sum", "max", "min", "prod")
+        for t in kinds
+    ]
 
 
 _reductions()
@@ -397,7 +560,12 @@ def arg_reductions(b: Bench) -> list[Value]:
     out = []
     for dtype in (dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64, dtypes.int8, dtypes.uint8):
         x = b.array(ties.astype(dtype.numpy))
-        out += [b.one(op, x, axis=axis, last=last) for op in ("argmax", "argmin") for axis in range(3) for last in (False, True)]
+        out += [
+            b.one(op, x, axis=axis, last=last)
+            for op in ("argmax", "argmin")
+            for axis in range(3)
+            for last in (False, True)
+        ]
     return out
 
 
@@ -407,7 +575,12 @@ def arg_reductions_of_nan(b: Bench) -> list[Value]:
     x = rng.integers(-3, 4, (40, 37)).astype(np.float32)
     x[rng.random(x.shape) < 0.3] = np.nan
     x[3], x[:, 4] = np.nan, np.nan
-    return [b.one(op, b.array(x), axis=axis, last=last) for op in ("argmax", "argmin") for axis in (0, 1) for last in (False, True)]
+    return [
+        b.one(op, b.array(x), axis=axis, last=last)
+        for op in ("argmax", "argmin")
+        for axis in (0, 1)
+        for last in (False, True)
+    ]
 
 
 @case()
@@ -418,7 +591,12 @@ def arg_of_chain(b: Bench) -> list[Value]:
 
 @case()
 def softmaxes(b: Bench) -> list[Value]:
-    return [b.softmax(b.x(b.n, 40), 1), b.softmax(b.x(b.n, 9, b.m), 1), b.softmax(b.x(3, 50, dtype=dtypes.float64), 0), b.softmax(b.x(b.n, 1), 1)]
+    return [
+        b.softmax(b.x(b.n, 40), 1),
+        b.softmax(b.x(b.n, 9, b.m), 1),
+        b.softmax(b.x(3, 50, dtype=dtypes.float64), 0),
+        b.softmax(b.x(b.n, 1), 1),
+    ]
 
 
 @case()
@@ -439,14 +617,22 @@ def rows_of_dynamic_length(b: Bench) -> list[Value]:
 @case()
 def two_reductions_one_pass(b: Bench) -> list[Value]:
     x = b.x(b.n, 3, b.m)
-    return [b.reduce("sum", x, [1]), b.reduce("sum", b.mul(x, x), [1]), b.add(b.reduce("sum", x, [0, 2]), b.reduce("sum", b.abs(x), [0, 2]))]
+    return [
+        b.reduce("sum", x, [1]),
+        b.reduce("sum", b.mul(x, x), [1]),
+        b.add(b.reduce("sum", x, [0, 2]), b.reduce("sum", b.abs(x), [0, 2])),
+    ]
 
 
 @case(rtol=1e-4)
 def reductions_over_other_axes(b: Bench) -> list[Value]:
     x = b.x(b.n, 4, b.m)
     rows, columns = b.reduce("sum", x, [2], True), b.reduce("sum", x, [1], True)
-    return [b.add(b.mul(x, rows), columns), b.reduce("sum", b.tanh(b.reduce("sum", x, [2])), [1]), b.softmax(b.softmax(x, 1), 0)]
+    return [
+        b.add(b.mul(x, rows), columns),
+        b.reduce("sum", b.tanh(b.reduce("sum", x, [2])), [1]),
+        b.softmax(b.softmax(x, 1), 0),
+    ]
 
 
 @case()
@@ -477,7 +663,10 @@ def group_norm(b: Bench) -> Value:
     grouped = b.reshape(x, (2, 4, b.n * 6))
     padded = b.pad(grouped, (0, 0, 0), (0, 0, 1))
     centred = b.sub(grouped, b.mean(padded, [2], True))
-    scaled = b.reshape(b.div(centred, b.sqrt(b.add(b.reduce("sum", b.mul(centred, centred), [2], True), 1.0))), (2, 8, b.n, 3))
+    scaled = b.reshape(
+        b.div(centred, b.sqrt(b.add(b.reduce("sum", b.mul(centred, centred), [2], True), 1.0))),
+        (2, 8, b.n, 3),
+    )
     return b.mul(scaled, b.reshape(b.x(8), (1, 8, 1, 1)))
 
 
@@ -491,9 +680,19 @@ def store_inside_a_contraction(b: Bench) -> list[Value]:
 # ---------------------------------------------------------------- windows and contractions
 
 
-def _window(b: Bench, op: str, x: Value, kernel: Sequence[int], strides: Sequence[int], pads: int, dilations: Sequence[int]) -> Value:
+def _window(
+    b: Bench,
+    op: str,
+    x: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: int,
+    dilations: Sequence[int],
+) -> Value:
     low = tuple(pads if k > 1 else 0 for k in kernel)
-    return b.one(op, x, kernel=tuple(kernel), strides=tuple(strides), low=low, high=low, dilations=tuple(dilations))
+    return b.one(
+        op, x, kernel=tuple(kernel), strides=tuple(strides), low=low, high=low, dilations=tuple(dilations)
+    )
 
 
 @case(dynamic=False, rtol=1e-4)
@@ -502,7 +701,10 @@ def windows(b: Bench) -> list[Value]:
     for dtype in (dtypes.float32, dtypes.float64, dtypes.int32):
         for op in ("window_sum", "window_max"):
             x = b.x(2, 3, 11, 13, dtype=dtype)
-            out += [_window(b, op, x, (1, 1, 3, 3), (1, 1, s, s), p, (1, 1, d, d)) for s, p, d in ((1, 0, 1), (2, 1, 1), (1, 2, 2))]
+            out += [
+                _window(b, op, x, (1, 1, 3, 3), (1, 1, s, s), p, (1, 1, d, d))
+                for s, p, d in ((1, 0, 1), (2, 1, 1), (1, 2, 2))
+            ]
             out.append(_window(b, op, b.x(40, dtype=dtype), (5,), (3,), 2, (1,)))
     return out
 
@@ -528,8 +730,15 @@ def convolutions_of_other_types(b: Bench) -> list[Value]:
 @case(rtol=1e-4)
 def matmuls_of_other_types(b: Bench) -> list[Value]:
     double = b.matmul(b.x(b.n, 9, dtype=dtypes.float64), b.x(9, b.m, dtype=dtypes.float64))
-    chained = b.matmul(b.matmul(b.x(3, b.n, 4, dtype=dtypes.int64), b.x(4, 5, dtype=dtypes.int64)), b.x(3, 5, b.m, dtype=dtypes.int64))
-    return [b.tanh(double), chained, b.matmul(b.x(2, b.n, 3, dtype=dtypes.int32), b.x(1, 3, 17, dtype=dtypes.int32))]
+    chained = b.matmul(
+        b.matmul(b.x(3, b.n, 4, dtype=dtypes.int64), b.x(4, 5, dtype=dtypes.int64)),
+        b.x(3, 5, b.m, dtype=dtypes.int64),
+    )
+    return [
+        b.tanh(double),
+        chained,
+        b.matmul(b.x(2, b.n, 3, dtype=dtypes.int32), b.x(1, 3, 17, dtype=dtypes.int32)),
+    ]
 
 
 # ---------------------------------------------------------------- running them
@@ -551,7 +760,9 @@ def _library(first: int, cpu: str) -> list[tuple[Bench, Compiled]]:
         chosen = [k for k, c in enumerate(group) if c.fused is fused]
         if chosen:
             options = None if fused else UNFUSED
-            compiled.update(zip(chosen, compile_graphs([made[k][1] for k in chosen], options, level(cpu)), strict=True))
+            compiled.update(
+                zip(chosen, compile_graphs([made[k][1] for k in chosen], options, level(cpu)), strict=True)
+            )
     return [(bench, compiled[k]) for k, (bench, _) in enumerate(made)]
 
 
@@ -605,7 +816,30 @@ _TARGETS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 def test_casts_out_of_range_are_onnxruntimes() -> None:
     """NaN and numbers too large for the target."""
-    numbers = [np.nan, np.inf, -np.inf, 1e10, -1e10, 3e9, -3e9, 300, -300, -1, 2.7, -2.7, 7e4, -7e4, 1e19, -1e19, 1.9e19, 2.0**31, 2.0**32, 2.0**63, 128, 4e4]
+    numbers = [
+        np.nan,
+        np.inf,
+        -np.inf,
+        1e10,
+        -1e10,
+        3e9,
+        -3e9,
+        300,
+        -300,
+        -1,
+        2.7,
+        -2.7,
+        7e4,
+        -7e4,
+        1e19,
+        -1e19,
+        1.9e19,
+        2.0**31,
+        2.0**32,
+        2.0**63,
+        128,
+        4e4,
+    ]
     for source, number in ((dtypes.float32, "FLOAT"), (dtypes.float64, "DOUBLE")):
         x = np.array(numbers, source.numpy)
         bench = Bench((1, 1), False)

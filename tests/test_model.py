@@ -24,7 +24,7 @@ import pytest
 
 import onnxc
 from onnxc import errors
-from onnxc.planner.fusion import FusionOptions
+from onnxc.planner.groups import FusionOptions
 from onnxc.runtime import model as model_module
 from onnxc.runtime.model import CompiledModel, Outputs
 from tests.small_models import floats, parse, reference

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import Generator, RandomGraph, Seeded
 
-from onnxc.planner.fusion import FusionOptions
+from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.interpret import interpret
 from onnxc.runtime.cpu import Level, level
 
@@ -54,7 +54,9 @@ def run(made: RandomGraph, program: Compiled, sizes: dict[str, int], seed: int) 
 def run_batch(seeds: Sequence[int], dynamic: bool, options: FusionOptions | None, cpu: Level) -> None:
     """Graphs of these seeds, in one library."""
     made = [Generator(Seeded(s), dynamic).run(4 + s % 12) for s in seeds]
-    for seed, graph, program in zip(seeds, made, compile_graphs([m.graph for m in made], options, cpu), strict=True):
+    for seed, graph, program in zip(
+        seeds, made, compile_graphs([m.graph for m in made], options, cpu), strict=True
+    ):
         for sizes in SIZES if dynamic else SIZES[:1]:
             run(graph, program, sizes, seed)
 

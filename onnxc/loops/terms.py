@@ -8,11 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Value
+
+T = TypeVar("T", bound=type)
+
+
+def _hashed_once(cls: T) -> T:
+    """Keeps a term's hash: that of `x + x` asks twice for that of x, and so on down, which grows exponentially."""
+    compute = cls.__hash__
+
+    def kept(self: Any) -> int:
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = compute(self)
+        return int(found)
+
+    cls.__hash__ = kept  # type: ignore[method-assign]
+    return cls
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,7 @@ class Position(Term):
     expr: Dim
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Apply(Term):
     """A pointwise primitive of terms."""
@@ -53,6 +70,7 @@ class Apply(Term):
     attrs: tuple[tuple[str, Any], ...] = ()
 
 
+@_hashed_once
 @dataclass(frozen=True)
 class Guard(Term):
     """`inside` where every condition is >= 0, else `outside`; nothing of `inside` is read elsewhere."""

@@ -98,9 +98,27 @@ def apply(
     required = [k for k, p in keywords.items() if p.default is p.empty and k not in given and k not in _FILLED]
     if required:
         raise ModelError(f"{definition.name} lacks the attribute {', '.join(required)}")
+    for k, v in given.items():
+        if not _fits(v, str(keywords[k].annotation)):
+            raise ModelError(f"the attribute {k} of {definition.name} is {v!r}, not of the type {keywords[k].annotation}")
     filled = {k: v for k, v in {"opset": opset, "n_outputs": n_outputs}.items() if k in keywords}
     result = definition.define(b, *args, **given, **filled)
     return [result] if isinstance(result, Value) else list(result)
 
 
+_PLAIN = {"int": (int,), "float": (float, int), "str": (str,)}
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    """Whether an attribute has the type that a parameter's annotation names: ``float``, ``list[int] | None``."""
+    for kind in annotation.split(" | "):
+        outer, _, inner = kind.rstrip("]").partition("[")
+        if inner and isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN[inner]) for v in value):
+            return True
+        if not inner and (isinstance(value, _PLAIN[kind]) if kind in _PLAIN else not isinstance(value, _SCALARS)):
+            return True
+    return False
+
+
+_SCALARS = (int, float, str, tuple)
 _FILLED = ("opset", "n_outputs")

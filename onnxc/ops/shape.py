@@ -178,6 +178,8 @@ def split_13(
     if num_outputs is not None and num_outputs != n_outputs:
         raise ModelError(f"Split has {n_outputs} outputs, and num_outputs = {num_outputs}")
     sizes = None if split is None else b.ints(split, "the sizes of Split")
+    if sizes is not None and len(sizes) != n_outputs:
+        raise ModelError(f"Split has {n_outputs} outputs, and {len(sizes)} sizes")
     return _split(b, x, axis, sizes, num_outputs or n_outputs, num_outputs is not None)
 
 

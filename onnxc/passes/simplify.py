@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.errors import OnnxcError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Node, Value, merge_origins
 from onnxc.primitives.base import Kind, lookup
@@ -132,8 +133,12 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
         if unknown or not worth or not _worth_storing(node, uses):
             r.keep(node)
             continue
-        with np.errstate(all="ignore"):
-            result = primitive.evaluate(*arrays, **node.attrs)
+        try:
+            with np.errstate(all="ignore"):
+                result = primitive.evaluate(*arrays, **node.attrs)
+        except (OnnxcError, IndexError):  # an index outside, a division by zero: the run reports it
+            r.keep(node)
+            continue
         results = result if isinstance(result, tuple) else (result,)
         budget -= size
         for old, array in zip(node.outputs, results, strict=True):

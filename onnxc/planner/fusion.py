@@ -7,78 +7,22 @@ inside if others need it too. Every decision is written down with its reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import networkx as nx
 
 from onnxc.errors import InternalError
 from onnxc.ir.expr import Dim, always_equal
-from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
+from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import VIEWS, Index, pushed_index
 from onnxc.planner.clusters import Clusters
+from onnxc.planner.groups import FusionOptions, Group, Placement, Plan, group_reads
+from onnxc.planner.horizontal import merge_small
 from onnxc.planner.layout import Layout, assign
 from onnxc.planner.section import Section, cost
+from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
-from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 
 MAX_EPILOGUE_STORES = 2
-
-
-@dataclass(frozen=True)
-class FusionOptions:
-    """Switches for measurement and for tests: each turns one kind of fusion off."""
-
-    vertical: bool = True
-    epilogue: bool = True
-    horizontal: bool = True
-
-
-@dataclass
-class Placement:
-    """A section's root goes into part of a larger value (concat), whose first element is at `start`."""
-
-    target: Value
-    start: Index
-
-
-@dataclass(eq=False)
-class Group:
-    """One kernel to be: its sections, or a template or runtime routine with an epilogue section."""
-
-    kind: str  # "loops" | "template" | "opaque" | "control"
-    node: Node | None = None
-    region: Plan | None = None  # of a control group
-    sections: list[Section] = field(default_factory=list)
-    placements: dict[int, Placement] = field(default_factory=dict)  # by position of the section
-    nodes: list[Node] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-
-    @property
-    def origin(self) -> Origin:
-        return merge_origins(n.origin for n in self.nodes)
-
-    def stored(self) -> list[Value]:
-        """Values that this kernel writes."""
-        out: dict[int, Value] = {}
-        if self.kind in ("opaque", "control") and self.node is not None:
-            out.update({v.id: v for v in self.node.outputs})
-        for k, section in enumerate(self.sections):
-            if k in self.placements:
-                target = self.placements[k].target
-                out[target.id] = target
-            out.update({vid: section.values[vid] for vid in section.stores})
-        return list(out.values())
-
-
-@dataclass
-class Plan:
-    """The kernels in an order in which they can run, and why each boundary is where it is."""
-
-    graph: Graph
-    groups: list[Group]
-    boundaries: dict[int, str]  # value id -> why it is stored
-    layout: Layout
 
 
 class _Planner:
@@ -433,28 +377,6 @@ class _Planner:
         return min((self.clusters.position(n) for n in group.nodes), default=0)
 
 
-def source_of(value: Value) -> Value:
-    """What a chain of views reads from."""
-    while value.node is not None and value.node.op in VIEWS:
-        value = value.node.operands[0]
-    return value
-
-
-def group_reads(group: Group) -> set[int]:
-    """Ids of the stored values that a kernel reads."""
-    found: set[int] = set()
-    if group.node is not None:
-        for v in group.node.operands:
-            chain = v
-            found.add(chain.id)
-            while chain.node is not None and chain.node.op in VIEWS:
-                chain = chain.node.operands[0]
-                found.add(chain.id)
-    for section in group.sections:
-        found |= {vid for vid in section.demands if vid not in section.members}
-    return found - {v.id for v in (group.node.outputs if group.node else ())}
-
-
 def _is_trivial(node: Node) -> bool:
     """Computed again wherever it is used: it costs less than a load."""
     if node.op in ("iota", "sizes") or node.output.t.size == 1 and lookup(node.op).kind is Kind.POINTWISE and cost(node) <= 2:
@@ -464,4 +386,8 @@ def _is_trivial(node: Node) -> bool:
 
 def plan(graph: Graph, layout: Layout, options: FusionOptions | None = None) -> Plan:
     """Partitions the graph into kernels."""
-    return _Planner(graph, layout, options or FusionOptions()).run()
+    options = options or FusionOptions()
+    found = _Planner(graph, layout, options).run()
+    if options.horizontal:
+        found.groups = merge_small(found.groups, layout)
+    return found

@@ -23,7 +23,7 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
-from onnxc.planner.fusion import Placement
+from onnxc.planner.groups import Placement
 from onnxc.planner.layout import Layout
 from onnxc.planner.section import WINDOWS, Section, conv_guards
 from onnxc.primitives.base import Kind, lookup
@@ -65,7 +65,11 @@ class Lowering:
         kind = lookup(node.op).kind
         dtype = node.output.dtype
         if node.op == "iota":
-            return Apply(dtype, "cast", (Position(dtypes.int64, index[0]),), ()) if dtype is not dtypes.int64 else Position(dtype, index[0])
+            return (
+                Apply(dtype, "cast", (Position(dtypes.int64, index[0]),), ())
+                if dtype is not dtypes.int64
+                else Position(dtype, index[0])
+            )
         if node.op == "sizes":
             return self._sizes(node, index)
         reads = self.section.reads(node, index)
@@ -156,7 +160,10 @@ class Lowering:
     def nest(self, placement: Placement | None) -> Nest:
         """The section's loops, phases and stores."""
         section = self.section
-        stores = [self._store(section.values[vid], section.values[vid], at, at) for vid, at in section.stores.items()]
+        stores = [
+            self._store(section.values[vid], section.values[vid], at, at)
+            for vid, at in section.stores.items()
+        ]
         if placement is not None:
             place = tuple(i + start for i, start in zip(section.index, placement.start, strict=True))
             stores.append(self._store(placement.target, section.root, place, section.index))
@@ -169,7 +176,10 @@ class Lowering:
         by_loops: dict[tuple[Loop, ...], list[Store]] = {}
         for s in stores:
             by_loops.setdefault(tuple(x for x in inner if _uses(s, x[0], self.lookups)), []).append(s)
-        phases += [Phase(list(loops), stores=some) for loops, some in sorted(by_loops.items(), key=lambda kv: len(kv[0]))]
+        phases += [
+            Phase(list(loops), stores=some)
+            for loops, some in sorted(by_loops.items(), key=lambda kv: len(kv[0]))
+        ]
         return Nest(outer, phases, self.lookups)
 
     def _store(self, target: Value, value: Value, place: Index, at: Index) -> Store:

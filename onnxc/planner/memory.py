@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
-from onnxc.planner.fusion import Group, Plan, group_reads
+from onnxc.planner.groups import Group, Plan, group_reads
 from onnxc.primitives.builder import constant_of
 
 ALIGN = 64

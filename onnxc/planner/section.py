@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from onnxc.ir.expr import Call, Dim, Expr, Symbol, always_equal, coefficient, of, prod, recombine, substitute, symbols
+from onnxc.ir.expr import (
+    Call,
+    Dim,
+    Expr,
+    Symbol,
+    always_equal,
+    coefficient,
+    of,
+    prod,
+    recombine,
+    substitute,
+    symbols,
+)
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, flatten, fresh, unflatten, view_index
 from onnxc.primitives.base import Kind, lookup
@@ -132,7 +144,11 @@ class Section:
         if node.op in WINDOWS or node.op in ("conv", "matmul"):
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
-            return "" if self._bijective(node.output, demand) else "a window's elements would be computed more than once"
+            return (
+                ""
+                if self._bijective(node.output, demand)
+                else "a window's elements would be computed more than once"
+            )
         self._split_for()
         demand = self.demands[node.output.id][0]
         used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
@@ -172,7 +188,10 @@ class Section:
         if node.op in VIEWS:
             return [(ins[0], view_index(node, at))]
         if node.op == "pad":
-            inner = tuple(_unpad(i, lo, gap) for i, lo, gap in zip(at, node.attrs["low"], node.attrs["interior"], strict=True))
+            inner = tuple(
+                _unpad(i, lo, gap)
+                for i, lo, gap in zip(at, node.attrs["low"], node.attrs["interior"], strict=True)
+            )
             return [(ins[0], inner), (ins[1], ())]
         if node.op == "concat":
             return self._concat_reads(node, at)
@@ -227,10 +246,10 @@ class Section:
         if node.op == "conv":
             return _conv_reads(node, at, loops)
         if node.op in WINDOWS:
-            a = node.attrs
+            attrs = node.attrs
             moved = iter(loops)
-            taps = [next(moved) if k != 1 else 0 for k in a["kernel"]]
-            rows = zip(at, taps, a["strides"], a["dilations"], a["low"], strict=True)
+            taps = [next(moved) if k != 1 else 0 for k in attrs["kernel"]]
+            rows = zip(at, taps, attrs["strides"], attrs["dilations"], attrs["low"], strict=True)
             return [(ins[0], tuple(i * s + t * d - lo for i, t, s, d, lo in rows))]
         axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
         kept = iter(at)
@@ -277,7 +296,9 @@ class Section:
         if inner and always_equal(prod(d for _, d in inner), prod(dims)):
             return inner
         for other in self.reductions.values():
-            if len(other.variables) == len(dims) and all(always_equal(d, e) for (_, d), e in zip(other.variables, dims, strict=True)):
+            if len(other.variables) == len(dims) and all(
+                always_equal(d, e) for (_, d), e in zip(other.variables, dims, strict=True)
+            ):
                 return other.variables
         return [(_symbol(fresh("r", d)), d) for d in dims]
 
@@ -316,7 +337,7 @@ class Section:
     def split(self, symbol: Symbol, n: Dim) -> bool:
         """Replaces loop `symbol` by two, of extent / n and n, everywhere. False where n does not divide it."""
         for k, (s, extent) in enumerate(self.variables):
-            if s == symbol and isinstance(n, (int, Expr)) and always_equal(extent % n, 0):
+            if s == symbol and always_equal(extent % n, 0):
                 hi, lo = fresh("i", extent // n), fresh("i", n)
                 pair = [(_symbol(hi), extent // n), (_symbol(lo), n)]
                 self.variables[k : k + 1] = [p for p in pair if p[1] != 1]
@@ -385,7 +406,12 @@ def _divisions(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
         for atom in e.atoms():
             if isinstance(atom, Call) and atom.op in ("floordiv", "mod"):
                 x, n = atom.args
-                if isinstance(x, Expr) and len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1:
+                if (
+                    isinstance(x, Expr)
+                    and len(x.terms) == 1
+                    and x.terms[0][1] == 1
+                    and len(x.terms[0][0]) == 1
+                ):
                     inner = x.terms[0][0][0]
                     if isinstance(inner, Symbol) and _is_loop(inner):
                         yield inner, n
@@ -408,7 +434,11 @@ def _mixed_radix(position: Dim, extent: dict[Symbol, Dim]) -> bool:
     """True where the flat position is a sum of loops whose strides nest, or splits that add up to such a sum."""
     position = recombine(position)
     parts = [(coefficient(position, s), d) for s, d in extent.items()]
-    split = [a for a in (position.atoms() if isinstance(position, Expr) else ()) if isinstance(a, Call) and symbols(of(a)) & extent.keys()]
+    split = [
+        a
+        for a in (position.atoms() if isinstance(position, Expr) else ())
+        if isinstance(a, Call) and symbols(of(a)) & extent.keys()
+    ]
     if split:
         parts = [(c, d) for c, d in parts if c is not None and c != 0]
         for call in split:

@@ -16,13 +16,14 @@ compiled model evaluates them once for each new set of sizes, and refuses sizes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onnxc.ir.expr import Dim, always_equal, is_nonnegative, minimum, prod
+from onnxc.ir.expr import Dim, always_equal, is_nonnegative, prod
 from onnxc.ir.graph import Graph, Node, Origin
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.contraction import attention_scores
+from onnxc.primitives.movement import slice_room
 
 Pair = tuple[Dim, Dim]
 Shape = tuple[Dim, ...]
@@ -116,13 +117,3 @@ def _natural(node: Node) -> Iterator[Dim]:
     elif node.op == "gather_elements":
         data, index = (v.shape for v in node.operands)
         yield from (d - n for i, (d, n) in enumerate(zip(data, index, strict=True)) if i != attrs["axis"])
-
-
-def slice_room(size: Dim, start: Dim, count: Dim, step: int) -> Sequence[Dim]:
-    """How much of an axis lies on either side of a slice of `count` elements; nothing for an empty slice."""
-    last = start + (count - 1) * step
-    first, last = (start, last) if step > 0 else (last, start)
-    if always_equal(first, 0) and always_equal(last, size - 1):
-        return ()
-    some = minimum(count, 1)
-    return first * some, (size - 1 - last) * some

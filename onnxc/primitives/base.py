@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from onnxc.errors import InternalError, ShapeError
+from onnxc.errors import InternalError, LimitError, ShapeError
 from onnxc.ir.expr import Dim, always_equal, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
@@ -61,6 +61,22 @@ def lookup(name: str) -> Primitive:
         return TABLE[name]
     except KeyError:
         raise InternalError(f"no primitive named {name!r}; primitives are defined in onnxc/primitives/") from None
+
+
+# numpy has arrays of at most so many dims, and no machine has the memory for more bytes (as in runtime.c).
+MAX_RANK = 64
+MAX_BYTES = 1 << 46
+
+
+def check_type(t: TensorType) -> None:
+    """Raises ShapeError for a negative dim, LimitError for a tensor that no machine could hold."""
+    if any(isinstance(d, int) and d < 0 for d in t.shape):
+        raise ShapeError(f"a tensor would have the shape {list(t.shape)}")
+    if t.rank > MAX_RANK:
+        raise LimitError(f"a tensor would have the rank {t.rank}; the limit is {MAX_RANK}")
+    nbytes = t.nbytes
+    if isinstance(nbytes, int) and nbytes > MAX_BYTES:
+        raise LimitError(f"a tensor {t} would have {nbytes} bytes")
 
 
 def broadcast_dims(a: Dim, b: Dim) -> Dim:

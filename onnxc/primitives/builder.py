@@ -19,7 +19,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.ir.types import TensorType, same_shape
-from onnxc.primitives.base import lookup
+from onnxc.primitives.base import check_type, lookup
 from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.movement import slice_size
@@ -82,6 +82,8 @@ class Builder:
         attrs = attrs or {}
         primitive = lookup(op)
         types = primitive.infer([v.t for v in inputs], attrs)
+        for t in types:
+            check_type(t)
         if not regions:
             folded = self._fold(op, inputs, attrs, types)
             if folded is not None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from onnxc.errors import ShapeError
+from onnxc.errors import LimitError, ShapeError
 from onnxc.ir.expr import Dim, is_nonnegative, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
+
+
+# Elements of a pooling window: more than any model has, and few enough to loop over.
+MAX_TAPS = 1 << 24
 
 
 def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -36,6 +41,8 @@ def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """x [N, C, D1...], w [M, C / groups, K1...]; attrs strides, low, high, dilations (per spatial axis), groups."""
     x, w = types
     groups = attrs["groups"]
+    if x.dtype is not w.dtype:
+        raise ShapeError(f"conv of {x} with weights {w}: their dtypes differ")
     if x.rank != w.rank or x.rank < 3 or groups < 1:
         raise ShapeError(f"conv of {x} with weights {w}, groups {groups}: ranks must be equal and at least 3")
     if never_equal(x.shape[1], w.shape[1] * groups) or (isinstance(w.shape[0], int) and w.shape[0] % groups):
@@ -51,6 +58,8 @@ def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 def _window(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """Windows over every axis: attrs kernel, strides, low, high, dilations, each with one entry per axis."""
     keys = ("kernel", "strides", "low", "high", "dilations")
+    if math.prod(attrs["kernel"]) > MAX_TAPS:
+        raise LimitError(f"a window of {math.prod(attrs['kernel'])} elements; the limit is {MAX_TAPS}")
     shape = tuple(window_size(d, *row) for d, *row in zip(types[0].shape, *(attrs[k] for k in keys), strict=True))
     if not all(is_nonnegative(d) for d in shape if isinstance(d, int)):
         raise ShapeError(f"windows {dict(attrs)} do not fit in {types[0]}")
@@ -93,6 +102,11 @@ register(Primitive("matmul", Kind.TEMPLATE, _matmul, lambda a, b: np.asarray(np.
 register(Primitive("conv", Kind.TEMPLATE, _conv, _conv_eval))
 register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max")))  # type: ignore[arg-type]
 register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]
+
+
+def attention_scores(q: tuple[Dim, ...], kt: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The shape of q @ kt."""
+    return (*broadcast_shapes(q[:-2], kt[:-2]), q[-2], kt[-1])
 
 
 def _attention(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:

@@ -83,6 +83,17 @@ _minimum = np.frompyfunc(expr.minimum, 2, 1)
 _mod = np.frompyfunc(_mod_size, 2, 1)
 
 
+def _remainder(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A remainder; of an integer by zero there is none."""
+
+    def call(a: np.ndarray, b: np.ndarray) -> Any:
+        if b.dtype.kind in "iu" and np.any(b == 0):
+            raise ShapeError("integer division by zero")
+        return f(a, b)
+
+    return call
+
+
 def _either(symbolic: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., np.ndarray]:
     def call(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype == object or b.dtype == object:
@@ -148,7 +159,7 @@ UNARY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": divide, "pow": _pow,
-    "mod": _either(_mod, np.mod), "fmod": np.fmod, "max": _either(_maximum, np.maximum),
+    "mod": _either(_mod, _remainder(np.mod)), "fmod": _remainder(np.fmod), "max": _either(_maximum, np.maximum),
     "min": _either(_minimum, np.minimum), "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor,
     "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "shl": np.left_shift,
     "shr": np.right_shift,
@@ -170,8 +181,18 @@ def _quiet(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return call
 
 
+_OF_INTEGERS = {"bitand", "bitor", "bitxor", "bitnot", "shl", "shr"}
+
+
+def _bits(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    if not (types[0].dtype.is_integer or types[0].dtype is dtypes.boolean):
+        raise ShapeError(f"the bits of {types[0]}: integers have such, floats do not")
+    return _same(types, attrs)
+
+
 for _name, _f in {**UNARY, **BINARY}.items():
-    register(Primitive(_name, Kind.POINTWISE, _same, _quiet(_f), _name in _SYMBOLIC))
+    _infer = _bits if _name in _OF_INTEGERS else _same
+    register(Primitive(_name, Kind.POINTWISE, _infer, _quiet(_f), _name in _SYMBOLIC))
 for _name, _f in COMPARE.items():
     register(Primitive(_name, Kind.POINTWISE, _predicate, _f, True))
 register(Primitive("copy", Kind.POINTWISE, _same, np.copy))  # the same values in a buffer of their own

@@ -16,11 +16,28 @@ from onnxc.primitives.base import Kind, Primitive, register
 
 def _gather(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """out[a..., i..., b...] = x[a..., index[i...], b...] with `axis` the place of the index."""
+    _check_index(types[1])
     axis = attrs["axis"]
     return (types[0].with_shape(types[0].shape[:axis] + types[1].shape + types[0].shape[axis + 1 :]),)
 
 
+def _check_index(index: TensorType) -> None:
+    if not index.dtype.is_integer:
+        raise ShapeError(f"an index must be of integers, not {index}")
+
+
+def _check_reach(data: Sequence[Dim], index: Sequence[Dim], axis: int) -> None:
+    """An index of elements lies inside the data along the axes that it does not select from."""
+    if len(index) != len(data):
+        raise ShapeError(f"an index of rank {len(index)} for data of rank {len(data)}")
+    for i, (d, n) in enumerate(zip(data, index, strict=True)):
+        if i != axis and is_less(d, n):
+            raise ShapeError(f"the index {list(index)} reaches outside of the data {list(data)}")
+
+
 def _gather_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    _check_index(types[1])
+    _check_reach(types[0].shape, types[1].shape, attrs["axis"])
     return (types[0].with_shape(types[1].shape),)
 
 
@@ -32,8 +49,12 @@ def _gather_elements_eval(x: np.ndarray, index: np.ndarray, axis: int) -> np.nda
 
 def _gather_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """index [batch..., i..., depth] selects x[batch..., index...]: its last axis holds positions."""
-    batch, depth = attrs["batch_dims"], types[1].shape[-1]
-    assert isinstance(depth, int)
+    _check_index(types[1])
+    data, index, batch = types[0].shape, types[1].shape, attrs["batch_dims"]
+    depth = index[-1] if index else None
+    if not isinstance(depth, int) or not 0 <= batch < len(index) or batch + depth > len(data):
+        raise ShapeError(f"an index {list(index)} with {batch} batch dims for data {list(data)}")
+    _check_dims("the batch dims of the index", index[:batch], data[:batch])
     return (types[0].with_shape(types[1].shape[:-1] + types[0].shape[batch + depth :]),)
 
 
@@ -54,14 +75,18 @@ def _check_dims(what: str, dims: Sequence[Dim], wanted: Sequence[Dim]) -> None:
         raise ShapeError(f"{what} have the shape {list(dims)}, not {list(wanted)}")
 
 
+def _check_scattered(types: Sequence[TensorType]) -> None:
+    data, index, updates = types
+    _check_index(index)
+    if data.dtype is not updates.dtype:
+        raise ShapeError(f"updates {updates} for data {data}: their dtypes differ")
+
+
 def _scatter_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """out[..., index[p], ...] = updates[p] at `axis`, for each place p of the index, in order."""
     data, index, updates = (t.shape for t in types)
-    if len(index) != len(data):
-        raise ShapeError(f"an index of rank {len(index)} for data of rank {len(data)}")
-    for axis, (d, n) in enumerate(zip(data, index, strict=True)):
-        if axis != attrs["axis"] and is_less(d, n):
-            raise ShapeError(f"the index {list(index)} reaches outside of the data {list(data)}")
+    _check_scattered(types)
+    _check_reach(data, index, attrs["axis"])
     _check_dims("the updates", updates, index)
     return (types[0],)
 
@@ -69,8 +94,9 @@ def _scatter_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[Tensor
 def _scatter_nd(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """out[index[p]] = updates[p] for each place p of the leading axes of the index, in order."""
     data, index, updates = (t.shape for t in types)
+    _check_scattered(types)
     depth = scatter_depth(types)
-    if not 0 <= depth <= len(data) or never_equal(index[-1], depth):
+    if not index or not 0 <= depth <= len(data) or never_equal(index[-1], depth):
         raise ShapeError(f"an index {list(index)} and updates {list(updates)} for data {list(data)}")
     _check_dims("the updates", updates, (*index[:-1], *data[depth:]))
     return (types[0],)

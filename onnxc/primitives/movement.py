@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, ceildiv, maximum, never_equal
+from onnxc.ir.expr import Dim, always_equal, ceildiv, maximum, minimum, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_dims, register
@@ -41,6 +41,9 @@ def _expand(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
 
 def _slice(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """starts, sizes and steps for every axis; a negative step counts down from its start."""
+    rows = zip(types[0].shape, attrs["starts"], attrs["sizes"], attrs["steps"], strict=True)
+    if any(isinstance(d, int) and d < 0 for row in rows for d in slice_room(*row)):
+        raise ShapeError(f"a slice from {attrs['starts']} of {attrs['sizes']} elements leaves {types[0]}")
     return (types[0].with_shape(tuple(attrs["sizes"])),)
 
 
@@ -87,6 +90,16 @@ def _pad_eval(x: np.ndarray, value: np.ndarray, low: Any, high: Any, interior: A
 def slice_size(start: Dim, stop: Dim, step: int) -> Dim:
     """Number of elements from start up to (not with) stop."""
     return maximum(ceildiv(stop - start, step) if step > 0 else ceildiv(start - stop, -step), 0)
+
+
+def slice_room(size: Dim, start: Dim, count: Dim, step: int) -> tuple[Dim, ...]:
+    """How much of an axis lies on either side of a slice of `count` elements; nothing for an empty slice."""
+    last = start + (count - 1) * step
+    first, last = (start, last) if step > 0 else (last, start)
+    if always_equal(first, 0) and always_equal(last, size - 1):
+        return ()
+    some = minimum(count, 1)
+    return first * some, (size - 1 - last) * some
 
 
 def _constant(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:

@@ -7,7 +7,7 @@ from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Value
-from onnxc.planner.fusion import Group
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 
 

@@ -11,7 +11,7 @@ from onnxc.ir.expr import Call, Dim, Expr, Symbol, index, recombine, substitute,
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
 from onnxc.loops.terms import Apply, Guard, Load, Position, Term
-from onnxc.planner.fusion import Group
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import COSTS, Staging, choose_vector, extent_of, normalise, phase_terms, split_phase, staging
+from onnxc.codegen.cpp.shape import (
+    COSTS,
+    Staging,
+    choose_vector,
+    extent_of,
+    normalise,
+    phase_terms,
+    split_phase,
+    staging,
+)
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, ceildiv, prod, symbols
+from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
+from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
 from onnxc.loops.terms import Apply, Const, Load, Reduced, Reduction, Term, children, walk
 
@@ -55,7 +65,11 @@ class NestEmitter:
         self.vectors = {self.vector}
         for phase in self.nest.phases:
             pieces = [phase]
-            if self.vector is not None and any(s == self.vector for s, _ in phase.loops) and not phase.reductions:
+            if (
+                self.vector is not None
+                and any(s == self.vector for s, _ in phase.loops)
+                and not phase.reductions
+            ):
                 pieces = split_phase(phase, self.nest.lookups, self.vector) or [phase]
             self.vectors |= {s for p in pieces for s, _ in p.loops if s not in dict(phase.loops)}
             phases += pieces
@@ -106,7 +120,11 @@ class NestEmitter:
 
     def _phase_work(self, phase: Phase) -> Dim:
         extent = prod(d for _, d in phase.loops)
-        return extent * max(1, sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) // 4)
+        return extent * max(
+            1,
+            sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply))
+            // 4,
+        )
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
         scope = self.function.child({s for s, _ in outer})
@@ -122,9 +140,15 @@ class NestEmitter:
         several = interleave(inner.lines, name, name, [], UNROLL) if self._wide_enough() else None
         self.side = UNROLL if several else 1
         blocks = self._top(ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
-        lines = [f"const i64 {name}{'_0' if several else ''} = {f'row % {blocks}' if outer else 'row'} * {f'{self.side} * ' if several else ''}VL;"]
+        lines = [
+            f"const i64 {name}{'_0' if several else ''} = {f'row % {blocks}' if outer else 'row'} * {f'{self.side} * ' if several else ''}VL;"
+        ]
         lines += [*self._decode(outer, f"(row / {blocks})"), *scope.lines]
-        lines += [f"const auto block = [&](const i64 {name}, auto lanes) OX_LAMBDA {{", *indent(inner.lines), "};"]
+        lines += [
+            f"const auto block = [&](const i64 {name}, auto lanes) OX_LAMBDA {{",
+            *indent(inner.lines),
+            "};",
+        ]
         one = f"if ({name} + VL <= {extent}) block({name}, Full{{}}); else block({name}, Part{{(int)({extent} - {name})}});"
         if not several:
             return [*lines, one]
@@ -165,7 +189,11 @@ class NestEmitter:
     def _plain_phase(self, phase: Phase) -> tuple[list[str], str]:
         vector = self._phase_vector(phase)
         staged = staging(phase, self.nest.lookups, vector, self.lanes) if vector is not None else None
-        loops = [(s, self._blocks(d) if staged and s == staged.partner else d) for s, d in phase.loops if s != vector]
+        loops = [
+            (s, self._blocks(d) if staged and s == staged.partner else d)
+            for s, d in phase.loops
+            if s != vector
+        ]
         extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
         total = prod(d for _, d in loops)
         chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
@@ -183,7 +211,11 @@ class NestEmitter:
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
             value = f"{rest}{f' % {self._top(d)}' if k else ''}"
-            scope.lines.append(f"const i64 {name}_0 = {value} * VL;" if staged and s == staged.partner else f"const i64 {name} = {value};")
+            scope.lines.append(
+                f"const i64 {name}_0 = {value} * VL;"
+                if staged and s == staged.partner
+                else f"const i64 {name} = {value};"
+            )
             rest = f"({rest} / {self._top(d)})"
         if staged:
             scope.available.discard(staged.partner)
@@ -215,9 +247,15 @@ class NestEmitter:
         self._nested(phase, scope, vector, [])
         self.emitter.vector = previous
 
-    def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]) -> None:
+    def _nested(
+        self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]
+    ) -> None:
         """The phase's loops around its innermost body."""
-        staged = staging(phase, self.nest.lookups, self.vector, self.lanes) if self.outer_vector and self.vector is not None else None
+        staged = (
+            staging(phase, self.nest.lookups, self.vector, self.lanes)
+            if self.outer_vector and self.vector is not None
+            else None
+        )
         partner = staged.partner if staged else None
         loops = [(s, d) for s, d in phase.loops if s not in (vector, partner)]
         scopes = [scope]
@@ -231,16 +269,33 @@ class NestEmitter:
             base, inside = f"{self.emitter.name_loop(staged.partner)}_0", inner.child()
             self._tiles(phase, inside, accumulators, "", staged)
             extent = self._top(dict(phase.loops)[staged.partner])
-            inner.lines += [f"for (i64 {base} = 0; {base} < {extent}; {base} += VL) {{", *indent(inside.lines), "}"]
+            inner.lines += [
+                f"for (i64 {base} = 0; {base} < {extent}; {base} += VL) {{",
+                *indent(inside.lines),
+                "}",
+            ]
         elif self.outer_vector:
             self._body(phase, inner, accumulators, "")
         else:
             self._one_lane(phase, inner, accumulators)
         for (s, d), outer_scope, body in reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True))):
             name = self.emitter.names[s]
-            outer_scope.lines += [f"for (i64 {name} = 0; {name} < {self._top(d)}; {name}++) {{", *indent(body.lines), "}"]
+            outer_scope.lines += [
+                f"for (i64 {name} = 0; {name} < {self._top(d)}; {name}++) {{",
+                *indent(body.lines),
+                "}",
+            ]
 
-    def _innermost(self, phase: Phase, scope: Scope, vector: Symbol | None, lo: str, hi: str, accumulators: list[_Accumulator], staged: Staging | None = None) -> None:
+    def _innermost(
+        self,
+        phase: Phase,
+        scope: Scope,
+        vector: Symbol | None,
+        lo: str,
+        hi: str,
+        accumulators: list[_Accumulator],
+        staged: Staging | None = None,
+    ) -> None:
         """The vector loop: full vectors (several at a time into separate accumulators for reductions), then the tail."""
         if vector is None:
             self._one_lane(phase, scope, accumulators)
@@ -254,7 +309,11 @@ class NestEmitter:
         types = "".join(f", V<{a.lane}> &x{a.name}" for a in accumulators)
         body = self.emitter.fresh("body")
         lines = scope.lines
-        lines += [f"const auto {body} = [&](const i64 {name}, auto lanes{types}) OX_LAMBDA {{", *indent(inner.lines), "};"]
+        lines += [
+            f"const auto {body} = [&](const i64 {name}, auto lanes{types}) OX_LAMBDA {{",
+            *indent(inner.lines),
+            "};",
+        ]
         i, end = self.emitter.fresh("at"), self.emitter.fresh("end")
         lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};"]
         lines += self._several(phase, inner, name, i, end, hi, body, accumulators)
@@ -263,23 +322,44 @@ class NestEmitter:
                   f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});"]  # fmt: skip
 
     def _several(
-        self, phase: Phase, inner: Scope, loop: str, at: str, end: str, hi: str, body: str, accumulators: list[_Accumulator]
+        self,
+        phase: Phase,
+        inner: Scope,
+        loop: str,
+        at: str,
+        end: str,
+        hi: str,
+        body: str,
+        accumulators: list[_Accumulator],
     ) -> list[str]:
         """The part of a vector loop that takes UNROLL vectors at a time: reductions, and long chains of dependent terms.
 
         Their statements alternate where they are simple, so that the processor sees the independent chains side by side.
         """
-        if hi.isdigit() and int(hi) < UNROLL * self.lanes or any(a.reduction.position is not None for a in accumulators):
+        if (hi.isdigit() and int(hi) < UNROLL * self.lanes) or any(
+            a.reduction.position is not None for a in accumulators
+        ):
             return []
         simple = interleave(inner.lines, loop, at, [a.name for a in accumulators], UNROLL)
-        if not accumulators and (simple is None or sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) < LONG_CHAIN):
+        if not accumulators and (
+            simple is None
+            or sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply))
+            < LONG_CHAIN
+        ):
             return []
         lines = []
         for a in accumulators:
             copies = ", ".join(f"{a.name}_{k} = {self._identity(a.reduction)}" for k in range(1, UNROLL))
             lines.append(f"V<{a.lane}> {copies};")
-        calls = [f"{body}({at} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});" for k in range(UNROLL)]
-        lines += [f"for (; {at} + {UNROLL} * VL <= {end}; {at} += {UNROLL} * VL) {{", *indent(simple or calls), "}"]
+        calls = [
+            f"{body}({at} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});"
+            for k in range(UNROLL)
+        ]
+        lines += [
+            f"for (; {at} + {UNROLL} * VL <= {end}; {at} += {UNROLL} * VL) {{",
+            *indent(simple or calls),
+            "}",
+        ]
         for a in accumulators:
             for k in range(1, UNROLL):
                 lines.append(f"{a.name} = {_COMBINE[a.reduction.op].format(a.name, f'{a.name}_{k}')};")
@@ -295,11 +375,15 @@ class NestEmitter:
     def _blocks(self, extent: Dim) -> Dim:
         return ceildiv(extent, self.lanes)
 
-    def _tiles(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str, staged: Staging) -> None:
+    def _tiles(
+        self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str, staged: Staging
+    ) -> None:
         """The body for one block of the partner loop (from its name with `_0` on): tiles are read, then walked."""
         self.includes.add("tile.h")
         name = self.emitter.name_loop(staged.partner)
-        scope.lines.append(f"const i64 {name}_1 = ox_min({name}_0 + VL, {self._top(dict(phase.loops)[staged.partner])});")
+        scope.lines.append(
+            f"const i64 {name}_1 = ox_min({name}_0 + VL, {self._top(dict(phase.loops)[staged.partner])});"
+        )
         tiled = scope.child({staged.partner})
         self.emitter.names[staged.partner] = f"{name}_0"
         for load in staged.loads:
@@ -315,7 +399,11 @@ class NestEmitter:
         self.emitter.names[staged.partner] = name
         self._body(phase, tiled, accumulators, prefix)
         self.emitter.staged.clear()
-        scope.lines += [f"for (i64 {name} = {name}_0; {name} < {name}_1; {name}++) {{", *indent(tiled.lines), "}"]
+        scope.lines += [
+            f"for (i64 {name} = {name}_0; {name} < {name}_1; {name}++) {{",
+            *indent(tiled.lines),
+            "}",
+        ]
 
     def _body(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str) -> None:
         """What one vector of the innermost loop does."""
@@ -333,7 +421,9 @@ class NestEmitter:
 
     def _flat(self, phase: Phase) -> str:
         total = ""
-        for s, d in [x for x in phase.loops if x[0] != self.vector] + [x for x in phase.loops if x[0] == self.vector]:
+        for s, d in [x for x in phase.loops if x[0] != self.vector] + [
+            x for x in phase.loops if x[0] == self.vector
+        ]:
             name = self.emitter.name_loop(s)
             total = name if not total else f"({total} * {self._top(d)} + {name})"
         return total
@@ -382,7 +472,7 @@ class NestEmitter:
         assert a.reduction.position is not None
         position = self.emitter.position(a.reduction.position, scope, "i32")
         compare = "v_gt" if a.reduction.op == "argmax" else "v_lt"
-        tests = [f"ox_mask<{a.lane}>({compare}(x, y))", f"(at < 0)"]
+        tests = [f"ox_mask<{a.lane}>({compare}(x, y))", "(at < 0)"]
         if a.reduction.attrs.get("last"):
             tests.append(f"ox_mask<{a.lane}>(v_eq(x, y))")
         if a.reduction.body.dtype.is_float:
@@ -404,7 +494,9 @@ class NestEmitter:
             else:
                 better = ">" if r.op == "argmax" else "<"
                 last = "true" if r.attrs.get("last") else "false"
-                scope.lines.append(f"const vl {name} = bc<i64>(h_arg<{a.lane}, i32>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));")
+                scope.lines.append(
+                    f"const vl {name} = bc<i64>(h_arg<{a.lane}, i32>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));"
+                )
         elif not a.across:
             scope.lines.append(f"const V<{lane}> {name} = {a.name};")
         else:
@@ -432,11 +524,18 @@ class NestEmitter:
     def _cache_shared(self, term: Term, here: set[Term], phase: Phase, extent: int) -> None:
         if term in self.caches:
             return
-        if term in here and not isinstance(term, (Const, Load, Reduced)) and _weight(term) >= 6 and self._inner(term, phase):
+        if (
+            term in here
+            and not isinstance(term, (Const, Load, Reduced))
+            and _weight(term) >= 6
+            and self._inner(term, phase)
+        ):
             if term.dtype.name == "float32" and len(self.caches) < 4:
                 name = f"c{len(self.caches)}"
                 self.caches[term] = (name, id(phase))
-                self.function.lines.append(f"alignas(64) f32 {name}[{-(-extent // self.lanes) * self.lanes}];")
+                self.function.lines.append(
+                    f"alignas(64) f32 {name}[{-(-extent // self.lanes) * self.lanes}];"
+                )
                 return
         for c in children(term):
             self._cache_shared(c, here, phase, extent)
@@ -456,7 +555,7 @@ def _size_key(d: Dim) -> int:
 def emit_sections(nests: list[Nest], lanes: int) -> KernelSource:
     """A kernel function over one or more sections: their items follow each other."""
     emitters = [NestEmitter(n, lanes) for n in nests]
-    buffers: list = []
+    buffers: list[Value] = []
     lines: list[str] = []
     counts: list[str] = []
     size_symbols: set[str] = set()
@@ -474,5 +573,10 @@ def emit_sections(nests: list[Nest], lanes: int) -> KernelSource:
                       "  if (first < last) {", *indent(body, 2), "  }", "}"]  # fmt: skip
         counts.append(f"({items})")
     includes = frozenset(name for e in emitters for name in e.includes)
-    return KernelSource(text="\n".join(indent(lines)), buffers=buffers, includes=includes, items=" + ".join(counts) or "0", symbols=sorted(size_symbols))
-
+    return KernelSource(
+        text="\n".join(indent(lines)),
+        buffers=buffers,
+        includes=includes,
+        items=" + ".join(counts) or "0",
+        symbols=sorted(size_symbols),
+    )

@@ -17,7 +17,7 @@ from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, is_less, prod
 from onnxc.ir.graph import Node, Value
-from onnxc.planner.fusion import Group
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.primitives.indexing import scatter_depth
 

@@ -16,7 +16,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Origin, Value
-from onnxc.planner.fusion import Group, Plan
+from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.planner.memory import Buffer, aligned, assign_offsets, lifetimes

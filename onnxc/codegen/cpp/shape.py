@@ -5,15 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, coefficient, is_less, is_nonnegative, of, substitute, symbols
+from onnxc.ir.expr import (
+    Dim,
+    Symbol,
+    always_equal,
+    ceildiv,
+    coefficient,
+    is_less,
+    is_nonnegative,
+    of,
+    substitute,
+    symbols,
+)
 from onnxc.loops.access import fresh
 from onnxc.loops.nest import Loop, Nest, Phase, Store
-from onnxc.loops.terms import Apply, Guard, Load, Lookup, Position, Reduced, Reduction, Term, index_symbols, walk
+from onnxc.loops.terms import (
+    Apply,
+    Guard,
+    Load,
+    Lookup,
+    Position,
+    Reduced,
+    Reduction,
+    Term,
+    index_symbols,
+    walk,
+)
 
 MAX_PIECES = 9
 MAX_TILES = 4
 ACROSS = 12  # the price of combining the lanes of a vector, relative to a load
-COSTS = {"exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4, "cast": 2}
+COSTS = {
+    "exp": 8,
+    "log": 8,
+    "tanh": 10,
+    "erf": 12,
+    "sin": 10,
+    "cos": 10,
+    "pow": 20,
+    "div": 4,
+    "sqrt": 4,
+    "cast": 2,
+}
 
 
 def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None = None) -> Term:
@@ -62,7 +95,9 @@ def phase_terms(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Term]:
 
 def addresses(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Dim]:
     """All element positions that a phase reads and writes."""
-    return [t.index[0] for t in phase_terms(phase, lookups) if isinstance(t, Load)] + [s.address for s in phase.stores]
+    return [t.index[0] for t in phase_terms(phase, lookups) if isinstance(t, Load)] + [
+        s.address for s in phase.stores
+    ]
 
 
 def _pinned(phases: Iterable[Phase], lookups: dict[Symbol, Lookup]) -> set[Symbol]:
@@ -140,7 +175,9 @@ def substitute_nest(nest: Nest, values: dict[Symbol, Dim]) -> None:
     memo: dict[Term, Term] = {}
     for phase in nest.phases:
         phase.reductions = [_reduction(r, values, memo) for r in phase.reductions]
-        phase.stores = [Store(s.value, substitute(s.address, values), rewrite(s.term, values, memo)) for s in phase.stores]
+        phase.stores = [
+            Store(s.value, substitute(s.address, values), rewrite(s.term, values, memo)) for s in phase.stores
+        ]
     nest.lookups = {s: replace(k, term=rewrite(k.term, values, memo)) for s, k in nest.lookups.items()}
 
 
@@ -224,7 +261,9 @@ def _accesses_price(nest: Nest, phase: Phase, s: Symbol, lanes: int, outer: bool
     if staged:
         extent = dict(phase.loops)[staged.partner]
         tile += 2.0 * lanes / extent if isinstance(extent, int) and extent < lanes else 0.0
-    return sum(tile if e in turned else _access_price(e, s, nest.lookups) for e in addresses(phase, nest.lookups))
+    return sum(
+        tile if e in turned else _access_price(e, s, nest.lookups) for e in addresses(phase, nest.lookups)
+    )
 
 
 def _access_price(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> float:
@@ -252,12 +291,17 @@ def staging(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol, lane
     guarded = {x for t in phase_terms(phase, dict(lookups)) if isinstance(t, Guard) for x in walk(t)}
     strided = []
     for t in phase_terms(phase, dict(lookups)):
-        if isinstance(t, Load) and t not in guarded and t not in strided and not symbols(t.index[0]) & lookups.keys():
+        if (
+            isinstance(t, Load)
+            and t not in guarded
+            and t not in strided
+            and not symbols(t.index[0]) & lookups.keys()
+        ):
             if coefficient(t.index[0], vector) not in (0, 1, None):
                 strided.append(t)
     best: Staging | None = None
     for k, extent in phase.loops:
-        if k == vector or isinstance(extent, int) and extent < lanes // 2:
+        if k == vector or (isinstance(extent, int) and extent < lanes // 2):
             continue
         loads = tuple(t for t in strided if coefficient(t.index[0], k) == 1)[:MAX_TILES]
         if loads and (best is None or len(loads) > len(best.loads)):
@@ -320,7 +364,13 @@ def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[
         return None
     edges: list[Dim] = [0, *cuts, dict(phase.loops)[s]]
     pieces = [_piece(phase, s, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
-    return None if any(_guarded(p, lookups, loop) for p in pieces for loop, _ in p.loops if loop not in dict(phase.loops)) else pieces
+    return (
+        None
+        if any(
+            _guarded(p, lookups, loop) for p in pieces for loop, _ in p.loops if loop not in dict(phase.loops)
+        )
+        else pieces
+    )
 
 
 def _guarded(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> bool:
@@ -331,7 +381,13 @@ def _cuts(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Dim] |
     """Where guards change along loop `s`, from the least to the greatest; None where their order is not certain."""
     extent = dict(phase.loops)[s]
     cuts: list[Dim] = []
-    for c in {c for t in phase_terms(phase, lookups) if isinstance(t, Guard) for c in t.conditions if s in symbols(c)}:
+    for c in {
+        c
+        for t in phase_terms(phase, lookups)
+        if isinstance(t, Guard)
+        for c in t.conditions
+        if s in symbols(c)
+    }:
         at = breakpoint_of(c, s)
         if at is None:
             return None
@@ -351,6 +407,8 @@ def _piece(phase: Phase, s: Symbol, lo: Dim, hi: Dim) -> Phase:
     (symbol,) = symbols(part)
     values: dict[Symbol, Dim] = {s: part + lo}
     memo: dict[Term, Term] = {}
-    stores = [Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores]
+    stores = [
+        Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores
+    ]
     loops = [(symbol, hi - lo) if x == s else (x, d) for x, d in phase.loops]
     return Phase(loops, [], stores)

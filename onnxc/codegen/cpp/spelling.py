@@ -125,7 +125,15 @@ _MATH = {
     "atanh", "erf", "floor", "ceil", "round", "abs", "sign", "max", "min", "pow", "mod", "fmod",
 }  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}
-_MASKS = {"and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}", "eq": "~({} ^ {})", "max": "{} | {}", "min": "{} & {}"}
+_MASKS = {
+    "and": "{} & {}",
+    "or": "{} | {}",
+    "xor": "{} ^ {}",
+    "not": "~{}",
+    "eq": "~({} ^ {})",
+    "max": "{} | {}",
+    "min": "{} & {}",
+}
 _COMPARE = {"eq": "v_eq", "lt": "v_lt", "le": "v_le"}
 
 
@@ -145,7 +153,11 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
     if op in _COMPARE:
         return f"ox_mask<{lane}>({_COMPARE[op]}({args[0]}, {args[1]}))"
     if op == "div":
-        return f"({args[0]} / {args[1]})" if operand.is_float else f"ox_idiv<{lane}>(ctx, {args[0]}, {args[1]}, (int)lanes)"
+        return (
+            f"({args[0]} / {args[1]})"
+            if operand.is_float
+            else f"ox_idiv<{lane}>(ctx, {args[0]}, {args[1]}, (int)lanes)"
+        )
     if op == "neg":
         return f"v_neg({args[0]})" if operand.is_float else f"(-{args[0]})"
     if op in ("floor", "ceil", "round") and not operand.is_float:
@@ -170,7 +182,11 @@ def put_element(place: str, lane: str, dtype: DType) -> str:
 
 
 def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
-    tests = [f"({args[0]} == bc<{lane}>({sign}__builtin_inf()))" for sign, k in (("", "positive"), ("-", "negative")) if attrs.get(k, True)]
+    tests = [
+        f"({args[0]} == bc<{lane}>({sign}__builtin_inf()))"
+        for sign, k in (("", "positive"), ("-", "negative"))
+        if attrs.get(k, True)
+    ]
     return f"ox_mask<{lane}>({' | '.join(tests)})" if tests else "vi{}"
 
 

@@ -13,7 +13,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, coefficient, prod, symbols
 from onnxc.ir.graph import Value
-from onnxc.planner.fusion import Group
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, matmul_access
 from onnxc.primitives.builder import constant_of

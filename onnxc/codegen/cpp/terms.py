@@ -64,7 +64,9 @@ class TermEmitter:
 
     def size_symbols(self) -> list[Symbol]:
         """Dynamic dims that the kernel has used."""
-        return sorted((s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key)
+        return sorted(
+            (s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key
+        )
 
     def index(self, d: Dim, scope: Scope) -> str:
         """An index expression, with the data-dependent indices in it computed first."""
@@ -131,7 +133,9 @@ class TermEmitter:
         name = self.fresh("t")
         if term in self.cached:
             lane = spelling.lane_type(term.dtype)
-            target.lines.append(f"const V<{lane}> {name} = ldl({self.cached[term]} + {self.cache_at}, lanes);")
+            target.lines.append(
+                f"const V<{lane}> {name} = ldl({self.cached[term]} + {self.cache_at}, lanes);"
+            )
         elif isinstance(term, Guard):
             self._guard(term, name, target)
         else:
@@ -162,7 +166,13 @@ class TermEmitter:
             return self.position(term.expr, scope)
         assert isinstance(term, Apply), term
         args = [self.emit(a, scope) for a in term.args]
-        return spelling.apply(term.op, args, term.dtype, term.args[-1].dtype if term.op == "where" else term.args[0].dtype, dict(term.attrs))
+        return spelling.apply(
+            term.op,
+            args,
+            term.dtype,
+            term.args[-1].dtype if term.op == "where" else term.args[0].dtype,
+            dict(term.attrs),
+        )
 
     def position(self, expr: Dim, scope: Scope, lane: str = "i64") -> str:
         """The vector of an index expression."""
@@ -185,11 +195,15 @@ class TermEmitter:
     def _at_lane(self, expr: Dim, lane: str, scope: Scope) -> str:
         """An index expression at another lane than the first."""
         assert self.vector is not None
-        varying = [s for s in symbols(expr) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))]
+        varying = [
+            s for s in symbols(expr) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))
+        ]
         for s in sorted(varying, key=lambda s: s.key):
             self._lookup(s, scope)
         names = {s: self.names[s] for s in (self.vector, *varying)}
-        self.names |= {s: f"{n}[{lane}]" for s, n in names.items()} | {self.vector: f"({names[self.vector]} + {lane})"}
+        self.names |= {s: f"{n}[{lane}]" for s, n in names.items()} | {
+            self.vector: f"({names[self.vector]} + {lane})"
+        }
         others = {s: self.names[s] for s in varying}
         text = self._index_with(expr, others, scope)
         self.names |= names
@@ -207,9 +221,16 @@ class TermEmitter:
             return _load_text(self.staged[term], 1, "1", term.dtype, "Full{}")
         stride = self.stride(address)
         if stride is None:
-            lane, get = spelling.lane_type(term.dtype), spelling.element(f"{p}[{self._lane_address(address, scope)}]", term.dtype)
-            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
-        return _load_text(f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes")
+            lane, get = (
+                spelling.lane_type(term.dtype),
+                spelling.element(f"{p}[{self._lane_address(address, scope)}]", term.dtype),
+            )
+            return (
+                f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
+            )
+        return _load_text(
+            f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes"
+        )
 
     def store(self, storage: Value, address: Dim, value: str, scope: Scope) -> None:
         """Writes a vector to memory."""
@@ -224,7 +245,11 @@ class TermEmitter:
         if stride == 0:
             stride = 1  # one lane
         if dtype is dtypes.boolean:
-            line = f"ox_stbool({at}, {value}, lanes);" if stride == 1 else f"sts({at}, conv<u8, i32>({value} & 1), {self.index(stride, scope)}, (int)lanes);"
+            line = (
+                f"ox_stbool({at}, {value}, lanes);"
+                if stride == 1
+                else f"sts({at}, conv<u8, i32>({value} & 1), {self.index(stride, scope)}, (int)lanes);"
+            )
         elif dtype.name in ("float16", "bfloat16"):
             line = f"ox_sthalf({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
         elif stride == 1:
@@ -260,9 +285,14 @@ class TermEmitter:
         if any(self.stride(c) is None for c in term.conditions):
             scope.lines.append(f"{name} = V<{spelling.lane_type(term.dtype)}>{{}}; {lanewise}")
             return
-        ends = [[f"{self._at_lane(c, lane, scope)} >= 0" for lane in ("0", "((int)lanes - 1)")] for c in term.conditions]
+        ends = [
+            [f"{self._at_lane(c, lane, scope)} >= 0" for lane in ("0", "((int)lanes - 1)")]
+            for c in term.conditions
+        ]
         every = " && ".join(t for pair in ends for t in pair)
-        none = " || ".join(f"!({a} || {b})" for a, b in ends)  # a condition is linear: it fails everywhere if at both ends
+        none = " || ".join(
+            f"!({a} || {b})" for a, b in ends
+        )  # a condition is linear: it fails everywhere if at both ends
         scope.lines += [f"if ({every}) {name} = {inside}({loop}, lanes);", f"else if ({none}) {name} = {outside}({loop}, lanes);",
                         f"else {{ {name} = V<{spelling.lane_type(term.dtype)}>{{}}; {lanewise} }}"]  # fmt: skip
 

@@ -1,0 +1,47 @@
+"""The zoo: 21 architectures and 10 micro graphs that torch exported, each compiled whole and judged."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import onnxc
+from models.zoo import store
+from tests.agreement import assert_agrees, assert_repeats
+
+Zoo = Callable[[str], store.ZooModel]
+SMALL = (*store.MICRO_GRAPHS, "mlp", "lstm", "whisper", "t5")
+"""What is also compiled without fusion: a kernel a node takes long to compile."""
+
+INDUCTOR: dict[str, Any] = json.loads((store.ROOT / "benchmarks" / "inductor.json").read_text())["models"]
+
+
+@pytest.fixture(autouse=True)
+def freed() -> Any:
+    """Weights of half a gigabyte are gone before the next model's are read."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.parametrize("name", store.NAMES)
+def test_model(zoo: Zoo, name: str) -> None:
+    """Agreement, the same bits from each run, and no more kernels than inductor makes: of one compile."""
+    model = zoo(name)
+    compiled = onnxc.compile(model.path, threads=2)
+    inputs = model.inputs()
+    assert_agrees(model.path, inputs, compiled)
+    assert_repeats(compiled, inputs)
+    if name in INDUCTOR:
+        assert compiled.explain().counts["kernels"] <= INDUCTOR[name]["sum"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_model_without_fusion(zoo: Zoo, name: str) -> None:
+    model = zoo(name)
+    fused, single = (onnxc.compile(model.path, fusion=on, attention=on) for on in (True, False))
+    assert single.explain().counts["kernels"] >= fused.explain().counts["kernels"]
+    assert_agrees(model.path, model.inputs(), single)
