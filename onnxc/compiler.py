@@ -189,6 +189,7 @@ def compile(
         attention: whether to find attention and run it as one kernel.
         fold_bytes: the most bytes that constant folding may add to the weights.
         memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.
+            Default: what the machine has.
         progress: is called with the name of each stage that has ended.
 
     Raises:

@@ -1,6 +1,8 @@
-"""Compiles graphs of primitives through the planner and the code generator, and compares them with the interpreter.
+"""Compiles graphs of primitives through the planner and the code generator, and compares them with the
+interpreter.
 
-One compiler run costs much more than one small kernel, so `compile_graphs` puts many programs into one library:
+One compiler run costs much more than one small kernel, so `compile_graphs` puts many programs into one
+library:
 
     (program,) = compile_graphs([graph])
     outputs = program(x, y)
@@ -51,7 +53,9 @@ class Compiled:
     _keep: list[object] = field(default_factory=list)
 
     def __call__(self, *arrays: np.ndarray, threads: int = 2) -> list[np.ndarray]:
-        """The outputs. Raises the RunError that the program reports; asserts that nothing beside them is written."""
+        """The outputs. Raises the RunError that the program reports; asserts that nothing beside them is
+        written.
+        """
         sizes = bind_sizes(self.graph.inputs, arrays)
         own = [_fenced(a) for a in arrays]
         blocks, outputs = zip(*(_output(v, sizes) for v in self.graph.outputs), strict=True)

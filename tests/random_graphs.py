@@ -1,7 +1,9 @@
 """Random graphs of primitives whose results can be compared exactly, or nearly.
 
-A graph grows from a pool of values. Float values are kept in two classes: *exact* ones hold whole numbers so small
-that every order of computing them gives the same bits, and only these are compared, rounded or cast to integers; the
+A graph grows from a pool of values. Float values are kept in two classes: *exact* ones hold whole
+numbers so small
+that every order of computing them gives the same bits, and only these are compared, rounded or cast to
+integers; the
 others may differ in the last digits, and never decide anything.
 """
 
@@ -363,7 +365,7 @@ class Generator:
         spans = [
             d + a + b - (dl * (k - 1) + 1)
             for d, a, b, dl, k in zip(x.value.shape, low, high, dilations, kernel, strict=True)
-        ]  # type: ignore[operator]
+        ]
         op = self.r.choice(["window_sum", "window_max"])
         if any(s < 0 for s in spans) or (op == "window_max" and x.value.dtype.is_float and any(low + high)):
             return None
@@ -451,9 +453,10 @@ def _joins(a: Value, b: Value, axis: int) -> bool:
 
 _STEPS: list[Callable[[Generator], Item | None]] = [
     Generator.unary, Generator.unary, Generator.binary, Generator.binary, Generator.binary, Generator.compare,
-    Generator.logic, Generator.where, Generator.cast, Generator.view, Generator.view, Generator.view, Generator.pad,
-    Generator.concat, Generator.iota, Generator.sizes, Generator.reduce, Generator.reduce, Generator.arg,
-    Generator.window, Generator.gather, Generator.matmul, Generator.softmax, Generator.copy, Generator.new,
+    Generator.logic, Generator.where, Generator.cast, Generator.view, Generator.view, Generator.view,
+    Generator.pad, Generator.concat, Generator.iota, Generator.sizes, Generator.reduce, Generator.reduce,
+    Generator.arg, Generator.window, Generator.gather, Generator.matmul, Generator.softmax,
+    Generator.copy, Generator.new,
 ]  # fmt: skip
 
 

@@ -47,7 +47,9 @@ def unflatten(position: Dim, shape: Sequence[Dim]) -> Index:
 
 
 def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[int, int, int, int]] | None:
-    """Matches runs of dims with equal products: (i0, i1, j0, j1) slices of old and new; None where they do not match."""
+    """Matches runs of dims with equal products: (i0, i1, j0, j1) slices of old and new; None where they
+    do not match.
+    """
     out = []
     i = j = 0
     while i < len(old) or j < len(new):

@@ -25,7 +25,9 @@ class Store:
 
 @dataclass
 class Phase:
-    """Loops over `loops`; reductions complete when the phase ends. A phase without loops runs once per outer point."""
+    """Loops over `loops`; reductions complete when the phase ends. A phase without loops runs once per
+    outer point.
+    """
 
     loops: list[Loop]
     reductions: list[Reduction] = field(default_factory=list)

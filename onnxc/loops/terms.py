@@ -1,6 +1,7 @@
 """Scalar terms: the body of a loop nest, one element at a time.
 
-A term says what one element is; loop variables are symbols of the index expressions inside it. Terms are immutable
+A term says what one element is; loop variables are symbols of the index expressions inside it. Terms are
+immutable
 and compared by structure, so that equal subterms of a kernel are computed once.
 """
 
@@ -18,7 +19,9 @@ T = TypeVar("T", bound=type)
 
 
 def _hashed_once(cls: T) -> T:
-    """Keeps a term's hash: that of `x + x` asks twice for that of x, and so on down, which grows exponentially."""
+    """Keeps a term's hash: that of `x + x` asks twice for that of x, and so on down, which grows
+    exponentially.
+    """
     compute = cls.__hash__
 
     def kept(self: Any) -> int:

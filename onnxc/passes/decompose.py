@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
-from onnxc.errors import ModelError, OnnxcError, UnsupportedOpError
+import onnx
+
+from onnxc.errors import ModelError, OnnxcError, ShapeError, UnsupportedOpError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ops.registry import OpDef, apply, find
+from onnxc.primitives.base import check_type
 from onnxc.primitives.builder import Builder
 
 # What a definition raises for inputs that it cannot be built from (a rank that does not fit, an attribute of
@@ -37,6 +43,8 @@ def decompose(graph: Graph) -> Graph:
     b = Builder()
     b.inputs = list(graph.inputs)
     values: dict[int, Value] = {v.id: v for v in graph.inputs}
+    for v in graph.inputs:
+        _check_input(v)
     for node in graph.nodes:
         with b.from_origin(node.origin):
             for old, new in zip(node.outputs, _build(b, node, definitions, values, graph), strict=False):
@@ -93,7 +101,11 @@ def _build(
     try:
         if lost:
             raise ModelError(f"the input {lost[0].name!r} is an optional output that its node does not give")
-        return apply(definition, b, inputs, node.attrs, version, len(node.outputs))
+        _check_operands(definition, inputs, version)
+        outputs = apply(definition, b, inputs, node.attrs, version, len(node.outputs))
+        if len(outputs) < len(node.outputs):
+            raise ModelError(f"{definition.name} has {len(outputs)} outputs, not {len(node.outputs)}")
+        return outputs
     except OnnxcError as error:
         _place(error, node, inputs)
         raise
@@ -101,6 +113,56 @@ def _build(
         wrapped = ModelError(f"its inputs or attributes do not fit {definition.name}: {error}", cause=error)
         _place(wrapped, node, inputs)
         raise wrapped from error
+
+
+def _check_input(v: Value) -> None:
+    try:
+        check_type(v.t)
+    except OnnxcError as error:
+        raise type(error)(f"the input {v.name!r}: {error.message}") from error
+
+
+_OWN_NAMES = {"float": "float32", "double": "float64"}
+Formal = tuple[str, frozenset[str], bool]  # type parameter, kinds of dtypes, and whether the parameter is free
+
+
+@cache
+def _formals(domain: str, name: str, version: int) -> tuple[int, int, tuple[Formal, ...]] | None:
+    """What the standard says of an operator's inputs: the fewest, the most, and each one's type."""
+    try:
+        schema = onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    free = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    found = []
+    for formal in schema.inputs:
+        names = (t.removeprefix("tensor(").rstrip(")") for t in formal.types if t.startswith("tensor("))
+        kinds = frozenset(dtypes.BY_NAME[_OWN_NAMES.get(n, n)].kind for n in names)
+        varied = formal.option == free and not formal.is_homogeneous
+        found.append((formal.type_str, kinds, varied))
+    return schema.min_input, schema.max_input, tuple(found)
+
+
+def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: int) -> None:
+    """The number of inputs and their kinds of dtypes are those of the standard, equal where it says so.
+
+    Kinds alone (any float for a float): older opsets run in types that only later ones list.
+    """
+    found = _formals(definition.domain, definition.name, version)
+    if found is None or any(v is not None and v.type is None for v in inputs):
+        return
+    fewest, most, formals = found
+    if not fewest <= len(inputs) <= most:
+        raise ModelError(f"{definition.name} takes {fewest} to {most} inputs, not {len(inputs)}")
+    bound: dict[str, DType] = {}
+    for i, v in enumerate(inputs):
+        parameter, kinds, varied = formals[min(i, len(formals) - 1)]
+        if v is None:
+            continue
+        if kinds and v.dtype.kind not in kinds:
+            raise ModelError(f"input {i} of {definition.name} cannot be {v.t}")
+        if not varied and bound.setdefault(parameter, v.dtype) is not v.dtype:
+            raise ShapeError(f"operands have different dtypes: {bound[parameter]} and {v.dtype}")
 
 
 def _place(error: OnnxcError, node: Node, inputs: Sequence[Value | None]) -> None:

@@ -9,6 +9,7 @@ from onnxc.ir.graph import Graph
 from onnxc.passes.attention import fuse_attention
 from onnxc.passes.decompose import decompose
 from onnxc.passes.prepare import prepare
+from onnxc.passes.regions import sink_constants
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 
 
@@ -32,6 +33,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         ("eliminate-dead", eliminate_dead),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
         ("share-common", share_common),
+        ("sink-constants", sink_constants),
     ]
     if options.attention:
         pipeline.append(("fuse-attention", fuse_attention))

@@ -1,8 +1,11 @@
 """A section: one loop nest over a root value's elements, and everything computed inside it.
 
-A section grows by pulling producers in. For each member it keeps the *demands*: the distinct indices, in terms of
-the section's loop variables, at which the member's elements are needed. A producer is legal inside when its demands
-are few; a reduction when the variables of its index can be the outer loops; a value can be stored from inside when
+A section grows by pulling producers in. For each member it keeps the *demands*: the distinct indices, in
+terms of
+the section's loop variables, at which the member's elements are needed. A producer is legal inside when
+its demands
+are few; a reduction when the variables of its index can be the outer loops; a value can be stored from
+inside when
 its demand visits each of its elements once.
 """
 
@@ -43,7 +46,9 @@ class LoopReduction:
 
 @dataclass
 class Section:
-    """One loop nest. `variables` are the root's loops in logical order; `outer` is fixed by the first reduction."""
+    """One loop nest. `variables` are the root's loops in logical order; `outer` is fixed by the first
+    reduction.
+    """
 
     root: Value
     index: Index
@@ -76,7 +81,9 @@ class Section:
     # ------------------------------------------------------------ growing
 
     def accepts(self, node: Node, store: bool) -> str:
-        """Why the node cannot be computed in this section; empty where it can (the section may split loops for it)."""
+        """Why the node cannot be computed in this section; empty where it can (the section may split
+        loops for it).
+        """
         value = node.output
         demands = self.demands.get(value.id, [])
         if not demands:
@@ -95,7 +102,9 @@ class Section:
         return self._stored_once(node, store) or self._recompute(node, demands)
 
     def _stored_once(self, node: Node, store: bool) -> str:
-        """A store inside the outer loops must move with each of them, or it would run once per turn of the others."""
+        """A store inside the outer loops must move with each of them, or it would run once per turn of
+        the others.
+        """
         outer = set(self._outer_with(node))
         stores = [*self.stores.values(), *([self.demands[node.output.id][0]] if store else [])]
         if all(outer <= {s for e in at for s in symbols(e)} for at in stores):
@@ -335,7 +344,9 @@ class Section:
                 yield from at
 
     def split(self, symbol: Symbol, n: Dim) -> bool:
-        """Replaces loop `symbol` by two, of extent / n and n, everywhere. False where n does not divide it."""
+        """Replaces loop `symbol` by two, of extent / n and n, everywhere. False where n does not divide
+        it.
+        """
         for k, (s, extent) in enumerate(self.variables):
             if s == symbol and always_equal(extent % n, 0):
                 hi, lo = fresh("i", extent // n), fresh("i", n)
@@ -431,7 +442,9 @@ def _single_positions(at: Index) -> bool:
 
 
 def _mixed_radix(position: Dim, extent: dict[Symbol, Dim]) -> bool:
-    """True where the flat position is a sum of loops whose strides nest, or splits that add up to such a sum."""
+    """True where the flat position is a sum of loops whose strides nest, or splits that add up to such a
+    sum.
+    """
     position = recombine(position)
     parts = [(coefficient(position, s), d) for s, d in extent.items()]
     split = [
@@ -476,9 +489,9 @@ def _call_extent(call: Call, extent: dict[Symbol, Dim]) -> Dim:
 
 
 _EXPENSIVE = {
-    "exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4, "tan": 20,
-    "asin": 20, "acos": 20, "atan": 20, "sinh": 20, "cosh": 20, "asinh": 20, "acosh": 20, "atanh": 20, "mod": 8,
-    "fmod": 8, "gather": 3, "gather_nd": 3, "gather_elements": 3, "reduce_sum": 1,
+    "exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4,
+    "tan": 20, "asin": 20, "acos": 20, "atan": 20, "sinh": 20, "cosh": 20, "asinh": 20, "acosh": 20,
+    "atanh": 20, "mod": 8, "fmod": 8, "gather": 3, "gather_nd": 3, "gather_elements": 3, "reduce_sum": 1,
 }  # fmt: skip
 
 

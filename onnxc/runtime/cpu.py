@@ -183,6 +183,17 @@ def available_cpus() -> int:
 
 
 @functools.cache
+def memory_bytes() -> int:
+    """Bytes of memory that this process may use: the machine's, or its control group's where that is less."""
+    try:
+        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not told: no limit of ours
+        machine_bytes = sys.maxsize
+    group = _read(Path("/sys/fs/cgroup/memory.max"))
+    return min(machine_bytes, int(group)) if group.isdigit() and int(group) else machine_bytes
+
+
+@functools.cache
 def cache_bytes(index: int) -> int:
     """Bytes of the data cache of level `index` (1 to 3) that the first CPU sees; 0 where it is not known.
 

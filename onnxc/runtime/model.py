@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -23,7 +24,7 @@ import numpy as np
 
 from onnxc.errors import CpuError, InputError, LimitError, OnnxcError, PackageError
 from onnxc.runtime.cache import Buffer, Cache
-from onnxc.runtime.cpu import available_cpus, check_supported, machine
+from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_bytes
 from onnxc.runtime.library import CallError, NativeModel, Runtime, call_exception, load_runtime
 from onnxc.runtime.package import load_library, open_package, write_package
 from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature, Tensor
@@ -226,13 +227,14 @@ class CompiledModel:
         poison = os.environ.get("ONNXC_POISON") == "1"
         self._empty: Callable[..., Array] = _poisoned if poison else np.empty
         self._runtime = load_runtime(cache, sections.get(RUNTIME))
+        self._memory_limit = int(manifest.get("memory_limit") or 0) or memory_bytes()
         self._weights = np.frombuffer(sections[WEIGHTS], np.uint8)
         self._native = NativeModel(
             self._runtime,
             load_library(sections[PROGRAM], PROGRAM),
             str(manifest["entry"]),
             [self._weights.ctypes.data],
-            limit=int(manifest.get("memory_limit") or 0),
+            limit=self._memory_limit,
             poison=poison,
         )
         self._call_arrays = self._runtime.library.ox_call_arrays
@@ -304,7 +306,10 @@ class CompiledModel:
         if not self._quick:
             return self._run_any(args)
         empty = self._empty
-        outputs = tuple([empty(shape, dtype) for shape, dtype in site.outputs])
+        try:
+            outputs = tuple([empty(shape, dtype) for shape, dtype in site.outputs])
+        except MemoryError as error:
+            raise LimitError("no memory for the outputs", cause=error) from error
         code = self._call_arrays(site.address, self._threads, args, outputs)
         if code == 0:
             return outputs
@@ -353,7 +358,9 @@ class CompiledModel:
         dims = [values[s] for s in signature.symbols]
         if self._arena is not None:
             dims += self._arena.layout(values, self._runtime)
-        return _Site(self._native, signature, shapes, signature.output_shapes(values), dims)
+        outputs = signature.output_shapes(values)
+        _check_memory(signature, outputs)
+        return _Site(self._native, signature, shapes, outputs, dims)
 
     def _failure(self, error: CallError) -> OnnxcError:
         kernels = self.manifest.get("kernels", ())
@@ -414,6 +421,17 @@ class CompiledModel:
 
     def __reduce__(self) -> Any:
         raise TypeError("a compiled model cannot be pickled; save it, and load it where it is wanted")
+
+
+def _check_memory(signature: Signature, shapes: Sequence[Shape]) -> None:
+    """Refuses outputs larger than the machine's memory: the system may grant them, and then kill the process."""
+    sizes = [math.prod(s) * t.dtype.itemsize for s, t in zip(shapes, signature.outputs, strict=True)]
+    if sum(sizes) > memory_bytes():
+        largest = signature.outputs[sizes.index(max(sizes))]
+        raise LimitError(
+            f"the outputs would have {sum(sizes)} bytes, {max(sizes)} of them in {largest.name!r}; "
+            f"there are {memory_bytes()} bytes of memory"
+        )
 
 
 def _poisoned(shape: Shape, dtype: np.dtype[Any]) -> Array:

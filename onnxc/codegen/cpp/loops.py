@@ -36,12 +36,18 @@ _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": 
 
 @dataclass
 class _Accumulator:
-    """A reduction under way. `across`: its lanes are parts of one result (else each lane has a result, or all the same)."""
+    """A reduction under way. `across`: its lanes are parts of one result (else each lane has a result,
+    or all the same).
+    """
 
     reduction: Reduction
     name: str
     lane: str
     across: bool
+
+    def copy(self, k: int) -> str:
+        """The name of the k-th of several accumulators."""
+        return f"{self.name}_{k}" if k else self.name
 
 
 class NestEmitter:
@@ -78,7 +84,9 @@ class NestEmitter:
     # ------------------------------------------------------------ work division
 
     def _rows(self, outer: list[tuple[Symbol, Dim]]) -> Dim:
-        """How many turns of the outer loops there are, where one turn takes `self.side` vectors of an outer vector loop."""
+        """How many turns of the outer loops there are, where one turn takes `self.side` vectors of an
+        outer vector loop.
+        """
         total = prod(d for _, d in outer)
         if self.outer_vector:
             assert self.vector is not None
@@ -107,7 +115,8 @@ class NestEmitter:
         work = max((self._phase_work(p) for p in nest.phases), key=_size_key, default=1)
         grain = self._grain(work * self.lanes * self.side if self.outer_vector else work)
         lines = [*self.function.lines, f"const i64 rows = {self._top(total)}, grain = {grain};",
-                 "for (i64 row = first * grain; row < ox_min(last * grain, rows); row++) {", *indent(body), "}"]  # fmt: skip
+                 "for (i64 row = first * grain; row < ox_min(last * grain, rows); row++) {",
+                 *indent(body), "}"]  # fmt: skip
         return lines, f"ox_up({self._top(total)}, {grain})"
 
     def _top(self, d: Dim) -> str:
@@ -141,7 +150,7 @@ class NestEmitter:
         self.side = UNROLL if several else 1
         blocks = self._top(ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
         lines = [
-            f"const i64 {name}{'_0' if several else ''} = {f'row % {blocks}' if outer else 'row'} * {f'{self.side} * ' if several else ''}VL;"
+            f"const i64 {name}{'_0' if several else ''} = {f'row % {blocks}' if outer else 'row'} * {self.side} * VL;"
         ]
         lines += [*self._decode(outer, f"(row / {blocks})"), *scope.lines]
         lines += [
@@ -149,11 +158,13 @@ class NestEmitter:
             *indent(inner.lines),
             "};",
         ]
-        one = f"if ({name} + VL <= {extent}) block({name}, Full{{}}); else block({name}, Part{{(int)({extent} - {name})}});"
+        rest = f"block({name}, Part{{(int)({extent} - {name})}});"
+        one = f"if ({name} + VL <= {extent}) block({name}, Full{{}}); else {rest}"
         if not several:
             return [*lines, one]
         ends = f"ox_min({name}_0 + {UNROLL} * VL, {extent})"
-        return [*lines, f"if ({name}_0 + {UNROLL} * VL <= {extent}) {{", f"  const i64 {name} = {name}_0;", "  {", *indent(several, 2), "  }",
+        return [*lines, f"if ({name}_0 + {UNROLL} * VL <= {extent}) {{", f"  const i64 {name} = {name}_0;",
+                "  {", *indent(several, 2), "  }",
                 f"}} else for (i64 {name} = {name}_0, end = {ends}; {name} < end; {name} += VL) {{", f"  {one}", "}"]  # fmt: skip
 
     def _decode(self, outer: list[tuple[Symbol, Dim]], rest: str) -> list[str]:
@@ -174,7 +185,9 @@ class NestEmitter:
     # ------------------------------------------------------------ plain loops (no reduction)
 
     def _emit_plain(self) -> tuple[list[str], str]:
-        """Sections without reductions: items are points of the non-vector loops times chunks of the vector loop."""
+        """Sections without reductions: items are points of the non-vector loops times chunks of the
+        vector loop.
+        """
         lines: list[str] = []
         counts: list[str] = []
         start = "0"
@@ -205,8 +218,8 @@ class NestEmitter:
         rest = "row"
         lo, hi = "0", self._top(extent)
         if chunked:
-            scope.lines.append(f"const i64 lo = row % {self._top(chunks)} * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});" if loops
-                               else f"const i64 lo = row * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});")  # fmt: skip
+            chunk = f"row % {self._top(chunks)}" if loops else "row"
+            scope.lines.append(f"const i64 lo = {chunk} * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});")
             lo, hi, rest = "lo", "hi", f"(row / {self._top(chunks)})"
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
@@ -223,7 +236,8 @@ class NestEmitter:
         self._innermost(phase, scope, vector, lo, hi, [], staged)
         self.emitter.vector = previous
         text = [f"const i64 rows = {rows}, grain = {grain};",
-                "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {", *indent(scope.lines), "}"]  # fmt: skip
+                "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {",
+                *indent(scope.lines), "}"]  # fmt: skip
         return text, f"ox_up({rows}, {grain})"
 
     def _phase_vector(self, phase: Phase) -> Symbol | None:
@@ -296,7 +310,9 @@ class NestEmitter:
         accumulators: list[_Accumulator],
         staged: Staging | None = None,
     ) -> None:
-        """The vector loop: full vectors (several at a time into separate accumulators for reductions), then the tail."""
+        """The vector loop: full vectors (several at a time into separate accumulators for reductions),
+        then the tail.
+        """
         if vector is None:
             self._one_lane(phase, scope, accumulators)
             return
@@ -332,9 +348,11 @@ class NestEmitter:
         body: str,
         accumulators: list[_Accumulator],
     ) -> list[str]:
-        """The part of a vector loop that takes UNROLL vectors at a time: reductions, and long chains of dependent terms.
+        """The part of a vector loop that takes UNROLL vectors at a time: reductions, and long chains of
+        dependent terms.
 
-        Their statements alternate where they are simple, so that the processor sees the independent chains side by side.
+        Their statements alternate where they are simple, so that the processor sees the independent
+        chains side by side.
         """
         if (hi.isdigit() and int(hi) < UNROLL * self.lanes) or any(
             a.reduction.position is not None for a in accumulators
@@ -352,7 +370,7 @@ class NestEmitter:
             copies = ", ".join(f"{a.name}_{k} = {self._identity(a.reduction)}" for k in range(1, UNROLL))
             lines.append(f"V<{a.lane}> {copies};")
         calls = [
-            f"{body}({at} + {k} * VL, Full{{}}{''.join(f', {a.name}' + (f'_{k}' if k else '') for a in accumulators)});"
+            f"{body}({at} + {k} * VL, Full{{}}{''.join(f', {a.copy(k)}' for a in accumulators)});"
             for k in range(UNROLL)
         ]
         lines += [
@@ -378,7 +396,9 @@ class NestEmitter:
     def _tiles(
         self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str, staged: Staging
     ) -> None:
-        """The body for one block of the partner loop (from its name with `_0` on): tiles are read, then walked."""
+        """The body for one block of the partner loop (from its name with `_0` on): tiles are read, then
+        walked.
+        """
         self.includes.add("tile.h")
         name = self.emitter.name_loop(staged.partner)
         scope.lines.append(
@@ -392,7 +412,8 @@ class NestEmitter:
             assert stride is not None
             scope.lines += [
                 f"alignas(64) {spelling.storage_type(load.dtype)} {tile}[VL * VL];",
-                f"tile_load({tile}, {self.emitter.pointer(load.value)} + {self.emitter.index(address, scope)}, "
+                f"tile_load({tile}, "
+                f"{self.emitter.pointer(load.value)} + {self.emitter.index(address, scope)}, "
                 f"{self.emitter.index(stride, scope)}, (int)lanes, (int)({name}_1 - {name}_0));",
             ]
             self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL"
@@ -468,7 +489,9 @@ class NestEmitter:
         scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.reduction.op].format(prefix + a.name, value)};")
 
     def _accumulate_position(self, a: _Accumulator, value: str, scope: Scope, prefix: str) -> None:
-        """The best element of each lane and its position; a NaN stays only at position 0, as in onnxruntime."""
+        """The best element of each lane and its position; a NaN stays only at position 0, as in
+        onnxruntime.
+        """
         assert a.reduction.position is not None
         position = self.emitter.position(a.reduction.position, scope, "i32")
         compare = "v_gt" if a.reduction.op == "argmax" else "v_lt"
@@ -479,7 +502,8 @@ class NestEmitter:
             tests.append(f"(ox_mask<{a.lane}>(v_ne(y, y)) & (at != 0))")
         part = "take = ox_part<i32>(take, vi{}, lanes); " if a.across else ""
         scope.lines.append(
-            f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; const vi at = {a.name}_at; vi take = {' | '.join(tests)}; {part}"
+            f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; const vi at = {a.name}_at; "
+            f"vi take = {' | '.join(tests)}; {part}"
             f"{prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); {a.name}_at = take ? {position} : at; }}"
         )
 
@@ -495,7 +519,8 @@ class NestEmitter:
                 better = ">" if r.op == "argmax" else "<"
                 last = "true" if r.attrs.get("last") else "false"
                 scope.lines.append(
-                    f"const vl {name} = bc<i64>(h_arg<{a.lane}, i32>({a.name}, {a.name}_at, {last}, [](auto x, auto y) {{ return x {better} y; }}));"
+                    f"const vl {name} = bc<i64>(h_arg<{a.lane}, i32>({a.name}, {a.name}_at, {last}, "
+                    f"[](auto x, auto y) {{ return x {better} y; }}));"
                 )
         elif not a.across:
             scope.lines.append(f"const V<{lane}> {name} = {a.name};")
@@ -507,7 +532,9 @@ class NestEmitter:
     # ------------------------------------------------------------ caches between phases
 
     def _plan_caches(self) -> None:
-        """Terms that two phases over the same loops need, and that cost more than a load, are kept in between."""
+        """Terms that two phases over the same loops need, and that cost more than a load, are kept in
+        between.
+        """
         if self.vector is None or self.outer_vector:
             return
         phases = [p for p in self.nest.phases if p.loops]
@@ -525,23 +552,24 @@ class NestEmitter:
         if term in self.caches:
             return
         if (
-            term in here
-            and not isinstance(term, (Const, Load, Reduced))
-            and _weight(term) >= 6
-            and self._inner(term, phase)
+            (
+                term in here
+                and not isinstance(term, (Const, Load, Reduced))
+                and _weight(term) >= 6
+                and self._inner(term, phase)
+            )
+            and term.dtype.name == "float32"
+            and len(self.caches) < 4
         ):
-            if term.dtype.name == "float32" and len(self.caches) < 4:
-                name = f"c{len(self.caches)}"
-                self.caches[term] = (name, id(phase))
-                self.function.lines.append(
-                    f"alignas(64) f32 {name}[{-(-extent // self.lanes) * self.lanes}];"
-                )
-                return
+            name = f"c{len(self.caches)}"
+            self.caches[term] = (name, id(phase))
+            self.function.lines.append(f"alignas(64) f32 {name}[{-(-extent // self.lanes) * self.lanes}];")
+            return
         for c in children(term):
             self._cache_shared(c, here, phase, extent)
 
     def _inner(self, term: Term, phase: Phase) -> bool:
-        return any(s in self.emitter.deps(term) for s, _ in phase.loops)
+        return all(s in self.emitter.deps(term) for s, _ in phase.loops)
 
 
 def _weight(term: Term) -> int:

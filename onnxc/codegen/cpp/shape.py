@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -114,7 +115,9 @@ def _pinned(phases: Iterable[Phase], lookups: dict[Symbol, Lookup]) -> set[Symbo
 
 
 def _weight(phases: list[Phase], lookups: dict[Symbol, Lookup], s: Symbol) -> Dim:
-    """The stride by which a loop is ordered: that of the first store, else of the first load, that it moves."""
+    """The stride by which a loop is ordered: that of the first store, else of the first load, that it
+    moves.
+    """
     for phase in reversed(phases):
         for e in [st.address for st in phase.stores] + addresses(phase, lookups):
             c = coefficient(e, s)
@@ -128,7 +131,9 @@ def _larger(a: Dim, b: Dim) -> bool:
 
 
 def ordered(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup]) -> list[Loop]:
-    """Loops from the largest stride to the smallest (an insertion sort: symbolic strides are a partial order)."""
+    """Loops from the largest stride to the smallest (an insertion sort: symbolic strides are a partial
+    order).
+    """
     out: list[tuple[Dim, Loop]] = []
     for loop in loops:
         w = _weight(phases, lookups, loop[0])
@@ -142,7 +147,8 @@ def ordered(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup
 def merge(
     loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup], keep: Iterable[Symbol] = ()
 ) -> tuple[list[Loop], dict[Symbol, Dim]]:
-    """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old symbols.
+    """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old
+    symbols.
 
     Loops in `keep` stay (other phases walk them too, with other neighbours).
     """
@@ -287,7 +293,9 @@ class Staging:
 
 
 def staging(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol, lanes: int) -> Staging | None:
-    """The loads of a phase that are worth turning when its lanes run along `vector`; None where there are none."""
+    """The loads of a phase that are worth turning when its lanes run along `vector`; None where there
+    are none.
+    """
     guarded = {x for t in phase_terms(phase, dict(lookups)) if isinstance(t, Guard) for x in walk(t)}
     strided = []
     for t in phase_terms(phase, dict(lookups)):
@@ -296,9 +304,8 @@ def staging(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol, lane
             and t not in guarded
             and t not in strided
             and not symbols(t.index[0]) & lookups.keys()
-        ):
-            if coefficient(t.index[0], vector) not in (0, 1, None):
-                strided.append(t)
+        ) and coefficient(t.index[0], vector) not in (0, 1, None):
+            strided.append(t)
     best: Staging | None = None
     for k, extent in phase.loops:
         if k == vector or (isinstance(extent, int) and extent < lanes // 2):
@@ -340,7 +347,9 @@ def _guard_price(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol, outer: 
 
 
 def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
-    """The first value of a loop at which a condition changes, where it is linear in that loop and sizes only."""
+    """The first value of a loop at which a condition changes, where it is linear in that loop and sizes
+    only.
+    """
     c = coefficient(condition, s)
     if not isinstance(c, int) or c == 0:
         return None
@@ -353,7 +362,9 @@ def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
 
 
 def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Phase] | None:
-    """The phase in pieces of loop `s` in which no guard depends on it; None where the pieces cannot be told."""
+    """The phase in pieces of loop `s` in which no guard depends on it; None where the pieces cannot be
+    told.
+    """
     if not _guarded(phase, lookups, s):
         return [phase]
     data = {x for t in phase_terms(phase, lookups) for x in index_symbols(t) if x in lookups}
@@ -363,7 +374,7 @@ def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[
     if cuts is None or len(cuts) + 1 > MAX_PIECES:
         return None
     edges: list[Dim] = [0, *cuts, dict(phase.loops)[s]]
-    pieces = [_piece(phase, s, lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+    pieces = [_piece(phase, s, lo, hi) for lo, hi in itertools.pairwise(edges)]
     return (
         None
         if any(
@@ -378,7 +389,9 @@ def _guarded(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> bool:
 
 
 def _cuts(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Dim] | None:
-    """Where guards change along loop `s`, from the least to the greatest; None where their order is not certain."""
+    """Where guards change along loop `s`, from the least to the greatest; None where their order is not
+    certain.
+    """
     extent = dict(phase.loops)[s]
     cuts: list[Dim] = []
     for c in {

@@ -1,6 +1,7 @@
 """How C++ spells dtypes, index expressions, constants and pointwise primitives.
 
-Every term of a kernel is a vector of VL lanes. A bool is a mask of int32 lanes (0 or -1); float16 and bfloat16 are
+Every term of a kernel is a vector of VL lanes. A bool is a mask of int32 lanes (0 or -1); float16 and
+bfloat16 are
 computed as float.
 """
 
@@ -18,8 +19,9 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Call, Dim, Symbol, of, symbols
 
 STORAGE = {
-    "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
-    "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8", "float16": "ox_half", "bfloat16": "ox_bf16",
+    "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8", "float16": "ox_half",
+    "bfloat16": "ox_bf16",
 }  # fmt: skip
 _LANES = {**STORAGE, "float16": "f32", "bfloat16": "f32", "bool": "i32"}
 
@@ -65,7 +67,8 @@ def operation(atom: Call, names: Mapping[Symbol, str]) -> str:
     """`//`, `%`, max or min of two expressions."""
     a, b = (index(x, names) for x in atom.args)
     return {
-        "floordiv": f"ox_div({a}, {b})", "mod": f"ox_mod({a}, {b})", "max": f"ox_max({a}, {b})", "min": f"ox_min({a}, {b})",
+        "floordiv": f"ox_div({a}, {b})", "mod": f"ox_mod({a}, {b})",
+        "max": f"ox_max({a}, {b})", "min": f"ox_min({a}, {b})",
     }[atom.op]  # fmt: skip
 
 
@@ -121,8 +124,8 @@ def _float(x: float, lane: str) -> str:
 
 
 _MATH = {
-    "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
-    "atanh", "erf", "floor", "ceil", "round", "abs", "sign", "max", "min", "pow", "mod", "fmod",
+    "exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
+    "acosh", "atanh", "erf", "floor", "ceil", "round", "abs", "sign", "max", "min", "pow", "mod", "fmod",
 }  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^"}
 _MASKS = {
@@ -138,7 +141,9 @@ _COMPARE = {"eq": "v_eq", "lt": "v_lt", "le": "v_le"}
 
 
 def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping[str, object]) -> str:
-    """A pointwise primitive over vector expressions. `operand` is the dtype of the first (last, for where) operand."""
+    """A pointwise primitive over vector expressions. `operand` is the dtype of the first (last, for
+    where) operand.
+    """
     lane = lane_type(operand)
     if op == "cast":
         return cast(args[0], operand, dtype)
@@ -192,7 +197,8 @@ def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
 
 def _shift(sign: str) -> Callable[[list[str], str, Mapping[str, object]], str]:
     return lambda args, lane, attrs: (
-        f"ox_sel<{lane}>(ox_mask<{lane}>(v_lt({args[1]}, bc<{lane}>(sizeof({lane}) * 8))), ({args[0]} {sign} {args[1]}), V<{lane}>{{}})"
+        f"ox_sel<{lane}>(ox_mask<{lane}>(v_lt({args[1]}, bc<{lane}>(sizeof({lane}) * 8))), "
+        f"({args[0]} {sign} {args[1]}), V<{lane}>{{}})"
     )
 
 
@@ -225,12 +231,15 @@ def cast(x: str, source: DType, target: DType) -> str:
 PRELUDE = """\
 // Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
 OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
-OX i64 ox_mod(i64 a, i64 b) { if (b == 0) return 0; i64 r = a % b; return r + (r && (r < 0) != (b < 0) ? b : 0); }
+OX i64 ox_mod(i64 a, i64 b) { if (b == 0) return 0; i64 r = a % b; return r + (r && (r < 0) != (b < 0) ?
+b : 0); }
 OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
-template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return v_sel(conv<typename int_of<sizeof(T)>::s, i32>(m), a, b); }
-// Float to integer as onnxruntime has it: narrow types take the low bits of an int32, out of range gives the least
+template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return v_sel(conv<typename
+int_of<sizeof(T)>::s, i32>(m), a, b); }
+// Float to integer as onnxruntime has it: narrow types take the low bits of an int32, out of range gives
+// the least
 // value, and unsigned types subtract the half of their range from what is above it.
 template <class R, class T> OX V<R> ox_trunc(V<T> x) {
   if constexpr (sizeof(R) < 4) {
@@ -287,9 +296,12 @@ OX void ox_put(ox_bf16 &h, f32 x) {
   u32 b = bits<u32>(x);
   h.x = x != x ? (u16)((b >> 16) | 0x40) : (u16)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
-template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) { vf r = {}; for (int i = 0; i < n; i++) r[i] = ox_get(p[i * s]); return r; }
-template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) { for (int i = 0; i < n; i++) ox_put(p[i * s], v[i]); }
-template <class H> OX vf ox_round(vf v) { vf r; for (int i = 0; i < VL; i++) { H h; ox_put(h, v[i]); r[i] = ox_get(h); } return r; }
+template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) { vf r = {}; for (int i = 0; i < n; i++)
+r[i] = ox_get(p[i * s]); return r; }
+template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) { for (int i = 0; i < n; i++) ox_put(p[i *
+s], v[i]); }
+template <class H> OX vf ox_round(vf v) { vf r; for (int i = 0; i < VL; i++) { H h; ox_put(h, v[i]); r[i]
+= ox_get(h); } return r; }
 OX vf ox_round_half(vf v) { return ox_round<ox_half>(v); }
 OX vf ox_round_bf16(vf v) { return ox_round<ox_bf16>(v); }
 """

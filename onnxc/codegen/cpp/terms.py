@@ -28,7 +28,9 @@ from onnxc.loops.terms import (
 
 
 class TermEmitter:
-    """Writes terms into scopes. `vector` is the loop whose lanes a vector holds (None: one lane at a time)."""
+    """Writes terms into scopes. `vector` is the loop whose lanes a vector holds (None: one lane at a
+    time).
+    """
 
     def __init__(self, lookups: Mapping[Symbol, Lookup], vector: Symbol | None) -> None:
         self.lookups, self.vector = lookups, vector
@@ -145,11 +147,15 @@ class TermEmitter:
         return name
 
     def _varies(self, deps: frozenset[object]) -> bool:
-        """Whether lanes differ in more than their values being loaded side by side: it depends on the vector loop."""
+        """Whether lanes differ in more than their values being loaded side by side: it depends on the
+        vector loop.
+        """
         return self.vector is not None and self.vector in deps
 
     def _visible(self, scope: Scope, deps: frozenset[object]) -> list[Scope]:
-        """Scopes whose results are valid here: lane-wise code sees nothing from outside that depends on the lane."""
+        """Scopes whose results are valid here: lane-wise code sees nothing from outside that depends on
+        the lane.
+        """
         chain = scope.chain()
         if self._varies(deps):
             barrier = next((k for k, s in enumerate(chain) if s.lanewise), len(chain))
@@ -178,11 +184,15 @@ class TermEmitter:
         """The vector of an index expression."""
         c = self.stride(expr)
         if c is None:
-            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = ({lane}){self._lane_address(expr, scope)}; return r; }}()"
+            each = f"({lane}){self._lane_address(expr, scope)}"
+            return (
+                f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {each}; return r; }}()"
+            )
         base = f"bc<{lane}>(({lane}){self.index(expr, scope)})"
         if c == 0:
             return base
-        return f"({base} + ox_lanes<{lane}>(){'' if c == 1 else f' * bc<{lane}>(({lane}){self.index(c, scope)})'})"
+        step = "" if c == 1 else f" * bc<{lane}>(({lane}){self.index(c, scope)})"
+        return f"({base} + ox_lanes<{lane}>(){step})"
 
     def stride(self, address: Dim) -> Dim | None:
         """Elements between neighbouring lanes; None where the lanes are not evenly spaced."""
@@ -270,34 +280,45 @@ class TermEmitter:
         scope.lines += [f"if ({tests}) {{", *indent(inside.lines), "} else {", *indent(outside.lines), "}"]
 
     def _lanewise_guard(self, term: Guard, name: str, scope: Scope) -> None:
-        """A guard that may differ between the lanes: whole vectors where all agree, else one lane after the other."""
+        """A guard that may differ between lanes: whole vectors where all agree, else one lane after the other."""
         assert self.vector is not None
-        loop = self.names[self.vector]
-        inside, outside = self.fresh("inside"), self.fresh("outside")
-        for function, side in ((inside, term.inside), (outside, term.outside)):
-            body = scope.child(guarded=True)
-            body.lanewise = True
-            result = self.emit(side, body)
-            lane = spelling.lane_type(term.dtype)
-            scope.lines += [f"const auto {function} = [&](const i64 {loop}, auto lanes) -> V<{lane}> {{ (void){loop}; (void)lanes;",
-                            *indent(body.lines), f"  return {result};", "};"]  # fmt: skip
-        lanewise = f"for (int i = 0; i < (int)lanes; i++) {name}[i] = ({self._holds(term, 'i', scope)} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0];"
+        loop, kind = self.names[self.vector], f"V<{spelling.lane_type(term.dtype)}>"
+        inside = self._function(term.inside, "inside", kind, scope)
+        outside = self._function(term.outside, "outside", kind, scope)
+        test = " && ".join(f"{self._at_lane(c, 'i', scope)} >= 0" for c in term.conditions)
+        one = f"({test} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0]"
+        lanewise = f"{{ {name} = {kind}{{}}; for (int i = 0; i < (int)lanes; i++) {name}[i] = {one}; }}"
         if any(self.stride(c) is None for c in term.conditions):
-            scope.lines.append(f"{name} = V<{spelling.lane_type(term.dtype)}>{{}}; {lanewise}")
+            scope.lines.append(lanewise)
             return
-        ends = [
-            [f"{self._at_lane(c, lane, scope)} >= 0" for lane in ("0", "((int)lanes - 1)")]
-            for c in term.conditions
-        ]
+        lanes = ("0", "((int)lanes - 1)")
+        ends = [[f"{self._at_lane(c, lane, scope)} >= 0" for lane in lanes] for c in term.conditions]
         every = " && ".join(t for pair in ends for t in pair)
         none = " || ".join(
             f"!({a} || {b})" for a, b in ends
-        )  # a condition is linear: it fails everywhere if at both ends
-        scope.lines += [f"if ({every}) {name} = {inside}({loop}, lanes);", f"else if ({none}) {name} = {outside}({loop}, lanes);",
-                        f"else {{ {name} = V<{spelling.lane_type(term.dtype)}>{{}}; {lanewise} }}"]  # fmt: skip
+        )  # a linear condition fails everywhere if at both ends
+        scope.lines += [
+            f"if ({every}) {name} = {inside}({loop}, lanes);",
+            f"else if ({none}) {name} = {outside}({loop}, lanes);",
+            f"else {lanewise}",
+        ]
 
-    def _holds(self, term: Guard, lane: str, scope: Scope) -> str:
-        return " && ".join(f"{self._at_lane(c, lane, scope)} >= 0" for c in term.conditions)
+    def _function(self, term: Term, prefix: str, kind: str, scope: Scope) -> str:
+        """A term as a C++ function of the vector loop's variable."""
+        assert self.vector is not None
+        name, loop = self.fresh(prefix), self.names[self.vector]
+        body = scope.child(guarded=True)
+        body.lanewise = True
+        result = self.emit(term, body)
+        head = f"const auto {name} = [&](const i64 {loop}, auto lanes) -> {kind} {{"
+        scope.lines += [
+            head,
+            f"  (void){loop}; (void)lanes;",
+            *indent(body.lines),
+            f"  return {result};",
+            "};",
+        ]
+        return name
 
     def _lookup(self, s: Symbol, scope: Scope) -> None:
         lookup = self.lookups[s]

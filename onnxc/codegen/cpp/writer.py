@@ -70,8 +70,10 @@ def interleave(
 ) -> list[str] | None:
     """A vector loop's body for several vectors from `at` on, statement by statement in turn.
 
-    Loops in the body are walked once for all. None where it has other statements than loops, definitions, updates and
-    stores in one line each. Copy k calls its own names with `_k` at the end; `x` before an accumulator's name is how
+    Loops in the body are walked once for all. None where it has other statements than loops,
+    definitions, updates and
+    stores in one line each. Copy k calls its own names with `_k` at the end; `x` before an accumulator's
+    name is how
     the body calls it.
     """
     text = [line.strip() for line in lines]
@@ -91,8 +93,12 @@ def interleave(
             return None
         for k in range(copies):
             names = {n: f"{n}_{k}" for n in own} | {f"x{a}": f"{a}_{k}" if k else a for a in accumulators}
-            out.append(_WORD.sub(lambda m, names=names: names.get(m.group(), m.group()), line))
+            out.append(_renamed(line, names))
     return out
+
+
+def _renamed(line: str, names: dict[str, str]) -> str:
+    return _WORD.sub(lambda m: names.get(m.group(), m.group()), line)
 
 
 def _one_definition(line: str) -> bool:
