@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from onnxc.compiler import compile as compile
     from onnxc.runtime.model import CompiledModel as CompiledModel
     from onnxc.runtime.model import load as load
+    from onnxc.tools.compare import compare as compare
 
-_HOME = {"compile": "onnxc.compiler", "load": "onnxc.runtime.model", "CompiledModel": "onnxc.runtime.model"}
-__all__ = ["CompiledModel", "compile", "errors", "load"]
+_HOME = {
+    "CompiledModel": "onnxc.runtime.model",
+    "compare": "onnxc.tools.compare",
+    "compile": "onnxc.compiler",
+    "load": "onnxc.runtime.model",
+}
+__all__ = ["CompiledModel", "compare", "compile", "errors", "load"]
 
 
 def __getattr__(name: str) -> Any:

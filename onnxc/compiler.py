@@ -398,6 +398,7 @@ def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
         "reads": _spelled(call.reads, names),
         "writes": _spelled(call.writes, names),
         "weights": call.weights,
+        "flops": _spelled(call.flops, names),
     }
 
 

@@ -19,8 +19,13 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Union
 
+from onnxc.errors import LimitError
+
 Dim = Union[int, "Expr"]
 Monomial = tuple["Atom", ...]
+
+# An expression may not grow beyond these: a model can multiply a size by itself again and again.
+MAX_TEXT, MAX_TERMS, MAX_DEGREE = 4000, 512, 48
 
 
 class Atom:
@@ -59,11 +64,14 @@ class Symbol(Atom):
 class Call(Atom):
     """`floordiv`, `mod`, `max` or `min` of two expressions."""
 
-    __slots__ = ("args", "op")
+    __slots__ = ("args", "op", "range")
 
     def __init__(self, op: str, a: Dim, b: Dim) -> None:
         sign = {"floordiv": "//", "mod": "%"}.get(op)
+        self.range: tuple[int | None, int | None] | None = None  # once it has been asked for
         super().__init__(f"({_wrap(a)} {sign} {_wrap(b)})" if sign else f"{op}({a}, {b})")
+        if len(self.key) > MAX_TEXT:
+            raise LimitError(f"a size is too complicated an expression: {self.key[:80]}...")
         self.op = op
         self.args = (a, b)
 
@@ -163,6 +171,8 @@ def _key(item: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
 
 def _make(acc: Mapping[Monomial, int]) -> Dim:
     items = [(m, c) for m, c in acc.items() if c]
+    if len(items) > MAX_TERMS or any(len(m) > MAX_DEGREE for m, _ in items):
+        raise LimitError(f"a size is too complicated an expression: of {len(items)} terms, or of a high degree")
     if not items:
         return 0
     if len(items) == 1 and not items[0][0]:
@@ -291,6 +301,12 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, Symbol):
         return atom.lo, bounds(atom.hi)[1] if atom.hi is not None else None
     assert isinstance(atom, Call)
+    if atom.range is None:  # asked for again and again in a nest of calls
+        atom.range = _call_bounds(atom)
+    return atom.range
+
+
+def _call_bounds(atom: Call) -> tuple[int | None, int | None]:
     (al, ah), (bl, bh) = (bounds(x) for x in atom.args)
     if atom.op == "mod":
         return 0, bh - 1 if bh is not None else None

@@ -15,7 +15,7 @@ from onnxc.primitives.builder import Builder, constant_of
 
 @op("Relu", 1)
 def relu(b: Builder, x: Value) -> Value:
-    return b.max(x, 0)
+    return b.max(0, x)  # in this order -0.0 stays -0.0
 
 
 @op("Gelu", 20)

@@ -27,7 +27,7 @@ def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
     return (a.with_shape((*batch, a.shape[-2], b.shape[-1])),)
 
 
-def window_size(size: Dim, kernel: int, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
+def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
     """Number of window positions along one axis (rounding down)."""
     if kernel == 1 and stride == 1:
         return size + low + high  # of nothing, nothing
@@ -49,7 +49,7 @@ def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
         raise ShapeError(f"conv of {x} with weights {w}: channels do not fit {groups} groups")
     spatial = tuple(
         window_size(x.shape[i + 2], w.shape[i + 2], attrs["strides"][i], attrs["low"][i], attrs["high"][i],
-                    attrs["dilations"][i])  # type: ignore[arg-type]
+                    attrs["dilations"][i])
         for i in range(x.rank - 2)
     )  # fmt: skip
     return (x.with_shape((x.shape[0], w.shape[0], *spatial)),)

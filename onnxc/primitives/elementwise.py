@@ -38,7 +38,7 @@ def _cast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype))
 
 
 def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -49,9 +49,9 @@ def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if np.any(b == 0):
             raise ShapeError("integer division by zero")
         quotient = np.floor_divide(a, b)
-        return quotient + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+        return np.asarray(quotient + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype))
     with np.errstate(all="ignore"):
-        return a / b
+        return np.asarray(a / b)
 
 
 def _check_divisor(b: expr.Dim) -> None:
@@ -115,7 +115,8 @@ def _decide(yes: Callable[..., bool], no: Callable[..., bool]) -> Callable[..., 
             return False
         raise Undecided
 
-    return np.frompyfunc(one, 2, 1)
+    decide: Callable[..., Any] = np.frompyfunc(one, 2, 1)
+    return decide
 
 
 def _compare(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -129,8 +130,8 @@ def _compare(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callabl
 
 def _pow(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind in "iu":
-        return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
-    return np.power(a, b)
+        return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype))
+    return np.asarray(np.power(a, b))
 
 
 def _where_eval(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -147,7 +148,8 @@ def _cast_eval(x: np.ndarray, to: dtypes.DType) -> np.ndarray:
 
 
 def _isinf(x: np.ndarray, positive: bool = True, negative: bool = True) -> np.ndarray:
-    return (np.isposinf(x) if positive else False) | (np.isneginf(x) if negative else np.zeros(x.shape, bool))  # type: ignore[no-any-return]
+    none = np.zeros(x.shape, bool)
+    return np.asarray((np.isposinf(x) if positive else none) | (np.isneginf(x) if negative else none))
 
 
 UNARY: dict[str, Callable[..., Any]] = {

@@ -315,9 +315,9 @@ class CompiledModel:
             return outputs
         if code == _UNFIT:
             return self._run_any(args)
-        error = CallError()
-        self._runtime.library.ox_last_error(ctypes.byref(error))
-        raise self._failure(error)
+        failure = CallError()
+        self._runtime.library.ox_last_error(ctypes.byref(failure))
+        raise self._failure(failure)
 
     def _run_any(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         """The slow way: every input is checked and converted."""

@@ -16,6 +16,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Origin, Value
+from onnxc.planner.flops import flops
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
@@ -39,6 +40,7 @@ class KernelCall:
     reads: Dim  # bytes, weights among them
     writes: Dim
     weights: int
+    flops: Dim = 0
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -208,7 +210,8 @@ class ProgramWriter:
         writes: Dim = 0
         for v in stored:
             writes = writes + v.t.nbytes
-        return KernelCall(name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights)
+        work = flops(group.node) if group.node is not None and group.kind == "template" else 0
+        return KernelCall(name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, work)
 
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",
