@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxc.errors import InputError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
-from onnxc.tools.compare import compare, distance, onnxruntime_runner
+from onnxc.tools.compare import _Judge, compare, distance, onnxruntime_runner
 from onnxc.tools.float64 import evaluate_float64, widen
 from onnxc.tools.inputs import (
     choose_dims,
@@ -202,6 +202,18 @@ def test_a_nan_or_infinity_differs(value: float) -> None:
     answer[0, 1] = value
     (row,) = compare(LINEAR, [x], compiled=fake(answer)).outputs
     assert not row.agrees and row.mismatches == 1
+
+
+def test_a_nan_of_our_own_is_not_excused_by_our_own_graph() -> None:
+    """float64 evaluates onnxc's graph: where an op's meaning is wrong, it is wrong there too."""
+    model = parsed("g (float[N, 3] x) => (float[N, 3] y) { l = Log(x)  y = Exp(l) }")
+    x = np.array([[1.0, -1.0, 2.0]], np.float32)
+    judge = _Judge(model, None, 1e-3, 1e-5, lambda stage: None)
+    theirs = [np.array([[1.0, 1.0, 2.0]], np.float32)]
+    (row,) = judge.outputs(0, {"x": x}, [np.array([[1.0, np.nan, 2.0]], np.float32)], theirs)
+    assert not row.agrees
+    (row,) = judge.outputs(0, {"x": x}, [np.array([[1.5, np.nan, 2.0]], np.float32)], theirs)
+    assert not row.agrees
 
 
 def test_an_overflow_that_the_reference_has_too_agrees() -> None:

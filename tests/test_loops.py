@@ -792,14 +792,26 @@ def test_eight_lanes(k: int) -> None:
 # ---------------------------------------------------------------- errors
 
 
+def _divide_by_zero(b: Bench, dtype: DType) -> Value:
+    return b.div(b.x(20, dtype=dtype), b.array(np.eye(20)[3].astype(dtype.numpy)))
+
+
 def _failing() -> list[tuple[str, Callable[[Bench], Value], str]]:
     index = np.array([0, 3, -4, 1])
     return [
         ("gather", lambda b: b.gather(b.x(3, 5), b.array(index), 0), "index"),
         ("gather_innermost", lambda b: b.gather(b.x(5, 3), b.array(index), 1), "index"),
-        ("gather_elements", lambda b: b.one("gather_elements", b.x(3, 4), b.array(index[None]), axis=0), "index"),
-        ("gather_nd", lambda b: b.one("gather_nd", b.x(3, 4), b.array(index[:, None]), batch_dims=0), "index"),
-        *((f"divide-{t}", lambda b, t=t: b.div(b.x(20, dtype=t), b.array(np.eye(20)[3].astype(t.numpy))), "division") for t in INTS),
+        (
+            "gather_elements",
+            lambda b: b.one("gather_elements", b.x(3, 4), b.array(index[None]), axis=0),
+            "index",
+        ),
+        (
+            "gather_nd",
+            lambda b: b.one("gather_nd", b.x(3, 4), b.array(index[:, None]), batch_dims=0),
+            "index",
+        ),
+        *((f"divide-{t}", lambda b, t=t: _divide_by_zero(b, t), "division") for t in INTS),
     ]  # fmt: skip
 
 

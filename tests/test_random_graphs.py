@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import Generator, RandomGraph, Seeded
 
+from onnxc.ir.expr import evaluate
 from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.interpret import interpret
 from onnxc.runtime.cpu import Level, level

@@ -555,6 +555,17 @@ def maximum(a: Dim, b: Dim) -> Dim:
         return a
     if is_nonnegative(b - a):
         return b
+    if isinstance(b, int) and isinstance(a, Expr):
+        return _flat_maximum(a, b)
+    return of(Call("max", a, b))
+
+
+def _flat_maximum(a: Expr, b: int) -> Dim:
+    """max(max(x, m) + c, b) is max(x + c, b) where m + c <= b: what one slice after another makes."""
+    rest = a.terms[-1][1] if not a.terms[-1][0] else 0
+    call = _single_call(a - rest, "max")
+    if call is not None and isinstance(call.args[1], int) and call.args[1] + rest <= b:
+        return maximum(call.args[0] + rest, b)
     return of(Call("max", a, b))
 
 

@@ -117,7 +117,8 @@ def unsqueeze_13(b: Builder, x: Value, axes: Value) -> Value:
 
 @op("Expand", 8)
 def expand(b: Builder, x: Value, shape: Value) -> Value:
-    return b.expand(x, broadcast_shapes(x.shape, tuple(b.ints(shape, "the shape of Expand"))))
+    # Of two symbolic dims the wanted one is the result's: that the other equals it is checked at a call.
+    return b.expand(x, broadcast_shapes(tuple(b.ints(shape, "the shape of Expand")), x.shape))
 
 
 @op("Tile", 6)

@@ -20,13 +20,15 @@ FAR = 2**31 - 1
 def clamp(position: Dim, size: Dim, low: Dim, high: Dim) -> Dim:
     """A position of a slice, counted from the end where it is negative, and moved into [low, high].
 
-    A symbolic position whose sign is not known is taken to be counted from the front.
+    Where the sign is not known, the size is added if it is negative: times min(-position, 1), or else times 0.
     """
-    _, most = bounds(position)
+    least, most = bounds(position)
     if isinstance(position, int) and abs(position) >= FAR:
         return high if position > 0 else low
     if most is not None and most < 0:
         return maximum(position + size, low)
+    if not isinstance(position, int) and (least is None or least < 0):
+        position = position + size * minimum(maximum(-position, 0), 1)
     return minimum(maximum(position, low), high)
 
 
@@ -52,7 +54,11 @@ def _slice(
             raise ModelError("Slice has a step of zero")
         low, high = (0, d) if step > 0 else (-1, d - 1)
         first = clamp(start, d, 0 if step < 0 else low, high)
-        count = _count(first, clamp(end, d, low, high), d, step)
+        last = clamp(end, d, low, high)
+        if step == 1 and last == d and isinstance(start, int) and 0 <= start < FAR:
+            count = maximum(d - start, 0)  # the same as d - min(start, d), and stays short when slices follow
+        else:
+            count = _count(first, last, d, step)
         at[i], sizes[i], strides[i] = (0 if count == 0 else first), count, step
     if sizes == list(x.shape) and all(s == 1 for s in strides):
         return x

@@ -1,4 +1,4 @@
-"""The last pass before planning: gives every value that must lie in a buffer of its own a node that makes it."""
+"""The last pass before planning: what must lie in a buffer of its own gets a node that makes it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ def _copy(value: Value) -> Node:
     return Node("copy", [value], [Value(value.t)], {}, (), value.node.origin if value.node else ())
 
 
+def _rebuilt(node: Node, inputs: Sequence[Value | None], regions: Sequence[Graph]) -> Node:
+    return Node(node.op, inputs, node.outputs, node.attrs, regions, node.origin)
+
+
 def _has_two_orders(output: Value, readers: Sequence[Node]) -> bool:
     """True for an output that is also wanted channels-last, which outputs are not."""
     if output.node is not None and output.node.op == "conv" and readers:
@@ -21,10 +25,11 @@ def _has_two_orders(output: Value, readers: Sequence[Node]) -> bool:
 
 
 def prepare(graph: Graph) -> Graph:
-    """Copies outputs that are inputs, constants or other outputs, and inputs and constants that a convolution reads.
+    """Copies outputs that are inputs, constants or other outputs, and graph inputs and constants that a
+    convolution reads.
 
     (A convolution wants its input channels-last, and a graph input is row-major: the copy changes the order.)
-    An output that a convolution reads, or makes for other nodes, is copied too, so that it may have both orders.
+    An output that a convolution reads, or makes for other nodes, is copied too: it may then have both orders.
     """
     nodes: list[Node] = []
     moved: dict[int, Value] = {}
@@ -36,14 +41,15 @@ def prepare(graph: Graph) -> Graph:
             if x.id not in moved:
                 nodes.append(_copy(x))
                 moved[x.id] = nodes[-1].output
-            node = Node(node.op, [moved[x.id], *node.inputs[1:]], node.outputs, node.attrs, node.regions, node.origin)
+            node = _rebuilt(node, [moved[x.id], *node.inputs[1:]], node.regions)
         if node.regions:
-            node = Node(node.op, node.inputs, node.outputs, node.attrs, [prepare(g) for g in node.regions], node.origin)
+            node = _rebuilt(node, node.inputs, [prepare(g) for g in node.regions])
         nodes.append(node)
     outputs: list[Value] = []
     taken: set[int] = set()
     for v in graph.outputs:
-        if v.id in inputs or v.id in taken or constant_of(v) is not None or _has_two_orders(v, readers.get(v.id, ())):
+        shared = v.id in inputs or v.id in taken or constant_of(v) is not None
+        if shared or _has_two_orders(v, readers.get(v.id, ())):
             nodes.append(_copy(v))
             v = nodes[-1].output
         taken.add(v.id)

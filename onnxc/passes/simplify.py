@@ -129,13 +129,14 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
         size = sum(int(v.t.nbytes) if isinstance(v.t.nbytes, int) else 1 << 62 for v in node.outputs)
         known = sum(a.nbytes for a in arrays if a is not None)
         worth = size <= budget and (node.op == "expand" or size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known))
-        unknown = not node.inputs or primitive.evaluate is None or any(a is None for a in arrays)
-        if unknown or not worth or not _worth_storing(node, uses):
+        evaluate = primitive.evaluate
+        unknown = not node.inputs or any(a is None for a in arrays)
+        if evaluate is None or unknown or not worth or not _worth_storing(node, uses):
             r.keep(node)
             continue
         try:
             with np.errstate(all="ignore"):
-                result = primitive.evaluate(*arrays, **node.attrs)
+                result = evaluate(*arrays, **node.attrs)
         except (OnnxcError, IndexError):  # an index outside, a division by zero: the run reports it
             r.keep(node)
             continue

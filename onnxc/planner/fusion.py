@@ -23,6 +23,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
 MAX_EPILOGUE_STORES = 2
+LONG_INDEX = 400  # characters of an index expression
 
 
 class _Planner:
@@ -172,6 +173,9 @@ class _Planner:
         if node.op in VIEWS and not needed:
             self._note_template_readers(node, readers)
         takers = self._takers(node, readers)
+        if node.op in VIEWS and not needed and self._has_long_index(node, takers):
+            self._open(node, "its index would be too long an expression")
+            return
         if node.op in VIEWS or _is_trivial(node):
             for section_group in takers:
                 self._inline(node, section_group)
@@ -188,6 +192,13 @@ class _Planner:
             if not needed and cost(node) <= 2 and self._duplicate(node, takers):
                 return
         self._open(node, needed or self._why_not(node, takers))
+
+    def _has_long_index(self, node: Node, takers: list[Group]) -> bool:
+        """True where views of views have made an index that a kernel should not compute for every element."""
+        if node.output.id in self.through_views or any(g.node is not None for g in takers):
+            return False
+        demands = (at for g in takers for s in g.sections for at in s.demands.get(node.output.id, ()))
+        return any(len(repr(e)) > LONG_INDEX for at in demands for e in at)
 
     def _reason_to_store(self, node: Node, readers: list[Node]) -> str:
         value = node.output

@@ -25,6 +25,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.contraction import attention_scores
 from onnxc.primitives.movement import slice_room
 
+WINDOWS = ("window_max", "window_sum")
 Pair = tuple[Dim, Dim]
 Shape = tuple[Dim, ...]
 Place = tuple[Origin, str]  # the nodes of the user's model that want it, and the primitive
@@ -92,6 +93,17 @@ def _equal(node: Node) -> Iterator[Pair]:
             yield from _broadcast(shape, out)
 
 
+def _window_room(node: Node) -> Iterator[Dim]:
+    """How much larger the padded input is than the window, along each axis that the window reaches over."""
+    a, x = node.attrs, node.operands[0].shape
+    kernel = a["kernel"] if node.op in WINDOWS else node.operands[1].shape[2:]
+    for d, k, s, dilation, low, high in zip(
+        x[-len(kernel) :], kernel, a["strides"], a["dilations"], a["low"], a["high"], strict=True
+    ):
+        if k != 1 or s != 1:
+            yield d + low + high - (dilation * (k - 1) + 1)
+
+
 def _matmul(a: Shape, b: Shape, out: Shape) -> Iterator[Pair]:
     yield a[-1], b[-2]
     for shape in (a, b):
@@ -108,6 +120,8 @@ def _natural(node: Node) -> Iterator[Dim]:
     for value in node.outputs:
         yield from value.shape
     attrs = node.attrs
+    if node.op == "conv" or node.op in WINDOWS:
+        yield from _window_room(node)
     if node.op == "slice":
         rows = zip(node.operands[0].shape, attrs["starts"], attrs["sizes"], attrs["steps"], strict=True)
         for size, start, count, step in rows:

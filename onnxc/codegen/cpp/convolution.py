@@ -126,10 +126,10 @@ class ConvEmitter(TemplateEmitter):
         names[next(iter(symbols(pixel)))] = "q.i"
         places = (n, c, y, x_) if node.output.rank == 4 else (n, c, x_)
         spatial = unflatten(pixel, (node.output.shape[0], *node.output.shape[2:]))
-        epilogue = Epilogue(
+        epilogue = self.epilogue(Epilogue(
             self.group, self.layout, self.lanes, places, names, c, self.buffers,
             aligned=node.attrs["groups"] == 1, linear=(spatial[0], c, *spatial[1:]),
-        ).emit()  # fmt: skip
+        ))  # fmt: skip
         shape = self._shape(node, x.strides)
         weights = self._weights(node, algorithm)
         scratch = f"ox_up({algorithm.scratch}({shape}), 64) * 64"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir.expr import Dim, Symbol, symbols
@@ -37,6 +38,12 @@ class TemplateEmitter:
         """An expression over loops and sizes."""
         self.sizes.update({s: s.key for s in symbols(d) if s not in names})
         return spelling.index(d, {**self.sizes, **names})
+
+    def epilogue(self, epilogue: Epilogue) -> list[str]:
+        """The epilogue's statements. The sizes that they name (of a bias, say) become the kernel's own."""
+        lines = epilogue.emit()
+        self.sizes.update({s: s.key for s in epilogue.emitter.size_symbols()})
+        return lines
 
     def source(self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str) -> KernelSource:
         return KernelSource(

@@ -149,9 +149,8 @@ class NestEmitter:
         several = interleave(inner.lines, name, name, [], UNROLL) if self._wide_enough() else None
         self.side = UNROLL if several else 1
         blocks = self._top(ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
-        lines = [
-            f"const i64 {name}{'_0' if several else ''} = {f'row % {blocks}' if outer else 'row'} * {self.side} * VL;"
-        ]
+        turn = f"row % {blocks}" if outer else "row"
+        lines = [f"const i64 {name}{'_0' if several else ''} = {turn} * {self.side} * VL;"]
         lines += [*self._decode(outer, f"(row / {blocks})"), *scope.lines]
         lines += [
             f"const auto block = [&](const i64 {name}, auto lanes) OX_LAMBDA {{",
@@ -165,7 +164,8 @@ class NestEmitter:
         ends = f"ox_min({name}_0 + {UNROLL} * VL, {extent})"
         return [*lines, f"if ({name}_0 + {UNROLL} * VL <= {extent}) {{", f"  const i64 {name} = {name}_0;",
                 "  {", *indent(several, 2), "  }",
-                f"}} else for (i64 {name} = {name}_0, end = {ends}; {name} < end; {name} += VL) {{", f"  {one}", "}"]  # fmt: skip
+                f"}} else for (i64 {name} = {name}_0, end = {ends}; {name} < end; {name} += VL) {{",
+                f"  {one}", "}"]  # fmt: skip
 
     def _decode(self, outer: list[tuple[Symbol, Dim]], rest: str) -> list[str]:
         """Definitions of loop variables from the number of a turn."""

@@ -183,7 +183,7 @@ class ProgramWriter:
         name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
         self.includes |= kernel.includes
         self.scratch.add(kernel.scratch)
-        sizes = "".join(f"const i64 {s} = a->s[{self.symbols.index(s)}]; " for s in kernel.symbols)
+        sizes = " ".join(self._sizes(kernel, "\n".join(kernel.before)))
         kernel.before = [line.replace("@SIZES@", sizes) for line in kernel.before]
         pointers = [self.place(v) for v in kernel.buffers] + [f"weights + {at}" for _, at in kernel.weights]
         comment = ", ".join(f"n{s.number} {''.join(c for c in s.op_type if c.isalnum())}" for s in group.origin[:12])
@@ -221,11 +221,14 @@ class ProgramWriter:
             lines.append(f"  {t} *const __restrict p{k} = ({t} *)a->p[{k}];")
         for k, (t, _) in enumerate(kernel.weights):
             lines.append(f"  const {t} *const w{k} = (const {t} *)a->p[{len(kernel.buffers) + k}];")
-        derived = spelling.derived_in(kernel.text)
+        return "\n".join([*lines, *indent(self._sizes(kernel, kernel.text)), kernel.text, "}"])
+
+    def _sizes(self, kernel: KernelSource, text: str) -> list[str]:
+        """Definitions of the sizes that a function of a kernel names, from its argument `a`."""
+        derived = spelling.derived_in(text)
         used = {*kernel.symbols, *(s for _, value in derived for s in re.findall(r"\bs\d+\b", value))}
-        lines += [f"  const i64 {s} = a->s[{self.symbols.index(s)}];" for s in sorted(used)]
-        lines += [f"  const i64 {name} = {value};" for name, value in derived]
-        return "\n".join([*lines, kernel.text, "}"])
+        loads = [f"const i64 {s} = a->s[{self.symbols.index(s)}];" for s in sorted(used)]
+        return [*loads, *(f"const i64 {name} = {value};" for name, value in derived)]
 
     def _sources(self, kernels: dict[str, str]) -> list[str]:
         """Translation units that can be compiled side by side; the last has the entry."""

@@ -231,16 +231,19 @@ def cast(x: str, source: DType, target: DType) -> str:
 PRELUDE = """\
 // Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
 OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
-OX i64 ox_mod(i64 a, i64 b) { if (b == 0) return 0; i64 r = a % b; return r + (r && (r < 0) != (b < 0) ?
-b : 0); }
+OX i64 ox_mod(i64 a, i64 b) {
+  if (b == 0) return 0;
+  i64 r = a % b;
+  return r + (r && (r < 0) != (b < 0) ? b : 0);
+}
 OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
-template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) { return v_sel(conv<typename
-int_of<sizeof(T)>::s, i32>(m), a, b); }
-// Float to integer as onnxruntime has it: narrow types take the low bits of an int32, out of range gives
-// the least
-// value, and unsigned types subtract the half of their range from what is above it.
+template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) {
+  return v_sel(conv<typename int_of<sizeof(T)>::s, i32>(m), a, b);
+}
+// Float to integer as onnxruntime has it: narrow types take the low bits of an int32, out of range
+// gives the least value, and unsigned types subtract the half of their range from what is above it.
 template <class R, class T> OX V<R> ox_trunc(V<T> x) {
   if constexpr (sizeof(R) < 4) {
     return conv<R, i32>(conv<i32, T>(x));
@@ -296,12 +299,19 @@ OX void ox_put(ox_bf16 &h, f32 x) {
   u32 b = bits<u32>(x);
   h.x = x != x ? (u16)((b >> 16) | 0x40) : (u16)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
-template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) { vf r = {}; for (int i = 0; i < n; i++)
-r[i] = ox_get(p[i * s]); return r; }
-template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) { for (int i = 0; i < n; i++) ox_put(p[i *
-s], v[i]); }
-template <class H> OX vf ox_round(vf v) { vf r; for (int i = 0; i < VL; i++) { H h; ox_put(h, v[i]); r[i]
-= ox_get(h); } return r; }
+template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) {
+  vf r = {};
+  for (int i = 0; i < n; i++) r[i] = ox_get(p[i * s]);
+  return r;
+}
+template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) {
+  for (int i = 0; i < n; i++) ox_put(p[i * s], v[i]);
+}
+template <class H> OX vf ox_round(vf v) {
+  vf r;
+  for (int i = 0; i < VL; i++) { H h; ox_put(h, v[i]); r[i] = ox_get(h); }
+  return r;
+}
 OX vf ox_round_half(vf v) { return ox_round<ox_half>(v); }
 OX vf ox_round_bf16(vf v) { return ox_round<ox_bf16>(v); }
 """

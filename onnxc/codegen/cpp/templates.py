@@ -46,7 +46,7 @@ class MatmulEmitter(TemplateEmitter):
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
         a = self._left(access, names)
         b, before, workspace = self._right(access, names)
-        epilogue = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers).emit()
+        epilogue = self.epilogue(Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers))
         batch = self.size(prod(d for _, d in access.batch))
         grid = f"const MmGrid g = mm_grid({m}, {n}, {k}, ctx->threads);"
         body = [grid, "f32 *const scratch = (f32 *)(a->scratch + worker * (MM_SCRATCH * 4));",
@@ -122,7 +122,9 @@ class AttentionEmitter(TemplateEmitter):
         row, key, column = (next(iter(x.symbols())) for x in (access.row, access.key, access.column))
         q, k, v = (self._operand(x, names) for x in (access.q, access.k, access.v))
         score = self._score(access, {**names, row: "m", key: "k"}, key)
-        epilogue = Epilogue(self.group, self.layout, self.lanes, access.index, {**names, row: "m", column: "n"}, access.column, self.buffers).emit()
+        epilogue = self.epilogue(
+            Epilogue(self.group, self.layout, self.lanes, access.index, {**names, row: "m", column: "n"}, access.column, self.buffers)
+        )
         heads = self.size(prod(x for _, x in access.batch))
         parts = [f"const i64 heads = {heads}, each = attn::rows_per_item({sq}, heads, ctx->threads), parts = ox_up({sq}, each);"]
         guard = "true" if node.attrs["guard"] else "false"

@@ -280,7 +280,7 @@ class TermEmitter:
         scope.lines += [f"if ({tests}) {{", *indent(inside.lines), "} else {", *indent(outside.lines), "}"]
 
     def _lanewise_guard(self, term: Guard, name: str, scope: Scope) -> None:
-        """A guard that may differ between lanes: whole vectors where all agree, else one lane after the other."""
+        """A guard that may differ between lanes: whole vectors where all agree, else lane by lane."""
         assert self.vector is not None
         loop, kind = self.names[self.vector], f"V<{spelling.lane_type(term.dtype)}>"
         inside = self._function(term.inside, "inside", kind, scope)
@@ -294,9 +294,8 @@ class TermEmitter:
         lanes = ("0", "((int)lanes - 1)")
         ends = [[f"{self._at_lane(c, lane, scope)} >= 0" for lane in lanes] for c in term.conditions]
         every = " && ".join(t for pair in ends for t in pair)
-        none = " || ".join(
-            f"!({a} || {b})" for a, b in ends
-        )  # a linear condition fails everywhere if at both ends
+        # a linear condition fails everywhere if it fails at both ends
+        none = " || ".join(f"!({a} || {b})" for a, b in ends)
         scope.lines += [
             f"if ({every}) {name} = {inside}({loop}, lanes);",
             f"else if ({none}) {name} = {outside}({loop}, lanes);",

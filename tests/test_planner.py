@@ -1,0 +1,131 @@
+"""What the planner makes of well-known patterns: how many kernels, of which kind, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnxc
+
+Weights = dict[str, np.ndarray]
+
+
+def model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, list[int | str]], outputs: list[str], weights: Weights
+) -> onnx.ModelProto:
+    """A float32 model of opset 20."""
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs],
+        [onnx.numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def kinds(m: onnx.ModelProto, **options: bool) -> list[str]:
+    """The kind of each kernel of a run."""
+    return [k.kind for k in onnxc.compile(m, **options).explain().kernels]
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def scalar(x: float) -> np.ndarray:
+    return np.asarray(x, np.float32)
+
+
+def test_matmul_chain_is_one_template_and_one_fused_kernel() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Add", ["a", "one"], ["b"]),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Mul", ["c", "half"], ["d"]),
+        helper.make_node("ReduceSum", ["d"], ["y"], keepdims=0),
+    ]
+    weights = {"w": weight(64, 32), "one": scalar(1), "half": scalar(0.5)}
+    assert kinds(model(nodes, {"x": [16, 64]}, ["y"], weights)) == ["matmul", "loops"]
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_a_softmax_is_one_kernel(op: str) -> None:
+    assert kinds(model([helper.make_node(op, ["x"], ["y"], axis=-1)], {"x": [4, 33]}, ["y"], {})) == ["loops"]
+
+
+def test_normalisation_with_residual_is_one_kernel() -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "r"], ["s"]),
+        helper.make_node("LayerNormalization", ["s", "g", "b"], ["y"]),
+    ]
+    m = model(nodes, {"x": [4, 40], "r": [4, 40]}, ["y", "s"], {"g": weight(40), "b": weight(40)})
+    (kernel,) = onnxc.compile(m).explain().kernels
+    assert "stored for others" in " ".join(kernel.reasons)  # the sum is an output as well
+
+
+def test_attention_is_recognised_as_computed() -> None:
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Mul", ["s", "scale"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    m = model(nodes, {n: [1, 2, 9, 16] for n in "qkv"}, ["y"], {"scale": scalar(0.25)})
+    assert kinds(m) == ["attention"]
+    assert kinds(m, attention=False).count("matmul") == 2
+
+
+def test_a_residual_and_an_activation_run_in_the_convolution() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "v"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c", "b"], ["d"]),
+        helper.make_node("Relu", ["d"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["e"], ["y"]),
+    ]
+    m = model(nodes, {"x": [1, 16, 8, 8]}, ["y"], {"w": weight(16, 16, 3, 3), "v": weight(16, 16, 3, 3)})
+    found = kinds(m)
+    assert [k.split()[0] for k in found] == ["loops", "conv", "conv", "loops"]  # the first changes the layout
+
+
+def test_a_concatenation_of_convolutions_needs_no_kernel() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Conv", ["a", "v"], ["b"]),
+        helper.make_node("Concat", ["a", "b"], ["c"], axis=1),
+        helper.make_node("Conv", ["c", "u"], ["y"]),
+    ]
+    weights = {"w": weight(16, 16, 1, 1), "v": weight(16, 16, 1, 1), "u": weight(8, 32, 1, 1)}
+    found = kinds(model(nodes, {"x": [1, 16, 8, 8]}, ["y"], weights))
+    assert [k.split()[0] for k in found] == ["loops", "conv", "conv", "conv"]
+
+
+def test_equal_layers_share_their_functions() -> None:
+    nodes, weights, last = [], {}, "x"
+    for k in range(4):
+        weights[f"w{k}"] = weight(32, 32) + k
+        nodes += [helper.make_node("MatMul", [last, f"w{k}"], [f"a{k}"]), helper.make_node("Tanh", [f"a{k}"], [f"b{k}"])]
+        last = f"b{k}"
+    report = onnxc.compile(model(nodes, {"x": [8, 32]}, [last], weights)).explain()
+    assert len(report.kernels) == 4
+    assert len({k.function for k in report.kernels}) == 1
+
+
+def test_every_kernel_cites_its_nodes_by_number_and_type() -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["a"], name="secret name"), helper.make_node("Tanh", ["a"], ["y"])]
+    compiled = onnxc.compile(model(nodes, {"x": [8, 32]}, ["y"], {}))
+    assert "n0 Exp, n1 Tanh" in compiled.source
+    assert "secret name" not in compiled.source
+    assert "secret name" in str(compiled.explain())
+
+
+def test_switches_turn_fusion_off_and_change_no_answer() -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Tanh", ["a"], ["y"])]
+    m = model(nodes, {"x": [8, 33]}, ["y"], {})
+    x = weight(8, 33)
+    fused, plain = onnxc.compile(m), onnxc.compile(m, fusion=False)
+    assert len(plain.explain().kernels) == 2
+    np.testing.assert_array_equal(fused(x)["y"], plain(x)["y"])
