@@ -81,11 +81,23 @@ def prepared(graph: Graph, options: PassOptions, stages: Stages) -> Graph:
     """
     checked = os.environ.get("ONNXC_VERIFY") == "1"
     for name, run in passes(options):
-        graph = run(graph)
+        with _no_surprises(f"the pass {name!r}"):
+            graph = run(graph)
         if checked:
             verify(graph, name)
         stages.done(name)
     return graph
+
+
+@contextlib.contextmanager
+def _no_surprises(what: str) -> Iterator[None]:
+    """The last line of defence: what no rule has foreseen of a model is an InternalError, not a KeyError."""
+    try:
+        yield
+    except OnnxcError:
+        raise
+    except Exception as error:
+        raise InternalError(f"{what} failed: {type(error).__name__}: {error}", cause=error) from error
 
 
 def generate(

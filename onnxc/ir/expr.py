@@ -25,7 +25,7 @@ Dim = Union[int, "Expr"]
 Monomial = tuple["Atom", ...]
 
 # An expression may not grow beyond these: a model can multiply a size by itself again and again.
-MAX_TEXT, MAX_TERMS, MAX_DEGREE = 4000, 512, 48
+MAX_TEXT, MAX_TERMS, MAX_DEGREE, MAX_COEFFICIENT = 4000, 512, 48, 1 << 62
 
 
 class Atom:
@@ -64,11 +64,13 @@ class Symbol(Atom):
 class Call(Atom):
     """`floordiv`, `mod`, `max` or `min` of two expressions."""
 
-    __slots__ = ("args", "op", "range")
+    __slots__ = ("args", "ceiling", "op", "range")
 
     def __init__(self, op: str, a: Dim, b: Dim) -> None:
         sign = {"floordiv": "//", "mod": "%"}.get(op)
-        self.range: tuple[int | None, int | None] | None = None  # once it has been asked for
+        # Once they have been asked for: of calls inside calls they would be computed again and again.
+        self.range: tuple[int | None, int | None] | None = None
+        self.ceiling: tuple[Dim | None] | None = None
         super().__init__(f"({_wrap(a)} {sign} {_wrap(b)})" if sign else f"{op}({a}, {b})")
         if len(self.key) > MAX_TEXT:
             raise LimitError(f"a size is too complicated an expression: {self.key[:80]}...")
@@ -173,6 +175,8 @@ def _make(acc: Mapping[Monomial, int]) -> Dim:
     items = [(m, c) for m, c in acc.items() if c]
     if len(items) > MAX_TERMS or any(len(m) > MAX_DEGREE for m, _ in items):
         raise LimitError(f"a size is too complicated an expression: of {len(items)} terms, or of a high degree")
+    if any(abs(c) > MAX_COEFFICIENT for m, c in items if m):
+        raise LimitError("a size is an expression with a factor beyond 2**62")
     if not items:
         return 0
     if len(items) == 1 and not items[0][0]:
@@ -301,7 +305,7 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, Symbol):
         return atom.lo, bounds(atom.hi)[1] if atom.hi is not None else None
     assert isinstance(atom, Call)
-    if atom.range is None:  # asked for again and again in a nest of calls
+    if atom.range is None:
         atom.range = _call_bounds(atom)
     return atom.range
 
@@ -349,6 +353,12 @@ def _upper_atom(atom: Atom) -> Dim | None:
     if isinstance(atom, Symbol):
         return of(atom) if atom.hi is None else upper(atom.hi)
     assert isinstance(atom, Call)
+    if atom.ceiling is None:
+        atom.ceiling = (_call_ceiling(atom),)
+    return atom.ceiling[0]
+
+
+def _call_ceiling(atom: Call) -> Dim | None:
     a, b = atom.args
     if atom.op == "floordiv" and isinstance(b, int) and b > 0:
         top = upper(a)

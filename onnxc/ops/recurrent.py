@@ -30,7 +30,9 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Activatio
         "leakyrelu": lambda b, x: b.where(b.lt(x, 0.0), b.mul(x, 0.01 if a is None else a), x),
         "thresholdedrelu": lambda b, x: b.where(b.lt(1.0 if a is None else a, x), x, 0.0),
         "scaledtanh": lambda b, x: b.mul(b.tanh(b.mul(x, 1.0 if beta is None else beta)), 1.0 if a is None else a),
-        "hardsigmoid": lambda b, x: b.max(b.min(b.add(b.mul(x, 0.2 if a is None else a), 0.5 if beta is None else beta), 1.0), 0.0),
+        "hardsigmoid": lambda b, x: b.max(
+            b.min(b.add(b.mul(x, 0.2 if a is None else a), 0.5 if beta is None else beta), 1.0), 0.0
+        ),
         "elu": lambda b, x: b.where(b.lt(x, 0.0), b.mul(b.sub(b.exp(x), 1.0), 1.0 if a is None else a), x),
     }
     if name.lower() not in simple:
@@ -38,11 +40,20 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Activatio
     return simple[name.lower()]
 
 
-def _activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float], default: Sequence[str], directions: int) -> list[list[Activation]]:
+def _activations(
+    names: Sequence[str], alphas: Sequence[float], betas: Sequence[float], default: Sequence[str], directions: int
+) -> list[list[Activation]]:
     chosen = list(names) or list(default) * directions
     if len(chosen) != len(default) * directions:
         raise ModelError(f"{len(chosen)} activations given, {len(default) * directions} needed")
-    takes = {"affine": (1, 1), "leakyrelu": (1, 0), "thresholdedrelu": (1, 0), "scaledtanh": (1, 1), "hardsigmoid": (1, 1), "elu": (1, 0)}
+    takes = {
+        "affine": (1, 1),
+        "leakyrelu": (1, 0),
+        "thresholdedrelu": (1, 0),
+        "scaledtanh": (1, 1),
+        "hardsigmoid": (1, 1),
+        "elu": (1, 0),
+    }
     out, a, c = [], iter(alphas), iter(betas)
     for name in chosen:
         na, nb = takes.get(name.lower(), (0, 0))
@@ -71,7 +82,9 @@ def _reverse(b: Builder, x: Value, lens: Value | None) -> Value:
 class _Recurrence:
     """What the three ops share: layout, directions, sequence lengths. `gates` is the number of gates."""
 
-    def __init__(self, b: Builder, x: Value, w: Value, lens: Value | None, direction: str, layout: int, gates: int) -> None:
+    def __init__(
+        self, b: Builder, x: Value, w: Value, lens: Value | None, direction: str, layout: int, gates: int
+    ) -> None:
         self.b, self.lens, self.layout = b, lens, layout
         self.x = b.swap(x, 0, 1) if layout else x
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
@@ -101,7 +114,13 @@ class _Recurrence:
         """A mask [B, 1] of the sequences that have a step t."""
         return None if lens is None else b.lt(t, b.reshape(b.cast(lens, dtypes.int64), (self.batch, 1)))
 
-    def run(self, d: int, states: list[Value], xs: list[Value], step: Callable[[Builder, list[Value], list[Value]], list[Value]]) -> tuple[list[Value], Value]:
+    def run(
+        self,
+        d: int,
+        states: list[Value],
+        xs: list[Value],
+        step: Callable[[Builder, list[Value], list[Value]], list[Value]],
+    ) -> tuple[list[Value], Value]:
         """Scans one direction; the first state is the output. Past a sequence's end states stay and outputs are 0."""
         lens = self.lens
         b = self.b
@@ -149,7 +168,9 @@ def lstm(
     """i, o, f, c gates; peepholes P for i, o, f. Y, Y_h, Y_c."""
     rec = _Recurrence(b, x, w, lens, direction, layout, 4)
     h = rec.hidden
-    functions = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions)
+    functions = _activations(
+        activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions
+    )
     ys, finals = [], []
     for d in range(rec.directions):
         f, g, k = functions[d]
@@ -242,7 +263,9 @@ def rnn(
         xw = rec.projected(d, w, None if wb is None or rb is None else b.add(wb, rb))
         rt = b.swap(rec.part(r, d), 0, 1)
 
-        def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, rt: Value = rt) -> list[Value]:
+        def step(
+            inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, rt: Value = rt
+        ) -> list[Value]:
             return [f(inner, _clip(inner, inner.add(inner.matmul(states[0], rt), slices[0]), clip))]
 
         final, y = rec.run(d, [rec.initial(initial_h, d)], [xw], step)

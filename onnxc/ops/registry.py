@@ -100,7 +100,9 @@ def apply(
         raise ModelError(f"{definition.name} lacks the attribute {', '.join(required)}")
     for k, v in given.items():
         if not _fits(v, str(keywords[k].annotation)):
-            raise ModelError(f"the attribute {k} of {definition.name} is {v!r}, not of the type {keywords[k].annotation}")
+            raise ModelError(
+                f"the attribute {k} of {definition.name} is {v!r}, not of the type {keywords[k].annotation}"
+            )
     filled = {k: v for k, v in {"opset": opset, "n_outputs": n_outputs}.items() if k in keywords}
     result = definition.define(b, *args, **given, **filled)
     return [result] if isinstance(result, Value) else list(result)

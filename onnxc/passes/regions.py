@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.graph import Graph, Node
 from onnxc.primitives.builder import constant_of
 
 

@@ -9,6 +9,10 @@ SMALL_BYTES = 1 << 20  # of what a kernel writes: larger ones gain nothing from 
 WINDOW = 6  # kernels between the two at most
 
 
+# Of one kernel: a compiler takes ever longer for a longer function.
+MAX_SECTIONS = 64
+
+
 def merge_small(groups: list[Group], layout: Layout) -> list[Group]:
     """The kernels in an order in which they can run, with small neighbours merged.
 
@@ -20,7 +24,8 @@ def merge_small(groups: list[Group], layout: Layout) -> list[Group]:
         first = out[k]
         if _is_small(first):
             for j in range(k + 1, min(len(out), k + 1 + WINDOW)):
-                if _is_small(out[j]) and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
+                fits = len(first.sections) + len(out[j].sections) <= MAX_SECTIONS
+                if fits and _is_small(out[j]) and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
                     out[j] = _merged(first, out[j])
                     del out[k]
                     k -= 1

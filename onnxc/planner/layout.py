@@ -94,7 +94,10 @@ def _inherit(layout: Layout, node: Node, pinned: set[int]) -> None:
     value = node.output
     if value.id in layout.order or value.id in pinned or value.rank < 3:
         return
-    if any(v.rank == value.rank and v.id in layout.order and layout.order[v.id] == channels_last(v.rank) for v in node.operands):
+    if any(
+        v.rank == value.rank and v.id in layout.order and layout.order[v.id] == channels_last(v.rank)
+        for v in node.operands
+    ):
         layout.order[value.id] = channels_last(value.rank)
 
 
@@ -106,7 +109,13 @@ def _pull(layout: Layout, value: Value, pinned: set[int]) -> None:
         if v.node is None or not _follows(v.node):
             continue
         for x in v.node.operands:
-            if x.rank == v.rank and x.id not in layout.order and x.id not in pinned and constant_of(x) is None and x.rank > 2:
+            if (
+                x.rank == v.rank
+                and x.id not in layout.order
+                and x.id not in pinned
+                and constant_of(x) is None
+                and x.rank > 2
+            ):
                 if x.node is not None and _follows(x.node):
                     layout.order[x.id] = channels_last(x.rank)
                     stack.append(x)
@@ -116,7 +125,12 @@ def _order_for_reader(layout: Layout, node: Node, uses: dict[int, list[Node]], p
     """A value that is only read transposed is stored transposed, if its innermost dim stays innermost."""
     for value in node.outputs:
         readers = uses.get(value.id, [])
-        if len(readers) == 1 and readers[0].op == "transpose" and value.id not in layout.order and value.id not in pinned:
+        if (
+            len(readers) == 1
+            and readers[0].op == "transpose"
+            and value.id not in layout.order
+            and value.id not in pinned
+        ):
             perm = readers[0].attrs["perm"]
             if perm and perm[-1] == len(perm) - 1 and node.op in ("attention",):
                 layout.order[value.id] = perm

@@ -76,7 +76,9 @@ def assign_offsets(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tu
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], spans[i])):
         size = aligned(sizes[i])
         at = 0
-        busy = sorted((offsets[j], aligned(sizes[j])) for j in placed if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1])
+        busy = sorted(
+            (offsets[j], aligned(sizes[j])) for j in placed if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1]
+        )
         for start, length in busy:
             if at + size <= start:
                 break

@@ -71,14 +71,22 @@ def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
     a, b = node.operands
     out = node.output
     merged = all(d == 1 for d in b.shape[:-2])
-    for merge in ([True, False] if merged else [False]):
+    for merge in [True, False] if merged else [False]:
         lead, rows = out.shape[:-2], out.shape[-2]
         m_size = prod((*lead, rows)) if merge else rows
         m, n, k = fresh("m", m_size), fresh("n", out.shape[-1]), fresh("k", a.shape[-1])
         loops = [] if merge else [fresh("b", d) for d in lead]
-        outer = unflatten(m, (*lead, rows)) if merge else (*(0 if d == 1 else v for v, d in zip(loops, lead, strict=True)), m)
+        outer = (
+            unflatten(m, (*lead, rows))
+            if merge
+            else (*(0 if d == 1 else v for v, d in zip(loops, lead, strict=True)), m)
+        )
         left = _matrix(layout, a, broadcast(a, (*outer[:-1], outer[-1], k)), m, k)
-        right = _matrix(layout, b, broadcast(b, (*outer[:-1], k, n)), k, n) if not merge else _matrix(layout, b, (*(0,) * (b.rank - 2), k, n), k, n)
+        right = (
+            _matrix(layout, b, broadcast(b, (*outer[:-1], k, n)), k, n)
+            if not merge
+            else _matrix(layout, b, (*(0,) * (b.rank - 2), k, n), k, n)
+        )
         if left is None or right is None:
             continue
         batch = [(next(iter(v.symbols())), d) for v, d in zip(loops, lead, strict=False) if d != 1]
@@ -161,7 +169,9 @@ def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     """True where the template can read this operand through its views, with no copy."""
     if node.op == "matmul":
         access = matmul_access(layout, node)
-        return access is not None and (value is not node.operands[0] or always_equal(access.a.col, 1) or access.sizes[2] == 1)
+        return access is not None and (
+            value is not node.operands[0] or always_equal(access.a.col, 1) or access.sizes[2] == 1
+        )
     if node.op == "attention":
         return attention_access(layout, node) is not None
     if node.op == "conv":

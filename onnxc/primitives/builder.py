@@ -31,6 +31,7 @@ Step = Callable[["Builder", list[Value], list[Value]], tuple[Sequence[Value], Se
 TRACKED_ELEMENTS = 4096
 # A result of at most this many bytes is folded while the graph is built; larger ones wait for the folding pass.
 FOLD_BYTES = 1 << 16
+CONCAT_PARTS = 64
 
 
 def constant_of(value: Value | None) -> np.ndarray | None:
@@ -66,7 +67,9 @@ class Builder:
 
     def graph(self, outputs: Sequence[Value], names: Sequence[str] | None = None) -> Graph:
         """The graph built so far."""
-        return Graph(list(self.inputs), list(outputs), self.nodes, list(names or [f"out{i}" for i in range(len(outputs))]))
+        return Graph(
+            list(self.inputs), list(outputs), self.nodes, list(names or [f"out{i}" for i in range(len(outputs))])
+        )
 
     @contextlib.contextmanager
     def from_origin(self, origin: Origin) -> Iterator[None]:
@@ -77,7 +80,9 @@ class Builder:
         finally:
             self.origin = before
 
-    def emit(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any] | None = None, regions: Sequence[Graph] = ()) -> tuple[Value, ...]:
+    def emit(
+        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any] | None = None, regions: Sequence[Graph] = ()
+    ) -> tuple[Value, ...]:
         """Adds a node of any primitive and returns its outputs; folds it where all is known and small."""
         attrs = attrs or {}
         primitive = lookup(op)
@@ -97,7 +102,9 @@ class Builder:
         (out,) = self.emit(op, inputs, attrs)
         return out
 
-    def _fold(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], types: Sequence[TensorType]) -> tuple[Value, ...] | None:
+    def _fold(
+        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], types: Sequence[TensorType]
+    ) -> tuple[Value, ...] | None:
         primitive = lookup(op)
         if primitive.evaluate is None or op == "constant" or not all(t.is_static for t in types):
             return None
@@ -123,7 +130,14 @@ class Builder:
     def constant(self, array: np.ndarray) -> Value:
         """A constant. Arrays are kept as they are (a memory-mapped weight is not copied)."""
         array = np.asarray(array)
-        node = Node("constant", (), [Value(TensorType(dtypes.from_numpy(array.dtype), array.shape))], {"value": array}, (), self.origin)
+        node = Node(
+            "constant",
+            (),
+            [Value(TensorType(dtypes.from_numpy(array.dtype), array.shape))],
+            {"value": array},
+            (),
+            self.origin,
+        )
         self.nodes.append(node)
         if array.size <= TRACKED_ELEMENTS and array.dtype.kind in "iub":
             node.output.data = array
@@ -147,16 +161,27 @@ class Builder:
         content = np.asarray(content)
         if content.dtype != object or all(isinstance(d, (int, np.integer, bool, np.bool_)) for d in content.ravel()):
             return self.constant(content.astype(dtype.numpy))
-        node = Node("sizes", (), [Value(TensorType(dtypes.int64, (content.size,)))], {"dims": tuple(content.ravel())}, (), self.origin)
+        node = Node(
+            "sizes",
+            (),
+            [Value(TensorType(dtypes.int64, (content.size,)))],
+            {"dims": tuple(content.ravel())},
+            (),
+            self.origin,
+        )
         self.nodes.append(node)
         node.output.data = content.ravel()
         out = node.output
         if content.ndim == 0:
-            out = Node("reshape", [out], [Value(TensorType(dtypes.int64, ()), data=content)], {"shape": ()}, (), self.origin).output
+            out = Node(
+                "reshape", [out], [Value(TensorType(dtypes.int64, ()), data=content)], {"shape": ()}, (), self.origin
+            ).output
             assert out.node is not None
             self.nodes.append(out.node)
         if dtype is not dtypes.int64:
-            out = Node("cast", [out], [Value(out.t.with_dtype(dtype), data=content)], {"to": dtype}, (), self.origin).output
+            out = Node(
+                "cast", [out], [Value(out.t.with_dtype(dtype), data=content)], {"to": dtype}, (), self.origin
+            ).output
             assert out.node is not None
             self.nodes.append(out.node)
         return out
@@ -338,7 +363,14 @@ class Builder:
             at = at + size
         return out
 
-    def pad(self, x: Value, low: Sequence[Dim], high: Sequence[Dim], value: Operand = 0.0, interior: Sequence[int] | None = None) -> Value:
+    def pad(
+        self,
+        x: Value,
+        low: Sequence[Dim],
+        high: Sequence[Dim],
+        value: Operand = 0.0,
+        interior: Sequence[int] | None = None,
+    ) -> Value:
         """Surrounded (and, with `interior`, interleaved) by a value. Nothing may be negative: slice for that."""
         if all(always_equal(d, 0) for d in (*low, *high, *(interior or ()))):
             return x
@@ -346,6 +378,9 @@ class Builder:
         return self.one("pad", x, self.operand(value, x), low=tuple(low), high=tuple(high), interior=gaps)
 
     def concat(self, xs: Sequence[Value], axis: int) -> Value:
+        if len(xs) > CONCAT_PARTS:  # in stages: a kernel holds the code of all its parts
+            xs = [self.concat(xs[i : i + CONCAT_PARTS], axis) for i in range(0, len(xs), CONCAT_PARTS)]
+            return self.concat(xs, axis)
         return xs[0] if len(xs) == 1 else self.one("concat", *xs, axis=axis)
 
     def iota(self, size: Dim, dtype: DType = dtypes.int64) -> Value:
@@ -374,7 +409,9 @@ class Builder:
     def matmul(self, x: Value, y: Value) -> Value:
         return self.one("matmul", x, y)
 
-    def scan(self, init: Sequence[Value], xs: Sequence[Value], trip: Dim, body: Step) -> tuple[list[Value], list[Value]]:
+    def scan(
+        self, init: Sequence[Value], xs: Sequence[Value], trip: Dim, body: Step
+    ) -> tuple[list[Value], list[Value]]:
         """Runs `body(builder, states, slices) -> (new states, results)` over the leading axis of `xs`, `trip` times.
 
         Returns the final states, and the results stacked along a new leading axis.

@@ -13,7 +13,6 @@ from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
 
-
 # Elements of a pooling window: more than any model has, and few enough to loop over.
 MAX_TAPS = 1 << 24
 

@@ -220,7 +220,10 @@ def compile_library(
         else:
             objects = _compile_objects(run, sources, options, folder, jobs or available_cpus())
             run([*link, *objects, *link_flags, *libraries, "-o", str(library)], folder)
-        return library.read_bytes()
+        try:
+            return library.read_bytes()
+        except OSError as error:
+            raise ToolchainError(f"{run.compiler.command[0]} made no library: {error}", cause=error) from error
 
 
 def _link_options(bare: bool) -> tuple[Sequence[str], Sequence[str]]:

@@ -163,6 +163,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
             if operand.is_float
             else f"ox_idiv<{lane}>(ctx, {args[0]}, {args[1]}, (int)lanes)"
         )
+    if op in ("mod", "fmod") and operand.is_integer:
+        return f"v_{op}({args[0]}, ox_idivisor<{lane}>(ctx, {args[1]}, (int)lanes))"
     if op == "neg":
         return f"v_neg({args[0]})" if operand.is_float else f"(-{args[0]})"
     if op in ("floor", "ceil", "round") and not operand.is_float:
@@ -264,6 +266,10 @@ template <class T> OX V<T> ox_idiv(ox_ctx *ctx, V<T> a, V<T> b, int n) {
     else r[i] = ((T)-1 < 0 && b[i] == (T)-1) ? (T)(0 - (u64)a[i]) : (T)(a[i] / b[i]);
   }
   return r;
+}
+template <class T> OX V<T> ox_idivisor(ox_ctx *ctx, V<T> b, int n) {
+  for (int i = 0; i < n; i++) if (b[i] == 0) ctx->api->fail(ctx, OX_ERR_DIVIDE, 0, 0);
+  return b;
 }
 OX i64 ox_index(ox_ctx *ctx, i64 i, i64 n) {
   i64 at = i < 0 ? i + n : i;
