@@ -27,7 +27,7 @@ import numpy as np
 
 import onnxc.codegen.cpp as cpp
 from onnxc.codegen.cpp.program import ENTRY, VERSION, KernelCall, Program, ProgramWriter
-from onnxc.errors import CacheError, PackageError, UnsupportedError
+from onnxc.errors import CacheError, InternalError, OnnxcError, PackageError, UnsupportedError
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
@@ -108,10 +108,11 @@ def generate(
 
 
 def _program(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -> Program:
-    layout = assign(graph, ENABLED)
-    fused = plan(graph, layout, options)
+    with _no_surprises("planning"):
+        fused = plan(graph, assign(graph, ENABLED), options)
     stages.done("plan")
-    program = ProgramWriter(fused, cpu.vector_length).write()
+    with _no_surprises("code generation"):
+        program = ProgramWriter(fused, cpu.vector_length).write()
     stages.done("generate")
     return program
 

@@ -540,3 +540,17 @@ def test_the_fences_work() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode < 0
     assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+# ---------------------------------------------------------------- at random
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_mutations(part: int) -> None:
+    """In a process of its own, so that a crash is seen. (`python -m tests.mutations 0 100000` looks longer.)"""
+    command = [sys.executable, "-m", "tests.mutations", str(part * 60), str(part * 60 + 60)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    lines = done.stdout.splitlines()
+    assert lines and lines[-1] == "done", (done.returncode, lines[-1:], done.stderr[-2000:])
+    assert not [line for line in lines if " ! " in f" {line.partition(' ')[2][:2]}"]
+    assert sum(line.endswith("same") for line in lines) >= 5
