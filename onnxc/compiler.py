@@ -32,7 +32,7 @@ from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.ir.expr import Dim
-from onnxc.ir.graph import Graph, Node, Origin, Value
+from onnxc.ir.graph import Graph, Origin, Value
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions
@@ -251,14 +251,10 @@ def _open_cache(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
         return None
 
 
-def _import(
-    model: Model | Graph, base_dir: str | os.PathLike[str] | None, request: _Request, stages: Stages
-) -> Graph:
+def _import(model: Model | Graph, base_dir: str | os.PathLike[str] | None, request: _Request, stages: Stages) -> Graph:
     if isinstance(model, Graph):
         return model
-    graph = onnx_file.load(
-        model, base_dir=base_dir, input_shapes=request.input_shapes, keep_inputs=request.keep_inputs
-    )
+    graph = onnx_file.load(model, base_dir=base_dir, input_shapes=request.input_shapes, keep_inputs=request.keep_inputs)
     stages.done("import")
     return graph
 
@@ -368,9 +364,7 @@ def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages)
         "stages": dict(stages.seconds),
         "sources": program.kernels,
     }
-    unsolved = Signature(
-        [Tensor.from_json(row) for row in manifest["inputs"]], (), program.symbols, names
-    ).unsolved
+    unsolved = Signature([Tensor.from_json(row) for row in manifest["inputs"]], (), program.symbols, names).unsolved
     if unsolved:
         dims = ", ".join(names.get(s) or s for s in unsolved)
         raise UnsupportedError(f"the sizes {dims} depend on data, or on no input's shape: give input_shapes")

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (text of models and scripts)
 """Small valid models, spoiled at random: `python -m tests.mutations FIRST LAST` tries those of the seeds in between.
 
 Each is refused with a clear error, or gives what onnxruntime gives where that takes it too. The process prints a
@@ -69,16 +70,110 @@ SEEDS = [
     { a = Einsum<equation="bij,jk->bik">(x, w) t = Constant<value_float=2.0>() b = Pow(a, t)
       s = Constant<value_ints=[2]>() c = ReduceSum<keepdims=0>(b, s) y = Sqrt(c) }""",
 ]
-OPS = """
-Add Sub Mul Div Pow Mod Max Min Relu Exp Log Sqrt Neg Abs Sigmoid Tanh Erf Softmax LogSoftmax MatMul Gemm Conv
-ConvTranspose MaxPool AveragePool GlobalMaxPool Transpose Reshape Flatten Squeeze Unsqueeze Concat Split Slice
-Gather GatherElements GatherND ScatterElements ScatterND Pad Tile Expand Cast Clip Where Equal Less Greater
-And Or Not Xor BitShift BitwiseAnd BitwiseNot ReduceSum ReduceMax ReduceProd ReduceL2 ArgMax TopK CumSum
-OneHot Range Shape Size ConstantOfShape Identity LayerNormalization BatchNormalization InstanceNormalization
-GroupNormalization LSTM GRU RNN Einsum DepthToSpace SpaceToDepth Resize Trilu Round Floor Ceil Sign IsNaN
-IsInf HardSigmoid Gelu Mish Selu Softplus QuantizeLinear DequantizeLinear DynamicQuantizeLinear
-LpNormalization Hardmax EyeLike NonZero Compress Dropout PRelu LRN
-""".split()
+OPS = [
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Pow",
+    "Mod",
+    "Max",
+    "Min",
+    "Relu",
+    "Exp",
+    "Log",
+    "Sqrt",
+    "Neg",
+    "Abs",
+    "Sigmoid",
+    "Tanh",
+    "Erf",
+    "Softmax",
+    "LogSoftmax",
+    "MatMul",
+    "Gemm",
+    "Conv",
+    "ConvTranspose",
+    "MaxPool",
+    "AveragePool",
+    "GlobalMaxPool",
+    "Transpose",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Concat",
+    "Split",
+    "Slice",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "ScatterElements",
+    "ScatterND",
+    "Pad",
+    "Tile",
+    "Expand",
+    "Cast",
+    "Clip",
+    "Where",
+    "Equal",
+    "Less",
+    "Greater",
+    "And",
+    "Or",
+    "Not",
+    "Xor",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseNot",
+    "ReduceSum",
+    "ReduceMax",
+    "ReduceProd",
+    "ReduceL2",
+    "ArgMax",
+    "TopK",
+    "CumSum",
+    "OneHot",
+    "Range",
+    "Shape",
+    "Size",
+    "ConstantOfShape",
+    "Identity",
+    "LayerNormalization",
+    "BatchNormalization",
+    "InstanceNormalization",
+    "GroupNormalization",
+    "LSTM",
+    "GRU",
+    "RNN",
+    "Einsum",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "Resize",
+    "Trilu",
+    "Round",
+    "Floor",
+    "Ceil",
+    "Sign",
+    "IsNaN",
+    "IsInf",
+    "HardSigmoid",
+    "Gelu",
+    "Mish",
+    "Selu",
+    "Softplus",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "LpNormalization",
+    "Hardmax",
+    "EyeLike",
+    "NonZero",
+    "Compress",
+    "Dropout",
+    "PRelu",
+    "LRN",
+]
 NUMBERS = [0, 1, 2, 3, -1, -2, 4, 5, 7, 8, 100, -100, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1]
 FLOATS = [0.0, 1.0, -1.0, float("nan"), float("inf"), 1e30, 1e-30]
 WORDS = ["NOTSET", "VALID", "SAME_UPPER", "constant", "edge", "reflect", "wrap", "linear", "nearest", "cubic", "add", "mul",
@@ -161,7 +256,9 @@ def inputs_of(compiled: Any, seed: int) -> dict[str, Any] | None:
         if np.prod([float(d) for d in shape]) > 1 << 20:
             return None
         whole = t.dtype.numpy.kind in "iub"
-        found[t.name] = (random_.integers(0, 4, shape) if whole else random_.standard_normal(shape)).astype(t.dtype.numpy)
+        found[t.name] = (random_.integers(0, 4, shape) if whole else random_.standard_normal(shape)).astype(
+            t.dtype.numpy
+        )
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 INCLUDE = Path(__file__).resolve().parent.parent / "onnxc" / "codegen" / "cpp" / "include"
-FLAGS = "-O2 -std=c++17 -fno-math-errno -fno-trapping-math -fPIC -shared -Wno-psabi".split()
+FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
 LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
 
 SOURCE = r"""

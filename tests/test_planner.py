@@ -107,7 +107,10 @@ def test_equal_layers_share_their_functions() -> None:
     nodes, weights, last = [], {}, "x"
     for k in range(4):
         weights[f"w{k}"] = weight(32, 32) + k
-        nodes += [helper.make_node("MatMul", [last, f"w{k}"], [f"a{k}"]), helper.make_node("Tanh", [f"a{k}"], [f"b{k}"])]
+        nodes += [
+            helper.make_node("MatMul", [last, f"w{k}"], [f"a{k}"]),
+            helper.make_node("Tanh", [f"a{k}"], [f"b{k}"]),
+        ]
         last = f"b{k}"
     report = onnxc.compile(model(nodes, {"x": [8, 32]}, [last], weights)).explain()
     assert len(report.kernels) == 4

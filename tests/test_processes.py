@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (text of models and scripts)
 """Threads, processes, and machines on which something is missing: what a careless user meets."""
 
 from __future__ import annotations
@@ -174,7 +175,9 @@ def test_a_cache_that_is_read_only(fresh_cache: Path) -> None:
         folder.chmod(0o500)
     try:
         assert compile_and_run(0) == pytest.approx(5.0, rel=1e-5)
-        assert onnxc.compile(parse("(float[N] x) => (float[N] y) { y = Neg(x) }"))(np.ones(3, np.float32))[0].sum() == -3
+        assert (
+            onnxc.compile(parse("(float[N] x) => (float[N] y) { y = Neg(x) }"))(np.ones(3, np.float32))[0].sum() == -3
+        )
     finally:
         for folder in folders:
             folder.chmod(0o700)

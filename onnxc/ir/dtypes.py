@@ -48,13 +48,14 @@ def _table() -> list[DType]:
         ("float16", np.float16, "float", 16), ("float64", np.float64, "float", 64), ("uint32", np.uint32, "uint", 32),
         ("uint64", np.uint64, "uint", 64), ("complex64", np.complex64, "complex", 64),
         ("complex128", np.complex128, "complex", 128), ("bfloat16", ml_dtypes.bfloat16, "float", 16),
-        ("float8e4m3fn", ml_dtypes.float8_e4m3fn, "float", 8), ("float8e4m3fnuz", ml_dtypes.float8_e4m3fnuz, "float", 8),
+        ("float8e4m3fn", ml_dtypes.float8_e4m3fn, "float", 8),
+        ("float8e4m3fnuz", ml_dtypes.float8_e4m3fnuz, "float", 8),
         ("float8e5m2", ml_dtypes.float8_e5m2, "float", 8), ("float8e5m2fnuz", ml_dtypes.float8_e5m2fnuz, "float", 8),
         ("uint4", ml_dtypes.uint4, "uint", 4), ("int4", ml_dtypes.int4, "int", 4),
         ("float4e2m1", ml_dtypes.float4_e2m1fn, "float", 4), ("float8e8m0", ml_dtypes.float8_e8m0fnu, "float", 8),
         ("uint2", ml_dtypes.uint2, "uint", 2), ("int2", ml_dtypes.int2, "int", 2),
     ]  # fmt: skip
-    if "FLOAT6E2M3" in TensorProto.DataType.keys():  # newer than the oldest onnx that we accept
+    if "FLOAT6E2M3" in list(TensorProto.DataType.keys()):  # newer than the oldest onnx that we accept
         rows += [
             ("float6e2m3", ml_dtypes.float6_e2m3fn, "float", 6),
             ("float6e3m2", ml_dtypes.float6_e3m2fn, "float", 6),

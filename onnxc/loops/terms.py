@@ -7,7 +7,7 @@ and compared by structure, so that equal subterms of a kernel are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,14 +15,14 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Value
 
-T = TypeVar("T", bound=type)
+T = TypeVar("T")
 
 
-def _hashed_once(cls: T) -> T:
+def _hashed_once(cls: type[T]) -> type[T]:
     """Keeps a term's hash: that of `x + x` asks twice for that of x, and so on down, which grows
     exponentially.
     """
-    compute = cls.__hash__
+    compute: Callable[[Any], int] = cls.__hash__
 
     def kept(self: Any) -> int:
         found = self.__dict__.get("_hash")
@@ -30,7 +30,7 @@ def _hashed_once(cls: T) -> T:
             found = self.__dict__["_hash"] = compute(self)
         return int(found)
 
-    cls.__hash__ = kept  # type: ignore[method-assign]
+    setattr(cls, "__hash__", kept)  # noqa: B010  (a type checker takes it for a method of this class alone)
     return cls
 
 

@@ -222,7 +222,8 @@ def gru(
         new_b = None if rb is None else b.slice(rb, 0, 2 * n, 3 * n)
 
         def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
-                 gates_r: Value = gates_r, new_r: Value = new_r, gates_b: Value | None = gates_b, new_b: Value | None = new_b) -> list[Value]:  # fmt: skip
+                 gates_r: Value = gates_r, new_r: Value = new_r, gates_b: Value | None = gates_b,
+                 new_b: Value | None = new_b) -> list[Value]:  # fmt: skip
             (before,) = states
             xz, xr, xh = inner.split(slices[0], 1, [n] * 3)
             both = inner.matmul(before, gates_r)

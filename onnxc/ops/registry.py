@@ -114,7 +114,7 @@ _PLAIN = {"int": (int,), "float": (float, int), "str": (str,)}
 def _fits(value: Any, annotation: str) -> bool:
     """Whether an attribute has the type that a parameter's annotation names: ``float``, ``list[int] | None``."""
     for kind in annotation.split(" | "):
-        outer, _, inner = kind.rstrip("]").partition("[")
+        _, _, inner = kind.rstrip("]").partition("[")
         if inner and isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN[inner]) for v in value):
             return True
         if not inner and (isinstance(value, _PLAIN[kind]) if kind in _PLAIN else not isinstance(value, _SCALARS)):

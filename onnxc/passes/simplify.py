@@ -87,9 +87,9 @@ def _bytes(x: np.ndarray) -> np.ndarray:
 def _really_equal(a: Node, b: Node) -> bool:
     for k, x in a.attrs.items():
         y = b.attrs[k]
-        if isinstance(x, np.ndarray) and x is not y and x.nbytes > HASHED_BYTES:
-            if x.dtype == object or not np.array_equal(_bytes(x), _bytes(y)):
-                return False
+        large = isinstance(x, np.ndarray) and x is not y and x.nbytes > HASHED_BYTES
+        if large and (x.dtype == object or not np.array_equal(_bytes(x), _bytes(y))):
+            return False
     return True
 
 
@@ -144,6 +144,8 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
         budget -= size
         for old, array in zip(node.outputs, results, strict=True):
             value = Value(old.type, old.name, old.data)
-            r.nodes.append(Node("constant", (), [value], {"value": np.asarray(array, old.t.dtype.numpy)}, (), node.origin))
+            r.nodes.append(
+                Node("constant", (), [value], {"value": np.asarray(array, old.t.dtype.numpy)}, (), node.origin)
+            )
             r.replace(old, value)
     return r.result()

@@ -106,7 +106,9 @@ class _Planner:
     def _needed(self, template: Node, taken: list[Node]) -> list[Value]:
         """What must be stored if the template takes these nodes: results that others read."""
         inside = {id(n) for n in (template, *taken)}
-        return [n.output for n in (template, *taken) if n.output.id in self.outputs or self._read_outside(n.output, inside)]
+        return [
+            n.output for n in (template, *taken) if n.output.id in self.outputs or self._read_outside(n.output, inside)
+        ]
 
     def _read_outside(self, value: Value, inside: set[int]) -> bool:
         for reader in self.uses.get(value.id, ()):
@@ -143,7 +145,9 @@ class _Planner:
         value, index = node.output, at[node.output.id]
         for v in node.operands:  # views on the way become members, so that their source's index is known
             chain = v
-            while chain.id in at and chain.node is not None and chain.node.op in VIEWS and chain.id not in section.members:
+            while (
+                chain.id in at and chain.node is not None and chain.node.op in VIEWS and chain.id not in section.members
+            ):
                 section.members[chain.id] = chain.node
                 section._demand(chain, at[chain.id])
                 chain = chain.node.operands[0]
@@ -349,7 +353,12 @@ class _Planner:
     def _can_be_part(self, section: Section, whole: Value, writer: dict[int, Group]) -> bool:
         root = section.root
         fixed = root.id in self.outputs or root.node is None or root.id in self.layout.parts
-        if fixed or root.id in section.members or writer.get(root.id) is None or writer[root.id].kind in ("opaque", "control"):
+        if (
+            fixed
+            or root.id in section.members
+            or writer.get(root.id) is None
+            or writer[root.id].kind in ("opaque", "control")
+        ):
             return False
         if self.layout.order_of(root) != self.layout.order_of(whole):
             return False
@@ -390,7 +399,9 @@ class _Planner:
 
 def _is_trivial(node: Node) -> bool:
     """Computed again wherever it is used: it costs less than a load."""
-    if node.op in ("iota", "sizes") or node.output.t.size == 1 and lookup(node.op).kind is Kind.POINTWISE and cost(node) <= 2:
+    if node.op in ("iota", "sizes") or (
+        node.output.t.size == 1 and lookup(node.op).kind is Kind.POINTWISE and cost(node) <= 2
+    ):
         return all(v.t.size == 1 for v in node.operands)
     return False
 

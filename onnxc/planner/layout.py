@@ -109,16 +109,10 @@ def _pull(layout: Layout, value: Value, pinned: set[int]) -> None:
         if v.node is None or not _follows(v.node):
             continue
         for x in v.node.operands:
-            if (
-                x.rank == v.rank
-                and x.id not in layout.order
-                and x.id not in pinned
-                and constant_of(x) is None
-                and x.rank > 2
-            ):
-                if x.node is not None and _follows(x.node):
-                    layout.order[x.id] = channels_last(x.rank)
-                    stack.append(x)
+            free = x.id not in layout.order and x.id not in pinned and constant_of(x) is None
+            if free and x.rank == v.rank > 2 and x.node is not None and _follows(x.node):
+                layout.order[x.id] = channels_last(x.rank)
+                stack.append(x)
 
 
 def _order_for_reader(layout: Layout, node: Node, uses: dict[int, list[Node]], pinned: set[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.movement import slice_size
 
-Operand = Union[Value, float, int, bool, np.generic]
+Operand = Value | float | int | bool | np.generic
 Step = Callable[["Builder", list[Value], list[Value]], tuple[Sequence[Value], Sequence[Value]]]
 
 # Content is tracked (Value.data) for integer and bool tensors of at most this many elements.

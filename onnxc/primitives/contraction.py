@@ -109,7 +109,9 @@ def attention_scores(q: tuple[Dim, ...], kt: tuple[Dim, ...]) -> tuple[Dim, ...]
 
 
 def _attention(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """softmax(scale * q @ kt + bias) @ v over q [..., Q, D], kt [..., D, K], v [..., K, E], bias [..., Q, K] (broadcast).
+    """softmax(scale * q @ kt + bias) @ v.
+
+    Shapes: q [..., Q, D], kt [..., D, K], v [..., K, E], bias broadcast to [..., Q, K].
 
     With `guard`, rows of the softmax that are NaN (every key masked) count as zero.
     """

@@ -173,6 +173,7 @@ COMPARE: dict[str, Callable[..., Any]] = {
 }
 _SYMBOLIC = {"add", "sub", "mul", "div", "mod", "max", "min", "neg", "eq", "lt", "le", "where", "cast"}
 
+
 def _quiet(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """Infinities and NaN are results, not warnings."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.emitter import TemplateEmitter
+from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir.expr import Dim, index, symbols
 from onnxc.ir.graph import Node
@@ -75,7 +75,14 @@ def _pack_winograd(m: int) -> Pack:
 DIRECT = Algorithm("direct", "conv.h", "conv_items", "conv_items_count", "conv_scratch", pack_direct)
 DEPTHWISE = Algorithm("depthwise", "conv_dw.h", "conv_dw_items", "conv_dw_count", "conv_dw_scratch", pack_depthwise)
 WINOGRAD = {
-    m: Algorithm(f"winograd F({m}x{m})", "conv_wino.h", f"conv_wino_items<{m}>", f"conv_wino_count<{m}>", f"conv_wino_scratch<{m}>", _pack_winograd(m))
+    m: Algorithm(
+        f"winograd F({m}x{m})",
+        "conv_wino.h",
+        f"conv_wino_items<{m}>",
+        f"conv_wino_count<{m}>",
+        f"conv_wino_scratch<{m}>",
+        _pack_winograd(m),
+    )
     for m in (2, 4)
 }
 
@@ -95,7 +102,10 @@ def choose(node: Node, lanes: int) -> Algorithm:
     plain = all(s == 1 for s in (*a["strides"], *a["dilations"], a["groups"]))
     if not plain or tuple(w[2:]) != (3, 3):
         return DIRECT
-    n, oh, ow = (d if isinstance(d, int) else k for d, k in zip((node.output.shape[0], *node.output.shape[2:]), (1, UNKNOWN_SIZE, UNKNOWN_SIZE), strict=True))
+    n, oh, ow = (
+        d if isinstance(d, int) else k
+        for d, k in zip((node.output.shape[0], *node.output.shape[2:]), (1, UNKNOWN_SIZE, UNKNOWN_SIZE), strict=True)
+    )
     ci, blocks = int(w[1]), -(-int(w[0]) // lanes)
 
     def products(points: int, rows: int) -> float:
@@ -120,7 +130,9 @@ class ConvEmitter(TemplateEmitter):
         x = conv_image(self.layout, node.operands[0])
         assert x is not None, "the planner checked the operand"
         algorithm = choose(node, self.lanes)
-        n, c, y, x_ = (index(k, d) for k, d in zip(("qn", "qc", "qy", "qx"), self._four(node.output.shape), strict=True))
+        n, c, y, x_ = (
+            index(k, d) for k, d in zip(("qn", "qc", "qy", "qx"), self._four(node.output.shape), strict=True)
+        )
         names = {next(iter(symbols(v))): t for v, t in ((n, "q.n"), (c, "c"), (y, "q.y"), (x_, "q.x"))}
         pixel = index("qi", 1 << 60)
         names[next(iter(symbols(pixel)))] = "q.i"
@@ -137,7 +149,14 @@ class ConvEmitter(TemplateEmitter):
                 *indent(epilogue), "};",
                 f"{algorithm.items}{self._specialised(node, algorithm)}(z, {self.pointer(x.value)} + {self.size(x.base)}, {weights}, first, last, "
                 f"a->scratch + worker * ({scratch}), epi);"]  # fmt: skip
-        return self.source(body, f"{algorithm.count}({shape})", algorithm.header, f"ctx->threads * ({scratch})", [], f"conv {algorithm.name}")
+        return self.source(
+            body,
+            f"{algorithm.count}({shape})",
+            algorithm.header,
+            f"ctx->threads * ({scratch})",
+            [],
+            f"conv {algorithm.name}",
+        )
 
     def _specialised(self, node: Node, algorithm: Algorithm) -> str:
         """Template arguments: a depthwise kernel of common shape is compiled for its width and stride."""
@@ -161,7 +180,24 @@ class ConvEmitter(TemplateEmitter):
         pairs = [(1, *a[k]) if one else tuple(a[k]) for k in ("strides", "dilations")]
         low = (0, *a["low"]) if one else tuple(a["low"])
         ins, _, irs, ips = self._four(strides) if not one else (strides[0], 1, 0, strides[2])
-        fields: list[Dim] = [n, h, w, ci, oh, ow, co, *kernel, *pairs[0], *pairs[1], *low, a["groups"], ins, irs, ips, 1]
+        fields: list[Dim] = [
+            n,
+            h,
+            w,
+            ci,
+            oh,
+            ow,
+            co,
+            *kernel,
+            *pairs[0],
+            *pairs[1],
+            *low,
+            a["groups"],
+            ins,
+            irs,
+            ips,
+            1,
+        ]
         return f"ConvShape{{{', '.join(self.size(f) for f in fields)}}}"
 
     def _weights(self, node: Node, algorithm: Algorithm) -> str:

@@ -45,7 +45,9 @@ class TemplateEmitter:
         self.sizes.update({s: s.key for s in epilogue.emitter.size_symbols()})
         return lines
 
-    def source(self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str) -> KernelSource:
+    def source(
+        self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str
+    ) -> KernelSource:
         return KernelSource(
             text="\n".join(indent(body)), buffers=self.buffers, items=items, symbols=sorted(s.key for s in self.sizes),
             weights=self.packed, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,

@@ -74,7 +74,9 @@ def _has_calls(d: Dim) -> bool:
 def _substitute(nest: Nest, choices: list[dict[Symbol, Dim]]) -> None:
     memo: dict[Term, Term] = {}
     for k, phase in enumerate(nest.phases):
-        stores = [replace(s, address=_best(s.address, choices), term=_term(s.term, choices, memo)) for s in phase.stores]
+        stores = [
+            replace(s, address=_best(s.address, choices), term=_term(s.term, choices, memo)) for s in phase.stores
+        ]
         nest.phases[k] = Phase(phase.loops, phase.reductions, stores)
     nest.lookups = {s: replace(k, term=_term(k.term, choices, memo)) for s, k in nest.lookups.items()}
 

@@ -61,7 +61,6 @@ class Program:
     weights: WeightStore
     kernels: dict[str, str] = field(default_factory=dict)  # function -> text
 
-
     @property
     def source(self) -> str:
         """All translation units, one after the other."""
@@ -99,7 +98,9 @@ class ProgramWriter:
         self.offsets: list[int] | None = None
         self.arena_bytes = 0
         if all(isinstance(s, int) for s in sizes):
-            self.offsets, self.arena_bytes = assign_offsets([s for s in sizes if isinstance(s, int)], [(b.first, b.last) for b in self.buffers])
+            self.offsets, self.arena_bytes = assign_offsets(
+                [s for s in sizes if isinstance(s, int)], [(b.first, b.last) for b in self.buffers]
+            )
             places |= {b.value.id: f"arena + {at}" for b, at in zip(self.buffers, self.offsets, strict=True)}
         else:
             base = len(self.symbols)
@@ -119,7 +120,16 @@ class ProgramWriter:
         """The whole source."""
         self._run(self.plan)
         kernels = {name: text for text, name in self.functions.items()}
-        return Program(self._sources(kernels), self.calls, self.buffers, self.offsets, self.arena_bytes, self.symbols, self.weights, kernels)
+        return Program(
+            self._sources(kernels),
+            self.calls,
+            self.buffers,
+            self.offsets,
+            self.arena_bytes,
+            self.symbols,
+            self.weights,
+            kernels,
+        )
 
     def _run(self, plan: Plan) -> None:
         """The calls of a plan's kernels, in order."""
@@ -211,7 +221,9 @@ class ProgramWriter:
         for v in stored:
             writes = writes + v.t.nbytes
         work = flops(group.node) if group.node is not None and group.kind == "template" else 0
-        return KernelCall(name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, work)
+        return KernelCall(
+            name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, work
+        )
 
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",
@@ -280,15 +292,18 @@ def _balanced(kernels: dict[str, str]) -> list[dict[str, str]]:
 
 def _can_fail(kernel: KernelSource) -> bool:
     """True where a kernel may report an error: the run then ends after it, and the error names the kernel."""
-    return any(word in kernel.text for word in ("ox_index(", "ox_idiv", "ox_imod", "->fail(", "routines::scatter<", "routines::place("))
+    return any(
+        word in kernel.text
+        for word in ("ox_index(", "ox_idiv", "ox_imod", "->fail(", "routines::scatter<", "routines::place(")
+    )
 
 
 def arena_layout(buffers: list[Buffer], values: dict[str, int]) -> tuple[list[int], int]:
     """Offsets of the buffers and the arena's bytes for given sizes of the symbolic dims."""
-    from onnxc.ir.expr import evaluate  # noqa: PLC0415
+    from onnxc.ir.expr import evaluate
 
     sizes = [evaluate(b.nbytes, values) for b in buffers]
     return assign_offsets(sizes, [(b.first, b.last) for b in buffers])
 
 
-__all__ = ["ENTRY", "KernelCall", "Program", "ProgramWriter", "VERSION", "aligned", "np"]
+__all__ = ["ENTRY", "VERSION", "KernelCall", "Program", "ProgramWriter", "aligned", "np"]

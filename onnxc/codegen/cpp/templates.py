@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.convolution import ConvEmitter
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol, coefficient, prod, symbols
-from onnxc.ir.graph import Value
+from onnxc.ir.expr import Symbol, coefficient, prod, symbols
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, matmul_access
 from onnxc.primitives.builder import constant_of
-
 
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
 
@@ -46,12 +43,14 @@ class MatmulEmitter(TemplateEmitter):
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
         a = self._left(access, names)
         b, before, workspace = self._right(access, names)
-        epilogue = self.epilogue(Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers))
+        epilogue = self.epilogue(
+            Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
+        )
         batch = self.size(prod(d for _, d in access.batch))
         grid = f"const MmGrid g = mm_grid({m}, {n}, {k}, ctx->threads);"
         body = [grid, "f32 *const scratch = (f32 *)(a->scratch + worker * (MM_SCRATCH * 4));",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
-                f"  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
+                "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi);", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * 4) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
@@ -87,7 +86,7 @@ class MatmulEmitter(TemplateEmitter):
         position = "0"
         for s, d in loops:
             position = f"({position} * {self.size(d)} + {names[s]})"
-        place = f"(f32 *)(a->scratch + ctx->threads * (MM_SCRATCH * 4))"
+        place = "(f32 *)(a->scratch + ctx->threads * (MM_SCRATCH * 4))"
         pointer = self.pointer(b.value)
         pack = ["const auto pack = [](void *arg, i64 first, i64 last, int) {",
                 "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx;",
@@ -123,10 +122,20 @@ class AttentionEmitter(TemplateEmitter):
         q, k, v = (self._operand(x, names) for x in (access.q, access.k, access.v))
         score = self._score(access, {**names, row: "m", key: "k"}, key)
         epilogue = self.epilogue(
-            Epilogue(self.group, self.layout, self.lanes, access.index, {**names, row: "m", column: "n"}, access.column, self.buffers)
+            Epilogue(
+                self.group,
+                self.layout,
+                self.lanes,
+                access.index,
+                {**names, row: "m", column: "n"},
+                access.column,
+                self.buffers,
+            )
         )
         heads = self.size(prod(x for _, x in access.batch))
-        parts = [f"const i64 heads = {heads}, each = attn::rows_per_item({sq}, heads, ctx->threads), parts = ox_up({sq}, each);"]
+        parts = [
+            f"const i64 heads = {heads}, each = attn::rows_per_item({sq}, heads, ctx->threads), parts = ox_up({sq}, each);"
+        ]
         guard = "true" if node.attrs["guard"] else "false"
         bytes_each = f"ox_up(attn::scratch_floats({d}, {dv}) * 4, 64) * 64"
         body = [*parts, f"f32 *const scratch = (f32 *)(a->scratch + worker * ({bytes_each}));",
@@ -147,8 +156,16 @@ class AttentionEmitter(TemplateEmitter):
         stride = coefficient(address, key)
         assert stride is not None
         at = f"{self.pointer(value)} + {self.index(address, names)}"
-        load = "ldl(" + at + ", lanes)" if stride == 1 else f"bc<f32>(*({at}))" if stride == 0 else f"lds({at}, {self.index(stride, names)}, (int)lanes)"
-        return [f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};"]
+        load = (
+            "ldl(" + at + ", lanes)"
+            if stride == 1
+            else f"bc<f32>(*({at}))"
+            if stride == 0
+            else f"lds({at}, {self.index(stride, names)}, (int)lanes)"
+        )
+        return [
+            f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};"
+        ]
 
 
 _EMITTERS: dict[str, type[MatmulEmitter] | type[AttentionEmitter] | type[ConvEmitter]] = {

@@ -18,13 +18,9 @@ class Scope:
     available: set[object] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     terms: dict[Term, str] = field(default_factory=dict)
-    lookups: dict[Symbol, str] = field(
-        default_factory=dict
-    )  # data indices that have been read here: their names
+    lookups: dict[Symbol, str] = field(default_factory=dict)  # data indices that have been read here: their names
     guarded: bool = False
-    lanewise: bool = (
-        False  # the body of a function of the vector loop's variable, which may be called for single lanes
-    )
+    lanewise: bool = False  # the body of a function of the vector loop's variable, which may be called for single lanes
 
     def child(self, available: set[object] | None = None, guarded: bool = False) -> Scope:
         return Scope(self, available or set(), guarded=guarded or False)
@@ -47,9 +43,7 @@ class KernelSource:
     buffers: list[Value]  # storages, in the order of the call's pointers p0, p1, ...
     items: str  # C++ expression over the size symbols: units of parallel work
     symbols: list[str] = field(default_factory=list)  # dynamic dims that the body uses
-    weights: list[tuple[str, int]] = field(
-        default_factory=list
-    )  # packed constants w0, w1, ...: element type, offset
+    weights: list[tuple[str, int]] = field(default_factory=list)  # packed constants w0, w1, ...: element type, offset
     includes: frozenset[str] = frozenset()
     before: list[str] = field(default_factory=list)  # statements of the program ahead of the call
     scratch: str = "0"
@@ -65,9 +59,7 @@ _DEFINES = re.compile(r"(?:const )?(?:V<\w+>|i64|vl|vi) (\w+)(?: = |\{)")
 _WORD = re.compile(r"\b[A-Za-z_]\w*")
 
 
-def interleave(
-    lines: list[str], loop: str, at: str, accumulators: list[str], copies: int
-) -> list[str] | None:
+def interleave(lines: list[str], loop: str, at: str, accumulators: list[str], copies: int) -> list[str] | None:
     """A vector loop's body for several vectors from `at` on, statement by statement in turn.
 
     Loops in the body are walked once for all. None where it has other statements than loops,
