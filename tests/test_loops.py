@@ -259,6 +259,12 @@ def casts(b: Bench) -> list[Value]:
     return out
 
 
+@case(dynamic=False)
+def tails_of_widening_casts(b: Bench) -> list[Value]:
+    """Half a vector is left over, and only half of a wider one is made of it: nothing past the end is read."""
+    return [b.cast(b.x(256 + k), to) for k in (4, 8) for to in (dtypes.int64, dtypes.float64)]
+
+
 # ---------------------------------------------------------------- broadcasting, sizes, views
 
 

@@ -58,9 +58,16 @@ template <class R, class A> OX R bits(A a) { R r; __builtin_memcpy(&r, &a, sizeo
 template <class T> OX V<T> ld(const T *p) { return *(const typename vec_of<T>::loose *)p; }
 template <class T> OX void st(T *p, V<T> v) { *(typename vec_of<T>::loose *)p = v; }
 #if defined(__AVX512F__) && ONNXC_VL == 16
+// The first n bits. Hidden from the optimizer: a load under a mask that it knows may become a load without one
+// (where only the masked lanes are used), which reads past the end of the array.
+OX u16 lane_mask(int n) {
+  u32 m = (1u << n) - 1;
+  asm("" : "+r"(m));
+  return (u16)m;
+}
 template <class T> OX V<T> ldn(const T *p, int n) {
   if constexpr (sizeof(T) == 4) {
-    return bits<V<T>>(__builtin_ia32_loadups512_mask((const f32 *)p, bits<vf>(vi{}), (u16)((1u << n) - 1)));
+    return bits<V<T>>(__builtin_ia32_loadups512_mask((const f32 *)p, bits<vf>(vi{}), lane_mask(n)));
   } else {
     V<T> r = {};
     for (int i = 0; i < n; i++) r[i] = p[i];
@@ -69,7 +76,7 @@ template <class T> OX V<T> ldn(const T *p, int n) {
 }
 template <class T> OX void stn(T *p, V<T> v, int n) {
   if constexpr (sizeof(T) == 4) {
-    __builtin_ia32_storeups512_mask((f32 *)p, bits<vf>(v), (u16)((1u << n) - 1));
+    __builtin_ia32_storeups512_mask((f32 *)p, bits<vf>(v), lane_mask(n));
   } else {
     for (int i = 0; i < n; i++) p[i] = v[i];
   }
