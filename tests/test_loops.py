@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime as ort
 import pytest
-from compile_harness import UNFUSED, Compiled, check, compare, compile_graphs
 from onnx import TensorProto, helper
 
 from onnxc.errors import RunError
@@ -27,6 +26,7 @@ from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
 from onnxc.runtime.cpu import level
+from tests.compile_harness import UNFUSED, Compiled, check, compare, compile_graphs
 
 SIZES = [(7, 17), (1, 33), (31, 1), (0, 5), (16, 3)]  # of the two dims n and m
 FIXED = [0, 3]  # the sizes of which there are kernels of fixed shape

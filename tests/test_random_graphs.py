@@ -12,15 +12,15 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from compile_harness import UNFUSED, Compiled, compare, compile_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import Generator, RandomGraph, Seeded
 
 from onnxc.ir.expr import evaluate
 from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.interpret import interpret
 from onnxc.runtime.cpu import Level, level
+from tests.compile_harness import UNFUSED, Compiled, compare, compile_graphs
+from tests.random_graphs import Generator, RandomGraph, Seeded
 
 T = TypeVar("T")
 SIZES = [{"s0": 3, "s1": 5}, {"s0": 1, "s1": 1}, {"s0": 0, "s1": 2}, {"s0": 17, "s1": 4}, {"s0": 2, "s1": 33}]

@@ -17,14 +17,22 @@ def interpret(graph: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of a graph of primitives for these inputs, in the order of the graph's.
 
     Dynamic dims take their sizes from the inputs. Every result is checked against the type that was inferred
-    for it; an InternalError says which primitive broke its own rule.
+    for it; an InternalError says which primitive broke its own rule. A value is dropped after its last use.
     """
-    sizes = bind_sizes(graph.inputs, inputs)
-    known = {v.id: np.asarray(a) for v, a in zip(graph.inputs, inputs, strict=True)}
-    for node in graph.nodes:
+    return _run(graph, [np.asarray(a) for a in inputs], bind_sizes(graph.inputs, inputs))
+
+
+def _run(graph: Graph, inputs: Sequence[np.ndarray], sizes: Mapping[str, int]) -> list[np.ndarray]:
+    known = {v.id: a for v, a in zip(graph.inputs, inputs, strict=True)}
+    last = {v.id: k for k, node in enumerate(graph.nodes) for v in node.operands}
+    kept = {v.id for v in graph.outputs}
+    for k, node in enumerate(graph.nodes):
         results = _evaluate(node, [known[v.id] for v in node.inputs if v is not None], sizes)
         for value, result in zip(node.outputs, results, strict=True):
             known[value.id] = _checked(node, value, result, sizes)
+        for v in node.operands:
+            if last[v.id] == k and v.id not in kept:
+                known.pop(v.id, None)
     return [known[v.id] for v in graph.outputs]
 
 
@@ -54,6 +62,8 @@ def _evaluate(node: Node, args: Sequence[np.ndarray], sizes: Mapping[str, int]) 
     attrs = {k: concrete(v, sizes) for k, v in node.attrs.items()}
     if node.op == "sizes":
         return [np.array(attrs["dims"], dtype=np.int64)]
+    if node.op == "scan":
+        return _scan(node.regions[0], args, attrs, sizes)
     primitive = lookup(node.op)
     if primitive.evaluate is None or node.regions:
         raise InternalError(f"the interpreter cannot run {node.op}")
@@ -69,3 +79,21 @@ def _checked(node: Node, value: Value, result: np.ndarray, sizes: Mapping[str, i
             f"{node.op} gave {result.dtype}{list(result.shape)}, but its type is {value.type}, {list(shape)}"
         )
     return result
+
+
+def _scan(
+    region: Graph, args: Sequence[np.ndarray], attrs: Mapping[str, Any], sizes: Mapping[str, int]
+) -> list[np.ndarray]:
+    """See `onnxc.primitives.control.scan_types`."""
+    split = attrs["states"] + attrs["scanned"]
+    states, scanned, rest = list(args[: attrs["states"]]), args[attrs["states"] : split], args[split:]
+    slices: list[list[np.ndarray]] = []
+    for step in range(attrs["trip"]):
+        found = _run(region, [*states, *(a[step] for a in scanned), *rest], sizes)
+        results = [found[k] for k in attrs["results"]]
+        states, collected = results[: len(states)], results[len(states) :]
+        slices.append(collected)
+    if not slices:
+        types = [region.outputs[k].t for k in attrs["results"][len(states) :]]
+        return [*states, *(np.zeros((0, *concrete(t.shape, sizes)), t.dtype.numpy) for t in types)]
+    return [*states, *map(np.stack, zip(*slices, strict=True))]

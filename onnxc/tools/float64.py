@@ -9,19 +9,17 @@ round to float32, or fail for float64.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from onnxc.errors import UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
-from onnxc.primitives.base import lookup
-from onnxc.primitives.interpret import bind_sizes, concrete
+from onnxc.primitives.interpret import interpret
 
 Array = np.ndarray[Any, Any]
 
@@ -66,50 +64,4 @@ def evaluate_float64(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a graph of primitives in float64. Raises OnnxcError."""
     wide = widen(graph)
     given = [np.asarray(a).astype(v.dtype.numpy) for a, v in zip(inputs, wide.inputs, strict=True)]
-    return _run(wide, given, bind_sizes(wide.inputs, given))
-
-
-def _run(graph: Graph, inputs: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
-    """As the interpreter does, with regions; a value is dropped after its last use."""
-    known = {v.id: a for v, a in zip(graph.inputs, inputs, strict=True)}
-    last = {v.id: k for k, node in enumerate(graph.nodes) for v in node.operands}
-    kept = {v.id for v in graph.outputs}
-    for k, node in enumerate(graph.nodes):
-        results = _evaluate(node, [known[v.id] for v in node.inputs if v is not None], sizes)
-        known.update({v.id: a for v, a in zip(node.outputs, results, strict=True)})
-        for v in node.operands:
-            if last[v.id] == k and v.id not in kept:
-                known.pop(v.id, None)
-    return [known[v.id] for v in graph.outputs]
-
-
-def _evaluate(node: Node, args: Sequence[Array], sizes: Mapping[str, int]) -> Sequence[Array]:
-    attrs = {name: concrete(value, sizes) for name, value in node.attrs.items()}
-    if node.op == "sizes":
-        return [np.array(attrs["dims"], dtype=np.int64)]
-    if node.op == "scan":
-        return _scan(node.regions[0], args, attrs, sizes)
-    evaluate = lookup(node.op).evaluate
-    if evaluate is None:
-        raise UnsupportedError(f"{node.op} cannot be evaluated in float64")
-    with np.errstate(all="ignore"):
-        result = evaluate(*args, **attrs)
-    return result if isinstance(result, tuple) else [np.asarray(result)]
-
-
-def _scan(
-    region: Graph, args: Sequence[Array], attrs: Mapping[str, Any], sizes: Mapping[str, int]
-) -> list[Array]:
-    """See `onnxc.primitives.control.scan_types`."""
-    split = attrs["states"] + attrs["scanned"]
-    states, scanned, rest = list(args[: attrs["states"]]), args[attrs["states"] : split], args[split:]
-    slices: list[list[Array]] = []
-    for step in range(attrs["trip"]):
-        found = _run(region, [*states, *(a[step] for a in scanned), *rest], sizes)
-        results = [found[k] for k in attrs["results"]]
-        states, collected = results[: len(states)], results[len(states) :]
-        slices.append(collected)
-    if not slices:
-        types = [region.outputs[k].t for k in attrs["results"][len(states) :]]
-        return [*states, *(np.zeros((0, *concrete(t.shape, sizes)), t.dtype.numpy) for t in types)]
-    return [*states, *map(np.stack, zip(*slices, strict=True))]
+    return interpret(wide, given)
