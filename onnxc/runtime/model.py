@@ -26,6 +26,7 @@ from onnxc.errors import CpuError, InputError, LimitError, OnnxcError, PackageEr
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_bytes
 from onnxc.runtime.library import CallError, NativeModel, Runtime, call_exception, load_runtime
+from onnxc.runtime.outputs import OutputPool, has_large
 from onnxc.runtime.package import load_library, open_package, write_package
 from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature, Tensor
 from onnxc.runtime.sizes import Size, evaluate
@@ -162,7 +163,7 @@ _HEAD, _ITEMS = object.__basicsize__, tuple.__basicsize__
 class _Site:
     """All that a call needs to know for inputs of one set of shapes: made once, used by every such call."""
 
-    __slots__ = ("address", "dims", "keep", "outputs")
+    __slots__ = ("address", "dims", "keep", "large", "outputs")
 
     def __init__(
         self,
@@ -173,6 +174,7 @@ class _Site:
         dims: Sequence[int],
     ) -> None:
         self.outputs = [(s, t.dtype.numpy) for s, t in zip(outputs, signature.outputs, strict=True)]
+        self.large = has_large(self.outputs)
         self.dims = _longs(dims or [0])
         kept = [_longs(shape or [0]) for shape in shapes]
         want = (_Want * max(1, len(shapes)))(
@@ -226,6 +228,7 @@ class CompiledModel:
         self._signature, self._arena = program
         poison = os.environ.get("ONNXC_POISON") == "1"
         self._empty: Callable[..., Array] = _poisoned if poison else np.empty
+        self._pool = OutputPool(poison)
         self._runtime = load_runtime(cache, sections.get(RUNTIME))
         self._memory_limit = int(manifest.get("memory_limit") or 0) or memory_bytes()
         self._weights = np.frombuffer(sections[WEIGHTS], np.uint8)
@@ -307,7 +310,10 @@ class CompiledModel:
             return self._run_any(args)
         empty = self._empty
         try:
-            outputs = tuple([empty(shape, dtype) for shape, dtype in site.outputs])
+            if site.large:
+                outputs = self._pool.arrays(site.outputs)
+            else:
+                outputs = tuple([empty(shape, dtype) for shape, dtype in site.outputs])
         except MemoryError as error:
             raise LimitError("no memory for the outputs", cause=error) from error
         code = self._call_arrays(site.address, self._threads, args, outputs)
@@ -328,7 +334,7 @@ class CompiledModel:
             site = self._new_site(shapes)
             self._remember(shapes, site)
         try:
-            outputs = tuple([self._empty(shape, dtype) for shape, dtype in site.outputs])
+            outputs = self._pool.arrays(site.outputs)
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
         addresses = [x.ctypes.data for x in (*inputs, *outputs)]
@@ -412,6 +418,7 @@ class CompiledModel:
     def trim(self) -> None:
         """Give the memory that the model holds between calls back to the system."""
         self._native.trim()
+        self._pool.clear()
 
     def __repr__(self) -> str:
         inputs, outputs = (

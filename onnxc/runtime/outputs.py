@@ -1,0 +1,76 @@
+"""Memory for outputs, used again once nobody holds them.
+
+Every call returns arrays of its own. A large array comes fresh from the system, which gives it page by page as it is
+first written; for outputs of megabytes that takes longer than the kernels that write them. So the memory behind
+large outputs is kept, and used again when the last array over it is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Spec = tuple[tuple[int, ...], np.dtype[Any]]
+
+LARGE = 1 << 16  # bytes from which memory is kept: below, the C library keeps it itself
+SPARE = 2  # blocks kept for each output: a loop that feeds outputs back holds two sets
+_IDLE = 2  # references to a block that only `_free_block` holds: its variable, and getrefcount's argument
+
+
+def has_large(specs: Sequence[Spec]) -> bool:
+    """Whether any of these outputs is worth keeping memory for."""
+    return any(_nbytes(s) >= LARGE for s in specs)
+
+
+def _nbytes(spec: Spec) -> int:
+    return prod(spec[0]) * spec[1].itemsize
+
+
+class OutputPool:
+    """Blocks of memory for the outputs of one model. Safe to use from several threads: list operations are atomic."""
+
+    def __init__(self, poison: bool = False) -> None:
+        self._blocks: dict[int, list[Array]] = {}
+        self._poison = poison
+
+    def arrays(self, specs: Sequence[Spec]) -> tuple[Array, ...]:
+        """New arrays of these shapes and dtypes. Raises MemoryError."""
+        wanted = Counter(_nbytes(s) for s in specs)
+        return tuple([self._array(s, SPARE * wanted[_nbytes(s)]) for s in specs])
+
+    def clear(self) -> None:
+        """Forgets the blocks that are free; those in use go when their arrays go."""
+        self._blocks.clear()
+
+    def _array(self, spec: Spec, most: int) -> Array:
+        shape, dtype = spec
+        nbytes = _nbytes(spec)
+        if nbytes < LARGE:
+            block = np.empty(nbytes, np.uint8)
+        else:
+            kept = self._blocks.setdefault(nbytes, [])
+            block = self._free_block(kept, nbytes)
+        if self._poison:
+            block.fill(0xFF)
+        array: Array = np.ndarray(shape, dtype, buffer=block.data if not nbytes else block)
+        if nbytes >= LARGE and len(kept) < most:
+            kept.append(block)  # only now, while `array` holds it: another thread must not think it free
+        return array
+
+    @staticmethod
+    def _free_block(kept: list[Array], nbytes: int) -> Array:
+        for _ in range(len(kept)):
+            try:
+                block = kept.pop(0)
+            except IndexError:  # another thread took it
+                break
+            if sys.getrefcount(block) == _IDLE:
+                return block
+            kept.append(block)
+        return np.empty(nbytes, np.uint8)

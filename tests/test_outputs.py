@@ -1,0 +1,66 @@
+"""Memory of large outputs is used again, and never while an array over it is alive."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from onnxc.runtime.outputs import LARGE, OutputPool, has_large
+
+SPEC = ((LARGE // 4, 2), np.dtype(np.float32))
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def test_memory_comes_back_when_the_array_is_gone() -> None:
+    pool = OutputPool()
+    (first,) = pool.arrays([SPEC])
+    where = address(first)
+    del first
+    assert address(pool.arrays([SPEC])[0]) == where
+
+
+def test_memory_in_use_is_left_alone_even_by_a_view() -> None:
+    pool = OutputPool()
+    (first,) = pool.arrays([SPEC])
+    first[:] = 7
+    part = first[10:20, 1:]
+    del first
+    for _ in range(5):
+        (other,) = pool.arrays([SPEC])
+        other[:] = 1
+    assert (part == 7).all()
+
+
+def test_shapes_dtypes_and_empty_outputs() -> None:
+    pool = OutputPool(poison=True)
+    specs = [SPEC, ((), np.dtype(np.int64)), ((0, 3), np.dtype(np.float32)), ((5,), np.dtype(bool))]
+    arrays = pool.arrays(specs)
+    assert [(a.shape, a.dtype) for a in arrays] == specs
+    assert all(a.flags.c_contiguous and a.flags.writeable for a in arrays)
+    assert np.isnan(arrays[0]).all()
+    assert has_large(specs)
+    assert not has_large(specs[1:])
+
+
+def test_threads_never_share_a_block() -> None:
+    pool = OutputPool()
+    wrong = []
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            a, b = pool.arrays([SPEC, SPEC])
+            a.fill(number)
+            b.fill(-number)
+            if not ((a == number).all() and (b == -number).all()):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(k + 1,)) for k in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
