@@ -22,7 +22,6 @@ from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
-MAX_EPILOGUE_STORES = 2
 LONG_INDEX = 400  # characters of an index expression
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.loops import emit_sections
 from onnxc.codegen.cpp.opaque import emit_opaque
@@ -14,13 +12,13 @@ from onnxc.codegen.cpp.templates import emit_template
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol, symbols
+from onnxc.ir.expr import Dim, Symbol, evaluate, symbols
 from onnxc.ir.graph import Origin, Value
 from onnxc.planner.flops import flops
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
-from onnxc.planner.memory import Buffer, aligned, assign_offsets, lifetimes
+from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 ENTRY = "onnxc_run"
@@ -300,10 +298,5 @@ def _can_fail(kernel: KernelSource) -> bool:
 
 def arena_layout(buffers: list[Buffer], values: dict[str, int]) -> tuple[list[int], int]:
     """Offsets of the buffers and the arena's bytes for given sizes of the symbolic dims."""
-    from onnxc.ir.expr import evaluate
-
     sizes = [evaluate(b.nbytes, values) for b in buffers]
     return assign_offsets(sizes, [(b.first, b.last) for b in buffers])
-
-
-__all__ = ["ENTRY", "VERSION", "KernelCall", "Program", "ProgramWriter", "aligned", "np"]
