@@ -215,7 +215,8 @@ def bench(
     Args:
         model: an ONNX file.
         inputs: by name; None makes random ones (see `tools.inputs.random_inputs`, for `seed` and `dims` too).
-        peers: engines to compare with: `onnxruntime` (with all of its optimizations).
+        peers: engines to compare with: `onnxruntime` (with all of its optimizations), `openvino` (where it
+            is installed; f32, for latency).
         threads: of each engine.
         rounds: turns that each engine has; the more, the less the machine's noise counts.
         turn, warm_up: seconds of a turn (at least one run) and of the runs before the first that counts.
@@ -225,7 +226,7 @@ def bench(
     """
     unknown = [p for p in peers if p not in ENGINES or p == "onnxc"]
     if unknown:
-        raise InputError(f"no engine {unknown[0]!r} to compare with; there is onnxruntime")
+        raise InputError(f"no engine {unknown[0]!r} to compare with; there are {', '.join(e for e in ENGINES if e != 'onnxc')}")
     if rounds < 1 or threads < 1:
         raise InputError("rounds and threads are at least 1")
     tell = progress or (lambda stage: None)
