@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from onnxc.errors import ModelError, ShapeError
-from onnxc.ir.expr import Dim, ceildiv, maximum, minimum
+from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import static_dim, static_shape
 from onnxc.ops.registry import op
@@ -49,8 +50,7 @@ def window_of(
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         spans = Window(kernel, strides, dilations, low, high).spans
         total = [
-            maximum((ceildiv(d, s) - 1) * s + span - d, 0)
-            for d, s, span in zip(spatial, strides, spans, strict=True)
+            maximum((ceildiv(d, s) - 1) * s + span - d, 0) for d, s, span in zip(spatial, strides, spans, strict=True)
         ]
         small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
         low, high = (small, large) if auto_pad == "SAME_UPPER" else (large, small)  # type: ignore[assignment]
@@ -98,21 +98,148 @@ def conv_transpose(
     output_padding: list[int] | None = None, output_shape: list[int] | None = None,
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    """The gradient of Conv: x with stride - 1 zeros between elements, convolved with the mirrored kernel."""
+    """The gradient of Conv: each output position of one remainder by the stride meets the same taps of the kernel."""
     kernel = static_shape(w.shape[2:], "the kernel of ConvTranspose")
     n = len(kernel)
     plain = "NOTSET" if auto_pad.startswith("SAME") else auto_pad
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, plain)
     extra: tuple[Dim, ...] = tuple(output_padding or (0,) * n)
     if output_shape or auto_pad.startswith("SAME"):
-        goal = (
-            output_shape[-n:]
-            if output_shape
-            else [d * s for d, s in zip(x.shape[2:], window.strides, strict=True)]
-        )
+        goal = output_shape[-n:] if output_shape else [d * s for d, s in zip(x.shape[2:], window.strides, strict=True)]
         low, high, extra = _transposed_pads(x.shape[2:], window, extra, goal, auto_pad)
     else:
         low, high = window.low, window.high
+    if all(d == 1 for d in (*x.shape[2:], *window.dilations)):
+        return with_bias(b, _of_one_pixel(b, x, w, low, high, extra, group), bias)
+    phases = _phases(x.shape[2:], window, low, high, extra)
+    y = _spread(b, x, w, window, low, high, extra, group) if phases is None else _interleave(b, x, w, phases, group)
+    return with_bias(b, y, bias)
+
+
+def _of_one_pixel(
+    b: Builder, x: Value, w: Value, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim], group: int
+) -> Value:
+    """One input position, as generators begin with: the kernel itself, weighted; a matmul with nothing to add up."""
+    c, m, *kernel = w.shape
+    flat = b.reshape(w, (group, c // group, prod((m, *kernel))))
+    y = b.matmul(b.swap(b.reshape(x, (x.shape[0], group, c // group)), 0, 1), flat)
+    y = b.reshape(b.swap(y, 0, 1), (x.shape[0], group * m, *kernel))
+    y = b.pad(y, (0,) * y.rank, (0, 0, *extra), 0)
+    for i, (lo, hi) in enumerate(zip(low, high, strict=True)):
+        y = b.slice(y, i + 2, lo, y.shape[i + 2] - hi)
+    return y
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Every s-th output along one axis: a convolution of stride 1 with a part of the kernel's taps."""
+
+    first: int  # tap, and the step to the next
+    step: int
+    taps: int
+    dilation: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """The phases of one axis, their common size, and the size of the output that they make in turns."""
+
+    each: tuple[_Phase, ...]
+    size: Dim
+    out: Dim
+
+
+def _phases(
+    spatial: Sequence[Dim], window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim]
+) -> list[_Phases] | None:
+    """A transposed convolution as interleaved plain ones; None where pads depend on sizes, or a phase has no tap.
+
+    Output f, counted with what is cropped below, gets tap j of input i where i * stride + j * dilation = f + low: so
+    the outputs of one remainder by the stride all meet the same taps.
+    """
+    found = []
+    for n, s, d, k, lo, hi, e in zip(
+        spatial, window.strides, window.dilations, window.kernel, low, high, extra, strict=True
+    ):
+        if not (isinstance(lo, int) and isinstance(hi, int) and isinstance(e, int)) or s == 1:
+            return None
+        beyond = e + d * (k - 1) + 1 - lo - hi  # outputs more than (n - 1) * s
+        more = -(-beyond // s) - 1  # positions of a phase more than n
+        each = []
+        for p in range(s):
+            shift, rest = divmod(p + lo, s)
+            taps = [j for j in range(k) if j * d % s == rest]
+            if not taps:
+                return None
+            steps = [(j * d - rest) // s - shift for j in taps]
+            step, apart = (taps[1] - taps[0], steps[1] - steps[0]) if len(taps) > 1 else (1, 1)
+            each.append(_Phase(taps[0], step, len(taps), apart, steps[-1], more - steps[0]))
+        found.append(_Phases(tuple(each), n + more, (n - 1) * s + beyond))
+    return found
+
+
+def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int) -> Value:
+    """All phases, as one convolution where they differ in their weights alone, set side by side."""
+    n, rank = len(axes), x.rank
+    kinds = {tuple((p.taps, p.dilation, p.low, p.high) for p in (a.each[i] for a, i in zip(axes, at, strict=True)))
+             for at in product(*(range(len(a.each)) for a in axes))}  # fmt: skip
+    counts = [len(a.each) for a in axes]
+    places = list(product(*map(range, counts)))
+    phases = [[a.each[i] for a, i in zip(axes, at, strict=True)] for at in places]
+    weights = [mirrored(b, _taps(b, w, each), group) for each in phases]
+    m = static_dim(w.shape[1], "the channels of ConvTranspose")
+    sizes = [a.size for a in axes]
+    if len(kinds) == 1:
+        parts = [b.reshape(v, (group, m, *v.shape[1:])) for v in weights]
+        merged = b.concat(parts, 1)
+        y = _phase(b, x, b.reshape(merged, (group * len(places) * m, *merged.shape[2:])), phases[0], group)
+        y = b.reshape(y, (x.shape[0], group, *counts, m, *sizes))
+        order = [0, 1, 2 + n, *(k for i in range(n) for k in (3 + n + i, 2 + i))]
+        y = b.transpose(y, order)
+    else:
+        ys = [_phase(b, x, v, each, group) for v, each in zip(weights, phases, strict=True)]
+        ones = [d for size in sizes for d in (size, 1)]
+        ys = [b.reshape(y, (x.shape[0], group * m, *ones)) for y in ys]
+        for i in reversed(range(n)):  # the innermost axis varies fastest among the places
+            ys = [b.concat(ys[k : k + counts[i]], 3 + 2 * i) for k in range(0, len(ys), counts[i])]
+        (y,) = ys
+    y = b.reshape(y, (x.shape[0], group * m, *(size * s for size, s in zip(sizes, counts, strict=True))))
+    for i, a in enumerate(axes):
+        y = b.slice(y, i + 2, 0, a.out)
+    assert y.rank == rank
+    return y
+
+
+def _taps(b: Builder, w: Value, each: Sequence[_Phase]) -> Value:
+    """The taps of one phase, [C, M / group, taps...]."""
+    return b.one(
+        "slice",
+        w,
+        starts=(0, 0, *(p.first for p in each)),
+        sizes=(*w.shape[:2], *(p.taps for p in each)),
+        steps=(1, 1, *(p.step for p in each)),
+    )
+
+
+def _phase(b: Builder, x: Value, w: Value, each: Sequence[_Phase], group: int) -> Value:
+    """The convolution of one phase; negative padding crops the input."""
+    for i, p in enumerate(each):
+        x = b.slice(x, i + 2, max(-p.low, 0), x.shape[i + 2] - max(-p.high, 0))
+    window = Window(
+        tuple(p.taps for p in each), (1,) * len(each), tuple(p.dilation for p in each),
+        tuple(max(p.low, 0) for p in each), tuple(max(p.high, 0) for p in each),
+    )  # fmt: skip
+    return convolve(b, x, w, window, group)
+
+
+def _spread(
+    b: Builder, x: Value, w: Value, window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim],
+    group: int,
+) -> Value:  # fmt: skip
+    """A transposed convolution as one of its input with stride - 1 zeros between elements."""
+    n = len(window.kernel)
     spread = b.pad(x, (0,) * x.rank, (0,) * x.rank, 0, (0, 0, *(s - 1 for s in window.strides)))
     before = [span - 1 - p for span, p in zip(window.spans, low, strict=True)]
     after = [span - 1 - p + e for span, p, e in zip(window.spans, high, extra, strict=True)]
@@ -121,13 +248,13 @@ def conv_transpose(
         if crop != (0, 0):
             spread = b.slice(spread, i + 2, -crop[0], spread.shape[i + 2] + crop[1])
     inner = Window(
-        kernel,
+        window.kernel,
         (1,) * n,
         window.dilations,
         tuple(maximum(d, 0) for d in before),
         tuple(maximum(d, 0) for d in after),
     )
-    return with_bias(b, convolve(b, spread, mirrored(b, w, group), inner, group), bias)
+    return convolve(b, spread, mirrored(b, w, group), inner, group)
 
 
 def _transposed_pads(
@@ -169,8 +296,6 @@ def causal_conv_with_state(
         raise ModelError(f"CausalConvWithState has the activation {activation!r}; none, silu and swish exist")
     seen = b.pad(x, (0, 0, reach), (0, 0, 0)) if past_state is None else b.concat([past_state, x], 2)
     window = Window((reach + 1,), (1,), (1,), (0,), (0,))
-    y = with_bias(
-        b, convolve(b, seen, w, window, static_dim(w.shape[0], "the channels of CausalConvWithState")), bias
-    )
+    y = with_bias(b, convolve(b, seen, w, window, static_dim(w.shape[0], "the channels of CausalConvWithState")), bias)
     state = b.slice(seen, 2, seen.shape[2] - reach, seen.shape[2])
     return [y if activation == "none" else b.mul(y, b.sigmoid(y)), state]

@@ -217,24 +217,24 @@ def gru(
         wb, rb = _biases(rec, bias, d, 3)
         xw = rec.projected(d, w, wb)
         rt = b.swap(rec.part(r, d), 0, 1)
-        gates_r, new_r = b.slice(rt, 1, 0, 2 * n), b.slice(rt, 1, 2 * n, 3 * n)
-        gates_b = None if rb is None else b.slice(rb, 0, 0, 2 * n)
-        new_b = None if rb is None else b.slice(rb, 0, 2 * n, 3 * n)
+        # Where all gates multiply the state before the step, one product serves them.
+        cut = 3 * n if linear_before_reset else 2 * n
+        gates_r, new_r = b.slice(rt, 1, 0, cut), None if linear_before_reset else b.slice(rt, 1, 2 * n, 3 * n)
+        gates_b = None if rb is None else b.slice(rb, 0, 0, cut)
+        new_b = None if rb is None or linear_before_reset else b.slice(rb, 0, 2 * n, 3 * n)
 
         def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
-                 gates_r: Value = gates_r, new_r: Value = new_r, gates_b: Value | None = gates_b,
+                 gates_r: Value = gates_r, new_r: Value | None = new_r, gates_b: Value | None = gates_b,
                  new_b: Value | None = new_b) -> list[Value]:  # fmt: skip
             (before,) = states
             xz, xr, xh = inner.split(slices[0], 1, [n] * 3)
-            both = inner.matmul(before, gates_r)
-            both = both if gates_b is None else inner.add(both, gates_b)
-            hz, hr = inner.split(both, 1, [n, n])
+            product = inner.matmul(before, gates_r)
+            product = product if gates_b is None else inner.add(product, gates_b)
+            hz, hr, *rest = inner.split(product, 1, [n] * (3 if new_r is None else 2))
             z = f(inner, _clip(inner, inner.add(xz, hz), clip))
             reset = f(inner, _clip(inner, inner.add(xr, hr), clip))
-            if linear_before_reset:
-                linear = inner.matmul(before, new_r)
-                linear = linear if new_b is None else inner.add(linear, new_b)
-                new = inner.add(xh, inner.mul(reset, linear))
+            if new_r is None:
+                new = inner.add(xh, inner.mul(reset, rest[0]))
             else:
                 linear = inner.matmul(inner.mul(reset, before), new_r)
                 new = inner.add(xh, linear if new_b is None else inner.add(linear, new_b))

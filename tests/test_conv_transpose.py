@@ -1,0 +1,85 @@
+"""ConvTranspose of every geometry against its definition in float64: each input adds a scaled kernel to the output."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxc
+
+CASES = [
+    # spatial, kernel, strides, dilations, pads, output_padding, group
+    ((4, 5), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), (0, 0), 1),
+    ((4, 5), (4, 4), (2, 2), (1, 1), (1, 1, 1, 1), (0, 0), 1),
+    ((7, 3), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((5, 5), (3, 5), (3, 2), (1, 1), (0, 2, 1, 1), (2, 0), 3),
+    ((5, 4), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), (0, 0), 2),
+    ((5, 4), (3, 2), (2, 3), (2, 1), (1, 0, 0, 1), (1, 1), 1),  # every phase of the first axis by a dilated tap
+    ((5, 4), (3, 3), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0), 1),  # phases without taps
+    ((5, 4), (1, 2), (3, 3), (1, 1), (0, 0, 0, 0), (1, 0), 1),  # a stride beyond the kernel
+    ((6, 7), (4, 4), (2, 2), (1, 1), (3, 3, 3, 2), (0, 0), 1),  # pads beyond a phase's reach: the input is cropped
+    ((1, 1), (4, 3), (1, 2), (1, 1), (1, 0, 0, 1), (0, 1), 2),  # one input position
+    ((17,), (5,), (3,), (1,), (2, 1), (1,), 1),
+    ((3, 2, 4), (2, 3, 2), (2, 2, 1), (1, 1, 2), (0, 1, 0, 1, 1, 0), (0, 1, 0), 1),
+]
+
+
+def by_definition(x: np.ndarray, w: np.ndarray, strides, dilations, pads, extra, group) -> np.ndarray:
+    n, rank = x.shape[0], x.ndim - 2
+    m, kernel, spatial = w.shape[1], w.shape[2:], x.shape[2:]
+    full = [
+        (d - 1) * s + (k - 1) * t + 1 + e
+        for d, s, k, t, e in zip(spatial, strides, kernel, dilations, extra, strict=True)
+    ]
+    y = np.zeros((n, group, m, *full))
+    parts = x.reshape(n, group, -1, *spatial)
+    kernels = w.reshape(group, -1, m, *kernel)
+    for at, tap in product(np.ndindex(*spatial), np.ndindex(*kernel)):
+        place = tuple(i * s + j * d for i, s, j, d in zip(at, strides, tap, dilations, strict=True))
+        y[(..., *place)] += np.einsum("ngc,gcm->ngm", parts[(..., *at)], kernels[(..., *tap)])
+    crop = tuple(slice(lo, size - hi) for lo, hi, size in zip(pads[:rank], pads[rank:], full, strict=True))
+    return y.reshape(n, group * m, *full)[(..., *crop)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_its_definition(case, dynamic: bool) -> None:
+    spatial, kernel, strides, dilations, pads, extra, group = case
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3 * group, *spatial)).astype(np.float32)
+    w = rng.standard_normal((3 * group, 5, *kernel)).astype(np.float32)
+    bias = rng.standard_normal(5 * group).astype(np.float32)
+    node = helper.make_node(
+        "ConvTranspose", ["x", "w", "b"], ["y"], kernel_shape=kernel, strides=strides, dilations=dilations,
+        pads=pads, output_padding=extra, group=group,
+    )  # fmt: skip
+    shape = ["n", 3 * group, *(f"d{i}" for i in range(len(spatial)))] if dynamic else x.shape
+    graph = helper.make_graph(
+        [node], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(bias, "b")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (y,) = onnxc.compile(model).run(None, {"x": x})
+    exact = by_definition(x, w, strides, dilations, pads, extra, group)
+    exact += bias.reshape(1, -1, *(1,) * len(spatial))
+    np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_zero_stride_gap_never_meets_an_infinite_weight() -> None:
+    """Gaps between inputs are no zeros that are multiplied: 0 * inf would be NaN."""
+    w = np.full((1, 1, 2), np.inf, np.float32)
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[3])
+    graph = helper.make_graph(
+        [node], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 1, 2))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    (y,) = onnxc.compile(model).run(None, {"x": np.ones((1, 1, 2), np.float32)})
+    assert not np.isnan(y).any()
