@@ -154,7 +154,7 @@ class _Phases:
 def _phases(
     spatial: Sequence[Dim], window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim]
 ) -> list[_Phases] | None:
-    """A transposed convolution as interleaved plain ones; None where pads depend on sizes, or a phase has no tap.
+    """A transposed convolution as interleaved plain ones; None where pads depend on sizes.
 
     Output f, counted with what is cropped below, gets tap j of input i where i * stride + j * dilation = f + low: so
     the outputs of one remainder by the stride all meet the same taps.
@@ -172,7 +172,8 @@ def _phases(
             shift, rest = divmod(p + lo, s)
             taps = [j for j in range(k) if j * d % s == rest]
             if not taps:
-                return None
+                each.append(_Phase(0, 1, 0, 1, 0, more))
+                continue
             steps = [(j * d - rest) // s - shift for j in taps]
             step, apart = (taps[1] - taps[0], steps[1] - steps[0]) if len(taps) > 1 else (1, 1)
             each.append(_Phase(taps[0], step, len(taps), apart, steps[-1], more - steps[0]))
@@ -188,10 +189,10 @@ def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int)
     counts = [len(a.each) for a in axes]
     places = list(product(*map(range, counts)))
     phases = [[a.each[i] for a, i in zip(axes, at, strict=True)] for at in places]
-    weights = [mirrored(b, _taps(b, w, each), group) for each in phases]
     m = static_dim(w.shape[1], "the channels of ConvTranspose")
     sizes = [a.size for a in axes]
     if len(kinds) == 1:
+        weights = [mirrored(b, _taps(b, w, each), group) for each in phases]
         parts = [b.reshape(v, (group, m, *v.shape[1:])) for v in weights]
         merged = b.concat(parts, 1)
         y = _phase(b, x, b.reshape(merged, (group * len(places) * m, *merged.shape[2:])), phases[0], group)
@@ -199,7 +200,11 @@ def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int)
         order = [0, 1, 2 + n, *(k for i in range(n) for k in (3 + n + i, 2 + i))]
         y = b.transpose(y, order)
     else:
-        ys = [_phase(b, x, v, each, group) for v, each in zip(weights, phases, strict=True)]
+        nothing = b.full((x.shape[0], group * m, *sizes), 0.0, x.dtype)  # of phases that no tap reaches
+        ys = [
+            _phase(b, x, mirrored(b, _taps(b, w, each), group), each, group) if all(p.taps for p in each) else nothing
+            for each in phases
+        ]
         ones = [d for size in sizes for d in (size, 1)]
         ys = [b.reshape(y, (x.shape[0], group * m, *ones)) for y in ys]
         for i in reversed(range(n)):  # the innermost axis varies fastest among the places
