@@ -14,12 +14,12 @@ DEMO   := build/demo
 
 export ONNXC_ZOO ?= $(CURDIR)/build/zoo
 
-.PHONY: help demo test zoo check lint types layers format bench models clean
+.PHONY: help demo test zoo check lint types layers format bench figures models clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '2,6s/^# \{0,1\}//p' Makefile
-	@echo '  make bench | zoo | models | format | clean'
+	@echo '  make bench | figures | zoo | models | format | clean'
 
 # ------------------------------------------------------------------------------------------------ set-up
 # One stamp for each level of set-up; pyproject.toml is what makes them stale.
@@ -38,6 +38,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(PIP) install -q torch==2.13.0
 	$(PIP) install -q --editable '.[dev]'
 	@touch $@ $(VENV)/.user
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/.dev
+	$(PIP) install -q --editable '.[bench]'
+	@touch $@
 
 # -------------------------------------------------------------------------------------------------- use
 
@@ -66,8 +70,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev zoo
+bench: $(VENV)/.bench zoo
 	$(BIN)/python -m benchmarks.run
+
+# The figures and tables of README.md and docs/performance.md, from the last run of the benchmarks.
+RESULTS ?= $(lastword $(sort $(wildcard benchmarks/results/*.json)))
+figures: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.plots $(RESULTS)
 
 models: $(VENV)/.dev
 	$(BIN)/python -m models.digits.train

@@ -14,9 +14,7 @@ from onnxc.errors import OnnxcError
 def count(names: Sequence[str] = store.NAMES, tell: Callable[[str], None] = print) -> Outcome:
     """Marks: no more calls than inductor makes; the five-op example is one template and one fused kernel."""
     inductor = json.loads(INDUCTOR.read_text())["models"]
-    outcome = Outcome(
-        "Kernels in a run", ["model", "templates", "fused", "sum", "inductor", "distinct functions"]
-    )
+    outcome = Outcome("Kernels in a run", ["model", "templates", "fused", "sum", "inductor", "distinct functions"])
     counts = onnxc.compile(fusable()).explain().counts
     outcome.data["fusable"] = counts
     outcome.rows.append(_row("x @ W, + 1, relu, * 0.5, sum", counts, "2"))

@@ -12,9 +12,7 @@ from onnxc.tools.bench import Worker, stored_inputs
 def memory(tell: Callable[[str], None] = print) -> Outcome:
     """Growth of the PSS over the process with everything imported; onnxc loads from a warm cache."""
     bert = zoo("bert")
-    outcome = Outcome(
-        "Memory held after load, BERT-base", ["engine", "growth of PSS", "PSS", "RSS", "private"]
-    )
+    outcome = Outcome("Memory held after load, BERT-base", ["engine", "growth of PSS", "PSS", "RSS", "private"])
     grown: dict[str, float] = {}
     with private_cache() as environment, stored_inputs(list(bert.inputs().values())) as inputs:
         load = {"model": str(bert.path), "threads": THREADS, "inputs": inputs}
@@ -27,15 +25,11 @@ def memory(tell: Callable[[str], None] = print) -> Outcome:
             cells = [grown[engine], after["pss"], after["rss"], after["private"]]
             outcome.rows.append([engine, *(f"{x / 1e6:.0f} MB" for x in cells)])
             tell(f"{engine}: {grown[engine] / 1e6:.0f} MB more than before the load")
-    outcome.marks.append(
-        Mark("memory held after load, by onnxruntime's", grown["onnxc"] / grown["onnxruntime"], 1.2)
-    )
+    outcome.marks.append(Mark("memory held after load, by onnxruntime's", grown["onnxc"] / grown["onnxruntime"], 1.2))
     return outcome
 
 
-def _measure(
-    engine: str, load: dict[str, Any], environment: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _measure(engine: str, load: dict[str, Any], environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     with Worker(environment) as worker:
         worker.ask("import", engine="numpy")
         worker.ask("import", engine="onnxc.compiler" if engine == "onnxc" else engine)

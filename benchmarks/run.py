@@ -1,7 +1,8 @@
 """All benchmarks: python -m benchmarks.run [NAME ...]
 
-A NAME is a benchmark (speed, kernels, compile, memory, overhead, import) or a model of the zoo; models
-restrict speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown.
+A NAME is a benchmark (speed, kernels, attention, weights, int8, compile, memory, overhead, import) or a model of the
+zoo; models restrict speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown;
+`python -m benchmarks.plots` makes the figures and tables of the documentation from them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compiling, kernels, memory, overhead, zoo
+from benchmarks import compiling, kernels, memory, overhead, special, zoo
 from benchmarks.common import Outcome, machine
 from models.zoo import store
 
 RESULTS = Path(__file__).parent / "results"
 BY_MODEL = ("speed", "kernels")
 OTHERS: dict[str, Callable[[], Outcome]] = {
+    "attention": special.attention,
+    "weights": special.weights,
+    "int8": special.integers,
     "compile": compiling.compiling,
     "memory": memory.memory,
     "overhead": overhead.overhead,
@@ -52,9 +56,7 @@ def main() -> None:
 def run(names: Sequence[str], rounds: int = zoo.ROUNDS) -> tuple[dict[str, Outcome], bool]:
     """The chosen benchmarks. One that fails is reported, and the others still run."""
     models = [n for n in names if n in store.NAMES]
-    chosen = [n for n in names if n not in store.NAMES] or (
-        list(BY_MODEL) if models else [*BY_MODEL, *OTHERS]
-    )
+    chosen = [n for n in names if n not in store.NAMES] or (list(BY_MODEL) if models else [*BY_MODEL, *OTHERS])
     outcomes: dict[str, Outcome] = {}
     failed = False
     for name in chosen:
@@ -79,7 +81,7 @@ def write(folder: Path, where: dict[str, Any], outcomes: dict[str, Outcome]) -> 
     print(marks.markdown(), flush=True)
     data: dict[str, Any] = {
         "machine": where,
-        "marks": [mark.to_dict() for outcome in outcomes.values() for mark in outcome.marks],
+        "marks": [{"of": name, **m.to_dict()} for name, outcome in outcomes.items() for m in outcome.marks],
         "results": {name: outcome.data for name, outcome in outcomes.items()},
     }
     head = ["# Benchmarks", "", *(f"- {key}: {value}" for key, value in where.items())]
@@ -101,7 +103,7 @@ def marks_table(outcomes: dict[str, Outcome]) -> Outcome:
                 [
                     mark.name,
                     f"{mark.value:.3g}{unit}",
-                    f"{mark.limit:g}{unit}",
+                    f"{'at least ' if mark.at_least else ''}{mark.limit:g}{unit}",
                     "met" if mark.met else "MISSED",
                 ]
             )

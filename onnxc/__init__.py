@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from onnxc.runtime.model import CompiledModel as CompiledModel
     from onnxc.runtime.model import load as load
     from onnxc.tools.compare import compare as compare
+    from onnxc.tools.tune import tune as tune
 
 _HOME = {
     "CompiledModel": "onnxc.runtime.model",
     "compare": "onnxc.tools.compare",
     "compile": "onnxc.compiler",
     "load": "onnxc.runtime.model",
+    "tune": "onnxc.tools.tune",
 }
-__all__ = ["CompiledModel", "compare", "compile", "errors", "load"]
+__all__ = ["CompiledModel", "compare", "compile", "errors", "load", "tune"]
 
 
 def __getattr__(name: str) -> Any:

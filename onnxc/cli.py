@@ -7,173 +7,34 @@ differ, 2 an error.
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxc.errors import InternalError, OnnxcError
+from onnxc.tools.options import (
+    AnyModel,
+    AsJson,
+    Compiling,
+    Given,
+    InputShape,
+    Model,
+    Tuned,
+    app,
+    command,
+    fail,
+    output,
+    print_json,
+    progress,
+    shapes_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from onnxc.report import Report
     from onnxc.runtime.signature import Tensor
-    from onnxc.tools.inputs import Arrays
-
-P = ParamSpec("P")
-Progress = Callable[[str], None]
-
-app = typer.Typer(
-    name="onnxc",
-    help="Compile ONNX models to fast C++ programs, run them, and compare them with onnxruntime.",
-    epilog="onnxc COMMAND --help shows a command's options, with examples.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
-AnyModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="An ONNX file, or a saved .onnxc file.", show_default=False)
-]
-Cpu = Annotated[str, typer.Option(help="What to compile for: native, x86-64-v3, x86-64-v4, ...")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads of a run (default: one for each CPU).", show_default=False)
-]
-InputShape = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input-shape",
-        metavar="NAME=1,3,224,224",
-        help="Fix the dims of an input; ? leaves one open. Repeatable.",
-        show_default=False,
-    ),
-]
-Inputs = Annotated[
-    str, typer.Option(metavar="FILE|FOLDER|random", help="An .npz, a folder of input_0.pb, ..., or random.")
-]
-Seed = Annotated[int, typer.Option(help="Of random inputs.")]
-Dim = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dim",
-        metavar="NAME=SIZE",
-        help="Size of a dynamic dim in random inputs. Repeatable.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
-# ---------------------------------------------------------------- errors, progress, printing
-
-
-def fail(message: str) -> NoReturn:
-    """One clear message on standard error, exit code 2."""
-    typer.echo(f"onnxc: error: {message}", err=True)
-    raise typer.Exit(2)
-
-
-def command(function: Callable[P, None]) -> Callable[P, None]:
-    """Makes a function a command whose errors are messages."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        debug = bool(kwargs.get("debug")) or bool(os.environ.get("ONNXC_DEBUG"))
-        try:
-            function(*args, **kwargs)
-        except (OnnxcError, OSError, MemoryError) as error:
-            if debug or isinstance(error, BrokenPipeError):
-                raise
-            text = str(error) or type(error).__name__
-            fail(f"{text} (a fault of onnxc: please report it)" if isinstance(error, InternalError) else text)
-
-    app.command(no_args_is_help=True)(call)
-    return call
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Progress]:
-    """A spinner with the name of the stage on standard error, only for a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda stage: None
-        return
-    with console.status(Text(title)) as status:
-        yield lambda stage: status.update(Text(f"{title}: {stage}"))
-
-
-def ended(tell: Progress) -> Progress:
-    """For the compiler, which names stages as they end."""
-    return lambda stage: tell(f"{stage} done")
-
-
-def output() -> Console:
-    """Standard output. Lines are never broken; colours are for terminals (and $NO_COLOR is heeded)."""
-    from rich.console import Console
-
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
-
-
-def print_json(value: Any) -> None:
-    """JSON for programs."""
-    typer.echo(json.dumps(value, indent=2))
-
-
-# ---------------------------------------------------------------- what the commands share
-
-
-def open_model(
-    path: str, tell: Progress, *, cpu: str = "native", threads: int | None = None, shapes: Sequence[str] = ()
-) -> Any:
-    """A compiled model: compiled from ONNX, or loaded from a saved file."""
-    from onnxc.tools.info import is_saved_model
-    from onnxc.tools.inputs import parse_shapes
-
-    if is_saved_model(path):
-        from onnxc.runtime.model import load
-
-        tell("load")
-        return load(path, threads=threads)
-    from onnxc.compiler import compile as compile_model
-
-    tell("compile")
-    return compile_model(
-        path, cpu=cpu, threads=threads, input_shapes=parse_shapes(shapes), progress=ended(tell)
-    )
-
-
-def get_inputs(
-    where: str,
-    model: str,
-    names: Sequence[str],
-    *,
-    seed: int,
-    dims: Sequence[str],
-    shapes: Sequence[str] = (),
-) -> Arrays:
-    """The inputs that a command was asked to use."""
-    from onnxc.tools.inputs import parse_dims, parse_shapes, random_inputs, read_inputs
-
-    if where != "random":
-        return read_inputs(where, names)
-    from onnxc.frontends import onnx_file
-    from onnxc.passes.decompose import decompose
-
-    graph = decompose(onnx_file.load(model, input_shapes=parse_shapes(shapes)))
-    return random_inputs(graph, seed=seed, dims=parse_dims(dims))
 
 
 def types_of(tensors: Sequence[Tensor]) -> dict[str, str]:
@@ -196,16 +57,28 @@ def print_types(console: Console, title: str, types: Mapping[str, str]) -> None:
 
 
 @command
-def info(model: AnyModel, as_json: AsJson = False, debug: Debug = False) -> None:
+def info(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="An ONNX file, or a saved .onnxc file.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show what is in a model: inputs, outputs, ops and whether they are supported, weights.
+
+    Without a model: what onnxc sees of this machine, and how fast it is at most.
 
     \b
     Examples:
       onnxc info model.onnx
       onnxc info model.onnxc --json
+      onnxc info
     """
     from onnxc.tools.info import is_saved_model
 
+    if model is None:
+        show_machine(as_json)
+        return
     if is_saved_model(model):
         show_saved(model, as_json)
         return
@@ -231,9 +104,21 @@ def info(model: AnyModel, as_json: AsJson = False, debug: Debug = False) -> None
         note = "" if op.supported else f"  [bold red]not supported[/] at opset {op.version}"
         console.print(f"  {op.count:6}  {op.name}{note}")
     missing = sum(not op.supported for op in found.ops)
-    console.print(
-        "all ops are supported" if not missing else f"{missing} of {len(found.ops)} ops are not supported"
-    )
+    console.print("all ops are supported" if not missing else f"{missing} of {len(found.ops)} ops are not supported")
+
+
+def show_machine(as_json: bool) -> None:
+    """`info` for this machine."""
+    from onnxc.tools.info import machine_info
+
+    with progress("measuring this machine"):
+        found = machine_info()
+    if as_json:
+        print_json(found.to_dict())
+        return
+    console = output()
+    for title, text in found.lines():
+        console.print(f"{title:12}{text}", markup=False)
 
 
 def show_saved(path: str, as_json: bool) -> None:
@@ -262,11 +147,8 @@ def compile(
     output_path: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE.onnxc", help="File to write.", show_default=False)
     ],
-    cpu: Cpu = "native",
-    threads: Threads = None,
-    input_shape: InputShape = None,
+    compiling: Compiling,
     cache: Annotated[bool, typer.Option(help="Use and fill the cache of compiled models.")] = True,
-    debug: Debug = False,
 ) -> None:
     """Compile a model and save it as one file that needs no compiler to load.
 
@@ -278,20 +160,11 @@ def compile(
     """
     import time
 
-    from onnxc.compiler import compile as compile_model
     from onnxc.report import size
-    from onnxc.tools.inputs import parse_shapes
 
     start = time.perf_counter()
     with progress(f"compiling {model}") as tell:
-        compiled = compile_model(
-            model,
-            cpu=cpu,
-            threads=threads,
-            cache=cache,
-            input_shapes=parse_shapes(input_shape or ()),
-            progress=ended(tell),
-        )
+        compiled = compiling.compile(model, tell, cache)
         tell("save")
         compiled.save(output_path)
     seconds = time.perf_counter() - start
@@ -305,19 +178,12 @@ def compile(
 @command
 def run(
     model: AnyModel,
-    inputs: Inputs = "random",
+    given: Given,
+    compiling: Compiling,
     output_path: Annotated[
         str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE.npz", help="Write the outputs here.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs here.", show_default=False),
     ] = None,
-    seed: Seed = 0,
-    dim: Dim = None,
-    cpu: Cpu = "native",
-    threads: Threads = None,
-    input_shape: InputShape = None,
-    debug: Debug = False,
 ) -> None:
     """Run a model once and show its outputs.
 
@@ -331,10 +197,10 @@ def run(
     from onnxc.tools.inputs import write_arrays
 
     with progress(f"running {model}") as tell:
-        compiled = open_model(model, tell, cpu=cpu, threads=threads, shapes=input_shape or ())
-        given = inputs_for(compiled, model, inputs, seed, dim or (), input_shape or ())
+        compiled = compiling.open(model, tell)
+        arrays = given.arrays(compiled, model, compiling.shapes)
         tell("run")
-        results = dict(compiled(*given.values()))
+        results = dict(compiled(*arrays.values()).items())
     if output_path:
         write_arrays(output_path, results)
     console = output()
@@ -342,22 +208,6 @@ def run(
         console.print(f"{name}  {array.dtype}{list(array.shape)}  {_digest(array)}", markup=False)
     if output_path:
         console.print(f"written to {output_path}", markup=False)
-
-
-def inputs_for(
-    compiled: Any, model: str, where: str, seed: int, dims: Sequence[str], shapes: Sequence[str]
-) -> Arrays:
-    """Inputs for a compiled model. A saved one has no graph: random integers are then small."""
-    from onnxc.tools.info import is_saved_model
-    from onnxc.tools.inputs import parse_dims, random_for_signature
-
-    if where == "random" and is_saved_model(model):
-        return random_for_signature(
-            [(i.name, i.type, i.shape) for i in compiled.get_inputs()], seed=seed, dims=parse_dims(dims)
-        )
-    return get_inputs(
-        where, model, [i.name for i in compiled.get_inputs()], seed=seed, dims=dims, shapes=shapes
-    )
 
 
 def _digest(array: Any) -> str:
@@ -381,20 +231,15 @@ def _digest(array: Any) -> str:
 @command
 def compare(
     model: Model,
-    inputs: Inputs = "random",
+    given: Given,
+    compiling: Compiling,
     samples: Annotated[int, typer.Option(min=1, help="Sets of random inputs.")] = 1,
-    seed: Seed = 0,
-    dim: Dim = None,
     rtol: Annotated[float, typer.Option(help="Tolerance relative to each element.")] = 1e-3,
     atol: Annotated[float, typer.Option(help="Tolerance relative to the output's largest value.")] = 1e-5,
     reference: Annotated[
         str, typer.Option(help="onnxruntime (not optimized), onnx (its evaluator) or float64.")
     ] = "onnxruntime",
-    cpu: Cpu = "native",
-    threads: Threads = None,
-    input_shape: InputShape = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Compare onnxc's outputs with onnxruntime's.
 
@@ -408,27 +253,22 @@ def compare(
       onnxc compare model.onnx --inputs inputs.npz --rtol 1e-4
     """
     from onnxc.tools import compare as tool
-    from onnxc.tools.inputs import parse_dims, parse_shapes, read_inputs
 
-    shapes = parse_shapes(input_shape or ())
     with progress(f"comparing {model}") as tell:
-        given = None
-        if inputs != "random":
-            from onnxc.frontends import onnx_file
-
-            given = read_inputs(inputs, onnx_file.load(model, input_shapes=shapes).input_names)
         result = tool.compare(
             model,
-            given,
+            given.read(model, compiling.shapes),
             reference=reference,
             samples=samples,
-            seed=seed,
+            seed=given.seed,
             rtol=rtol,
             atol=atol,
-            dims=parse_dims(dim or ()),
-            input_shapes=shapes,
-            cpu=cpu,
-            threads=threads,
+            dims=given.dims,
+            input_shapes=compiling.shapes,
+            cpu=compiling.cpu,
+            threads=compiling.threads,
+            accuracy=compiling.accuracy,
+            tuned=compiling.tuned,
             progress=tell,
         )
     if as_json:
@@ -441,17 +281,19 @@ def compare(
 @command
 def explain(
     model: AnyModel,
+    compiling: Compiling,
+    given: Given,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="One line for each kernel, in the order of a run.")
     ] = False,
     source: Annotated[
         str | None, typer.Option(metavar="k3", help="Print a kernel's generated C++.", show_default=False)
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Run the model, and show the time of each kernel and its limit.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=1, help="Of --profile.")] = 30,
     as_json: AsJson = False,
-    cpu: Cpu = "native",
-    threads: Threads = None,
-    input_shape: InputShape = None,
-    debug: Debug = False,
 ) -> None:
     """Explain a compiled model: its kernels, what was fused into each and why, memory, compile time.
 
@@ -460,10 +302,16 @@ def explain(
       onnxc explain model.onnx
       onnxc explain model.onnxc --kernels
       onnxc explain model.onnx --source k3
+      onnxc explain model.onnx --profile --dim batch=8 --threads 2
       onnxc explain model.onnx --json > report.json
     """
     with progress(f"compiling {model}") as tell:
-        report: Report = open_model(model, tell, cpu=cpu, threads=threads, shapes=input_shape or ()).explain()
+        compiled = compiling.open(model, tell)
+        report = compiled.explain()
+        if profile:
+            arrays = given.arrays(compiled, model, compiling.shapes)
+            tell("measure")
+            report = compiled.profile(arrays, runs=runs)
     if source is not None:
         if source not in report.sources:
             fail(f"no kernel {source!r}; there are {', '.join(report.sources) or 'none with source'}")
@@ -472,6 +320,9 @@ def explain(
         print_json(report.to_dict())
     elif kernels:
         print_kernels(report)
+    elif report.profile is not None:
+        for row in (*report.summary(), report.profile):
+            output().print(row)
     else:
         output().print(report)
 
@@ -507,46 +358,72 @@ def print_kernels(report: Report) -> None:
 @command
 def bench(
     model: Model,
-    inputs: Inputs = "random",
+    given: Given,
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="Engine to compare with (default: onnxruntime). Repeatable.", show_default=False),
+        typer.Option(help="Engine to compare with: onnxruntime (default) or openvino. Repeatable.", show_default=False),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each engine has.")] = 20,
-    seed: Seed = 0,
-    dim: Dim = None,
     input_shape: InputShape = None,
+    tuned: Tuned = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure a model in onnxc and in onnxruntime (all optimizations), each in its own process, taking turns.
 
     \b
     Examples:
       onnxc bench model.onnx
+      onnxc bench model.onnx --peer onnxruntime --peer openvino
       onnxc bench model.onnx --threads 1 --rounds 50
       onnxc bench model.onnx --inputs inputs.npz --json
     """
     from onnxc.tools import bench as tool
-    from onnxc.tools.inputs import parse_dims, parse_shapes, read_inputs
 
-    shapes = parse_shapes(input_shape or ())
+    shapes = shapes_of(input_shape)
     with progress(f"measuring {model}") as tell:
-        given = None
-        if inputs != "random":
-            from onnxc.frontends import onnx_file
-
-            given = read_inputs(inputs, onnx_file.load(model, input_shapes=shapes).input_names)
         result = tool.bench(
             model,
-            given,
+            given.read(model, shapes),
             peers=peer or ["onnxruntime"],
             threads=threads,
             rounds=rounds,
-            seed=seed,
-            dims=parse_dims(dim or ()),
+            seed=given.seed,
+            dims=given.dims,
             input_shapes=shapes,
+            tuned=tuned,
+            progress=tell,
+        )
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        output().print(result)
+
+
+@command
+def tune(model: Model, given: Given, compiling: Compiling, as_json: AsJson = False) -> None:
+    """Measure the kernels that a model can choose between, and keep the result for compiles with --tuned.
+
+    The result is a readable file, tuning.json in the cache's folder; it counts on this machine only, for the same
+    --cpu and --threads, and for every model with kernels of the same shapes.
+
+    \b
+    Examples:
+      onnxc tune model.onnx
+      onnxc bench model.onnx --tuned
+    """
+    from onnxc.tools import tune as tool
+
+    with progress(f"tuning {model}") as tell:
+        result = tool.tune(
+            model,
+            given.read(model, compiling.shapes),
+            cpu=compiling.cpu,
+            threads=compiling.threads,
+            accuracy=compiling.accuracy,
+            input_shapes=compiling.shapes,
+            dims=given.dims,
+            seed=given.seed,
             progress=tell,
         )
     if as_json:

@@ -19,15 +19,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import onnxc.codegen.cpp as cpp
+from onnxc import tuned as decisions
+from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, VERSION, KernelCall, Program, ProgramWriter
-from onnxc.errors import CacheError, InternalError, OnnxcError, PackageError, UnsupportedError
+from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, PackageError, UnsupportedError
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
@@ -41,7 +43,7 @@ from onnxc.planner.templates import ENABLED
 from onnxc.primitives.assumptions import assumptions
 from onnxc.primitives.verify import verify
 from onnxc.runtime.cache import Buffer, Cache, digest
-from onnxc.runtime.cpu import Level, level
+from onnxc.runtime.cpu import Level, available_cpus, has_byte_products, level
 from onnxc.runtime.library import ABI, NATIVE, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SCHEMA, SOURCE, WEIGHTS, CompiledModel
 from onnxc.runtime.package import MANIFEST, open_package, write_package
@@ -101,18 +103,25 @@ def _no_surprises(what: str) -> Iterator[None]:
 
 
 def generate(
-    graph: Graph, cpu: Level, options: FusionOptions, stages: Stages, pass_options: PassOptions | None = None
+    graph: Graph,
+    cpu: Level,
+    options: FusionOptions,
+    stages: Stages,
+    pass_options: PassOptions | None = None,
+    kernels: KernelOptions | None = None,
 ) -> Program:
     """From an imported graph to generated source."""
-    return _program(prepared(graph, pass_options or PassOptions(), stages), cpu, options, stages)
+    graph = prepared(graph, pass_options or PassOptions(), stages)
+    return _program(graph, cpu, options, kernels or KernelOptions(), stages)
 
 
-def _program(graph: Graph, cpu: Level, options: FusionOptions, stages: Stages) -> Program:
+def _program(graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOptions, stages: Stages) -> Program:
     with _no_surprises("planning"):
         fused = plan(graph, assign(graph, ENABLED), options)
     stages.done("plan")
     with _no_surprises("code generation"):
-        program = ProgramWriter(fused, cpu.vector_length).write()
+        kernels = replace(kernels, vnni=has_byte_products(cpu))
+        program = ProgramWriter(fused, cpu.vector_length, kernels).write()
     stages.done("generate")
     return program
 
@@ -146,6 +155,7 @@ class _Request:
     cpu: Level
     fusion: FusionOptions
     passes: PassOptions
+    kernels: KernelOptions
     input_shapes: InputShapes
     keep_inputs: tuple[str, ...]
     memory_limit: int
@@ -159,6 +169,7 @@ class _Request:
             self.memory_limit,
             asdict(self.fusion),
             asdict(self.passes),
+            asdict(self.kernels),
         ]
         target = [
             self.cpu.name,
@@ -183,6 +194,9 @@ def compile(
     keep_inputs: Sequence[str] = (),
     fusion: bool | FusionOptions = True,
     attention: bool = True,
+    integer: bool = True,
+    accuracy: str = "default",
+    tuned: bool | Mapping[str, str] = False,
     fold_bytes: int = PassOptions.fold_bytes,
     memory_limit: int | None = None,
     progress: Progress | None = None,
@@ -200,6 +214,12 @@ def compile(
         keep_inputs: inputs that stay inputs although the model has a default for them.
         fusion: False for one kernel a node (to measure, and to find faults); or which kinds to use.
         attention: whether to find attention and run it as one kernel.
+        integer: whether to multiply quantized tensors as integers, so that DequantizeLinear, MatMul (or Conv, Gemm)
+            and QuantizeLinear are one exact integer product; False adds up floats as the model has it.
+        accuracy: ``strict`` rules out algorithms that round more coarsely than a plain sum (Winograd's, for 3x3
+            convolutions); ``default`` takes them where they are faster.
+        tuned: whether to choose between algorithms as :func:`onnxc.tune` found on this machine, where it has
+            measured; or those decisions themselves. Otherwise a cost model chooses.
         fold_bytes: the most bytes that constant folding may add to the weights.
         memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.
             Default: what the machine has.
@@ -218,21 +238,33 @@ def compile(
     """
     if target != "cpu":
         raise UnsupportedError(f"target {target!r} is not supported; use 'cpu'")
+    if accuracy not in ("default", "strict"):
+        raise InputError(f"accuracy is 'default' or 'strict', not {accuracy!r}")
     kinds = fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion)
+    kept = _open_cache(cache)
+    best = _decisions(tuned, kept, level(cpu), threads)
     request = _Request(
         level(cpu),
         kinds,
-        PassOptions(fold_bytes, attention),
+        PassOptions(fold_bytes, attention, integer),
+        KernelOptions(winograd=accuracy != "strict", tuned=best),
         input_shapes or {},
         tuple(keep_inputs),
         memory_limit or 0,
     )
     stages = Stages(progress=progress)
-    kept = _open_cache(cache)
     if kept is not None and not isinstance(model, Graph):
         return _cached(model, base_dir, request, kept, stages, threads)
     manifest, sections = _compile(_import(model, base_dir, request, stages), request, kept, stages)
     return CompiledModel(manifest, sections, threads=threads, cache=kept)
+
+
+def _decisions(
+    tuned: bool | Mapping[str, str], cache: Cache | None, cpu: Level, threads: int | None
+) -> tuple[tuple[str, str], ...]:
+    if isinstance(tuned, bool):
+        tuned = decisions.load(cache, cpu, threads or available_cpus()) if tuned and cache is not None else {}
+    return tuple(sorted(tuned.items()))
 
 
 def _all_fusion(on: bool) -> FusionOptions:
@@ -317,7 +349,7 @@ def _make(
         # The first compile of all also compiles the runtime: the rest does not wait for it.
         loading = pool.submit(load_runtime, cache)
         graph = prepared(graph, request.passes, stages)
-        program = _program(graph, request.cpu, request.fusion, stages)
+        program = _program(graph, request.cpu, request.fusion, request.kernels, stages)
         building = pool.submit(build, program, request.cpu, cache)
         weights = weights_block(program)
         stages.done("weights")
@@ -354,6 +386,7 @@ def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages)
         # What model.explain() tells:
         "name": graph.name,
         "cpu": request.cpu.name,
+        "lanes": request.cpu.vector_length,
         "kernels": [_kernel(call, names) for call in program.calls],
         "memory": {
             "arena": program.arena_bytes if program.offsets is not None else "laid out for each size",
@@ -396,16 +429,18 @@ def _arena(program: Program) -> dict[str, Any]:
 
 
 def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
+    work = {name: getattr(call, name) for name in ("reads", "writes", "flops", "pointwise", "turns")}
+    sizes = {name: encode(dim) for name, dim in work.items() if not isinstance(dim, int)}
     return {
         "function": call.function,
         "kind": call.kind,
         "origins": [[s.number, s.op_type, s.name, s.line] for s in call.origin],
         "reasons": list(call.reasons),
         "boundaries": [list(b) for b in call.boundaries],
-        "reads": _spelled(call.reads, names),
-        "writes": _spelled(call.writes, names),
+        **{name: _spelled(dim, names) for name, dim in work.items()},
+        **({"sizes": sizes} if sizes else {}),  # of those that are dynamic, to be evaluated
         "weights": call.weights,
-        "flops": _spelled(call.flops, names),
+        **({"choice": asdict(call.choice)} if call.choice is not None else {}),
     }
 
 

@@ -704,9 +704,26 @@ def _top_k(w: _Writer, node: Node, xs: list[str]) -> list[str]:
 # ---------------------------------------------------------------- windows
 
 
+def _quantize(w: _Writer, node: Node, xs: list[str]) -> str:
+    a, to = node.attrs, dtypes.float32
+    y = w.one("Round", w.one("Div", xs[0], w.scalar(a["scale"], to)))
+    y = w.one("Add", y, w.scalar(a["zero"], to))
+    y = _select(w, to, w.one("IsNaN", y), w.scalar(a["low"], to), y)
+    return w.cast(w.one("Clip", y, w.scalar(a["low"], to), w.scalar(a["high"], to)), dtypes.int32)
+
+
+def _matmul(w: _Writer, node: Node, xs: list[str]) -> str:
+    dtype = node.output.dtype
+    return w.compute("MatMul", dtype, [w.cast(x, dtype) for x in xs] if node.attrs.get("wide") else xs)
+
+
 def _conv(w: _Writer, node: Node, xs: list[str]) -> str:
-    dtype, attrs = _operand(node).dtype, node.attrs
+    dtype, attrs = node.output.dtype, node.attrs
     pads = (*attrs["low"], *attrs["high"])
+    xs = [w.cast(x, dtype) for x in xs] if attrs.get("wide") else xs
+    if len(xs) > 2:
+        xs = [_pad_by(w, xs[0], xs[2], dtype, (0, 0, *attrs["low"], 0, 0, *attrs["high"])), xs[1]]
+        pads = (0,) * len(pads)
     if not all(isinstance(p, int) for p in pads):
         rank = _operand(node).rank
         zeros: list[Dim] = [0, 0]
@@ -722,6 +739,15 @@ def _conv(w: _Writer, node: Node, xs: list[str]) -> str:
         pads=pads,
         group=attrs["groups"],
     )
+
+
+def _matmul_quantized(w: _Writer, node: Node, xs: list[str]) -> str:
+    """The weights are made as numbers, then multiplied: ONNX's blocked DequantizeLinear has no float zero points."""
+    rows = w.constant(np.arange(node.operands[1].shape[0]) // node.attrs["block"])
+    weights = w.cast(xs[1], dtypes.float32)
+    if len(xs) > 3:
+        weights = w.one("Sub", weights, w.one("Gather", xs[3], rows, axis=0))
+    return w.one("MatMul", xs[0], w.one("Mul", weights, w.one("Gather", xs[2], rows, axis=0)))
 
 
 def _attention(w: _Writer, node: Node, xs: list[str]) -> str:
@@ -806,10 +832,9 @@ _SAME_NAME = {
     "floor": "Floor", "ceil": "Ceil", "round": "Round", "not": "Not", "bitnot": "BitwiseNot", "add": "Add",
     "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "max": "Max", "min": "Min", "and": "And",
     "or": "Or", "xor": "Xor", "bitand": "BitwiseAnd", "bitor": "BitwiseOr", "bitxor": "BitwiseXor",
-    "matmul": "MatMul",
 }  # fmt: skip
 SPELLINGS: dict[str, Spelling] = {
-    "attention": _attention,
+    "attention": _attention, "matmul_quantized": _matmul_quantized,
     **{name: _direct(op_type) for name, op_type in _SAME_NAME.items()}, "eq": _predicate("Equal"),
     "lt": _predicate("Less"), "le": _predicate("LessOrEqual"), "isnan": _predicate("IsNaN"),
     "isinf": _isinf, "where": _where, "cast": _cast, "mod": _mod, "fmod": _direct("Mod", fmod=1),
@@ -822,6 +847,7 @@ SPELLINGS: dict[str, Spelling] = {
     "argmin": _arg("ArgMin"), "cumsum": _cumsum, "gather": _gather("Gather"),
     "gather_elements": _gather("GatherElements"), "gather_nd": _gather_nd,
     "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd, "top_k": _top_k, "conv": _conv,
+    "matmul": _matmul, "quantize": _quantize,
     "window_max": _window("max", "MaxPool", "Max", {"float16", "float32", "float64"}),
     "window_sum": _window("sum", "AveragePool", "Add", {"float32"}),
 }  # fmt: skip

@@ -7,6 +7,8 @@
     report.counts                          # {"kernels": 98, "templates": 60, "fused": 38, "functions": 14}
     report.to_dict()                       # all of it, as JSON can write it
 
+`model.profile(inputs)` returns a report with the times of the kernels (`onnxc.roofline`).
+
 A report is made from a model's manifest (`Report.from_manifest`), so a model that was saved and loaded has
 the same. This module imports nothing of the compiler.
 """
@@ -16,9 +18,11 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from onnxc.roofline import KernelTime, Profile
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -51,6 +55,15 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """One of several ways to compute a kernel: what decides (as text), which one it is, and among which."""
+
+    subject: str
+    chosen: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One call of a run.
 
@@ -62,8 +75,13 @@ class Kernel:
         reasons: why each of them is in this kernel.
         boundaries: what it stores, and why.
         reads, writes: bytes of memory, once for each value; text where dims are dynamic. `weights` is a part
-            of `reads`.
-        flops: multiplications and additions of a template; 0 for loops.
+            of `reads`. These and what follows are of one call, and a kernel in a loop is called `turns` times.
+        flops: multiplications and additions of matmuls, convolutions and attention.
+        pointwise: other arithmetic: see `onnxc.roofline.KernelTime`.
+        turns: calls in a run.
+        choice: made by the cost model or the tuner, where there was one to make.
+        times: in a profile (see `onnxc.roofline`).
+        sizes: those of the numbers above that are dynamic, as `onnxc.runtime.sizes` writes them.
     """
 
     number: int
@@ -76,6 +94,11 @@ class Kernel:
     writes: Number = 0
     weights: Number = 0
     flops: Number = 0
+    pointwise: Number = 0
+    turns: Number = 1
+    choice: Choice | None = None
+    times: KernelTime | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_template(self) -> bool:
@@ -87,6 +110,13 @@ class Kernel:
         """Its op types, shortened: `MatMul, Add, Gelu, 3x Cast`."""
         counts = Counter(o.op_type for o in self.origins)
         return ", ".join(f"{n}x {name}" if n > 1 else name for name, n in counts.items())
+
+    def timed(self, best: float, median: float) -> Kernel:
+        """The kernel with its seconds in a run. All of its numbers must be known."""
+        turns = int(self.turns)
+        work = {name: turns * int(getattr(self, name)) for name in ("reads", "writes", "flops", "pointwise")}
+        times = KernelTime(self.number, self.function, self.kind, self.label, turns, best, median, **work)
+        return replace(self, times=times)
 
 
 @dataclass(frozen=True)
@@ -110,6 +140,7 @@ class Report:
     name: str = ""
     cpu: str = ""
     threads: int = 0
+    profile: Profile | None = None  # of model.profile()
 
     @staticmethod
     def from_manifest(manifest: Mapping[str, Any]) -> Report:
@@ -125,6 +156,12 @@ class Report:
             cpu=str(manifest.get("cpu") or ""),
             threads=int(manifest.get("threads") or 0),
         )
+
+    def at(self, evaluate: Callable[[Any], int]) -> Report:
+        """The same with numbers in place of dynamic sizes, which `evaluate` gives."""
+        known: list[dict[str, Any]] = [{n: evaluate(s) for n, s in k.sizes.items()} for k in self.kernels]
+        kernels = (replace(k, **found, sizes={}) for k, found in zip(self.kernels, known, strict=True))
+        return replace(self, kernels=tuple(kernels))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -156,6 +193,7 @@ class Report:
             "memory": vars(self.memory),
             "stages": dict(self.stages),
             "sources": dict(self.sources),
+            **({"profile": self.profile.to_dict()} if self.profile else {}),
         }
 
     def __str__(self) -> str:
@@ -170,6 +208,9 @@ class Report:
         from rich.text import Text
 
         yield from self.summary()
+        if self.profile:
+            yield Text("")
+            yield self.profile
         for kernel in self.kernels:
             yield Text("")
             yield from _shown(kernel)
@@ -220,7 +261,15 @@ def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> K
         entry.get("writes", 0),
         entry.get("weights", 0),
         entry.get("flops", 0),
+        entry.get("pointwise", 0),
+        entry.get("turns", 1),
+        _choice(entry.get("choice")),
+        sizes=entry.get("sizes") or {},
     )
+
+
+def _choice(entry: Mapping[str, Any] | None) -> Choice | None:
+    return Choice(entry["subject"], entry["chosen"], tuple(entry["candidates"])) if entry else None
 
 
 def _named(type_: str, dims: Mapping[str, str]) -> str:
@@ -241,8 +290,8 @@ def _origin(entry: Any) -> Origin:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Kernel, Boundary, Origin)):
-        return {key: _plain(v) for key, v in vars(value).items()}
+    if isinstance(value, (Kernel, Boundary, Origin, Choice)):
+        return {key: _plain(v) for key, v in vars(value).items() if key not in ("sizes", "times")}
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
@@ -265,6 +314,9 @@ def _shown(kernel: Kernel) -> Iterator[Any]:
         yield Text(f"      {origin}" + (f"  {extra}" if extra else ""), style="dim")
     for reason in _counted(kernel.reasons):
         yield Text(f"      + {reason}")
+    if kernel.choice and len(kernel.choice.candidates) > 1:
+        others = ", ".join(c for c in kernel.choice.candidates if c != kernel.choice.chosen)
+        yield Text(f"      = {kernel.choice.chosen} (or {others}) for {kernel.choice.subject}")
     for boundary in kernel.boundaries:
         yield Text(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from onnxc import compiler
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
 from onnxc.ir.expr import evaluate
 from onnxc.ir.graph import Graph, Value
@@ -30,7 +31,7 @@ from onnxc.planner.layout import assign
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.interpret import bind_sizes, interpret
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.cpu import Level, level
+from onnxc.runtime.cpu import Level, has_byte_products, level
 from onnxc.runtime.library import NATIVE, NativeModel, call_exception, load_runtime
 from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Source, compile_library
@@ -128,7 +129,8 @@ def compile_graphs(
 
 def generate(graph: Graph, options: FusionOptions | None, cpu: Level) -> Program:
     """The program of one prepared graph."""
-    return ProgramWriter(plan(graph, assign(graph, ENABLED), options), cpu.vector_length).write()
+    kernels = KernelOptions(vnni=has_byte_products(cpu))
+    return ProgramWriter(plan(graph, assign(graph, ENABLED), options), cpu.vector_length, kernels).write()
 
 
 def join(programs: Sequence[Program]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from onnxc.ir import expr
 from onnxc.ir.expr import (
     Dim,
     Expr,
@@ -226,3 +227,10 @@ def test_text() -> None:
     assert [str(d) for d in (S * 2 + 1, -S, S * P - 3, (S + 1) // 4, S % 4, maximum(S, P))] == [
         "2*s + 1", "-s", "p*s - 3", "((s + 1) // 4)", "(s % 4)", "max(s, p)",
     ]  # fmt: skip
+
+
+def test_nested_remainders_recombine() -> None:
+    """The address of an element whose index was taken apart from one flat position is that position."""
+    x = expr.index("x", 6 * 5 * 4)
+    assert expr.recombine(20 * (x // 20) + 4 * (x % 20 // 4) + x % 4) == x
+    assert expr.recombine(3 * (x % 20 // 4) * 4 + 3 * (x % 4)) == 3 * (x % 20)

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxc.codegen.cpp.convolution import groups_fit_lanes
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
@@ -47,6 +49,8 @@ KERNEL(wide, conv_items_count, conv_scratch, conv_items<false>)
 KERNEL(wino2, conv_wino_count<2>, conv_wino_scratch<2>, conv_wino_items<2>)
 KERNEL(wino4, conv_wino_count<4>, conv_wino_scratch<4>, conv_wino_items<4>)
 #define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
+#define GROUPED(s) KERNEL(grouped3##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<3, s, true>))
+GROUPED(1) GROUPED(2)
 DW(0, 0) DW(3, 1) DW(3, 2) DW(5, 1) DW(5, 2) DW(7, 1) DW(7, 2)
 extern "C" i64 panel() { return CONV_NR; }
 """
@@ -140,8 +144,8 @@ def pack_direct(w: F32, panel: int, groups: int) -> F32:
 
 
 def pack_depthwise(w: F32, panel: int) -> F32:
-    """[C][1][KH][KW] weights as [ky][kx][c]; there are no panels."""
-    return packed(w[:, 0].transpose(1, 2, 0))
+    """OIHW weights as [ky][kx][ci of a group][co]; there are no panels."""
+    return packed(w.transpose(2, 3, 1, 0))
 
 
 def wino_g(m: int) -> F64:
@@ -297,6 +301,24 @@ def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
         check(lib, f"wino{m}", c, partial(pack_wino, m=m), 5e-6 if m == 2 else 3e-5)
 
 
+# Largest error over the rms of the result, for normal inputs and weights: twice what was measured.
+@pytest.mark.parametrize(
+    ("c", "kernel", "limit"),
+    [
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "direct", 6e-6),
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino2", 5e-6),
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino4", 2e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "direct", 1.1e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino2", 1.1e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino4", 4.4e-5),
+    ],
+)
+def test_accuracy_of_wide_layers(lib: ctypes.CDLL, c: Case, kernel: str, limit: float) -> None:
+    """F(2x2) is as accurate as a direct sum, F(4x4) loses two bits."""
+    pack = partial(pack_direct, groups=1) if kernel == "direct" else partial(pack_wino, m=int(kernel[-1]))
+    check(lib, kernel, c, pack, limit)
+
+
 @pytest.mark.parametrize("channels", [*CHANNELS, 200])
 @pytest.mark.parametrize("k", [3, 5, 7])
 @pytest.mark.parametrize("stride", [1, 2])
@@ -314,6 +336,26 @@ def test_depthwise_general(lib: ctypes.CDLL, multiplier: int) -> None:
     for channels in (1, 5, 16, 70):
         c = Case(1, 12, 15, channels, channels * multiplier, (2, 4), (2, 1), (3, 2), (1, 2, 0, 3), channels)
         check(lib, "dw00", c, pack_depthwise, 5e-6)
+
+
+@pytest.mark.parametrize("group", [(1, 2), (1, 3), (2, 2), (4, 4), (2, 4), (4, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_small_groups(lib: ctypes.CDLL, group: tuple[int, int], stride: int) -> None:
+    """Groups of a few channels, whose lanes are permuted; sizes that end within a vector and within a strip."""
+    ci, co = group
+    lanes = function(lib, "panel")() // 2
+    for groups, (h, w) in itertools.product((2, 7, 16, 70), [(7, 7), (9, 30), (3, 2)]):
+        if not groups_fit_lanes(groups * co, groups, ci, lanes):
+            continue
+        c = Case(2, h, w, groups * ci, groups * co, (3, 3), (stride, stride), p=(1, 1, 1, 0), g=groups, slack=h % 3)
+        for kernel in (f"grouped3{stride}", "dw00"):
+            check(lib, kernel, c, pack_depthwise, 5e-6)
+
+
+def test_rows_of_depthwise_may_be_dilated(lib: ctypes.CDLL) -> None:
+    """The sliding kernel knows the width of its kernel, and takes any dilation along y."""
+    c = Case(1, 12, 15, 20, 20, (3, 3), (1, 1), (2, 1), (2, 1, 2, 1), 20)
+    check(lib, "dw31", c, pack_depthwise, 5e-6)
 
 
 def test_infinity_stays_under_its_kernel(lib: ctypes.CDLL) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxc.codegen.cpp.templates import pack_panels, packed_columns
+
 INCLUDE = Path(__file__).resolve().parent.parent / "onnxc" / "codegen" / "cpp" / "include"
 FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
 LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
@@ -21,27 +23,28 @@ alignas(64) static char scratch[MM_SCRATCH * 8];
 
 // Plain product with a bias row; every task of a grid made for `threads` threads, last task first.
 template <class T>
-static void run(const T *a, i64 sm, i64 sk, const T *bp, const T *bias, T *c, i64 ldc, i64 M, i64 N, i64 K,
-                i64 threads) {
+static void run(const T *a, i64 sm, i64 sk, const T *bp, const T *rows, i64 ld, const T *bias, T *c, i64 ldc, i64 M,
+                i64 N, i64 K, i64 threads) {
   auto epi = [=](i64 m, i64 n, V<T> v, auto lanes) OX_LAMBDA {
     stl(c + m * ldc + n, v + ldl(bias + n, lanes), lanes);
   };
   MmGrid g = mm_grid(M, N, K, threads);
-  MmOut out{c, ldc * (i64)sizeof(T), sizeof(T)};
+  MmRight<T> b(bp, rows, ld);
+  MmLines out{c, ldc * (i64)sizeof(T), sizeof(T)};
   for (i64 t = g.tasks; t-- > 0;)
     if (sk == 1)
-      mm_task<T>(g, t, MmRows<T>{a, sm}, bp, M, N, K, (T *)scratch, epi, out);
+      mm_task<T>(g, t, MmRows<T>{a, sm}, b, M, N, K, (T *)scratch, epi, out);
     else
-      mm_task<T>(g, t, MmStrided<T>{a, sm, sk}, bp, M, N, K, (T *)scratch, epi);
+      mm_task<T>(g, t, MmStrided<T>{a, sm, sk}, b, M, N, K, (T *)scratch, epi);
 }
 // Packs panel by panel, as tasks of a pool would.
 template <class T> static void pack(const T *b, i64 sk, i64 sn, i64 K, i64 N, T *bp) {
   for (i64 p = mm_panels(N); p-- > 0;) mm_pack_b(b, sk, sn, K, N, bp, p, p + 1);
 }
 #define ENTRIES(T)                                                                                         \
-  extern "C" void run_##T(const T *a, i64 sm, i64 sk, const T *bp, const T *bias, T *c, i64 ldc, i64 M,    \
-                          i64 N, i64 K, i64 threads) {                                                     \
-    run<T>(a, sm, sk, bp, bias, c, ldc, M, N, K, threads);                                                 \
+  extern "C" void run_##T(const T *a, i64 sm, i64 sk, const T *bp, const T *rows, i64 ld, const T *bias,   \
+                          T *c, i64 ldc, i64 M, i64 N, i64 K, i64 threads) {                               \
+    run<T>(a, sm, sk, bp, rows, ld, bias, c, ldc, M, N, K, threads);                                       \
   }                                                                                                        \
   extern "C" void pack_##T(const T *b, i64 sk, i64 sn, i64 K, i64 N, T *bp) {                              \
     pack<T>(b, sk, sn, K, N, bp);                                                                          \
@@ -58,7 +61,14 @@ extern "C" void squared(const f32 *a, const f32 *bp, f32 *c, i64 N, i64 K, i64 m
   auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m * N + n, v, lanes); };
   matmul_block<f32>(mm_map<f32>(sq), bp, N, K, m0, m1, p0, p1, (f32 *)scratch, epi);
 }
+// Short sums, the tasks of a grid for three threads.
+extern "C" void run_short(const f32 *a, i64 lda, const f32 *bp, f32 *c, i64 ldc, i64 M, i64 N, i64 K) {
+  auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m * ldc + n, v, lanes); };
+  MmGrid g = mm_short_grid(M, N, K, 3);
+  for (i64 t = g.tasks; t-- > 0;) mm_short<f32>(g, t, MmRows<f32>{a, lda}, bp, M, N, K, epi);
+}
 extern "C" i64 panel_width() { return MM_NR; }
+extern "C" i64 packs(i64 M, i64 N) { return mm_packs(M, N, true); }
 extern "C" i64 packed_size(i64 K, i64 N) { return mm_packed(K, N); }
 extern "C" void grid(i64 M, i64 N, i64 K, i64 threads, i64 *out) {
   MmGrid g = mm_grid(M, N, K, threads);
@@ -95,14 +105,20 @@ class Kernel:
         return packed
 
     def matmul(
-        self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, threads: int = 1, gap: int = 5
-    ) -> np.ndarray:
-        """a @ b + bias; the output has `gap` guard columns and one guard row, which must stay untouched."""
+        self, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, threads: int = 1, gap: int = 5,
+        in_place: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """a @ b + bias; the output has `gap` guard columns and one guard row, which must stay untouched. With
+        `in_place`, only the panels are packed that the kernel asks for."""
         (m, k), n = a.shape, b.shape[1]
         bias = np.zeros(n, a.dtype) if bias is None else bias
         c = np.full((m + 1, n + gap), 99, a.dtype)
         steps = [s // a.itemsize for s in a.strides]
-        self.call(f"run_{SUFFIX[a.dtype.name]}", a, *steps, self.pack(b), bias, c, n + gap, m, n, k, threads)
+        packed, rows, ld = self.pack(b), 0, 0
+        if in_place:
+            rows, ld = b.ctypes.data, b.strides[0] // b.itemsize
+            packed[: k * self.number("packs", m, n) * self.number("panel_width")] = 77
+        self.call(f"run_{SUFFIX[a.dtype.name]}", a, *steps, packed, rows, ld, bias, c, n + gap, m, n, k, threads)
         assert (c[m] == 99).all() and (c[:, n:] == 99).all(), "wrote outside of C"
         return c[:m, :n]
 
@@ -164,6 +180,25 @@ def test_several_blocks_of_m_n_and_k(kernel: Kernel, shape: tuple[int, int, int]
     check(kernel.matmul(a, b, bias), a, b, bias)
 
 
+def test_b_in_place(kernel: Kernel) -> None:
+    """Few rows read B where it lies, as far as whole panels go, with the same bits as from a packed B."""
+    for m, n, k in itertools.product((1, 2, 3, 7, 12, 13, 25), (1, 15, 17, 32, 33, 129, 200), (0, 1, 19, 600)):
+        a, b = normal(m, k), normal(k, n + 3)[:, :n]
+        got = kernel.matmul(a, b, threads=2, in_place=True)
+        check(got, a, b)
+        np.testing.assert_array_equal(got, kernel.matmul(a, b))
+
+
+def test_short_sums(kernel: Kernel) -> None:
+    """The plain loop gives the bits of the tiles, and writes nothing else."""
+    for m, n, k in itertools.product((1, 7, 17, 67, 4000), (1, 15, 17, 33, 65), (0, 1, 3, 32)):
+        a, b = normal(m, k + 2)[:, :k], normal(k, n)
+        c = np.full((m, n + 5), 99, np.float32)
+        kernel.call("run_short", a, k + 2, kernel.pack(b), c, n + 5, m, n, k)
+        np.testing.assert_array_equal(c[:, :n], kernel.matmul(a, b))
+        assert (c[:, n:] == 99).all()
+
+
 def test_long_sums_stay_accurate(kernel: Kernel) -> None:
     """All terms positive: one chain of 32768 additions in float32 would be off by 1e-4 and more."""
     a, b = np.abs(normal(2, 32768)), np.abs(normal(32768, 3))
@@ -181,12 +216,17 @@ def test_empty(kernel: Kernel) -> None:
 @pytest.mark.parametrize("dtype", SUFFIX)
 @pytest.mark.parametrize("shape", [(1, 1), (7, 33), (40, 70), (129, 300), (64, 128)])
 def test_packing(kernel: Kernel, dtype: str, shape: tuple[int, int]) -> None:
-    """[ceil(N/NR)][K][NR], zero padded, whatever the strides of B."""
+    """[ceil(N/NR)][K][NR], the last panel half as wide if that is enough, zero padded, whatever the strides of B.
+    The compiler packs constants alike."""
     k, n = shape
     nr, plain = kernel.number("panel_width"), normal(k, n, dtype=dtype)
-    padded = np.zeros((k, -(-n // nr) * nr), dtype)
+    columns = packed_columns(n, nr)
+    padded = np.zeros((k, columns), dtype)
     padded[:, :n] = plain
-    want = padded.reshape(k, -1, nr).transpose(1, 0, 2).ravel()
+    want = np.concatenate([padded[:, c : c + nr].ravel() for c in range(0, columns, nr)])
+    constant = np.zeros_like(want)
+    pack_panels(plain, nr, constant.view(np.uint8))
+    np.testing.assert_array_equal(constant, want)
     wide = np.zeros((k, 2 * n), dtype)
     wide[:, ::2] = plain
     for b in (plain, np.asfortranarray(plain), wide[:, ::2], plain[::-1, ::-1].copy()[::-1, ::-1]):
@@ -231,9 +271,7 @@ def test_denormals_and_overflow(kernel: Kernel) -> None:
     assert np.isposinf(kernel.matmul(a, b)).all()
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 768, 3000), (2, 768, 3000), (128, 768, 768), (500, 600, 320), (97, 3072, 100)]
-)
+@pytest.mark.parametrize("shape", [(1, 768, 3000), (2, 768, 3000), (128, 768, 768), (500, 600, 320), (97, 3072, 100)])
 def test_the_bits_do_not_depend_on_threads_or_on_m(kernel: Kernel, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     a, b = normal(m, k), normal(k, n)

@@ -526,7 +526,10 @@ def _coarse(d: Dim, by: Dim) -> tuple[Dim, Dim, Dim] | None:
 
 
 def recombine(d: Dim) -> Dim:
-    """Undoes `k*n*(x // n) + k*(x % n)` to `k*x`, as addresses of merged dims need."""
+    """Undoes `k*n*(x // n) + k*(x % n)` to `k*x`, as addresses of merged dims need.
+
+    Likewise `k*n*(x % m // n) + k*(x % n)` to `k*(x % m)`, where n divides m.
+    """
     changed = True
     while changed and isinstance(d, Expr):
         changed = False
@@ -536,12 +539,25 @@ def recombine(d: Dim) -> Dim:
                 continue
             x, n = found.args
             rest = _make({_cancel(mono, (found,)) or (): coef})
-            other = rest * n * floordiv(x, n)
-            if isinstance(other, Expr) and all((m, c) in d.terms for m, c in other.terms):
-                d = d - other - _make({mono: coef}) + rest * x
+            wholes = ((whole, rest * n * floordiv(whole, n)) for whole in (x, *_moduli(d, x, n)))
+            fitting = ((whole, other) for whole, other in wholes if _has_terms(d, other))
+            whole, other = next(fitting, (None, None))
+            if whole is not None and other is not None:
+                d = d - other - _make({mono: coef}) + rest * whole
                 changed = True
                 break
     return d
+
+
+def _has_terms(d: Expr, part: Dim) -> bool:
+    return isinstance(part, Expr) and all(term in d.terms for term in part.terms)
+
+
+def _moduli(d: Expr, x: Dim, n: Dim) -> list[Dim]:
+    """The `x % m` that `d` divides by n, where n divides m."""
+    calls = [a for mono, _ in d.terms for a in mono if isinstance(a, Call) and a.op == "floordiv" and a.args[1] == n]
+    inner = (_single_call(a.args[0], "mod") for a in calls)
+    return [of(m) for m in inner if m is not None and m.args[0] == x and mod(m.args[1], n) == 0]
 
 
 def _single_call(d: Dim, op: str) -> Call | None:

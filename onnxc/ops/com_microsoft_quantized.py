@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from onnxc.errors import ModelError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
@@ -11,7 +13,7 @@ from onnxc.ir.expr import prod
 from onnxc.ir.graph import Value
 from onnxc.ops import activation
 from onnxc.ops.com_microsoft import MS
-from onnxc.ops.common import axes_of
+from onnxc.ops.common import axes_of, merge_axes
 from onnxc.ops.matmul import matmul
 from onnxc.ops.quantization import (
     centered,
@@ -22,7 +24,7 @@ from onnxc.ops.quantization import (
     to_quantized,
 )  # fmt: skip
 from onnxc.ops.registry import op
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, constant_of
 
 
 @op("DynamicQuantizeMatMul", 1, domain=MS)
@@ -98,7 +100,10 @@ def qlinear_softmax(
     b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value, *, axis: int = -1,
     opset: int = 1,
 ) -> Value:  # fmt: skip
-    return quantize_as(b, b.softmax(_real(b, x, x_scale, x_zero), b.axis(axis, x.rank)), scale, zero, x.dtype)
+    real, axis = _real(b, x, x_scale, x_zero), b.axis(axis, x.rank)
+    if opset < 13 and axis != x.rank - 1:  # the axes from `axis` on are one
+        return quantize_as(b, b.reshape(b.softmax(merge_axes(b, real, axis), 1), x.shape), scale, zero, x.dtype)
+    return quantize_as(b, b.softmax(real, axis), scale, zero, x.dtype)
 
 
 @op("QLinearConcat", 1, domain=MS)
@@ -154,9 +159,13 @@ def matmul_n_bits(
     g_idx: Value | None = None, bias: Value | None = None, *, K: int, N: int, accuracy_level: int = 0,
     bits: int = 4, block_size: int, weight_prepacked: int = 0,
 ) -> Value:  # fmt: skip
-    """x @ w', w [N, K] of `bits` wide integers, packed; each block of K has a scale and a zero point."""
-    if g_idx is not None or bits not in (2, 4, 8) or weight_prepacked:
-        raise UnsupportedError(f"MatMulNBits with {bits} bits, g_idx or prepacked weights is not supported")
+    """x @ w', w [N, K] of `bits` wide integers, packed; each block of K has a scale and a zero point.
+
+    Activations stay floats: an accuracy_level that would let a runtime quantize them changes nothing. Weights that
+    are constant stay packed (`onnxc.passes.weight_only`).
+    """
+    if bits not in (2, 4, 8) or weight_prepacked:
+        raise UnsupportedError(f"MatMulNBits with {bits} bits or prepacked weights is not supported")
     blocks = -(-K // block_size)
     whole = b.reshape(
         _unpacked(b, b.reshape(packed, (N, prod(packed.shape) // N)), bits), (N, blocks, block_size)
@@ -169,10 +178,56 @@ def matmul_n_bits(
         zero = b.cast(b.reshape(b.slice(unpacked, 1, 0, blocks), (N, blocks, 1)), scales.dtype)
     else:
         zero = b.reshape(zeros, (N, blocks, 1))
+    if g_idx is not None:
+        x, whole, scale, zero = _in_order(b, g_idx, K, x, whole, scale, zero)
     w = b.mul(b.sub(b.cast(whole, scales.dtype), zero), scale)
-    w = b.slice(b.reshape(w, (N, blocks * block_size)), 1, 0, K)
+    w = b.slice(b.reshape(w, (N, prod(whole.shape[1:]))), 1, 0, K)
     out = matmul(b, x, b.swap(b.cast(w, x.dtype), 0, 1))
     return out if bias is None else b.add(out, bias)
+
+
+@op("GatherBlockQuantized", 1, domain=MS)
+def gather_block_quantized(
+    b: Builder, data: Value, indices: Value, scales: Value, zeros: Value | None = None, *, bits: int = 4,
+    block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
+) -> Value:  # fmt: skip
+    """Rows of a table in blocks that share a scale. uint8 is packed along the last axis, centered where no zero is."""
+    codes, quantized = data, b.axis(quantize_axis, data.rank)
+    if data.dtype is dtypes.uint8:
+        if bits not in (2, 4, 8):
+            raise UnsupportedError(f"GatherBlockQuantized with {bits} bits is not supported")
+        codes = _unpacked_last(b, data, bits)
+        zeros = b.scalar(1 << (bits - 1), dtypes.uint8) if zeros is None else _unpacked_last(b, zeros, bits)
+    if zeros is not None and zeros.rank:
+        zeros = b.slice(zeros, zeros.rank - 1, 0, scales.shape[-1])
+    table = dequantize_linear(b, codes, scales, zeros, axis=quantized, block_size=block_size)
+    return b.gather(table, indices, b.axis(gather_axis, data.rank))
+
+
+def _unpacked_last(b: Builder, x: Value, bits: int) -> Value:
+    """As `_unpacked`, along the last axis of any rank."""
+    flat = _unpacked(b, b.reshape(x, (prod(x.shape[:-1]), x.shape[-1])), bits)
+    return b.reshape(flat, (*x.shape[:-1], x.shape[-1] * (8 // bits)))
+
+
+def _in_order(
+    b: Builder, g_idx: Value, k: int, x: Value, whole: Value, scale: Value, zero: Value
+) -> tuple[Value, Value, Value, Value]:
+    """Columns of x and weights [N, K] in the order of their groups: g_idx says whose scale each of them has."""
+    group = constant_of(g_idx)
+    if group is None or group.size < k or group[:k].min() < 0 or group[:k].max() >= scale.shape[1]:
+        raise UnsupportedError("MatMulNBits with a g_idx that is not constant or names no block is not supported")
+    order = np.argsort(group[:k], kind="stable")
+
+    def rows(v: Value) -> Value:  # of each column's group
+        if v.rank == 0:
+            return v
+        return b.gather(b.reshape(v, v.shape[:2]), b.constant(group[:k][order].astype(np.int64)), 1)
+
+    if (order != np.arange(k)).any():
+        x = b.gather(x, b.constant(order.astype(np.int64)), x.rank - 1)
+    whole = b.reshape(whole, (whole.shape[0], prod(whole.shape[1:])))
+    return x, b.gather(whole, b.constant(order.astype(np.int64)), 1), rows(scale), rows(zero)
 
 
 def _unpacked(b: Builder, x: Value, bits: int) -> Value:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from onnxc.errors import ModelError, ShapeError
@@ -98,9 +100,11 @@ def dequantize_linear(
     if x.dtype.is_float:
         whole = b.cast(x, factor.dtype)
         whole = whole if point is None or is_zero(zero) else b.sub(whole, b.cast(point, factor.dtype))
-    else:
-        whole = b.cast(centered(b, x, None if is_zero(zero) else point), factor.dtype)
-    return b.cast(b.mul(whole, factor), to)
+        return b.cast(b.mul(whole, factor), to)
+    point = None if is_zero(zero) or point is None else b.cast(point, dtypes.int32)
+    weights = constant_of(x) is not None and x.rank > 1
+    with b.unfolded() if weights else nullcontext():  # the pass "integer-products" wants to see them as they are
+        return b.cast(b.mul(b.cast(centered(b, x, point), factor.dtype), factor), to)
 
 
 @op("DynamicQuantizeLinear", 11)

@@ -103,7 +103,8 @@ def apply(
             raise ModelError(
                 f"the attribute {k} of {definition.name} is {v!r}, not of the type {keywords[k].annotation}"
             )
-    filled = {k: v for k, v in {"opset": opset, "n_outputs": n_outputs}.items() if k in keywords}
+    known = {"opset": opset, "n_outputs": n_outputs}
+    filled = {k: v for k, v in known.items() if k in keywords and k not in given}
     result = definition.define(b, *args, **given, **filled)
     return [result] if isinstance(result, Value) else list(result)
 

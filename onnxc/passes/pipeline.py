@@ -9,8 +9,10 @@ from onnxc.ir.graph import Graph
 from onnxc.passes.attention import fuse_attention
 from onnxc.passes.decompose import decompose
 from onnxc.passes.prepare import prepare
+from onnxc.passes.quantized import integer_products
 from onnxc.passes.regions import sink_constants
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
+from onnxc.passes.weight_only import keep_weights_packed
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,14 @@ class PassOptions:
     Attributes:
         fold_bytes: the most bytes that constant folding may add.
         attention: recognise attention.
+        integer: compute products of quantized tensors in integers.
+        weight_only: keep quantized weights packed where activations are floats.
     """
 
     fold_bytes: int = 1 << 28
     attention: bool = True
+    integer: bool = True
+    weight_only: bool = True
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
@@ -31,6 +37,8 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     pipeline: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("decompose", decompose),
         ("eliminate-dead", eliminate_dead),
+        *([("integer-products", integer_products)] if options.integer else []),
+        *([("keep-weights-packed", keep_weights_packed)] if options.weight_only else []),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
         ("share-common", share_common),
         ("sink-constants", sink_constants),

@@ -24,6 +24,16 @@ def _has_two_orders(output: Value, readers: Sequence[Node]) -> bool:
     return any(r.op == "conv" and r.operands[0] is output for r in readers)
 
 
+PLANES = 4  # most channels of an image of which a convolution turns a few rows at a time, rather than the whole
+
+
+def reads_planes(node: Node) -> bool:
+    """True for a convolution that would read a graph input as it lies: a photograph, say."""
+    channels = node.operands[0].shape[1]
+    few = isinstance(channels, int) and channels <= PLANES
+    return few and node.attrs["groups"] == 1 and not node.attrs.get("wide")
+
+
 def prepare(graph: Graph) -> Graph:
     """Copies outputs that are inputs, constants or other outputs, and graph inputs and constants that a
     convolution reads.
@@ -36,7 +46,7 @@ def prepare(graph: Graph) -> Graph:
     inputs = {v.id for v in graph.inputs}
     readers = graph.uses()
     for node in graph.nodes:
-        x = node.operands[0] if node.op == "conv" else None
+        x = node.operands[0] if node.op == "conv" and not reads_planes(node) else None
         if x is not None and (x.id in inputs or constant_of(x) is not None):
             if x.id not in moved:
                 nodes.append(_copy(x))

@@ -13,11 +13,13 @@ from onnxc.errors import InternalError
 from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import VIEWS, Index, pushed_index
+from onnxc.planner.chains import chain_convolutions
 from onnxc.planner.clusters import Clusters
 from onnxc.planner.groups import FusionOptions, Group, Placement, Plan, group_reads
 from onnxc.planner.horizontal import merge_small
 from onnxc.planner.layout import Layout, assign
 from onnxc.planner.section import Section, cost
+from onnxc.planner.split import split_reductions
 from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
@@ -74,12 +76,25 @@ class _Planner:
         assert group.node is not None
         at: dict[int, Index] = {group.node.output.id: section.index}
         candidates = self._candidates(group, at)
-        best = 0
-        for length in range(1, len(candidates) + 1):
-            if len(self._needed(group.node, candidates[:length])) == 1:
-                best = length
-        for node in candidates[:best]:
+        for node in candidates[: self._length(group.node, candidates)]:
             self._take(group, section, node, at)
+
+    def _length(self, template: Node, candidates: list[Node]) -> int:
+        """How many of the candidates a template takes: as many as leave one value to store.
+
+        A value of bytes goes before floats that are made from it by a few instructions: whoever reads them makes them
+        again, from a quarter of the memory.
+        """
+        best, stored = 0, template.output
+        for length in range(1, len(candidates) + 1):
+            needed = self._needed(template, candidates[:length])
+            if len(needed) != 1:
+                continue
+            more = candidates[best:length]
+            narrow = best > 0 and stored.dtype.bits <= 8 < needed[0].dtype.bits and needed[0].id not in self.outputs
+            if not (narrow and all(n.op in ("cast", "sub", "mul") and _is_of(n, stored, more) for n in more)):
+                best, stored = length, needed[0]
+        return best
 
     def _candidates(self, group: Group, at: dict[int, Index]) -> list[Node]:
         """Pointwise nodes after a template that its loops could compute, in order; fills in their indices."""
@@ -187,6 +202,8 @@ class _Planner:
             return
         if not needed and len(takers) == 1 and self._join(node, takers[0], readers, store=False):
             return
+        if not needed and len(takers) > 1 and self._reads_as_much(node) and self._duplicate(node, takers):
+            return
         if takers and (needed or len(takers) > 1):
             for group in takers:
                 if self._join(node, group, readers, store=True):
@@ -285,11 +302,15 @@ class _Planner:
             return False
         if any(g.kind == "template" for g in takers) or lookup(node.op).kind is not Kind.POINTWISE:
             return False
-        if sum(v.t.size != 1 for v in node.operands) > 1:
+        if sum(not _is_small(v, node.output) for v in node.operands) > 1:
             return False
         for group in takers:
             self._inline(node, group)
         return True
+
+    def _reads_as_much(self, node: Node) -> bool:
+        """Whether a cheap node's readers may as well read its one large operand instead of its result."""
+        return cost(node) <= 2 and sum(not _is_small(v, node.output) for v in node.operands) == 1
 
     def _why_not(self, node: Node, takers: list[Group]) -> str:
         for group in takers:
@@ -396,6 +417,12 @@ class _Planner:
         return min((self.clusters.position(n) for n in group.nodes), default=0)
 
 
+def _is_of(node: Node, value: Value, others: list[Node]) -> bool:
+    """True where a node needs nothing but one value, results of others, and single numbers."""
+    made = {value.id, *(n.output.id for n in others)}
+    return all(v.id in made or v.t.size == 1 for v in node.operands)
+
+
 def _is_trivial(node: Node) -> bool:
     """Computed again wherever it is used: it costs less than a load."""
     if node.op in ("iota", "sizes") or (
@@ -405,10 +432,20 @@ def _is_trivial(node: Node) -> bool:
     return False
 
 
+def _is_small(operand: Value, result: Value) -> bool:
+    """Whether reading an operand costs little beside reading the result."""
+    mine, whole = operand.t.size, result.t.size
+    return mine == 1 or (isinstance(mine, int) and isinstance(whole, int) and mine * 16 <= whole)
+
+
 def plan(graph: Graph, layout: Layout, options: FusionOptions | None = None) -> Plan:
     """Partitions the graph into kernels."""
     options = options or FusionOptions()
+    if options.vertical:
+        graph, layout = split_reductions(graph, layout)
     found = _Planner(graph, layout, options).run()
     if options.horizontal:
         found.groups = merge_small(found.groups, layout)
+    if options.vertical:
+        found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
     return found

@@ -38,6 +38,7 @@ class Group:
     placements: dict[int, Placement] = field(default_factory=dict)  # by position of the section
     nodes: list[Node] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    chain: list[Group] = field(default_factory=list)  # template groups that run band by band, this one's node last
 
     @property
     def origin(self) -> Origin:
@@ -75,6 +76,9 @@ def source_of(value: Value) -> Value:
 
 def group_reads(group: Group) -> set[int]:
     """Ids of the stored values that a kernel reads."""
+    if group.chain:
+        between = {v.id for g in group.chain[:-1] for v in g.stored()}
+        return set[int]().union(*(group_reads(g) for g in group.chain)) - between
     found: set[int] = set()
     if group.node is not None:
         for v in group.node.operands:

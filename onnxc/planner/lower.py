@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, is_nonnegative, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
@@ -84,6 +85,8 @@ class Lowering:
             return self.at(x, inner)
         if kind is Kind.POINTWISE:
             args = tuple(self.at(v, i) for v, i in reads)
+            if node.op == "cast" and (known := _before_narrowing(args[0], dtype)) is not None:
+                return known
             return Apply(dtype, node.op, args, tuple((k, v) for k, v in node.attrs.items() if k != "to"))
         if kind is Kind.INDEXED:
             return self._indexed(node, index, reads)
@@ -213,6 +216,17 @@ def _uses(store: Store, loop: Symbol, lookups: dict[Symbol, Lookup]) -> bool:
     if loop in symbols(store.address):
         return True
     return any(loop in index_symbols(t) for t in _deep_walk(store.term, lookups))
+
+
+def _before_narrowing(term: Term, dtype: DType) -> Term | None:
+    """The int32 number that was quantized, where it is narrowed to its own type and read back as int32."""
+    if dtype is not dtypes.int32 or not isinstance(term, Apply) or term.op != "cast":
+        return None
+    inner = term.args[0]
+    if not isinstance(inner, Apply) or inner.op != "quantize" or not term.dtype.is_integer:
+        return None
+    attrs, range_ = dict(inner.attrs), np.iinfo(term.dtype.numpy)
+    return inner if range_.min <= attrs["low"] and attrs["high"] <= range_.max else None
 
 
 def _certain(condition: Dim) -> bool:

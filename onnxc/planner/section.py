@@ -33,6 +33,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
 WINDOWS = ("window_max", "window_sum")
+LARGE = 1 << 16  # elements of a section that is better off with a small reduction's result from memory
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Section:
             return "the kernel is large enough"
         if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
             return self._accepts_reduction(node) or self._stored_once(node, store)
-        if _cost(node) > 1 and any(True for e in demands[0] for _ in _divisions(e)):
+        if _cost(node) > 1 and any(True for e in demands[0] for _ in divided_loops(e)):
             self._split_for()
             demands = self.demands[value.id]
         if store and not self._bijective(value, demands[0]):
@@ -154,20 +155,25 @@ class Section:
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
             return (
-                ""
-                if self._bijective(node.output, demand)
-                else "a window's elements would be computed more than once"
+                "" if self._bijective(node.output, demand) else "a window's elements would be computed more than once"
             )
         self._split_for()
         demand = self.demands[node.output.id][0]
         used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
         if not self._bijective(node.output, demand):
             return "the reduction would be computed more than once"
+        if self._dwarfs(node):
+            return "its loops would be too few for what reads it"
         if self.outer is not None and set(self.outer) != set(used):
             return "another reduction runs over other axes"
         if self.outer is None and any(lookup(m.op).kind is Kind.REDUCTION for m in self.members.values()):
             return "another reduction runs over other axes"
         return ""
+
+    def _dwarfs(self, node: Node) -> bool:
+        """Whether the section is large and the reduction small: its rows should not become the section's loops."""
+        mine, whole = node.operands[0].t.size, self.root.t.size
+        return isinstance(mine, int) and isinstance(whole, int) and whole >= LARGE and mine * 4 <= whole
 
     def add(self, node: Node, store: bool = False) -> None:
         """Computes the node here (after `accepts`), and stores it if asked."""
@@ -198,8 +204,7 @@ class Section:
             return [(ins[0], view_index(node, at))]
         if node.op == "pad":
             inner = tuple(
-                _unpad(i, lo, gap)
-                for i, lo, gap in zip(at, node.attrs["low"], node.attrs["interior"], strict=True)
+                _unpad(i, lo, gap) for i, lo, gap in zip(at, node.attrs["low"], node.attrs["interior"], strict=True)
             )
             return [(ins[0], inner), (ins[1], ())]
         if node.op == "concat":
@@ -334,7 +339,7 @@ class Section:
     def _split_for(self) -> None:
         """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""
         for _ in range(8):
-            found = next(((s, n) for e in self.demands_expressions() for s, n in _divisions(e)), None)
+            found = next(((s, n) for e in self.demands_expressions() for s, n in divided_loops(e)), None)
             if found is None or not self.split(*found):
                 return
 
@@ -411,23 +416,18 @@ def _conv_reads(node: Node, at: Index, loops: list[Dim]) -> list[tuple[Value, In
     return [(x, (at[0], channel, *inner)), (w, (at[1], *loops))]
 
 
-def _divisions(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
+def divided_loops(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
     """Loops that are divided: pairs (loop, by)."""
     if isinstance(e, Expr):
         for atom in e.atoms():
             if isinstance(atom, Call) and atom.op in ("floordiv", "mod"):
                 x, n = atom.args
-                if (
-                    isinstance(x, Expr)
-                    and len(x.terms) == 1
-                    and x.terms[0][1] == 1
-                    and len(x.terms[0][0]) == 1
-                ):
+                if isinstance(x, Expr) and len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1:
                     inner = x.terms[0][0][0]
                     if isinstance(inner, Symbol) and _is_loop(inner):
                         yield inner, n
                         continue
-                yield from _divisions(x)
+                yield from divided_loops(x)
 
 
 def _is_identity(value: Value, at: Index, extent: dict[Symbol, Dim]) -> bool:

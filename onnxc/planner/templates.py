@@ -11,17 +11,19 @@ from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_i
 from onnxc.planner.layout import Layout
 from onnxc.primitives.builder import constant_of
 
-ENABLED = frozenset({"matmul", "conv", "attention"})
+ENABLED = frozenset({"matmul", "matmul_quantized", "conv", "attention"})
 
 
 def is_template(node: Node) -> bool:
     """True for nodes that a kernel template computes; others of their kind become plain loops."""
+    if node.attrs.get("wide"):
+        return True
     if node.op == "matmul":
         return "matmul" in ENABLED and node.output.dtype is dtypes.float32
     if node.op == "conv":
         constant = constant_of(node.operands[1]) is not None
         return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4) and constant
-    return node.op == "attention" and "attention" in ENABLED
+    return node.op in ("attention", "matmul_quantized") and node.op in ENABLED
 
 
 def through_views(layout: Layout, value: Value, at: Index) -> tuple[Value, Index]:
@@ -68,7 +70,7 @@ def _matrix(layout: Layout, value: Value, at: Index, row: Expr, col: Expr) -> Ma
 
 def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
     """The matrices of a matmul, batch dims merged into the rows where B has none; None where a view is in the way."""
-    a, b = node.operands
+    a, b = node.operands[:2]
     out = node.output
     merged = all(d == 1 for d in b.shape[:-2])
     for merge in [True, False] if merged else [False]:
@@ -138,15 +140,19 @@ def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
 
 @dataclass(frozen=True)
 class Image:
-    """A convolution operand in memory: N, H, W strides, channels contiguous."""
+    """A convolution operand in memory: the strides of N, C and the spatial dims."""
 
     value: Value
     base: Dim
     strides: tuple[Dim, ...]
 
 
-def conv_image(layout: Layout, value: Value) -> Image | None:
-    """An operand or result of a channels-last template; None where its channels are not contiguous."""
+def conv_image(layout: Layout, value: Value, planar: bool = False) -> Image | None:
+    """An operand or result of a channels-last template; None where its channels are not contiguous.
+
+    With `planar` they need not be: so lie images that are inputs of a model, of which a convolution turns a few rows
+    at a time.
+    """
     own = [fresh("x", d) for d in value.shape]
     at = tuple(0 if d == 1 else v for v, d in zip(own, value.shape, strict=True))
     source, index = through_views(layout, value, at)
@@ -160,14 +166,14 @@ def conv_image(layout: Layout, value: Value) -> Image | None:
             return None
         strides.append(c)
         address = address - v * c if d != 1 else address
-    if not (always_equal(strides[1], 1) or value.shape[1] == 1):
+    if not (planar or always_equal(strides[1], 1) or value.shape[1] == 1):
         return None
     return Image(layout.storage(source), address, tuple(strides))
 
 
 def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     """True where the template can read this operand through its views, with no copy."""
-    if node.op == "matmul":
+    if node.op in ("matmul", "matmul_quantized"):
         access = matmul_access(layout, node)
         return access is not None and (
             value is not node.operands[0] or always_equal(access.a.col, 1) or access.sizes[2] == 1

@@ -65,7 +65,7 @@ def _equal(node: Node) -> Iterator[Pair]:
     out: Shape = node.outputs[0].shape
     if node.op == "reshape":
         yield prod(shapes[0]), prod(out)
-    elif node.op == "matmul":
+    elif node.op in ("matmul", "matmul_quantized"):
         yield from _matmul(shapes[0], shapes[1], out)
     elif node.op == "attention":
         q, kt, v, *bias = shapes
@@ -75,7 +75,7 @@ def _equal(node: Node) -> Iterator[Pair]:
         for shape in bias:
             yield from _broadcast(shape, scores)
     elif node.op == "conv":
-        (x, w), groups = shapes, node.attrs["groups"]
+        (x, w, *_), groups = shapes, node.attrs["groups"]
         yield x[1], w[1] * groups
         yield w[0], w[0] // groups * groups
     elif node.op == "concat":

@@ -55,6 +55,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.origin: Origin = ()
+        self.folding = True
         self._scalars: dict[tuple[str, bytes], Value] = {}
 
     # ------------------------------------------------------------ plumbing
@@ -80,6 +81,15 @@ class Builder:
         finally:
             self.origin = before
 
+    @contextlib.contextmanager
+    def unfolded(self) -> Iterator[None]:
+        """Nodes made inside stay, whatever is known of their operands: for a pass that looks for them."""
+        before, self.folding = self.folding, False
+        try:
+            yield
+        finally:
+            self.folding = before
+
     def emit(
         self, op: str, inputs: Sequence[Value], attrs: dict[str, Any] | None = None, regions: Sequence[Graph] = ()
     ) -> tuple[Value, ...]:
@@ -89,7 +99,7 @@ class Builder:
         types = primitive.infer([v.t for v in inputs], attrs)
         for t in types:
             check_type(t)
-        if not regions:
+        if not regions and self.folding:
             folded = self._fold(op, inputs, attrs, types)
             if folded is not None:
                 return folded

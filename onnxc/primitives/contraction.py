@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxc.errors import LimitError, ShapeError
-from onnxc.ir.expr import Dim, is_nonnegative, never_equal
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
@@ -17,13 +19,30 @@ from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
 MAX_TAPS = 1 << 24
 
 
+# What `wide` contractions multiply: narrow integers, not both of one type perhaps.
+NARROW = (dtypes.uint8, dtypes.int8, dtypes.int16)
+
+
+def _result_type(a: TensorType, b: TensorType, attrs: Attrs) -> DType | None:
+    """The dtype of a contraction: the operands' own, or int32 (modulo 2^32) where it is `wide`. None for a misfit."""
+    if attrs.get("wide"):
+        return dtypes.int32 if a.dtype in NARROW and b.dtype in NARROW else None
+    return a.dtype if a.dtype is b.dtype else None
+
+
 def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """[..., M, K] @ [..., K, N]; leading dims broadcast."""
+    """[..., M, K] @ [..., K, N]; leading dims broadcast. With `wide`, of narrow integers, in int32."""
     a, b = types
-    if a.rank < 2 or b.rank < 2 or a.dtype is not b.dtype or never_equal(a.shape[-1], b.shape[-2]):
+    dtype = _result_type(a, b, attrs)
+    if a.rank < 2 or b.rank < 2 or dtype is None or never_equal(a.shape[-1], b.shape[-2]):
         raise ShapeError(f"matmul of {a} and {b}: the inner dims must be equal")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return (a.with_shape((*batch, a.shape[-2], b.shape[-1])),)
+    return (TensorType(dtype, (*batch, a.shape[-2], b.shape[-1])),)
+
+
+def _matmul_eval(a: np.ndarray, b: np.ndarray, wide: bool = False) -> np.ndarray:
+    a, b = (a.astype(np.int32), b.astype(np.int32)) if wide else (a, b)
+    return np.asarray(np.matmul(a, b)).astype(a.dtype)
 
 
 def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
@@ -37,10 +56,14 @@ def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilati
 
 
 def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """x [N, C, D1...], w [M, C / groups, K1...]; attrs strides, low, high, dilations (per spatial axis), groups."""
-    x, w = types
+    """x [N, C, D1...], w [M, C / groups, K1...]; attrs strides, low, high, dilations (per spatial axis), groups.
+
+    With `wide`, of narrow integers, in int32; a third operand is then the number that pads x, a scalar of its dtype.
+    """
+    x, w, *fill = types
     groups = attrs["groups"]
-    if x.dtype is not w.dtype:
+    dtype = _result_type(x, w, attrs)
+    if dtype is None or (fill and (not attrs.get("wide") or fill[0].shape or fill[0].dtype is not x.dtype)):
         raise ShapeError(f"conv of {x} with weights {w}: their dtypes differ")
     if x.rank != w.rank or x.rank < 3 or groups < 1:
         raise ShapeError(f"conv of {x} with weights {w}, groups {groups}: ranks must be equal and at least 3")
@@ -51,7 +74,7 @@ def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
                     attrs["dilations"][i])
         for i in range(x.rank - 2)
     )  # fmt: skip
-    return (x.with_shape((x.shape[0], w.shape[0], *spatial)),)
+    return (TensorType(dtype, (x.shape[0], w.shape[0], *spatial)),)
 
 
 def _window(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -84,9 +107,10 @@ def _window_eval(op: str) -> object:
     return call
 
 
-def _conv_eval(x: np.ndarray, w: np.ndarray, strides, low, high, dilations, groups) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _conv_eval(x, w, fill=0, *, strides, low, high, dilations, groups, wide=False) -> np.ndarray:  # type: ignore[no-untyped-def]
     n = x.ndim - 2
-    padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)])
+    x, w = (x.astype(np.int32), w.astype(np.int32)) if wide else (x, w)
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)], constant_values=fill)
     view = _patches(padded, (1, 1, *w.shape[2:]), (1, 1, *strides), (1, 1, *dilations))
     view = view.reshape(*view.shape[: n + 2], *w.shape[2:])
     ci, co = x.shape[1] // groups, w.shape[0] // groups
@@ -97,7 +121,7 @@ def _conv_eval(x: np.ndarray, w: np.ndarray, strides, low, high, dilations, grou
     return np.moveaxis(np.concatenate(parts, axis=-1), -1, 1).astype(x.dtype)
 
 
-register(Primitive("matmul", Kind.TEMPLATE, _matmul, lambda a, b: np.asarray(np.matmul(a, b)).astype(a.dtype)))
+register(Primitive("matmul", Kind.TEMPLATE, _matmul, _matmul_eval))
 register(Primitive("conv", Kind.TEMPLATE, _conv, _conv_eval))
 register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max")))  # type: ignore[arg-type]
 register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]
@@ -106,6 +130,31 @@ register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum"))) 
 def attention_scores(q: tuple[Dim, ...], kt: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """The shape of q @ kt."""
     return (*broadcast_shapes(q[:-2], kt[:-2]), q[-2], kt[-1])
+
+
+def _matmul_quantized(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """a [..., M, K] @ ((q - zero) * scale), with small integers q [K, N], or numbers of 16 bits.
+
+    The rows of scale and zero [ceil(K / block), N], both float32, hold for `block` rows of q each; `bits` says how
+    wide q's values are: from -2 ** (bits - 1) up to 2 ** (bits - 1) - 1.
+    """
+    a, q, *rows = types
+    block = attrs["block"]
+    if a.rank < 2 or q.rank != 2 or block < 1 or never_equal(a.shape[-1], q.shape[0]):
+        raise ShapeError(f"matmul_quantized of {a} and {q}: the inner dims must be equal")
+    for r in rows:
+        if r.rank != 2 or never_equal(r.shape[0], ceildiv(q.shape[0], block)) or never_equal(r.shape[1], q.shape[1]):
+            raise ShapeError(f"matmul_quantized of {q}, blocks of {block}: scales and zero points {r} do not fit")
+    return (a.with_shape((*a.shape[:-1], q.shape[1])),)
+
+
+def _matmul_quantized_eval(a, q, scale, zero=None, *, bits: int, block: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+    rows = np.arange(len(q)) // block
+    w = q.astype(np.float32) if zero is None else q.astype(np.float32) - zero[rows]
+    return np.asarray(np.matmul(a, w * scale[rows])).astype(a.dtype)
+
+
+register(Primitive("matmul_quantized", Kind.TEMPLATE, _matmul_quantized, _matmul_quantized_eval))
 
 
 def _attention(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:

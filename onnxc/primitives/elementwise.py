@@ -152,6 +152,19 @@ def _isinf(x: np.ndarray, positive: bool = True, negative: bool = True) -> np.nd
     return np.asarray((np.isposinf(x) if positive else none) | (np.isneginf(x) if negative else none))
 
 
+def _quantize_type(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    if types[0].dtype is not dtypes.float32:
+        raise ShapeError(f"quantize of {types[0]}: float32 is quantized")
+    return (types[0].with_dtype(dtypes.int32),)
+
+
+def _quantize(x: np.ndarray, scale: float, zero: int, low: int, high: int) -> np.ndarray:
+    """round(x / scale) + zero, limited to [low, high], as int32; NaN gives `low`."""
+    with np.errstate(all="ignore"):
+        y = np.rint(x / np.float32(scale)).astype(np.float64) + zero
+    return np.asarray(np.where(np.isnan(y), low, np.clip(y, low, high)).astype(np.int32))
+
+
 UNARY: dict[str, Callable[..., Any]] = {
     "neg": np.negative, "abs": np.abs, "sign": np.sign, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
@@ -199,6 +212,7 @@ for _name, _f in {**UNARY, **BINARY}.items():
 for _name, _f in COMPARE.items():
     register(Primitive(_name, Kind.POINTWISE, _predicate, _f, True))
 register(Primitive("copy", Kind.POINTWISE, _same, np.copy))  # the same values in a buffer of their own
+register(Primitive("quantize", Kind.POINTWISE, _quantize_type, _quantize))
 register(Primitive("isnan", Kind.POINTWISE, _predicate, np.isnan))
 register(Primitive("isinf", Kind.POINTWISE, _predicate, _isinf))
 register(Primitive("where", Kind.POINTWISE, _where, _where_eval, True))

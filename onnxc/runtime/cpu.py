@@ -101,6 +101,13 @@ def level(name: str = "native") -> Level:
     return found
 
 
+def has_byte_products(of: Level) -> bool:
+    """True where vectors of the level's length have VNNI: products of bytes, added up by fours."""
+    if of.vector_length == 16:
+        return {"avx512f", "avx512_vnni"} <= of.features
+    return of.vector_length == 8 and ("avx_vnni" in of.features or {"avx512_vnni", "avx512vl"} <= of.features)
+
+
 def required_features(name: str = "native") -> frozenset[str]:
     """The features that a program compiled for this level needs."""
     return level(name).features

@@ -19,7 +19,7 @@ from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Compiler, Source, compile_library, find_compiler
 
-ABI = 1  # OX_ABI of runtime.h
+ABI = 2  # OX_ABI of runtime.h
 POISON = 1  # OX_POISON
 # Never unloaded: its threads run to the end of the process.
 _LINK_FLAGS = ("-Wl,-z,nodelete", "-lpthread") if sys.platform.startswith("linux") else ("-lpthread",)
@@ -54,10 +54,13 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "ox_model_idle_bytes": (_l, [_p]),
     "ox_model_free": (None, [_p]),
     "ox_call": (_i, [_p, _i, _p, _p, _p]),
+    "ox_profile": (_i, [_p, _i, _p, _p, _p, _p, _l]),
     "ox_call_arrays": (_i, [_p, _i, _o, _o]),
     "ox_last_error": (None, [_p]),
     "ox_array_fields": (None, [_o, _l, _l, _p]),
     "ox_place": (_l, [_l, _p, _p, _p, _p, _p]),
+    "ox_peak_fma": (_l, [_i, _i, _l]),
+    "ox_peak_read": (_l, [_i, _i, _p, _l, _l]),
 }
 
 
@@ -117,9 +120,7 @@ class NativeModel:
         self._program = program
         self._user = (ctypes.c_void_p * len(user))(*user)
         self._ox_call = runtime.library.ox_call
-        self._handle: int | None = runtime.library.ox_model_new(
-            address, self._user, limit, POISON if poison else 0
-        )
+        self._handle: int | None = runtime.library.ox_model_new(address, self._user, limit, POISON if poison else 0)
         if not self._handle:
             raise InternalError("no memory for a model")
 
@@ -136,6 +137,15 @@ class NativeModel:
         """
         error = CallError()
         if self._ox_call(self._handle, threads, buffers, dims, ctypes.byref(error)):
+            return error
+        return None
+
+    def profile(
+        self, threads: int, buffers: object, dims: object, times: ctypes.Array[ctypes.c_longlong]
+    ) -> CallError | None:
+        """As :meth:`call`; the nanoseconds of each kernel are added to `times`."""
+        error = CallError()
+        if self._library.ox_profile(self._handle, threads, buffers, dims, ctypes.byref(error), times, len(times)):
             return error
         return None
 
@@ -213,7 +223,7 @@ def load_runtime(cache: Cache | None = None, code: Buffer | None = None) -> Runt
 def runtime_code(cache: Cache | None = None, compiler: Compiler | None = None) -> bytes:
     """The compiled runtime: the cache's, or compiled now. It runs on every CPU of this instruction set."""
     compiler = compiler or find_compiler(cache)
-    key = digest("runtime", ABI, _source(), _header(), compiler.identity)
+    key = digest("runtime", ABI, _source(), _headers(), compiler.identity)
     known = cache.read(key) if cache else None
     if known and known.startswith(b"\x7fELF"):
         return known
@@ -236,8 +246,8 @@ def _source() -> str:
 
 
 @functools.cache
-def _header() -> str:
-    return _read("runtime.h")
+def _headers() -> list[str]:
+    return [_read("runtime.h"), _read("peaks.h")]
 
 
 def _read(name: str) -> str:

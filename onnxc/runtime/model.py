@@ -18,6 +18,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -34,7 +35,7 @@ from onnxc.runtime.sizes import Size, evaluate
 if TYPE_CHECKING:
     from onnxc.report import Report
 
-SCHEMA = 1  # of the manifest
+SCHEMA = 2  # of the manifest
 PROGRAM, RUNTIME, SOURCE, WEIGHTS = "program.so", "runtime.so", "source.cpp", "weights"
 _ALIGN = 64  # OX_ALIGN
 _UNFIT = -1  # what ox_call_arrays returns where a call must go the slow way
@@ -95,8 +96,7 @@ class Outputs:
 
     def __repr__(self) -> str:
         shown = (
-            f"{n!r}: {a.dtype}{list(a.shape)}" if hasattr(a, "shape") else f"{n!r}: {a!r}"
-            for n, a in self.items()
+            f"{n!r}: {a.dtype}{list(a.shape)}" if hasattr(a, "shape") else f"{n!r}: {a!r}" for n, a in self.items()
         )
         return f"Outputs({', '.join(shown)})"
 
@@ -110,9 +110,7 @@ class Arena:
         first, last: for each intermediate, the first and last kernel that use it.
     """
 
-    def __init__(
-        self, sizes: Sequence[Size], which: Sequence[int], first: Sequence[int], last: Sequence[int]
-    ) -> None:
+    def __init__(self, sizes: Sequence[Size], which: Sequence[int], first: Sequence[int], last: Sequence[int]) -> None:
         self.sizes, self.which, self.first, self.last = list(sizes), list(which), list(first), list(last)
 
     def layout(self, values: Mapping[str, int], runtime: Runtime) -> list[int]:
@@ -128,9 +126,7 @@ class Arena:
         n, first, last = len(nbytes), self.first, self.last
         order = sorted(range(n), key=lambda i: (-exact[self.which[i]], first[i], last[i]))
         offsets = _longs([0] * n)
-        total = runtime.library.ox_place(
-            n, _longs(order), _longs(nbytes), _longs(first), _longs(last), offsets
-        )
+        total = runtime.library.ox_place(n, _longs(order), _longs(nbytes), _longs(first), _longs(last), offsets)
         if total < 0:
             raise LimitError("no memory for the memory plan")
         return [total, *offsets]
@@ -283,9 +279,7 @@ class CompiledModel:
             return list(found)
         unknown = [name for name in output_names if name not in self._names]
         if unknown:
-            raise InputError(
-                f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}"
-            )
+            raise InputError(f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}")
         return [found[self._names.index(name)] for name in output_names]
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -327,6 +321,14 @@ class CompiledModel:
 
     def _run_any(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         """The slow way: every input is checked and converted."""
+        site, buffers, outputs, _ = self._prepared(args)
+        failure = self._native.call(self._threads, buffers, site.dims)
+        if failure is not None:
+            raise self._failure(failure)
+        return outputs
+
+    def _prepared(self, args: tuple[Any, ...]) -> tuple[_Site, Any, tuple[Array, ...], tuple[Array, ...]]:
+        """For a call of the program: site, addresses of buffers, new outputs, and the inputs, to be kept until then."""
         inputs = self._signature.arrays(self._signature.bind(args, {}))
         shapes = tuple(x.shape for x in inputs)
         site = self._sites.get(shapes)
@@ -338,12 +340,7 @@ class CompiledModel:
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
         addresses = [x.ctypes.data for x in (*inputs, *outputs)]
-        failure = self._native.call(
-            self._threads, (ctypes.c_void_p * (len(addresses) + 1))(*addresses), site.dims
-        )
-        if failure is not None:
-            raise self._failure(failure)
-        return outputs
+        return site, (ctypes.c_void_p * (len(addresses) + 1))(*addresses), outputs, inputs
 
     def _remember(self, shapes: tuple[Shape, ...], site: _Site) -> None:
         # No lock, which a fork could leave locked: each step is atomic, and what is lost is made again.
@@ -407,6 +404,53 @@ class CompiledModel:
 
         return Report.from_manifest({**self.manifest, "threads": self._threads})
 
+    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
+        """Run the model with a clock around every kernel: which take the time, and how near are they to the machine's
+        limits?
+
+        Args:
+            inputs: by name, or in the model's order.
+            runs: that are measured. The best of them and the median are reported.
+            warm_up: runs before them.
+
+        Returns:
+            As :meth:`explain`, with ``profile`` (see :class:`onnxc.roofline.Profile`); sizes are those of the inputs.
+
+        Raises:
+            InputError, RunError, LimitError: as a call.
+        """
+        from onnxc.roofline import Profile, best_and_median
+        from onnxc.runtime.peaks import machine_peaks
+
+        if runs < 1:
+            raise InputError(f"runs is at least 1, not {runs!r}")
+        args = self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+        site, buffers, _outputs, kept = self._prepared(args)
+        values = dict(zip(self._signature.symbols, site.dims, strict=False))
+        report = self.explain().at(lambda given: evaluate(given, values))
+        times = [self._times(site, buffers, len(report.kernels)) for _ in range(warm_up + runs)][warm_up:]
+        del kept
+        each = [best_and_median(column) for column in zip(*times, strict=True)]
+        total = best_and_median([sum(row) for row in times])
+        names = self.manifest["dim_names"]
+        kernels = tuple(k.timed(*pair) for k, pair in zip(report.kernels, each, strict=True))
+        profile = Profile(
+            machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None),
+            runs,
+            *total,
+            tuple(k.times for k in kernels if k.times),
+            {names.get(s) or s: n for s, n in values.items()},
+        )
+        return replace(report, kernels=kernels, profile=profile)
+
+    def _times(self, site: _Site, buffers: Any, kernels: int) -> list[int]:
+        """Nanoseconds of each kernel in one run."""
+        times = _longs([0] * kernels)
+        failure = self._native.profile(self._threads, buffers, site.dims, times)
+        if failure is not None:
+            raise self._failure(failure)
+        return list(times)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one file, which :func:`load` opens without a compiler.
 
@@ -421,9 +465,7 @@ class CompiledModel:
         self._pool.clear()
 
     def __repr__(self) -> str:
-        inputs, outputs = (
-            ", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs)
-        )
+        inputs, outputs = (", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs))
         return f"<CompiledModel {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
 
     def __reduce__(self) -> Any:
@@ -454,17 +496,12 @@ _BLAMED = {3: ("Gather", "Scatter", "OneHot", "Embed", "Slice"), 4: ("Div", "Mod
 def _suspects(origins: Sequence[Sequence[Any]], code: int) -> str | None:
     """The nodes of a failed kernel that can have failed so, as ``n3 Gather 'embed'``."""
     likely = [o for o in origins if any(part in o[1] for part in _BLAMED.get(code, ()))] or list(origins)
-    return (
-        " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4])
-        or None
-    )
+    return " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4]) or None
 
 
 def _read_program(manifest: Mapping[str, Any]) -> tuple[Signature, Arena | None]:
     if manifest.get("schema") != SCHEMA:
-        raise PackageError(
-            f"the model was saved by another version of onnxc ({manifest.get('onnxc', 'unknown')})"
-        )
+        raise PackageError(f"the model was saved by another version of onnxc ({manifest.get('onnxc', 'unknown')})")
     try:
         signature = Signature(
             [Tensor.from_json(row) for row in manifest["inputs"]],
@@ -501,10 +538,6 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
     manifest = package.manifest
     target = manifest.get("requires") or {}
     if target.get("machine") != machine():
-        raise CpuError(
-            f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}"
-        )
+        raise CpuError(f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}")
     check_supported(target.get("features", ()), repr(os.fspath(path)))
-    return CompiledModel(
-        manifest, {n: package.section(n) for n in package.names if n != "manifest"}, threads=threads
-    )
+    return CompiledModel(manifest, {n: package.section(n) for n in package.names if n != "manifest"}, threads=threads)

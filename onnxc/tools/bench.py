@@ -18,7 +18,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -61,9 +62,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise RunError(
-                f"the measuring process died while it did {do!r} (exit status {self._process.wait()})"
-            )
+            raise RunError(f"the measuring process died while it did {do!r} (exit status {self._process.wait()})")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RunError(answer["error"])
@@ -126,6 +125,12 @@ class Bench:
     threads: int
     rounds: int
     timings: tuple[Timing, ...]
+    profile: dict[str, Any] | None = None  # of onnxc's kernels: `onnxc.roofline.Profile.to_dict`
+
+    def share_of_peak(self, engine: str = "onnxc") -> float:
+        """The part of the machine's multiply-adds that the model's contractions use, where it was profiled; else 0."""
+        best = next(t for t in self.timings if t.engine == engine).best
+        return self.profile["flops"] / best / self.profile["peaks"]["flops"] if self.profile else 0.0
 
     def ratio(self, peer: str = "onnxruntime") -> tuple[float, float]:
         """onnxc's time by the peer's: of best times, and of 25th percentiles. Below 1, onnxc is faster."""
@@ -142,6 +147,7 @@ class Bench:
             "rounds": self.rounds,
             "timings": timings,
             "ratios": ratios,
+            **({"profile": self.profile} if self.profile else {}),
         }
 
     def __str__(self) -> str:
@@ -161,17 +167,14 @@ class Bench:
         for heading in ("engine", "version", "load", "best", "25 %", "median", "runs"):
             table.add_column(heading, justify="left" if heading in ("engine", "version") else "right")
         for t in self.timings:
-            table.add_row(
-                t.engine, t.version, *map(duration, (t.load, t.best, t.p25, t.median)), str(len(t.times))
-            )
+            table.add_row(t.engine, t.version, *map(duration, (t.load, t.best, t.p25, t.median)), str(len(t.times)))
         yield table
         for t in self.timings[1:]:
             best, p25 = self.ratio(t.engine)
             words = f"{1 / best:.2f} times as fast as" if best <= 1 else f"{best:.2f} times the time of"
             text = f"onnxc is {words} {t.engine}" if best <= 1 else f"onnxc takes {words} {t.engine}"
             yield Text(
-                f"{text} (time ratio {best:.2f} of best, {p25:.2f} of 25th percentiles;"
-                f" {self.threads} threads)",
+                f"{text} (time ratio {best:.2f} of best, {p25:.2f} of 25th percentiles; {self.threads} threads)",
                 style="bold",
             )
 
@@ -208,6 +211,9 @@ def bench(
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
+    accuracy: str = "default",
+    tuned: bool = False,
+    profile_runs: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Bench:
     """Measures a model in onnxc and in its peers, interleaved.
@@ -220,40 +226,74 @@ def bench(
         threads: of each engine.
         rounds: turns that each engine has; the more, the less the machine's noise counts.
         turn, warm_up: seconds of a turn (at least one run) and of the runs before the first that counts.
+        accuracy, tuned: as for `onnxc.compile`.
+        profile_runs: runs in which onnxc's kernels are measured one by one, after the race; 0: none.
         progress: called with what is being done.
 
     Raises OnnxcError where an engine cannot run the model.
     """
-    unknown = [p for p in peers if p not in ENGINES or p == "onnxc"]
-    if unknown:
-        raise InputError(f"no engine {unknown[0]!r} to compare with; there are {', '.join(e for e in ENGINES if e != 'onnxc')}")
+    for peer in peers:
+        check_peer(peer)
     if rounds < 1 or threads < 1:
         raise InputError("rounds and threads are at least 1")
     tell = progress or (lambda stage: None)
     if inputs is None:
-        inputs = random_inputs(
-            decompose(onnx_file.load(model, input_shapes=input_shapes)), seed=seed, dims=dims
+        inputs = random_inputs(decompose(onnx_file.load(model, input_shapes=input_shapes)), seed=seed, dims=dims)
+    with stored_inputs(list(inputs.values())) as path:
+        entries = {e: Entry(e, os.fspath(model), path, input_shapes) for e in peers}
+        own = Entry("onnxc", os.fspath(model), path, input_shapes, {"accuracy": accuracy, "tuned": tuned})
+        entries = {"onnxc": own, **entries}
+        times, profile = race(
+            entries, threads=threads, rounds=rounds, turn=turn, warm_up=warm_up, profile_runs=profile_runs, tell=tell
         )
-    engines = ["onnxc", *peers]
+    return Bench(Path(model).name, threads, rounds, tuple(times.values()), profile.get("onnxc"))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One who takes part in a race: an engine with a model, and the file of its inputs."""
+
+    engine: str
+    model: str
+    inputs: str
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of onnxc.compile
+
+
+def race(
+    entries: Mapping[str, Entry],
+    *,
+    threads: int,
+    rounds: int,
+    turn: float = 0.05,
+    warm_up: float = 0.3,
+    profile_runs: int = 0,
+    tell: Callable[[str], None] = lambda stage: None,
+) -> tuple[dict[str, Timing], dict[str, dict[str, Any]]]:
+    """The times of all that take part, by their names, and profiles of those that onnxc runs (see `bench`)."""
     with ExitStack() as stack:
-        path = stack.enter_context(stored_inputs(list(inputs.values())))
-        workers = {engine: stack.enter_context(Worker()) for engine in engines}
+        workers = {name: stack.enter_context(Worker()) for name in entries}
         loaded = {}
-        for engine, worker in workers.items():
-            tell(f"load into {engine}")
-            loaded[engine] = worker.ask(
-                "load",
-                engine=engine,
-                model=os.fspath(model),
-                threads=threads,
-                inputs=path,
-                input_shapes=input_shapes,
-            )
+        for name, entry in entries.items():
+            tell(f"load into {name}")
+            loaded[name] = workers[name].ask("load", threads=threads, **{**vars(entry), "options": dict(entry.options)})
         times = take_turns(workers, rounds, turn, warm_up, tell)
-    timings = [
-        Timing(e, str(loaded[e]["version"]), float(loaded[e]["seconds"]), tuple(times[e])) for e in engines
-    ]
-    return Bench(Path(model).name, threads, rounds, tuple(timings))
+        own = [name for name, entry in entries.items() if entry.engine == "onnxc" and profile_runs]
+        profiles = {name: workers[name].ask("profile", runs=profile_runs)["profile"] for name in own}
+    timings = {
+        name: Timing(entry.engine, str(loaded[name]["version"]), float(loaded[name]["seconds"]), tuple(times[name]))
+        for name, entry in entries.items()
+    }
+    return timings, profiles
+
+
+def check_peer(name: str) -> None:
+    """Raises InputError for an engine that is not there, and says how to get it."""
+    known = [engine for engine in ENGINES if engine != "onnxc"]
+    if name not in known:
+        raise InputError(f"no engine {name!r} to compare with; there are {', '.join(known)}")
+    if find_spec(name) is None:
+        raise InputError(f"the engine {name!r} is not installed; `pip install {name}` installs it")
 
 
 def take_turns(

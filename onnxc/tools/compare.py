@@ -146,6 +146,8 @@ def compare(
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     cpu: str = "native",
     threads: int | None = None,
+    accuracy: str = "default",
+    tuned: bool = False,
     compiled: Callable[..., Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
@@ -158,7 +160,7 @@ def compare(
         reference: `onnxruntime`, `onnx` (its reference evaluator) or `float64`.
         rtol, atol: relative to each element, and to the output's largest value.
         dims: sizes of dynamic dims in random inputs, by the model's names: `{"batch": 2}`.
-        input_shapes, cpu, threads: as for `onnxc.compile`.
+        input_shapes, cpu, threads, accuracy, tuned: as for `onnxc.compile`.
         compiled: a compiled model to judge, instead of compiling `model`.
         progress: called with the name of each stage.
 
@@ -177,6 +179,8 @@ def compare(
             cpu=cpu,
             threads=threads,
             input_shapes=input_shapes,
+            accuracy=accuracy,
+            tuned=tuned,
             progress=lambda stage: tell(f"{stage} done"),
         )
     tell(f"load into {reference}")

@@ -1,4 +1,4 @@
-"""What is in a model: `onnxc info`."""
+"""What is in a model, and what the machine is: `onnxc info`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onnxc.errors import ModelError
+from onnxc.errors import ModelError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
 from onnxc.ops.registry import find
 from onnxc.primitives.builder import constant_of
+from onnxc.report import size
+from onnxc.roofline import Peaks
+from onnxc.runtime.cache import default_root
+from onnxc.runtime.cpu import (
+    available_cpus,
+    best_level,
+    cache_bytes,
+    level,
+    machine,
+    memory_bytes,
+    model_name,
+)
+from onnxc.runtime.peaks import machine_peaks
+from onnxc.runtime.toolchain import find_compiler
 from onnxc.tools.inputs import dim_names
 
 
@@ -101,8 +115,61 @@ def _declared(entry: Any) -> str:
     if not entry:
         return "?"
     dtype, dims = entry
-    return str(dtype) + (
-        "[...]" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+    return str(dtype) + ("[...]" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]")
+
+
+@dataclass(frozen=True)
+class MachineInfo:
+    """What onnxc sees of the machine that it runs on. `caches` are bytes of the levels 1 to 3, 0 where unknown."""
+
+    cpu: str
+    cpus: int
+    level: str
+    lanes: int
+    caches: tuple[int, ...]
+    memory: int
+    compiler: str
+    cache: str
+    peaks: tuple[Peaks, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "peaks": [p.to_dict() for p in self.peaks]}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """For people: a title and a text on each line."""
+        caches = ", ".join(f"L{k} {size(n)}" for k, n in enumerate(self.caches, 1) if n)
+        return [
+            ("cpu", f"{self.cpu}, {self.cpus} CPU{'s' if self.cpus > 1 else ''} for this process"),
+            ("level", f"{self.level}, vectors of {self.lanes} float32"),
+            ("memory", ", ".join(x for x in (size(self.memory), caches) if x)),
+            ("compiler", self.compiler),
+            ("cache", self.cache),
+            *(("peak" if k == 0 else "", str(p)) for k, p in enumerate(self.peaks)),
+        ]
+
+
+def machine_info() -> MachineInfo:
+    """Describes this machine. What it can do at most is measured, the first time.
+
+    Raises:
+        ToolchainError: there is no C++ compiler.
+    """
+    native = level()
+    counts = sorted({1, available_cpus()})
+    try:
+        root = str(default_root())
+    except OnnxcError as error:
+        root = f"none: {error}"
+    return MachineInfo(
+        cpu=model_name(),
+        cpus=available_cpus(),
+        level=best_level() if machine() in ("x86_64", "aarch64") else machine(),
+        lanes=native.vector_length,
+        caches=tuple(cache_bytes(k) for k in (1, 2, 3)),
+        memory=memory_bytes(),
+        compiler=find_compiler().version,
+        cache=root,
+        peaks=tuple(machine_peaks(n, native.vector_length) for n in counts),
     )
 
 

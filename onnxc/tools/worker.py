@@ -6,6 +6,7 @@ that was asked last is at work, so engines that take turns never share the cores
     {"do": "import", "engine": "onnxc"}  ->  {"seconds": 0.3, "version": "0.1.0"}
     {"do": "load", "engine": "onnxc", "model": "m.onnx", "threads": 2, "inputs": "i.npz"}  ->  {"seconds": 1}
     {"do": "measure", "seconds": 0.1, "least": 3}  ->  {"times": [...]}
+    {"do": "profile", "runs": 10}  ->  {"profile": {...}}
     {"do": "memory"}  ->  {"rss": ..., "pss": ..., "private": ...}
     {"do": "quit"}
 
@@ -52,7 +53,7 @@ class _State:
         return {"seconds": seconds, "version": _version(engine)}
 
     def do_load(
-        self, engine: str, model: str, threads: int, inputs: str, input_shapes: Any = None, **options: Any
+        self, engine: str, model: str, threads: int, inputs: str, input_shapes: Any = None, options: Any = None
     ) -> Command:
         """Makes the session and runs it once. `seconds` is the session alone, with no import or run."""
         import numpy as np  # so that import times can be measured here too
@@ -62,10 +63,10 @@ class _State:
         with np.load(inputs) as stored:
             arrays = [stored[f"i{k}"] for k in range(len(stored.files))]
         start = time.perf_counter()
-        self.session = _ENGINES[engine](model, threads, input_shapes, **options)
+        self.session = _ENGINES[engine](model, threads, input_shapes, **(options or {}))
         seconds = time.perf_counter() - start
         names = [i.name for i in self.session.get_inputs()]
-        feed = dict(zip(names, arrays, strict=True))
+        self.feed = feed = dict(zip(names, arrays, strict=True))
         session = self.session
         self.run = lambda: session.run(None, feed)
         start = time.perf_counter()
@@ -84,6 +85,11 @@ class _State:
             times.append(then - now)
             now = then
         return {"times": times}
+
+    def do_profile(self, runs: int) -> Command:
+        """Times of each kernel, and its limits (onnxc only)."""
+        profile = self.session.profile(self.feed, runs=runs).profile
+        return {"profile": profile.to_dict()}
 
     def do_memory(self) -> Command:
         """Bytes that this process holds (Linux): resident, proportional (shared pages divided), private."""

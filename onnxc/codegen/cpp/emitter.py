@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.choices import Choice, KernelOptions
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
@@ -15,8 +16,11 @@ from onnxc.planner.layout import Layout
 class TemplateEmitter:
     """What every template needs: buffers, names of sizes, and packed weights."""
 
-    def __init__(self, group: Group, layout: Layout, lanes: int, weights: WeightStore) -> None:
-        self.group, self.layout, self.lanes, self.weights = group, layout, lanes, weights
+    def __init__(
+        self, group: Group, layout: Layout, lanes: int, weights: WeightStore, options: KernelOptions
+    ) -> None:
+        self.group, self.layout, self.lanes, self.weights, self.options = group, layout, lanes, weights, options
+        self.choice: Choice | None = None  # between algorithms, where there is one
         self.buffers: list[Value] = []
         self.packed: list[tuple[str, int]] = []
         self.sizes: dict[Symbol, str] = {}
@@ -51,6 +55,7 @@ class TemplateEmitter:
         return KernelSource(
             text="\n".join(indent(body)), buffers=self.buffers, items=items, symbols=sorted(s.key for s in self.sizes),
             weights=self.packed, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,
+            choice=self.choice,
         )  # fmt: skip
 
     def loops(self, loops: list[tuple[Symbol, Dim]], counter: str, names: dict[Symbol, str]) -> list[str]:

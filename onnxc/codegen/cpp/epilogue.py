@@ -7,10 +7,21 @@ from dataclasses import replace
 from onnxc.codegen.cpp.shape import rewrite, substitute_nest
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope
-from onnxc.ir.expr import Call, Dim, Expr, Symbol, index, recombine, substitute, symbols
+from onnxc.ir.expr import (
+    Call,
+    Dim,
+    Expr,
+    Symbol,
+    always_equal,
+    coefficient,
+    index,
+    recombine,
+    substitute,
+    symbols,
+)
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Guard, Load, Position, Term
+from onnxc.loops.terms import Apply, Guard, Load, Position, Term, walk
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
@@ -44,6 +55,21 @@ class Epilogue:
         self.emitter.names = {**names, block_symbol: f"({names[c]} / VL)", lane_symbol: "0"}
         self.emitter.results[group.node.output.id] = "acc"
         self._known: set[object] = {*names, block_symbol, lane_symbol, "result"}
+        self._column = {block_symbol: lanes, lane_symbol: 1}
+
+    def matrices(self, row: Symbol) -> list[tuple[Value, Dim, Dim]]:
+        """What is written or read in contiguous rows, stores first: the buffer, the address of element (0, 0), and
+        how far apart the rows are."""
+        stores = self.nest.stores()
+        loads = [t for s in stores for t in walk(s.term) if isinstance(t, Load)]
+        places = [(s.value, s.address) for s in stores] + [(x.value, x.index[0]) for x in loads]
+        found: list[tuple[Value, Dim, Dim]] = []
+        for value, address in dict.fromkeys(places):
+            apart = coefficient(address, row)
+            contiguous = all(always_equal(coefficient(address, s) or 0, c) for s, c in self._column.items())
+            if contiguous and apart is not None and not always_equal(apart, 0):
+                found.append((value, substitute(address, dict.fromkeys((row, *self._column), 0)), apart))
+        return found
 
     def emit(self) -> list[str]:
         """The statements; they use `acc`, `lanes` and the loops' names."""

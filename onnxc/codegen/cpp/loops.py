@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp import spelling, tables, windows
 from onnxc.codegen.cpp.shape import (
     COSTS,
     Staging,
@@ -15,13 +15,14 @@ from onnxc.codegen.cpp.shape import (
     split_phase,
     staging,
 )
+from onnxc.codegen.cpp.tables import weight
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
+from onnxc.ir.expr import Dim, Symbol, ceildiv, prod, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Const, Load, Reduced, Reduction, Term, children, walk
+from onnxc.loops.terms import Apply, Const, Guard, Load, Reduced, Reduction, Term, children
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
@@ -30,7 +31,7 @@ UNROLL = 4
 MANY_ITEMS = 16  # parallel items enough for the threads of a machine
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
 
-_IDENTITY = {"sum": 0, "prod": 1}
+
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": "v_min({}, {})"}
 
 
@@ -45,6 +46,12 @@ class _Accumulator:
     lane: str
     across: bool
 
+    @property
+    def op(self) -> str:
+        """How lanes are combined: of masks, where true is -1, the least is the greatest."""
+        op = self.reduction.op
+        return {"max": "min", "min": "max"}.get(op, op) if self.reduction.body.dtype is dtypes.boolean else op
+
     def copy(self, k: int) -> str:
         """The name of the k-th of several accumulators."""
         return f"{self.name}_{k}" if k else self.name
@@ -58,11 +65,13 @@ class NestEmitter:
         self.nest, self.lanes = nest, lanes
         self.vector = choose_vector(nest, lanes)
         self.emitter = TermEmitter(nest.lookups, self.vector)
+        self.emitter.reductions = {r.key: r for r in nest.reductions()}
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
         self._split()
         self.includes: set[str] = set()
         self.side = 1  # vectors of an outer vector loop that are computed side by side
         self.caches: dict[Term, tuple[str, int]] = {}
+        self.bounds: dict[Symbol, tuple[list[Dim], list[Dim]]] = {}  # of loops that stay inside a padded window
         self.function = Scope()
         self.function.lines.append("const Full lanes{}; (void)lanes;")
 
@@ -71,11 +80,7 @@ class NestEmitter:
         self.vectors = {self.vector}
         for phase in self.nest.phases:
             pieces = [phase]
-            if (
-                self.vector is not None
-                and any(s == self.vector for s, _ in phase.loops)
-                and not phase.reductions
-            ):
+            if self.vector is not None and any(s == self.vector for s, _ in phase.loops) and not phase.reductions:
                 pieces = split_phase(phase, self.nest.lookups, self.vector) or [phase]
             self.vectors |= {s for p in pieces for s, _ in p.loops if s not in dict(phase.loops)}
             phases += pieces
@@ -131,8 +136,7 @@ class NestEmitter:
         extent = prod(d for _, d in phase.loops)
         return extent * max(
             1,
-            sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply))
-            // 4,
+            sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) // 4,
         )
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
@@ -157,13 +161,18 @@ class NestEmitter:
             *indent(inner.lines),
             "};",
         ]
+        size = extent_of(self.nest, self.vector)
         rest = f"block({name}, Part{{(int)({extent} - {name})}});"
         one = f"if ({name} + VL <= {extent}) block({name}, Full{{}}); else {rest}"
+        if self._whole(size, 1):
+            one = f"block({name}, Full{{}});"
         if not several:
             return [*lines, one]
+        turns = [f"const i64 {name} = {name}_0;", "{", *indent(several), "}"]
+        if self._whole(size, UNROLL):
+            return [*lines, *turns]
         ends = f"ox_min({name}_0 + {UNROLL} * VL, {extent})"
-        return [*lines, f"if ({name}_0 + {UNROLL} * VL <= {extent}) {{", f"  const i64 {name} = {name}_0;",
-                "  {", *indent(several, 2), "  }",
+        return [*lines, f"if ({name}_0 + {UNROLL} * VL <= {extent}) {{", *indent(turns),
                 f"}} else for (i64 {name} = {name}_0, end = {ends}; {name} < end; {name} += VL) {{",
                 f"  {one}", "}"]  # fmt: skip
 
@@ -202,19 +211,20 @@ class NestEmitter:
     def _plain_phase(self, phase: Phase) -> tuple[list[str], str]:
         vector = self._phase_vector(phase)
         staged = staging(phase, self.nest.lookups, vector, self.lanes) if vector is not None else None
-        loops = [
-            (s, self._blocks(d) if staged and s == staged.partner else d)
-            for s, d in phase.loops
-            if s != vector
-        ]
+        loops = [(s, self._blocks(d) if staged and s == staged.partner else d) for s, d in phase.loops if s != vector]
         extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
         total = prod(d for _, d in loops)
         chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
         chunks = ceildiv(extent, CHUNK) if chunked else 1
         per_row = self._phase_work(Phase([], [], phase.stores)) * (CHUNK if chunked else extent)
-        grain = self._grain(per_row)
-        rows = self._top(total * chunks)
+        previous, self.emitter.vector = self.emitter.vector, vector
+        grain, head = self._grain(per_row), list[str]()
         scope = self.function.child({s for s, _ in loops})
+        if vector is not None and isinstance(extent, int) and loops and not staged and not chunked:
+            found = tables.terms(self.emitter, phase, vector), tables.indices(self.emitter, phase, vector)
+            head = tables.fill(self.emitter, *found, vector, extent, (self.function, scope), self.lanes)
+            grain = f"ox_max({grain}, {tables.ROWS})" if head else grain
+        rows = self._top(total * chunks)
         rest = "row"
         lo, hi = "0", self._top(extent)
         if chunked:
@@ -232,10 +242,10 @@ class NestEmitter:
             rest = f"({rest} / {self._top(d)})"
         if staged:
             scope.available.discard(staged.partner)
-        previous, self.emitter.vector = self.emitter.vector, vector
         self._innermost(phase, scope, vector, lo, hi, [], staged)
         self.emitter.vector = previous
-        text = [f"const i64 rows = {rows}, grain = {grain};",
+        self.emitter.tables = {}
+        text = [f"const i64 rows = {rows}, grain = {grain};", *head,
                 "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {",
                 *indent(scope.lines), "}"]  # fmt: skip
         return text, f"ox_up({rows}, {grain})"
@@ -261,9 +271,7 @@ class NestEmitter:
         self._nested(phase, scope, vector, [])
         self.emitter.vector = previous
 
-    def _nested(
-        self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]
-    ) -> None:
+    def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]) -> None:
         """The phase's loops around its innermost body."""
         staged = (
             staging(phase, self.nest.lookups, self.vector, self.lanes)
@@ -272,6 +280,8 @@ class NestEmitter:
         )
         partner = staged.partner if staged else None
         loops = [(s, d) for s, d in phase.loops if s not in (vector, partner)]
+        masked = self._masking(accumulators)
+        loops.sort(key=lambda loop: loop[0] not in masked)  # the lanes that count are found outside of the others
         scopes = [scope]
         for s, _ in loops:
             self.emitter.name_loop(s)
@@ -294,11 +304,27 @@ class NestEmitter:
             self._one_lane(phase, inner, accumulators)
         for (s, d), outer_scope, body in reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True))):
             name = self.emitter.names[s]
+            least, most = self._range(s, d, outer_scope)
             outer_scope.lines += [
-                f"for (i64 {name} = 0; {name} < {self._top(d)}; {name}++) {{",
+                f"for (i64 {name} = {least}; {name} < {most}; {name}++) {{",
                 *indent(body.lines),
                 "}",
             ]
+
+    def _masking(self, accumulators: list[_Accumulator]) -> set[Symbol]:
+        """Loops on which it depends which lanes lie inside a padded window."""
+        guards = [a.reduction.body for a in accumulators if isinstance(a.reduction.body, Guard)]
+        return {s for g in guards for c in g.conditions for s in symbols(c)}
+
+    def _range(self, s: Symbol, extent: Dim, scope: Scope) -> tuple[str, str]:
+        """Where a loop begins and ends."""
+        low, high = "0", self._top(extent)
+        least, most = self.bounds.get(s, ([], []))
+        for d in least:
+            low = f"ox_max({low}, {self.emitter.index(d, scope)})"
+        for d in most:
+            high = f"ox_min({high}, {self.emitter.index(d, scope)})"
+        return low, high
 
     def _innermost(
         self,
@@ -332,10 +358,18 @@ class NestEmitter:
         ]
         i, end = self.emitter.fresh("at"), self.emitter.fresh("end")
         lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};"]
-        lines += self._several(phase, inner, name, i, end, hi, body, accumulators)
+        several = self._several(phase, inner, name, i, end, hi, body, accumulators)
+        lines += several
         args = "".join(f", {a.name}" for a in accumulators)
-        lines += [f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});",
-                  f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});"]  # fmt: skip
+        extent = dict(phase.loops)[vector]
+        if not several or not self._whole(extent, UNROLL):
+            lines.append(f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});")
+        if not self._whole(extent, 1):
+            lines.append(f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});")
+
+    def _whole(self, extent: Dim, side: int) -> bool:
+        """Whether a loop is made of whole turns of `side` vectors: then the compiler sees no code for a rest."""
+        return isinstance(extent, int) and extent % (side * self.lanes) == 0
 
     def _several(
         self,
@@ -359,11 +393,7 @@ class NestEmitter:
         ):
             return []
         simple = interleave(inner.lines, loop, at, [a.name for a in accumulators], UNROLL)
-        if not accumulators and (
-            simple is None
-            or sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply))
-            < LONG_CHAIN
-        ):
+        if not accumulators and (simple is None or self._chain(phase) < LONG_CHAIN):
             return []
         lines = []
         for a in accumulators:
@@ -380,8 +410,18 @@ class NestEmitter:
         ]
         for a in accumulators:
             for k in range(1, UNROLL):
-                lines.append(f"{a.name} = {_COMBINE[a.reduction.op].format(a.name, f'{a.name}_{k}')};")
+                lines.append(f"{a.name} = {_COMBINE[a.op].format(a.name, f'{a.name}_{k}')};")
         return lines
+
+    def _chain(self, phase: Phase) -> int:
+        """The cost of what a vector loop computes: without what tables hold."""
+        pending, seen = [s.term for s in phase.stores], set[Term]()
+        while pending:
+            term = pending.pop()
+            if term not in seen and term not in self.emitter.tables:
+                seen.add(term)
+                pending += children(term)
+        return sum(COSTS.get(t.op, 1) for t in seen if isinstance(t, Apply))
 
     def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator]) -> None:
         """The body where no loop is a vector loop: lane 0 alone counts."""
@@ -442,9 +482,7 @@ class NestEmitter:
 
     def _flat(self, phase: Phase) -> str:
         total = ""
-        for s, d in [x for x in phase.loops if x[0] != self.vector] + [
-            x for x in phase.loops if x[0] == self.vector
-        ]:
+        for s, d in [x for x in phase.loops if x[0] != self.vector] + [x for x in phase.loops if x[0] == self.vector]:
             name = self.emitter.name_loop(s)
             total = name if not total else f"({total} * {self._top(d)} + {name})"
         return total
@@ -462,7 +500,11 @@ class NestEmitter:
                 scope.lines.append(f"V<{lane}> {name}{{}}; vi {name}_at = bc<i32>(-1);")
             else:
                 scope.lines.append(f"V<{lane}> {name} = {self._identity(r)};")
+        inside, self.bounds = windows.inside([a.reduction for a in accumulators], phase, self.emitter)
+        for a, r in zip(accumulators, inside, strict=True):
+            a.reduction = r
         self._nested(phase, scope, self.vector, accumulators)
+        self.bounds.clear()
         for a in accumulators:
             self._finish(a, phase, scope)
         for term, (name, last) in self.caches.items():
@@ -471,8 +513,8 @@ class NestEmitter:
 
     def _identity(self, r: Reduction) -> str:
         lane = spelling.lane_type(r.body.dtype)
-        if r.op in _IDENTITY:
-            return f"bc<{lane}>({_IDENTITY[r.op]})"
+        if r.op in windows.NEUTRAL:
+            return f"bc<{lane}>({windows.NEUTRAL[r.op]})"
         if r.body.dtype.is_float:
             return f"bc<{lane}>({'-' if r.op == 'max' else ''}__builtin_inf())"
         if r.body.dtype is dtypes.boolean:
@@ -486,7 +528,7 @@ class NestEmitter:
             return
         if a.across:
             value = f"ox_part<{a.lane}>({value}, {self._identity(a.reduction)}, lanes)"
-        scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.reduction.op].format(prefix + a.name, value)};")
+        scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.op].format(prefix + a.name, value)};")
 
     def _accumulate_position(self, a: _Accumulator, value: str, scope: Scope, prefix: str) -> None:
         """The best element of each lane and its position; a NaN stays only at position 0, as in
@@ -525,7 +567,7 @@ class NestEmitter:
         elif not a.across:
             scope.lines.append(f"const V<{lane}> {name} = {a.name};")
         else:
-            scope.lines.append(f"const V<{lane}> {name} = bc<{a.lane}>(h_{r.op}<{a.lane}>({a.name}));")
+            scope.lines.append(f"const V<{lane}> {name} = bc<{a.lane}>(h_{a.op}<{a.lane}>({a.name}));")
         scope.terms[term] = name
         scope.available.add(("reduced", r.key))
 
@@ -555,7 +597,7 @@ class NestEmitter:
             (
                 term in here
                 and not isinstance(term, (Const, Load, Reduced))
-                and _weight(term) >= 6
+                and weight(term) >= 6
                 and self._inner(term, phase)
             )
             and term.dtype.name == "float32"
@@ -570,10 +612,6 @@ class NestEmitter:
 
     def _inner(self, term: Term, phase: Phase) -> bool:
         return all(s in self.emitter.deps(term) for s, _ in phase.loops)
-
-
-def _weight(term: Term) -> int:
-    return sum(COSTS.get(t.op, 1) if isinstance(t, Apply) else 1 for t in walk(term))
 
 
 def _size_key(d: Dim) -> int:

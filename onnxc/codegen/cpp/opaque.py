@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
@@ -67,7 +68,7 @@ class RoutineEmitter(TemplateEmitter):
     """What the emitters share: operands as pointers with strides, and loops over lines."""
 
     def __init__(self, group: Group, layout: Layout, lanes: int, weights: WeightStore) -> None:
-        super().__init__(group, layout, lanes, weights)
+        super().__init__(group, layout, lanes, weights, KernelOptions())
         assert group.node is not None
         self.node: Node = group.node
 
@@ -114,9 +115,7 @@ class RoutineEmitter(TemplateEmitter):
             "for (i64 t = first * each; t < stop; t++) {", *indent(each), "}",
         ]  # fmt: skip
 
-    def finish(
-        self, head: list[str], body: list[str], before: Sequence[str] = (), scratch: str = "0"
-    ) -> KernelSource:
+    def finish(self, head: list[str], body: list[str], before: Sequence[str] = (), scratch: str = "0") -> KernelSource:
         items = "routines::up(units, each)"
         return self.source([*head, *body], items, "routines.h", scratch, [*before, *head], self.node.op)
 
@@ -302,9 +301,7 @@ class ScatterElementsEmitter(ScatterEmitter):
     def _checks(self, axis: int) -> list[str]:
         """The index lies inside the data along the other axes; the updates have the shape of the index."""
         lines: list[str] = []
-        for i, (d, n, u) in enumerate(
-            zip(self.data.shape, self.index_value.shape, self.updates.shape, strict=True)
-        ):
+        for i, (d, n, u) in enumerate(zip(self.data.shape, self.index_value.shape, self.updates.shape, strict=True)):
             lines += [] if i == axis else self.require(n, "<=", d)
             lines += self.require(n, "==", u)
         return lines
@@ -324,9 +321,7 @@ class ScatterNDEmitter(ScatterEmitter):
         row_at, slice_at = self.offsets("r", rows), self.offsets("q", slices)
         steps = [self.size(s) for s in inner.steps]
         to_line = f"{self.start(self.out)} + to{slice_at[0]} + from * {steps[0]}"
-        update = (
-            f"(const {self.element} *){self.start(self.updates)}{row_at[1]}{slice_at[1]} + from * {steps[1]}"
-        )
+        update = f"(const {self.element} *){self.start(self.updates)}{row_at[1]}{slice_at[1]} + from * {steps[1]}"
         apply = call(f"apply<{self.operation()}>", to_line, steps[0], update, steps[1], "w")
         find = [
             f"const {self.index_type} *const index = {self.start(self.index_value)}{row_at[0]}; (void)index;",
@@ -339,9 +334,7 @@ class ScatterNDEmitter(ScatterEmitter):
             find.append(f"{{ const i64 i = {at_d}; {step} }}")
         each = self.nest("r", rows, [*find, *self.nest("q", slices, [apply])])
         work = self.size(prod((*(r.size for r in rows), *(q.size for q in slices))))
-        head, loop = self.over_units(
-            "chunks", f"{work} * routines::least(chunk, width)", [*PICK_CHUNK, *each]
-        )
+        head, loop = self.over_units("chunks", f"{work} * routines::least(chunk, width)", [*PICK_CHUNK, *each])
         return self.finish([*chunks_of(self, inner.size), *head], [*checks, *loop], before)
 
     def _checks(self, depth: int, rows_rank: int) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.choices import Choice, KernelOptions
 from onnxc.codegen.cpp.loops import emit_sections
 from onnxc.codegen.cpp.opaque import emit_opaque
 from onnxc.codegen.cpp.templates import emit_template
@@ -14,7 +15,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, evaluate, symbols
 from onnxc.ir.graph import Origin, Value
-from onnxc.planner.flops import flops
+from onnxc.planner.flops import elements_read, total
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
@@ -38,7 +39,10 @@ class KernelCall:
     reads: Dim  # bytes, weights among them
     writes: Dim
     weights: int
-    flops: Dim = 0
+    flops: Dim = 0  # of its contractions
+    pointwise: Dim = 0  # other arithmetic
+    turns: Dim = 1  # calls in a run: more than one inside a scan
+    choice: Choice | None = None
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -68,8 +72,8 @@ class Program:
 class ProgramWriter:
     """Generates the program of a plan. `lanes` is the vector length of the CPU level."""
 
-    def __init__(self, plan: Plan, lanes: int) -> None:
-        self.plan, self.lanes = plan, lanes
+    def __init__(self, plan: Plan, lanes: int, options: KernelOptions | None = None) -> None:
+        self.plan, self.lanes, self.options = plan, lanes, options or KernelOptions()
         self.weights = WeightStore()
         self.functions: dict[str, str] = {}  # text -> name
         self.calls: list[KernelCall] = []
@@ -77,6 +81,7 @@ class ProgramWriter:
         self.includes: set[str] = set()
         self.scratch: set[str] = {"0"}
         self.depth = 0
+        self.turns: Dim = 1
         self.buffers = lifetimes(plan)
         self.symbols = self._symbols()
         self._places = self._fixed_places()
@@ -133,7 +138,10 @@ class ProgramWriter:
         """The calls of a plan's kernels, in order."""
         for group in plan.groups:
             if group.kind == "control":
+                assert group.node is not None
+                outside, self.turns = self.turns, self.turns * group.node.attrs["trip"]
                 self._scan(group)
+                self.turns = outside
             else:
                 self._call(self._kernel(group, plan.layout), group)
 
@@ -141,8 +149,9 @@ class ProgramWriter:
         if group.kind == "loops":
             nests = [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
             return emit_sections(nests, self.lanes)
-        emit = emit_opaque if group.kind == "opaque" else emit_template
-        return emit(group, layout, self.lanes, self.weights)
+        if group.kind == "opaque":
+            return emit_opaque(group, layout, self.lanes, self.weights)
+        return emit_template(group, layout, self.lanes, self.weights, self.options)
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; states are copied from the step's result before the next step."""
@@ -199,7 +208,7 @@ class ProgramWriter:
             f"{{ // {number}: {comment}",
             f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
             "  ox_call c = {ctx, p, s, scratch};",
-            *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);",
+            *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);", f"  ox_lap(ctx, {number});",
             *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; return ctx->error.code; }}"] if _can_fail(kernel) else []), "}",
         ]  # fmt: skip
         self.calls.append(self._facts(name, kernel, group))
@@ -208,20 +217,23 @@ class ProgramWriter:
         stored = group.stored()
         boundaries = tuple((str(v.type), self.plan.boundaries.get(v.id, "")) for v in stored)
         written = {self.plan.layout.storage(v).id for v in stored}
+        needed = elements_read(group.nodes, self.plan.layout)
         reads: Dim = 0
         weights = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
         for v in kernel.buffers:
-            if constant_of(v) is not None:
-                weights += v.t.size * v.dtype.itemsize
+            nbytes = needed.get(v.id, v.t.size) * v.dtype.itemsize
+            if constant_of(v) is not None and isinstance(nbytes, int):
+                weights += nbytes
             elif v.id not in written:
-                reads = reads + v.t.nbytes
+                reads = reads + nbytes
         writes: Dim = 0
         for v in stored:
             writes = writes + v.t.nbytes
-        work = flops(group.node) if group.node is not None and group.kind == "template" else 0
+        flops, pointwise = total(group.nodes)
         return KernelCall(
-            name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, work
-        )
+            name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights,
+            flops, pointwise, self.turns, kernel.choice,
+        )  # fmt: skip
 
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",
@@ -262,7 +274,7 @@ class ProgramWriter:
         loads = [f"const i64 {s} = s[{k}]; (void){s};" for k, s in enumerate(self.symbols)]
         body = [*(f"scratch_bytes = ox_max(scratch_bytes, {x});" for x in sorted(self.scratch)),
                 "char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
-                "char *const scratch = arena + arena_bytes; (void)scratch;", *self.lines]  # fmt: skip
+                "char *const scratch = arena + arena_bytes; (void)scratch;", "ox_lap(ctx, -1);", *self.lines]  # fmt: skip
         derived = [f"const i64 {name} = {value};" for name, value in spelling.derived_in("\n".join(body))]
         return [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
                 "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",

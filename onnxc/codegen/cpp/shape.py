@@ -12,9 +12,12 @@ from onnxc.ir.expr import (
     always_equal,
     ceildiv,
     coefficient,
+    floordiv,
     is_less,
     is_nonnegative,
+    mod,
     of,
+    recombine,
     substitute,
     symbols,
 )
@@ -32,9 +35,14 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
+from onnxc.planner.section import divided_loops
 
 MAX_PIECES = 9
 MAX_TILES = 4
+NEAR = 16  # elements between lanes that lie in neighbouring lines
+MAX_SPLITS = 6
+LONG_RUN = 8  # neighbouring elements for which a loop is divided
+SHORT = 64  # turns of a loop that is better joined with the one around it
 ACROSS = 12  # the price of combining the lanes of a vector, relative to a load
 COSTS = {
     "exp": 8,
@@ -60,7 +68,7 @@ def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None
 
 def _rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term]) -> Term:
     if isinstance(term, (Load, Reduced)):
-        return replace(term, index=tuple(substitute(e, values) for e in term.index))
+        return replace(term, index=tuple(recombine(substitute(e, values)) for e in term.index))
     if isinstance(term, Position):
         return replace(term, expr=substitute(term.expr, values))
     if isinstance(term, Apply):
@@ -96,9 +104,7 @@ def phase_terms(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Term]:
 
 def addresses(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Dim]:
     """All element positions that a phase reads and writes."""
-    return [t.index[0] for t in phase_terms(phase, lookups) if isinstance(t, Load)] + [
-        s.address for s in phase.stores
-    ]
+    return [t.index[0] for t in phase_terms(phase, lookups) if isinstance(t, Load)] + [s.address for s in phase.stores]
 
 
 def _pinned(phases: Iterable[Phase], lookups: dict[Symbol, Lookup]) -> set[Symbol]:
@@ -154,21 +160,39 @@ def merge(
     """
     pinned = _pinned(phases, lookups).union(keep)
     every = [e for p in phases for e in addresses(p, lookups)]
+    written = [s.address for p in phases for s in p.stores]
     merged = list(loops)
     values: dict[Symbol, Dim] = {}
     k = len(merged) - 2
     while k >= 0:
         (a, ea), (b, eb) = merged[k], merged[k + 1]
-        if not ({a, b} & pinned) and all(_contiguous(e, a, b, eb) for e in every):
+        leaps = None if {a, b} & pinned else _leaps((a, b), eb, every, written)
+        if leaps is not None:
             both = fresh("i", ea * eb)
             (symbol,) = symbols(both)
-            # every address uses a and b only as a * eb + b, so the pair may be called (0, both)
-            step: dict[Symbol, Dim] = {a: 0, b: both}
-            every = [substitute(e, step) for e in every]
+            # most accesses use a and b only as a * eb + b: for them the pair may be called (0, both)
+            step: dict[Symbol, Dim] = {a: floordiv(both, eb), b: mod(both, eb)} if leaps else {a: 0, b: both}
+            every = [recombine(substitute(e, step)) if leaps else substitute(e, step) for e in every]
+            written = [recombine(substitute(e, step)) if leaps else substitute(e, step) for e in written]
             values = {s: substitute(v, step) for s, v in values.items()} | step
             merged[k : k + 2] = [(symbol, ea * eb)]
         k -= 1
     return merged, values
+
+
+def _leaps(pair: tuple[Symbol, Symbol], extent: Dim, every: list[Dim], written: list[Dim]) -> list[Dim] | None:
+    """Accesses that do not walk two loops as one; None where the two must stay. Where the inner loop is short, what
+    depends on the two alone may leap: a kernel reads it once, before its other loops.
+    """
+    leaps = [e for e in every if not _contiguous(e, *pair, extent)]
+    if not leaps:
+        return leaps
+    if not isinstance(extent, int) or extent >= SHORT or any(not _contiguous(e, *pair, extent) for e in written):
+        return None
+    others = [e for e in every if {s for s in symbols(e) if s.key[0] != "s"} - set(pair)]
+    if any(e in leaps for e in others) or not any(coefficient(e, pair[1]) == 1 for e in others):
+        return None
+    return leaps
 
 
 def _contiguous(e: Dim, a: Symbol, b: Symbol, extent: Dim) -> bool:
@@ -182,7 +206,8 @@ def substitute_nest(nest: Nest, values: dict[Symbol, Dim]) -> None:
     for phase in nest.phases:
         phase.reductions = [_reduction(r, values, memo) for r in phase.reductions]
         phase.stores = [
-            Store(s.value, substitute(s.address, values), rewrite(s.term, values, memo)) for s in phase.stores
+            Store(s.value, recombine(substitute(s.address, values)), rewrite(s.term, values, memo))
+            for s in phase.stores
         ]
     nest.lookups = {s: replace(k, term=rewrite(k.term, values, memo)) for s, k in nest.lookups.items()}
 
@@ -192,8 +217,38 @@ def _reduction(r: Reduction, values: dict[Symbol, Dim], memo: dict[Term, Term]) 
     return replace(r, body=rewrite(r.body, values, memo), position=position)
 
 
+def _split_loops(nest: Nest) -> None:
+    """Divides a loop `i` of which accesses take `i // n` and `i % n`, so that `i % n` is contiguous."""
+    for _ in range(MAX_SPLITS):
+        found = next(
+            (
+                (s, n)
+                for phase in nest.phases
+                for e in addresses(phase, nest.lookups)
+                for s, n in divided_loops(e)
+                if isinstance(n, int) and n >= LONG_RUN and any(_divides(n, d) for x, d in phase.loops if x == s)
+            ),
+            None,
+        )
+        if found is None:
+            return
+        symbol, n = found
+        extent = extent_of(nest, symbol)
+        outer, inner = fresh("i", extent // n), fresh("i", n)
+        pair = [(next(iter(symbols(outer))), extent // n), (next(iter(symbols(inner))), n)]
+        for phase in nest.phases:
+            phase.loops = [p for x in phase.loops for p in (pair if x[0] == symbol else [x])]
+        substitute_nest(nest, {symbol: outer * n + inner})
+
+
+def _divides(n: int, extent: Dim) -> bool:
+    return extent != n and always_equal(extent % n, 0)
+
+
 def normalise(nest: Nest) -> None:
     """Orders and merges the outer loops, and the inner loops of the phases that share them."""
+    if is_plain(nest):
+        _split_loops(nest)
     nest.outer = ordered(nest.outer, nest.phases, nest.lookups)
     nest.outer, values = merge(nest.outer, nest.phases, nest.lookups)
     if values:
@@ -268,15 +323,24 @@ def _accesses_price(nest: Nest, phase: Phase, s: Symbol, lanes: int, outer: bool
         extent = dict(phase.loops)[staged.partner]
         tile += 2.0 * lanes / extent if isinstance(extent, int) and extent < lanes else 0.0
     return sum(
-        tile if e in turned else _access_price(e, s, nest.lookups) for e in addresses(phase, nest.lookups)
+        tile if e in turned else 1.0 if _hoisted(e, phase, s, nest.lookups) else _access_price(e, s, nest.lookups)
+        for e in addresses(phase, nest.lookups)
     )
+
+
+def _hoisted(address: Dim, phase: Phase, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> bool:
+    """Whether an access moves with loop `s` alone, and the phase has others: it is made before them."""
+    inner = [x for x, _ in phase.loops if x != s]
+    return bool(inner) and varies(address, s, lookups) and not any(varies(address, x, lookups) for x in inner)
 
 
 def _access_price(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> float:
     c = lane_stride(address, s, lookups)
     if c is None:
         return 20.0  # lane by lane, each with an address of its own
-    return 1.0 if c == 1 else 0.5 if c == 0 else 12.0
+    if isinstance(c, int) and 0 <= c <= 4:
+        return c + 1.0 if c > 1 else 0.5 + c / 2
+    return 12.0 if isinstance(c, int) and abs(c) <= NEAR else 24.0  # lanes that no line of a cache has in common
 
 
 def is_plain(nest: Nest) -> bool:
@@ -300,10 +364,7 @@ def staging(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol, lane
     strided = []
     for t in phase_terms(phase, dict(lookups)):
         if (
-            isinstance(t, Load)
-            and t not in guarded
-            and t not in strided
-            and not symbols(t.index[0]) & lookups.keys()
+            isinstance(t, Load) and t not in guarded and t not in strided and not symbols(t.index[0]) & lookups.keys()
         ) and coefficient(t.index[0], vector) not in (0, 1, None):
             strided.append(t)
     best: Staging | None = None
@@ -377,9 +438,7 @@ def split_phase(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[
     pieces = [_piece(phase, s, lo, hi) for lo, hi in itertools.pairwise(edges)]
     return (
         None
-        if any(
-            _guarded(p, lookups, loop) for p in pieces for loop, _ in p.loops if loop not in dict(phase.loops)
-        )
+        if any(_guarded(p, lookups, loop) for p in pieces for loop, _ in p.loops if loop not in dict(phase.loops))
         else pieces
     )
 
@@ -394,13 +453,7 @@ def _cuts(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol) -> list[Dim] |
     """
     extent = dict(phase.loops)[s]
     cuts: list[Dim] = []
-    for c in {
-        c
-        for t in phase_terms(phase, lookups)
-        if isinstance(t, Guard)
-        for c in t.conditions
-        if s in symbols(c)
-    }:
+    for c in {c for t in phase_terms(phase, lookups) if isinstance(t, Guard) for c in t.conditions if s in symbols(c)}:
         at = breakpoint_of(c, s)
         if at is None:
             return None
@@ -420,8 +473,6 @@ def _piece(phase: Phase, s: Symbol, lo: Dim, hi: Dim) -> Phase:
     (symbol,) = symbols(part)
     values: dict[Symbol, Dim] = {s: part + lo}
     memo: dict[Term, Term] = {}
-    stores = [
-        Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores
-    ]
+    stores = [Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores]
     loops = [(symbol, hi - lo) if x == s else (x, d) for x, d in phase.loops]
     return Phase(loops, [], stores)

@@ -204,9 +204,21 @@ def _shift(sign: str) -> Callable[[list[str], str, Mapping[str, object]], str]:
     )
 
 
+def _quantize(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
+    scale, zero, low, high = (np.float64(attrs[k]) for k in ("scale", "zero", "low", "high"))  # type: ignore[arg-type]
+    if scale == 1 or not 2.0**-90 < scale < 2.0**90:
+        x = args[0] if scale == 1 else f"{args[0]} / {_float(float(scale), 'f32')}"
+        limits = ", ".join(_float(float(x - zero), "f32") for x in (low, high))
+        return f"v_quantize({x}, {limits}, {int(zero)})"
+    limits = ", ".join(_float(float(np.float32((x - zero) * scale)), "f32") for x in (low, high))
+    inverse = _float(float(np.float32(1) / np.float32(scale)), "f32")
+    return f"v_quantize({args[0]}, {_float(float(scale), 'f32')}, {inverse}, {limits}, {int(zero)})"
+
+
 _OTHER: dict[str, Callable[[list[str], str, Mapping[str, object]], str]] = {
     "isnan": lambda args, lane, attrs: f"ox_mask<{lane}>(v_ne({args[0]}, {args[0]}))",
     "isinf": _isinf,
+    "quantize": _quantize,
     "bitnot": lambda args, lane, attrs: f"(~{args[0]})",
     "shl": _shift("<<"),
     "shr": _shift(">>"),
@@ -259,26 +271,27 @@ template <class R, class T> OX V<R> ox_trunc(V<T> x) {
     return bits<V<R>>(r ^ (conv<S, typename int_of<sizeof(T)>::s>(high) << (sizeof(S) * 8 - 1)));
   }
 }
-template <class T> OX V<T> ox_idiv(ox_ctx *ctx, V<T> a, V<T> b, int n) {
-  V<T> r = {};
-  for (int i = 0; i < n; i++) {
-    if (b[i] == 0) ctx->api->fail(ctx, OX_ERR_DIVIDE, 0, 0);
-    else r[i] = ((T)-1 < 0 && b[i] == (T)-1) ? (T)(0 - (u64)a[i]) : (T)(a[i] / b[i]);
-  }
-  return r;
+template <class M> OX bool ox_any(M m) {  // of a mask's lanes
+  typedef elem<M> I;
+  return h_fold<I, VL>(m, [](auto a, auto b) { return (decltype(a))(a | b); }) != 0;
 }
 template <class T> OX V<T> ox_idivisor(ox_ctx *ctx, V<T> b, int n) {
-  for (int i = 0; i < n; i++) if (b[i] == 0) ctx->api->fail(ctx, OX_ERR_DIVIDE, 0, 0);
+  if (__builtin_expect(ox_any(v_eq(b, V<T>{})), 0)) {
+    for (int i = 0; i < n; i++) if (b[i] == 0) ctx->api->fail(ctx, OX_ERR_DIVIDE, 0, 0);
+  }
   return b;
 }
+template <class T> OX V<T> ox_idiv(ox_ctx *ctx, V<T> a, V<T> b, int n) { return v_idiv(a, ox_idivisor<T>(ctx, b, n)); }
 OX i64 ox_index(ox_ctx *ctx, i64 i, i64 n) {
   i64 at = i < 0 ? i + n : i;
   if (__builtin_expect(at < 0 || at >= n, 0)) { ctx->api->fail(ctx, OX_ERR_INDEX, 0, i); return 0; }
   return at;
 }
 template <class T> OX vl ox_indices(ox_ctx *ctx, V<T> at, i64 n, int lanes) {
-  vl r = {};
-  for (int i = 0; i < lanes; i++) r[i] = ox_index(ctx, (i64)at[i], n);
+  vl r = conv<i64, T>(at);
+  r += (r >> 63) & n;
+  if (__builtin_expect(!ox_any(v_lt(r, vl{}) | v_ge(r, bc<i64>(n))), 1)) return r;
+  for (int i = 0; i < VL; i++) r[i] = i < lanes ? ox_index(ctx, (i64)at[i], n) : 0;
   return r;
 }
 template <class T> OX V<T> ox_part(V<T> x, V<T>, Full) { return x; }
@@ -291,8 +304,8 @@ template <class T> constexpr T ox_least() { return (T)-1 < 0 ? (T)((u64)1 << (si
 template <class T> constexpr T ox_greatest() { return (T)~ox_least<T>(); }
 template <class T> OX V<T> ox_lanes() { V<T> r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
 OX vi ox_ldbool(const u8 *p, int n) { vi r = {}; for (int i = 0; i < n; i++) r[i] = p[i] ? -1 : 0; return r; }
-OX vi ox_ldbool(const u8 *p, Full) { return conv<i32, i8>(ld((const i8 *)p) != V<i8>{}); }
-template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, conv<u8, i32>(m & 1), lanes); }
+OX vi ox_ldbool(const u8 *p, Full) { return __builtin_convertvector(ld((const i8 *)p) != V<i8>{}, vi); }
+template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, __builtin_convertvector(m & 1, V<u8>), lanes); }
 """
 HALF = """\
 typedef _Float16 ox_f16;
@@ -305,19 +318,46 @@ OX void ox_put(ox_bf16 &h, f32 x) {
   u32 b = bits<u32>(x);
   h.x = x != x ? (u16)((b >> 16) | 0x40) : (u16)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
+// Whole vectors: lanes of 16 bits to floats and back, rounded to the nearest even.
+OX vf ox_widen(V<u16> h, const ox_bf16 *) { return bits<vf>(conv<u32, u16>(h) << 16); }
+OX V<u16> ox_narrow(vf x, const ox_bf16 *) {
+  const V<u32> b = bits<V<u32>>(x), r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
+  return conv<u16, u32>(v_sel(v_ne(x, x), (b >> 16) | 0x40, r));
+}
+#if OX_512
+OX vf ox_widen(V<u16> h, const ox_half *) {
+  return __builtin_ia32_vcvtph2ps512_mask(bits<V<i16>>(h), vf{}, OX_ALL, OX_CUR);
+}
+OX V<u16> ox_narrow(vf x, const ox_half *) {
+  return bits<V<u16>>(__builtin_ia32_vcvtps2ph512_mask(x, OX_CUR, V<i16>{}, OX_ALL));
+}
+#elif OX_256 && defined(__F16C__)
+OX vf ox_widen(V<u16> h, const ox_half *) { return __builtin_ia32_vcvtph2ps256(bits<V<i16>>(h)); }
+OX V<u16> ox_narrow(vf x, const ox_half *) { return bits<V<u16>>(__builtin_ia32_vcvtps2ph256(x, 4)); }
+#else
+OX vf ox_widen(V<u16> h, const ox_half *) {
+  vf r;
+  for (int i = 0; i < VL; i++) { u16 b = h[i]; r[i] = (f32)bits<ox_f16>(b); }
+  return r;
+}
+OX V<u16> ox_narrow(vf x, const ox_half *) {
+  V<u16> r;
+  for (int i = 0; i < VL; i++) r[i] = bits<u16>((ox_f16)x[i]);
+  return r;
+}
+#endif
 template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) {
   vf r = {};
   for (int i = 0; i < n; i++) r[i] = ox_get(p[i * s]);
   return r;
 }
+template <class H> OX vf ox_ldhalf(const H *p, Full) { return ox_widen(ld((const u16 *)p), p); }
+template <class H> OX vf ox_ldhalf(const H *p, Part l) { return ox_ldhalf(p, 1, l.n); }
 template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) {
   for (int i = 0; i < n; i++) ox_put(p[i * s], v[i]);
 }
-template <class H> OX vf ox_round(vf v) {
-  vf r;
-  for (int i = 0; i < VL; i++) { H h; ox_put(h, v[i]); r[i] = ox_get(h); }
-  return r;
-}
-OX vf ox_round_half(vf v) { return ox_round<ox_half>(v); }
-OX vf ox_round_bf16(vf v) { return ox_round<ox_bf16>(v); }
+template <class H> OX void ox_sthalf(H *p, vf v, Full) { st((u16 *)p, ox_narrow(v, p)); }
+template <class H> OX void ox_sthalf(H *p, vf v, Part l) { ox_sthalf(p, v, 1, l.n); }
+OX vf ox_round_half(vf v) { return ox_widen(ox_narrow(v, (ox_half *)0), (ox_half *)0); }
+OX vf ox_round_bf16(vf v) { return ox_widen(ox_narrow(v, (ox_bf16 *)0), (ox_bf16 *)0); }
 """

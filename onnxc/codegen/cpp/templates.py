@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxc.codegen.cpp.convolution import ConvEmitter
+from onnxc.codegen.cpp.choices import KernelOptions
+from onnxc.codegen.cpp.convolution import ConvChainEmitter, ConvEmitter
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
+from onnxc.codegen.cpp.integer import IntegerConvEmitter, IntegerMatmulEmitter
+from onnxc.codegen.cpp.weight_only import QuantizedMatmulEmitter
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Symbol, coefficient, prod, symbols
+from onnxc.ir.expr import Symbol, always_equal, coefficient, prod, symbols
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, matmul_access
 from onnxc.primitives.builder import constant_of
 
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
+MATRICES = 2  # whose lines the matmul template fetches early
+SHORT = 32  # MM_SHORT of matmul.h: up to so many terms, a sum has a plain loop of its own
+
+
+def packed_columns(n: int, panel: int) -> int:
+    """Columns of a packed matrix: whole panels, and half a panel where that is enough for the rest."""
+    return -(-n // (panel // 2)) * (panel // 2)
 
 
 def pack_panels(matrix: np.ndarray, panel: int, out: np.ndarray) -> None:
-    """Writes [K, N] as [ceil(N / panel)][K][panel], zero padded, into zeroed bytes."""
+    """Writes [K, N] as [ceil(N / panel)][K][panel], the last panel maybe half as wide, zero padded, into zeroed bytes."""
     k, n = matrix.shape
-    packed = out.view(matrix.dtype).reshape(-1, k, panel)
-    whole = n // panel
-    packed[:whole] = matrix[:, : whole * panel].reshape(k, whole, panel).transpose(1, 0, 2)
-    if n % panel:
-        packed[whole, :, : n % panel] = matrix[:, whole * panel :]
+    flat, whole = out.view(matrix.dtype), n // panel
+    panels, rest = flat[: whole * panel * k].reshape(whole, k, panel), flat[whole * panel * k :]
+    panels[...] = matrix[:, : whole * panel].reshape(k, whole, panel).transpose(1, 0, 2)
+    if n % panel and k:
+        rest.reshape(k, -1)[:, : n % panel] = matrix[:, whole * panel :]
 
 
 class MatmulEmitter(TemplateEmitter):
@@ -42,18 +52,30 @@ class MatmulEmitter(TemplateEmitter):
         decode = self.loops(access.batch, "(t / g.tasks)", names)
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
         a = self._left(access, names)
-        b, before, workspace = self._right(access, names)
-        epilogue = self.epilogue(
-            Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
-        )
+        short = a.startswith("MmRows") and isinstance(access.sizes[2], int) and access.sizes[2] <= SHORT
+        b, before, workspace = self._right(access, names, always_equal(access.b.col, 1) and not short)
+        end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
+        epilogue = self.epilogue(end)
         batch = self.size(prod(d for _, d in access.batch))
-        grid = f"const MmGrid g = mm_grid({m}, {n}, {k}, ctx->threads);"
+        least = "" if short or a.startswith("MmRows") else ", 16"
+        grid = f"const MmGrid g = {'mm_short_grid' if short else 'mm_grid'}({m}, {n}, {k}, ctx->threads{least});"
+        task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{self._out(end, access, names)});"
+        if short:
+            task = f"(void)scratch; mm_short(g, t % g.tasks, {a}, {b}.packed, {m}, {n}, {k}, epi);"
         body = [grid, "f32 *const scratch = (f32 *)(a->scratch + worker * (MM_SCRATCH * 4));",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
                 "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
-                f"  mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi);", "}"]  # fmt: skip
+                f"  {task}", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * 4) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    def _out(self, end: Epilogue, access: MatmulAccess, names: dict[Symbol, str]) -> str:
+        """The rows that the epilogue writes and reads, for the template to fetch their lines in time."""
+        text = ""
+        for value, base, apart in end.matrices(next(iter(access.m.symbols())))[:MATRICES]:
+            at = f"{self.pointer(value)} + {self.index(base, names)}"
+            text += f", MmLines{{{at}, {self.index(apart, names)} * {value.dtype.itemsize}, {value.dtype.itemsize}}}"
+        return text
 
     def _left(self, access: MatmulAccess, names: dict[Symbol, str]) -> str:
         a = access.a
@@ -62,22 +84,25 @@ class MatmulEmitter(TemplateEmitter):
             return f"MmRows<f32>{{{at}, {self.size(a.row)}}}"
         return f"MmStrided<f32>{{{at}, {self.size(a.row)}, {self.size(a.col)}}}"
 
-    def _right(self, access: MatmulAccess, names: dict[Symbol, str]) -> tuple[str, list[str], str]:
+    def _right(self, access: MatmulAccess, names: dict[Symbol, str], in_place: bool) -> tuple[str, list[str], str]:
         """The packed B: its address, statements that pack it at run time, and the workspace for that."""
         b, (_, n, k) = access.b, access.sizes
         constant = constant_of(b.value)
         if constant is not None and isinstance(b.base, int) and isinstance(n, int) and isinstance(k, int):
             panel = PANEL[self.lanes]
             offset = self.weights.add_packed(
-                ("matmul", b.value.id, b.base, b.row, b.col, panel), -(-n // panel) * panel * k * 4,
+                ("matmul", b.value.id, b.base, b.row, b.col, panel), packed_columns(n, panel) * k * 4,
                 lambda out: pack_panels(_matrix_of(constant, b, k, n), panel, out),
             )  # fmt: skip
             self.packed.append(("f32", offset))
-            return f"w{len(self.packed) - 1}", [], "0"
-        return self._pack_at_run_time(access, names)
+            return f"MmRight<f32>(w{len(self.packed) - 1})", [], "0"
+        return self._pack_at_run_time(access, names, in_place)
 
-    def _pack_at_run_time(self, access: MatmulAccess, names: dict[Symbol, str]) -> tuple[str, list[str], str]:
-        b, (_, n, k) = access.b, access.sizes
+    def _pack_at_run_time(
+        self, access: MatmulAccess, names: dict[Symbol, str], in_place: bool
+    ) -> tuple[str, list[str], str]:
+        b, (m, n, k) = access.b, access.sizes
+        first = f"mm_packs({self.size(m)}, {self.size(n)}, {str(in_place).lower()})"
         loops = [(s, d) for s, d in access.batch if s in symbols(b.base)]
         count = self.size(prod(d for _, d in loops))
         each = f"mm_packed({self.size(k)}, {self.size(n)})"
@@ -91,12 +116,14 @@ class MatmulEmitter(TemplateEmitter):
         pack = ["const auto pack = [](void *arg, i64 first, i64 last, int) {",
                 "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx;",
                 f"  const f32 *const src = (const f32 *)a->p[{pointer[1:]}]; @SIZES@",
-                f"  const i64 panels = mm_panels({self.size(n)});",
+                f"  const i64 skip = {first}, panels = mm_panels({self.size(n)}) - skip;",
                 "  for (i64 t = first; t < last; t++) {", *indent(decode, 2),
                 f"    mm_pack_b(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
-                f"{place} + t / panels * {each}, t % panels, t % panels + 1);", "  }", "};",
-                f"ox_for(ctx, {count} * mm_panels({self.size(n)}), pack, &c);"]  # fmt: skip
-        return f"{place} + {position} * {each}", pack, f"{count} * {each} * 4"
+                f"{place} + t / panels * {each}, skip + t % panels, skip + t % panels + 1);", "  }", "};",
+                f"ox_for(ctx, {count} * (mm_panels({self.size(n)}) - {first}), pack, &c);"]  # fmt: skip
+        packed = f"{place} + {position} * {each}"
+        rows = f"{pointer} + {self.index(b.base, names)}, {self.size(b.row)}" if in_place else "nullptr, 0"
+        return f"MmRight<f32>({packed}, {rows})", pack, f"{count} * {each} * 4"
 
 
 def _matrix_of(constant: np.ndarray, b: Matrix, k: int, n: int) -> np.ndarray:
@@ -168,15 +195,28 @@ class AttentionEmitter(TemplateEmitter):
         ]
 
 
-_EMITTERS: dict[str, type[MatmulEmitter] | type[AttentionEmitter] | type[ConvEmitter]] = {
-    "matmul": MatmulEmitter, "attention": AttentionEmitter, "conv": ConvEmitter,
+_EMITTERS: dict[
+    str,
+    type[MatmulEmitter]
+    | type[QuantizedMatmulEmitter]
+    | type[AttentionEmitter]
+    | type[ConvEmitter]
+    | type[IntegerMatmulEmitter]
+    | type[IntegerConvEmitter],
+] = {
+    "matmul": MatmulEmitter, "matmul_quantized": QuantizedMatmulEmitter, "attention": AttentionEmitter, "conv": ConvEmitter,
+    "wide matmul": IntegerMatmulEmitter, "wide conv": IntegerConvEmitter,
+    "chained conv": ConvChainEmitter,
 }  # fmt: skip
 
 
-def emit_template(group: Group, layout: Layout, lanes: int, weights: WeightStore) -> KernelSource:
+def emit_template(
+    group: Group, layout: Layout, lanes: int, weights: WeightStore, options: KernelOptions
+) -> KernelSource:
     """The kernel of a template group."""
     assert group.node is not None
-    emitter = _EMITTERS.get(group.node.op)
+    kind = "wide " if group.node.attrs.get("wide") else "chained " if group.chain else ""
+    emitter = _EMITTERS.get(kind + group.node.op)
     if emitter is None:
         raise UnsupportedError(f"no kernel for {group.node.op}", node=", ".join(map(str, group.origin)))
-    return emitter(group, layout, lanes, weights).emit()
+    return emitter(group, layout, lanes, weights, options).emit()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.shape import lane_stride
 from onnxc.codegen.cpp.writer import Scope, indent
@@ -20,11 +22,15 @@ from onnxc.loops.terms import (
     Lookup,
     Position,
     Reduced,
+    Reduction,
     Result,
     Term,
     children,
     index_symbols,
+    walk,
 )
+
+ONE = Const(dtypes.float32, np.float32(1).tobytes())
 
 
 class TermEmitter:
@@ -42,6 +48,8 @@ class TermEmitter:
         self._deps: dict[Term, frozenset[object]] = {}
         self.cached: dict[Term, str] = {}  # term -> cache array, once its phase has filled it
         self.cache_at: str = ""
+        self.reductions: dict[int, Reduction] = {}  # of the kernel, by their keys
+        self.tables: dict[Term, str] = {}  # term -> where its vector lies, computed before the loops
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
 
     # ------------------------------------------------------------ names
@@ -66,9 +74,7 @@ class TermEmitter:
 
     def size_symbols(self) -> list[Symbol]:
         """Dynamic dims that the kernel has used."""
-        return sorted(
-            (s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key
-        )
+        return sorted((s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key)
 
     def index(self, d: Dim, scope: Scope) -> str:
         """An index expression, with the data-dependent indices in it computed first."""
@@ -133,11 +139,9 @@ class TermEmitter:
             return self.results[term.value.id]
         target = self.place(self.deps(term), scope)
         name = self.fresh("t")
-        if term in self.cached:
-            lane = spelling.lane_type(term.dtype)
-            target.lines.append(
-                f"const V<{lane}> {name} = ldl({self.cached[term]} + {self.cache_at}, lanes);"
-            )
+        if term in self.tables or term in self.cached:
+            at = self.tables.get(term) or f"{self.cached[term]} + {self.cache_at}"
+            target.lines.append(f"const V<{spelling.lane_type(term.dtype)}> {name} = ldl({at}, lanes);")
         elif isinstance(term, Guard):
             self._guard(term, name, target)
         else:
@@ -171,6 +175,8 @@ class TermEmitter:
         if isinstance(term, Position):
             return self.position(term.expr, scope)
         assert isinstance(term, Apply), term
+        if self._is_softmax(term):
+            term = Apply(term.dtype, "mul", (term.args[0], Apply(term.dtype, "div", (ONE, term.args[1]))))
         args = [self.emit(a, scope) for a in term.args]
         return spelling.apply(
             term.op,
@@ -180,14 +186,27 @@ class TermEmitter:
             dict(term.attrs),
         )
 
+    def _is_softmax(self, term: Apply) -> bool:
+        """Whether a term is e^(x - max x) over the sum of such: which is 1 at least, so that its inverse, one for a
+        whole row, does as well as a division.
+        """
+        if term.op != "div" or term.dtype is not dtypes.float32 or not isinstance(term.args[1], Reduced):
+            return False
+        over, total = term.args[0], self.reductions.get(term.args[1].key)
+        if total is None or total.op != "sum" or total.body != over:
+            return False
+        below = over.args[0] if isinstance(over, Apply) and over.op == "exp" else None
+        if not isinstance(below, Apply) or below.op != "sub" or not isinstance(below.args[1], Reduced):
+            return False
+        most = self.reductions.get(below.args[1].key)
+        return most is not None and most.op == "max" and most.body == below.args[0]
+
     def position(self, expr: Dim, scope: Scope, lane: str = "i64") -> str:
         """The vector of an index expression."""
         c = self.stride(expr)
         if c is None:
             each = f"({lane}){self._lane_address(expr, scope)}"
-            return (
-                f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {each}; return r; }}()"
-            )
+            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {each}; return r; }}()"
         base = f"bc<{lane}>(({lane}){self.index(expr, scope)})"
         if c == 0:
             return base
@@ -205,15 +224,11 @@ class TermEmitter:
     def _at_lane(self, expr: Dim, lane: str, scope: Scope) -> str:
         """An index expression at another lane than the first."""
         assert self.vector is not None
-        varying = [
-            s for s in symbols(expr) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))
-        ]
+        varying = [s for s in symbols(expr) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))]
         for s in sorted(varying, key=lambda s: s.key):
             self._lookup(s, scope)
         names = {s: self.names[s] for s in (self.vector, *varying)}
-        self.names |= {s: f"{n}[{lane}]" for s, n in names.items()} | {
-            self.vector: f"({names[self.vector]} + {lane})"
-        }
+        self.names |= {s: f"{n}[{lane}]" for s, n in names.items()} | {self.vector: f"({names[self.vector]} + {lane})"}
         others = {s: self.names[s] for s in varying}
         text = self._index_with(expr, others, scope)
         self.names |= names
@@ -235,12 +250,8 @@ class TermEmitter:
                 spelling.lane_type(term.dtype),
                 spelling.element(f"{p}[{self._lane_address(address, scope)}]", term.dtype),
             )
-            return (
-                f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
-            )
-        return _load_text(
-            f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes"
-        )
+            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
+        return _load_text(f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes")
 
     def store(self, storage: Value, address: Dim, value: str, scope: Scope) -> None:
         """Writes a vector to memory."""
@@ -261,7 +272,8 @@ class TermEmitter:
                 else f"sts({at}, conv<u8, i32>({value} & 1), {self.index(stride, scope)}, (int)lanes);"
             )
         elif dtype.name in ("float16", "bfloat16"):
-            line = f"ox_sthalf({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
+            place = "lanes" if stride == 1 else f"{self.index(stride, scope)}, (int)lanes"
+            line = f"ox_sthalf({at}, {value}, {place});"
         elif stride == 1:
             line = f"stl({at}, {value}, lanes);"
         else:
@@ -280,27 +292,63 @@ class TermEmitter:
         scope.lines += [f"if ({tests}) {{", *indent(inside.lines), "} else {", *indent(outside.lines), "}"]
 
     def _lanewise_guard(self, term: Guard, name: str, scope: Scope) -> None:
-        """A guard that may differ between lanes: whole vectors where all agree, else lane by lane."""
+        """A guard that may differ between lanes: whole vectors where all agree, else the lanes on either side; lane
+        by lane where they are no range or cannot be told apart so.
+        """
         assert self.vector is not None
         loop, kind = self.names[self.vector], f"V<{spelling.lane_type(term.dtype)}>"
         inside = self._function(term.inside, "inside", kind, scope)
         outside = self._function(term.outside, "outside", kind, scope)
-        test = " && ".join(f"{self._at_lane(c, 'i', scope)} >= 0" for c in term.conditions)
-        one = f"({test} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0]"
-        lanewise = f"{{ {name} = {kind}{{}}; for (int i = 0; i < (int)lanes; i++) {name}[i] = {one}; }}"
-        if any(self.stride(c) is None for c in term.conditions):
-            scope.lines.append(lanewise)
+        strides = [self.stride(c) for c in term.conditions]
+        if not all(isinstance(c, int) for c in strides):
+            test = " && ".join(f"{self._at_lane(c, 'i', scope)} >= 0" for c in term.conditions)
+            one = f"({test} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0]"
+            each = "for (int i = lane_lo(lanes); i < (int)lanes; i++)"
+            scope.lines.append(f"{{ {name} = {kind}{{}}; {each} {name}[i] = {one}; }}")
             return
-        lanes = ("0", "((int)lanes - 1)")
-        ends = [[f"{self._at_lane(c, lane, scope)} >= 0" for lane in lanes] for c in term.conditions]
-        every = " && ".join(t for pair in ends for t in pair)
-        # a linear condition fails everywhere if it fails at both ends
-        none = " || ".join(f"!({a} || {b})" for a, b in ends)
+        lo, hi = self.fresh("lo"), self.fresh("hi")
+        scope.lines.append(f"i64 {lo} = lane_lo(lanes), {hi} = (int)lanes;")
+        for condition, c in zip(term.conditions, strides, strict=True):
+            scope.lines.append(_narrowed(self.index(condition, scope), c, lo, hi))
+        some = self._some_lanes(term, inside, outside, (lo, hi), scope)
         scope.lines += [
-            f"if ({every}) {name} = {inside}({loop}, lanes);",
-            f"else if ({none}) {name} = {outside}({loop}, lanes);",
-            f"else {lanewise}",
+            f"if ({lo} == lane_lo(lanes) && {hi} == (int)lanes) {name} = {inside}({loop}, lanes);",
+            f"else if ({lo} >= {hi}) {name} = {outside}({loop}, lanes);",
+            f"else {name} = {some};",
         ]
+
+    def _some_lanes(self, term: Guard, inside: str, outside: str, ends: tuple[str, str], scope: Scope) -> str:
+        """The vector of a guard that holds in lanes lo <= i < hi."""
+        assert self.vector is not None
+        (lo, hi), loop, lane = ends, self.names[self.vector], spelling.lane_type(term.dtype)
+        signs = {c > 0 for c in map(self.stride, term.conditions) if isinstance(c, int) and c != 0}
+        rest = "lanes"
+        if self._reads(term.outside):
+            rest = f"Range{{lane_lo(lanes), (int){lo}}}" if signs == {True} else f"Range{{(int){hi}, (int)lanes}}"
+        if self._may_fail(term) or (self._reads(term.outside) and len(signs) != 1):
+            one = f"({lo} <= i && i < {hi} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0]"
+            each = f"for (int i = lane_lo(lanes); i < (int)lanes; i++) r[i] = {one};"
+            return f"[&] {{ V<{lane}> r{{}}; {each} return r; }}()"
+        both = f"{inside}({loop}, Range{{(int){lo}, (int){hi}}}), {outside}({loop}, {rest})"
+        return f"v_sel(range_mask<{lane}>({lo}, {hi}, all_lanes{{}}), {both})"
+
+    def _reads(self, term: Term) -> bool:
+        return any(isinstance(t, Load) and self.stride(t.index[0]) != 0 for t in walk(term))
+
+    def _may_fail(self, term: Guard) -> bool:
+        """Whether a lane must not be computed where it does not count: it reads an index that is data, or divides
+        integers; and whether it reads what has no access by a range of lanes.
+        """
+        for t in walk(term):
+            if any(s in self.lookups for s in index_symbols(t)):
+                return True
+            if isinstance(t, Apply) and t.op in ("div", "mod", "fmod") and t.dtype.is_integer:
+                return True
+            if isinstance(t, Load) and (t.dtype is dtypes.boolean or t.dtype.name in ("float16", "bfloat16")):
+                return True
+            if isinstance(t, Load) and self.stride(t.index[0]) is None:
+                return True
+        return False
 
     def _function(self, term: Term, prefix: str, kind: str, scope: Scope) -> str:
         """A term as a C++ function of the vector loop's variable."""
@@ -309,7 +357,8 @@ class TermEmitter:
         body = scope.child(guarded=True)
         body.lanewise = True
         result = self.emit(term, body)
-        head = f"const auto {name} = [&](const i64 {loop}, auto lanes) -> {kind} {{"
+        leaf = not any(isinstance(t, Guard) for t in walk(term))  # nested ones would grow with every level
+        head = f"const auto {name} = [&](const i64 {loop}, auto lanes){' OX_LAMBDA' if leaf else ''} -> {kind} {{"
         scope.lines += [
             head,
             f"  (void){loop}; (void)lanes;",
@@ -318,6 +367,11 @@ class TermEmitter:
             "};",
         ]
         return name
+
+    def data_index(self, s: Symbol, scope: Scope) -> str:
+        """The vector of an index that is data."""
+        self._lookup(s, scope)
+        return self.names[s]
 
     def _lookup(self, s: Symbol, scope: Scope) -> None:
         lookup = self.lookups[s]
@@ -338,6 +392,16 @@ class TermEmitter:
         self.names[s] = target.lookups[s] = name
 
 
+def _narrowed(condition: str, stride: Dim | None, lo: str, hi: str) -> str:
+    """The statement that keeps the lanes in which a condition holds; it is linear in the lanes."""
+    if stride == 0:
+        return f"if ({condition} < 0) {hi} = {lo};"
+    assert isinstance(stride, int)
+    if stride > 0:
+        return f"{lo} = ox_max({lo}, -{f'ox_div({condition}, {stride})' if stride > 1 else condition});"
+    return f"{hi} = ox_min({hi}, {f'ox_div({condition}, {-stride})' if stride < -1 else condition} + 1);"
+
+
 def _load_text(at: str, stride: Dim, step: str, dtype: DType, lanes: str) -> str:
     """The vector of elements at an address with a stride between lanes."""
     if dtype is dtypes.boolean:
@@ -347,9 +411,11 @@ def _load_text(at: str, stride: Dim, step: str, dtype: DType, lanes: str) -> str
             return f"bc<i32>(*({at}) ? -1 : 0)"
         return f"(conv<i32, i8>(lds((const i8 *)({at}), {step}, (int){lanes})) != 0)"
     if dtype.name in ("float16", "bfloat16"):
-        return f"bc<f32>(ox_get(*({at})))" if stride == 0 else f"ox_ldhalf({at}, {step}, (int){lanes})"
+        if stride == 0:
+            return f"bc<f32>(ox_get(*({at})))"
+        return f"ox_ldhalf({at}, {lanes})" if stride == 1 else f"ox_ldhalf({at}, {step}, (int){lanes})"
     if stride == 0:
         return f"bc<{spelling.storage_type(dtype)}>(*({at}))"
     if stride == 1:
         return f"ldl({at}, {lanes})"
-    return f"lds({at}, {step}, (int){lanes})"
+    return f"lds({at}, {step}, {lanes})"

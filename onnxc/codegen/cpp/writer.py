@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from onnxc.codegen.cpp.choices import Choice
 from onnxc.ir.expr import Symbol
 from onnxc.ir.graph import Value
 from onnxc.loops.terms import Term
@@ -48,6 +49,7 @@ class KernelSource:
     before: list[str] = field(default_factory=list)  # statements of the program ahead of the call
     scratch: str = "0"
     kind: str = "loops"
+    choice: Choice | None = None
 
 
 def indent(lines: list[str], by: int = 1) -> list[str]:

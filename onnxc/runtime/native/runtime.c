@@ -583,17 +583,24 @@ static char *ox_arena(ox_ctx *ctx, ox_i64 bytes) {
   return ctx->arena;
 }
 
+static void ox_lap_end(ox_ctx *ctx, ox_i64 kernel) {
+  ox_i64 now = ox_now();
+  if (kernel >= 0 && kernel < ctx->kernels) ctx->times[kernel] += now - ctx->lap;
+  ctx->lap = ox_now(); // the clock's own time counts for no kernel
+}
+
 static const ox_api api_of_runtime = {
-    OX_ABI, (int)sizeof(ox_api), ox_parallel, ox_arena, ox_take, ox_alloc, ox_release, ox_fail, ox_now,
+    OX_ABI, (int)sizeof(ox_api), ox_parallel, ox_arena, ox_take, ox_alloc, ox_release, ox_fail, ox_now, ox_lap_end,
 };
 OX_EXPORT const ox_api *ox_api_get(void) { return &api_of_runtime; }
 
-// Run a model once. Safe from any number of threads at a time. Returns 0, or the code of the first failure,
-// which *error (when given) describes.
-OX_EXPORT int ox_call(ox_model *m, int threads, void *const *buffers, const ox_i64 *dims, ox_error *error) {
+// As ox_call; the nanoseconds of each kernel are added to times[0] ... times[kernels - 1], where it is given.
+OX_EXPORT int ox_profile(ox_model *m, int threads, void *const *buffers, const ox_i64 *dims, ox_error *error,
+                         ox_i64 *times, ox_i64 kernels) {
   ox_ctx ctx;
   memset((void *)&ctx, 0, sizeof ctx);
   ctx.api = &api_of_runtime, ctx.pool = &pool_of_process, ctx.model = m, ctx.user = m->user, ctx.flags = m->flags;
+  ctx.times = times, ctx.kernels = kernels;
   ctx.threads = threads < 1 ? 1 : threads > OX_MAX_THREADS ? OX_MAX_THREADS : threads;
   u64 fpu = fpu_set(FPU_IEEE);
   if (ctx.threads > 1) __atomic_fetch_add(&pool_of_process.calls, 1, __ATOMIC_RELAXED);
@@ -605,6 +612,12 @@ OX_EXPORT int ox_call(ox_model *m, int threads, void *const *buffers, const ox_i
   if (ctx.taken) free_chain(ctx.taken);
   if (error) *error = ctx.error;
   return ctx.error.code;
+}
+
+// Run a model once. Safe from any number of threads at a time. Returns 0, or the code of the first failure,
+// which *error (when given) describes.
+OX_EXPORT int ox_call(ox_model *m, int threads, void *const *buffers, const ox_i64 *dims, ox_error *error) {
+  return ox_profile(m, threads, buffers, dims, error, 0, 0);
 }
 
 // ---------------------------------------------------------------- calls with numpy arrays
@@ -707,3 +720,5 @@ OX_EXPORT ox_i64 ox_place(ox_i64 n, const ox_i64 *order, const ox_i64 *bytes, co
   free(placed);
   return total;
 }
+
+#include "peaks.h"

@@ -7,7 +7,7 @@
 #ifndef ONNXC_RUNTIME_H
 #define ONNXC_RUNTIME_H
 
-#define OX_ABI 1
+#define OX_ABI 2
 #define OX_ALIGN 64        // every block of memory starts on a cache line
 #define OX_MAX_THREADS 256 // a region never has more members than this
 
@@ -69,6 +69,8 @@ struct ox_ctx {
   ox_block *arena_block; // the runtime's own
   ox_block *taken;       // the runtime's own
   ox_error error;
+  ox_i64 *times; // nanoseconds of each kernel, added up, in a call that is profiled; NULL in all others
+  ox_i64 kernels, lap; // entries of `times`; when the last kernel ended
 };
 
 struct ox_api {
@@ -89,10 +91,17 @@ struct ox_api {
   int (*fail)(ox_ctx *ctx, int code, ox_i64 node, ox_i64 value);
   // Nanoseconds of a clock that never goes back.
   ox_i64 (*now)(void);
+  // Of a profiled call: adds the time since the last lap to this kernel's. -1: only starts a lap.
+  void (*lap)(ox_ctx *ctx, ox_i64 kernel);
 };
 
 // Whether some part of this call has failed: what a long loop asks before it goes on.
 static inline int ox_failed(const ox_ctx *ctx) { return __atomic_load_n(&ctx->error.code, __ATOMIC_RELAXED); }
+
+// The end of a kernel. One branch, never taken but in a call that is profiled.
+static inline void ox_lap(ox_ctx *ctx, ox_i64 kernel) {
+  if (__builtin_expect(ctx->times != 0, 0)) ctx->api->lap(ctx, kernel);
+}
 
 // A parallel region of this call. One item or one thread is a plain call, with no runtime in between.
 static inline void ox_for(const ox_ctx *ctx, ox_i64 items, ox_body body, void *arg) {

@@ -61,17 +61,25 @@ static constexpr int UNIT = MR / 3;  // tiles have 1, 2 or 3 units of rows
 static constexpr int NR = 2 * VL;    // columns of a tile
 static constexpr int KB = 256;       // keys of a block
 static constexpr int LD = KB + 16;   // row pitch of Q and S in scratch, no power of two
-static constexpr int RB = 480;       // rows that share one packed block of keys
+static constexpr int RB = MR * 128;   // most rows that share one packed block of keys
+static constexpr i64 O_ROOM = MR > 6 ? 98304 : 32768;  // floats of output that they may have: a third of the L2 cache
 static constexpr int FEW = 8;        // up to so many rows, K and V are read in place
 static constexpr int AHEAD = 32;     // rows of K and V that packing asks for early
-static_assert(KB % NR == 0 && RB % MR == 0 && FEW % UNIT == 0, "blocks are made of whole tiles");
+static_assert(KB % NR == 0 && FEW % UNIT == 0, "blocks are made of whole tiles");
 
 OX i64 up(i64 a, i64 b) { return (a + b - 1) / b * b; }
 OX i64 lesser(i64 a, i64 b) { return a < b ? a : b; }
 
+// Rows that share one packed block of keys: every such block is packed once for each of them.
+OX i64 rows_together(i64 dv) {
+  i64 n = O_ROOM / up(dv > 0 ? dv : 1, VL) / MR * MR;
+  return n < 8 * MR ? 8 * MR : n < RB ? n : RB;
+}
+
 // Floats of scratch that one call needs (64-byte aligned); it depends on neither sq nor sk.
 OX i64 scratch_floats(i64 d, i64 dv) {
-  return 2 * MR * LD + 2 * NR + KB * d + (KB + RB) * up(dv, VL) + 2 * RB + 16;
+  i64 rows = rows_together(dv);
+  return 2 * MR * LD + 2 * NR + KB * d + (KB + rows) * up(dv, VL) + 2 * (rows + VL) + 16;
 }
 
 // Rows per work item: whole heads if that makes two items a thread, else ranges of whole tiles (each item
@@ -121,10 +129,25 @@ template <int H = VL / 2> OX f32 hsum(vf a) {
   else return hsum<H / 2>(a + Lane::rotate<H>(a));
 }
 
-// e^x for x <= 0: 0 below 2^-126.5 (so exactly 0 for -inf), NaN for NaN. x log2(e) = n + f; 2^f is a
-// minimax polynomial on [-1/2, 1/2]; 2^n has n + 127 in its exponent bits, read off the rounded sum.
-OX vf exp_neg(vf x) {
+// e^(x - m) for x <= m and m finite: exactly 0 where x is -inf, NaN for NaN. (x - m) log2(e) = n + f; 2^f is a
+// minimax polynomial of degree 5.
+#if defined(__AVX512DQ__) && ONNXC_VL == 16
+// One instruction takes f = z - floor(z), 0 for an infinity, and one multiplies by 2^floor(z).
+OX vf exp_below(vf x, vf m) {
+  vf z = (x - m) * 1.44269504f;
+  vf f = __builtin_ia32_reduceps512_mask(z, 9, z, (u16)-1);
+  vf p = f * 1.86713007e-3f + 9.01703032e-3f;
+  p = p * f + 5.57999131e-2f;
+  p = p * f + 2.40164450e-1f;
+  p = p * f + 6.93151312e-1f;
+  p = p * f + 1.0f;
+  return __builtin_ia32_scalefps512_mask(p, z, p, (u16)-1, 4);
+}
+#else
+// f is in [-1/2, 1/2]; 2^n has n + 127 in its exponent bits, read off the rounded sum. 0 below 2^-126.5.
+OX vf exp_below(vf x, vf m) {
   const f32 LOG2E = 1.44269504f, BIG = 12582912.f + 127.f;  // 1.5 * 2^23 + the exponent's bias
+  x = x - m;
   x = vmax(splat(-88.0297f), x);                               // -127 / log2(e): 2^n is then +0
   vf t = x * LOG2E + BIG;
   vf f = x * LOG2E - (t - BIG);
@@ -135,6 +158,20 @@ OX vf exp_neg(vf x) {
   p = p * f + 1.0f;
   return p * bits<vf>(bits<vi>(t) << 23);
 }
+#endif
+
+// Lane i of the result is `op` over the lanes of t[i], for VL vectors.
+template <int H = VL / 2, class Op> OX vf across(const vf *t, Op op) {
+  if constexpr (H == 0) {
+    return t[0];
+  } else {
+    vf u[H];
+    OX_UNROLL for (int i = 0; i < H; i++) u[i] = op(Lane::zip<0>(t[i], t[i + H]), Lane::zip<1>(t[i], t[i + H]));
+    return across<H / 2>(u, op);
+  }
+}
+OX vf add_lanes(const vf *t) { return across(t, [](vf a, vf b) OX_LAMBDA { return a + b; }); }
+OX vf max_lanes(const vf *t) { return across(t, [](vf a, vf b) OX_LAMBDA { return vmax(a, b); }); }
 
 // ---- the register tile ----
 
@@ -242,6 +279,14 @@ static void pack_rows_as_lanes(In s, i64 n, i64 cols, f32 *d) {
 static void pack_columns(In s, i64 n, i64 cols, f32 *d) {
   for (i64 c = 0; c < cols; c += NR) {
     int width = cols - c > VL ? NR : VL;
+    if (s.cs == 1 && cols - c >= NR) {
+      const f32 *p = s.p + c;
+      for (i64 r = 0; r < n; r++, p += s.rs, d += NR) {
+        OX_UNROLL for (int x = 0; x < NR; x += 16) __builtin_prefetch(p + AHEAD * s.rs + x);
+        OX_UNROLL for (int x = 0; x < NR; x += VL) st(d + x, ld(p + x));
+      }
+      continue;
+    }
     for (i64 r = 0; r < n; r++, d += width) {
       if (s.cs == 1) prefetch_row(s.p + (r + AHEAD) * s.rs + c, width);
       for (int x = 0; x < width; x += VL) {
@@ -264,15 +309,19 @@ static void copy_scaled(const f32 *p, i64 cs, i64 n, f32 scale, f32 *d) {
 
 // ---- softmax of the rows of one block ----
 
+// Whether a score function changes anything.
+OX constexpr bool changes(const Plain &) { return false; }
+template <class Score> OX constexpr bool changes(const Score &) { return true; }
+
 // Raw scores s[0 .. n) of `row` for keys k0 ... become final scores, -inf up to a whole vector; returns
-// their maximum.
-template <class Score> OX f32 row_scores(f32 *s, i64 row, i64 k0, i64 n, const Score &score) {
+// their maximum, lane by lane.
+template <class Score> OX vf row_scores(f32 *s, i64 row, i64 k0, i64 n, const Score &score) {
   const f32 INF = __builtin_inff();
   vf top = splat(-INF);
   i64 j = 0;
   for (; j + VL <= n; j += VL) {
     vf v = score(row, k0 + j, ld(s + j), Full{});
-    st(s + j, v);
+    if (changes(score)) st(s + j, v);
     top = vmax(top, v);
   }
   if (j < n) {
@@ -282,34 +331,20 @@ template <class Score> OX f32 row_scores(f32 *s, i64 row, i64 k0, i64 n, const S
     st(s + j, v);
     top = vmax(top, v);
   }
-  return hmax(top);
+  return top;
 }
 
-// Running maxima m of n rows take in `top`; top becomes what to subtract from the scores, factor what the
-// output and the sum so far are to be multiplied by. (top and factor reach up to a whole vector.)
-OX void new_maxima(int n, f32 *m, f32 *top, f32 *factor) {
-  for (int i = 0; i < n; i += VL) {
-    int have = n - i < VL ? n - i : VL;
-    vf old = ldn(m + i, have), now = vmax(old, ld(top + i));
-    stn(m + i, now, have);
-    // Nothing seen yet: subtract 0, since -inf - -inf is NaN and -inf - 0 is not.
-    vf base = sel<f32>(now == -__builtin_inff(), vf{}, now);
-    st(top + i, base);
-    st(factor + i, exp_neg(old - base));
-  }
-}
-
-// s becomes exp(s - base) for n keys and 0 up to `pad`; returns the sum.
-OX f32 row_exp(f32 *s, i64 n, i64 pad, f32 base) {
-  vf sum = vf{};
+// s becomes exp(s - base) for n keys and 0 up to `pad`; returns the sum, lane by lane.
+OX vf row_exp(f32 *s, i64 n, i64 pad, f32 base) {
+  vf sum = vf{}, b = splat(base);
   i64 j = 0;
   _Pragma("GCC unroll 2") for (; j < n; j += VL) {
-    vf p = exp_neg(ld(s + j) - base);
+    vf p = exp_below(ld(s + j), b);
     st(s + j, p);
     sum += p;
   }
   for (; j < pad; j += VL) st(s + j, vf{});
-  return hsum(sum);
+  return sum;
 }
 
 // One output row: o / l. All keys masked gives 0 / 0 = NaN, as softmax of -inf everywhere does; under
@@ -344,12 +379,13 @@ OX const f32 *query(const Shape &z, In q, i64 r) {
 struct Room {
   f32 *q, *s, *top, *factor;  // of one tile: rows of Q, scores, maxima, factors
   f32 *k, *v;                 // the packed block of keys
-  f32 *o, *m, *l;             // of RB rows: output so far, running maxima, sums
+  f32 *o, *m, *l;             // of rows_together: output so far, running maxima, sums
 };
 OX Room room(f32 *w, i64 d, i64 dv) {
   Room x;
   x.q = w, x.s = x.q + MR * LD, x.top = x.s + MR * LD, x.factor = x.top + NR, x.k = x.factor + NR;
-  x.v = x.k + KB * d, x.o = x.v + KB * up(dv, VL), x.m = x.o + RB * up(dv, VL), x.l = x.m + RB;
+  i64 rows = rows_together(dv);
+  x.v = x.k + KB * d, x.o = x.v + KB * up(dv, VL), x.m = x.o + rows * up(dv, VL), x.l = x.m + rows + VL;
   return x;
 }
 
@@ -369,16 +405,27 @@ static void tile_scores(const Shape &z, In q, i64 r, i64 n, int units, i64 cols,
   } while (c < z.d);
 }
 
-// Scores of rows [r, r + n) for keys k0 .. k0 + kn become exponentials; m, l, x.factor are
-// brought up to date.
+// Scores of rows [r, r + n) for keys k0 .. k0 + kn become exponentials; m (running maxima), l (sums) and x.factor
+// (what the output and the sums so far are to be multiplied by) are brought up to date, VL rows at a time.
 template <class Score>
 OX void softmax(const Shape &z, i64 r, int n, i64 k0, i64 kn, i64 pad, f32 *m, f32 *l, const Room &x,
                 const Score &score) {
-  for (int i = 0; i < n; i++)
-    x.top[i] = row_scores(x.s + i * LD, r + i, k0, visible(z, r + i, k0, kn), score);
-  new_maxima(n, m, x.top, x.factor);
-  for (int i = 0; i < n; i++)
-    l[i] = l[i] * x.factor[i] + row_exp(x.s + i * LD, visible(z, r + i, k0, kn), pad, x.top[i]);
+  for (int a = 0; a < n; a += VL) {
+    int have = n - a < VL ? n - a : VL;
+    vf t[VL];
+    for (int i = 0; i < have; i++)
+      t[i] = row_scores(x.s + (a + i) * LD, r + a + i, k0, visible(z, r + a + i, k0, kn), score);
+    for (int i = have; i < VL; i++) t[i] = vf{};
+    vf old = ldn(m + a, have), now = vmax(old, max_lanes(t));
+    // Nothing seen yet: subtract 0, since -inf - -inf is NaN and -inf - 0 is not.
+    vf base = sel<f32>(now == -__builtin_inff(), vf{}, now), factor = exp_below(old, base);
+    stn(m + a, now, have);
+    st(x.top + a, base);
+    st(x.factor + a, factor);
+    for (int i = 0; i < have; i++)
+      t[i] = row_exp(x.s + (a + i) * LD, visible(z, r + a + i, k0, kn), pad, x.top[a + i]);
+    stn(l + a, ldn(l + a, have) * factor + add_lanes(t), have);
+  }
 }
 
 // One tile, rows [r, r + n), against the packed keys k0 .. k0 + kn; `at` is its place in o, m, l.
@@ -394,7 +441,7 @@ static void tile_rows(const Shape &z, In q, i64 r, i64 n, i64 at, i64 k0, i64 kn
   panels(units, x.s, {x.v, kn * NR, NR, VL}, lesser(pad, kn), x.o + at * dvp, dvp, dvp, beta);
 }
 
-// Rows [a, b), at most RB.
+// Rows [a, b), at most rows_together.
 template <bool GUARD, class Score, class Out>
 static void many_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, const Score &score,
                       const Out &out) {
@@ -418,17 +465,6 @@ static void many_rows(const Shape &z, In q, In k, In v, i64 a, i64 b, f32 *w, co
 }
 
 // ---- few rows: K and V are read once, in place ----
-
-// Lane i of the result is the sum of the lanes of t[i].
-template <int H = VL / 2> OX vf add_lanes(const vf *t) {
-  if constexpr (H == 0) {
-    return t[0];
-  } else {
-    vf u[H];
-    OX_UNROLL for (int i = 0; i < H; i++) u[i] = Lane::zip<0>(t[i], t[i + H]) + Lane::zip<1>(t[i], t[i + H]);
-    return add_lanes<H / 2>(u);
-  }
-}
 
 // Scores of one row (q, zero-padded to a multiple of VL) for n keys, K stored key by key.
 static void score_row(const f32 *q, In k, i64 n, i64 d, f32 *s) {
@@ -561,7 +597,8 @@ OX void attention(const Shape &z, In q, In k, In v, i64 r0, i64 r1, f32 *w, cons
   w = (f32 *)(((u64)w + 63) & ~(u64)63);
   bool in_place = z.group * z.sq <= FEW && v.cs == 1 && (k.cs == 1 || k.rs == 1);
   if (in_place) return few_rows<GUARD>(z, q, k, v, r0, r1, w, score, out);
-  for (i64 r = r0; r < r1; r += RB) many_rows<GUARD>(z, q, k, v, r, lesser(r + RB, r1), w, score, out);
+  i64 n = rows_together(z.dv);
+  for (i64 r = r0; r < r1; r += n) many_rows<GUARD>(z, q, k, v, r, lesser(r + n, r1), w, score, out);
 }
 
 }  // namespace attn

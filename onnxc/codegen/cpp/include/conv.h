@@ -11,7 +11,7 @@
 
 // NV vectors by MR rows of accumulators, two vectors of weights, and the broadcast from memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
-static constexpr int CONV_MR = 12;
+static constexpr int CONV_MR = 14;
 #else
 static constexpr int CONV_MR = 6;
 #endif
@@ -63,11 +63,20 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
   return {runs, len, cdiv(len, pieces), 160};
 }
 
-// How far ahead weights are fetched, in floats. A wide layer's weights come from the last cache level: for
-// 512 channels at 7x7 this is worth 12 % (direct) to 40 % (Winograd).
-static constexpr int CONV_AHEAD = VL >= 16 ? 4096 : 2048;
+// Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
+// while the tiles of one piece of weights (a panel) are multiplied, the next piece is fetched into the second
+// level, a share before each tile.
+static constexpr int CONV_AHEAD = VL >= 16 ? 4096 : 2048;  // floats
+static constexpr i64 CONV_SHARE = 64;                      // cache lines at most
 
-#define CONV_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+// The share before tile t of `tiles`, of the piece that follows K rows of weights at B.
+OX void conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
+  i64 lines = K * CONV_NR / 16, share = cdiv(lines, tiles);
+  const f32 *next = B + K * CONV_NR + share * t * 16;
+  if (share <= CONV_SHARE) for (i64 i = 0; i < share; i++) __builtin_prefetch(next + i * 16, 0, 2);
+}
+
+#define CONV_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
 #define CONV_DECL(i) vf c##i = {}, d##i = {};
 #define CONV_PTR(i) const f32 *a##i; if constexpr (i < MR) a##i = A[i] + off;
 #define CONV_FMA(i) if constexpr (i < MR) { f32 s = a##i[k]; c##i += b * s; if constexpr (NV > 1) d##i += e * s; }
@@ -119,17 +128,20 @@ __attribute__((noinline, noclone)) static void conv_tile(
 #undef CONV_ADD
 #undef CONV_CLEAR
 
-// The tile for `rows` rows, rounded up to a count that has a tile of its own: the table repeats a pointer for
-// the others, and their sums go unused. So D has room for CONV_MR rows, and A has pointers for as many.
+// Counts of rows that have a tile of their own: all from half of CONV_MR on, which is what conv_tiles makes
+// (unless there are fewer rows in all); of narrow and of small tiles the even ones.
+template <int NV> constexpr bool conv_has_tile(int m) {
+  return m <= CONV_MR && (m % 2 == 0 || m == 1 || (NV > 1 && m >= CONV_MR / 2));
+}
+
+// The tile for `rows` rows, rounded up to a count that has one: the table repeats a pointer for the others, and
+// their sums go unused. So D has room for CONV_MR rows, and A has pointers for as many.
 template <int NV>
 OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
-  constexpr int step = NV == 1 ? CONV_MR / 3 : CONV_MR > 6 ? 2 : 1;
-  int mr = (rows + step - 1) / step * step;
-#define CONV_CASE(m) \
-  case m: if constexpr (m <= CONV_MR && m % step == 0) return conv_tile<m, NV>(A, off, R, B, D, ds);
-  switch (mr) {
-    CONV_CASE(1) CONV_CASE(2) CONV_CASE(3) CONV_CASE(4) CONV_CASE(5) CONV_CASE(6)
-    CONV_CASE(8) CONV_CASE(10) CONV_CASE(12)
+#define CONV_CASE(m) case m: if constexpr (conv_has_tile<NV>(m)) return conv_tile<m, NV>(A, off, R, B, D, ds);
+  switch (rows) {  // a count without a tile falls through to the next, which has one
+    CONV_CASE(1) CONV_CASE(2) CONV_CASE(3) CONV_CASE(4) CONV_CASE(5) CONV_CASE(6) CONV_CASE(7)
+    CONV_CASE(8) CONV_CASE(9) CONV_CASE(10) CONV_CASE(11) CONV_CASE(12) CONV_CASE(13) CONV_CASE(14)
   }
 #undef CONV_CASE
 }
@@ -156,8 +168,14 @@ struct ConvPlan {
   i64 pixels, blocks;        // output pixels, and blocks of them
   i64 parts;                 // parts into which a block's panels (of all groups) are divided
   i64 max_rows;              // output rows a block touches at most
+  i64 unit;                  // pixels: blocks are multiples of it
+  i64 right;                 // columns of zeros at the right of repacked rows (at the left there are PL)
   i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
 };
+
+// The fewest pixels of a block. Blocks of fewer would pass over the weights too often; of more, two threads would not
+// share what they read from memory.
+static constexpr i64 CONV_FEW = CONV_MR > 6 ? 48 : 24;
 
 // The least number of work items aimed at: blocks of pixels, divided further by panels where blocks are few.
 static constexpr i64 CONV_ITEMS = 16;
@@ -167,10 +185,8 @@ OX i64 conv_blocks(i64 rows, i64 best, i64 least, i64 panels) {
   return cmax(cmax(1, cdiv(rows, best)), cmin(cdiv(CONV_ITEMS, cmax(panels, 1)), rows / least));
 }
 
-// The first pixel of block b: whole tiles, so that only the last block has a remainder.
-OX i64 conv_block_begin(const ConvPlan &p, i64 b) {
-  return cmin(p.pixels, cdiv(p.pixels, CONV_MR) * b / p.blocks * CONV_MR);
-}
+// The first pixel of block b: whole units, so that only the last block has a remainder.
+OX i64 conv_block_begin(const ConvPlan &p, i64 b) { return cmin(p.pixels, cdiv(p.pixels, p.unit) * b / p.blocks * p.unit); }
 
 static ConvPlan conv_plan(const ConvShape &s) {
   ConvPlan p = {};
@@ -182,19 +198,25 @@ static ConvPlan conv_plan(const ConvShape &s) {
   p.pixels = s.N * s.OH * s.OW;
   // A block's inputs should stay in half of a 512 KB cache while the panels pass over them.
   i64 bytes = 4 * s.CI * cmin(s.SX, s.KW) * cmin(s.SY, s.KH);
-  i64 block = cmax(4 * CONV_MR, cmin(480, 192 * 1024 / cmax(bytes, 1)));
-  p.blocks = conv_blocks(p.pixels, block, 4 * CONV_MR, p.panels * s.G);
+  i64 block = cmax(CONV_FEW, cmin(480, 192 * 1024 / cmax(bytes, 1)));
+  p.unit = 1;
+  if (p.repack) {  // whole rows, and many of them, since a block also repacks what its last kernel reaches into
+    block = cmax(1, cmin(16, 192 * 1024 / cmax(4 * s.CI * s.SY * s.W, 1))) * s.OW;
+    p.unit = s.OW;
+  }
+  p.blocks = conv_blocks(p.pixels, block, CONV_FEW, p.panels * s.G);
   p.parts = cmax(1, cmin(p.panels * s.G, cdiv(CONV_ITEMS, p.blocks)));
-  i64 most = cround(cdiv(p.pixels, p.blocks), CONV_MR) + CONV_MR;
+  i64 most = cround(cdiv(p.pixels, p.blocks), p.unit) + p.unit;
   p.max_rows = cmin(s.N * s.OH, (most + s.OW - 2) / cmax(s.OW, 1) + 1);
   p.zero = cround(cmax(p.R.len, s.CI), 16);
   // Pixels of an output row whose kernel rows leave the image at the left or the right.
   i64 left = cdiv(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
   i64 edge = cmin(s.OW, cmin(left, s.OW) + cmax(0, s.OW - inside));
-  p.patch = p.rows ? p.max_rows * edge * s.KH * cround(p.R.len, 16) : 0;
+  p.right = cmax(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
+  p.patch = p.rows && !p.repack ? p.max_rows * edge * s.KH * cround(p.R.len, 16) : 0;
   i64 images = cmin(s.N, (most - 1) / cmax(s.OH * s.OW, 1) + 2);
   i64 in_rows = cmin(images * s.H, (p.max_rows - 1) * s.SY + images * ((s.KH - 1) * s.DY + 1));
-  p.repacked = p.repack ? in_rows * (s.W * s.CI) + 16 : 0;
+  p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * s.CI) + 4 * VL : 0;
   p.table = (cdiv(most, CONV_MR) + 1) * p.R.runs * CONV_MR;
   return p;
 }
@@ -229,13 +251,42 @@ OX ConvTiles conv_tiles(i64 n) {
   return {count, count ? n / count : 0, count ? n % count : 0};
 }
 
-// Copies input rows [y0, y1) of a planar image channels-last.
-static void conv_repack(const ConvShape &s, const f32 *x, i64 y0, i64 y1, f32 *d) {
-  for (i64 y = y0; y < y1; y++, d += s.W * s.CI)
-    for (i64 c = 0; c < s.CI; c++) {
-      const f32 *a = x + y * s.irs + c * s.ics;
-      for (i64 i = 0; i < s.W; i++) d[i * s.CI + c] = a[i * s.ips];
-    }
+// VL pixels of C planes as C vectors of whole pixels: vector J has elements J * VL to J * VL + VL - 1.
+template <int... I> struct ConvLanes {};
+template <int C, int J, int... I> OX vf conv_mixed(const vf *x, ConvLanes<I...>) {
+  vf v = __builtin_shufflevector(x[0], x[1], ((J * VL + I) % C == 1 ? VL : 0) + (J * VL + I) / C...);
+  if constexpr (C > 2) v = __builtin_shufflevector(v, x[2], (J * VL + I) % C == 2 ? VL + (J * VL + I) / C : I...);
+  if constexpr (C > 3) v = __builtin_shufflevector(v, x[3], (J * VL + I) % C == 3 ? VL + (J * VL + I) / C : I...);
+  return v;
+}
+// W pixels of C planes (a distance of ics), channels-last. May write up to VL elements more than W * C.
+template <int C> OX void conv_interleave(const f32 *x, i64 ics, i64 W, f32 *d) {
+  const ConvLanes<__integer_pack(VL)...> lanes;
+  for (i64 i = 0; i < W; i += VL, d += C * VL) {
+    vf p[C];
+    int n = (int)cmin(VL, W - i);
+    OX_UNROLL for (int c = 0; c < C; c++) p[c] = n == VL ? ld(x + c * ics + i) : ldn(x + c * ics + i, n);
+    st(d, conv_mixed<C, 0>(p, lanes));
+    if (n * C > VL) st(d + VL, conv_mixed<C, 1>(p, lanes));
+    if constexpr (C > 2) if (n * C > 2 * VL) st(d + 2 * VL, conv_mixed<C, 2>(p, lanes));
+    if constexpr (C > 3) if (n * C > 3 * VL) st(d + 3 * VL, conv_mixed<C, 3>(p, lanes));
+  }
+}
+
+// Copies input rows [y0, y1) of a planar image channels-last, with zeros at the left and the right.
+static void conv_repack(const ConvShape &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, f32 *d) {
+  for (i64 y = y0; y < y1; y++) {
+    const f32 *row = x + y * s.irs;
+    for (i64 i = 0; i < s.PL * s.CI; i++) *d++ = 0;
+    if (s.ips == 1 && s.CI == 3) conv_interleave<3>(row, s.ics, s.W, d);
+    else if (s.ips == 1 && s.CI == 4) conv_interleave<4>(row, s.ics, s.W, d);
+    else if (s.ips == 1 && s.CI == 2) conv_interleave<2>(row, s.ics, s.W, d);
+    else
+      for (i64 c = 0; c < s.CI; c++)
+        for (i64 i = 0; i < s.W; i++) d[i * s.CI + c] = row[c * s.ics + i * s.ips];
+    d += s.W * s.CI;
+    for (i64 i = 0; i < p.right * s.CI; i++) *d++ = 0;
+  }
 }
 
 // Copies a kernel row that leaves the image at the left or the right, with zeros where it is outside.
@@ -244,13 +295,13 @@ OX void conv_patch(const ConvShape &s, const f32 *row, i64 ix, f32 *d) {
     for (i64 c = 0; c < s.CI; c++) d[k * s.CI + c] = (u64)(ix + k) < (u64)s.W ? row[(ix + k) * s.CI + c] : 0;
 }
 
-// An image as the table sees it: element (c, y, x) at base[y * irs + x * ips + c].
-struct ConvImage { const f32 *base; i64 irs, ips; };
+// An image as the table sees it: element (c, y, x) at base[y * irs + x * ips + c], for left <= x < right.
+struct ConvImage { const f32 *base; i64 irs, ips, left, right; };
 
 // Pointers to the runs of an output pixel at the image's edge: t[r * CONV_MR].
 static void conv_edge(const ConvShape &s, const ConvPlan &p, const ConvImage &m, i64 iy, i64 ix, const f32 *zero,
                       f32 *&patch, const f32 **t) {
-  bool inside = ix >= 0 && ix + s.KW <= s.W;
+  bool inside = ix >= m.left && ix + s.KW <= m.right;
   for (i64 ky = 0; ky < s.KH; ky++, iy += s.DY) {
     const f32 *row = m.base + iy * m.irs;
     bool out = (u64)iy >= (u64)s.H;
@@ -261,7 +312,7 @@ static void conv_edge(const ConvShape &s, const ConvPlan &p, const ConvImage &m,
       t += CONV_MR;
     } else {
       for (i64 kx = 0, i = ix; kx < s.KW; kx++, i += s.DX, t += CONV_MR)
-        *t = out || (u64)i >= (u64)s.W ? zero : row + i * m.ips;
+        *t = out || i < m.left || i >= m.right ? zero : row + i * m.ips;
     }
   }
 }
@@ -275,12 +326,12 @@ OX void conv_offsets(const ConvShape &s, const ConvPlan &p, i64 irs, i64 ips, i6
 // The image of output pixel q, for the pixels of a block up to p1; a planar image is repacked as far as needed.
 static ConvImage conv_image(const ConvShape &s, const ConvPlan &p, const f32 *x, const Px &q, i64 p1, f32 *&rep) {
   const f32 *base = x + q.n * s.ins;
-  if (!p.repack) return {base, s.irs, s.ips};
-  i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = s.W * s.CI;
+  if (!p.repack) return {base, s.irs, s.ips, 0, s.W};
+  i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * s.CI;
   i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT));
   i64 y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1));
-  conv_repack(s, base, y0, y1, rep);
-  ConvImage m = {rep - y0 * row, row, s.CI};
+  conv_repack(s, p, base, y0, y1, rep);
+  ConvImage m = {rep - y0 * row + s.PL * s.CI, row, s.CI, -s.PL, s.W + p.right};
   rep += (y1 - y0) * row;
   return m;
 }
@@ -294,11 +345,11 @@ __attribute__((noinline)) static void conv_table(
   Px q = conv_px(s, p0);
   ConvImage image = conv_image(s, p, x, q, p1, rep);
   conv_offsets(s, p, image.irs, image.ips, m.offsets);
-  i64 ylast = s.H - (s.KH - 1) * s.DY, xlast = s.W - (s.KW - 1) * s.DX;
+  i64 ylast = s.H - (s.KH - 1) * s.DY, xlast = image.right - (s.KW - 1) * s.DX;
   for (i64 j = 0; j < T.count; j++, t += p.R.runs * CONV_MR) {
     int rows = T.size(j);
     i64 iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL, step = s.SX * image.ips;
-    bool inner = iy >= 0 && iy < ylast && ix >= 0 && ix + (rows - 1) * s.SX < xlast && q.x + rows < s.OW;
+    bool inner = iy >= 0 && iy < ylast && ix >= image.left && ix + (rows - 1) * s.SX < xlast && q.x + rows < s.OW;
     if (inner) {
       const f32 *a = image.base + iy * image.irs + ix * image.ips;
       for (i64 k = 0; k < p.R.runs; k++)
@@ -307,7 +358,7 @@ __attribute__((noinline)) static void conv_table(
     }
     for (int r = inner ? rows : 0; r < rows; r++) {
       iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL;
-      if (iy >= 0 && iy < ylast && ix >= 0 && ix < xlast) {
+      if (iy >= 0 && iy < ylast && ix >= image.left && ix < xlast) {
         const f32 *a = image.base + iy * image.irs + ix * image.ips;
         for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = a + m.offsets[k];
       } else {
@@ -338,6 +389,23 @@ __attribute__((noinline)) static void conv_finish(
   }
 }
 
+// Pixels [p0, p1), of which the table has been filled, by panels [n0, n1) of all groups.
+template <bool NARROW, class E>
+OX void conv_panels(const ConvShape &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0,
+                    i64 n1, const E &epi) {
+  ConvTiles T = conv_tiles(p1 - p0);
+  i64 K = p.R.runs * p.R.len;
+  for (i64 n = n0; n < n1; n++) {
+    i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
+    for (i64 t = 0; t < T.count; i += T.size(t++)) {
+      conv_fetch(w + n * K * CONV_NR, K, t, T.count);
+      conv_tile_any<NARROW>(T.size(t), cols, m.table + t * p.R.runs * CONV_MR, g * p.cig, p.R, w + n * K * CONV_NR,
+                            m.D, CONV_NR);
+      conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
+    }
+  }
+}
+
 // Work items [first, last) of a convolution of x with packed weights w. For every output pixel and vector of
 // output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
 // and whatever follows, and stores.
@@ -348,19 +416,26 @@ static void conv_items(
   ConvPlan p = conv_plan(s);
   ConvScratch m = conv_divide(p, scratch);
   for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;
-  i64 all = p.panels * s.G, K = p.R.runs * p.R.len, built = -1;
+  i64 all = p.panels * s.G, built = -1;
   for (i64 item = first; item < last; item++) {
     i64 block = item / p.parts, part = item % p.parts;
     i64 p0 = conv_block_begin(p, block), p1 = conv_block_begin(p, block + 1);
     if (built != block) conv_table(s, p, x, p0, p1, m), built = block;
-    ConvTiles T = conv_tiles(p1 - p0);
-    for (i64 n = all * part / p.parts; n < all * (part + 1) / p.parts; n++) {
-      i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
-      for (i64 t = 0; t < T.count; i += T.size(t++)) {
-        conv_tile_any<NARROW>(T.size(t), cols, m.table + t * p.R.runs * CONV_MR, g * p.cig, p.R,
-                      w + n * K * CONV_NR, m.D, CONV_NR);
-        conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
-      }
-    }
+    conv_panels<NARROW>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi);
+  }
+}
+
+// Output rows [y0, y1) of image n, with the scratch and the epilogue of conv_items.
+template <class E>
+static void conv_rows(
+    const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 y0, i64 y1, void *scratch, const E &epi) {
+  ConvPlan p = conv_plan(s);
+  ConvScratch m = conv_divide(p, scratch);
+  for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;
+  i64 end = (n * s.OH + y1) * s.OW, step = cmax(1, cdiv(p.pixels, p.blocks));
+  for (i64 p0 = (n * s.OH + y0) * s.OW, p1; p0 < end; p0 = p1) {
+    p1 = cmin(end, p0 + step);
+    conv_table(s, p, x, p0, p1, m);
+    conv_panels<true>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi);
   }
 }

@@ -51,16 +51,18 @@ struct WinoPlan {
   i64 ty, tx, tiles, blocks, parts, most, panels, row, plane, mstride;
 };
 
-static constexpr i64 WINO_V = 256 * 1024;  // bytes of V that a block aims at
+static constexpr i64 WINO_ROOM = VL >= 16 ? 448 * 1024 : 224 * 1024;  // bytes of V and of sums that a block aims at
 
 template <int M> static WinoPlan wino_plan(const ConvShape &s) {
   constexpr i64 P = Wino<M>::T * Wino<M>::T;
   WinoPlan p = {};
   p.ty = cdiv(s.OH, M), p.tx = cdiv(s.OW, M), p.tiles = s.N * p.ty * p.tx;
   p.row = cround(s.CI, VL), p.panels = cdiv(s.CO, CONV_NR);
-  i64 least = M == 2 || s.CI >= 256 ? 24 : CONV_MR;  // fewer tiles would pass over too large weights too often
-  i64 block = cmin(8 * CONV_MR, cmax(least, WINO_V / (4 * P * p.row) / CONV_MR * CONV_MR));
-  p.blocks = conv_blocks(p.tiles, block + block / 4, 2 * CONV_MR, p.panels);
+  // Few tiles would pass over large weights too often.
+  i64 least = cround(M == 2 || s.CI >= 128 ? 24 : CONV_MR, CONV_MR);
+  i64 block = cmin(8 * CONV_MR, WINO_ROOM / (4 * P * (p.row + 2 * CONV_NR)) / CONV_MR * CONV_MR);
+  p.blocks = conv_blocks(p.tiles, cmax(least, block), least, p.panels);
+  if (p.blocks > 1) p.blocks = cround(p.blocks, 2);
   p.parts = cmax(1, cmin(p.panels, cdiv(CONV_ITEMS, p.blocks)));
   p.most = cdiv(p.tiles, p.blocks);
   p.plane = p.most * p.row + 16, p.mstride = P * CONV_NR + 16;
@@ -79,16 +81,20 @@ template <int M> static i64 conv_wino_scratch(const ConvShape &s) {
   return 4 * floats + 8 * (p.most + 2 * CONV_MR);
 }
 
+// One input tile: its pixel (i, j) begins at a[i * T + j]; inside the image at base + i * irs + j * ips.
+struct WinoTile { const f32 *base; i64 irs, ips; const f32 *const *a; };
+
 // One vector of channels. What the next tile will newly need (its columns from the third on) is fetched ahead:
 // on maps larger than the cache this is worth 20 %.
-template <int M, class L>
-OX void wino_input_vector(const f32 *const *x, const f32 *const *next, i64 c, f32 *v, i64 plane, L l) {
+template <int M, bool INSIDE, class L>
+OX void wino_input_vector(const WinoTile &t, i64 c, f32 *v, i64 plane, L l) {
   constexpr int T = Wino<M>::T;
   vf y[T * T];
-  for (int j = 0; j < T; j++) {
+  const f32 *column = t.base + c;
+  for (int j = 0; j < T; j++, column += t.ips) {
     vf g[T];
-    OX_UNROLL for (int i = 0; i < T; i++) g[i] = ldl(x[i * T + j] + c, l);
-    if (j >= 2) OX_UNROLL for (int i = 0; i < T; i++) __builtin_prefetch(next[i * T + j] + c);
+    OX_UNROLL for (int i = 0; i < T; i++) g[i] = ldl(INSIDE ? column + i * t.irs : t.a[i * T + j] + c, l);
+    if (INSIDE && j >= 2) OX_UNROLL for (int i = 0; i < T; i++) __builtin_prefetch(column + i * t.irs + M * t.ips);
     Wino<M>::bt(g, 1, y + j, T);
   }
   for (int i = 0; i < T; i++) {
@@ -98,72 +104,89 @@ OX void wino_input_vector(const f32 *const *x, const f32 *const *next, i64 c, f3
   }
 }
 
-// V of one tile: x[i * T + j] points to the first channel of the tile's pixel (i, j), or to zeros.
-template <int M>
-__attribute__((noinline, noclone)) static void wino_input(
-    const f32 *const *x, const f32 *const *next, i64 CI, f32 *v, i64 plane) {
+// V of one tile.
+template <int M, bool INSIDE>
+__attribute__((noinline, noclone)) static void wino_input(const WinoTile &tile, i64 CI, f32 *v, i64 plane) {
+  const WinoTile t = tile;
   i64 c = 0;
-  for (; c + VL <= CI; c += VL) wino_input_vector<M>(x, next, c, v, plane, Full{});
-  if (c < CI) wino_input_vector<M>(x, next, c, v, plane, Part{int(CI - c)});
+  for (; c + VL <= CI; c += VL) wino_input_vector<M, INSIDE>(t, c, v, plane, Full{});
+  if (c < CI) wino_input_vector<M, INSIDE>(t, c, v, plane, Part{int(CI - c)});
+}
+
+// A vector of a tile's sums Mb[p][NR], transformed back: put(i, v) is called for each row of M pixels.
+template <int M, class F> OX void wino_output_vector(const f32 *m, F put) {
+  constexpr int T = Wino<M>::T;
+  vf y[M * T];
+  for (int j = 0; j < T; j++) {
+    vf g[T];
+    OX_UNROLL for (int i = 0; i < T; i++) g[i] = ld(m + (i * T + j) * CONV_NR);
+    Wino<M>::at(g, 1, y + j, T);
+  }
+  for (int i = 0; i < M; i++) {
+    vf g[M];
+    Wino<M>::at(y + i * T, 1, g, 1);
+    put(i, g);
+  }
 }
 
 // Y[i * M + j][NR] of one tile from Mb[p][NR].
 template <int M> __attribute__((noinline, noclone)) static void wino_output(const f32 *m, i64 cols, f32 *Y) {
-  constexpr int T = Wino<M>::T;
-  for (i64 c = 0; c < cols; c += VL) {
-    vf y[M * T];
-    for (int j = 0; j < T; j++) {
-      vf g[T];
-      OX_UNROLL for (int i = 0; i < T; i++) g[i] = ld(m + (i * T + j) * CONV_NR + c);
-      Wino<M>::at(g, 1, y + j, T);
-    }
-    for (int i = 0; i < M; i++) {
-      vf g[M];
-      Wino<M>::at(y + i * T, 1, g, 1);
+  for (i64 c = 0; c < cols; c += VL)
+    wino_output_vector<M>(m + c, [=](int i, const vf *g) OX_LAMBDA {
       OX_UNROLL for (int j = 0; j < M; j++) st(Y + (i * M + j) * CONV_NR + c, g[j]);
-    }
-  }
-}
-
-// The pixels of input tile t: pointers to their first channels, or to zeros outside the image.
-template <int M>
-OX void wino_pixels(const ConvShape &s, const WinoPlan &p, const f32 *x, const f32 *zero, i64 t, const f32 **a) {
-  constexpr int T = Wino<M>::T;
-  i64 y0 = t / p.tx % p.ty * M - s.PT, x0 = t % p.tx * M - s.PL;
-  const f32 *image = x + t / (p.tx * p.ty) * s.ins;
-  for (i64 i = 0; i < T; i++)
-    for (i64 j = 0; j < T; j++) {
-      bool in = (u64)(y0 + i) < (u64)s.H && (u64)(x0 + j) < (u64)s.W;
-      a[i * T + j] = in ? image + (y0 + i) * s.irs + (x0 + j) * s.ips : zero;
-    }
+    });
 }
 
 // V of tiles [t0, t1).
 template <int M>
 static void wino_block(
     const ConvShape &s, const WinoPlan &p, const f32 *x, const f32 *zero, i64 t0, i64 t1, f32 *V) {
-  constexpr int P = Wino<M>::T * Wino<M>::T;
-  const f32 *a[2][P];
-  wino_pixels<M>(s, p, x, zero, t0, a[0]);
+  constexpr int T = Wino<M>::T;
+  const f32 *a[T * T];
+  i64 tx = t0 % p.tx, ty = t0 / p.tx % p.ty;
+  const f32 *image = x + t0 / (p.tx * p.ty) * s.ins;
   for (i64 t = t0; t < t1; t++, V += p.row) {
-    wino_pixels<M>(s, p, x, zero, cmin(t + 1, p.tiles - 1), a[(t - t0 + 1) & 1]);
-    wino_input<M>(a[(t - t0) & 1], a[(t - t0 + 1) & 1], s.CI, V, p.plane);
+    i64 y0 = ty * M - s.PT, x0 = tx * M - s.PL;
+    WinoTile tile = {image + y0 * s.irs + x0 * s.ips, s.irs, s.ips, a};
+    if (y0 >= 0 && x0 >= 0 && y0 + T <= s.H && x0 + T <= s.W) {
+      wino_input<M, true>(tile, s.CI, V, p.plane);
+    } else {
+      for (i64 i = 0; i < T; i++)
+        for (i64 j = 0; j < T; j++) {
+          bool in = (u64)(y0 + i) < (u64)s.H && (u64)(x0 + j) < (u64)s.W;
+          a[i * T + j] = in ? tile.base + i * s.irs + j * s.ips : zero;
+        }
+      wino_input<M, false>(tile, s.CI, V, p.plane);
+    }
+    if (++tx == p.tx) tx = 0, ty++;
+    if (ty == p.ty) ty = 0, image += s.ins;
   }
 }
 
 // Sums of one panel that wait in Mb to be transformed back: tiles [t0, t0 + n), channels [c, c + cols).
 struct WinoPending { const f32 *Mb; i64 t0, n, c, cols; };
 
-// Transforms tiles [i0, i1) of the pending panel back and hands them to the epilogue.
+// Transforms tiles [i0, i1) of the pending panel back and hands them to the epilogue: whole tiles straight from
+// the registers, tiles that leave the image, or channels that fill no vector, by way of Y.
 template <int M, class E>
 __attribute__((noinline)) static void wino_finish(
-    const ConvShape &s, const WinoPlan &p, const WinoPending &w, i64 i0, i64 i1, f32 *Y, const E &epi) {
+    const ConvShape &s, const WinoPlan &p, const WinoPending &w, i64 i0, i64 i1, f32 *Y, const E &call) {
+  const E epi = call;
+  const i64 OW = s.OW;
   for (i64 i = i0; i < i1; i++) {
-    wino_output<M>(w.Mb + i * p.mstride, w.cols, Y);
+    const f32 *m = w.Mb + i * p.mstride;
     i64 t = w.t0 + i, y = t / p.tx % p.ty * M, x = t % p.tx * M, n = t / (p.tx * p.ty);
+    const Px q = {(n * s.OH + y) * OW + x, n, y, x};
+    if (y + M <= s.OH && x + M <= OW && w.cols % VL == 0) {
+      for (i64 c = 0; c < w.cols; c += VL)
+        wino_output_vector<M>(m + c, [=](int k, const vf *g) OX_LAMBDA {
+          OX_UNROLL for (int j = 0; j < M; j++) epi(Px{q.i + k * OW + j, n, y + k, x + j}, w.c + c, g[j], Full{});
+        });
+      continue;
+    }
+    wino_output<M>(m, w.cols, Y);
     for (i64 r = 0; r < cmin(M, s.OH - y); r++)
-      conv_finish(s, Y + r * M * CONV_NR, CONV_NR, Px{(n * s.OH + y + r) * s.OW + x, n, y + r, x},
-                  cmin(M, s.OW - x), w.c, w.cols, epi);
+      conv_finish(s, Y + r * M * CONV_NR, CONV_NR, Px{q.i + r * OW, n, y + r, x}, cmin(M, OW - x), w.c, w.cols, epi);
   }
 }
 
@@ -191,9 +214,12 @@ static void conv_wino_items(
     for (i64 k = p.panels * part / p.parts; k < p.panels * (part + 1) / p.parts; k++) {
       i64 c = k * CONV_NR, cols = cmin(CONV_NR, s.CO - c);
       for (i64 q = 0; q < P; q++) {
-        for (i64 t = 0, i = 0; t < T.count; i += T.size(t++))
-          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane, R, u + (k * P + q) * s.CI * CONV_NR,
-                        Mb + i * p.mstride + q * CONV_NR, p.mstride);
+        const f32 *B = u + (k * P + q) * s.CI * CONV_NR;
+        for (i64 t = 0, i = 0; t < T.count; i += T.size(t++)) {
+          conv_fetch(B, s.CI, t, T.count);
+          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane, R, B, Mb + i * p.mstride + q * CONV_NR,
+                                p.mstride);
+        }
         wino_finish<M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);
       }
       w = {Mb, t0, n, c, cols};

@@ -6,19 +6,20 @@
 //   };
 //   MmGrid g = mm_grid(M, N, K, threads);      // any thread count gives the same bits
 //   for (i64 t = 0; t < g.tasks; t++)          // a pool runs the tasks in any order
-//     mm_task<f32>(g, t, MmRows<f32>{A, lda}, Bp, M, N, K, scratch_of_this_thread, epi, MmOut{C, 4 * N, 4});
+//     mm_task<f32>(g, t, MmRows<f32>{A, lda}, Bp, M, N, K, scratch_of_this_thread, epi, MmLines{C, 4 * N, 4});
 //
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
-// that start at zero and run over one K block of at most MM_KC. A block of A rows, copied into scratch in
-// rows of constant stride (strides of 4096 bytes would all fall into one set of the L1 cache), stays in
-// L2 while the panels of B stream past it. Partial sums of the K blocks are added in scratch: fresh
+// that start at zero and run over one K block of at most MM_KC. A block of A rows stays in L2 while the
+// panels of B stream past it. Where the rows of A are contiguous, tiles read them where they lie (to copy them
+// costs 3 to 10 % where N is small); what else A may be, and the last tile of an odd number of rows, is read
+// into scratch first, in rows of constant stride. Partial sums of the K blocks are added in scratch: fresh
 // accumulators for every block keep the rounding error of long sums low. The order of additions of an
 // element depends on K alone: not on tile, task, thread count or M.
 //
 // B is packed as [ceil(N/NR)][K][NR], zero padded:   CPU level  VL  NR  MR
 // the compiler packs constants with the same NR.     AVX-512    16  32  12
-//                                                    AVX, AVX2   8  16   6
-//                                                    other       4   8   6
+// If half of the last panel is enough, it is         AVX, AVX2   8  16   6
+// [K][VL]. Few rows of A read B where it lies.       other       4   8   6
 #pragma once
 #include "vec.h"
 
@@ -36,6 +37,8 @@ static constexpr int MM_AS = MM_KC + 16;    // row stride of a packed block of A
 static constexpr int MM_MC = 144;           // most rows of a block
 static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn
 static constexpr int MM_AHEAD = 4096;       // elements of B between use and prefetch
+static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
+static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
 static constexpr i64 MM_C_ROOM = MM_MC * MM_NR * 16;         // partial sums
 static constexpr i64 MM_SCRATCH = MM_A_ROOM + MM_C_ROOM;     // elements of scratch of a thread
 static_assert(MM_MC * MM_AS <= MM_A_ROOM && MM_MC % 2 == 0 && MM_MR % 2 == 0, "a K block of A fits");
@@ -57,7 +60,9 @@ OX i64 mm_up(i64 a, i64 b) { return (a + b - 1) / b; }
 // Part i of n nearly equal parts of x starts here (part n starts at x).
 OX i64 mm_cut(i64 x, i64 n, i64 i) { return x / n * i + mm_min(i, x % n); }
 OX i64 mm_panels(i64 N) { return mm_up(N, MM_NR); }
-OX i64 mm_packed(i64 K, i64 N) { return mm_panels(N) * MM_NR * K; }  // elements of packed B
+// Columns of the last panel, if it is not whole; elements of packed B.
+OX i64 mm_last(i64 N) { return N % MM_NR > VL ? MM_NR : N % MM_NR ? VL : 0; }
+OX i64 mm_packed(i64 K, i64 N) { return (N / MM_NR * MM_NR + mm_last(N)) * K; }
 
 // ---- transpose: VL vectors of VL lanes, log2(VL) rounds of interleaving --------------------------------
 template <int... I> struct MmSeq {};
@@ -104,16 +109,16 @@ template <class T> static void mm_pack_b(const T *b, i64 sk, i64 sn, i64 K, i64 
     for (i64 k0 = 0; k0 < K; k0 += KB) {
       i64 k1 = mm_min(K, k0 + KB);
       for (i64 p = g; p < mm_min(p1, g + G); p++) {
-        i64 n0 = p * MM_NR, w = mm_min(N - n0, MM_NR);
-        T *d = bp + n0 * K + k0 * MM_NR;
+        i64 n0 = p * MM_NR, w = mm_min(N - n0, MM_NR), pitch = w > VL ? MM_NR : VL;
+        T *d = bp + n0 * K + k0 * pitch;
         const T *s = b + k0 * sk + n0 * sn;
-        if (w < MM_NR)
-          for (i64 i = 0; i < (k1 - k0) * MM_NR; i += VL) st(d + i, V<T>{});
+        if (w < pitch)
+          for (i64 i = 0; i < (k1 - k0) * pitch; i += VL) st(d + i, V<T>{});
         if (sn == 1 && w == MM_NR) {
           for (i64 k = k0; k < k1; k++, d += MM_NR, s += sk)
             OX_UNROLL for (int j = 0; j < MM_NV; j++) st(d + j * VL, ld(s + j * VL));
         } else {
-          mm_gather(s, sn, sk, d, MM_NR, k1 - k0, w);
+          mm_gather(s, sn, sk, d, pitch, k1 - k0, w);
         }
       }
     }
@@ -162,61 +167,96 @@ template <class T, class F> struct MmMap {
   }
 };
 template <class T, class F> OX MmMap<T, F> mm_map(F f) { return {f}; }
+// Rows that a tile can read where they lie, and what they are apart.
+template <class T, class A> OX const T *mm_in_place(const A &) { return nullptr; }
+template <class T> OX const T *mm_in_place(const MmRows<T> &a) { return a.p; }
+template <class T, class A> OX i64 mm_pitch(const A &) { return 0; }
+template <class T> OX i64 mm_pitch(const MmRows<T> &a) { return a.lda; }
+
+// B as tiles read it: packed, and where rows is set, in place (its rows are contiguous, ld apart) as far as whole
+// panels go. Then mm_packs(M, N, true) is the first panel that must be packed.
+template <class T> struct MmRight {
+  const T *packed;
+  const T *rows = nullptr;
+  i64 ld = 0;
+  MmRight(const T *p) : packed(p) {}
+  MmRight(const T *p, const T *r, i64 l) : packed(p), rows(r), ld(l) {}
+};
+OX i64 mm_packs(i64 M, i64 N, bool in_place) { return in_place && M <= MM_FEW ? N / MM_NR : 0; }
 
 // ---- register tile -------------------------------------------------------------------------------------
-// c[i][j] (+)= sum over k of a[i * MM_AS + k] * b[k * NR + j], for R rows and P panels (bs and cs apart).
-template <class T, int R, int P>
-static __attribute__((noinline)) void mm_tile(i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs,
-                                              bool add) {
-  V<T> s[R][P * MM_NV];
-  OX_UNROLL for (int i = 0; i < R; i++)
-    OX_UNROLL for (int j = 0; j < P * MM_NV; j++) s[i][j] = V<T>{};
-  _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += MM_NR) {
-    V<T> v[P * MM_NV];
-    OX_UNROLL for (int q = 0; q < P; q++)
-      OX_UNROLL for (int j = 0; j < MM_NV; j++) {
-        const T *x = b + q * bs + j * VL;
-        __builtin_prefetch(x + MM_AHEAD / P);
-        v[q * MM_NV + j] = ld(x);
-      }
-    OX_UNROLL for (int i = 0; i < R; i++)
-      OX_UNROLL for (int j = 0; j < P * MM_NV; j++) s[i][j] += v[j] * a[i * MM_AS + k];
+// One tile: c[i][j] (+)= sum over k of a[i * as + k] * b[k * bk + j]. Panels are bs apart in B, cs in C.
+template <class T> struct MmTile {
+  const T *a;
+  i64 as;
+  const T *b;
+  i64 bk, bs, ahead;  // ahead: elements between use and prefetch
+  T *c;
+  i64 cs;
+  bool add;
+};
+// For R rows and P panels of NV vectors.
+template <class T, int R, int P, int NV>
+static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
+  V<T> s[R][P * NV];
+  const i64 as = x.as, bk = x.bk, bs = x.bs, ahead = x.ahead;
+  const T *b = x.b;
+  // A pointer for every third row; an index reaches the two after it. Hidden from the compiler, which would
+  // make a pointer (or a spill) for each.
+  const T *row[(R + 2) / 3];
+  OX_UNROLL for (int i = 0; i < R; i += 3) {
+    row[i / 3] = x.a + i * as;
+    asm("" : "+r"(row[i / 3]));
   }
   OX_UNROLL for (int i = 0; i < R; i++)
-    OX_UNROLL for (int j = 0; j < P * MM_NV; j++) {
-      T *d = c + j / MM_NV * cs + i * MM_NR + j % MM_NV * VL;
-      st(d, add ? ld(d) + s[i][j] : s[i][j]);
+    OX_UNROLL for (int j = 0; j < P * NV; j++) s[i][j] = V<T>{};
+  _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += bk) {
+    V<T> v[P * NV];
+    OX_UNROLL for (int q = 0; q < P; q++)
+      OX_UNROLL for (int j = 0; j < NV; j++) {
+        const T *y = b + q * bs + j * VL;
+        __builtin_prefetch(y + ahead);
+        v[q * NV + j] = ld(y);
+      }
+    OX_UNROLL for (int i = 0; i < R; i++)
+      OX_UNROLL for (int j = 0; j < P * NV; j++) s[i][j] += v[j] * row[i / 3][i % 3 * as + k];
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < P * NV; j++) {
+      T *d = x.c + j / NV * x.cs + i * MM_NR + j % NV * VL;
+      st(d, x.add ? ld(d) + s[i][j] : s[i][j]);
     }
 }
 
 // Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on a row of zeros and dropped.
 OX i64 mm_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
 // Few rows leave few independent chains: take several panels at once.
-OX int mm_wide(i64 rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-template <class T, int R>
-OX void mm_pick(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c, i64 cs, bool add) {
+OX constexpr int mm_wide(i64 rows) { return rows == 1 ? 4 : rows == 2 || (rows == 4 && MM_MR > 6) ? 2 : 1; }
+// np: panels (mm_wide(r) or 1), 0 for half a panel.
+template <class T, int R> OX void mm_pick(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   if (r < R) {
-    if constexpr (R > 1) mm_pick<T, (R > 2 ? R - 2 : 1)>(r, wide, kc, a, b, bs, c, cs, add);
-  } else if (R <= 2 && wide > 1) {
-    if constexpr (R <= 2) mm_tile<T, R, (R == 1 ? 4 : 2)>(kc, a, b, bs, c, cs, add);
+    if constexpr (R > 1) mm_pick<T, (R > 2 ? R - 2 : 1)>(r, np, kc, x);
+  } else if (np == 0) {
+    mm_tile<T, R, 1, 1>(kc, x);
+  } else if (mm_wide(R) > 1 && np > 1) {
+    if constexpr (mm_wide(R) > 1) mm_tile<T, R, mm_wide(R), MM_NV>(kc, x);
   } else {
-    mm_tile<T, R, 1>(kc, a, b, bs, c, cs, add);
+    mm_tile<T, R, 1, MM_NV>(kc, x);
   }
 }
 template <class T> static constexpr int mm_rows = sizeof(T) > 4 ? (MM_MR / 2 + 1) & ~1 : MM_MR;
-template <class T>
-static __attribute__((noinline)) void mm_tiles(i64 r, int wide, i64 kc, const T *a, const T *b, i64 bs, T *c,
-                                               i64 cs, bool add) {
-  mm_pick<T, mm_rows<T>>(r, wide, kc, a, b, bs, c, cs, add);
+template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
+  mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
 
-// Where C will be written, if that is known: C(m, n) is at p + m * row + n * size (bytes). Only a hint: its
-// lines are fetched while the tile is computed; without it the epilogue's stores wait (3 to 5 % of the time).
-struct MmOut { const void *p = nullptr; i64 row = 0, size = 0; };
-OX void mm_fetch(const MmOut &out, i64 m, i64 r, i64 n, i64 N) {
-  i64 w = mm_min(MM_NR, N - n) * out.size;
-  const char *p = (const char *)out.p + m * out.row + n * out.size;
-  for (i64 i = 0; i < r && out.p; i++, p += out.row)
+// A matrix that the epilogue writes or reads at (m, n), element (0, 0) at p, with rows `row` bytes apart. Only a
+// hint: its lines are fetched while the tile is computed; without it the epilogue waits for them (3 to 8 % of the
+// time).
+struct MmLines { const void *p = nullptr; i64 row = 0, size = 0; };
+OX void mm_fetch(const MmLines &x, i64 m, i64 r, i64 n, i64 N) {
+  i64 w = mm_min(MM_NR, N - n) * x.size;
+  const char *p = (const char *)x.p + m * x.row + n * x.size;
+  for (i64 i = 0; i < r && x.p; i++, p += x.row)
     for (i64 j = 0; j < w; j += 64) __builtin_prefetch(p + j, 0, 2);
 }
 
@@ -228,10 +268,12 @@ template <class T> struct MmRun {
   void (*finish)(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N);
   const void *a, *epi;
   bool by_strips;
-  const T *bp;
+  const T *rows;   // A itself, lda apart, where tiles read it in place; else null
+  i64 lda;
+  MmRight<T> b;
   i64 N, K;
   T *scratch;
-  MmOut out;
+  MmLines out, in;
   i64 nk, kstep;   // K blocks and their length
   i64 mb, mn, me;  // this block of rows: first, count, count rounded up to even
 };
@@ -257,13 +299,25 @@ template <class T> OX i64 mm_kc(const MmRun<T> &run, i64 q) {
 // K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
 template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
   i64 n = mm_kc(x, q), nt = mm_up(x.me, mm_rows<T>), last = q + 1 == x.nk ? np : 0;
-  const T *b = x.bp + p * MM_NR * x.K + q * x.kstep * MM_NR;
+  bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N;
+  i64 bk = in_place ? x.b.ld : half ? VL : MM_NR, bs = in_place ? MM_NR : MM_NR * x.K;
+  const T *b = (in_place ? x.b.rows + p * MM_NR : x.b.packed + p * MM_NR * x.K) + q * x.kstep * bk;
+  i64 ahead = in_place ? 32 * bk : MM_AHEAD / np;
   for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
     r = x.me == 1 ? 1 : mm_cut(x.me / 2, nt, it + 1) * 2 - r0;
     i64 valid = mm_min(r, x.mn - r0);
-    if (read) x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
-    for (i64 j = 0; j < last; j++) mm_fetch(x.out, x.mb + r0, valid, (p + j) * MM_NR, x.N);
-    mm_tiles<T>(r, (int)np, n, at + r0 * MM_AS, b, MM_NR * x.K, c + r0 * MM_NR, x.me * MM_NR, q > 0);
+    const T *a = at + r0 * MM_AS;
+    i64 as = MM_AS;
+    if (x.rows && valid == r)
+      a = x.rows + (x.mb + r0) * x.lda + q * x.kstep, as = x.lda;
+    else if (read)
+      x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
+    for (i64 j = 0; j < last; j++) {
+      mm_fetch(x.out, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+      mm_fetch(x.in, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+    }
+    MmTile<T> tile{a, as, b, bk, bs, ahead, c + r0 * MM_NR, x.me * MM_NR, q > 0};
+    mm_tiles<T>(r, half ? 0 : np, n, tile);
     for (i64 j = 0; j < last; j++)
       x.finish(x.epi, c + (j * x.me + r0) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
   }
@@ -273,7 +327,7 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
 // every panel needs partial sums of its own. A is read before the first panel: strip by strip if possible,
 // so that reading overlaps with multiplying; the row under an odd block is set to zero.
 template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, i64 ks) {
-  int wide = mm_wide(x.mn);
+  i64 wide = mm_wide(x.me), whole = x.N / MM_NR + (!x.b.rows && x.N % MM_NR > VL);
   for (i64 kg = 0; kg < x.nk; kg += ks) {
     i64 ke = mm_min(x.nk, kg + ks);
     for (i64 q = kg; q < ke; q++) {
@@ -282,7 +336,7 @@ template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, 
       for (i64 i = 0; i < MM_AS && x.me > x.mn; i += VL) st(at + x.mn * MM_AS + i, V<T>{});
     }
     for (i64 p = p0, np; p < p1; p += np) {
-      np = p + wide <= p1 ? wide : 1;
+      np = p + wide <= mm_min(p1, whole) ? wide : 1;
       T *c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
       for (i64 q = kg; q < ke; q++)
         mm_strips(x, p, np, q, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
@@ -313,21 +367,22 @@ static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 
 // a: a reader of A. epi(m, n, v, lanes): C[m][n..] is v; lanes is Full, or Part in the last columns. It
 // captures by value ([=]).
 template <class T, class A, class E>
-OX void matmul_block(const A &a, const T *bp, i64 N, i64 K, i64 m0, i64 m1, i64 p0, i64 p1, T *scratch,
-                     const E &epi, MmOut out = {}) {
-  MmRun<T> run{mm_read<T, A>, mm_finish<T, E>, &a, &epi, A::strips, bp, N, K, scratch, out, 0, 0, 0, 0, 0};
+OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64 p0, i64 p1, T *scratch,
+                     const E &epi, MmLines out = {}, MmLines in = {}) {
+  MmRun<T> run{mm_read<T, A>, mm_finish<T, E>, &a, &epi, A::strips, mm_in_place<T>(a), mm_pitch<T>(a),
+               b, N, K, scratch, out, in, 0, 0, 0, 0, 0};
   mm_blocks<T>(run, m0, m1, p0, p1);
 }
 
 // ---- division of work ----------------------------------------------------------------------------------
 // A grid of gm row ranges by gp panel ranges. K is never divided, so the bits do not depend on it.
 struct MmGrid { i64 gm, gp, tasks; };
-// 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and more. Rows are divided
-// first: every task packs its own A, and that pays from sixteen panels on. (M + 8: B has to be read, too.)
-static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads) {
+// 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
+// task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
+static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4) {
   i64 P = mm_panels(N), worth = mm_min(1 << 20, K * P * MM_NR * (M + 8) / 1000000);
   i64 blocks = mm_up(M, MM_MC), n = threads * 4;
-  while (n > threads && (n > worth || n > blocks * (P / 16))) n /= 2;
+  while (n > threads && (n > worth || n > blocks * (P / least))) n /= 2;
   n = mm_min(n, worth);
   if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
   i64 gm = mm_min(n, blocks);
@@ -337,9 +392,49 @@ static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads
   return {gm, gp, gm * gp};
 }
 template <class T, class A, class E>
-OX void mm_task(const MmGrid &g, i64 t, const A &a, const T *bp, i64 M, i64 N, i64 K, T *scratch,
-                const E &epi, MmOut out = {}) {
+OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, i64 K, T *scratch,
+                const E &epi, MmLines out = {}, MmLines in = {}) {
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N);
-  matmul_block<T>(a, bp, N, K, mm_cut(M, g.gm, im), mm_cut(M, g.gm, im + 1), mm_cut(P, g.gp, ip),
-                  mm_cut(P, g.gp, ip + 1), scratch, epi, out);
+  if (!mm_packs(M, N, b.rows)) b.rows = nullptr;
+  matmul_block<T>(a, b, N, K, mm_cut(M, g.gm, im), mm_cut(M, g.gm, im + 1), mm_cut(P, g.gp, ip),
+                  mm_cut(P, g.gp, ip + 1), scratch, epi, out, in);
+}
+
+// ---- short sums ----------------------------------------------------------------------------------------
+// Where K is small (MM_SHORT and less), what surrounds the tiles above costs more than they do. So here is the plain
+// loop, 8 or 4 rows at a time. The same bits.
+static constexpr int MM_SHORT_ROWS = MM_MR > 6 ? 8 : 4;
+template <class T, int R, int NV>
+OX void mm_short_tile(const T *a, i64 lda, const T *b, i64 K, T *c) {
+  V<T> s[R][NV];
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < NV; j++) s[i][j] = V<T>{};
+  for (i64 k = 0; k < K; k++, b += NV * VL) {
+    V<T> v[NV];
+    OX_UNROLL for (int j = 0; j < NV; j++) v[j] = ld(b + j * VL);
+    OX_UNROLL for (int i = 0; i < R; i++)
+      OX_UNROLL for (int j = 0; j < NV; j++) s[i][j] += v[j] * a[i * lda + k];
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < NV; j++) st(c + i * MM_NR + j * VL, s[i][j]);
+}
+template <class T, int R>
+static __attribute__((noinline)) void mm_short_rows(const T *a, i64 lda, const T *b, i64 K, bool half, T *c) {
+  if (half) mm_short_tile<T, R, 1>(a, lda, b, K, c);
+  else mm_short_tile<T, R, MM_NV>(a, lda, b, K, c);
+}
+// Takes the place of mm_grid and mm_task for rows of A and a packed B. Blocks of 32 rows: their part of C stays in L1.
+OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) { return mm_grid(M, N, mm_max(K, MM_SHORT), threads, 1); }
+template <class T, class E>
+static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64 M, i64 N, i64 K, const E &epi) {
+  i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), m1 = mm_cut(M, g.gm, im + 1), rows;
+  alignas(64) T c[MM_SHORT_ROWS * MM_NR];
+  for (i64 m0 = mm_cut(M, g.gm, im); m0 < m1; m0 += 32)
+    for (i64 p = mm_cut(P, g.gp, ip); p < mm_cut(P, g.gp, ip + 1); p++)
+      for (i64 m = m0, end = mm_min(m0 + 32, m1), n = p * MM_NR; m < end; m += rows) {
+        rows = end - m < MM_SHORT_ROWS ? 1 : MM_SHORT_ROWS;
+        if (rows == 1) mm_short_rows<T, 1>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
+        else mm_short_rows<T, MM_SHORT_ROWS>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
+        mm_finish<T, E>(&epi, c, m, rows, n, N);
+      }
 }

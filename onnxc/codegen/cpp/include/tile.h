@@ -3,19 +3,18 @@
 #pragma once
 #include "vec.h"
 
-template <int... I> struct TileSeq {};
-template <class T, int... I> OX V<T> tile_lo(V<T> a, V<T> b, TileSeq<I...>) {
+template <class T, int... I> OX V<T> tile_lo(V<T> a, V<T> b, lane_list<I...>) {
   return __builtin_shufflevector(a, b, (I % 2 ? VL + I / 2 : I / 2)...);
 }
-template <class T, int... I> OX V<T> tile_hi(V<T> a, V<T> b, TileSeq<I...>) {
+template <class T, int... I> OX V<T> tile_hi(V<T> a, V<T> b, lane_list<I...>) {
   return __builtin_shufflevector(a, b, (I % 2 ? VL + VL / 2 + I / 2 : VL / 2 + I / 2)...);
 }
 
 // dst[j * VL + i] = src[i * stride + j] for i < ni, j < nj; lanes i >= ni of dst are zero. Row i and row i + VL / 2
 // are interleaved, log2(VL) times, which is the transpose.
 template <class T> static __attribute__((noinline)) void tile_load(T *dst, const T *src, i64 stride, int ni, int nj) {
-  if constexpr (sizeof(T) == 4 || sizeof(T) == 8) {
-    TileSeq<__integer_pack(VL)...> s;
+  if constexpr (!__is_class(T)) {
+    const all_lanes s{};
     V<T> a[VL], b[VL];
     if (ni == VL && nj == VL) {
       OX_UNROLL for (int i = 0; i < VL; i++) a[i] = ld(src + i * stride);

@@ -83,6 +83,12 @@ template <class T> OX void stn(T *p, V<T> v, int n) {
 }
 #else
 template <class T> OX V<T> ldn(const T *p, int n) {
+#if defined(__AVX__) && ONNXC_VL == 8
+  if constexpr (sizeof(T) == 4) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, lane < n));
+  }
+#endif
   V<T> r = {};
   for (int i = 0; i < n; i++) r[i] = p[i];
   return r;
@@ -150,8 +156,26 @@ template <class A> OX A v_sel(mask_of<A> m, A a, A b) {
 }
 template <class T> OX V<T> sel(VM<T> m, V<T> a, V<T> b) { return v_sel(m, a, b); }
 
-template <class R, class T> OX V<R> conv(V<T> v) { return __builtin_convertvector(v, V<R>); }
+// Conversion of every lane. g++ knows how to double or halve the width of a vector's lanes, and takes more than one
+// step at once lane by lane: so bytes go through 16 and 32 bits.
+template <class R, class T> OX V<R> conv(V<T> v) {
+  if constexpr (sizeof(T) == 1 && sizeof(R) > 2) {
+    return conv<R, i32>(__builtin_convertvector(__builtin_convertvector(v, V<i16>), V<i32>));
+  } else if constexpr (sizeof(R) == 1 && sizeof(T) > 2) {
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(v, V<i32>), V<i16>), V<R>);
+  } else if constexpr (sizeof(R) == 2 && sizeof(T) > 2) {
+    return __builtin_convertvector(__builtin_convertvector(v, V<i32>), V<R>);
+  } else if constexpr (sizeof(T) == 2 && sizeof(R) == 8) {
+    return __builtin_convertvector(__builtin_convertvector(v, V<i32>), V<R>);
+  } else {
+    return __builtin_convertvector(v, V<R>);
+  }
+}
 
+// 0, 1, ..., VL - 1 as template arguments: shuffles want their positions as constants.
+template <int... I> struct lane_list {};
+template <int N> struct count_to { typedef lane_list<__integer_pack(N)...> type; };
+typedef count_to<VL>::type all_lanes;
 #ifndef ONNXC_LANES
 #define ONNXC_LANES
 // How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
@@ -162,3 +186,62 @@ template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
 template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
 template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
 #endif
+// The lanes lo <= i < hi alone, of an access whose other lanes lie outside of an array: they read as zero.
+struct Range { int lo, hi; constexpr operator int() const { return hi; } };
+OX int lane_lo(Full) { return 0; }
+OX int lane_lo(Part) { return 0; }
+OX int lane_lo(Range r) { return r.lo; }
+template <class T> OX V<T> ldl(const T *p, Range r) {
+#if defined(__AVX512F__) && ONNXC_VL == 16
+  if constexpr (sizeof(T) == 4) {
+    const u16 m = lane_mask(r.hi) & (u16)~lane_mask(r.lo);
+    return bits<V<T>>(__builtin_ia32_loadups512_mask((const f32 *)p, bits<vf>(vi{}), m));
+  }
+#elif defined(__AVX__) && ONNXC_VL == 8
+  if constexpr (sizeof(T) == 4) {
+    const vi i = {0, 1, 2, 3, 4, 5, 6, 7};
+    return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, (i >= r.lo) & (i < r.hi)));
+  }
+#endif
+  V<T> v = {};
+  for (int i = r.lo; i < r.hi; i++) v[i] = p[i];
+  return v;
+}
+// The elements from p + from on that a strided vector from p on needs, for its lanes alone.
+template <int S, class T> OX V<T> ld_block(const T *p, int from, Full) { return ld(p + from); }
+template <int S, class T, class L> OX V<T> ld_block(const T *p, int from, L lanes) {
+  const int lo = lane_lo(lanes) * S - from, hi = ((int)lanes - 1) * S + 1 - from;
+  return ldl(p + from, Range{lo < 0 ? 0 : lo < VL ? lo : VL, hi < 0 ? 0 : hi < VL ? hi : VL});
+}
+// p[0], p[S], p[2 S], ... from S loads, none of which reads past the last element.
+template <int S, class T, class L, int... I> OX V<T> ld_every(const T *p, L lanes, lane_list<I...>) {
+  constexpr int last = (VL - 1) * (S - 1);  // where the last load may begin
+  constexpr int second = VL < last ? VL : last;
+  V<T> r = __builtin_shufflevector(ld_block<S>(p, 0, lanes), ld_block<S>(p, second, lanes),
+                                   (I * S < VL ? I * S : I * S - second < VL ? VL + I * S - second : 0)...);
+  if constexpr (S > 2) {
+    constexpr int third = 2 * VL < last ? 2 * VL : last;
+    r = __builtin_shufflevector(r, ld_block<S>(p, third, lanes),
+                                (I * S < 2 * VL || I * S - third >= VL ? I : VL + I * S - third)...);
+  }
+  if constexpr (S > 3) {
+    r = __builtin_shufflevector(r, ld_block<S>(p, last, lanes), (I * S < 3 * VL ? I : VL + I * S - last)...);
+  }
+  return r;
+}
+// Shuffles do not help vectors wider than a register, nor parts of vectors whose loads know no masks.
+template <class T, class L> OX V<T> lds(const T *p, i64 s, L lanes) {
+  if constexpr (sizeof(T) * VL <= REGISTER && (sizeof(T) == 4 || __is_same(L, Full))) {
+    if (__builtin_constant_p(s) && s == 2) return ld_every<2>(p, lanes, all_lanes{});
+    if (__builtin_constant_p(s) && s == 3) return ld_every<3>(p, lanes, all_lanes{});
+    if (__builtin_constant_p(s) && s == 4) return ld_every<4>(p, lanes, all_lanes{});
+  }
+  V<T> v = {};
+  for (int i = lane_lo(lanes); i < (int)lanes; i++) v[i] = p[i * s];
+  return v;
+}
+// A mask that is set in lanes lo <= i < hi.
+template <class T, int... I> OX VM<T> range_mask(i64 lo, i64 hi, lane_list<I...>) {
+  const vi i = {I...};
+  return conv<typename int_of<sizeof(T)>::s, i32>((i >= (i32)lo) & (i < (i32)hi));
+}

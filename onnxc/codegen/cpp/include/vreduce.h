@@ -1,33 +1,27 @@
 // Horizontal reductions: one number from the lanes of a vector, by halving, so that the order is fixed.
 #pragma once
 #include "vec.h"
-#include "vmath.h"
 
-template <class T> OX T h_sum(V<T> v) {
-  T a[VL];
-  st(a, v);
-  OX_UNROLL for (int w = VL / 2; w; w /= 2) { OX_UNROLL for (int i = 0; i < w; i++) a[i] += a[i + w]; }
-  return a[0];
+// N numbers as a vector. Down to four lanes the halves are registers of their own; the last four are combined
+// as numbers, in the same order.
+template <class T, int N> struct some { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
+template <class T, int N> struct halves { typename some<T, N / 2>::type lo, hi; };
+template <class T, int N, class F> OX T h_fold(typename some<T, N>::type v, F f) {
+  if constexpr (N > 4) {
+    halves<T, N> h = bits<halves<T, N>>(v);
+    return h_fold<T, N / 2>(f(h.lo, h.hi), f);
+  } else {
+    return f(f(v[0], v[2]), f(v[1], v[3]));
+  }
 }
-template <class T> OX T h_prod(V<T> v) {
-  T a[VL];
-  st(a, v);
-  OX_UNROLL for (int w = VL / 2; w; w /= 2) { OX_UNROLL for (int i = 0; i < w; i++) a[i] *= a[i + w]; }
-  return a[0];
-}
-// Lane i takes lane i + w (mod VL).
-template <class T> OX V<T> h_rotate(V<T> v, int w) {
-  VM<T> index;
-  OX_UNROLL for (int i = 0; i < VL; i++) index[i] = (elem<VM<T>>)((i + w) % VL);
-  return __builtin_shuffle(v, index);
-}
-template <class T> OX T h_max(V<T> v) {  // NaN wins
-  OX_UNROLL for (int w = VL / 2; w; w /= 2) v = v_max(v, h_rotate<T>(v, w));
-  return v[0];
+template <class T> OX T h_sum(V<T> v) { return h_fold<T, VL>(v, [](auto a, auto b) { return (decltype(a))(a + b); }); }
+template <class T> OX T h_prod(V<T> v) { return h_fold<T, VL>(v, [](auto a, auto b) { return (decltype(a))(a * b); }); }
+// A NaN wins: it is greater than nothing, so that it stays as `a`, and is told from a lesser `a` as `b`.
+template <class T> OX T h_max(V<T> v) {
+  return h_fold<T, VL>(v, [](auto a, auto b) { auto r = a > b ? a : b; return (decltype(a))(a != a ? a : r); });
 }
 template <class T> OX T h_min(V<T> v) {
-  OX_UNROLL for (int w = VL / 2; w; w /= 2) v = v_min(v, h_rotate<T>(v, w));
-  return v[0];
+  return h_fold<T, VL>(v, [](auto a, auto b) { auto r = a < b ? a : b; return (decltype(a))(a != a ? a : r); });
 }
 // Position of the best lane: ties go to the least position (or the greatest, if last). A NaN counts only at
 // position 0, as in onnxruntime; lanes without an element have position -1.

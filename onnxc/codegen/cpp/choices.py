@@ -1,0 +1,38 @@
+"""Choices between kernels for one shape: made by a cost model, by an option, or by a tuner's measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One decision: what for (a readable text that says all that its speed depends on), what, and among what."""
+
+    subject: str
+    chosen: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """What the templates may do.
+
+    Attributes:
+        winograd: convolve 3x3 kernels by Winograd's algorithm where it is faster. Its F(4x4) rounds more coarsely
+            than a direct sum does: see docs/accuracy.md.
+        tuned: measured decisions by subject, which go before the cost model's.
+        vnni: the CPU multiplies and adds four pairs of bytes in one step.
+    """
+
+    winograd: bool = True
+    tuned: tuple[tuple[str, str], ...] = ()
+    vnni: bool = False
+
+    def decide(self, subject: str, costs: Mapping[str, float]) -> Choice:
+        """The tuned candidate if it is one of them, else the cheapest by the cost model."""
+        tuned = dict(self.tuned).get(subject)
+        chosen = tuned if tuned in costs else min(costs, key=lambda k: costs[k])
+        assert chosen is not None
+        return Choice(subject, chosen, tuple(costs))

@@ -1,0 +1,271 @@
+// Exact integer matrix product C[M,N] = A[M,K] B[K,N] in int32 (modulo 2^32), of 8 bit or 16 bit operands, with an
+// open reader of A and an open epilogue, as in matmul.h.
+//
+// A lane of the register tile adds D products in one step: D neighbours along K lie in one 32 bit element.
+//   D = 2: pairs of int16. 8 bit operands are widened as they are packed. vpmaddwd, and with VNNI vpdpwssd. A sum
+//          of two products wraps in one case only, (-2^15)^2 twice, and then modulo 2^32: as it should.
+//   D = 4: four uint8 of A by four int8 of B, vpdpbusd: only where the CPU has VNNI. int8 rows of A are read with
+//          128 added; `init`, -128 times the sum of each column of B, makes up for it.
+// vpmaddubsw, which saturates at 16 bits, is used nowhere.
+//
+// B is packed as [ceil(N / NR)][ceil(K / D)][NR][D], zero padded. A block of rows of A is packed as rows of K, zero
+// padded to whole elements; it stays in the L2 cache while the panels of B stream past it. Integer sums do not
+// depend on their order, so work may be divided in any way.
+#pragma once
+#include "vec.h"
+
+static constexpr int IG_NV = 2;           // vectors of a panel
+static constexpr int IG_NR = IG_NV * VL;  // columns of a panel
+#ifdef __AVX512F__
+static constexpr int IG_MR = 12;  // most rows of a tile
+#else
+static constexpr int IG_MR = 6;
+#endif
+static constexpr i64 IG_A_ROOM = 65536;  // elements (of 32 bits) of a block of A: a quarter of the L2 cache and more
+static constexpr i64 IG_MC = 144;        // most rows of a block
+static constexpr int IG_AHEAD = 4096;    // elements of B between use and prefetch
+static constexpr i64 IG_C = (IG_MC + IG_MR) * IG_NR;  // elements of the sums of a block of rows by one panel
+static constexpr i64 IG_SLACK = 32;      // elements that a reader may write behind the last row
+
+typedef i32 ig_i32 __attribute__((may_alias));
+typedef i16 ig_i16 __attribute__((may_alias));
+typedef V<u32> ig_u;
+
+OX i64 ig_min(i64 a, i64 b) { return a < b ? a : b; }
+OX i64 ig_max(i64 a, i64 b) { return a > b ? a : b; }
+OX i64 ig_up(i64 a, i64 b) { return (a + b - 1) / b; }
+OX i64 ig_cut(i64 x, i64 n, i64 i) { return x / n * i + ig_min(i, x % n); }  // where part i of n of x starts
+OX i64 ig_panels(i64 N) { return ig_up(N, IG_NR); }
+
+// ---- sums of products, lane by lane ----------------------------------------------------------------------
+OX vi ig_add(vi a, vi b) { return (vi)((ig_u)a + (ig_u)b); }
+OX vi ig_dot2(vi s, vi a, vi b) {
+#if ONNXC_VL == 16 && defined(__AVX512VNNI__)
+  return __builtin_ia32_vpdpwssd_v16si(s, a, b);
+#elif ONNXC_VL == 8 && (defined(__AVXVNNI__) || defined(__AVX512VNNI__) && defined(__AVX512VL__))
+  return __builtin_ia32_vpdpwssd_v8si(s, a, b);
+#elif ONNXC_VL == 16 && defined(__AVX512BW__)
+  typedef i16 h __attribute__((vector_size(64)));
+  return ig_add(s, (vi)__builtin_ia32_pmaddwd512_mask((h)a, (h)b, vi{}, (u16)-1));
+#elif ONNXC_VL == 8 && defined(__AVX2__)
+  typedef i16 h __attribute__((vector_size(32)));
+  return ig_add(s, __builtin_ia32_pmaddwd256((h)a, (h)b));
+#elif ONNXC_VL == 4 && defined(__SSE2__)
+  typedef i16 h __attribute__((vector_size(16)));
+  return ig_add(s, __builtin_ia32_pmaddwd128((h)a, (h)b));
+#else
+  vi low = ((vi)((ig_u)a << 16) >> 16) * ((vi)((ig_u)b << 16) >> 16), high = (a >> 16) * (b >> 16);
+  return ig_add(s, ig_add(low, high));
+#endif
+}
+OX vi ig_dot4(vi s, vi a, vi b) {
+#if ONNXC_VL == 16 && defined(__AVX512VNNI__)
+  return __builtin_ia32_vpdpbusd_v16si(s, a, b);
+#elif ONNXC_VL == 8 && (defined(__AVXVNNI__) || defined(__AVX512VNNI__) && defined(__AVX512VL__))
+  return __builtin_ia32_vpdpbusd_v8si(s, a, b);
+#else
+  OX_UNROLL for (int i = 0; i < 32; i += 8)
+    s = ig_add(s, (vi)((ig_u)a << (24 - i) >> 24) * ((vi)((ig_u)b << (24 - i)) >> 24));
+  return s;
+#endif
+}
+template <int D> OX vi ig_dot(vi s, vi a, vi b) {
+  if constexpr (D == 4) return ig_dot4(s, a, b);
+  else return ig_dot2(s, a, b);
+}
+
+// ---- runs of A ---------------------------------------------------------------------------------------------
+// What an element of A becomes in a packed row.
+template <int D> struct ig_packed;
+template <> struct ig_packed<2> { typedef ig_i16 type; };
+template <> struct ig_packed<4> { typedef u8 type; };
+template <int D, class S> OX typename ig_packed<D>::type ig_one(S x) {
+  static_assert(D == 2 || sizeof(S) == 1, "quads are of bytes");
+  if constexpr (D == 2) return (i16)x;
+  else return (S)-1 < 0 ? (u8)(x ^ 0x80) : (u8)x;
+}
+// Elements of a step of ig_copy: a register of packed ones.
+template <int D> static constexpr int ig_step = (REGISTER < VL * 4 ? REGISTER : VL * 4) / (D == 2 ? 2 : 1);
+
+// n elements from s on into a packed row. Reads stay below `end`; writes may go on to the next multiple of ig_step.
+template <int D, class S>
+OX void ig_copy(const S *s, i64 n, typename ig_packed<D>::type *d, const S *end) {
+  constexpr int W = ig_step<D>;
+  typedef S from __attribute__((vector_size(W * sizeof(S))));
+  typedef S loose __attribute__((vector_size(W * sizeof(S)), aligned(1), may_alias));
+  typedef i16 wide __attribute__((vector_size(W * 2)));
+  typedef i16 out __attribute__((vector_size(W * 2), aligned(1), may_alias));
+  typedef u8 bytes __attribute__((vector_size(W)));
+  typedef u8 out_bytes __attribute__((vector_size(W), aligned(1), may_alias));
+  i64 j = 0;
+  for (; j < n && s + j + W <= end; j += W) {
+    from v = *(const loose *)(s + j);
+    if constexpr (D == 2) *(out *)(d + j) = __builtin_convertvector(v, wide);
+    else if constexpr ((S)-1 < 0) *(out_bytes *)(d + j) = (bytes)v ^ (u8)0x80;
+    else *(out_bytes *)(d + j) = (bytes)v;
+  }
+  for (; j < n; j++) d[j] = ig_one<D, S>(s[j]);
+}
+// The elements that fill a row up to whole 32 bit elements.
+template <int D> OX void ig_finish_row(typename ig_packed<D>::type *d, i64 K) {
+  for (i64 j = K; j % D; j++) d[j] = 0;
+}
+
+// A reader writes rows [m, m + rows) of A to d, `as` elements apart. Rows of elements that lie s apart:
+template <class S> struct IgRows {
+  const S *p, *end;
+  i64 row, col, K;
+  template <int D> OX_LAMBDA void read(ig_i32 *d, i64 as, i64 m, i64 rows) const {
+    const S *s = p + m * row;
+    for (i64 i = 0; i < rows; i++, s += row, d += as) {
+      auto *o = (typename ig_packed<D>::type *)d;
+      if (col == 1) ig_copy<D, S>(s, K, o, end);
+      else for (i64 k = 0; k < K; k++) o[k] = ig_one<D, S>(s[k * col]);
+      ig_finish_row<D>(o, K);
+    }
+  }
+};
+
+// ---- packing of B at run time (D = 2) -----------------------------------------------------------------------
+// Panels [p0, p1) of b(k, n) = b[k * sk + n * sn] into bp, the start of the whole packed matrix.
+template <class S> static void ig_pack_b(const S *b, i64 sk, i64 sn, i64 K, i64 N, ig_i32 *bp, i64 p0, i64 p1) {
+  i64 KP = ig_up(K, 2);
+  for (i64 p = p0; p < p1; p++) {
+    i64 n0 = p * IG_NR, w = ig_min(N - n0, IG_NR);
+    ig_i32 *d = bp + p * KP * IG_NR;
+    for (i64 q = 0; q < KP; q++, d += IG_NR) {
+      const S *s = b + 2 * q * sk + n0 * sn;
+      bool two = 2 * q + 1 < K;
+      if (sn == 1 && w == IG_NR) {
+        OX_UNROLL for (int j = 0; j < IG_NR; j += VL) {
+          ig_u x = (ig_u)conv<i32, S>(ld(s + j)) & 0xffffu;
+          if (two) x |= (ig_u)conv<i32, S>(ld(s + sk + j)) << 16;
+          st((i32 *)d + j, (vi)x);
+        }
+      } else {
+        for (i64 j = 0; j < IG_NR; j++) {
+          u32 x = j < w ? (u16)(i16)s[j * sn] : 0u, y = j < w && two ? (u16)(i16)s[j * sn + sk] : 0u;
+          d[j] = (i32)(x | y << 16);
+        }
+      }
+    }
+  }
+}
+
+// ---- register tile ------------------------------------------------------------------------------------------
+// c[i][j] = init[j] + sum over k of a[i * as + k] . b[k * NR + j], for R rows and P panels (bs, cs and NR apart).
+template <int D, int R, int P>
+static __attribute__((noinline)) void ig_tile(
+    i64 kc, const ig_i32 *a, i64 as, const i32 *b, i64 bs, const i32 *init, i32 *c, i64 cs) {
+  vi s[R][P * IG_NV];
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < P * IG_NV; j++) s[i][j] = init ? ld(init + j * VL) : vi{};
+  _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += IG_NR) {
+    vi v[P * IG_NV];
+    OX_UNROLL for (int q = 0; q < P; q++)
+      OX_UNROLL for (int j = 0; j < IG_NV; j++) {
+        const i32 *x = b + q * bs + j * VL;
+        __builtin_prefetch(x + IG_AHEAD / P);
+        v[q * IG_NV + j] = ld(x);
+      }
+    OX_UNROLL for (int i = 0; i < R; i++) {
+      vi x = bc<i32>(a[i * as + k]);
+      OX_UNROLL for (int j = 0; j < P * IG_NV; j++) s[i][j] = ig_dot<D>(s[i][j], x, v[j]);
+    }
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < P * IG_NV; j++) st(c + j / IG_NV * cs + i * IG_NR + j % IG_NV * VL, s[i][j]);
+}
+// Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on a row that is not used.
+OX i64 ig_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
+OX int ig_wide(i64 rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }  // few rows: several panels at once
+template <int D, int R>
+static __attribute__((noinline)) void ig_tiles(i64 r, int wide, i64 kc, const ig_i32 *a, i64 as, const i32 *b, i64 bs,
+                                               const i32 *init, i32 *c, i64 cs) {
+  if (r < R) {
+    if constexpr (R > 1) ig_tiles<D, (R > 2 ? R - 2 : 1)>(r, wide, kc, a, as, b, bs, init, c, cs);
+  } else if (R <= 2 && wide > 1) {
+    if constexpr (R <= 2) ig_tile<D, R, (R == 1 ? 4 : 2)>(kc, a, as, b, bs, init, c, cs);
+  } else {
+    ig_tile<D, R, 1>(kc, a, as, b, bs, init, c, cs);
+  }
+}
+
+// ---- blocks ---------------------------------------------------------------------------------------------------
+// One product. The reader and the epilogue are called through pointers, so that the loops around the tiles are
+// compiled once for all products of a file; the epilogue once for a block of rows by a panel.
+struct IgRun {
+  void (*read)(const void *a, ig_i32 *d, i64 as, i64 m, i64 rows);
+  void (*finish)(const void *epi, const i32 *c, i64 m, i64 rows, i64 n, i64 N);
+  const void *a, *epi;
+  const i32 *bp, *init;  // init may be null
+  i64 N, K;
+};
+template <int D, class A> static void ig_read(const void *a, ig_i32 *d, i64 as, i64 m, i64 rows) {
+  const A copy = *(const A *)a;
+  copy.template read<D>(d, as, m, rows);
+}
+template <class E> static void ig_finish(const void *epi, const i32 *c, i64 m, i64 rows, i64 n, i64 N) {
+  const E copy = *(const E *)epi;
+  for (i64 end = ig_min(N, n + IG_NR); n < end; n += VL, c += VL) {
+    if (n + VL <= N)
+      for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * IG_NR), Full{});
+    else
+      for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * IG_NR), Part{(int)(N - n)});
+  }
+}
+
+// Elements between packed rows: not a multiple of 4096 bytes, which would all fall into one set of the cache.
+OX i64 ig_row(i64 K, int D) { return ig_up(ig_up(K, D), 16) * 16 + 16; }
+OX i64 ig_rows(i64 K, int D) { return ig_max(IG_MR, ig_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
+// Bytes of scratch of a thread.
+OX i64 ig_scratch(i64 K, int D) { return ig_up((ig_rows(K, D) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
+
+// Rows [m0, m1) by panels [p0, p1) of C.
+template <int D>
+static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i64 p0, i64 p1, void *scratch) {
+  i64 KP = ig_up(x.K, D), as = ig_row(x.K, D), mc = ig_rows(x.K, D), nm = ig_up(m1 - m0, mc);
+  i32 *c = (i32 *)scratch;
+  ig_i32 *at = (ig_i32 *)scratch + IG_C;
+  for (i64 im = 0; im < nm; im++) {
+    i64 mb = m0 + ig_cut(m1 - m0, nm, im), mn = m0 + ig_cut(m1 - m0, nm, im + 1) - mb, me = ig_even(mn);
+    x.read(x.a, at, as, mb, mn);
+    for (i64 k = 0; k < as && me > mn; k++) at[mn * as + k] = 0;
+    i64 nt = ig_up(me, IG_MR);
+    int wide = ig_wide(mn);
+    for (i64 p = p0, np; p < p1; p += np) {
+      np = p + wide <= p1 ? wide : 1;
+      const i32 *b = x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
+      for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
+        r = me == 1 ? 1 : ig_cut(me / 2, nt, it + 1) * 2 - r0;
+        ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
+      }
+      for (i64 j = 0; j < np; j++) x.finish(x.epi, c + j * me * IG_NR, mb, mn, (p + j) * IG_NR, x.N);
+    }
+  }
+}
+
+// ---- division of work -------------------------------------------------------------------------------------------
+// A grid of gm row ranges by gp panel ranges, of two million products each and more: the larger side is divided.
+struct IgGrid { i64 gm, gp, tasks; };
+static __attribute__((noinline)) IgGrid ig_grid(i64 M, i64 N, i64 K, i64 threads) {
+  i64 P = ig_panels(N), worth = K * P * IG_NR * (M + 8) / 2000000, n = ig_min(threads * 4, worth);
+  IgGrid g = {1, 1, 1};
+  while (2 * g.tasks <= n) {
+    bool rows = M / g.gm >= 4 * IG_MR, panels = P / g.gp >= 2;
+    if (!rows && !panels) break;
+    if (rows && (!panels || M / g.gm >= N / g.gp)) g.gm *= 2;
+    else g.gp *= 2;
+    g.tasks = g.gm * g.gp;
+  }
+  if (M <= 0 || N <= 0) g.tasks = 0;
+  return g;
+}
+// Task t. bp: packed B; init: null or one number for each column of the panels. epi(m, n, vi sums, lanes).
+template <int D, class A, class E>
+OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *init, i64 M, i64 N, i64 K, void *scratch,
+                const E &epi) {
+  i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
+  IgRun run = {ig_read<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K};
+  ig_block<D>(run, ig_cut(M, g.gm, im), ig_cut(M, g.gm, im + 1), ig_cut(P, g.gp, ip), ig_cut(P, g.gp, ip + 1), scratch);
+}

@@ -1,0 +1,95 @@
+"""Tables: what all rows of a loop nest have in common, computed once by each parallel item.
+
+Where rows of channels are scaled by a number for each group of six channels, the lanes of a vector read that number at
+`channel // 6`, and so they would for every row. An item computes it for all channels first:
+
+    for (i64 c = 0; c < 192; c += VL) ...table[c] = 1 / sqrt(variance[c / 6] + epsilon)...
+    for (i64 row = ...) for (i64 c = 0; c < 192; c += VL) ...ldl(table + c, lanes)...
+"""
+
+from __future__ import annotations
+
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.shape import COSTS, phase_terms
+from onnxc.codegen.cpp.terms import TermEmitter
+from onnxc.codegen.cpp.writer import Scope, indent
+from onnxc.ir.expr import Symbol
+from onnxc.loops.nest import Phase
+from onnxc.loops.terms import Apply, Guard, Load, Term, children, index_symbols, walk
+
+ROWS = 32  # rows of an item at least, for its tables to be worth their making
+BYTES = 1 << 15  # of all tables of an item
+LOAD_WEIGHT = 4  # cost of a term that is worth a table
+
+
+def weight(term: Term) -> int:
+    """The cost of a term and all below it."""
+    return sum(COSTS.get(t.op, 1) if isinstance(t, Apply) else 1 for t in walk(term))
+
+
+def terms(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Term]:
+    """Terms that move with the vector loop alone and cost more than a load; none that a guard may leave out."""
+    found: list[Term] = []
+    pending = [s.term for s in phase.stores]
+    while pending:
+        term = pending.pop()
+        if isinstance(term, Guard) or term in found:
+            continue
+        if emitter.deps(term) == {vector} and _is_dear(emitter, term):
+            found.append(term)
+        else:
+            pending += children(term)
+    return found
+
+
+def _is_dear(emitter: TermEmitter, term: Term) -> bool:
+    """Whether a term costs more than a load, or reads lane by lane."""
+    if isinstance(term, Load):
+        return emitter.stride(term.index[0]) is None
+    if not isinstance(term, Apply):
+        return False
+    return weight(term) > LOAD_WEIGHT or any(_is_dear(emitter, t) for t in term.args)
+
+
+def indices(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Symbol]:
+    """Indices that are data and move with the vector loop alone; none where a guard may leave some out."""
+    every = phase_terms(phase, dict(emitter.lookups))
+    if any(isinstance(t, Guard) for t in every):
+        return []
+    used = {s for t in every for s in index_symbols(t) if s in emitter.lookups}
+    return [s for s in sorted(used, key=lambda s: s.key) if emitter.deps(emitter.lookups[s].term) == {vector}]
+
+
+def fill(
+    emitter: TermEmitter, computed: list[Term], data: list[Symbol], vector: Symbol, extent: int,
+    scopes: tuple[Scope, Scope], lanes: int,
+) -> list[str]:  # fmt: skip
+    """Statements that make the tables; what is emitted in the second scope (of a row) then reads them. Empty where
+    there are none, or too many.
+
+    The first scope is that of the function. A table has whole vectors of `lanes` elements.
+    """
+    if not 0 < 4 * extent * (len(computed) + 2 * len(data)) <= BYTES:
+        return []
+    function, row = scopes
+    name, size = emitter.name_loop(vector), -(-extent // lanes) * lanes
+    inner, lines, tables = function.child({vector}), list[str](), dict[Term, str]()
+    for term in computed:
+        table = emitter.fresh("table")
+        lines.append(f"alignas(64) {spelling.lane_type(term.dtype)} {table}[{size}];")
+        inner.lines.append(f"stl({table} + {name}, {emitter.emit(term, inner)}, lanes);")
+        tables[term] = f"{table} + {name}"
+    for s in data:
+        table = emitter.fresh("table")
+        lines.append(f"alignas(64) i64 {table}[{size}];")
+        inner.lines.append(f"stl({table} + {name}, {emitter.data_index(s, inner)}, lanes);")
+        row.lookups[s] = f"({table} + {name})"
+    emitter.tables = tables
+    body = emitter.fresh("fill")
+    turn = f"{body}({name}, Full{{}});"
+    if extent % lanes:
+        turn = f"if ({name} + VL <= {extent}) {turn} else {body}({name}, Part{{(int)({extent} - {name})}});"
+    return [
+        *lines, f"const auto {body} = [&](const i64 {name}, auto lanes) OX_LAMBDA {{", *indent(inner.lines), "};",
+        f"for (i64 {name} = 0; {name} < {extent}; {name} += VL) {turn}",
+    ]  # fmt: skip

@@ -1,0 +1,223 @@
+"""Reductions in two stages, where one stage would run on one thread, or walk through memory in leaps.
+
+A reduction to few elements has little that can run in parallel. And one over channels-last groups (GroupNorm: the
+sum over the pixels of six neighbouring channels) has neighbouring elements that belong to one result, and long leaps
+to the next of them:
+
+    reduce_sum [1, 32, 6, 64, 64] over (2, 3, 4)        strides (_, 6, 1, 12288, 192)
+
+The first stage keeps the innermost axes, so that its vectors run over all channels, and some parts of the outermost
+ones, so that it runs in parallel; the second sums what it leaves. The number of parts follows from the shapes alone:
+results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from onnxc.ir.expr import Dim, Symbol, coefficient, substitute, symbols
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
+from onnxc.passes.simplify import Rewriter
+from onnxc.planner.layout import Layout
+from onnxc.planner.section import WINDOWS, divided_loops
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
+
+REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
+LARGE = 1 << 16  # elements that are worth the start of another kernel
+LEAPING = 1 << 14  # the same, where the one stage would read every cache line many times
+FEW_ITEMS = 16  # parallel items that leave threads idle
+PARTS = 32  # of a reduction that is cut for the threads
+PART = 4096  # elements of a part at least
+SHORT_RUN = 64  # neighbouring elements of one result: a vector loop over fewer has no speed
+COLUMNS = 64  # neighbouring results that make one item
+WIDE = 16  # taps of a window
+DEPTH = 24  # nodes between a reduction and the values in memory that it reads
+
+
+@dataclass
+class _Loop:
+    """A loop of a reduction's operand; several of them may make up one axis."""
+
+    symbol: Symbol
+    extent: int
+    axis: int
+    stride: int = 0
+    stage: int = 0  # the one that reduces it; 0 where it stays
+
+
+def split_reductions(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
+    """The graph with every reduction that gains from it in two stages."""
+    found = {id(n): plan for n in graph.nodes if n.op in REDUCTIONS and (plan := _stages(n, layout))}
+    windows = {id(n) for n in graph.nodes if n.op in WINDOWS and _is_wide(n)}
+    if not found and not windows:
+        return graph, layout
+    rewriter, order = _Split(graph), dict(layout.order)
+    for node in graph.nodes:
+        if id(node) in found:
+            rewriter.split(node, found[id(node)], order)
+        elif id(node) in windows:
+            rewriter.separate(node, order)
+        else:
+            rewriter.keep(node)
+    for old, new in rewriter.replaced.items():
+        if old in order:
+            order[new.id] = order[old]
+    return rewriter.result(), replace(layout, order=order)
+
+
+class _Split(Rewriter):
+    def split(self, node: Node, loops: list[_Loop], order: dict[int, tuple[int, ...]]) -> None:
+        """Adds both stages of a reduction."""
+        x, out = self.value(node.operands[0]), node.output
+        assert x is not None
+        first = self._add(node, "reshape", x, [p.extent for p in loops])
+        partial = self._reduce(node, first, [k for k, p in enumerate(loops) if p.stage == 1])
+        rest = [p for p in loops if p.stage != 1]
+        order[partial.id] = tuple(sorted(range(len(rest)), key=lambda k: (-rest[k].stride, k)))
+        whole = self._reduce(node, partial, [k for k, p in enumerate(rest) if p.stage == 2])
+        self.replace(out, self._add(node, "reshape", whole, out.shape))
+
+    def separate(self, node: Node, order: dict[int, tuple[int, ...]]) -> None:
+        """Adds a window as one for each of its axes: 5 + 5 taps for 25."""
+        (x,), out, attrs = node.operands, node.output, node.attrs
+        value = self.value(x)
+        assert value is not None
+        neutral = {"kernel": 1, "strides": 1, "dilations": 1, "low": 0, "high": 0}
+        shape = list(x.shape)
+        for axis in (a for a in range(x.rank) if any(attrs[k][a] != n for k, n in neutral.items())):
+            own = {k: tuple(attrs[k][a] if a == axis else n for a in range(x.rank)) for k, n in neutral.items()}
+            shape[axis] = out.shape[axis]
+            new = Node(node.op, [value], [Value(out.t.with_shape(tuple(shape)))], own, (), node.origin)
+            self.nodes.append(new)
+            value = new.output
+            if out.id in order:
+                order[value.id] = order[out.id]
+        self.replace(out, value)
+
+    def _add(self, node: Node, op: str, x: Value, shape: list[int] | tuple[Dim, ...]) -> Value:
+        new = Node(op, [x], [Value(x.t.with_shape(tuple(shape)))], {"shape": tuple(shape)}, (), node.origin)
+        self.nodes.append(new)
+        return new.output
+
+    def _reduce(self, node: Node, x: Value, axes: list[int]) -> Value:
+        shape = tuple(d for k, d in enumerate(x.shape) if k not in axes)
+        new = Node(node.op, [x], [Value(x.t.with_shape(shape))], {"axes": tuple(axes)}, (), node.origin)
+        self.nodes.append(new)
+        return new.output
+
+
+def _is_wide(node: Node) -> bool:
+    """Whether a window has so many taps that one pass for each axis is cheaper."""
+    kernel = [k for k in node.attrs["kernel"] if k != 1]
+    taps = math.prod(kernel)
+    return bool(node.output.dtype.bits >= 32 and taps >= WIDE and 2 * sum(kernel) <= taps)
+
+
+def _stages(node: Node, layout: Layout) -> list[_Loop] | None:
+    """The loops of a reduction with the stage of each, in the operand's order; None where one stage is well."""
+    (x,) = node.operands
+    size = x.t.size
+    narrow = x.dtype.is_float and x.dtype.bits < 32  # what is kept in between would be rounded
+    if not isinstance(size, int) or size < LEAPING or narrow:
+        return None
+    loops = _loops(node, layout)
+    if loops is None:
+        return None
+    inward = sorted(loops, key=lambda p: p.stride)
+    kept = [p for p in inward if p.axis not in node.attrs["axes"]]
+    run = _innermost(inward, kept)
+    leaps = bool(run) and bool(kept) and math.prod(p.extent for p in run) < SHORT_RUN
+    leaps = leaps and any(p.stride > kept[0].stride and p not in kept for p in inward)
+    columns = leaps or not run
+    items = math.prod(p.extent for p in [*kept, *(run if leaps else ())])
+    if columns:
+        items = -(-items // COLUMNS)
+    few = items < FEW_ITEMS and size >= LARGE
+    if not leaps and not few:
+        return None
+    for p in inward:
+        p.stage = 0 if p in kept else 2 if leaps and p in run else 1
+    if few:
+        loops = _cut(loops, min(PARTS // items, size // PART))
+    return loops if any(p.stage == 1 for p in loops) and any(p.stage == 2 for p in loops) else None
+
+
+def _innermost(inward: list[_Loop], kept: list[_Loop]) -> list[_Loop]:
+    """The reduced loops inside all that stay."""
+    return [p for p in inward if p not in kept and (not kept or p.stride < kept[0].stride)]
+
+
+def _cut(loops: list[_Loop], parts: int) -> list[_Loop]:
+    """Takes whole loops of the first stage, or a part of one, into the second until there are enough parts."""
+    for p in sorted((p for p in loops if p.stage == 1), key=lambda p: -p.stride):
+        if parts < 2:
+            break
+        if p.extent <= parts:
+            p.stage, parts = 2, parts // p.extent
+            continue
+        count = max(c for c in range(1, parts + 1) if p.extent % c == 0)
+        if 2 * count > parts:
+            inner = p.extent // count
+            at = loops.index(p)
+            outer = _Loop(p.symbol, count, p.axis, p.stride * inner, 2)
+            loops = [*loops[:at], outer, replace(p, extent=inner), *loops[at + 1 :]]
+            break
+    return loops
+
+
+def _loops(node: Node, layout: Layout) -> list[_Loop] | None:
+    """The loops that the operand's largest source is walked by, with their strides in memory."""
+    (x,) = node.operands
+    own = [fresh("i", d) for d in x.shape]
+    at = tuple(0 if d == 1 else v for v, d in zip(own, x.shape, strict=True))
+    loops = [
+        _Loop(next(iter(symbols(v))), d, axis) for axis, (v, d) in enumerate(zip(own, x.shape, strict=True)) if d != 1
+    ]
+    source = _source(x, at)
+    if source is None or not all(isinstance(p.extent, int) for p in loops):
+        return None
+    address = layout.address(*source)
+    for _ in range(8):
+        found = next(((s, n) for s, n in divided_loops(address)), None)
+        if found is None:
+            break
+        k = next((k for k, p in enumerate(loops) if p.symbol == found[0]), None)
+        by = found[1]
+        if k is None or not isinstance(by, int) or loops[k].extent % by:
+            return None
+        outer, inner = fresh("i", loops[k].extent // by), fresh("i", by)
+        address = substitute(address, {found[0]: outer * by + inner})
+        pair = [
+            _Loop(next(iter(symbols(v))), d, loops[k].axis) for v, d in ((outer, loops[k].extent // by), (inner, by))
+        ]
+        loops[k : k + 1] = pair
+    for p in loops:
+        stride = coefficient(address, p.symbol)
+        if not isinstance(stride, int) or stride <= 0:
+            return None
+        p.stride = stride
+    return loops
+
+
+def _source(x: Value, at: Index) -> tuple[Value, Index] | None:
+    """The largest value in memory that a value is computed from element by element, and where it is read."""
+    best: tuple[Value, Index] | None = None
+    pending, seen = [(x, at)], 0
+    while pending and seen < DEPTH:
+        value, index = pending.pop()
+        seen += 1
+        node = value.node
+        if node is not None and node.op in VIEWS:
+            pending.append((node.operands[0], view_index(node, index)))
+        elif node is not None and lookup(node.op).kind is Kind.POINTWISE and node.operands:
+            pending += [(v, broadcast(v, index)) for v in node.operands]
+        elif constant_of(value) is None and (best is None or _larger(value, best[0])):
+            best = value, index
+    return best if best is not None and not _larger(x, best[0]) else None
+
+
+def _larger(a: Value, b: Value) -> bool:
+    return isinstance(a.t.size, int) and isinstance(b.t.size, int) and a.t.size > b.t.size

@@ -1,0 +1,234 @@
+"""How fast each kernel of a model ran, beside what the machine can do: what `model.profile()` adds to a report.
+
+    report = model.profile({"x": x})
+    report.profile.total                       # seconds of a run
+    slowest = max(report.profile.kernels, key=lambda k: k.best)
+    slowest.gflops, slowest.gbs                # GFLOP/s, GB/s
+    report.profile.limit(slowest)              # ("compute", 0.83): at 83 % of what multiply-adds allow
+
+A kernel can be no faster than its arithmetic at the machine's peak of multiply-adds, nor than its bytes at the
+bandwidth of memory: the larger of the two times is its *bound*, and the share of its own time that the bound takes
+says how near it is (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009). Arithmetic is counted as
+the model wants it: a convolution as a direct one, each element of a pointwise op once. So Winograd's algorithm, say,
+can reach more than 100 %.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COMPUTE, MEMORY, CACHE = "compute", "memory", "cache"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the machine can do: measured, not computed from a data sheet.
+
+    Attributes:
+        threads: that worked at once.
+        lanes: float32 of a vector.
+        flops: additions and multiplications a second, of fused multiply-adds.
+        bandwidth: bytes a second, read from memory; 0: not known.
+    """
+
+    threads: int
+    lanes: int
+    flops: float
+    bandwidth: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return (
+            f"{self.flops / 1e9:.0f} GFLOP/s of multiply-adds ({self.lanes} lanes),"
+            f" {self.bandwidth / 1e9:.1f} GB/s from memory, {threads}"
+        )
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel of a profiled run. All calls of a run together, where it runs in a loop (`turns` of them).
+
+    Attributes:
+        number, function, kind, label: as in the report's `kernels`.
+        turns: calls in a run.
+        best, median: seconds, over the runs.
+        reads, writes: bytes.
+        flops: of contractions (matmul, convolution, attention), as 2 M N K.
+        pointwise: other arithmetic: 1 for an addition, a comparison or a step of a reduction; 10 for a function such
+            as exp.
+    """
+
+    number: int
+    function: str
+    kind: str
+    label: str
+    turns: int
+    best: float
+    median: float
+    reads: int
+    writes: int
+    flops: int
+    pointwise: int
+
+    @property
+    def arithmetic(self) -> int:
+        """All of it."""
+        return self.flops + self.pointwise
+
+    @property
+    def gflops(self) -> float:
+        """10^9 operations a second."""
+        return self.arithmetic / self.best / 1e9
+
+    @property
+    def gbs(self) -> float:
+        """10^9 bytes a second."""
+        return (self.reads + self.writes) / self.best / 1e9
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.arithmetic / max(1, self.reads + self.writes)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The times of a model's kernels.
+
+    Attributes:
+        peaks: of the machine, with as many threads.
+        runs: how many there were.
+        total, median: seconds of a run, with the clock around every kernel: best and median.
+        kernels: in the order of a run.
+        dims: the sizes of dynamic dims.
+    """
+
+    peaks: Peaks
+    runs: int
+    total: float
+    median: float
+    kernels: tuple[KernelTime, ...]
+    dims: dict[str, int]
+
+    @property
+    def flops(self) -> int:
+        """Of the contractions of a run."""
+        return sum(k.flops for k in self.kernels)
+
+    @property
+    def share_of_peak(self) -> float:
+        """The part of the machine's multiply-adds that the contractions of a run use."""
+        return self.flops / self.total / self.peaks.flops
+
+    def shares(self, kernel: KernelTime) -> tuple[float, float]:
+        """The parts of the machine's multiply-adds and of its memory's bandwidth that a kernel uses."""
+        bandwidth = self.peaks.bandwidth
+        return kernel.gflops * 1e9 / self.peaks.flops, kernel.gbs * 1e9 / bandwidth if bandwidth else 0.0
+
+    def limit(self, kernel: KernelTime) -> tuple[str, float]:
+        """What bounds a kernel, and how near to it the kernel is (1: it cannot be faster).
+
+        `compute` where its arithmetic takes the longer time at the machine's peak, `memory` where its bytes do, and
+        `cache` where they came faster than from memory.
+        """
+        compute, memory = self.shares(kernel)
+        if compute >= memory:
+            return COMPUTE, compute
+        return (MEMORY, memory) if memory <= 1 else (CACHE, memory)
+
+    def by_kind(self) -> dict[str, KernelTime]:
+        """Kernels of one kind added up, the slowest kind first."""
+        kinds: dict[str, list[KernelTime]] = {}
+        for kernel in self.kernels:
+            kinds.setdefault(kernel.kind, []).append(kernel)
+        sums = {kind: _sum(kind, kernels) for kind, kernels in kinds.items()}
+        return dict(sorted(sums.items(), key=lambda item: -item[1].best))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can write it."""
+        return {
+            "peaks": self.peaks.to_dict(),
+            "runs": self.runs,
+            "total": self.total,
+            "median": self.median,
+            "dims": self.dims,
+            "flops": self.flops,
+            "share_of_peak": self.share_of_peak,
+            "kernels": [self._row(k) for k in self.kernels],
+            "kinds": {kind: self._row(k) for kind, k in self.by_kind().items()},
+        }
+
+    def _row(self, kernel: KernelTime) -> dict[str, Any]:
+        compute, memory = self.shares(kernel)
+        bound, share = self.limit(kernel)
+        derived = {"gflops": kernel.gflops, "gbs": kernel.gbs, "compute": compute, "memory": memory}
+        return {**asdict(kernel), **derived, "bound": bound, "share": share}
+
+    # ------------------------------------------------------------ printing
+
+    def __rich_console__(self, *_: object) -> Iterator[Any]:
+        from rich.text import Text  # only to print
+
+        dims = ", ".join(f"{name} {size}" for name, size in self.dims.items())
+        yield Text(
+            f"{_microseconds(self.total)} us a run (best of {self.runs}; median {_microseconds(self.median)} us)"
+            + (f" at {dims}" if dims else ""),
+            style="bold",
+        )
+        yield Text(f"  the machine: {self.peaks}")
+        if self.flops:
+            yield Text(f"  contractions: {self.flops / 1e9:.3g} GFLOP, {self.share_of_peak:.0%} of the peak")
+        yield self._table("kind", [(kind, k.label, k) for kind, k in self.by_kind().items()])
+        kernels = sorted(self.kernels, key=lambda k: -k.best)
+        yield self._table("#", [(f"{k.number} {k.function} {k.kind}", k.label, k) for k in kernels])
+
+    def _table(self, first: str, rows: Sequence[tuple[str, str, KernelTime]]) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in (first, "nodes"):
+            table.add_column(heading, max_width=44, no_wrap=True, overflow="ellipsis")
+        for heading in ("best us", "median", "of run", "GFLOP/s", "of peak", "GB/s", "of memory", "bound"):
+            table.add_column(heading, justify="left" if heading == "bound" else "right", no_wrap=True)
+        whole = sum(k.best for k in self.kernels)
+        for name, label, k in rows:
+            compute, memory = self.shares(k)
+            cells = (
+                name, label, _microseconds(k.best), _microseconds(k.median), f"{k.best / whole:.1%}",
+                f"{k.gflops:.3g}", f"{compute:.0%}", f"{k.gbs:.3g}", f"{memory:.0%}", self.limit(k)[0],
+            )  # fmt: skip
+            table.add_row(*map(Text, cells))
+        return table
+
+
+def _sum(kind: str, kernels: Sequence[KernelTime]) -> KernelTime:
+    def added(name: str) -> Any:
+        return sum(getattr(k, name) for k in kernels)
+
+    calls = f"{len(kernels)} call{'s' if len(kernels) > 1 else ''}"
+    figures = {name: added(name) for name in ("turns", "best", "median", "reads", "writes", "flops", "pointwise")}
+    return KernelTime(number=-1, function="", kind=kind, label=calls, **figures)
+
+
+def _microseconds(seconds: float) -> str:
+    """
+    >>> _microseconds(1.5e-6), _microseconds(0.0123456)
+    ('1.5', '12346')
+    """
+    return f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
+
+
+def best_and_median(times: Sequence[int]) -> tuple[float, float]:
+    """Seconds, of nanoseconds. No kernel takes no time at all: the clock has steps."""
+    return max(1, min(times)) / 1e9, max(1.0, statistics.median(times)) / 1e9

@@ -1,0 +1,242 @@
+"""What the commands of the command line share: their options, how they report errors and progress, how they print.
+
+Options that several commands have are fields of a class; a command has a parameter of that class:
+
+    @command
+    def run(model: AnyModel, given: Given, compiling: Compiling) -> None: ...
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+
+import typer
+
+from onnxc.errors import InternalError, OnnxcError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onnxc.runtime.model import CompiledModel
+    from onnxc.tools.inputs import Arrays
+
+Progress = Callable[[str], None]
+Shapes = dict[str, tuple[int | str | None, ...]]
+_KEYWORD = Parameter.KEYWORD_ONLY
+
+app = typer.Typer(
+    name="onnxc",
+    help="Compile ONNX models to fast C++ programs, run them, and compare them with onnxruntime.",
+    epilog="onnxc COMMAND --help shows a command's options, with examples.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
+AnyModel = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, or a saved .onnxc file.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of a run (default: one for each CPU).", show_default=False)
+]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-shape",
+        metavar="NAME=1,3,224,224",
+        help="Fix the dims of an input; ? leaves one open. Repeatable.",
+        show_default=False,
+    ),
+]
+
+Tuned = Annotated[bool, typer.Option("--tuned", help="Choose kernels as `onnxc tune` measured.")]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Which inputs a command uses."""
+
+    inputs: Annotated[
+        str, typer.Option(metavar="FILE|FOLDER|random", help="An .npz, a folder of input_0.pb, ..., or random.")
+    ] = "random"
+    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dim",
+            metavar="NAME=SIZE",
+            help="Size of a dynamic dim in random inputs. Repeatable.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of dynamic dims."""
+        from onnxc.tools.inputs import parse_dims
+
+        return parse_dims(self.dim or ())
+
+    def read(self, model: str, shapes: Shapes) -> Arrays | None:
+        """The inputs for an ONNX file; None where they are to be random."""
+        if self.inputs == "random":
+            return None
+        from onnxc.frontends import onnx_file
+        from onnxc.tools.inputs import read_inputs
+
+        return read_inputs(self.inputs, onnx_file.load(model, input_shapes=shapes).input_names)
+
+    def arrays(self, compiled: CompiledModel, model: str, shapes: Shapes) -> Arrays:
+        """The inputs for a compiled model. A saved one has no graph: random integers are then small."""
+        from onnxc.tools.info import is_saved_model
+        from onnxc.tools.inputs import random_for_signature, random_inputs, read_inputs
+
+        tensors = compiled.get_inputs()
+        if self.inputs != "random":
+            return read_inputs(self.inputs, [t.name for t in tensors])
+        if is_saved_model(model):
+            return random_for_signature([(t.name, t.type, t.shape) for t in tensors], seed=self.seed, dims=self.dims)
+        from onnxc.frontends import onnx_file
+        from onnxc.passes.decompose import decompose
+
+        graph = decompose(onnx_file.load(model, input_shapes=shapes))
+        return random_inputs(graph, seed=self.seed, dims=self.dims)
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How a command compiles."""
+
+    cpu: Annotated[str, typer.Option(help="What to compile for: native, x86-64-v3, x86-64-v4, ...")] = "native"
+    threads: Threads = None
+    input_shape: InputShape = None
+    accuracy: Annotated[
+        str, typer.Option(metavar="default|strict", help="strict: no algorithm that rounds more coarsely (Winograd).")
+    ] = "default"
+    tuned: Tuned = False
+
+    @property
+    def shapes(self) -> Shapes:
+        """Fixed dims of inputs."""
+        return shapes_of(self.input_shape)
+
+    def open(self, path: str, tell: Progress) -> CompiledModel:
+        """A compiled model: compiled from ONNX, or loaded from a saved file."""
+        from onnxc.tools.info import is_saved_model
+
+        if is_saved_model(path):
+            from onnxc.runtime.model import load
+
+            tell("load")
+            return load(path, threads=self.threads)
+        tell("compile")
+        return self.compile(path, tell)
+
+    def compile(self, path: str, tell: Progress, cache: bool = True) -> CompiledModel:
+        """An ONNX file, compiled."""
+        from onnxc.compiler import compile as compile_model
+
+        return compile_model(
+            path,
+            cpu=self.cpu,
+            threads=self.threads,
+            cache=cache,
+            input_shapes=self.shapes,
+            accuracy=self.accuracy,
+            tuned=self.tuned,
+            progress=lambda stage: tell(f"{stage} done"),  # the compiler names stages as they end
+        )
+
+
+def shapes_of(options: Sequence[str] | None) -> Shapes:
+    """What --input-shape says."""
+    from onnxc.tools.inputs import parse_shapes
+
+    return parse_shapes(options or ())
+
+
+# ---------------------------------------------------------------- errors, progress, printing
+
+
+def fail(message: str) -> NoReturn:
+    """One clear message on standard error, exit code 2."""
+    typer.echo(f"onnxc: error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a function a command: its errors are messages, and option groups among its parameters are options.
+
+    Every command gets `--debug`.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    for parameter in signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if not is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=kind))
+            continue
+        types = get_type_hints(kind, include_extras=True)
+        options = [Parameter(f.name, _KEYWORD, default=f.default, annotation=types[f.name]) for f in fields(kind)]
+        groups[parameter.name] = kind, [option.name for option in options]
+        parameters += options
+    parameters.append(Parameter("debug", _KEYWORD, default=False, annotation=Debug))
+
+    @functools.wraps(function)
+    def call(**given: Any) -> None:
+        debug = given.pop("debug") or os.environ.get("ONNXC_DEBUG")
+        made = {name: make(**{key: given.pop(key) for key in keys}) for name, (make, keys) in groups.items()}
+        try:
+            function(**given, **made)
+        except (OnnxcError, OSError, MemoryError) as error:
+            if debug or isinstance(error, BrokenPipeError):
+                raise
+            text = str(error) or type(error).__name__
+            fail(f"{text} (a fault of onnxc: please report it)" if isinstance(error, InternalError) else text)
+
+    # Required ones first, as a signature has to have them; typer reads names and types from here.
+    ordered = sorted(parameters, key=lambda p: p.default is not Parameter.empty)
+    call.__signature__ = Signature([p.replace(kind=_KEYWORD) for p in ordered])  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command(no_args_is_help=any(p.default is Parameter.empty for p in parameters))(call)
+    return function
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Progress]:
+    """A spinner with the name of the stage on standard error, only for a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
+    with console.status(Text(title)) as status:
+        yield lambda stage: status.update(Text(f"{title}: {stage}"))
+
+
+def output() -> Console:
+    """Standard output. Lines are never broken; colours are for terminals (and $NO_COLOR is heeded)."""
+    from rich.console import Console
+
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def print_json(value: Any) -> None:
+    """JSON for programs."""
+    typer.echo(json.dumps(value, indent=2))

@@ -1,0 +1,406 @@
+"""Integer products: the kernels bit by bit against the interpreter, the operators against onnx's reference evaluator,
+and models of QuantizeLinear and DequantizeLinear against the same in float64."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import onnxc
+from onnxc.frontends import onnx_file
+from onnxc.ir import dtypes
+from onnxc.ir.graph import Graph
+from onnxc.ir.types import TensorType
+from onnxc.passes.pipeline import PassOptions, passes
+from onnxc.primitives.builder import Builder
+from onnxc.primitives.interpret import interpret
+from onnxc.primitives.verify import verify
+from onnxc.runtime.cpu import level, missing_features
+from tests.compile_harness import Compiled, compile_graphs
+
+NARROW = (np.uint8, np.int8, np.int16)
+BYTES = (np.uint8, np.int8)
+LEVELS = [
+    name
+    for name in (["native", "x86-64", "x86-64-v3", "x86-64-v4"] if platform.machine() == "x86_64" else ["native"])
+    if not missing_features(level(name).features)
+]
+
+
+def numbers(shape: Sequence[int], dtype: Any, seed: int = 0) -> np.ndarray:
+    """Numbers of the whole range, a third of them its ends."""
+    rng, info = np.random.default_rng([seed, *shape]), np.iinfo(dtype)
+    ends = rng.choice([info.min, info.max], shape)
+    return np.where(rng.random(shape) < 0.3, ends, rng.integers(info.min, info.max + 1, shape)).astype(dtype)
+
+
+def of_array(array: np.ndarray) -> TensorType:
+    return TensorType(dtypes.from_numpy(array.dtype), array.shape)
+
+
+def check(cases: list[tuple[Graph, list[np.ndarray]]], cpu: str, kind: str | None = None) -> None:
+    """Every graph gives the interpreter's bits, with any number of threads."""
+    for compiled, (graph, inputs) in zip(_compiled([g for g, _ in cases], cpu), cases, strict=True):
+        if kind is not None:
+            assert any(kind in call.kind for call in compiled.program.calls), [c.kind for c in compiled.program.calls]
+        for threads in (1, 3):
+            for got, want in zip(compiled(*inputs, threads=threads), interpret(graph, inputs), strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def _compiled(graphs: list[Graph], cpu: str) -> list[Compiled]:
+    for graph in graphs:
+        verify(graph)
+    return compile_graphs(graphs, cpu=level(cpu))
+
+
+# ---------------------------------------------------------------- matmul
+
+
+def matmul_case(x: np.ndarray, y: np.ndarray, constant: bool = True) -> tuple[Graph, list[np.ndarray]]:
+    b = Builder()
+    left = b.input(of_array(x), "x")
+    right = b.constant(y) if constant else b.input(of_array(y), "y")
+    return b.graph([b.one("matmul", left, right, wide=True)]), [x] if constant else [x, y]
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_matmul_of_all_types_and_odd_sizes(cpu: str) -> None:
+    """Sums of many products of the largest numbers wrap as int32 does."""
+    cases = []
+    sizes = [(1, 1, 1), (1, 7, 3), (1, 300, 129), (2, 17, 33), (5, 4, 64), (7, 31, 17), (13, 128, 47), (29, 2, 1)]
+    for k, (a, b) in enumerate(itertools.product(NARROW, NARROW)):
+        for m, depth, n in sizes[k % 2 :: 2]:
+            cases.append(matmul_case(numbers((m, depth), a), numbers((depth, n), b, 1)))
+    check(cases, cpu, "integer matmul")
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_matmul_without_constants(cpu: str) -> None:
+    cases = [
+        matmul_case(numbers(left, a), numbers(right, b, 1), constant=False)
+        for a, b in itertools.product(NARROW, NARROW)
+        for left, right in [((3, 9), (9, 5)), ((2, 1, 6, 17), (3, 17, 70))]
+    ]
+    check(cases, cpu, "integer matmul")
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_matmul_through_views(cpu: str) -> None:
+    cases = []
+    for constant in (False, True):
+        x, y = numbers((4, 11, 6), np.uint8), numbers((4, 19, 6), np.int8, 1)
+        b = Builder()
+        left = b.input(of_array(x), "x")
+        right = b.constant(y) if constant else b.input(of_array(y), "y")
+        out = b.one("matmul", left, b.swap(right, 1, 2), wide=True)
+        square = b.one("matmul", b.swap(left, 1, 2), left, wide=True)
+        cases.append((b.graph([out, square]), [x] if constant else [x, y]))
+    check(cases, cpu)
+
+
+def test_no_products_and_no_rows() -> None:
+    cases = [
+        matmul_case(numbers((3, 0), np.uint8), numbers((0, 5), np.int8)),
+        matmul_case(numbers((0, 4), np.uint8), numbers((4, 5), np.int8)),
+        matmul_case(numbers((3, 4), np.uint8), numbers((4, 0), np.int8)),
+    ]
+    check(cases, "native")
+
+
+def test_saturating_instructions_are_not_used() -> None:
+    """vpmaddubsw would give 32767 for the sum of two products."""
+    x, y = np.full((6, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
+    for cpu in LEVELS:
+        check([matmul_case(x, y), matmul_case(x, -y - 1), matmul_case(x.view(np.int8), y)], cpu)
+
+
+# ---------------------------------------------------------------- convolution
+
+
+def conv_case(
+    x: tuple[int, ...], w: tuple[int, ...], types: tuple[Any, Any] = (np.uint8, np.int8), groups: int = 1,
+    stride: int = 1, dilation: int = 1, low: int = 0, high: int = 0, fill: int | None = None,
+) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
+    image, weights = numbers(x, types[0]), numbers(w, types[1], 1)
+    b = Builder()
+    n = len(x) - 2
+    operands = [b.input(of_array(image), "x"), b.constant(weights)]
+    inputs = [image]
+    if fill is not None:
+        inputs.append(np.asarray(fill, types[0]))
+        operands.append(b.input(of_array(inputs[-1]), "fill") if fill % 2 else b.constant(inputs.pop()))
+    out = b.one("conv", *operands, strides=(stride,) * n, low=(low,) * n, high=(high,) * n, dilations=(dilation,) * n,
+                groups=groups, wide=True)  # fmt: skip
+    return b.graph([out]), inputs
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_conv_shapes(cpu: str) -> None:
+    cases = [
+        conv_case((1, 3, 9, 11), (5, 3, 3, 3), low=1, high=1, fill=7),
+        conv_case((2, 5, 8, 7), (17, 5, 3, 2), stride=2, low=1, high=0, fill=8),
+        conv_case((1, 16, 5, 5), (40, 16, 1, 1)),
+        conv_case((1, 7, 12, 10), (4, 7, 3, 3), dilation=2, low=2, high=2),
+        conv_case((1, 6, 6, 9), (9, 2, 3, 3), groups=3, low=1, high=2, fill=100),
+        conv_case((2, 4, 13), (6, 4, 5), stride=3, low=2, high=2, fill=3),
+        conv_case((1, 1, 7, 7), (1, 1, 7, 7), low=3, high=3, fill=1),
+        conv_case((1, 2, 5, 5), (3, 2, 3, 3), types=(np.int8, np.uint8), low=1, high=1, fill=-5),
+        conv_case((1, 2, 5, 5), (33, 2, 3, 3), types=(np.int8, np.int8), low=1, high=1, fill=-128),
+        conv_case((1, 2, 5, 5), (3, 2, 3, 3), types=(np.uint8, np.int16), low=1, high=1, fill=255),
+        conv_case((1, 2, 5, 5), (3, 2, 3, 3), types=(np.int16, np.int8), low=1, high=1, fill=-999),
+        conv_case((0, 2, 5, 5), (3, 2, 3, 3)),
+    ]
+    check(cases, cpu, "integer conv")
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_depthwise_shapes(cpu: str) -> None:
+    cases = [
+        conv_case((1, c, h, 9), (c * m, 1, k, k), types=(a, b), groups=c, stride=s, dilation=d, low=p, high=p, fill=f)
+        for c, h, m, k, a, b, s, d, p, f in [
+            (8, 10, 1, 3, np.uint8, np.int8, 1, 1, 1, 9),
+            (17, 9, 1, 3, np.int8, np.int8, 2, 1, 1, -7),
+            (33, 8, 1, 5, np.uint8, np.uint8, 1, 1, 2, 12),
+            (130, 7, 1, 4, np.uint8, np.int8, 2, 1, 1, 0),
+            (5, 11, 1, 3, np.int8, np.uint8, 1, 2, 2, 3),
+            (3, 7, 3, 3, np.uint8, np.int8, 1, 1, 1, 77),
+            (64, 9, 1, 7, np.uint8, np.int8, 1, 1, 3, 1),
+            (2, 9, 1, 1, np.uint8, np.int16, 1, 1, 0, 0),
+            (150, 5, 2, 3, np.uint8, np.int8, 1, 1, 1, 200),
+        ]
+    ]
+    rows = [conv_case((2, 6, 15), (6, 1, 5), groups=6, low=2, high=2, fill=11),
+            conv_case((1, 3, 5003), (3, 1, 9), groups=3, stride=2, low=4, high=3, fill=3)]  # fmt: skip
+    check([*cases, *rows], cpu, "depthwise")
+
+
+@pytest.mark.parametrize("cpu", [name for name in LEVELS if name in ("x86-64", "x86-64-v3", "x86-64-v4")])
+def test_winograd_shapes(cpu: str) -> None:
+    cases = [
+        conv_case((1, 32, 16, 16), (32, 32, 3, 3), low=1, high=1, fill=255),
+        conv_case((2, 32, 9, 13), (40, 32, 3, 3), low=1, high=1, fill=7),
+        conv_case((1, 64, 10, 9), (37, 64, 3, 3), low=0, high=2, fill=128),
+        conv_case((1, 32, 12, 12), (64, 32, 3, 3), types=(np.int8, np.int8), low=1, high=1, fill=-128),
+        conv_case((3, 32, 8, 8), (70, 32, 3, 3), low=2, high=2),
+    ]
+    check(cases, cpu, "winograd")
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_sums_too_large_for_winograd(cpu: str) -> None:
+    """576 times a sum is computed modulo 2^32: where 2^25 may be exceeded, the direct kernel runs."""
+    image = np.full((1, 2048, 8, 8), 255, np.uint8)
+    for weights in (np.full((32, 2048, 3, 3), 127, np.int8), np.full((32, 2048, 3, 3), -128, np.int8)):
+        b = Builder()
+        x = b.input(of_array(image), "x")
+        out = b.one("conv", x, b.constant(weights), strides=(1, 1), low=(1, 1), high=(1, 1), dilations=(1, 1),
+                    groups=1, wide=True)  # fmt: skip
+        check([(b.graph([out]), [image])], cpu, "integer conv")
+
+
+# ---------------------------------------------------------------- quantize
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_quantize_is_division_and_rounding(cpu: str) -> None:
+    """Ties, their neighbours, infinities and NaN; scales for which 1 / scale is not exact."""
+    cases = []
+    for k, scale in enumerate(np.array([1.0, 0.1, 1 / 3, 0.0078125, 3e-5, 77.7, 1e-35, 1e-44, 3e38], np.float32)):
+        with np.errstate(over="ignore"):
+            ties = (np.arange(-300, 300) + 0.5).astype(np.float32) * scale
+        special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e38, -1e38, 1e-45], np.float32)
+        x = np.concatenate([ties, np.nextafter(ties, np.float32(9)), np.nextafter(ties, np.float32(-9)), special])
+        b = Builder()
+        value = b.input(of_array(x), "x")
+        low, high = ((0, 255), (-128, 127))[k % 2]
+        out = b.one("quantize", value, scale=float(scale), zero=k * 3, low=low, high=high)
+        cases.append((b.graph([b.cast(out, dtypes.uint8 if low == 0 else dtypes.int8)]), [x]))
+    check(cases, cpu)
+
+
+# ---------------------------------------------------------------- operators, against onnx's reference
+
+
+def node_model(
+    op: str, inputs: dict[str, np.ndarray], constants: dict[str, Any], out: int, **attrs: Any
+) -> onnx.ModelProto:
+    nodes = [helper.make_node(op, [*attrs.pop("order")], ["y"], **attrs)]
+    return model_of(nodes, inputs, constants, out)
+
+
+def model_of(
+    nodes: list[onnx.NodeProto], inputs: dict[str, np.ndarray], constants: dict[str, Any], out: int
+) -> onnx.ModelProto:
+    types = {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in inputs.items()}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(k, types[k], v.shape) for k, v in inputs.items()],
+        [helper.make_tensor_value_info("y", out, None)], [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
+
+
+def operator_models() -> Iterator[tuple[onnx.ModelProto, dict[str, np.ndarray]]]:
+    """Every integer operator over all types of its operands, with one zero point and with one for each column."""
+    int32, scale = TensorProto.INT32, np.float32
+    for k, (a, b) in enumerate(itertools.product(BYTES, BYTES)):
+        same = helper.np_dtype_to_tensor_dtype(np.dtype(a))
+        x, w, za, zb = numbers((5, 33), a), numbers((33, 20), b, 1), numbers((), a, 2), numbers((), b, 3)
+        names, zs = ["x", "w", "za", "zb"], numbers((20,), b, 4)
+        every = {"x": x, "w": w, "za": za, "zb": zb}
+        yield node_model("MatMulInteger", {"x": x}, {"w": w, "za": za, "zb": zb}, int32, order=names), {"x": x}
+        model = node_model("MatMulInteger", {"x": x, "za": za}, {"w": w, "zb": zs}, int32, order=names)
+        yield model, {"x": x, "za": za}
+        yield node_model("MatMulInteger", every, {}, int32, order=names), every
+        image, kernel = numbers((2, 6, 7, 8), a), numbers((12, 3, 3, 3), b, 1)
+        conv = {"pads": [1, 1, 1, 1], "strides": [1 + k % 2] * 2, "group": 2}
+        given = {"x": image, "za": za}
+        yield node_model("ConvInteger", given, {"w": kernel, "zb": zb}, int32, order=names, **conv), given
+        order = ["x", "sa", "za", "w", "sb", "zb", "sy", "zy"]
+        constants = {"sa": scale(0.02), "za": za, "w": w, "sb": scale(0.01), "zb": zb}
+        constants |= {"sy": scale(3.3), "zy": numbers((), a, 5)}
+        yield node_model("QLinearMatMul", {"x": x}, constants, same, order=order), {"x": x}
+        constants |= {"w": kernel, "sb": np.linspace(0.01, 0.03, 12).astype(np.float32), "zb": np.full(12, zb)}
+        constants |= {"bias": np.arange(-600, 600, 100, dtype=np.int32), "sy": scale(5.1)}
+        order.append("bias")
+        yield node_model("QLinearConv", {"x": image}, constants, same, order=order, **conv), {"x": image}
+
+
+@pytest.mark.parametrize("integer", [True, False])
+def test_operators(integer: bool) -> None:
+    cases = []
+    for model, inputs in operator_models():
+        (want,) = ReferenceEvaluator(model).run(None, inputs)
+        graph = onnx_file.load(model)
+        for name, run in passes(PassOptions(integer=integer)):
+            graph = run(graph)
+            verify(graph, name)
+        assert integer == any(n.attrs.get("wide") for n in graph.nodes)
+        arrays = [inputs[v.name] for v in graph.inputs]
+        np.testing.assert_array_equal(interpret(graph, arrays)[0], want)
+        cases.append((graph, arrays))
+    for cpu in LEVELS if integer else LEVELS[:1]:
+        check(cases, cpu, "integer" if integer else None)
+
+
+# ---------------------------------------------------------------- dequantized products, against float64
+
+
+def quantized(x: np.ndarray, scale: Any, zero: Any) -> np.ndarray:
+    return np.asarray((x.astype(np.float64) - np.float64(zero)) * np.float64(scale))
+
+
+def agrees(got: np.ndarray, exact: np.ndarray, scale: float, zero: int) -> None:
+    """The nearest integer of the float64 result; either of two where that is a tie but for float32's rounding."""
+    ratio = exact / scale
+    nearest = np.clip(np.rint(ratio) + zero, 0, 255)
+    close = np.abs(np.abs(ratio - np.floor(ratio)) - 0.5) < 1e-4
+    assert (np.abs(got - nearest)[close] <= 1).all()
+    np.testing.assert_array_equal(got[~close], nearest[~close])
+
+
+def dequantize(name: str, axis: int = 1) -> onnx.NodeProto:
+    return helper.make_node("DequantizeLinear", [name, f"{name}_s", f"{name}_z"], [f"{name}_f"], axis=axis)
+
+
+def kinds(model: onnx.ModelProto, cpu: str) -> tuple[onnxc.CompiledModel, list[str]]:
+    compiled = onnxc.compile(model, cpu=cpu, cache=False)
+    return compiled, [k.kind for k in compiled.explain().kernels]
+
+
+@pytest.mark.parametrize("cpu", ["native", "x86-64-v3"] if "x86-64-v3" in LEVELS else ["native"])
+def test_dequantized_gemm(cpu: str) -> None:
+    """Weights transposed, one scale a column, a float bias, Relu, and QuantizeLinear."""
+    x, w = numbers((19, 70), np.uint8), numbers((33, 70), np.int8, 1)
+    scales, bias = np.linspace(0.001, 0.01, 33).astype(np.float32), np.linspace(-9, 9, 33).astype(np.float32)
+    constants: dict[str, Any] = {"x_s": np.float32(0.05), "x_z": np.uint8(131), "y_s": np.float32(0.21)}
+    constants |= {"w": w, "w_s": scales, "w_z": np.zeros(33, np.int8), "b": bias, "y_z": np.uint8(3)}
+    nodes = [
+        dequantize("x"), dequantize("w", 0), helper.make_node("Gemm", ["x_f", "w_f", "b"], ["p"], transB=1),
+        helper.make_node("Relu", ["p"], ["r"]), helper.make_node("QuantizeLinear", ["r", "y_s", "y_z"], ["y"]),
+    ]  # fmt: skip
+    compiled, found = kinds(model_of(nodes, {"x": x}, constants, TensorProto.UINT8), cpu)
+    assert found == ["integer matmul"]
+    exact = quantized(x, constants["x_s"], 131) @ quantized(w, scales[:, None], 0).T + bias
+    agrees(compiled(x=x)["y"], np.maximum(exact, 0), float(constants["y_s"]), 3)
+
+
+@pytest.mark.parametrize("cpu", ["native", "x86-64-v3"] if "x86-64-v3" in LEVELS else ["native"])
+def test_dequantized_residual_block(cpu: str) -> None:
+    """conv, QuantizeLinear, DequantizeLinear, sum with what went in, Relu: one kernel."""
+    x, w = numbers((1, 32, 12, 12), np.uint8), numbers((32, 32, 3, 3), np.int8, 1) // 4
+    constants = {"x_s": np.float32(0.05), "x_z": np.uint8(120), "w": w, "w_s": np.float32(0.01), "w_z": np.int8(0),
+                 "m_s": np.float32(0.31), "m_z": np.uint8(127), "y_s": np.float32(0.2), "y_z": np.uint8(0)}  # fmt: skip
+    nodes = [
+        dequantize("x"), dequantize("w"), helper.make_node("Conv", ["x_f", "w_f"], ["p"], pads=[1, 1, 1, 1]),
+        helper.make_node("QuantizeLinear", ["p", "m_s", "m_z"], ["m"]), dequantize("m"),
+        helper.make_node("Add", ["m_f", "x_f"], ["s"]), helper.make_node("Relu", ["s"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "y_s", "y_z"], ["y"]),
+    ]  # fmt: skip
+    model = model_of(nodes, {"x": x}, constants, TensorProto.UINT8)
+    compiled, found = kinds(model, cpu)
+    assert sum("integer conv" in k for k in found) == 1 and len(found) <= 3
+    plain = onnxc.compile(model, cpu=cpu, cache=False, integer=False)
+    got, other = compiled(x=x)["y"].astype(int), plain(x=x)["y"].astype(int)
+    assert np.abs(got - other).max() <= 2  # a step of the inner scale is one and a half of the outer's
+    assert (got == other).mean() > 0.999
+
+
+def test_a_sum_that_could_wrap_stays_a_float_sum() -> None:
+    x, w = np.full((1, 40000), 255, np.uint8), np.full((40000, 1), 255, np.uint8)
+    constants = {"x_s": np.float32(1), "x_z": np.uint8(0), "w": w, "w_s": np.float32(1), "w_z": np.uint8(0)}
+    nodes = [dequantize("x"), dequantize("w"), helper.make_node("MatMul", ["x_f", "w_f"], ["y"])]
+    compiled, found = kinds(model_of(nodes, {"x": x}, constants, TensorProto.FLOAT), "native")
+    assert not any("integer" in k for k in found)
+    np.testing.assert_allclose(compiled(x=x)["y"], [[40000.0 * 255 * 255]], rtol=1e-6)
+
+
+def test_attention_of_dequantized_tensors() -> None:
+    """Neither operand is constant, and both have zero points."""
+    x, y = numbers((2, 5, 16), np.uint8), numbers((2, 16, 7), np.int8, 1)
+    constants = {"x_s": np.float32(0.1), "x_z": np.uint8(77), "y_s": np.float32(0.2), "y_z": np.int8(-9)}
+    nodes = [dequantize("x"), helper.make_node("DequantizeLinear", ["v", "y_s", "y_z"], ["v_f"]),
+             helper.make_node("MatMul", ["x_f", "v_f"], ["y"])]  # fmt: skip
+    compiled, found = kinds(model_of(nodes, {"x": x, "v": y}, constants, TensorProto.FLOAT), "native")
+    assert any("integer matmul" in k for k in found)
+    exact = quantized(x, constants["x_s"], 77) @ quantized(y, constants["y_s"], -9)
+    np.testing.assert_allclose(compiled(x=x, v=y)["y"], exact, rtol=1e-5, atol=1e-4)
+
+
+def test_bytes_are_stored_and_not_the_floats_made_from_them() -> None:
+    """A pool reads what a convolution quantized: a quarter of the memory."""
+    x, w = numbers((1, 8, 9, 9), np.uint8), numbers((16, 8, 3, 3), np.int8, 1)
+    constants = {"x_s": np.float32(0.05), "x_z": np.uint8(1), "w": w, "w_s": np.float32(0.01), "w_z": np.int8(0),
+                 "m_s": np.float32(0.5), "m_z": np.uint8(100)}  # fmt: skip
+    nodes = [
+        dequantize("x"), dequantize("w"), helper.make_node("Conv", ["x_f", "w_f"], ["p"]),
+        helper.make_node("QuantizeLinear", ["p", "m_s", "m_z"], ["m"]), dequantize("m"),
+        helper.make_node("MaxPool", ["m_f"], ["y"], kernel_shape=[2, 2]),
+    ]  # fmt: skip
+    compiled, _ = kinds(model_of(nodes, {"x": x}, constants, TensorProto.FLOAT), "native")
+    (conv,) = [k for k in compiled.explain().kernels if "integer conv" in k.kind]
+    assert [b.type for b in conv.boundaries] == ["uint8[1, 16, 7, 7]"]
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_softmax_names_the_opset_that_it_follows(opset: int) -> None:
+    """Its attribute `opset` says whether the axes from `axis` on are one."""
+    x, scale, zero = numbers((3, 4, 5), np.uint8), np.float32(0.02), np.uint8(0)
+    node = helper.make_node(
+        "QLinearSoftmax", ["x", "s", "z", "t", "z"], ["y"], domain="com.microsoft", axis=1, opset=opset
+    )
+    model = model_of([node], {"x": x}, {"s": scale, "t": np.float32(1 / 256), "z": zero}, TensorProto.UINT8)
+    got = onnxc.compile(model, cache=False)(x=x)["y"]
+    real = x.astype(np.float64) * scale
+    axes = (1, 2) if opset < 13 else (1,)
+    e = np.exp(real - real.max(axes, keepdims=True))
+    exact = e / e.sum(axes, keepdims=True) * 256
+    assert np.abs(got - np.clip(exact, 0, 255)).max() <= 0.5 + 1e-3
