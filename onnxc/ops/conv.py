@@ -130,6 +130,9 @@ def _of_one_pixel(
     return y
 
 
+MOST_PHASES = 64  # of one transposed convolution: each has a kernel of its own
+
+
 @dataclass(frozen=True)
 class _Phase:
     """Every s-th output along one axis: a convolution of stride 1 with a part of the kernel's taps."""
@@ -154,11 +157,13 @@ class _Phases:
 def _phases(
     spatial: Sequence[Dim], window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim]
 ) -> list[_Phases] | None:
-    """A transposed convolution as interleaved plain ones; None where pads depend on sizes.
+    """A transposed convolution as interleaved plain ones; None where pads depend on sizes, or there were too many.
 
     Output f, counted with what is cropped below, gets tap j of input i where i * stride + j * dilation = f + low: so
     the outputs of one remainder by the stride all meet the same taps.
     """
+    if prod(window.strides) > MOST_PHASES:
+        return None
     found = []
     for n, s, d, k, lo, hi, e in zip(
         spatial, window.strides, window.dilations, window.kernel, low, high, extra, strict=True
