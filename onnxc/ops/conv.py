@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -162,7 +163,7 @@ def _phases(
     Output f, counted with what is cropped below, gets tap j of input i where i * stride + j * dilation = f + low: so
     the outputs of one remainder by the stride all meet the same taps.
     """
-    if prod(window.strides) > MOST_PHASES:
+    if math.prod(window.strides) > MOST_PHASES:
         return None
     found = []
     for n, s, d, k, lo, hi, e in zip(
