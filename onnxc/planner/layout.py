@@ -87,6 +87,8 @@ def assign(graph: Graph, templates: frozenset[str]) -> Layout:
 
 
 def _follows(node: Node) -> bool:
+    if node.op == "gather":  # along one axis, as Resize does
+        return node.output.rank == node.operands[0].rank
     return node.op in ("pad", "concat", "slice", *WINDOWS) or lookup(node.op).kind is Kind.POINTWISE
 
 
