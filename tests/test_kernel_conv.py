@@ -51,7 +51,10 @@ KERNEL(wino4, conv_wino_count<4>, conv_wino_scratch<4>, conv_wino_items<4>)
 #define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
 #define GROUPED(s) KERNEL(grouped3##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<3, s, true>))
 GROUPED(1) GROUPED(2)
-DW(0, 0) DW(3, 1) DW(3, 2) DW(5, 1) DW(5, 2) DW(7, 1) DW(7, 2)
+DW(0, 0) DW(3, 1) DW(3, 2) DW(5, 1) DW(5, 2) DW(7, 1) DW(7, 2) DW(1, 1) DW(1, 2) DW(2, 1) DW(9, 2)
+#define DILATED(k) KERNEL(dilated##k, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, 1, false, 2>))
+DILATED(2) DILATED(3) DILATED(5)
+extern "C" void fresh(void *scratch) { conv_wino_fresh(scratch); }
 extern "C" i64 panel() { return CONV_NR; }
 """
 
@@ -220,6 +223,8 @@ def run(lib: ctypes.CDLL, kernel: str, c: Case, x: F32, w: F32, b: F32, parts: i
     out = aligned(c.n * oh * ow * ops, np.nan)
     scratch = aligned(size + 16, np.nan)
     scratch[size:] = 1234.5
+    if kernel.startswith("wino"):
+        lib.fresh(ctypes.c_void_p(scratch.ctypes.data))
     for i in range(parts):
         first, last = count * i // parts, count * (i + 1) // parts
         call = Call(*(a.ctypes.data for a in (data, w, b, out, scratch)), ops, first, last)
@@ -319,6 +324,20 @@ def test_accuracy_of_wide_layers(lib: ctypes.CDLL, c: Case, kernel: str, limit: 
     check(lib, kernel, c, pack, limit)
 
 
+def pack_wino_groups(w: F32, panel: int, m: int, groups: int) -> F32:
+    """The weights of each group on their own, one group after the other."""
+    return packed(np.concatenate([pack_wino(part, panel, m) for part in np.split(w, groups)]))
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize(("groups", "ci", "co"), [(2, 3, 5), (3, 17, 16), (4, 16, 7), (2, 64, 33), (7, 1, 2)])
+def test_winograd_of_groups(lib: ctypes.CDLL, m: int, groups: int, ci: int, co: int) -> None:
+    """Channels of a group in any relation to vectors and panels."""
+    for n, h, w in [(1, 7, 7), (2, 13, 9), (1, 3, 29)]:
+        c = Case(n, h, w, groups * ci, groups * co, p=(1, 0, 2, 1), g=groups, slack=co % 4)
+        check(lib, f"wino{m}", c, partial(pack_wino_groups, m=m, groups=groups), 5e-6 if m == 2 else 3e-5)
+
+
 @pytest.mark.parametrize("channels", [*CHANNELS, 200])
 @pytest.mark.parametrize("k", [3, 5, 7])
 @pytest.mark.parametrize("stride", [1, 2])
@@ -328,6 +347,18 @@ def test_depthwise(lib: ctypes.CDLL, channels: int, k: int, stride: int) -> None
         c = Case(2, h, w, channels, channels, (k, k), (stride, stride), p=p, g=channels, slack=channels % 3)
         for kernel in (f"dw{k}{stride}", "dw00"):
             check(lib, kernel, c, pack_depthwise, 5e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 17, 64])
+@pytest.mark.parametrize(("kernel", "k", "s", "d"), [
+    ("dw11", (3, 1), 1, 1), ("dw12", (5, 1), 2, 1), ("dw21", (2, 2), 1, 1), ("dw92", (9, 9), 2, 1),
+    ("dilated2", (3, 2), 1, 2), ("dilated3", (3, 3), 1, 2), ("dilated5", (1, 5), 1, 2),
+])  # fmt: skip
+def test_depthwise_widths(lib: ctypes.CDLL, channels: int, kernel: str, k: tuple[int, int], s: int, d: int) -> None:
+    """Kernels of one column, of even width, wide and dilated ones."""
+    for h, w in [(11, 11), (17, 31), (12, 47)]:
+        c = Case(2, h, w, channels, channels, k=k, s=(s, s), d=(1, d), p=(0, k[1] // 2, 1, d), g=channels, slack=3)
+        check(lib, kernel, c, pack_depthwise, 5e-6)
 
 
 @pytest.mark.parametrize("multiplier", [1, 2, 3])

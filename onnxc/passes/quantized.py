@@ -27,6 +27,7 @@ from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.contraction import NARROW
 
 LIMIT = 1 << 31  # sums of floats must not wrap
+LARGE = 2.0**50  # neither what has such a scale nor a product of two such scales is infinite
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class _Pass:
         if node.output.dtype not in (dtypes.float32, dtypes.int32):
             return None
         x, y = (self._quantized(v) for v in node.operands[:2])
-        if x is None or y is None:
+        if x is None or y is None or not (_is_moderate(x.scale) and _is_moderate(y.scale)):
             return None
         acc = self._matmul(node, x, y) if node.op == "matmul" else self._conv(node, x, y)
         if acc is None or x.scale is None or y.scale is None:
@@ -268,6 +269,12 @@ def _with_scalar(v: Value, op: str) -> tuple[Value, float] | None:
     if constant is None or constant.size != 1 or constant.ndim > node.operands[0].rank:
         return None
     return node.operands[0], float(constant.reshape(()))
+
+
+def _is_moderate(scale: Value | None) -> bool:
+    """False for a constant scale that is infinite, NaN, or so large that what it scales may be."""
+    constant = None if scale is None else constant_of(scale)
+    return constant is None or bool((np.abs(constant) < LARGE).all())
 
 
 def _fits(array: np.ndarray, to: object) -> bool:

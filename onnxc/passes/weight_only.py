@@ -122,7 +122,7 @@ def _matrix(value: Value) -> Affine | None:
     if value.rank != 2 or not value.t.is_static or _expression(value) is None:
         return None
     affine = _affine(value)
-    return affine if affine is not None and affine.codes.shape == value.shape else None
+    return affine if affine is not None and affine.codes.size and affine.codes.shape == value.shape else None
 
 
 def _match_table(node: Node) -> tuple[list[np.ndarray], dict[str, int]] | None:

@@ -13,6 +13,7 @@ from onnxc.ir.graph import Node, Value
 from onnxc.planner.groups import Group, group_reads
 from onnxc.planner.layout import Layout, channels_last
 from onnxc.planner.templates import is_template
+from onnxc.primitives.builder import constant_of
 
 LEAST_BYTES = 400_000  # between two convolutions: what is smaller stays in the cache anyway
 MOST_WEIGHTS = 512 * 1024  # bytes of a 1x1 convolution: every band passes over them
@@ -27,6 +28,7 @@ def _is_convolution(group: Group) -> bool:
         and is_template(node)
         and not node.attrs.get("wide")
         and node.output.rank == 4
+        and constant_of(node.operands[1]) is not None
         and not group.chain
     )
 

@@ -9,7 +9,6 @@ from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
 from onnxc.planner.layout import Layout
-from onnxc.primitives.builder import constant_of
 
 ENABLED = frozenset({"matmul", "matmul_quantized", "conv", "attention"})
 
@@ -21,8 +20,8 @@ def is_template(node: Node) -> bool:
     if node.op == "matmul":
         return "matmul" in ENABLED and node.output.dtype is dtypes.float32
     if node.op == "conv":
-        constant = constant_of(node.operands[1]) is not None
-        return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4) and constant
+        static = node.operands[1].t.is_static
+        return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4, 5) and static
     return node.op in ("attention", "matmul_quantized") and node.op in ENABLED
 
 
@@ -181,5 +180,7 @@ def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     if node.op == "attention":
         return attention_access(layout, node) is not None
     if node.op == "conv":
-        return value is node.operands[0] and conv_image(layout, value) is not None
+        x, w = node.operands
+        image = value is not x or conv_image(layout, value) is not None
+        return image and (value is not w or conv_image(layout, value, planar=True) is not None)
     return False

@@ -1,4 +1,8 @@
-"""Convolution kernels: direct, depthwise and Winograd, and how their weights are packed."""
+"""Convolution kernels: direct, depthwise and Winograd, and how their weights are packed.
+
+A kernel sees an image (rank 4) or a volume (rank 5); `seen` says how a line, and a volume whose kernel leaves some axes
+alone, is an image.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,20 @@ import numpy as np
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.writer import KernelSource, indent
-from onnxc.ir.expr import Dim, index, symbols
-from onnxc.ir.graph import Node
+from onnxc.ir.expr import Dim, always_equal, index, symbols
+from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import unflatten
 from onnxc.passes.prepare import PLANES
 from onnxc.planner.groups import Group
 from onnxc.planner.templates import conv_image
 from onnxc.primitives.builder import constant_of
 
-Pack = Callable[[np.ndarray, int], np.ndarray]
+Pack = Callable[[np.ndarray, int, int], np.ndarray]  # of weights, channels of a panel, groups
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to convolve: its header, its functions in C++, and the packing of [CO, CI / groups, KH, KW] weights."""
+    """One way to convolve: its header, its functions in C++, and the packing of [CO, CI / groups, K...] weights."""
 
     name: str
     header: str
@@ -33,6 +37,8 @@ class Algorithm:
     count: str
     scratch: str
     pack: Pack
+    fresh: str = ""  # the function in C++ that each thread's scratch goes through before the first item
+    packer: str = ""  # the struct in C++ that packs weights at run time
 
 
 def panels(w: np.ndarray, panel: int) -> np.ndarray:
@@ -43,15 +49,15 @@ def panels(w: np.ndarray, panel: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(full.reshape(count, panel, *w.shape[1:]), 1, -1))
 
 
-def pack_direct(w: np.ndarray, panel: int, groups: int = 1) -> np.ndarray:
-    """[group][panel][ky][kx][ci][NR]"""
-    parts = [panels(g.transpose(0, 2, 3, 1), panel) for g in np.split(w, groups)]
+def pack_direct(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
+    """[group][panel][taps...][ci][NR]"""
+    parts = [panels(np.moveaxis(g, 1, -1), panel) for g in np.split(w, groups)]
     return np.stack(parts)
 
 
-def pack_depthwise(w: np.ndarray, panel: int) -> np.ndarray:
-    """[ky][kx][ci of a group][co]"""
-    return np.ascontiguousarray(w.transpose(2, 3, 1, 0))
+def pack_depthwise(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
+    """[taps...][ci of a group][co]"""
+    return np.ascontiguousarray(np.moveaxis(w, (0, 1), (-1, -2)))
 
 
 def winograd_matrix(m: int) -> np.ndarray:
@@ -64,20 +70,28 @@ def winograd_matrix(m: int) -> np.ndarray:
 
 
 def _pack_winograd(m: int) -> Pack:
-    """[panel][p][ci][NR] of U = G g G'"""
+    """[group][panel][p][ci][NR] of U = G g G'"""
     g = winograd_matrix(m)
     both = np.kron(g, g)  # [T * T, 9]
 
-    def pack(w: np.ndarray, panel: int) -> np.ndarray:
+    def pack(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
         co, ci = w.shape[:2]
         u = (w.reshape(co * ci, 9).astype(np.float64) @ both.T).astype(np.float32)
-        return panels(u.reshape(co, ci, -1).transpose(0, 2, 1), panel)
+        return np.stack([panels(part, panel) for part in np.split(u.reshape(co, ci, -1).transpose(0, 2, 1), groups)])
 
     return pack
 
 
-DIRECT = Algorithm("direct", "conv.h", "conv_items", "conv_items_count", "conv_scratch", pack_direct)
-DEPTHWISE = Algorithm("depthwise", "conv_dw.h", "conv_dw_items", "conv_dw_count", "conv_dw_scratch", pack_depthwise)
+DIRECT = Algorithm(
+    "direct", "conv.h", "conv_items", "conv_items_count", "conv_scratch", pack_direct, packer="ConvPanels"
+)
+DEPTHWISE = Algorithm(
+    "depthwise", "conv_dw.h", "conv_dw_items", "conv_dw_count", "conv_dw_scratch", pack_depthwise, packer="ConvTaps"
+)
+VOLUMES = Algorithm(
+    "depthwise 3-D", "conv_dw3.h", "conv_dw3_items", "conv_dw3_count", "conv_dw3_scratch", pack_depthwise,
+    packer="ConvTaps",
+)  # fmt: skip
 WINOGRAD = {
     m: Algorithm(
         f"winograd F({m}x{m})",
@@ -86,6 +100,7 @@ WINOGRAD = {
         f"conv_wino_count<{m}>",
         f"conv_wino_scratch<{m}>",
         _pack_winograd(m),
+        "conv_wino_fresh",
     )
     for m in (2, 4)
 }
@@ -99,18 +114,21 @@ class ConvSizes:
     """What an algorithm's cost depends on; symbolic sizes are guesses."""
 
     n: int
-    out: tuple[int, int]
+    out: tuple[int, ...]
+    groups: int
     ci: int  # of a group
-    co: int
+    co: int  # of a group
 
 
 def _sizes(node: Node) -> ConvSizes:
-    w, (n, _, oh, ow) = node.operands[1].shape, four(node.output.shape)
-    known = [d if isinstance(d, int) else k for d, k in zip((n, oh, ow), (1, UNKNOWN_SIZE, UNKNOWN_SIZE), strict=True)]
-    return ConvSizes(known[0], (known[1], known[2]), int(w[1]), int(w[0]))
+    w, (n, _, *out) = node.operands[1].shape, node.output.shape
+    known = [d if isinstance(d, int) else UNKNOWN_SIZE for d in out]
+    groups = int(node.attrs["groups"])
+    return ConvSizes(n if isinstance(n, int) else 1, tuple(known), groups, int(w[1]), int(w[0]) // groups)
 
 
 MOST_SHARED = 8  # channels of a group, for the depthwise kernel
+WIDEST = 9  # depthwise kernels of up to this width are compiled for it: their weights stay in registers
 
 
 def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
@@ -126,10 +144,16 @@ def candidates(node: Node, lanes: int, *, winograd: bool = True) -> list[Algorit
     """The algorithms that can compute a convolution, simplest first. Without `winograd`: those that only sum."""
     w, a = node.operands[1].shape, node.attrs
     if groups_fit_lanes(int(w[0]), a["groups"], int(w[1]), lanes):
-        return [DEPTHWISE]
-    plain = all(s == 1 for s in (*a["strides"], *a["dilations"], a["groups"]))
+        return [DEPTHWISE if node.output.rank == 4 else VOLUMES]
+    plain = all(s == 1 for s in (*a["strides"], *a["dilations"]))
     # Images of few channels may be planar, and would leave most lanes of Winograd's transforms empty.
-    if winograd and plain and tuple(w[2:]) == (3, 3) and int(w[1]) > PLANES:
+    if (
+        winograd
+        and plain
+        and constant_of(node.operands[1]) is not None
+        and tuple(w[2:]) == (3, 3)
+        and int(w[1]) > PLANES
+    ):
         return [DIRECT, *WINOGRAD.values()]
     return [DIRECT]
 
@@ -137,23 +161,24 @@ def candidates(node: Node, lanes: int, *, winograd: bool = True) -> list[Algorit
 def cost(algorithm: Algorithm, node: Node, lanes: int) -> float:
     """Estimated work, in pairs of multiplications of a vector (a cycle of a common core).
 
-    The constants were fitted to single-thread times of the layers of ResNet-50, YOLO and a UNet: a pass over the
-    weights bounds products with few rows, and Winograd pays for its transforms by the tile.
+    The constants were fitted to single-thread times of the layers of ResNet-50, YOLO and a UNet: weights that come from
+    memory bound products with few rows, though half of the multiplications hide behind the reading, and Winograd pays
+    for its transforms by the tile.
     """
     z = _sizes(node)
-    blocks = -(-z.co // lanes)
+    blocks = z.groups * -(-z.co // lanes)
 
     def products(points: int, rows: int) -> float:
-        bytes_ = 4 * points * z.ci * blocks * lanes
-        least = 0.25 if bytes_ <= 1 << 20 else 0.5 if bytes_ <= 8 << 20 else 0.75
-        return points * z.ci * blocks * lanes * max(rows / (2 * lanes), least)
+        weights = points * z.ci * blocks * lanes
+        multiply = weights * rows / (2 * lanes)
+        return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
 
     for m, inputs, outputs in ((2, 90, 80), (4, 250, 230)):
         if algorithm is WINOGRAD[m]:
             tiles = z.n * -(-z.out[0] // m) * -(-z.out[1] // m)
-            return products((m + 2) ** 2, tiles) + tiles * (inputs * -(-z.ci // lanes) + outputs * blocks)
+            return products((m + 2) ** 2, tiles) + tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
     taps = math.prod(int(d) for d in node.operands[1].shape[2:])
-    pixels = z.n * z.out[0] * z.out[1]
+    pixels = z.n * math.prod(z.out)
     return products(taps, pixels) + pixels * (12 + 6 * blocks)
 
 
@@ -176,9 +201,65 @@ def subject(node: Node) -> str:
     return ", ".join([parts[0] + " " + parts[1], *parts[2:]])
 
 
-def four(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The shape of a convolution in one dimension as one in two."""
-    return shape if len(shape) == 4 else (shape[0], shape[1], 1, shape[2])
+@dataclass(frozen=True)
+class Seen:
+    """A convolution as its kernel sees it: of an image or a volume.
+
+    `strides` are those of its operand in memory, `places` gives the index of the result in the model from that of the
+    result as it is seen.
+    """
+
+    node: Node
+    strides: tuple[Dim, ...]
+    places: Callable[[tuple[Dim, ...]], tuple[Dim, ...]]
+
+
+def seen(node: Node, strides: tuple[Dim, ...]) -> Seen:
+    """A line is an image of one row. A volume is a batch of images where the kernel has one plane, and an image of its
+    planes where the kernel has one column; where neither is so, or its memory does not allow it, it stays a volume."""
+    x, y, w, a = node.operands[0].shape, node.output.shape, node.operands[1].shape, node.attrs
+
+    def alone(axis: int) -> bool:
+        """The axis is neither summed over nor cut."""
+        k = axis - 2
+        return w[axis] == 1 and a["strides"][k] == 1 and always_equal(a["low"][k], 0) and always_equal(x[axis], y[axis])
+
+    if node.output.rank == 3:
+        flat = _reshaped(node, *((*s[:2], 1, s[2]) for s in (x, w, y)), keep=(None, 0))
+        return Seen(flat, (*strides[:2], 0, strides[2]), lambda q: (q[0], q[1], q[3]))
+    if node.output.rank == 5 and alone(2) and (x[0] == 1 or always_equal(strides[0], x[2] * strides[2])):
+        flat = _reshaped(node, (x[0] * x[2], x[1], *x[3:]), (*w[:2], *w[3:]), (y[0] * y[2], y[1], *y[3:]), keep=(1, 2))
+        batch = (y[0], y[2])
+
+        def of_batch(q: tuple[Dim, ...]) -> tuple[Dim, ...]:
+            n, z = unflatten(q[0], batch)
+            return (n, q[1], z, *q[2:])
+
+        return Seen(flat, (strides[2], strides[1], *strides[3:]), of_batch)
+    if node.output.rank == 5 and alone(3) and alone(4) and always_equal(strides[3], x[4] * strides[4]):
+        shapes = ((*s[:3], s[3] * s[4]) for s in (x, w, y))
+        size = (y[3], y[4])
+        flat = _reshaped(node, *shapes, keep=(0, None))
+        return Seen(flat, (*strides[:3], strides[4]), lambda q: (*q[:3], *unflatten(q[3], size)))
+    return Seen(node, strides, lambda q: q)
+
+
+def _reshaped(
+    node: Node, x: tuple[Dim, ...], w: tuple[Dim, ...], y: tuple[Dim, ...], *, keep: tuple[int | None, ...]
+) -> Node:
+    """The convolution of other shapes; `keep` has the old spatial axis of each new one, None for a plain one."""
+    constant = constant_of(node.operands[1])
+    weights = Value(node.operands[1].t.with_shape(w))
+    if constant is not None:
+        Node("constant", [], [weights], {"value": constant.reshape(w)})
+    attrs = {key: tuple(plain if k is None else node.attrs[key][k] for k in keep)
+             for key, plain in (("strides", 1), ("dilations", 1), ("low", 0), ("high", 0))}  # fmt: skip
+    return Node(
+        node.op,
+        [Value(node.operands[0].t.with_shape(x)), weights],
+        [Value(node.output.t.with_shape(y))],
+        {**node.attrs, **attrs},
+    )
 
 
 @dataclass(frozen=True)
@@ -189,16 +270,29 @@ class Stage:
     special: str  # template arguments
     shape: str
     x: str
-    weights: str
+    weights: str  # packed; empty where that is done at run time
+    source: str  # the weights as they lie, for that
     epilogue: list[str]
 
     @property
     def scratch(self) -> str:
         return f"{self.algorithm.scratch}({self.shape})"
 
+    def packed_at(self, place: str) -> list[str]:
+        """Statements that pack the weights at run time, from where they lie to `place` in the workspace."""
+        packer, place = self.algorithm.packer, f"(f32 *)(a->scratch + {place})"
+        return [
+            "const auto pack = [](void *arg, i64 first, i64 last, int) {",
+            "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx; @SIZES@",
+            f"  {packer}::pack({self.shape}, ConvWeights{{{self.source}}}, first, last, {place});",
+            "};",
+            f"ox_for(ctx, {packer}::count({self.shape}), pack, &c);",
+        ]
+
     def lambda_named(self, name: str) -> list[str]:
         """The epilogue as a function object."""
-        head = f"const auto {name} = [=](Px q, i64 c, vf acc, auto lanes) OX_LAMBDA {{ (void)q; (void)c;"
+        pixel = "PxVolume" if self.shape.startswith("ConvVolume") else "Px"
+        head = f"const auto {name} = [=]({pixel} q, i64 c, vf acc, auto lanes) OX_LAMBDA {{ (void)q; (void)c;"
         return [head, *indent(self.epilogue), "};"]
 
 
@@ -208,15 +302,22 @@ class ConvEmitter(TemplateEmitter):
     def emit(self) -> KernelSource:
         stage = self.stage()
         scratch = f"ox_up({stage.scratch}, 64) * 64"
+        weights, room, before = stage.weights, f"ctx->threads * ({scratch})", []
+        if not weights:
+            weights = f"(const f32 *)(a->scratch + {room})"
+            before = stage.packed_at(room)
+            room += f" + {stage.algorithm.packer}::bytes({stage.shape})"
         body = [
-            f"const ConvShape z = {stage.shape};",
+            f"const auto z = {stage.shape};",
             *stage.lambda_named("epi"),
-            f"{stage.algorithm.items}{stage.special}(z, {stage.x}, {stage.weights}, first, last, "
+            f"{stage.algorithm.items}{stage.special}(z, {stage.x}, {weights}, first, last, "
             f"a->scratch + worker * ({scratch}), epi);",
         ]
         items = f"{stage.algorithm.count}({stage.shape})"
         name = f"conv {stage.algorithm.name}"
-        return self.source(body, items, stage.algorithm.header, f"ctx->threads * ({scratch})", [], name)
+        each = f"for (i64 t = 0; t < ctx->threads; t++) {stage.algorithm.fresh}(scratch + t * ({scratch}));"
+        fresh = [each] if stage.algorithm.fresh else []
+        return self.source(body, items, stage.algorithm.header, room, [*fresh, *before], name)
 
     def stage(self) -> Stage:
         """The convolution of `group`."""
@@ -224,75 +325,84 @@ class ConvEmitter(TemplateEmitter):
         assert node is not None
         x = conv_image(self.layout, node.operands[0], planar=True)
         assert x is not None, "the planner checked the operand"
-        algorithm = self._algorithm(node)
-        n, c, y, x_ = (index(k, d) for k, d in zip(("qn", "qc", "qy", "qx"), four(node.output.shape), strict=True))
-        names = {next(iter(symbols(v))): t for v, t in ((n, "q.n"), (c, "c"), (y, "q.y"), (x_, "q.x"))}
+        own = seen(node, x.strides)
+        algorithm = self._algorithm(node, own.node)
+        terms = ("q.n", "c", "q.y", "q.x") if own.node.output.rank == 4 else ("q.n", "c", "q.z", "q.y", "q.x")
+        q = tuple(index(k.replace(".", ""), d) for k, d in zip(terms, own.node.output.shape, strict=True))
+        names = {next(iter(symbols(v))): t for v, t in zip(q, terms, strict=True)}
         pixel = index("qi", 1 << 60)
         names[next(iter(symbols(pixel)))] = "q.i"
-        places = (n, c, y, x_) if node.output.rank == 4 else (n, c, x_)
         spatial = unflatten(pixel, (node.output.shape[0], *node.output.shape[2:]))
         epilogue = self.epilogue(Epilogue(
-            self.group, self.layout, self.lanes, places, names, c, self.buffers,
-            aligned=node.attrs["groups"] == 1, linear=(spatial[0], c, *spatial[1:]),
+            self.group, self.layout, self.lanes, own.places(q), names, q[1], self.buffers,
+            aligned=node.attrs["groups"] == 1, linear=(spatial[0], q[1], *spatial[1:]),
         ))  # fmt: skip
         at = f"{self.pointer(x.value)} + {self.size(x.base)}"
-        shape, weights = self._shape(node, x.strides), self._weights(node, algorithm)
-        return Stage(algorithm, self._specialised(node, algorithm), shape, at, weights, epilogue)
+        shape, special = self._shape(own), self._specialised(own.node, algorithm)
+        constant = constant_of(own.node.operands[1])
+        weights = "" if constant is None else self._packed(node.operands[1], constant, node.attrs["groups"], algorithm)
+        source = self._source(node) if constant is None else ""
+        return Stage(algorithm, special, shape, at, weights, source, epilogue)
 
-    def _algorithm(self, node: Node) -> Algorithm:
+    def _algorithm(self, node: Node, flat: Node) -> Algorithm:
         """The tuned or the cheapest algorithm; where there are several, the choice is noted."""
-        found = {k.name: k for k in candidates(node, self.lanes, winograd=self.options.winograd)}
-        decided = self.options.decide(subject(node), {k: cost(v, node, self.lanes) for k, v in found.items()})
+        found = {k.name: k for k in candidates(flat, self.lanes, winograd=self.options.winograd)}
+        decided = self.options.decide(subject(node), {k: cost(v, flat, self.lanes) for k, v in found.items()})
         self.choice = decided if len(found) > 1 else None
         return found[decided.chosen]
 
     def _specialised(self, node: Node, algorithm: Algorithm) -> str:
-        """Template arguments: a depthwise kernel of common shape is compiled for its width and stride."""
-        if algorithm is not DEPTHWISE:
+        """Template arguments: a depthwise kernel of common shape is compiled for its width, stride and dilation."""
+        if algorithm not in (DEPTHWISE, VOLUMES):
             return ""
         w, a = node.operands[1].shape, node.attrs
-        width, stride = int(w[-1]), int(a["strides"][-1])
+        width, stride, dilation = int(w[-1]), int(a["strides"][-1]), int(a["dilations"][-1])
         grouped = not int(w[0]) == a["groups"] == node.operands[0].shape[1]
-        known = width in ((3,) if grouped else (3, 5, 7)) and stride in (1, 2) and a["dilations"][-1] == 1
+        if algorithm is DEPTHWISE and not grouped and width <= WIDEST and (stride, dilation) == (1, 2):
+            return f"<{width}, 1, false, 2>"
+        known = width in ((3,) if grouped else range(1, WIDEST + 1)) and stride in (1, 2) and dilation == 1
         return f"<{width}, {stride}{', true' if grouped else ''}>" if known else "<0, 0>"
 
-    def _shape(self, node: Node, strides: tuple[Dim, ...]) -> str:
-        a = node.attrs
-        n, ci, h, w = four(node.operands[0].shape)
-        _, co, oh, ow = four(node.output.shape)
-        kernel = four(node.operands[1].shape)[2:]
-        one = node.output.rank == 3
-        pairs = [(1, *a[k]) if one else tuple(a[k]) for k in ("strides", "dilations")]
-        low = (0, *a["low"]) if one else tuple(a["low"])
-        ins, ics, irs, ips = (strides[0], strides[1], 0, strides[2]) if one else strides
-        fields: list[Dim] = [
-            *(n, h, w, ci, oh, ow, co), *kernel, *pairs[0], *pairs[1], *low, a["groups"], *(ins, irs, ips, ics),
-        ]  # fmt: skip
-        return f"ConvShape{{{', '.join(self.size(f) for f in fields)}}}"
+    def _shape(self, own: Seen) -> str:
+        node, a = own.node, own.node.attrs
+        x, w, y = node.operands[0].shape, node.operands[1].shape, node.output.shape
+        (ins, ics, *_, irs, ips), low = own.strides, a["low"]
+        pairs = (*w[-2:], *a["strides"][-2:], *a["dilations"][-2:], *low[-2:])
+        fields: list[Dim] = [x[0], *x[-2:], x[1], *y[-2:], y[1], *pairs, a["groups"], ins, irs, ips, ics]
+        shape = f"ConvShape{{{', '.join(self.size(f) for f in fields)}}}"
+        if node.output.rank == 4:
+            return shape if max(a["dilations"]) == 1 else f"ConvDilated{{{shape}}}"
+        depth = (x[2], y[2], w[2], a["strides"][0], a["dilations"][0], low[0], own.strides[2])
+        return f"ConvVolume{{{shape}, {', '.join(self.size(f) for f in depth)}}}"
 
-    def _weights(self, node: Node, algorithm: Algorithm) -> str:
-        constant = constant_of(node.operands[1])
-        assert constant is not None
-        panel, groups = 2 * self.lanes, node.attrs["groups"]
-        w = constant if constant.ndim == 4 else constant[:, :, None, :]
+    def _source(self, node: Node) -> str:
+        """Weights that are packed at run time, as they lie: the fields of a ConvWeights."""
+        w = conv_image(self.layout, node.operands[1], planar=True)
+        assert w is not None, "the planner checked the operand"
+        own = (w.strides[0], w.strides[1], *(0,) * (5 - len(w.strides)), *w.strides[2:])
+        at = f"(const f32 *)a->p[{self.pointer(w.value)[1:]}] + {self.size(w.base)}"
+        return ", ".join([at, *(self.size(s) for s in own)])
+
+    def _packed(self, weights: Value, constant: np.ndarray, groups: int, algorithm: Algorithm) -> str:
+        panel = 2 * self.lanes
 
         def packed() -> np.ndarray:
-            return pack_direct(w, panel, groups) if algorithm is DIRECT else algorithm.pack(w, panel)
+            return algorithm.pack(constant, panel, groups)
 
         def write(out: np.ndarray) -> None:
             out.view(np.float32)[...] = packed().reshape(-1)
 
-        nbytes = self._packed_size(w.shape, algorithm, panel, groups) * 4
-        offset = self.weights.add_packed((algorithm.name, node.operands[1].id, panel), nbytes, write)
+        nbytes = self._packed_size(constant.shape, algorithm, panel, groups) * 4
+        offset = self.weights.add_packed((algorithm.name, weights.id, panel), nbytes, write)
         self.packed.append(("f32", offset))
         return f"w{len(self.packed) - 1}"
 
     @staticmethod
     def _packed_size(shape: tuple[int, ...], algorithm: Algorithm, panel: int, groups: int) -> int:
-        co, ci, kh, kw = shape
-        if algorithm is DEPTHWISE:
-            return co * ci * kh * kw
-        points = kh * kw if algorithm is DIRECT else (16 if algorithm is WINOGRAD[2] else 36)
+        co, ci, *taps = shape
+        if algorithm in (DEPTHWISE, VOLUMES):
+            return math.prod(shape)
+        points = math.prod(taps) if algorithm is DIRECT else (16 if algorithm is WINOGRAD[2] else 36)
         return groups * -(-(co // groups) // panel) * panel * points * ci
 
 

@@ -17,6 +17,8 @@ from onnxc.primitives.builder import constant_of
 
 WINOGRAD_TILES = 4  # fewer leave too few rows for a product with four times the weights
 MAX_ROWS = 126  # of a depthwise kernel with its dilation: twice DW_PAIRS of iconv.h, less two
+MAX_COLUMNS = 1024  # likewise, and its stride: the lines in scratch are so long
+MAX_STRIDE = 64
 
 
 def pack_depth(matrix: np.ndarray, panel: int, depth: int) -> np.ndarray:
@@ -299,9 +301,10 @@ class IntegerConvEmitter(_IntegerEmitter):
 
 
 def _is_depthwise(node: Node) -> bool:
-    w, groups = node.operands[1].shape, node.attrs["groups"]
-    rows = (w[2] - 1) * node.attrs["dilations"][0] + 1 if len(w) == 4 else 1
-    return groups > 1 and w[1] == 1 and rows <= MAX_ROWS
+    (_, one, *kernel), a = node.operands[1].shape, node.attrs
+    *rows, columns = ((k - 1) * d + 1 for k, d in zip(kernel, a["dilations"], strict=True))
+    small = all(r <= MAX_ROWS for r in rows) and columns <= MAX_COLUMNS and a["strides"][-1] <= MAX_STRIDE
+    return a["groups"] > 1 and one == 1 and small
 
 
 def _four(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -3,9 +3,12 @@
 // An output pixel is a row of a matmul, an output channel a column, a kernel tap of CI channels a run of
 // K. The register tile (conv_tile) multiplies MR rows by NR columns; where each row finds its runs is a
 // table of pointers, so strides, dilations, pads, and slices of wider buffers cost nothing inside the tile:
-// a tap outside the image points to a row of zeros. conv_dw.h has depthwise, conv_wino.h Winograd.
+// a tap outside the image points to a row of zeros, and where all rows of a tile do so it may be left out.
+// conv_dw.h has depthwise, conv_wino.h Winograd.
 //
-// Weights: w[group][panel][ky][kx][ci][NR], output channels zero-padded to whole panels of NR.
+// A volume has one more axis, depth: its planes are more images, and its kernel's planes more runs.
+//
+// Weights: w[group][panel][kz][ky][kx][ci][NR], output channels zero-padded to whole panels of NR.
 #pragma once
 #include "vec.h"
 
@@ -28,20 +31,52 @@ template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
 template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
 #endif
 
-// An output pixel: its linear index n*OH*OW + y*OW + x, and its coordinates.
+// An output pixel: its linear index n*OH*OW + y*OW + x, and its coordinates; in a volume ((n*OD + z)*OH + y)*OW + x.
 struct Px { i64 i, n, y, x; };
+struct PxVolume { i64 i, n, y, x, z; };
 
 // All sizes of one convolution. Element (n, c, y, x) of the input lies at n*ins + y*irs + x*ips + c*ics
 // (in elements): ics is 1 for channels-last; a planar NCHW input (ics = H*W, ips = 1) is repacked in blocks.
+// What is generic over shapes is compiled for images as though there were no depth.
 struct ConvShape {
   i64 N, H, W, CI, OH, OW, CO;
   i64 KH, KW, SY, SX, DY, DX, PT, PL;  // kernel, strides, dilations, pads at the top and left
   i64 G;                               // groups
   i64 ins, irs, ips, ics;
+  static constexpr bool VOLUME = false, SKIPS = false;
+  static constexpr i64 D = 1, OD = 1, KD = 1, SZ = 1, DZ = 1, PF = 0, ids = 0;
+};
+
+// The same with a long reach beyond the image, as dilations bring: taps that are zeros for a whole tile are left out.
+struct ConvDilated : ConvShape { static constexpr bool SKIPS = true; };
+
+// The same with a depth: element (n, c, z, y, x) lies z*ids further on.
+struct ConvVolume : ConvShape {
+  i64 D, OD, KD, SZ, DZ, PF, ids;  // sizes, kernel, stride, dilation, pad in front
+  static constexpr bool VOLUME = true, SKIPS = true;
 };
 
 // The pixel at linear index i.
 OX Px conv_px(const ConvShape &s, i64 i) { return {i, i / (s.OH * s.OW), i / s.OW % s.OH, i % s.OW}; }
+OX PxVolume conv_px(const ConvVolume &s, i64 i) {
+  i64 plane = i / (s.OH * s.OW);
+  return {i, plane / s.OD, i / s.OW % s.OH, i % s.OW, plane % s.OD};
+}
+OX i64 conv_z(const Px &) { return 0; }
+OX i64 conv_z(const PxVolume &q) { return q.z; }
+
+// To the pixel after q.
+OX void conv_next(const ConvShape &s, Px &q) {
+  q.i++, q.x++;
+  if (q.x == s.OW) q.x = 0, q.y++;
+  if (q.y == s.OH) q.y = 0, q.n++;
+}
+OX void conv_next(const ConvVolume &s, PxVolume &q) {
+  q.i++, q.x++;
+  if (q.x == s.OW) q.x = 0, q.y++;
+  if (q.y == s.OH) q.y = 0, q.z++;
+  if (q.z == s.OD) q.z = 0, q.n++;
+}
 
 OX i64 cmin(i64 a, i64 b) { return a < b ? a : b; }
 OX i64 cmax(i64 a, i64 b) { return a > b ? a : b; }
@@ -56,11 +91,12 @@ OX i64 cround(i64 a, i64 b) { return cdiv(a, b) * b; }
 struct ConvRuns {
   i64 runs, len;      // a row's K is `runs` runs of `len` contiguous floats
   i64 piece, flush;   // terms at a time (at most a run), terms after which the accumulators are emptied
+  bool more;          // there is a sum already, to which this is added
 };
 
 OX ConvRuns conv_runs(i64 runs, i64 len) {
   i64 pieces = cmax(1, (len + 128) / 256);
-  return {runs, len, cdiv(len, pieces), 160};
+  return {runs, len, cdiv(len, pieces), 160, false};
 }
 
 // Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
@@ -93,7 +129,7 @@ template <int MR, int NV>
 __attribute__((noinline, noclone)) static void conv_tile(
     const f32 *const *A, i64 off, ConvRuns R, const f32 *B, f32 *D, i64 ds) {
   CONV_ROWS(CONV_DECL)
-  bool first = true;
+  bool first = !R.more;
   i64 have = 0;
   for (i64 r = 0; r < R.runs; r++, A += CONV_MR) {
     CONV_ROWS(CONV_PTR)
@@ -170,6 +206,7 @@ struct ConvPlan {
   i64 max_rows;              // output rows a block touches at most
   i64 unit;                  // pixels: blocks are multiples of it
   i64 right;                 // columns of zeros at the right of repacked rows (at the left there are PL)
+  i64 tiles;                         // of a block, at most
   i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
 };
 
@@ -188,57 +225,60 @@ OX i64 conv_blocks(i64 rows, i64 best, i64 least, i64 panels) {
 // The first pixel of block b: whole units, so that only the last block has a remainder.
 OX i64 conv_block_begin(const ConvPlan &p, i64 b) { return cmin(p.pixels, cdiv(p.pixels, p.unit) * b / p.blocks * p.unit); }
 
-static ConvPlan conv_plan(const ConvShape &s) {
+template <class S> static ConvPlan conv_plan(const S &s) {
   ConvPlan p = {};
   p.repack = s.ics != 1 && s.CI != 1;
   p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
   bool dense = s.G == 1 && s.DX == 1 && (p.repack || s.ips == s.CI);
   p.rows = dense && s.KW > 1 && s.CI < 64;
-  p.R = p.rows ? conv_runs(s.KH, s.KW * s.CI) : conv_runs(s.KH * s.KW, p.cig);
-  p.pixels = s.N * s.OH * s.OW;
+  p.R = p.rows ? conv_runs(s.KD * s.KH, s.KW * s.CI) : conv_runs(s.KD * s.KH * s.KW, p.cig);
+  p.pixels = s.N * s.OD * s.OH * s.OW;
   // A block's inputs should stay in half of a 512 KB cache while the panels pass over them.
-  i64 bytes = 4 * s.CI * cmin(s.SX, s.KW) * cmin(s.SY, s.KH);
+  i64 bytes = 4 * s.CI * cmin(s.SX, s.KW) * cmin(s.SY, s.KH) * s.KD;
+  if (s.KD > 1) bytes += 8 * p.R.runs;  // of the table
   i64 block = cmax(CONV_FEW, cmin(480, 192 * 1024 / cmax(bytes, 1)));
   p.unit = 1;
   if (p.repack) {  // whole rows, and many of them, since a block also repacks what its last kernel reaches into
-    block = cmax(1, cmin(16, 192 * 1024 / cmax(4 * s.CI * s.SY * s.W, 1))) * s.OW;
+    block = cmax(1, cmin(16, 192 * 1024 / cmax(4 * s.CI * s.SY * s.W * s.KD, 1))) * s.OW;
     p.unit = s.OW;
   }
   p.blocks = conv_blocks(p.pixels, block, CONV_FEW, p.panels * s.G);
   p.parts = cmax(1, cmin(p.panels * s.G, cdiv(CONV_ITEMS, p.blocks)));
   i64 most = cround(cdiv(p.pixels, p.blocks), p.unit) + p.unit;
-  p.max_rows = cmin(s.N * s.OH, (most + s.OW - 2) / cmax(s.OW, 1) + 1);
+  p.max_rows = cmin(s.N * s.OD * s.OH, (most + s.OW - 2) / cmax(s.OW, 1) + 1);
   p.zero = cround(cmax(p.R.len, s.CI), 16);
   // Pixels of an output row whose kernel rows leave the image at the left or the right.
   i64 left = cdiv(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
   i64 edge = cmin(s.OW, cmin(left, s.OW) + cmax(0, s.OW - inside));
   p.right = cmax(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
-  p.patch = p.rows && !p.repack ? p.max_rows * edge * s.KH * cround(p.R.len, 16) : 0;
-  i64 images = cmin(s.N, (most - 1) / cmax(s.OH * s.OW, 1) + 2);
-  i64 in_rows = cmin(images * s.H, (p.max_rows - 1) * s.SY + images * ((s.KH - 1) * s.DY + 1));
+  p.patch = p.rows && !p.repack ? p.max_rows * edge * p.R.runs * cround(p.R.len, 16) : 0;
+  i64 planes = cmin(s.N * s.OD, (most - 1) / cmax(s.OH * s.OW, 1) + 2);
+  i64 in_rows = s.KD * cmin(planes * s.H, (p.max_rows - 1) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
   p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * s.CI) + 4 * VL : 0;
-  p.table = (cdiv(most, CONV_MR) + 1) * p.R.runs * CONV_MR;
+  p.tiles = cdiv(most, CONV_MR) + 1;
+  p.table = p.tiles * p.R.runs * CONV_MR;
   return p;
 }
 
 // Work items of a convolution, and bytes of scratch that a thread needs for any number of them (64-byte
 // aligned). Items next to each other share a block's table: give a thread a range, not single items.
-static i64 conv_items_count(const ConvShape &s) {
+template <class S> static i64 conv_items_count(const S &s) {
   ConvPlan p = conv_plan(s);
   return p.pixels > 0 ? p.blocks * p.parts : 0;
 }
-static i64 conv_scratch(const ConvShape &s) {
+template <class S> static i64 conv_scratch(const S &s) {
   ConvPlan p = conv_plan(s);
-  return 4 * (CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + 64) + 8 * (p.R.runs + p.table);
+  return 4 * (CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + 64) + 8 * (p.R.runs + p.tiles + p.table);
 }
 
 // A thread's scratch, divided.
-struct ConvScratch { f32 *D, *zero, *patch, *repacked; i64 *offsets; const f32 **table; };
+struct ConvScratch { f32 *D, *zero, *patch, *repacked; i64 *offsets; u64 *live; const f32 **table; };
 
 OX ConvScratch conv_divide(const ConvPlan &p, void *scratch) {
   f32 *D = (f32 *)scratch, *zero = D + CONV_MR * CONV_NR, *patch = zero + p.zero, *rep = patch + p.patch;
   i64 *offsets = (i64 *)(rep + cround(p.repacked, 16));
-  return {D, zero, patch, rep, offsets, (const f32 **)(offsets + p.R.runs)};
+  u64 *live = (u64 *)(offsets + p.R.runs);
+  return {D, zero, patch, rep, offsets, live, (const f32 **)(live + p.tiles)};
 }
 
 // How n pixels fall into tiles: as evenly as it goes, since a tile of one row costs half of a full one.
@@ -274,7 +314,7 @@ template <int C> OX void conv_interleave(const f32 *x, i64 ics, i64 W, f32 *d) {
 }
 
 // Copies input rows [y0, y1) of a planar image channels-last, with zeros at the left and the right.
-static void conv_repack(const ConvShape &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, f32 *d) {
+template <class S> static void conv_repack(const S &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, f32 *d) {
   for (i64 y = y0; y < y1; y++) {
     const f32 *row = x + y * s.irs;
     for (i64 i = 0; i < s.PL * s.CI; i++) *d++ = 0;
@@ -290,117 +330,231 @@ static void conv_repack(const ConvShape &s, const ConvPlan &p, const f32 *x, i64
 }
 
 // Copies a kernel row that leaves the image at the left or the right, with zeros where it is outside.
-OX void conv_patch(const ConvShape &s, const f32 *row, i64 ix, f32 *d) {
-  for (i64 k = 0; k < s.KW; k++)
-    for (i64 c = 0; c < s.CI; c++) d[k * s.CI + c] = (u64)(ix + k) < (u64)s.W ? row[(ix + k) * s.CI + c] : 0;
+template <class S> OX void conv_patch(const S &s, const f32 *row, i64 ix, f32 *d) {
+  i64 full = s.CI / VL * VL;
+  int rest = int(s.CI - full);
+  for (i64 k = 0; k < s.KW; k++, d += s.CI) {
+    bool in = (u64)(ix + k) < (u64)s.W;
+    const f32 *p = row + (ix + k) * s.CI;
+    for (i64 c = 0; c < full; c += VL) st(d + c, in ? ld(p + c) : vf{});
+    if (rest) stn(d + full, in ? ldn(p + full, rest) : vf{}, rest);
+  }
 }
 
-// An image as the table sees it: element (c, y, x) at base[y * irs + x * ips + c], for left <= x < right.
-struct ConvImage { const f32 *base; i64 irs, ips, left, right; };
+// Kernel planes [first, last) of an output plane that lie inside the volume.
+struct ConvPlanes { i64 first, last; };
+template <class S> OX ConvPlanes conv_planes(const S &s, i64 z) {
+  if (!S::VOLUME) return {0, 1};
+  i64 iz = z * s.SZ - s.PF, first = iz < 0 ? cmin(s.KD, cdiv(-iz, s.DZ)) : 0;
+  return {first, cmax(first, cmin(s.KD, iz < s.D ? cdiv(s.D - iz, s.DZ) : 0))};
+}
+
+// What the table sees of an output plane: element (c, kz, y, x) at base[kz * iks + y * irs + x * ips + c], for
+// left <= x < right and the kernel planes kz inside the volume.
+struct ConvImage { const f32 *base; i64 iks, irs, ips, left, right; ConvPlanes planes; };
 
 // Pointers to the runs of an output pixel at the image's edge: t[r * CONV_MR].
-static void conv_edge(const ConvShape &s, const ConvPlan &p, const ConvImage &m, i64 iy, i64 ix, const f32 *zero,
+template <class S> static void conv_edge(const S &s, const ConvPlan &p, const ConvImage &m, i64 y, i64 ix, const f32 *zero,
                       f32 *&patch, const f32 **t) {
   bool inside = ix >= m.left && ix + s.KW <= m.right;
-  for (i64 ky = 0; ky < s.KH; ky++, iy += s.DY) {
-    const f32 *row = m.base + iy * m.irs;
-    bool out = (u64)iy >= (u64)s.H;
-    if (p.rows) {
-      if (out) *t = zero;
-      else if (inside) *t = row + ix * m.ips;
-      else conv_patch(s, row, ix, patch), *t = patch, patch += cround(p.R.len, 16);
-      t += CONV_MR;
-    } else {
-      for (i64 kx = 0, i = ix; kx < s.KW; kx++, i += s.DX, t += CONV_MR)
-        *t = out || i < m.left || i >= m.right ? zero : row + i * m.ips;
+  for (i64 kz = 0; kz < s.KD; kz++) {
+    bool beyond = kz < m.planes.first || kz >= m.planes.last;
+    for (i64 ky = 0, iy = y; ky < s.KH; ky++, iy += s.DY) {
+      const f32 *row = m.base + kz * m.iks + iy * m.irs;
+      bool out = beyond || (u64)iy >= (u64)s.H;
+      if (p.rows) {
+        if (out) *t = zero;
+        else if (inside) *t = row + ix * m.ips;
+        else conv_patch(s, row, ix, patch), *t = patch, patch += cround(p.R.len, 16);
+        t += CONV_MR;
+      } else {
+        for (i64 kx = 0, i = ix; kx < s.KW; kx++, i += s.DX, t += CONV_MR)
+          *t = out || i < m.left || i >= m.right ? zero : row + i * m.ips;
+      }
     }
   }
 }
 
 // Distance of every run from an inner pixel's first one.
-OX void conv_offsets(const ConvShape &s, const ConvPlan &p, i64 irs, i64 ips, i64 *d) {
-  for (i64 ky = 0; ky < s.KH; ky++)
-    for (i64 kx = 0; kx < (p.rows ? 1 : s.KW); kx++) *d++ = ky * s.DY * irs + kx * s.DX * ips;
+template <class S> OX void conv_offsets(const S &s, const ConvPlan &p, const ConvImage &m, i64 *d) {
+  for (i64 kz = 0; kz < s.KD; kz++)
+    for (i64 ky = 0; ky < s.KH; ky++)
+      for (i64 kx = 0; kx < (p.rows ? 1 : s.KW); kx++) *d++ = kz * m.iks + ky * s.DY * m.irs + kx * s.DX * m.ips;
 }
 
-// The image of output pixel q, for the pixels of a block up to p1; a planar image is repacked as far as needed.
-static ConvImage conv_image(const ConvShape &s, const ConvPlan &p, const f32 *x, const Px &q, i64 p1, f32 *&rep) {
-  const f32 *base = x + q.n * s.ins;
-  if (!p.repack) return {base, s.irs, s.ips, 0, s.W};
-  i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * s.CI;
-  i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT));
-  i64 y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1));
-  conv_repack(s, p, base, y0, y1, rep);
-  ConvImage m = {rep - y0 * row + s.PL * s.CI, row, s.CI, -s.PL, s.W + p.right};
-  rep += (y1 - y0) * row;
+// The image of output pixel q's plane, for the pixels of a block up to p1, and its offsets; a planar image is
+// repacked as far as needed.
+template <class S, class P>
+static ConvImage conv_image(const S &s, const ConvPlan &p, const f32 *x, const P &q, i64 p1, f32 *&rep, i64 *offsets) {
+  const f32 *base = x + q.n * s.ins + (conv_z(q) * s.SZ - s.PF) * s.ids;
+  ConvImage m = {base, s.DZ * s.ids, s.irs, s.ips, 0, s.W, conv_planes(s, conv_z(q))};
+  if (p.repack) {
+    i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * s.CI;
+    i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT));
+    i64 y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1)), plane = (y1 - y0) * row;
+    for (i64 kz = m.planes.first; kz < m.planes.last; kz++)
+      conv_repack(s, p, base + kz * m.iks, y0, y1, rep + (kz - m.planes.first) * plane);
+    m.base = rep - y0 * row + s.PL * s.CI - m.planes.first * plane;
+    m.iks = plane, m.irs = row, m.ips = s.CI, m.left = -s.PL, m.right = s.W + p.right;
+    rep += (m.planes.last - m.planes.first) * plane;
+  }
+  conv_offsets(s, p, m, offsets);
   return m;
 }
 
+// Pointers to the runs of `rows` neighbours in a row of the image, from a on at a distance of `step`, no run of which
+// leaves the image: t[run * CONV_MR + row].
+template <class S> OX void conv_inner(const S &s, const ConvPlan &p, const ConvImage &m, const ConvScratch &w, const f32 *a,
+                   int rows, i64 step, const f32 **t) {
+  if (!S::VOLUME) {
+    for (i64 k = 0; k < p.R.runs; k++)
+      for (int r = 0; r < rows; r++) t[k * CONV_MR + r] = a + w.offsets[k] + r * step;
+    return;
+  }
+  i64 each = p.R.runs / s.KD, first = m.planes.first * each, last = m.planes.last * each;
+  for (i64 k = first; k < last; k++)
+    for (int r = 0; r < rows; r++) t[k * CONV_MR + r] = a + w.offsets[k] + r * step;
+  if (last - first == p.R.runs) return;
+  for (i64 k = 0; k < p.R.runs; k++)
+    for (int r = 0; r < rows; r++) if (k < first || k >= last) t[k * CONV_MR + r] = w.zero;
+}
+
+// Runs of a tile that are not zeros in all of its rows, a bit each. Short runs are no gain, and counts beyond a word's
+// bits have no place: then all are.
+OX u64 conv_live(const ConvPlan &p, const f32 *const *t, int rows, const f32 *zero) {
+  if (p.R.runs > 64 || p.R.len < 16) return ~0ull;
+  u64 live = 0;
+  for (i64 k = 0; k < p.R.runs; k++, t += CONV_MR)
+    for (int r = 0; r < rows; r++)
+      if (t[r] != zero) { live |= 1ull << k; break; }
+  return live ? live : 1;  // the sum of none is zero, too
+}
+
+// Neighbouring live runs, the first ones at or after `from`; none where count is 0.
+struct ConvSpan { i64 first, count; };
+OX ConvSpan conv_span(const ConvPlan &p, u64 live, i64 from) {
+  if (live == ~0ull) return {from, p.R.runs - from};
+  u64 rest = live >> from;  // never all bits: there are fewer runs
+  if (from >= p.R.runs || !rest) return {from, 0};
+  i64 skip = __builtin_ctzll(rest);
+  return {from + skip, __builtin_ctzll(~(rest >> skip))};
+}
+
 // Fills the table of pixels [p0, p1): table[tile][run][row].
+template <class S>
 __attribute__((noinline)) static void conv_table(
-    const ConvShape &s, const ConvPlan &p, const f32 *x, i64 p0, i64 p1, const ConvScratch &m) {
+    const S &s, const ConvPlan &p, const f32 *x, i64 p0, i64 p1, const ConvScratch &m) {
   ConvTiles T = conv_tiles(p1 - p0);
   const f32 **t = m.table;
   f32 *patch = m.patch, *rep = m.repacked;
-  Px q = conv_px(s, p0);
-  ConvImage image = conv_image(s, p, x, q, p1, rep);
-  conv_offsets(s, p, image.irs, image.ips, m.offsets);
+  auto q = conv_px(s, p0);
+  ConvImage image = conv_image(s, p, x, q, p1, rep, m.offsets);
   i64 ylast = s.H - (s.KH - 1) * s.DY, xlast = image.right - (s.KW - 1) * s.DX;
   for (i64 j = 0; j < T.count; j++, t += p.R.runs * CONV_MR) {
     int rows = T.size(j);
     i64 iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL, step = s.SX * image.ips;
     bool inner = iy >= 0 && iy < ylast && ix >= image.left && ix + (rows - 1) * s.SX < xlast && q.x + rows < s.OW;
     if (inner) {
-      const f32 *a = image.base + iy * image.irs + ix * image.ips;
-      for (i64 k = 0; k < p.R.runs; k++)
-        for (int r = 0; r < rows; r++) t[k * CONV_MR + r] = a + m.offsets[k] + r * step;
+      conv_inner(s, p, image, m, image.base + iy * image.irs + ix * image.ips, rows, step, t);
       q.i += rows, q.x += rows;
     }
     for (int r = inner ? rows : 0; r < rows; r++) {
       iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL;
-      if (iy >= 0 && iy < ylast && ix >= image.left && ix < xlast) {
-        const f32 *a = image.base + iy * image.irs + ix * image.ips;
-        for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = a + m.offsets[k];
-      } else {
+      if (iy >= 0 && iy < ylast && ix >= image.left && ix < xlast)
+        conv_inner(s, p, image, m, image.base + iy * image.irs + ix * image.ips, 1, 0, t + r);
+      else
         conv_edge(s, p, image, iy, ix, m.zero, patch, t + r);
-      }
-      q.i++, q.x++;
-      if (q.x == s.OW) q.x = 0, q.y++;
-      if (q.y == s.OH && q.i < p1) q.y = 0, q.n++, image = conv_image(s, p, x, q, p1, rep);
+      conv_next(s, q);
+      if (q.y == 0 && q.x == 0 && q.i < p1) image = conv_image(s, p, x, q, p1, rep, m.offsets);
     }
     for (int r = rows; r < CONV_MR; r++)
       for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = t[k * CONV_MR + rows - 1];
+    if (S::SKIPS) m.live[j] = conv_live(p, t, rows, m.zero);
   }
 }
 
+// ---------------------------------------------------------------------------------------------------
+// Weights that are packed at run time: element (o, c, kz, ky, kx) lies at w[o*os + c*cs + kz*zs + ky*ys + kx*xs].
+struct ConvWeights { const f32 *w; i64 os, cs, zs, ys, xs; };
+
+template <class S> OX i64 conv_taps(const S &s) { return s.KD * s.KH * s.KW; }
+template <class S> OX const f32 *conv_tap(const S &s, const ConvWeights &w, i64 k) {
+  return w.w + k / (s.KH * s.KW) * w.zs + k / s.KW % s.KH * w.ys + k % s.KW * w.xs;
+}
+
+// For conv_items: an item is a panel.
+struct ConvPanels {
+  template <class S> static i64 count(const S &s) { return s.G * cdiv(s.CO / s.G, CONV_NR); }
+  template <class S> static i64 bytes(const S &s) { return 4 * count(s) * CONV_NR * conv_taps(s) * (s.CI / s.G); }
+  template <class S> static void pack(const S &s, const ConvWeights &w, i64 first, i64 last, f32 *out) {
+    i64 cig = s.CI / s.G, cog = s.CO / s.G, panels = cdiv(cog, CONV_NR);
+    f32 *d = out + first * CONV_NR * conv_taps(s) * cig;
+    for (i64 n = first; n < last; n++) {
+      i64 o = n % panels * CONV_NR, cols = cmin(CONV_NR, cog - o);
+      for (i64 k = 0; k < conv_taps(s); k++) {
+        const f32 *p = conv_tap(s, w, k) + (n / panels * cog + o) * w.os;
+        for (i64 c = 0; c < cig; c++, p += w.cs, d += CONV_NR) {
+          st(d, lds(p, w.os, (int)cmin(cols, VL)));
+          st(d + VL, cols > VL ? lds(p + VL * w.os, w.os, int(cols - VL)) : vf{});
+        }
+      }
+    }
+  }
+};
+
+// For the depthwise kernels: an item is a tap.
+struct ConvTaps {
+  template <class S> static i64 count(const S &s) { return conv_taps(s); }
+  template <class S> static i64 bytes(const S &s) { return cround(4 * conv_taps(s) * (s.CI / s.G) * s.CO, 64) + 64; }
+  template <class S> static void pack(const S &s, const ConvWeights &w, i64 first, i64 last, f32 *out) {
+    i64 cig = s.CI / s.G;
+    f32 *d = out + first * cig * s.CO;
+    for (i64 k = first; k < last; k++)
+      for (i64 c = 0; c < cig; c++)
+        for (i64 o = 0; o < s.CO; o++) *d++ = conv_tap(s, w, k)[c * w.cs + o * w.os];
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------
 // Hands `rows` pixels from q on by `cols` channels of finished sums (row stride ds) to the epilogue. Never
 // inlined, and with a copy of the epilogue: its pointers stay in registers, since no store can alias them.
-template <class E>
+template <class S, class P, class E>
 __attribute__((noinline)) static void conv_finish(
-    const ConvShape &s, const f32 *D, i64 ds, Px q, i64 rows, i64 c, i64 cols, const E &call) {
+    const S &s, const f32 *D, i64 ds, P q, i64 rows, i64 c, i64 cols, const E &call) {
   const E epi = call;
   i64 full = cols / VL * VL;
   for (i64 r = 0; r < rows; r++, D += ds) {
     for (i64 j = 0; j < full; j += VL) epi(q, c + j, ld(D + j), Full{});
     if (full < cols) epi(q, c + full, ld(D + full), Part{int(cols - full)});
-    q.i++, q.x++;
-    if (q.x == s.OW) q.x = 0, q.y++;
-    if (q.y == s.OH) q.y = 0, q.n++;
+    conv_next(s, q);
+  }
+}
+
+// A tile's live runs.
+template <bool NARROW>
+__attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, const f32 *const *A, i64 off,
+                                                 const ConvPlan &p, const f32 *B, f32 *D) {
+  ConvRuns R = p.R;
+  for (ConvSpan k = conv_span(p, live, 0); k.count; k = conv_span(p, live, k.first + k.count)) {
+    R.runs = k.count;
+    conv_tile_any<NARROW>(rows, cols, A + k.first * CONV_MR, off, R, B + k.first * R.len * CONV_NR, D, CONV_NR);
+    R.more = true;
   }
 }
 
 // Pixels [p0, p1), of which the table has been filled, by panels [n0, n1) of all groups.
-template <bool NARROW, class E>
-OX void conv_panels(const ConvShape &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0,
-                    i64 n1, const E &epi) {
+template <bool NARROW, class S, class E>
+OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0, i64 n1,
+                    const E &epi) {
   ConvTiles T = conv_tiles(p1 - p0);
   i64 K = p.R.runs * p.R.len;
   for (i64 n = n0; n < n1; n++) {
     i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
       conv_fetch(w + n * K * CONV_NR, K, t, T.count);
-      conv_tile_any<NARROW>(T.size(t), cols, m.table + t * p.R.runs * CONV_MR, g * p.cig, p.R, w + n * K * CONV_NR,
-                            m.D, CONV_NR);
+      const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
+      if constexpr (S::SKIPS) conv_spans<NARROW>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, m.D);
+      else conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, m.D, CONV_NR);
       conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
     }
   }
@@ -410,9 +564,9 @@ OX void conv_panels(const ConvShape &s, const ConvPlan &p, const ConvScratch &m,
 // output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
 // and whatever follows, and stores.
 // NARROW = false compiles faster, and loses only where the last panel has VL channels or fewer.
-template <bool NARROW = true, class E>
+template <bool NARROW = true, class S, class E>
 static void conv_items(
-    const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
+    const S &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
   ConvPlan p = conv_plan(s);
   ConvScratch m = conv_divide(p, scratch);
   for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;

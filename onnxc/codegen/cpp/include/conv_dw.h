@@ -37,17 +37,17 @@ template <int KW> static constexpr int dw_sets = VL >= 16 && KW >= 5 ? 2 : 1;
 OX vf dw_permuted(vf v, vi lanes) { return __builtin_shuffle(v, lanes); }
 
 // Adds one kernel row of one input channel of each group to the sums of one vector of channels.
-template <int KW, int SX, bool EDGE, bool PERM, class L, class X>
+template <int KW, int SX, bool EDGE, bool PERM, int DX, class L, class X>
 OX void dw_row(vf (*acc)[DW_XB], const f32 *p, i64 ips, i64 ix, i64 W, const f32 *w, i64 step, vi lanes, L l, X lx) {
   vf k[KW];
   OX_UNROLL for (int i = 0; i < KW; i++) k[i] = ldl(w + i * step, l);
-  OX_UNROLL for (int j = 0; j < (DW_XB - 1) * SX + KW; j++) {
+  OX_UNROLL for (int j = 0; j < (DW_XB - 1) * SX + (KW - 1) * DX + 1; j++) {
     if (EDGE && (u64)(ix + j) >= (u64)W) continue;
     vf v = ldl(p + j * ips, lx);
     if constexpr (PERM) v = dw_permuted(v, lanes);
     DW_KEEP(v);
     OX_UNROLL for (int i = 0; i < KW; i++)
-      if (j >= i && (j - i) % SX == 0 && (j - i) / SX < DW_XB) acc[i % dw_sets<KW>][(j - i) / SX] += v * k[i];
+      if (int at = j - i * DX; at >= 0 && at % SX == 0 && at / SX < DW_XB) acc[i % dw_sets<KW>][at / SX] += v * k[i];
   }
 }
 
@@ -55,15 +55,16 @@ OX void dw_row(vf (*acc)[DW_XB], const f32 *p, i64 ips, i64 ix, i64 W, const f32
 OX i64 dw_channel(const ConvShape &s, i64 c) { return s.CO == s.CI && s.CI == s.G ? c : c / (s.CO / s.G) * (s.CI / s.G); }
 
 // The sums of a tile for one vector of channels, from t.co + c on; x is the input's first of these.
-template <int KW, int SX, bool EDGE, bool PERM, class L, class X>
+template <int KW, int SX, bool EDGE, bool PERM, int DX, class L, class X>
 OX void dw_vector(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D, i64 c, L l, X lx) {
   vf acc[dw_sets<KW>][DW_XB];
   OX_UNROLL for (int i = 0; i < DW_XB; i++) acc[0][i] = acc[dw_sets<KW> - 1][i] = vf{};
   i64 group = PERM ? s.CI / s.G : 1, step = group * s.CO;
   for (i64 ky = t.ky0; ky < t.ky1; ky++)
     for (i64 q = 0; q < group; q++)
-      dw_row<KW, SX, EDGE, PERM>(acc, x + ky * s.DY * s.irs, s.ips, t.ix, s.W, t.w + (ky * KW * group + q) * s.CO + c, step,
-                                 PERM ? t.lanes[c / VL * group + q] : vi{}, l, lx);
+      dw_row<KW, SX, EDGE, PERM, DX>(acc, x + ky * s.DY * s.irs, s.ips, t.ix, s.W,
+                                     t.w + (ky * KW * group + q) * s.CO + c, step,
+                                     PERM ? t.lanes[c / VL * group + q] : vi{}, l, lx);
   OX_UNROLL for (int i = 0; i < DW_XB; i++)
     st(D + i * t.ds + c, dw_sets<KW> == 2 ? acc[0][i] + acc[1][i] : acc[0][i]);
 }
@@ -91,9 +92,9 @@ OX void dw_vector_any(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D,
   OX_UNROLL for (int i = 0; i < DW_XB; i++) st(D + i * t.ds + c, acc[i]);
 }
 
-// The sums of some tiles, for kernel width KW and stride SX known at compile time and no dilation along x, or for any
+// The sums of some tiles, for kernel width KW, stride SX and dilation DX along x known at compile time, or for any
 // (KW = 0). Never inlined: one copy serves every depthwise convolution of that kind.
-template <int KW, int SX, bool EDGE, bool PERM>
+template <int KW, int SX, bool EDGE, bool PERM, int DX = 1>
 __attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const DwTile &t) {
   const f32 *x = t.x;
   f32 *D = t.D;
@@ -106,8 +107,8 @@ __attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const
         if (lanes == VL && inputs == VL) dw_vector_any<EDGE>(s, t, p, D, c, Full{}, Full{});
         else dw_vector_any<EDGE>(s, t, p, D, c, Part{lanes}, Part{inputs});
       } else {
-        if (lanes == VL && inputs == VL) dw_vector<KW, SX, EDGE, PERM>(s, t, p, D, c, Full{}, Full{});
-        else dw_vector<KW, SX, EDGE, PERM>(s, t, p, D, c, Part{lanes}, Part{inputs});
+        if (lanes == VL && inputs == VL) dw_vector<KW, SX, EDGE, PERM, DX>(s, t, p, D, c, Full{}, Full{});
+        else dw_vector<KW, SX, EDGE, PERM, DX>(s, t, p, D, c, Part{lanes}, Part{inputs});
       }
     }
 }
@@ -141,7 +142,7 @@ static i64 conv_dw_count(const ConvShape &s) {
 static i64 conv_dw_scratch(const ConvShape &s) { return 4 * (DW_XB * 2 * DW_CB + DW_CB * (s.CI / s.G)); }
 
 // One output row by a strip of channels: t has the channels, and lanes and D.
-template <int KW, int SX, bool PERM, class E>
+template <int KW, int SX, bool PERM, int DX, class E>
 OX void dw_line(const ConvShape &s, const f32 *x, DwTile t, i64 n, i64 oy, const E &epi) {
   i64 iy = oy * s.SY - s.PT, reach = (DW_XB - 1) * s.SX + (s.KW - 1) * s.DX + 1;
   i64 most = cmax(1, 2 * DW_CB / t.ds);  // tiles at a time
@@ -154,14 +155,14 @@ OX void dw_line(const ConvShape &s, const f32 *x, DwTile t, i64 n, i64 oy, const
     i64 inner = (s.W - t.ix - reach) / (DW_XB * s.SX) + 1;
     if (!edge) t.tiles = cmin(cmin(most, inner), cdiv(s.OW - ox, DW_XB));
     pixels = cmin(t.tiles * DW_XB, s.OW - ox);
-    if (edge) dw_tile<KW, SX, true, PERM>(s, t);
-    else dw_tile<KW, SX, false, PERM>(s, t);
+    if (edge) dw_tile<KW, SX, true, PERM, DX>(s, t);
+    else dw_tile<KW, SX, false, PERM, DX>(s, t);
     conv_finish(s, t.D, t.ds, Px{(n * s.OH + oy) * s.OW + ox, n, oy, ox}, pixels, t.co, t.cols, epi);
   }
 }
 
 // Output rows [y0, y1) of image n by the channels of strips [first, last).
-template <int KW, int SX, bool PERM, class E>
+template <int KW, int SX, bool PERM, int DX, class E>
 OX void dw_strips(const ConvShape &s, const DwPlan &p, const f32 *x, const f32 *w, i64 n, i64 y0, i64 y1, i64 first,
                   i64 last, void *scratch, const E &epi) {
   f32 *D = (f32 *)scratch;
@@ -170,26 +171,28 @@ OX void dw_strips(const ConvShape &s, const DwPlan &p, const f32 *x, const f32 *
     i64 co = strip * p.strip, cols = cmin(p.strip, s.CO - co);
     if (PERM || KW == 0) dw_lanes(s, co, cols, lanes);
     for (i64 oy = y0; oy < y1; oy++)
-      dw_line<KW, SX, PERM>(s, x, DwTile{nullptr, w + co, D, lanes, 0, 0, 0, co, cols, 1, cround(cols, VL)}, n, oy, epi);
+      dw_line<KW, SX, PERM, DX>(s, x, DwTile{nullptr, w + co, D, lanes, 0, 0, 0, co, cols, 1, cround(cols, VL)}, n, oy,
+                                epi);
   }
 }
 
 // Output rows [y0, y1) of image n: see conv_dw_items.
-template <int KW, int SX, bool PERM = false, class E>
+template <int KW, int SX, bool PERM = false, int DX = 1, class E>
 static void conv_dw_rows(
     const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 y0, i64 y1, void *scratch, const E &epi) {
   DwPlan p = dw_plan(s);
-  dw_strips<KW, SX, PERM>(s, p, x, w, n, y0, y1, 0, p.strips, scratch, epi);
+  dw_strips<KW, SX, PERM, DX>(s, p, x, w, n, y0, y1, 0, p.strips, scratch, epi);
 }
 
 // Work items [first, last) of a depthwise convolution, or (PERM) one of small groups.
-// KW and SX are the shape's own, with DX = 1; KW = 0 takes any shape, whatever PERM is.
-template <int KW, int SX, bool PERM = false, class E>
+// KW, SX and DX are the shape's own; KW = 0 takes any shape, whatever PERM is.
+template <int KW, int SX, bool PERM = false, int DX = 1, class E>
 static void conv_dw_items(
     const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
   DwPlan p = dw_plan(s);
   for (i64 item = first; item < last; item++) {
     i64 strip = item % p.strips, band = item / p.strips % p.bands, n = item / (p.strips * p.bands);
-    dw_strips<KW, SX, PERM>(s, p, x, w, n, band * p.band, cmin(s.OH, (band + 1) * p.band), strip, strip + 1, scratch, epi);
+    dw_strips<KW, SX, PERM, DX>(s, p, x, w, n, band * p.band, cmin(s.OH, (band + 1) * p.band), strip, strip + 1, scratch,
+                                epi);
   }
 }

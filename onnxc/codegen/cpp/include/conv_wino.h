@@ -5,7 +5,8 @@
 // transformed along y and x: V = B' d B, then for each of the P = T * T points one matmul over channels,
 // then Y = A' m A. Blocks of tiles go through all steps while they are in the cache.
 //
-// Weights: U[panel][p][ci][NR] with U = G g G' (p = row * T + column), zero-padded to whole panels.
+// Weights: U[group][panel][p][ci][NR] with U = G g G' (p = row * T + column), zero-padded to whole panels. V has the
+// channels of a few groups.
 // F(2): G = [[1,0,0], [1/2,1/2,1/2], [1/2,-1/2,1/2], [0,0,1]].
 // F(4): points 0, a, -a, b, -b, infinity, a = 45/64, b = 91/64 (Barabasz et al., "Error analysis and improving
 // the accuracy of Winograd convolution for deep neural networks": points whose products stay near 1 lose
@@ -45,41 +46,47 @@ template <> struct Wino<4> {
   }
 };
 
-// Tiles, blocks of tiles, parts of the panels; strides of V[p][tile][ci] and Mb[tile][p][NR] in floats. The
+// Tiles and blocks of tiles; groups whose channels are in V together, and how many such sets there are; parts of such
+// a set's panels; channels and panels of a group; strides of V[p][tile][ci] and Mb[tile][p][NR] in floats. The
 // strides are off powers of two, so that planes do not fall into the same sets of the L1 cache.
 struct WinoPlan {
-  i64 ty, tx, tiles, blocks, parts, most, panels, row, plane, mstride;
+  i64 ty, tx, tiles, blocks, groups, sets, parts, most, cig, cog, panels, row, plane, mstride;
 };
 
 static constexpr i64 WINO_ROOM = VL >= 16 ? 448 * 1024 : 224 * 1024;  // bytes of V and of sums that a block aims at
+
+static constexpr i64 WINO_STATE = 16;  // floats of scratch before everything else: what V holds
 
 template <int M> static WinoPlan wino_plan(const ConvShape &s) {
   constexpr i64 P = Wino<M>::T * Wino<M>::T;
   WinoPlan p = {};
   p.ty = cdiv(s.OH, M), p.tx = cdiv(s.OW, M), p.tiles = s.N * p.ty * p.tx;
-  p.row = cround(s.CI, VL), p.panels = cdiv(s.CO, CONV_NR);
+  p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
+  p.groups = cdiv(s.G, CONV_ITEMS), p.sets = cdiv(s.G, p.groups), p.row = cround(p.groups * p.cig, VL);
   // Few tiles would pass over large weights too often.
-  i64 least = cround(M == 2 || s.CI >= 128 ? 24 : CONV_MR, CONV_MR);
+  i64 all = p.panels * p.groups, least = cround(M == 2 || p.cig >= 128 ? 24 : CONV_MR, CONV_MR);
   i64 block = cmin(8 * CONV_MR, WINO_ROOM / (4 * P * (p.row + 2 * CONV_NR)) / CONV_MR * CONV_MR);
-  p.blocks = conv_blocks(p.tiles, cmax(least, block), least, p.panels);
+  p.blocks = conv_blocks(p.tiles, cmax(least, block), least, all * p.sets);
   if (p.blocks > 1) p.blocks = cround(p.blocks, 2);
-  p.parts = cmax(1, cmin(p.panels, cdiv(CONV_ITEMS, p.blocks)));
+  p.parts = cmax(1, cmin(all, cdiv(CONV_ITEMS, p.blocks * p.sets)));
   p.most = cdiv(p.tiles, p.blocks);
   p.plane = p.most * p.row + 16, p.mstride = P * CONV_NR + 16;
   return p;
 }
 
-// Work items and bytes of scratch; items next to each other share a block's V.
+// Work items and bytes of scratch. Items next to each other share V, also when a thread gets them in several
+// pieces: so each thread's scratch has to be made fresh before the first item (of small maps V is a third of the work).
 template <int M> static i64 conv_wino_count(const ConvShape &s) {
   WinoPlan p = wino_plan<M>(s);
-  return p.tiles > 0 ? p.blocks * p.parts : 0;
+  return p.tiles > 0 ? p.blocks * p.sets * p.parts : 0;
 }
 template <int M> static i64 conv_wino_scratch(const ConvShape &s) {
   WinoPlan p = wino_plan<M>(s);
   constexpr i64 P = Wino<M>::T * Wino<M>::T;
-  i64 floats = P * p.plane + 2 * (p.most + CONV_MR) * p.mstride + p.row + M * M * CONV_NR;
+  i64 floats = WINO_STATE + P * p.plane + 2 * (p.most + CONV_MR) * p.mstride + p.row + M * M * CONV_NR;
   return 4 * floats + 8 * (p.most + 2 * CONV_MR);
 }
+static void conv_wino_fresh(void *scratch) { *(i64 *)scratch = -1; }
 
 // One input tile: its pixel (i, j) begins at a[i * T + j]; inside the image at base + i * irs + j * ips.
 struct WinoTile { const f32 *base; i64 irs, ips; const f32 *const *a; };
@@ -137,10 +144,10 @@ template <int M> __attribute__((noinline, noclone)) static void wino_output(cons
     });
 }
 
-// V of tiles [t0, t1).
+// V of tiles [t0, t1), of CI channels from x on.
 template <int M>
 static void wino_block(
-    const ConvShape &s, const WinoPlan &p, const f32 *x, const f32 *zero, i64 t0, i64 t1, f32 *V) {
+    const ConvShape &s, const WinoPlan &p, const f32 *x, i64 CI, const f32 *zero, i64 t0, i64 t1, f32 *V) {
   constexpr int T = Wino<M>::T;
   const f32 *a[T * T];
   i64 tx = t0 % p.tx, ty = t0 / p.tx % p.ty;
@@ -149,14 +156,14 @@ static void wino_block(
     i64 y0 = ty * M - s.PT, x0 = tx * M - s.PL;
     WinoTile tile = {image + y0 * s.irs + x0 * s.ips, s.irs, s.ips, a};
     if (y0 >= 0 && x0 >= 0 && y0 + T <= s.H && x0 + T <= s.W) {
-      wino_input<M, true>(tile, s.CI, V, p.plane);
+      wino_input<M, true>(tile, CI, V, p.plane);
     } else {
       for (i64 i = 0; i < T; i++)
         for (i64 j = 0; j < T; j++) {
           bool in = (u64)(y0 + i) < (u64)s.H && (u64)(x0 + j) < (u64)s.W;
           a[i * T + j] = in ? tile.base + i * s.irs + j * s.ips : zero;
         }
-      wino_input<M, false>(tile, s.CI, V, p.plane);
+      wino_input<M, false>(tile, CI, V, p.plane);
     }
     if (++tx == p.tx) tx = 0, ty++;
     if (ty == p.ty) ty = 0, image += s.ins;
@@ -190,7 +197,7 @@ __attribute__((noinline)) static void wino_finish(
   }
 }
 
-// Work items [first, last); the epilogue is conv_items's. Shape: 3x3, strides, dilations and groups 1, ics 1.
+// Work items [first, last); the epilogue is conv_items's. Shape: 3x3, strides and dilations 1, ics 1.
 // A panel is transformed back a few tiles at a time between the matmuls of the next one: at once, its stores
 // to memory that is not in the cache would fill the store queue (20 % on maps of 144 x 144).
 template <int M, bool NARROW = true, class E>
@@ -198,31 +205,33 @@ static void conv_wino_items(
     const ConvShape &s, const f32 *x, const f32 *u, i64 first, i64 last, void *scratch, const E &epi) {
   constexpr int P = Wino<M>::T * Wino<M>::T;
   WinoPlan p = wino_plan<M>(s);
-  f32 *V = (f32 *)scratch, *Mb = V + P * p.plane, *Mb2 = Mb + (p.most + CONV_MR) * p.mstride;
+  i64 &built = *(i64 *)scratch;
+  f32 *V = (f32 *)scratch + WINO_STATE, *Mb = V + P * p.plane, *Mb2 = Mb + (p.most + CONV_MR) * p.mstride;
   f32 *zero = Mb2 + (p.most + CONV_MR) * p.mstride, *Y = zero + p.row;
   const f32 **table = (const f32 **)(Y + M * M * CONV_NR);
-  ConvRuns R = conv_runs(1, s.CI);
+  ConvRuns R = conv_runs(1, p.cig);
   for (i64 i = 0; i < p.row; i++) zero[i] = 0;
   WinoPending w = {};
-  i64 built = -1;
   for (i64 item = first; item < last; item++) {
-    i64 block = item / p.parts, part = item % p.parts;
-    i64 t0 = p.tiles * block / p.blocks, n = p.tiles * (block + 1) / p.blocks - t0;
-    if (built != block) wino_block<M>(s, p, x, zero, t0, t0 + n, V), built = block;
+    i64 have = item / p.parts, part = item % p.parts, block = have / p.sets, g0 = have % p.sets * p.groups;
+    i64 t0 = p.tiles * block / p.blocks, n = p.tiles * (block + 1) / p.blocks - t0, groups = cmin(p.groups, s.G - g0);
+    if (built != have) wino_block<M>(s, p, x + g0 * p.cig, groups * p.cig, zero, t0, t0 + n, V), built = have;
     for (i64 i = 0; i < n + CONV_MR; i++) table[i] = V + cmin(i, n - 1) * p.row;
     ConvTiles T = conv_tiles(n);
-    for (i64 k = p.panels * part / p.parts; k < p.panels * (part + 1) / p.parts; k++) {
-      i64 c = k * CONV_NR, cols = cmin(CONV_NR, s.CO - c);
+    i64 all = groups * p.panels;
+    for (i64 k = all * part / p.parts; k < all * (part + 1) / p.parts; k++) {
+      i64 g = k / p.panels, c = k % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c);
+      const f32 *U = u + (g0 * p.panels + k) * P * p.cig * CONV_NR;
       for (i64 q = 0; q < P; q++) {
-        const f32 *B = u + (k * P + q) * s.CI * CONV_NR;
+        const f32 *B = U + q * p.cig * CONV_NR;
         for (i64 t = 0, i = 0; t < T.count; i += T.size(t++)) {
-          conv_fetch(B, s.CI, t, T.count);
-          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane, R, B, Mb + i * p.mstride + q * CONV_NR,
-                                p.mstride);
+          conv_fetch(B, p.cig, t, T.count);
+          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane + g * p.cig, R, B,
+                                Mb + i * p.mstride + q * CONV_NR, p.mstride);
         }
         wino_finish<M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);
       }
-      w = {Mb, t0, n, c, cols};
+      w = {Mb, t0, n, (g0 + g) * p.cog + c, cols};
       f32 *swap = Mb;
       Mb = Mb2, Mb2 = swap;
     }
