@@ -36,7 +36,7 @@ from onnxc.runtime.library import NATIVE, NativeModel, call_exception, load_runt
 from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Source, compile_library
 
-UNFUSED = FusionOptions(vertical=False, epilogue=False, horizontal=False)
+UNFUSED = FusionOptions(vertical=False, epilogue=False, horizontal=False, chains=False, split=False)
 _MARGIN = 64  # bytes before every output that must stay as they are
 _MARK = 0xA5
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -11,6 +11,9 @@ import pytest
 
 import onnxc
 from models.zoo import store
+from onnxc.compiler import Stages, generate, level
+from onnxc.frontends import onnx_file
+from onnxc.planner.groups import FusionOptions
 from tests.agreement import assert_agrees, assert_repeats
 
 Zoo = Callable[[str], store.ZooModel]
@@ -36,7 +39,9 @@ def test_model(zoo: Zoo, name: str) -> None:
     assert_agrees(model.path, inputs, compiled)
     assert_repeats(compiled, inputs)
     if name in INDUCTOR:
-        assert compiled.explain().counts["kernels"] <= INDUCTOR[name]["sum"]
+        # Without reductions in two stages: they are for speed, and inductor has both stages in one kernel.
+        program = generate(onnx_file.load(model.path), level(), FusionOptions(split=False), Stages())
+        assert len(program.calls) <= INDUCTOR[name]["sum"]
 
 
 @pytest.mark.parametrize("name", SMALL)

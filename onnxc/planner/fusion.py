@@ -441,11 +441,11 @@ def _is_small(operand: Value, result: Value) -> bool:
 def plan(graph: Graph, layout: Layout, options: FusionOptions | None = None) -> Plan:
     """Partitions the graph into kernels."""
     options = options or FusionOptions()
-    if options.vertical:
+    if options.split:
         graph, layout = split_reductions(graph, layout)
     found = _Planner(graph, layout, options).run()
     if options.horizontal:
         found.groups = merge_small(found.groups, layout)
-    if options.vertical:
+    if options.chains:
         found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
     return found

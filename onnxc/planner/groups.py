@@ -12,11 +12,21 @@ from onnxc.planner.section import Section
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """Switches for measurement and for tests: each turns one kind of fusion off."""
+    """Switches for measurement and for tests: each turns one kind of fusion off.
+
+    Attributes:
+        vertical: nodes with those that read them.
+        epilogue: what follows a template, in its kernel.
+        horizontal: small kernels that do not need each other.
+        chains: convolutions of a chain, in bands of rows.
+        split: no fusion but its opposite: reductions in two stages, which costs kernels and gains speed.
+    """
 
     vertical: bool = True
     epilogue: bool = True
     horizontal: bool = True
+    chains: bool = True
+    split: bool = True
 
 
 @dataclass
