@@ -451,12 +451,16 @@ class NestEmitter:
             stride = self.emitter.stride(address)
             assert stride is not None
             scope.lines += [
-                f"alignas(64) {spelling.storage_type(load.dtype)} {tile}[VL * VL];",
+                f"alignas(64) {spelling.storage_type(load.dtype)} {tile}[VL * VL + VL];",
                 f"tile_load({tile}, "
                 f"{self.emitter.pointer(load.value)} + {self.emitter.index(address, scope)}, "
                 f"{self.emitter.index(stride, scope)}, (int)lanes, (int)({name}_1 - {name}_0));",
             ]
-            self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL"
+            # A function that is called for single lanes has a vector variable of its own: it starts at that lane.
+            assert self.vector is not None, "tiles are of vectors"
+            lane = self.emitter.name_loop(self.vector)
+            scope.lines.append(f"const i64 {tile}_at = {lane};")
+            self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL + ({lane} - {tile}_at)"
         self.emitter.names[staged.partner] = name
         self._body(phase, tiled, accumulators, prefix)
         self.emitter.staged.clear()

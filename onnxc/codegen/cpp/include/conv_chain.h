@@ -23,7 +23,7 @@ static ChainPlan chain_plan(const ConvShape &dw, bool first, bool last) {
   p.bands = cdiv(dw.OH, cmax(cmax(1, cmin(fit, even)), least));
   p.band = cmax(1, cdiv(dw.OH, cmax(p.bands, 1)));
   p.bands = cdiv(dw.OH, p.band);
-  p.most = cmax((p.band - 1) * dw.SY + reach, cmin(dw.H, CHAIN_ROOM / cmax(4 * p.before, 1)));
+  p.most = cmin(dw.H, cmax((p.band - 1) * dw.SY + reach, CHAIN_ROOM / cmax(4 * p.before, 1)));
   p.before_room = cround(p.before * p.most + VL, 16);
   p.after_room = cround(p.after * p.band + VL, 16);
   return p;
