@@ -55,18 +55,14 @@ class DataFolder:
     def path(self, location: str) -> str:
         """The file that a location means. Raises ModelError where the location is not allowed."""
         if not location or "\0" in location or os.path.isabs(location) or ".." in location.split(os.sep):
-            raise ModelError(
-                f"external data location {location!r} must be a relative path inside the model's folder"
-            )
+            raise ModelError(f"external data location {location!r} must be a relative path inside the model's folder")
         return self._resolve(location)
 
     def _resolve(self, location: str) -> str:
         candidates = [os.path.join(folder, location) for folder in self._folders]
         found = next((c for c in candidates if os.path.lexists(c)), None)
         if found is None:
-            raise ModelError(
-                f"external data file {location!r} is not in the model's folder ({self._folders[0]})"
-            )
+            raise ModelError(f"external data file {location!r} is not in the model's folder ({self._folders[0]})")
         target = os.path.realpath(found)
         if not any(os.path.commonpath((target, folder)) == folder for folder in self._allowed):
             raise ModelError(f"external data location {location!r} leads outside the model's folder")
@@ -176,9 +172,7 @@ def _unpack_bits(data: np.ndarray, dtype: DType, count: int) -> np.ndarray:
 def _strings(tensor: TensorProto, shape: tuple[int, ...], what: str) -> np.ndarray:
     if len(tensor.string_data) != prod(shape):
         count = len(tensor.string_data)
-        raise ModelError(
-            f"{what}: a shape of {list(shape)} needs {prod(shape)} strings, the model has {count}"
-        )
+        raise ModelError(f"{what}: a shape of {list(shape)} needs {prod(shape)} strings, the model has {count}")
     out = np.empty(prod(shape), object)
     out[:] = [text(s) for s in tensor.string_data]
     return out.reshape(shape)
@@ -237,9 +231,7 @@ def _external(
     offset = _natural(entries.get("offset", "0"), what, "offset")
     length = _natural(entries.get("length", str(size)), what, "length")
     if length != size:
-        raise ModelError(
-            f"{what}: {dtype}{list(shape)} takes {size} bytes, its external data has length {length}"
-        )
+        raise ModelError(f"{what}: {dtype}{list(shape)} takes {size} bytes, its external data has length {length}")
     if offset + length > data.size:
         raise ModelError(f"{what} reaches byte {offset + length} of an external file of {data.size} bytes")
     return data[offset : offset + length]
@@ -247,9 +239,7 @@ def _external(
 
 def _natural(value: str, what: str, key: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) <= 19):
-        raise ModelError(
-            f"{what}: the {key} of its external data must be a natural number, not {value[:40]!r}"
-        )
+        raise ModelError(f"{what}: the {key} of its external data must be a natural number, not {value[:40]!r}")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `onnxc compile | run | compare | explain | bench | info`.
+"""The command line: `onnxc info | compile | run | compare | explain | bench | tune`.
 
 Commands import what they need when they run, so that `onnxc --help` is quick. Results go to standard output,
 progress and errors to standard error. Exit codes: 0 done (for compare: the outputs agree), 1 the outputs
@@ -20,6 +20,7 @@ from onnxc.tools.options import (
     Given,
     InputShape,
     Model,
+    Target,
     Tuned,
     app,
     command,
@@ -401,7 +402,7 @@ def bench(
 
 
 @command
-def tune(model: Model, given: Given, compiling: Compiling, as_json: AsJson = False) -> None:
+def tune(model: Model, given: Given, target: Target, as_json: AsJson = False) -> None:
     """Measure the kernels that a model can choose between, and keep the result for compiles with --tuned.
 
     The result is a readable file, tuning.json in the cache's folder; it counts on this machine only, for the same
@@ -417,11 +418,11 @@ def tune(model: Model, given: Given, compiling: Compiling, as_json: AsJson = Fal
     with progress(f"tuning {model}") as tell:
         result = tool.tune(
             model,
-            given.read(model, compiling.shapes),
-            cpu=compiling.cpu,
-            threads=compiling.threads,
-            accuracy=compiling.accuracy,
-            input_shapes=compiling.shapes,
+            given.read(model, target.shapes),
+            cpu=target.cpu,
+            threads=target.threads,
+            accuracy=target.accuracy,
+            input_shapes=target.shapes,
             dims=given.dims,
             seed=given.seed,
             progress=tell,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Origin, Value
 from onnxc.passes.pipeline import PassOptions, passes
+from onnxc.passes.precision import kept as kept_float32
+from onnxc.passes.precision import summary
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.layout import assign
@@ -50,6 +52,10 @@ from onnxc.runtime.package import MANIFEST, open_package, write_package
 from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import Size, encode, spell
 from onnxc.runtime.toolchain import Source, compile_library, find_compiler
+
+if TYPE_CHECKING:
+    from onnxc import gpu
+    from onnxc.codegen.triton.program import Program as GpuProgram
 
 INCLUDE = Path(cpp.__file__).parent / "include"
 Progress = Callable[[str], None]
@@ -136,7 +142,7 @@ def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
     )
 
 
-def weights_block(program: Program) -> np.ndarray[Any, Any]:
+def weights_block(program: Program | GpuProgram) -> np.ndarray[Any, Any]:
     """The program's weights as one aligned block of bytes."""
     block = np.zeros(program.weights.nbytes + 4096, np.uint8)
     start = -block.ctypes.data % 4096
@@ -159,6 +165,7 @@ class _Request:
     input_shapes: InputShapes
     keep_inputs: tuple[str, ...]
     memory_limit: int
+    gpu: gpu.GpuTarget | None = None
 
     def key(self, model: Fingerprint, cache: Cache) -> str:
         """The cache key."""
@@ -178,6 +185,8 @@ class _Request:
             self.cpu.vector_length,
             sorted(self.cpu.features),
         ]
+        if self.gpu is not None:
+            return digest("gpu", model.digest, options, self.gpu.identity(), [code_digest(), SCHEMA])
         tools = [find_compiler(cache).identity, code_digest(), VERSION, SCHEMA, ABI]
         return digest("model", model.digest, options, target, tools)
 
@@ -197,6 +206,8 @@ def compile(
     integer: bool = True,
     accuracy: str = "default",
     tuned: bool | Mapping[str, str] = False,
+    precision: str = "float32",
+    dtype: str | None = None,
     fold_bytes: int = PassOptions.fold_bytes,
     memory_limit: int | None = None,
     progress: Progress | None = None,
@@ -205,7 +216,8 @@ def compile(
 
     Args:
         model: a path, the bytes of a file, a ModelProto, or an imported graph (which is not cached).
-        target: ``cpu``.
+        target: ``cpu``; ``cuda``, for this machine's GPU; or ``cuda:sm_90``, on any machine, for a GPU of that
+            architecture (several: ``cuda:sm_80,sm_90``).
         cpu: what to compile for: ``native``, or a level such as ``x86-64-v3`` that several machines share.
         threads: the most threads of a call; default: the CPUs that this process may use.
         cache: whether to look in the cache first and to keep the result there; or another cache's directory.
@@ -220,6 +232,11 @@ def compile(
             convolutions); ``default`` takes them where they are faster.
         tuned: whether to choose between algorithms as :func:`onnxc.tune` found on this machine, where it has
             measured; or those decisions themselves. Otherwise a cost model chooses.
+        precision: how a GPU multiplies float32 matrices: ``float32``, as it says; ``tf32``, on matrix units, with 10
+            bits of each factor; or ``tf32x3``, on matrix units, in three products that keep nearly all bits.
+        dtype: ``float16`` or ``bfloat16`` converts a float32 model: matrices and what is stored between kernels become
+            halves, but for what needs float32's range or digits (``explain()`` lists it). Inputs and outputs stay
+            float32. Default: the model's own dtypes.
         fold_bytes: the most bytes that constant folding may add to the weights.
         memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.
             Default: what the machine has.
@@ -236,8 +253,9 @@ def compile(
     >>> compile(model)(np.ones(3, np.float32))["y"]
     array([2., 2., 2.], dtype=float32)
     """
-    if target != "cpu":
-        raise UnsupportedError(f"target {target!r} is not supported; use 'cpu'")
+    if target == "cpu" and precision != "float32":
+        raise InputError(f"precision {precision!r} is for GPUs: target='cuda'")
+    on_gpu = None if target == "cpu" else _gpu_target(target, precision)
     if accuracy not in ("default", "strict"):
         raise InputError(f"accuracy is 'default' or 'strict', not {accuracy!r}")
     kinds = fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion)
@@ -246,17 +264,35 @@ def compile(
     request = _Request(
         level(cpu),
         kinds,
-        PassOptions(fold_bytes, attention, integer),
+        _pass_options(fold_bytes, attention, integer, dtype, on_gpu=on_gpu is not None),
         KernelOptions(winograd=accuracy != "strict", tuned=best),
         input_shapes or {},
         tuple(keep_inputs),
         memory_limit or 0,
+        on_gpu,
     )
     stages = Stages(progress=progress)
     if kept is not None and not isinstance(model, Graph):
         return _cached(model, base_dir, request, kept, stages, threads)
     manifest, sections = _compile(_import(model, base_dir, request, stages), request, kept, stages)
     return CompiledModel(manifest, sections, threads=threads, cache=kept)
+
+
+def _gpu_target(target: str, precision: str) -> gpu.GpuTarget:
+    from onnxc import gpu  # it imports the means to run Triton, which the CPU does not need
+
+    return gpu.parse_target(target, precision)
+
+
+def _pass_options(fold_bytes: int, attention: bool, integer: bool, dtype: str | None, *, on_gpu: bool) -> PassOptions:
+    return PassOptions(
+        fold_bytes,
+        attention and (on_gpu or dtype is None),  # the CPU has a kernel for float32 alone
+        integer and not on_gpu,
+        weight_only=not on_gpu,
+        half_attention=on_gpu,
+        dtype=dtype,
+    )
 
 
 def _decisions(
@@ -342,9 +378,29 @@ def _compile(
     return manifest, sections
 
 
+def _make_for_gpu(
+    graph: Graph, request: _Request, target: gpu.GpuTarget, stages: Stages
+) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    from onnxc import gpu
+
+    graph = prepared(graph, request.passes, stages)
+    with _no_surprises("code generation"):
+        program = gpu.generate(graph, request.fusion, target)
+    stages.done("generate")
+    images, code = gpu.build(program, target)
+    stages.done("triton")
+    weights = weights_block(program)
+    manifest = _manifest(graph, program, request, stages)
+    names = ", ".join(f"sm_{n}" for n in target.architectures)
+    manifest |= {"target": "cuda", "gpu": names, "cuda": gpu.described(program, images), "arena": _arena(program)}
+    return manifest, {**code, SOURCE: program.source.encode(), WEIGHTS: weights.data}
+
+
 def _make(
     graph: Graph, request: _Request, cache: Cache | None, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    if request.gpu is not None:
+        return _make_for_gpu(graph, request, request.gpu, stages)
     with ThreadPoolExecutor(2) as pool:
         # The first compile of all also compiles the runtime: the rest does not wait for it.
         loading = pool.submit(load_runtime, cache)
@@ -366,10 +422,11 @@ def _make(
 # ---------------------------------------------------------------- the manifest
 
 
-def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages) -> dict[str, Any]:
+def _manifest(graph: Graph, program: Program | GpuProgram, request: _Request, stages: Stages) -> dict[str, Any]:
     """All but code and weights: what calls need, and what reports tell."""
     names = graph.dim_names
     equal, natural = _conditions(graph)
+    offsets = program.offsets
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "onnxc": _version(),
@@ -382,18 +439,19 @@ def _manifest(graph: Graph, program: Program, request: _Request, stages: Stages)
         "dim_names": names,
         "equal": equal,
         "natural": natural,
-        "arena": None if program.offsets is not None else _arena(program),
+        "arena": None if offsets is not None else _arena(program),
         # What model.explain() tells:
         "name": graph.name,
         "cpu": request.cpu.name,
         "lanes": request.cpu.vector_length,
         "kernels": [_kernel(call, names) for call in program.calls],
         "memory": {
-            "arena": program.arena_bytes if program.offsets is not None else "laid out for each size",
+            "arena": program.arena_bytes if offsets is not None else "laid out for each size",
             "buffers": len(program.buffers),
             "buffers_total": _spelled(_total(b.nbytes for b in program.buffers), names),
             "weights": program.weights.nbytes,
         },
+        "kept": summary(kept_float32(graph)),
         "stages": dict(stages.seconds),
         "sources": program.kernels,
     }
@@ -416,7 +474,7 @@ def _tensor(name: str, value: Value, names: Mapping[str, str]) -> list[Any]:
     return Tensor(name, value.dtype, sizes, dims).to_json()
 
 
-def _arena(program: Program) -> dict[str, Any]:
+def _arena(program: Program | GpuProgram) -> dict[str, Any]:
     """The lifetimes of the intermediates, for :class:`onnxc.runtime.model.Arena`."""
     places: dict[Dim, int] = {}
     which = [places.setdefault(b.nbytes, len(places)) for b in program.buffers]

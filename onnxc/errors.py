@@ -91,6 +91,10 @@ class CpuError(OnnxcError):
     """A program needs CPU features that this machine lacks, or an unknown CPU level was asked for."""
 
 
+class CudaError(OnnxcError):
+    """A GPU cannot be used (its driver or a package is missing or too old, the model is for others), or it failed."""
+
+
 class RunError(OnnxcError):
     """A program failed while it ran: an index out of bounds, an integer division by zero."""
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from onnxc.choices import Choice
 from onnxc.roofline import KernelTime, Profile
 
 if TYPE_CHECKING:
@@ -52,15 +53,6 @@ class Boundary:
 
     type: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several ways to compute a kernel: what decides (as text), which one it is, and among which."""
-
-    subject: str
-    chosen: str
-    candidates: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """How a model was compiled. `stages` are seconds by stage, empty for a model that was loaded."""
+    """How a model was compiled. `stages` are seconds by stage, empty for a model that was loaded.
+
+    Of a model for a GPU `gpu` names the architectures. Of one that was converted to float16 or bfloat16 `kept` tells of
+    how many nodes something stayed float32, by reason.
+    """
 
     kernels: tuple[Kernel, ...]
     memory: Memory
@@ -140,6 +136,8 @@ class Report:
     name: str = ""
     cpu: str = ""
     threads: int = 0
+    gpu: str = ""
+    kept: Mapping[str, int] = field(default_factory=dict)
     profile: Profile | None = None  # of model.profile()
 
     @staticmethod
@@ -155,6 +153,8 @@ class Report:
             name=str(manifest.get("name") or ""),
             cpu=str(manifest.get("cpu") or ""),
             threads=int(manifest.get("threads") or 0),
+            gpu=str(manifest.get("gpu") or ""),
+            kept=dict(manifest.get("kept") or {}),
         )
 
     def at(self, evaluate: Callable[[Any], int]) -> Report:
@@ -175,12 +175,14 @@ class Report:
         }
 
     def source(self, kernel: str | int) -> str:
-        """The generated C++ of a kernel, by function name (`k3`) or by the number of a call."""
+        """The generated C++ or Triton source of a kernel, by function name (`k3`) or by the number of a call."""
         name = self.kernels[kernel].function if isinstance(kernel, int) else kernel
         if name not in self.sources:
             raise KeyError(f"no kernel {name!r}; there are {', '.join(self.sources) or 'none with source'}")
         text = self.sources[name]
-        return f"static void {name}{text}" if text.startswith("(") else text
+        if not text.startswith("("):
+            return text
+        return f"def {name}{text}" if self.gpu else f"static void {name}{text}"
 
     def to_dict(self) -> dict[str, Any]:
         """All of the report as dicts, lists, strings and numbers."""
@@ -188,6 +190,8 @@ class Report:
             "name": self.name,
             "cpu": self.cpu,
             "threads": self.threads,
+            **({"gpu": self.gpu} if self.gpu else {}),
+            **({"kept": dict(self.kept)} if self.kept else {}),
             "counts": self.counts,
             "kernels": [_plain(k) for k in self.kernels],
             "memory": vars(self.memory),
@@ -223,8 +227,9 @@ class Report:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(k.kind for k in self.kernels).most_common())
         where = ", ".join(
             [
-                *([f"cpu {self.cpu}"] if self.cpu else []),
-                *([f"{self.threads} threads"] if self.threads else []),
+                *([f"gpu {self.gpu}"] if self.gpu else []),
+                *([f"cpu {self.cpu}"] if self.cpu and not self.gpu else []),
+                *([f"{self.threads} threads"] if self.threads and not self.gpu else []),
             ]
         )
         title = f"{self.name or 'model'}: {counts['kernels']} kernel calls a run ({kinds or 'none'})"
@@ -233,6 +238,8 @@ class Report:
             f"  {counts['templates']} template or routine calls, {counts['fused']} fused kernels,"
             f" {counts['functions']} distinct functions"
         )
+        for reason, count in self.kept.items():
+            yield Text(f"  float32 in {count} nodes: {reason}")
         memory = self.memory
         # With dynamic dims the arena is laid out anew for each size, and the manifest says so in words.
         arena = size(memory.arena) if isinstance(memory.arena, int) else memory.arena

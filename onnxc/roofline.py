@@ -33,7 +33,7 @@ class Peaks:
     Attributes:
         threads: that worked at once.
         lanes: float32 of a vector.
-        flops: additions and multiplications a second, of fused multiply-adds.
+        flops: additions and multiplications a second, of fused multiply-adds; 0: not known.
         bandwidth: bytes a second, read from memory; 0: not known.
     """
 
@@ -127,12 +127,12 @@ class Profile:
     @property
     def share_of_peak(self) -> float:
         """The part of the machine's multiply-adds that the contractions of a run use."""
-        return self.flops / self.total / self.peaks.flops
+        return self.flops / self.total / self.peaks.flops if self.peaks.flops else 0.0
 
     def shares(self, kernel: KernelTime) -> tuple[float, float]:
         """The parts of the machine's multiply-adds and of its memory's bandwidth that a kernel uses."""
-        bandwidth = self.peaks.bandwidth
-        return kernel.gflops * 1e9 / self.peaks.flops, kernel.gbs * 1e9 / bandwidth if bandwidth else 0.0
+        flops, bandwidth = self.peaks.flops, self.peaks.bandwidth
+        return kernel.gflops * 1e9 / flops if flops else 0.0, kernel.gbs * 1e9 / bandwidth if bandwidth else 0.0
 
     def limit(self, kernel: KernelTime) -> tuple[str, float]:
         """What bounds a kernel, and how near to it the kernel is (1: it cannot be faster).
@@ -186,7 +186,8 @@ class Profile:
         )
         yield Text(f"  the machine: {self.peaks}")
         if self.flops:
-            yield Text(f"  contractions: {self.flops / 1e9:.3g} GFLOP, {self.share_of_peak:.0%} of the peak")
+            share = f", {self.share_of_peak:.0%} of the peak" if self.peaks.flops else ""
+            yield Text(f"  contractions: {self.flops / 1e9:.3g} GFLOP{share}")
         yield self._table("kind", [(kind, k.label, k) for kind, k in self.by_kind().items()])
         kernels = sorted(self.kernels, key=lambda k: -k.best)
         yield self._table("#", [(f"{k.number} {k.function} {k.kind}", k.label, k) for k in kernels])

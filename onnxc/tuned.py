@@ -1,8 +1,8 @@
 """What :func:`onnxc.tune` measured, kept in a readable file: ``tuning.json`` in the cache's directory.
 
     {"AMD EPYC, native, 2 threads": {
-        "conv float32[1, 64, 56, 56] * [64, 64, 3, 3] ...": {
-            "best": "winograd F(4x4)", "microseconds": {"direct": 512.0, "winograd F(4x4)": 186.0}}}}
+        "conv 1x16x160x160 to 16, kernel 3x3, padded 1x1": {
+            "best": "winograd F(4x4)", "microseconds": {"direct": 592.0, "winograd F(4x4)": 262.1, ...}}}}
 
 The first key says where it was measured: processor, what was compiled for, threads. Times of other machines never
 decide anything here.
@@ -24,7 +24,7 @@ from onnxc.runtime.cpu import Level, model_name
 
 FILE = "tuning.json"
 Times = Mapping[str, Mapping[str, float]]
-"""Seconds of each candidate, by subject (see :class:`onnxc.codegen.cpp.choices.Choice`)."""
+"""Seconds of each candidate, by subject (see :class:`onnxc.choices.Choice`)."""
 
 
 def path(cache: Cache) -> Path:

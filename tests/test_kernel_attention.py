@@ -392,3 +392,59 @@ def test_accuracy_does_not_decay_with_length(lib: ctypes.CDLL) -> None:
     want = p.expected()
     rms = float(np.sqrt((want**2).mean()))
     assert float(np.sqrt(((p.run(lib) - want) ** 2).mean())) < 1e-6 * rms
+
+
+def causal_mask(sq: int, sk: int, least: float) -> F32:
+    """0 up to the diagonal that ends in the last key, `least` after it."""
+    mask: F32 = np.triu(np.full((sq, sk), least, np.float32), 1 + max(0, sk - sq))
+    return mask
+
+
+@pytest.mark.parametrize("least", [-1e4, -1e9, float(np.finfo(np.float32).min), -np.inf])
+@pytest.mark.parametrize("sq,sk", [(40, 40), (700, 700), (100, 1300), (1100, 30), (61, 517)])
+def test_keys_that_a_mask_hides(lib: ctypes.CDLL, sq: int, sk: int, least: float) -> None:
+    """Tiles leave out what a mask hides: the answer is that of all keys, also where padding comes first."""
+    p = problem(sq, sk, 24, kind=FLOAT_MASK, mask=causal_mask(sq, sk, least))
+    check(p, lib)
+    np.testing.assert_array_equal(p.run(lib), p.run(lib, 29))
+    assert p.mask is not None
+    p.mask = p.mask[:, ::-1]
+    check(p, lib)
+    p.mask = causal_mask(sq, sk, least)
+    p.mask[:, : sk // 2] = least  # padding; with a finite `least`, some rows see all of their keys equally
+    p.mask[:, 0] = 0
+    check(p, lib)
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_hidden_keys_still_propagate(lib: ctypes.CDLL, where: str, bad: float) -> None:
+    """0 times infinity is NaN, and so is -inf plus infinity: with such values in it, no block is left out."""
+    for kind in (FLOAT_MASK, BOOL_MASK):
+        hidden = causal_mask(300, 300, -np.inf)
+        p = problem(300, 300, 24, kind=kind, mask=hidden, keep=hidden == 0)
+        array = p.q[0] if where == "q" else getattr(p, where)
+        array[290, 3] = bad
+        got, want = p.run(lib), p.expected()
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        finite = np.isfinite(want)
+        np.testing.assert_allclose(got[finite], want[finite], atol=1e-5)
+
+
+@pytest.mark.parametrize("gap", [60.0, 80.0, 110.0])
+def test_scores_at_the_edge_of_what_counts(lib: ctypes.CDLL, gap: float) -> None:
+    """A key is left out only if its exponential is exactly 0: huge values tell."""
+    p = problem(40, 600, 8, kind=FLOAT_MASK)
+    p.q *= np.float32(1e-3)
+    p.mask = np.zeros((40, 600), np.float32)
+    p.mask[:, 300:] = -gap
+    p.v[300:] = np.abs(p.v[300:]) * np.float32(1e36)
+    np.testing.assert_allclose(p.run(lib), p.expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_large_queries_outweigh_a_mask(lib: ctypes.CDLL) -> None:
+    """A mask of -1e4 hides nothing from a query whose products are greater."""
+    p = problem(60, 600, 24, kind=FLOAT_MASK, mask=causal_mask(60, 600, -1e4))
+    p.q[0, 5:20] *= np.float32(1e4)
+    p.k[595] *= np.float32(1e3)
+    check(p, lib)

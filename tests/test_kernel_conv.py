@@ -46,15 +46,18 @@ struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last;
       vf z = {}; v += ldl(b + c, l); stl(o + p.i * ops + c, sel<f32>(v < z, z, v), l); }); }
 KERNEL(direct, conv_items_count, conv_scratch, conv_items)
 KERNEL(wide, conv_items_count, conv_scratch, conv_items<false>)
-KERNEL(wino2, conv_wino_count<2>, conv_wino_scratch<2>, conv_wino_items<2>)
-KERNEL(wino4, conv_wino_count<4>, conv_wino_scratch<4>, conv_wino_items<4>)
+#define WINO(y, x) \\
+  static i64 count##y##x(const ConvShape &s) { return conv_wino_count<y, x>(s); } \\
+  static i64 bytes##y##x(const ConvShape &s) { return conv_wino_scratch<y, x>(s); } \\
+  KERNEL(wino##y##x, count##y##x, bytes##y##x, (conv_wino_items<y, x>))
+WINO(2, 2) WINO(4, 4) WINO(1, 2) WINO(1, 4) WINO(2, 1) WINO(4, 1)
 #define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
 #define GROUPED(s) KERNEL(grouped3##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<3, s, true>))
 GROUPED(1) GROUPED(2)
 DW(0, 0) DW(3, 1) DW(3, 2) DW(5, 1) DW(5, 2) DW(7, 1) DW(7, 2) DW(1, 1) DW(1, 2) DW(2, 1) DW(9, 2)
 #define DILATED(k) KERNEL(dilated##k, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, 1, false, 2>))
 DILATED(2) DILATED(3) DILATED(5)
-extern "C" void fresh(void *scratch) { conv_wino_fresh(scratch); }
+extern "C" void fresh(void *scratch) { conv_fresh(scratch); }
 extern "C" i64 panel() { return CONV_NR; }
 """
 
@@ -152,7 +155,9 @@ def pack_depthwise(w: F32, panel: int) -> F32:
 
 
 def wino_g(m: int) -> F64:
-    """The weight transform of F(m x m, 3 x 3) as conv_wino.h defines it: (m + 2, 3)."""
+    """The weight transform of F(m, 3) as conv_wino.h defines it: (m + 2, 3)."""
+    if m == 1:
+        return np.ones((1, 1))
     if m == 2:
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     a, b = 45 / 64, 91 / 64
@@ -161,12 +166,12 @@ def wino_g(m: int) -> F64:
     return np.array([*rows, [0, 0, 1]])
 
 
-def pack_wino(w: F32, panel: int, m: int) -> F32:
-    """OIHW 3x3 weights as U[panel][p][ci][NR]."""
+def pack_wino(w: F32, panel: int, m: tuple[int, int]) -> F32:
+    """OIHW weights as U[panel][p][ci][NR]."""
     co, ci = w.shape[:2]
-    g, panels = wino_g(m), -(-co // panel)
-    q = np.zeros((panels * panel, ci, (m + 2) ** 2))
-    q[:co] = np.einsum("ay,oiyx,bx->oiab", g, w.astype(np.float64), g).reshape(co, ci, -1)
+    (gy, gx), panels = (wino_g(k) for k in m), -(-co // panel)
+    q = np.zeros((panels * panel, ci, len(gy) * len(gx)))
+    q[:co] = np.einsum("ay,oiyx,bx->oiab", gy, w.astype(np.float64), gx).reshape(co, ci, -1)
     return packed(q.reshape(panels, panel, ci, -1).transpose(0, 3, 2, 1))
 
 
@@ -223,7 +228,7 @@ def run(lib: ctypes.CDLL, kernel: str, c: Case, x: F32, w: F32, b: F32, parts: i
     out = aligned(c.n * oh * ow * ops, np.nan)
     scratch = aligned(size + 16, np.nan)
     scratch[size:] = 1234.5
-    if kernel.startswith("wino"):
+    if kernel.startswith(("direct", "wide", "wino")):
         lib.fresh(ctypes.c_void_p(scratch.ctypes.data))
     for i in range(parts):
         first, last = count * i // parts, count * (i + 1) // parts
@@ -296,6 +301,25 @@ def test_direct_long_sums_and_extremes(lib: ctypes.CDLL, c: Case) -> None:
         check(lib, kernel, c, partial(pack_direct, groups=1), 1e-5)
 
 
+@pytest.mark.parametrize(
+    "c",
+    [
+        Case(1, 9, 9, 1024, 70, k=(1, 1)),
+        Case(2, 9, 7, 1024, 40, k=(1, 1), s=(1, 2)),
+        Case(3, 7, 7, 1000, 33, k=(1, 1), slack=24),
+        Case(1, 5, 9, 1024, 64, k=(1, 1), g=4),
+        Case(1, 5, 6, 1024, 40, k=(1, 1), p=(1, 2, 0, 1)),
+        Case(3, 9, 11, 512, 40, s=(2, 2), p=(1, 1, 1, 1)),
+        Case(1, 14, 9, 512, 40, k=(3, 2), s=(1, 2), d=(2, 1), p=(0, 1, 3, 2), g=2),
+        Case(2, 7, 5, 1021, 17, k=(2, 3), p=(1, 0, 0, 2), slack=3),
+    ],
+)
+def test_direct_where_neighbours_collide_in_the_cache(lib: ctypes.CDLL, c: Case) -> None:
+    """Pixels a multiple of 4096 bytes apart, which are copied first."""
+    for kernel in ("direct", "wide"):
+        check(lib, kernel, c, partial(pack_direct, groups=c.g), 2e-5)
+
+
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("ci", CHANNELS)
 def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
@@ -303,7 +327,27 @@ def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
     for co, (h, w) in zip(CHANNELS, itertools.cycle([(3, 3), (7, 7), (14, 19), (26, 5)]), strict=False):
         pads = (ci % 3, co % 3, (ci + 1) % 3, 1)
         c = Case(1 + ci % 2, h, w, ci, co, p=pads, slack=ci % 4)
-        check(lib, f"wino{m}", c, partial(pack_wino, m=m), 5e-6 if m == 2 else 3e-5)
+        check(lib, f"wino{m}{m}", c, partial(pack_wino, m=(m, m)), 5e-6 if m == 2 else 3e-5)
+
+
+@pytest.mark.parametrize("m", [(1, 2), (1, 4), (2, 1), (4, 1)])
+@pytest.mark.parametrize("ci", [5, 17, 64])
+def test_winograd_along_one_axis(lib: ctypes.CDLL, m: tuple[int, int], ci: int) -> None:
+    """Kernels of three along one axis, and of one along the other, where pads are zeros all the same."""
+    k = (3 if m[0] > 1 else 1, 3 if m[1] > 1 else 1)
+    for co, (h, w) in zip(CHANNELS, itertools.cycle([(3, 3), (1, 97), (61, 1), (14, 19), (26, 5)]), strict=False):
+        pads = (3 + ci % 2, 3 + co % 3, 2, 3 + ci % 3)
+        c = Case(1 + ci % 2, h, w, ci, co, k=k, p=pads, slack=ci % 4, d=(1 + co % 2, 1 + co % 3))
+        check(lib, f"wino{m[0]}{m[1]}", c, partial(pack_wino, m=m), 3e-5)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("d", [(1, 2), (2, 2), (3, 5), (6, 1), (18, 18), (200, 3)])
+def test_winograd_with_dilations(lib: ctypes.CDLL, m: int, d: tuple[int, int]) -> None:
+    """Interleaved images: of many tiles, of part of one, and more of them than rows."""
+    for n, h, w, ci, co in ((1, 33, 31, 17, 40), (2, 7, 20, 16, 32), (1, 40, 5, 5, 17)):
+        c = Case(n, h, w, ci, co, p=(d[0], d[1], d[0], d[1] + 1), d=d)
+        check(lib, f"wino{m}{m}", c, partial(pack_wino, m=(m, m)), 3e-5)
 
 
 # Largest error over the rms of the result, for normal inputs and weights: twice what was measured.
@@ -311,20 +355,20 @@ def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
     ("c", "kernel", "limit"),
     [
         (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "direct", 6e-6),
-        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino2", 5e-6),
-        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino4", 2e-5),
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino22", 5e-6),
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino44", 2e-5),
         (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "direct", 1.1e-5),
-        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino2", 1.1e-5),
-        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino4", 4.4e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino22", 1.1e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino44", 4.4e-5),
     ],
 )
 def test_accuracy_of_wide_layers(lib: ctypes.CDLL, c: Case, kernel: str, limit: float) -> None:
     """F(2x2) is as accurate as a direct sum, F(4x4) loses two bits."""
-    pack = partial(pack_direct, groups=1) if kernel == "direct" else partial(pack_wino, m=int(kernel[-1]))
+    pack = partial(pack_direct, groups=1) if kernel == "direct" else partial(pack_wino, m=(int(kernel[-1]),) * 2)
     check(lib, kernel, c, pack, limit)
 
 
-def pack_wino_groups(w: F32, panel: int, m: int, groups: int) -> F32:
+def pack_wino_groups(w: F32, panel: int, m: tuple[int, int], groups: int) -> F32:
     """The weights of each group on their own, one group after the other."""
     return packed(np.concatenate([pack_wino(part, panel, m) for part in np.split(w, groups)]))
 
@@ -335,7 +379,7 @@ def test_winograd_of_groups(lib: ctypes.CDLL, m: int, groups: int, ci: int, co: 
     """Channels of a group in any relation to vectors and panels."""
     for n, h, w in [(1, 7, 7), (2, 13, 9), (1, 3, 29)]:
         c = Case(n, h, w, groups * ci, groups * co, p=(1, 0, 2, 1), g=groups, slack=co % 4)
-        check(lib, f"wino{m}", c, partial(pack_wino_groups, m=m, groups=groups), 5e-6 if m == 2 else 3e-5)
+        check(lib, f"wino{m}{m}", c, partial(pack_wino_groups, m=(m, m), groups=groups), 5e-6 if m == 2 else 3e-5)
 
 
 @pytest.mark.parametrize("channels", [*CHANNELS, 200])

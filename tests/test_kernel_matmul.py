@@ -18,7 +18,7 @@ FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", 
 LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
 
 SOURCE = r"""
-#include "matmul.h"
+#include "matvec.h"
 alignas(64) static char scratch[MM_SCRATCH * 8];
 
 // Plain product with a bias row; every task of a grid made for `threads` threads, last task first.
@@ -67,8 +67,14 @@ extern "C" void run_short(const f32 *a, i64 lda, const f32 *bp, f32 *c, i64 ldc,
   MmGrid g = mm_short_grid(M, N, K, 3);
   for (i64 t = g.tasks; t-- > 0;) mm_short<f32>(g, t, MmRows<f32>{a, lda}, bp, M, N, K, epi);
 }
+// A matrix times a vector, the parts for three threads.
+extern "C" void run_vector(const f32 *a, i64 lda, const f32 *b, f32 *c, i64 M, i64 K, i64 threads) {
+  auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m + n, v, lanes); };
+  const i64 parts = mv_parts(M, K, threads);
+  for (i64 t = parts; t-- > 0;) mv_task<f32>(t, parts, MmRows<f32>{a, lda}, b, M, K, epi);
+}
 extern "C" i64 panel_width() { return MM_NR; }
-extern "C" i64 packs(i64 M, i64 N) { return mm_packs(M, N, true); }
+extern "C" i64 packs(i64 M, i64 N, i64 K) { return mm_packs(M, N, K, true); }
 extern "C" i64 packed_size(i64 K, i64 N) { return mm_packed(K, N); }
 extern "C" void grid(i64 M, i64 N, i64 K, i64 threads, i64 *out) {
   MmGrid g = mm_grid(M, N, K, threads);
@@ -117,7 +123,7 @@ class Kernel:
         packed, rows, ld = self.pack(b), 0, 0
         if in_place:
             rows, ld = b.ctypes.data, b.strides[0] // b.itemsize
-            packed[: k * self.number("packs", m, n) * self.number("panel_width")] = 77
+            packed[: k * self.number("packs", m, n, k) * self.number("panel_width")] = 77
         self.call(f"run_{SUFFIX[a.dtype.name]}", a, *steps, packed, rows, ld, bias, c, n + gap, m, n, k, threads)
         assert (c[m] == 99).all() and (c[:, n:] == 99).all(), "wrote outside of C"
         return c[:m, :n]
@@ -180,6 +186,17 @@ def test_several_blocks_of_m_n_and_k(kernel: Kernel, shape: tuple[int, int, int]
     check(kernel.matmul(a, b, bias), a, b, bias)
 
 
+@pytest.mark.parametrize("m", [8, 9, 13, 131])
+def test_rows_a_whole_number_of_pages_apart(kernel: Kernel, m: int) -> None:
+    """They collide in the cache, and are copied; the bits are those of rows that do not."""
+    a, b = normal(m, 2048), normal(1024, 331)
+    for dtype, k in (("float32", 1024), ("float32", 1000), ("float64", 512)):
+        x, y = a.astype(dtype)[:, :k], b.astype(dtype)[:k]
+        got = kernel.matmul(x, y, threads=2)
+        check(got, x, y)
+        np.testing.assert_array_equal(kernel.matmul(np.ascontiguousarray(a[:, : k + 16].astype(dtype))[:, :k], y), got)
+
+
 def test_b_in_place(kernel: Kernel) -> None:
     """Few rows read B where it lies, as far as whole panels go, with the same bits as from a packed B."""
     for m, n, k in itertools.product((1, 2, 3, 7, 12, 13, 25), (1, 15, 17, 32, 33, 129, 200), (0, 1, 19, 600)):
@@ -187,6 +204,15 @@ def test_b_in_place(kernel: Kernel) -> None:
         got = kernel.matmul(a, b, threads=2, in_place=True)
         check(got, a, b)
         np.testing.assert_array_equal(got, kernel.matmul(a, b))
+
+
+def test_one_row_of_a_wide_b_in_place(kernel: Kernel) -> None:
+    for n, k in ((5000, 300), (4095, 20), (2048, 513)):
+        a, b = normal(1, k), normal(k, n)
+        got = kernel.matmul(a, b, threads=2, in_place=True)
+        check(got, a, b)
+        np.testing.assert_array_equal(got, kernel.matmul(a, b))
+        np.testing.assert_array_equal(got, kernel.matmul(np.asfortranarray(np.repeat(a, 3, 0))[:1], b, in_place=True))
 
 
 def test_short_sums(kernel: Kernel) -> None:
@@ -197,6 +223,25 @@ def test_short_sums(kernel: Kernel) -> None:
         kernel.call("run_short", a, k + 2, kernel.pack(b), c, n + 5, m, n, k)
         np.testing.assert_array_equal(c[:, :n], kernel.matmul(a, b))
         assert (c[:, n:] == 99).all()
+
+
+def test_a_matrix_times_a_vector(kernel: Kernel) -> None:
+    for m, k in itertools.product((0, 1, 3, 7, 17, 67, 1000), (0, 1, 3, 15, 16, 17, 31, 33, 129, 1000, 20001)):
+        a, b = normal(m, k + 2)[:, :k], normal(k, 1)
+        c, other = np.full((m + 1, 1), 99, np.float32), np.full((m + 1, 1), 99, np.float32)
+        kernel.call("run_vector", a, k + 2, b, c, m, k, 2)
+        if m:
+            check(c[:m], a, b)
+        assert c[m] == 99
+        kernel.call("run_vector", a, k + 2, b, other, m, k, 16)
+        np.testing.assert_array_equal(c, other)
+
+
+def test_a_vector_meets_nan_and_infinity(kernel: Kernel) -> None:
+    a, b, c = normal(9, 37), normal(37, 1), np.empty((9, 1), np.float32)
+    a[3, 36], a[5, 0] = np.nan, -np.inf
+    kernel.call("run_vector", a, 37, b, c, 9, 37, 1)
+    assert list(np.flatnonzero(~np.isfinite(c))) == [3, 5] and np.isnan(c[3])
 
 
 def test_long_sums_stay_accurate(kernel: Kernel) -> None:

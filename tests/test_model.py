@@ -283,7 +283,9 @@ def test_threads_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"target": "cuda"}, errors.UnsupportedError),
+        ({"target": "gpu"}, errors.InputError),
+        ({"target": "cuda:90"}, errors.InputError),
+        ({"precision": "double", "target": "cuda:sm_90"}, errors.InputError),
         ({"cpu": "z80"}, errors.CpuError),
         ({"threads": 0}, errors.InputError),
         ({"input_shapes": {"q": (1,)}}, errors.InputError),

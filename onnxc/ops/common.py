@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -84,11 +84,6 @@ def along(b: Builder, x: Value, rank: int, axis: int) -> Value:
     return b.reshape(x, (*x.shape, *(1,) * (rank - 1 - axis)))
 
 
-def unify(b: Builder, xs: Sequence[Value], dtype: DType) -> list[Value]:
-    """All of the values in one dtype."""
-    return [b.cast(x, dtype) for x in xs]
-
-
 def is_narrow(dtype: DType) -> bool:
     """A float type in which sums lose digits, so that they are computed in float32."""
     return dtype.is_float and dtype.bits < 32
@@ -97,11 +92,6 @@ def is_narrow(dtype: DType) -> bool:
 def widened(b: Builder, x: Value) -> Value:
     """float16 and bfloat16 as float32; everything else as it is."""
     return b.cast(x, dtypes.float32) if is_narrow(x.dtype) else x
-
-
-def in_float32(b: Builder, f: Callable[..., Value], *xs: Value) -> Value:
-    """f of the values, computed in float32 where they are narrower, and cast back to the first one's type."""
-    return b.cast(f(*(widened(b, x) for x in xs)), xs[0].dtype)
 
 
 def limits(dtype: DType) -> tuple[int, int]:

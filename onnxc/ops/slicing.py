@@ -69,9 +69,7 @@ def _slice(
 def slice_1(
     b: Builder, x: Value, *, starts: list[int], ends: list[int], axes: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    return _slice(
-        b, x, starts, ends, axes if axes is not None else list(range(len(starts))), [1] * len(starts)
-    )
+    return _slice(b, x, starts, ends, axes if axes is not None else list(range(len(starts))), [1] * len(starts))
 
 
 @op("Slice", 10)
@@ -97,8 +95,31 @@ def _pad(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: st
         raise UnsupportedError(f"Pad has no mode {mode!r}")
     for axis in range(x.rank):
         if (low[axis], high[axis]) != (0, 0):
-            x = b.gather(x, _source_positions(b, x.shape[axis], low[axis], high[axis], mode), axis)
+            x = _continue(b, x, axis, low[axis], high[axis], mode)
     return x
+
+
+def _continue(b: Builder, x: Value, axis: int, low: Dim, high: Dim, mode: str) -> Value:
+    """An axis continued by its own elements at both ends. Of what lies along the last axis, which is contiguous,
+    slices are put together where one reaches far enough; else each element is looked up.
+    """
+    size = x.shape[axis]
+    near = 1 if mode == "reflect" else 0  # a reflection leaves out the element at the edge
+    if size == 0 or axis != x.rank - 1 or not all(_fits_in(d + near, size) for d in (low, high)):
+        return b.gather(x, _source_positions(b, size, low, high, mode), axis)
+    if mode == "wrap":
+        before, after = b.slice(x, axis, size - low, size), b.slice(x, axis, 0, high)
+    elif mode == "reflect":
+        before = b.flip(b.slice(x, axis, 1, 1 + low), [axis])
+        after = b.flip(b.slice(x, axis, size - 1 - high, size - 1), [axis])
+    else:
+        before = b.expand(b.slice(x, axis, 0, 1), (*x.shape[:axis], low))
+        after = b.expand(b.slice(x, axis, size - 1, size), (*x.shape[:axis], high))
+    return b.concat([v for v, d in ((before, low), (x, 1), (after, high)) if d != 0], axis)
+
+
+def _fits_in(width: Dim, size: Dim) -> bool:
+    return isinstance(width, int) and isinstance(size, int) and width <= size
 
 
 def crop_or_pad(b: Builder, x: Value, axis: int, size: int) -> Value:
@@ -145,9 +166,7 @@ def pad_11(
     b: Builder, x: Value, pads: Value, constant_value: Value | None = None, axes: Value | None = None, *,
     mode: str = "constant",
 ) -> Value:  # fmt: skip
-    places = (
-        range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
-    )
+    places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
     low, high = pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank)
     value: Operand = 0 if constant_value is None else scalar_of(b, constant_value)
     if x.dtype is not dtypes.boolean:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import constant_of
@@ -100,12 +101,19 @@ def _scores(x: Value) -> _Scores | None:
     return _Scores(q, kt, float(np.float32(scale * sq * sk)), bias)
 
 
-def fuse_attention(graph: Graph) -> Graph:
-    """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities."""
+FLOAT32 = frozenset({dtypes.float32})
+HALF = frozenset({dtypes.float16, dtypes.bfloat16})
+
+
+def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32) -> Graph:
+    """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities.
+
+    `of` are the dtypes that the target has a kernel for.
+    """
     uses = graph.uses()
     r = Rewriter(graph)
     for node in graph.nodes:
-        fused = _match(node, graph, uses)
+        fused = _match(node, graph, uses) if node.op == "matmul" and node.output.dtype in of else None
         if fused is None:
             r.keep(node)
             continue
@@ -118,7 +126,7 @@ def fuse_attention(graph: Graph) -> Graph:
 
 
 def _match(node: Node, graph: Graph, uses: dict[int, list[Node]]) -> tuple[_Scores, Value, bool, Origin] | None:
-    if node.op != "matmul" or node.output.dtype is not dtypes.float32 or node.output.rank < 3:
+    if node.output.rank < 3:
         return None
     p, v = node.operands
     outputs = {o.id for o in graph.outputs}

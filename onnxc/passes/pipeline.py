@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxc.ir.graph import Graph
-from onnxc.passes.attention import fuse_attention
+from onnxc.passes.attention import FLOAT32, HALF, fuse_attention
 from onnxc.passes.decompose import decompose
+from onnxc.passes.precision import convert_precision
 from onnxc.passes.prepare import prepare
 from onnxc.passes.quantized import integer_products
 from onnxc.passes.regions import sink_constants
@@ -24,12 +25,18 @@ class PassOptions:
         attention: recognise attention.
         integer: compute products of quantized tensors in integers.
         weight_only: keep quantized weights packed where activations are floats.
+        half_attention: recognise attention of float16 and bfloat16 too.
+        dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
+        keep_io: a converted model's inputs and outputs stay float32.
     """
 
     fold_bytes: int = 1 << 28
     attention: bool = True
     integer: bool = True
     weight_only: bool = True
+    half_attention: bool = False
+    dtype: str | None = None
+    keep_io: bool = True
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
@@ -44,5 +51,9 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         ("sink-constants", sink_constants),
     ]
     if options.attention:
-        pipeline.append(("fuse-attention", fuse_attention))
+        of = FLOAT32 | HALF if options.half_attention else FLOAT32
+        pipeline.append(("fuse-attention", lambda g: fuse_attention(g, of)))
+    if options.dtype is not None:
+        dtype, keep_io = options.dtype, options.keep_io
+        pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io)))
     return [*pipeline, ("prepare", prepare)]

@@ -63,7 +63,3 @@ class Clusters:
                 if s not in seen and s != without and self._first[s] <= limit:
                     stack.append(s)
         return False
-
-    def successors(self, cluster: int) -> set[int]:
-        """Clusters that read from this one directly."""
-        return {self._find(s) for s in self._successors[cluster]} - {cluster}

@@ -7,6 +7,8 @@ inside if others need it too. Every decision is written down with its reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import networkx as nx
 
 from onnxc.errors import InternalError
@@ -24,12 +26,14 @@ from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
+Templates = Callable[[Node], bool]
+
 LONG_INDEX = 400  # characters of an index expression
 
 
 class _Planner:
-    def __init__(self, graph: Graph, layout: Layout, options: FusionOptions) -> None:
-        self.graph, self.layout, self.options = graph, layout, options
+    def __init__(self, graph: Graph, layout: Layout, options: FusionOptions, is_template: Templates) -> None:
+        self.graph, self.layout, self.options, self.is_template = graph, layout, options, is_template
         self.clusters = Clusters(graph)
         self.uses = graph.uses()
         self.outputs = {v.id for v in graph.outputs}
@@ -40,7 +44,7 @@ class _Planner:
 
     def run(self) -> Plan:
         for node in self.graph.nodes:
-            if is_template(node) or lookup(node.op).kind in (Kind.OPAQUE, Kind.CONTROL):
+            if self.is_template(node) or lookup(node.op).kind in (Kind.OPAQUE, Kind.CONTROL):
                 self._open_template(node)
         for node in reversed(self.graph.nodes):
             if node.op != "constant" and id(node) not in self.homes:
@@ -52,12 +56,12 @@ class _Planner:
     # ------------------------------------------------------------ epilogues
 
     def _open_template(self, node: Node) -> None:
-        template = is_template(node)
+        template = self.is_template(node)
         control = lookup(node.op).kind is Kind.CONTROL
         group = Group("template" if template else "control" if control else "opaque", node, nodes=[node])
         if control:
             (region,) = node.regions
-            group.region = plan(region, assign(region, ENABLED), self.options)
+            group.region = plan(region, assign(region, ENABLED), self.options, self.is_template)
         self.groups.append(group)
         self.homes[id(node)] = [group]
         if template:
@@ -211,7 +215,41 @@ class _Planner:
                     return
             if not needed and cost(node) <= 2 and self._duplicate(node, takers):
                 return
+        if self._join_sibling(node, readers):
+            self._note_stored(value, needed or "read by another kernel")
+            return
         self._open(node, needed or self._why_not(node, takers))
+
+    def _join_sibling(self, node: Node, readers: list[Node]) -> bool:
+        """Puts a reduction into the kernel of another one of the same operand over the same axes, which reads it
+        anyway: the least and the greatest element in one pass.
+        """
+        if not self.options.vertical or lookup(node.op).kind is not Kind.REDUCTION or "axes" not in node.attrs:
+            return False
+        value = node.output
+        for other in self.uses.get(node.operands[0].id, ()):
+            if other.op == node.op or not other.op.startswith("reduce_") or other.attrs["axes"] != node.attrs["axes"]:
+                continue
+            for group in self.homes.get(id(other), ()):
+                section = next((s for s in group.sections if other.output.id in s.members), None)
+                if group.kind != "loops" or section is None or value.id in section.demands:
+                    continue
+                if self._closes_cycle(node, group, readers) or len(section.demands[other.output.id]) != 1:
+                    continue
+                section._demand(value, section.demands[other.output.id][0])
+                if not section.accepts(node, True):
+                    self._add(node, group, section, store=True)
+                    group.reasons.append(f"{node.op} is computed beside {other.op}, which reads the same")
+                    return True
+                del section.demands[value.id], section.values[value.id]
+        return False
+
+    def _add(self, node: Node, group: Group, section: Section, store: bool) -> None:
+        """Computes the node in a section of a kernel."""
+        section.add(node, store)
+        self.homes[id(node)] = [group]
+        self.clusters.merge(group.nodes[0], node)
+        group.nodes.append(node)
 
     def _has_long_index(self, node: Node, takers: list[Group]) -> bool:
         """True where views of views have made an index that a kernel should not compute for every element."""
@@ -282,11 +320,7 @@ class _Planner:
             return False
         if sections[0].accepts(node, store):
             return False
-        sections[0].add(node, store)
-        self.homes[id(node)] = [group]
-        group.nodes.append(node)
-        anchor = group.nodes[0]
-        self.clusters.merge(anchor, node)
+        self._add(node, group, sections[0], store)
         group.reasons.append(f"{node.op} is computed where it is used" + (", and stored for others" if store else ""))
         return True
 
@@ -438,12 +472,14 @@ def _is_small(operand: Value, result: Value) -> bool:
     return mine == 1 or (isinstance(mine, int) and isinstance(whole, int) and mine * 16 <= whole)
 
 
-def plan(graph: Graph, layout: Layout, options: FusionOptions | None = None) -> Plan:
-    """Partitions the graph into kernels."""
+def plan(
+    graph: Graph, layout: Layout, options: FusionOptions | None = None, templates: Templates = is_template
+) -> Plan:
+    """Partitions the graph into kernels. `templates` says which nodes the target has a kernel template for."""
     options = options or FusionOptions()
     if options.split:
         graph, layout = split_reductions(graph, layout)
-    found = _Planner(graph, layout, options).run()
+    found = _Planner(graph, layout, options, templates).run()
     if options.horizontal:
         found.groups = merge_small(found.groups, layout)
     if options.chains:

@@ -77,13 +77,6 @@ class Plan:
     layout: Layout
 
 
-def source_of(value: Value) -> Value:
-    """What a chain of views reads from."""
-    while value.node is not None and value.node.op in VIEWS:
-        value = value.node.operands[0]
-    return value
-
-
 def group_reads(group: Group) -> set[int]:
     """Ids of the stored values that a kernel reads."""
     if group.chain:

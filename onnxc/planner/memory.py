@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan, group_reads
+from onnxc.planner.offsets import ALIGN, aligned, assign_offsets
 from onnxc.primitives.builder import constant_of
 
-ALIGN = 64
+__all__ = ["ALIGN", "Buffer", "aligned", "assign_offsets", "lifetimes", "region_values"]
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,3 @@ def region_values(group: Group) -> list[Value]:
 
 def _writes(plan: Plan, group: Group, value: Value) -> bool:
     return any(plan.layout.storage(v) is value for v in group.stored())
-
-
-def aligned(nbytes: int) -> int:
-    """Rounded up to the alignment; an empty buffer takes one unit, so that its address is valid."""
-    return max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
-
-
-def assign_offsets(sizes: Sequence[int], spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Places buffers so that those alive together do not overlap: largest first, each in the lowest gap that fits.
-
-    Returns the offsets and the arena's size, in bytes.
-    """
-    offsets = [0] * len(sizes)
-    placed: list[int] = []
-    total = 0
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], spans[i])):
-        size = aligned(sizes[i])
-        at = 0
-        busy = sorted(
-            (offsets[j], aligned(sizes[j])) for j in placed if spans[j][0] <= spans[i][1] and spans[i][0] <= spans[j][1]
-        )
-        for start, length in busy:
-            if at + size <= start:
-                break
-            at = max(at, start + length)
-        offsets[i] = at
-        total = max(total, at + size)
-        placed.append(i)
-    return offsets, total

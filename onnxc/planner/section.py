@@ -91,6 +91,8 @@ class Section:
             return "not demanded here"
         if len(demands) > 1 and (len(demands) > 4 or _cost(node) > 2 or store):
             return f"needed at {len(demands)} different positions"
+        if len(demands) > 1 and self._scattered(demands) and sum(_is_whole(v, value) for v in node.operands) > 1:
+            return f"needed at {len(demands)} positions that are data, element by element"
         if len(self.members) > 160:
             return "the kernel is large enough"
         if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
@@ -101,6 +103,11 @@ class Section:
         if store and not self._bijective(value, demands[0]):
             return "not every element is computed exactly once here"
         return self._stored_once(node, store) or self._recompute(node, demands)
+
+    def _scattered(self, demands: list[Index]) -> bool:
+        """Whether positions are data that differs from one element of a row to the next."""
+        data = {s for (_, at), s in self.lookups.items() if any(self.innermost in symbols(e) for e in at)}
+        return any(data & symbols(e) for at in demands for e in at)
 
     def _stored_once(self, node: Node, store: bool) -> str:
         """A store inside the outer loops must move with each of them, or it would run once per turn of
@@ -430,11 +437,9 @@ def divided_loops(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
                 yield from divided_loops(x)
 
 
-def _is_identity(value: Value, at: Index, extent: dict[Symbol, Dim]) -> bool:
-    """True where each dim of the value has a whole loop of its own."""
-    own = [(e, d) for e, d in zip(at, value.shape, strict=True) if not (d == 1 and e == 0)]
-    loops: dict[Dim, Dim] = {of(s): d for s, d in extent.items()}
-    return len({e for e, _ in own}) == len(own) and all(always_equal(loops.get(e, -1), d) for e, d in own)
+def _is_whole(operand: Value, result: Value) -> bool:
+    """Whether an operand has an element for each of the result's."""
+    return always_equal(operand.t.size, result.t.size)
 
 
 def _single_positions(at: Index) -> bool:

@@ -34,6 +34,7 @@ PART = 4096  # elements of a part at least
 SHORT_RUN = 64  # neighbouring elements of one result: a vector loop over fewer has no speed
 COLUMNS = 64  # neighbouring results that make one item
 WIDE = 16  # taps of a window
+MOST_TAPS, MOST_STRIDE, LEAST_ROW, LONGEST_ROW = 32, 4, 8, 2048  # of windows that go row by row
 DEPTH = 24  # nodes between a reduction and the values in memory that it reads
 
 
@@ -51,7 +52,7 @@ class _Loop:
 def split_reductions(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
     """The graph with every reduction that gains from it in two stages."""
     found = {id(n): plan for n in graph.nodes if n.op in REDUCTIONS and (plan := _stages(n, layout))}
-    windows = {id(n) for n in graph.nodes if n.op in WINDOWS and _is_wide(n)}
+    windows = {id(n) for n in graph.nodes if n.op in WINDOWS and _is_wide(n) and not _has_rows(n, layout)}
     if not found and not windows:
         return graph, layout
     rewriter, order = _Split(graph), dict(layout.order)
@@ -69,11 +70,17 @@ def split_reductions(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
 
 
 class _Split(Rewriter):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.divided: dict[tuple[int, tuple[int, ...]], Value] = {}
+
     def split(self, node: Node, loops: list[_Loop], order: dict[int, tuple[int, ...]]) -> None:
         """Adds both stages of a reduction."""
         x, out = self.value(node.operands[0]), node.output
         assert x is not None
-        first = self._add(node, "reshape", x, [p.extent for p in loops])
+        extents = tuple(p.extent for p in loops)
+        first = self.divided.get((x.id, extents)) or self._add(node, "reshape", x, extents)
+        self.divided[x.id, extents] = first  # reductions of one operand stay reductions of one operand
         partial = self._reduce(node, first, [k for k, p in enumerate(loops) if p.stage == 1])
         rest = [p for p in loops if p.stage != 1]
         order[partial.id] = tuple(sorted(range(len(rest)), key=lambda k: (-rest[k].stride, k)))
@@ -97,7 +104,7 @@ class _Split(Rewriter):
                 order[value.id] = order[out.id]
         self.replace(out, value)
 
-    def _add(self, node: Node, op: str, x: Value, shape: list[int] | tuple[Dim, ...]) -> Value:
+    def _add(self, node: Node, op: str, x: Value, shape: tuple[Dim, ...]) -> Value:
         new = Node(op, [x], [Value(x.t.with_shape(tuple(shape)))], {"shape": tuple(shape)}, (), node.origin)
         self.nodes.append(new)
         return new.output
@@ -114,6 +121,20 @@ def _is_wide(node: Node) -> bool:
     kernel = [k for k in node.attrs["kernel"] if k != 1]
     taps = math.prod(kernel)
     return bool(node.output.dtype.bits >= 32 and taps >= WIDE and 2 * sum(kernel) <= taps)
+
+
+def _has_rows(node: Node, layout: Layout) -> bool:
+    """Whether windows over two axes run along rows in memory: their kernel then does one axis after the other itself, a
+    row at a time (codegen/cpp/lines.py).
+    """
+    row, attrs = layout.order_of(node.output)[-1], node.attrs
+    wide = [a for a, k in enumerate(attrs["kernel"]) if k != 1]
+    length, results = node.operands[0].shape[row], node.output.shape[row]
+    if len(wide) != 2 or row not in wide or not isinstance(length, int) or not isinstance(results, int):
+        return False
+    stride, dilation, taps = (attrs[k][row] for k in ("strides", "dilations", "kernel"))
+    fits = results >= LEAST_ROW and length <= LONGEST_ROW and taps <= MOST_TAPS
+    return bool(fits and stride <= MOST_STRIDE and min(stride, dilation) == 1)
 
 
 def _stages(node: Node, layout: Layout) -> list[_Loop] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxc.ir import dtypes
@@ -9,6 +10,7 @@ from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
 from onnxc.planner.layout import Layout
+from onnxc.primitives.contraction import not_one
 
 ENABLED = frozenset({"matmul", "matmul_quantized", "conv", "attention"})
 
@@ -127,7 +129,8 @@ def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
         return None
     extra = None
     if bias:
-        source, at = through_views(layout, bias[0], broadcast(bias[0], (*outer, row, key)))
+        scores = (*lead, *sizes[:2])
+        source, at = through_views(layout, bias[0], _repeated(bias[0], (*outer, row, key), scores))
         address = layout.address(source, at)
         (k,) = key.symbols()
         if coefficient(address, k) is None:
@@ -135,6 +138,15 @@ def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
         extra = (layout.storage(source), address)
     batch = [(next(iter(x.symbols())), d) for x, d in zip(loops, lead, strict=True) if d != 1]
     return AttentionAccess(batch, row, key, column, sizes, left, keys, values, extra, (*outer, row, column))
+
+
+def _repeated(value: Value, at: Index, shape: Sequence[Dim]) -> Index:
+    """As `broadcast` to a shape, also along axes whose size only turns out to be 1 at run time."""
+    sizes = shape[len(shape) - value.rank :]
+    return tuple(
+        i if isinstance(d, int) or always_equal(d, size) else i * not_one(d)
+        for i, d, size in zip(broadcast(value, at), value.shape, sizes, strict=True)
+    )
 
 
 @dataclass(frozen=True)

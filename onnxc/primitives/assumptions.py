@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.expr import Dim, always_equal, is_nonnegative, prod
 from onnxc.ir.graph import Graph, Node, Origin
 from onnxc.primitives.base import Kind, lookup
-from onnxc.primitives.contraction import attention_scores
+from onnxc.primitives.contraction import attention_scores, not_one
 from onnxc.primitives.movement import slice_room
 
 WINDOWS = ("window_max", "window_sum")
@@ -73,7 +73,7 @@ def _equal(node: Node) -> Iterator[Pair]:
         yield from _matmul(q, kt, scores)
         yield from _matmul(scores, v, out)
         for shape in bias:
-            yield from _broadcast(shape, scores)
+            yield from _repeat(shape, scores)
     elif node.op == "conv":
         (x, w, *_), groups = shapes, node.attrs["groups"]
         yield x[1], w[1] * groups
@@ -113,6 +113,13 @@ def _matmul(a: Shape, b: Shape, out: Shape) -> Iterator[Pair]:
 def _broadcast(shape: Shape, out: Shape) -> Iterator[Pair]:
     aligned = out[len(out) - len(shape) :]
     yield from ((a, b) for a, b in zip(shape, aligned, strict=True) if a != 1)
+
+
+def _repeat(shape: Shape, out: Shape) -> Iterator[Pair]:
+    """As `_broadcast`, but where a size is only known at run time, it may turn out to be 1."""
+    aligned = out[len(out) - len(shape) :]
+    pairs = zip(shape, aligned, strict=True)
+    yield from ((a, not_one(a) * (b - 1) + 1) for a, b in pairs if a != 1 and not always_equal(a, b))
 
 
 def _natural(node: Node) -> Iterator[Dim]:

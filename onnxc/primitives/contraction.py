@@ -10,7 +10,7 @@ import numpy as np
 from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, never_equal
+from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, minimum, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
@@ -130,6 +130,16 @@ register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum"))) 
 def attention_scores(q: tuple[Dim, ...], kt: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """The shape of q @ kt."""
     return (*broadcast_shapes(q[:-2], kt[:-2]), q[-2], kt[-1])
+
+
+def not_one(size: Dim) -> Dim:
+    """0 where a size is 1, else 1: the factor of an index along an axis that may turn out to be repeated.
+
+    >>> from onnxc.ir.expr import Sym
+    >>> not_one(1), not_one(7), not_one(Sym("n"))
+    (0, 1, min(n*n - 2*n + 1, 1))
+    """
+    return minimum((size - 1) * (size - 1), 1)
 
 
 def _matmul_quantized(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:

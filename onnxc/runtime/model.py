@@ -1,9 +1,4 @@
-"""A compiled model: what ``onnxc.compile`` and ``onnxc.load`` return.
-
-    outputs = model(ids, mask)                  # by position, or by name: model(ids=ids, mask=mask)
-    logits, cache = outputs                     # outputs["logits"], outputs[0]
-    model.run(["logits"], {"input_ids": ids})   # onnxruntime's own call
-    model.save("model.onnxc")                   # one file, which onnxc.load opens without a compiler
+"""The models of the CPU: a loaded program, and the ways of a call.
 
 A call goes one of two ways. The quick way leaves it to the runtime (``ox_call_arrays``) to compare the arrays
 with what the model wants, and to run it, in one foreign call. Where something is not plainly so (a list,
@@ -17,88 +12,31 @@ import ctypes
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxc.errors import CpuError, InputError, LimitError, OnnxcError, PackageError
+from onnxc.errors import CpuError, InputError, LimitError, PackageError
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_bytes
-from onnxc.runtime.library import CallError, NativeModel, Runtime, call_exception, load_runtime
+from onnxc.runtime.face import CUDA, SCHEMA, WEIGHTS, CompiledModel, Outputs
+from onnxc.runtime.library import CallError, NativeModel, Runtime, load_runtime
 from onnxc.runtime.outputs import OutputPool, has_large
-from onnxc.runtime.package import load_library, open_package, write_package
-from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature, Tensor
+from onnxc.runtime.package import MANIFEST, load_library, open_package
+from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature
 from onnxc.runtime.sizes import Size, evaluate
 
 if TYPE_CHECKING:
     from onnxc.report import Report
 
-SCHEMA = 2  # of the manifest
-PROGRAM, RUNTIME, SOURCE, WEIGHTS = "program.so", "runtime.so", "source.cpp", "weights"
+__all__ = ["PROGRAM", "RUNTIME", "SCHEMA", "SOURCE", "WEIGHTS", "Arena", "CompiledModel", "CpuModel", "Outputs", "load"]
+
+PROGRAM, RUNTIME, SOURCE = "program.so", "runtime.so", "source.cpp"
 _ALIGN = 64  # OX_ALIGN
 _UNFIT = -1  # what ox_call_arrays returns where a call must go the slow way
 _MOST_SITES = 512
 _MOST_THREADS = 256  # OX_MAX_THREADS
-
-
-class Outputs:
-    """The outputs of a call: by name as in a dict, by position as in a tuple.
-
-    >>> out = Outputs(("y", "z"), (1, 2))
-    >>> out["z"], out[0], list(out), dict(out)
-    (2, 1, [1, 2], {'y': 1, 'z': 2})
-    """
-
-    __slots__ = ("_arrays", "_names")
-
-    def __init__(self, names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
-        self._names, self._arrays = names, arrays
-
-    @overload
-    def __getitem__(self, key: str | int) -> Any: ...
-    @overload
-    def __getitem__(self, key: slice) -> tuple[Any, ...]: ...
-    def __getitem__(self, key: str | int | slice) -> Any:
-        if isinstance(key, str):
-            try:
-                return self._arrays[self._names.index(key)]
-            except ValueError:
-                raise KeyError(f"no output {key!r}; the outputs are {list(self._names)}") from None
-        return self._arrays[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        """The arrays, so that ``a, b = model(x)`` works. (The names are in ``keys()``.)"""
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def keys(self) -> tuple[str, ...]:
-        """The names, in the model's order."""
-        return self._names
-
-    def values(self) -> tuple[Any, ...]:
-        """The arrays, in the model's order."""
-        return self._arrays
-
-    def items(self) -> list[tuple[str, Any]]:
-        """(name, array), in the model's order."""
-        return list(zip(self._names, self._arrays, strict=True))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The array of that name, or the default."""
-        return self[name] if name in self._names else default
-
-    def __repr__(self) -> str:
-        shown = (
-            f"{n!r}: {a.dtype}{list(a.shape)}" if hasattr(a, "shape") else f"{n!r}: {a!r}" for n, a in self.items()
-        )
-        return f"Outputs({', '.join(shown)})"
 
 
 class Arena:
@@ -196,18 +134,8 @@ def _readable(runtime: Runtime) -> bool:
     return list(found) == [2, id(np.ndarray), id(array.dtype), array.ctypes.data, 2, array.flags.num]
 
 
-class CompiledModel:
-    """A compiled model. Call it with numpy arrays, from any number of threads.
-
-    Args:
-        manifest: what the compiler wrote down of the model.
-        sections: its parts, by name: machine code, weights, generated source.
-        threads: the most threads of a call; default: the CPUs that this process may use.
-        cache: where the runtime of this process may be found.
-
-    Attributes:
-        manifest: names, shapes, kernels, memory plan, times of the stages.
-    """
+class CpuModel(CompiledModel):
+    """A model compiled for the CPU. Call it with numpy arrays, from any number of threads."""
 
     def __init__(
         self,
@@ -216,12 +144,11 @@ class CompiledModel:
         *,
         threads: int | None = None,
         cache: Cache | None = None,
+        device: int = 0,
     ) -> None:
-        self.manifest = manifest
-        self._sections = sections
+        super().__init__(manifest, sections)
         self.threads = available_cpus() if threads is None else threads
-        program = _read_program(manifest)
-        self._signature, self._arena = program
+        self._arena = _read_arena(manifest)
         poison = os.environ.get("ONNXC_POISON") == "1"
         self._empty: Callable[..., Array] = _poisoned if poison else np.empty
         self._pool = OutputPool(poison)
@@ -237,59 +164,12 @@ class CompiledModel:
             poison=poison,
         )
         self._call_arrays = self._runtime.library.ox_call_arrays
-        self._names, self._inputs = self._signature.output_names, self._signature.input_names
         self._quick = _readable(self._runtime)
         self._sites: dict[tuple[Shape, ...], _Site] = {}
         # A model without dynamic dims has this one only.
         self._fixed = None if self._signature.symbols else self._new_site(self._fixed_shapes())
 
     # ------------------------------------------------------------ calls
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
-        """Run the model.
-
-        Args:
-            args: inputs in the model's order; arrays, or what numpy makes an array of.
-            kwargs: inputs by name.
-
-        Returns:
-            The outputs, by name and by position. The arrays are new, and the caller's own.
-
-        Raises:
-            InputError: an input has a wrong name, dtype, rank or size.
-            RunError: the program failed, on an index out of bounds for instance.
-            LimitError: it needs more memory than there is, or than it may use.
-        """
-        if kwargs:
-            args = self._named(kwargs) if not args else self._signature.bind(args, kwargs)
-        return Outputs(self._names, self._run(args))
-
-    def run(
-        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
-    ) -> list[Array]:
-        """Run the model as ``onnxruntime.InferenceSession.run`` does.
-
-        Args:
-            output_names: which outputs to return, in this order; None or empty: all.
-            input_feed: the inputs by name.
-            run_options: ignored.
-        """
-        found = self._run(self._named(input_feed))
-        if not output_names:
-            return list(found)
-        unknown = [name for name in output_names if name not in self._names]
-        if unknown:
-            raise InputError(f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}")
-        return [found[self._names.index(name)] for name in output_names]
-
-    def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Inputs that are all given by name, in the model's order."""
-        if len(given) == len(self._inputs):
-            try:
-                return tuple([given[name] for name in self._inputs])
-            except KeyError:
-                pass  # bind says what is wrong
-        return self._signature.bind((), given)
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         site = self._fixed
@@ -365,13 +245,6 @@ class CompiledModel:
         _check_memory(signature, outputs)
         return _Site(self._native, signature, shapes, outputs, dims)
 
-    def _failure(self, error: CallError) -> OnnxcError:
-        kernels = self.manifest.get("kernels", ())
-        node = None
-        if 0 <= error.node < len(kernels):
-            node = _suspects(kernels[error.node].get("origins", ()), error.code)
-        return call_exception(error, node)
-
     # ------------------------------------------------------------ facts
 
     @property
@@ -385,63 +258,21 @@ class CompiledModel:
             raise InputError(f"threads is a number from 1 to {_MOST_THREADS}, not {count!r}")
         self._threads = count
 
-    def get_inputs(self) -> list[Tensor]:
-        """The inputs, each with ``name``, ``type`` and ``shape``, as onnxruntime has them."""
-        return list(self._signature.inputs)
-
-    def get_outputs(self) -> list[Tensor]:
-        """The outputs, each with ``name``, ``type`` and ``shape``, as onnxruntime has them."""
-        return list(self._signature.outputs)
-
-    @property
-    def source(self) -> str:
-        """The generated C++."""
-        return bytes(self._sections[SOURCE]).decode()
-
     def explain(self) -> Report:
-        """Which kernels the model became, from which nodes and why, with memory and times."""
         from onnxc.report import Report
 
         return Report.from_manifest({**self.manifest, "threads": self._threads})
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
-        """Run the model with a clock around every kernel: which take the time, and how near are they to the machine's
-        limits?
-
-        Args:
-            inputs: by name, or in the model's order.
-            runs: that are measured. The best of them and the median are reported.
-            warm_up: runs before them.
-
-        Returns:
-            As :meth:`explain`, with ``profile`` (see :class:`onnxc.roofline.Profile`); sizes are those of the inputs.
-
-        Raises:
-            InputError, RunError, LimitError: as a call.
-        """
-        from onnxc.roofline import Profile, best_and_median
         from onnxc.runtime.peaks import machine_peaks
 
-        if runs < 1:
-            raise InputError(f"runs is at least 1, not {runs!r}")
-        args = self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+        args = self._to_profile(inputs, runs)
         site, buffers, _outputs, kept = self._prepared(args)
         values = dict(zip(self._signature.symbols, site.dims, strict=False))
-        report = self.explain().at(lambda given: evaluate(given, values))
-        times = [self._times(site, buffers, len(report.kernels)) for _ in range(warm_up + runs)][warm_up:]
+        calls = len(self.manifest.get("kernels") or ())
+        times = [self._times(site, buffers, calls) for _ in range(warm_up + runs)][warm_up:]
         del kept
-        each = [best_and_median(column) for column in zip(*times, strict=True)]
-        total = best_and_median([sum(row) for row in times])
-        names = self.manifest["dim_names"]
-        kernels = tuple(k.timed(*pair) for k, pair in zip(report.kernels, each, strict=True))
-        profile = Profile(
-            machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None),
-            runs,
-            *total,
-            tuple(k.times for k in kernels if k.times),
-            {names.get(s) or s: n for s, n in values.items()},
-        )
-        return replace(report, kernels=kernels, profile=profile)
+        return self._profiled(values, times, machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None))
 
     def _times(self, site: _Site, buffers: Any, kernels: int) -> list[int]:
         """Nanoseconds of each kernel in one run."""
@@ -451,25 +282,9 @@ class CompiledModel:
             raise self._failure(failure)
         return list(times)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one file, which :func:`load` opens without a compiler.
-
-        Raises:
-            PackageError: the file cannot be written.
-        """
-        write_package(path, self.manifest, self._sections)
-
     def trim(self) -> None:
-        """Give the memory that the model holds between calls back to the system."""
         self._native.trim()
         self._pool.clear()
-
-    def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs))
-        return f"<CompiledModel {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a compiled model cannot be pickled; save it, and load it where it is wanted")
 
 
 def _check_memory(signature: Signature, shapes: Sequence[Shape]) -> None:
@@ -490,37 +305,15 @@ def _poisoned(shape: Shape, dtype: np.dtype[Any]) -> Array:
     return array
 
 
-_BLAMED = {3: ("Gather", "Scatter", "OneHot", "Embed", "Slice"), 4: ("Div", "Mod")}  # op types by ox_code
-
-
-def _suspects(origins: Sequence[Sequence[Any]], code: int) -> str | None:
-    """The nodes of a failed kernel that can have failed so, as ``n3 Gather 'embed'``."""
-    likely = [o for o in origins if any(part in o[1] for part in _BLAMED.get(code, ()))] or list(origins)
-    return " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4]) or None
-
-
-def _read_program(manifest: Mapping[str, Any]) -> tuple[Signature, Arena | None]:
-    if manifest.get("schema") != SCHEMA:
-        raise PackageError(f"the model was saved by another version of onnxc ({manifest.get('onnxc', 'unknown')})")
+def _read_arena(manifest: Mapping[str, Any]) -> Arena | None:
     try:
-        signature = Signature(
-            [Tensor.from_json(row) for row in manifest["inputs"]],
-            [Tensor.from_json(row) for row in manifest["outputs"]],
-            manifest["symbols"],
-            manifest["dim_names"],
-            [(a, b, str(node)) for a, b, node in manifest["equal"]],
-            [(size, str(node)) for size, node in manifest["natural"]],
-        )
         plan = manifest["arena"]
-        arena = None if plan is None else Arena(plan["sizes"], plan["which"], plan["first"], plan["last"])
+        return None if plan is None else Arena(plan["sizes"], plan["which"], plan["first"], plan["last"])
     except (KeyError, TypeError, ValueError) as error:
         raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
-    if signature.unsolved:
-        raise PackageError(f"no input gives the dims {', '.join(signature.unsolved)}")
-    return signature, arena
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:
+def load(path: str | os.PathLike[str], *, threads: int | None = None, device: int = 0) -> CompiledModel:
     """Load a model that :meth:`CompiledModel.save` wrote. No compiler is needed.
 
     The file holds machine code: load only what you trust. Its weights are mapped, so processes that load one
@@ -528,16 +321,24 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
 
     Args:
         path: the file.
-        threads: the most threads of a call; default: the CPUs that this process may use.
+        threads: for the CPU: the most threads of a call; default: the CPUs that this process may use.
+        device: for a GPU: its number.
 
     Raises:
         PackageError: the file is not there, is damaged, or is of another version.
         CpuError: this machine lacks CPU features that the model was compiled for; it names them.
+        CudaError: the model was compiled for GPUs of another architecture, or there is none; it names both.
     """
     package = open_package(path)
     manifest = package.manifest
-    target = manifest.get("requires") or {}
-    if target.get("machine") != machine():
-        raise CpuError(f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}")
-    check_supported(target.get("features", ()), repr(os.fspath(path)))
-    return CompiledModel(manifest, {n: package.section(n) for n in package.names if n != "manifest"}, threads=threads)
+    if manifest.get("target") != CUDA:  # a model of a GPU asks the GPU
+        target = manifest.get("requires") or {}
+        if target.get("machine") != machine():
+            raise CpuError(
+                f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}"
+            )
+        check_supported(target.get("features", ()), repr(os.fspath(path)))
+    sections = {name: package.section(name) for name in package.names if name != MANIFEST}
+    model = CompiledModel(manifest, sections, threads=threads, device=device)
+    model.attach()
+    return model

@@ -44,7 +44,7 @@ ALIGNMENT = 4096
 MANIFEST = "manifest"
 _MAGIC = b"\x89ONNXC\r\n"  # the carriage return shows a file that was mangled as text
 _PREFIX = struct.Struct("<8sIIQ32s8x")  # magic, version, header's length, file's length, header's SHA-256
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,63}")
 _PLACE = re.compile(r"[0-9a-f]{16}")  # of an offset or a length
 _SHA = re.compile(r"([0-9a-f]{64})?")
 _MOST_HEADER = 1 << 20
@@ -84,7 +84,7 @@ def write_package(
     text = json.dumps(manifest, separators=(",", ":")).encode()
     buffers = {MANIFEST: [memoryview(text)], **{name: _views(data) for name, data in sections.items()}}
     if MANIFEST in sections or not all(_NAME.fullmatch(name) for name in buffers):
-        raise PackageError(f"section names are lower-case letters, digits and _.-: {sorted(sections)}")
+        raise PackageError(f"section names are lower-case letters, digits and _.:- only: {sorted(sections)}")
     temporary = target.parent / f".{target.name[:100]}.{os.getpid()}-{secrets.token_hex(6)}"
     try:
         with open(temporary, "xb") as file:

@@ -144,6 +144,10 @@ class Signature:
         """
         return tuple(_array(tensor, value) for tensor, value in zip(self.inputs, values, strict=True))
 
+    def array(self, k: int, value: object) -> Array:
+        """As :meth:`arrays`, of one input."""
+        return _array(self.inputs[k], value)
+
     # ------------------------------------------------------------ sizes
 
     def solve(self, shapes: Sequence[Shape]) -> dict[str, int]:

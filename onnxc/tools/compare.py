@@ -93,8 +93,7 @@ class Comparison:
         """Everything, as JSON can write it (a value that is not finite is None)."""
         rows = [{**vars(o), "shape": list(o.shape)} for o in self.outputs]
         rows = [
-            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-            for row in rows
+            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
         ]
         settings = {k: v for k, v in vars(self).items() if k != "outputs"}
         return {"agree": self.agree, **settings, "outputs": rows}
@@ -115,9 +114,7 @@ class Comparison:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         several = self.samples > 1
         for heading in ["output", *(["sample"] if several else []), "type", "max abs", "max rel", "verdict"]:
-            table.add_column(
-                heading, justify="right" if heading in ("sample", "max abs", "max rel") else "left"
-            )
+            table.add_column(heading, justify="right" if heading in ("sample", "max abs", "max rel") else "left")
         for o in self.outputs:
             verdict = Text("agrees" if o.agrees else "DIFFERS", style="green" if o.agrees else "bold red")
             verdict.append(f": {o.note}" if o.note else "", style="default")
@@ -298,11 +295,7 @@ class _Judge:
             ]
         out = []
         for row, a, b, e in zip(rows, ours, theirs, exact, strict=True):
-            judged = (
-                row
-                if row.agrees or not _is_float(a)
-                else self._nearer(row, _wide(a), _wide(b), _rounded(e, a))
-            )
+            judged = row if row.agrees or not _is_float(a) else self._nearer(row, _wide(a), _wide(b), _rounded(e, a))
             out.append(judged)
         return out
 
@@ -318,9 +311,7 @@ class _Judge:
         words = f"to float64: onnxc {errors[0]:.1e}, reference {errors[1]:.1e}"
         return _changed(row, agrees=agrees, errors64=errors, note=words)
 
-    def _ask_onnx(
-        self, given: Arrays, ours: Sequence[Array], rows: list[OutputComparison]
-    ) -> list[OutputComparison]:
+    def _ask_onnx(self, given: Arrays, ours: Sequence[Array], rows: list[OutputComparison]) -> list[OutputComparison]:
         self.tell("evaluate in onnx's reference evaluator")
         try:
             exact = onnx_runner(self.model)(given)
@@ -329,9 +320,7 @@ class _Judge:
         out = []
         for row, a, e in zip(rows, ours, exact, strict=True):
             if not row.agrees and not _is_float(a) and np.array_equal(a, e):
-                row = _changed(
-                    row, agrees=True, note=f"{row.note}, but onnx's reference evaluator agrees with onnxc"
-                )
+                row = _changed(row, agrees=True, note=f"{row.note}, but onnx's reference evaluator agrees with onnxc")
             out.append(row)
         return out
 

@@ -26,9 +26,7 @@ _INDEXED = {"gather": 1, "gather_elements": 1, "gather_nd": 1, "scatter_elements
 # ---------------------------------------------------------------- random
 
 
-def random_inputs(
-    graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping[str, int] | None = None
-) -> Arrays:
+def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping[str, int] | None = None) -> Arrays:
     """Inputs that fit a graph of primitives (`onnxc.passes.decompose`), the same for the same seed.
 
     Floats are normal. Integers that reach a gather as its index stay inside the gathered table. Inputs with
@@ -73,9 +71,7 @@ def _shape(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return shape
 
 
-def _random(
-    value: Value, shape: tuple[int, ...], limit: int | None, rng: np.random.Generator, sample: int
-) -> Array:
+def _random(value: Value, shape: tuple[int, ...], limit: int | None, rng: np.random.Generator, sample: int) -> Array:
     dtype: DType = value.dtype
     if "mask" in value.name.lower():
         return _mask(shape, rng, sample).astype(dtype.numpy)
@@ -84,13 +80,7 @@ def _random(
     if dtype.is_integer:
         if limit is None:
             limit = 256 if dtype.name == "uint8" else 128 if dtype.name == "int8" else 10
-        low = (
-            -128
-            if dtype.name == "int8" and limit == 128
-            else 0
-            if limit <= 10 or dtype.name == "uint8"
-            else 1
-        )
+        low = -128 if dtype.name == "int8" and limit == 128 else 0 if limit <= 10 or dtype.name == "uint8" else 1
         return rng.integers(min(low, limit - 1), limit, shape).astype(dtype.numpy)
     if dtype.is_float:
         return rng.standard_normal(shape).astype(dtype.numpy)
@@ -113,9 +103,7 @@ def choose_dims(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     unknown = sorted(set(dims) - set(own))
     if unknown:
         there = ", ".join(own) or "none"
-        raise InputError(
-            f"the model has no dynamic dim {', '.join(map(repr, unknown))}; its dynamic dims: {there}"
-        )
+        raise InputError(f"the model has no dynamic dim {', '.join(map(repr, unknown))}; its dynamic dims: {there}")
     if any(size < 0 for size in dims.values()):
         raise InputError(f"sizes of dims cannot be negative: {dict(dims)}")
     return default_dims(graph) | {own[name]: size for name, size in dims.items()}
@@ -127,9 +115,7 @@ def default_dims(graph: Graph) -> dict[str, int]:
     for value in graph.inputs:
         for axis, d in enumerate(value.shape):
             for symbol in _in_order(d):
-                size = (
-                    2 if axis == 0 else 64 if value.rank >= 4 and axis >= 2 and value.dtype.is_float else 16
-                )
+                size = 2 if axis == 0 else 64 if value.rank >= 4 and axis >= 2 and value.dtype.is_float else 16
                 sizes.setdefault(symbol.key, size)
     return sizes
 
@@ -201,9 +187,7 @@ def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
     missing = [name for name in names if name not in found]
     if missing:
         has = ", ".join(map(repr, found)) or "nothing"
-        raise InputError(
-            f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}"
-        )
+        raise InputError(f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}")
     return {name: found[name] for name in names}
 
 
@@ -212,9 +196,7 @@ def _read_npz(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, AttributeError, EOFError) as error:
-        raise InputError(
-            f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error
-        ) from error
+        raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
 
 
 def _read_folder(path: Path, names: Sequence[str]) -> Arrays:

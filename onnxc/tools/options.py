@@ -117,8 +117,8 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Compiling:
-    """How a command compiles."""
+class Target:
+    """What a command compiles for."""
 
     cpu: Annotated[str, typer.Option(help="What to compile for: native, x86-64-v3, x86-64-v4, ...")] = "native"
     threads: Threads = None
@@ -126,12 +126,18 @@ class Compiling:
     accuracy: Annotated[
         str, typer.Option(metavar="default|strict", help="strict: no algorithm that rounds more coarsely (Winograd).")
     ] = "default"
-    tuned: Tuned = False
 
     @property
     def shapes(self) -> Shapes:
         """Fixed dims of inputs."""
         return shapes_of(self.input_shape)
+
+
+@dataclass(frozen=True)
+class Compiling(Target):
+    """How a command compiles."""
+
+    tuned: Tuned = False
 
     def open(self, path: str, tell: Progress) -> CompiledModel:
         """A compiled model: compiled from ONNX, or loaded from a saved file."""

@@ -1,18 +1,11 @@
-"""Choices between kernels for one shape: made by a cost model, by an option, or by a tuner's measurements."""
+"""What templates may do, and how one of several kernels for a shape is chosen: by a cost model or as measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Choice:
-    """One decision: what for (a readable text that says all that its speed depends on), what, and among what."""
-
-    subject: str
-    chosen: str
-    candidates: tuple[str, ...]
+from onnxc.choices import Choice as Choice
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.writer import KernelSource, indent
-from onnxc.ir.expr import Dim, always_equal, index, symbols
+from onnxc.ir.expr import Dim, Symbol, always_equal, index, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import unflatten
 from onnxc.passes.prepare import PLANES
@@ -24,6 +24,7 @@ from onnxc.planner.groups import Group
 from onnxc.planner.templates import conv_image
 from onnxc.primitives.builder import constant_of
 
+Tile = tuple[int, int]  # outputs of Winograd's algorithm, along y and x
 Pack = Callable[[np.ndarray, int, int], np.ndarray]  # of weights, channels of a panel, groups
 
 
@@ -61,7 +62,12 @@ def pack_depthwise(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
 
 
 def winograd_matrix(m: int) -> np.ndarray:
-    """G of F(m x m, 3 x 3), in float64: points 0, 1, -1 for m = 2; 0, +-45/64, +-91/64 for m = 4; and infinity."""
+    """G of F(m, 3), in float64: points 0, 1, -1 for m = 2; 0, +-45/64, +-91/64 for m = 4; and infinity.
+
+    An axis that is left alone has m = 1.
+    """
+    if m == 1:
+        return np.ones((1, 1))
     if m == 2:
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     points = [0.0, 45 / 64, -45 / 64, 91 / 64, -91 / 64]
@@ -69,21 +75,22 @@ def winograd_matrix(m: int) -> np.ndarray:
     return np.array([*rows, [0, 0, 1]])
 
 
-def _pack_winograd(m: int) -> Pack:
-    """[group][panel][p][ci][NR] of U = G g G'"""
-    g = winograd_matrix(m)
-    both = np.kron(g, g)  # [T * T, 9]
+def _pack_winograd(m: Tile) -> Pack:
+    """[group][panel][p][kz][ci][NR] of U = G g G'"""
+    both = np.kron(winograd_matrix(m[0]), winograd_matrix(m[1]))  # [points, taps]
 
     def pack(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
         co, ci = w.shape[:2]
-        u = (w.reshape(co * ci, 9).astype(np.float64) @ both.T).astype(np.float32)
-        return np.stack([panels(part, panel) for part in np.split(u.reshape(co, ci, -1).transpose(0, 2, 1), groups)])
+        with np.errstate(all="ignore"):  # weights may be infinite
+            u = (w.reshape(-1, both.shape[1]).astype(np.float64) @ both.T).astype(np.float32)
+        u = u.reshape(co, ci, -1, len(both)).transpose(0, 3, 2, 1)
+        return np.stack([panels(part.reshape(*part.shape[:2], -1), panel) for part in np.split(u, groups)])
 
     return pack
 
 
 DIRECT = Algorithm(
-    "direct", "conv.h", "conv_items", "conv_items_count", "conv_scratch", pack_direct, packer="ConvPanels"
+    "direct", "conv.h", "conv_items", "conv_items_count", "conv_scratch", pack_direct, "conv_fresh", "ConvPanels"
 )
 DEPTHWISE = Algorithm(
     "depthwise", "conv_dw.h", "conv_dw_items", "conv_dw_count", "conv_dw_scratch", pack_depthwise, packer="ConvTaps"
@@ -93,17 +100,34 @@ VOLUMES = Algorithm(
     packer="ConvTaps",
 )  # fmt: skip
 WINOGRAD = {
-    m: Algorithm(
-        f"winograd F({m}x{m})",
+    (y, x): Algorithm(
+        f"winograd F({y}x{x})",
         "conv_wino.h",
-        f"conv_wino_items<{m}>",
-        f"conv_wino_count<{m}>",
-        f"conv_wino_scratch<{m}>",
-        _pack_winograd(m),
-        "conv_wino_fresh",
+        f"conv_wino_items<{y}, {x}>",
+        f"conv_wino_count<{y}, {x}>",
+        f"conv_wino_scratch<{y}, {x}>",
+        _pack_winograd((y, x)),
+        "conv_fresh",
     )
-    for m in (2, 4)
+    for y, x in ((2, 2), (4, 4), (1, 2), (1, 4), (2, 1), (4, 1))
 }
+
+
+def winograd_tile(algorithm: Algorithm) -> Tile | None:
+    """The tile of a Winograd algorithm."""
+    return next((m for m, k in WINOGRAD.items() if k is algorithm), None)
+
+
+def winograd_points(m: Tile) -> int:
+    """Products of a tile, for each pair of channels."""
+    return math.prod(k + 2 if k > 1 else 1 for k in m)
+
+
+def _pixels(node: Node) -> int:
+    """Pixels of the result; where they are not known, more than there will ever be."""
+    sizes = (node.output.shape[0], *node.output.shape[2:])
+    known = [d for d in sizes if isinstance(d, int)]
+    return max(1, math.prod(known)) if len(known) == len(sizes) else 1 << 60
 
 
 UNKNOWN_SIZE = 56  # what a symbolic size is taken for when an algorithm is chosen
@@ -127,6 +151,7 @@ def _sizes(node: Node) -> ConvSizes:
     return ConvSizes(n if isinstance(n, int) else 1, tuple(known), groups, int(w[1]), int(w[0]) // groups)
 
 
+FARTHEST = 1 << 31  # dilations from here on are left to the kernel that does not multiply them by sizes of tiles
 MOST_SHARED = 8  # channels of a group, for the depthwise kernel
 WIDEST = 9  # depthwise kernels of up to this width are compiled for it: their weights stay in registers
 
@@ -145,16 +170,18 @@ def candidates(node: Node, lanes: int, *, winograd: bool = True) -> list[Algorit
     w, a = node.operands[1].shape, node.attrs
     if groups_fit_lanes(int(w[0]), a["groups"], int(w[1]), lanes):
         return [DEPTHWISE if node.output.rank == 4 else VOLUMES]
-    plain = all(s == 1 for s in (*a["strides"], *a["dilations"]))
+    kernel, volume = tuple(w[-2:]), len(w) == 5
+    plain = all(s == 1 for s in a["strides"][-2:]) and not (volume and a["groups"] > 1)
+    plain = plain and max(a["dilations"]) < FARTHEST
     # Images of few channels may be planar, and would leave most lanes of Winograd's transforms empty.
     if (
         winograd
         and plain
         and constant_of(node.operands[1]) is not None
-        and tuple(w[2:]) == (3, 3)
+        and kernel in ((3, 3), (1, 3), (3, 1))
         and int(w[1]) > PLANES
     ):
-        return [DIRECT, *WINOGRAD.values()]
+        return [DIRECT, *(k for m, k in WINOGRAD.items() if tuple(3 if t > 1 else 1 for t in m) == kernel)]
     return [DIRECT]
 
 
@@ -173,18 +200,36 @@ def cost(algorithm: Algorithm, node: Node, lanes: int) -> float:
         multiply = weights * rows / (2 * lanes)
         return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
 
-    for m, inputs, outputs in ((2, 90, 80), (4, 250, 230)):
-        if algorithm is WINOGRAD[m]:
-            tiles = z.n * -(-z.out[0] // m) * -(-z.out[1] // m)
-            return products((m + 2) ** 2, tiles) + tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
+    m = winograd_tile(algorithm)
+    if m is not None:
+        points, planes = winograd_points(m), math.prod(int(d) for d in node.operands[1].shape[2:-2])
+        flat = zip(z.out[-2:], node.attrs["dilations"][-2:], m, strict=True)
+        tiles = z.n * math.prod(z.out[:-2]) * math.prod(_tiles(*k) for k in flat)
+        inputs, outputs = (90, 80) if points == 16 else (7 * points, 6.4 * points)
+        points, inputs = points * planes, inputs * planes
+        apart = 1.1 if max(node.attrs["dilations"][-2:]) > 1 else 1  # tiles of interleaved images share few lines
+        return apart * products(points, tiles) + tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
     taps = math.prod(int(d) for d in node.operands[1].shape[2:])
     pixels = z.n * math.prod(z.out)
-    return products(taps, pixels) + pixels * (12 + 6 * blocks)
+    return _inside(node, z) * products(taps, pixels) + pixels * (12 + 6 * blocks)
 
 
-def choose(node: Node, lanes: int, *, winograd: bool = True) -> Algorithm:
-    """The candidate with the least estimated work."""
-    return min(candidates(node, lanes, winograd=winograd), key=lambda k: cost(k, node, lanes))
+def _tiles(size: int, dilation: int, m: int) -> int:
+    """Tiles along an axis: wino_tiles of conv_wino.h."""
+    return size // (dilation * m) * dilation + min(size % (dilation * m), dilation)
+
+
+def _inside(node: Node, z: ConvSizes) -> float:
+    """The share of taps that conv.h multiplies: those beyond the image are left out where a tile has no others."""
+    w, a = node.operands[1].shape, node.attrs
+    if max(a["dilations"]) == 1:
+        return 1
+    shares = []
+    for size, taps, dilation in zip(z.out, w[2:], a["dilations"], strict=True):
+        reach = (int(taps) - 1) / 2
+        beyond = sum(min(size, abs(k - reach) * dilation) for k in range(int(taps)))
+        shares.append(1 - beyond / (size * int(taps)) if size else 1)
+    return min(1.0, 1.2 * shares[0] * (1 + math.prod(shares[1:])) / 2)
 
 
 def subject(node: Node) -> str:
@@ -273,6 +318,7 @@ class Stage:
     weights: str  # packed; empty where that is done at run time
     source: str  # the weights as they lie, for that
     epilogue: list[str]
+    near: str  # an argument: the rows that the epilogue writes and reads
 
     @property
     def scratch(self) -> str:
@@ -311,7 +357,7 @@ class ConvEmitter(TemplateEmitter):
             f"const auto z = {stage.shape};",
             *stage.lambda_named("epi"),
             f"{stage.algorithm.items}{stage.special}(z, {stage.x}, {weights}, first, last, "
-            f"a->scratch + worker * ({scratch}), epi);",
+            f"a->scratch + worker * ({scratch}), epi{stage.near if stage.algorithm is DIRECT else ''});",
         ]
         items = f"{stage.algorithm.count}({stage.shape})"
         name = f"conv {stage.algorithm.name}"
@@ -330,19 +376,29 @@ class ConvEmitter(TemplateEmitter):
         terms = ("q.n", "c", "q.y", "q.x") if own.node.output.rank == 4 else ("q.n", "c", "q.z", "q.y", "q.x")
         q = tuple(index(k.replace(".", ""), d) for k, d in zip(terms, own.node.output.shape, strict=True))
         names = {next(iter(symbols(v))): t for v, t in zip(q, terms, strict=True)}
-        pixel = index("qi", 1 << 60)
+        pixel = index("qi", _pixels(node))
         names[next(iter(symbols(pixel)))] = "q.i"
         spatial = unflatten(pixel, (node.output.shape[0], *node.output.shape[2:]))
-        epilogue = self.epilogue(Epilogue(
+        end = Epilogue(
             self.group, self.layout, self.lanes, own.places(q), names, q[1], self.buffers,
             aligned=node.attrs["groups"] == 1, linear=(spatial[0], q[1], *spatial[1:]),
-        ))  # fmt: skip
+        )  # fmt: skip
+        epilogue, (row,) = self.epilogue(end), symbols(pixel)
         at = f"{self.pointer(x.value)} + {self.size(x.base)}"
         shape, special = self._shape(own), self._specialised(own.node, algorithm)
         constant = constant_of(own.node.operands[1])
         weights = "" if constant is None else self._packed(node.operands[1], constant, node.attrs["groups"], algorithm)
         source = self._source(node) if constant is None else ""
-        return Stage(algorithm, special, shape, at, weights, source, epilogue)
+        return Stage(algorithm, special, shape, at, weights, source, epilogue, self._near(end, row))
+
+    def _near(self, end: Epilogue, row: Symbol) -> str:
+        """The rows that the epilogue writes and reads, for the template to fetch their lines in time."""
+        found = [
+            f"ConvLines{{{self.pointer(value)} + {self.size(base)}, {self.size(apart)}}}"
+            for value, base, apart in end.matrices(row)
+            if value.dtype.name == "float32"
+        ]
+        return f", ConvNear<{len(found)}>{{{{{', '.join(found)}}}}}" if found else ""
 
     def _algorithm(self, node: Node, flat: Node) -> Algorithm:
         """The tuned or the cheapest algorithm; where there are several, the choice is noted."""
@@ -402,7 +458,8 @@ class ConvEmitter(TemplateEmitter):
         co, ci, *taps = shape
         if algorithm in (DEPTHWISE, VOLUMES):
             return math.prod(shape)
-        points = math.prod(taps) if algorithm is DIRECT else (16 if algorithm is WINOGRAD[2] else 36)
+        m = winograd_tile(algorithm)
+        points = math.prod(taps) if m is None else winograd_points(m) * math.prod(taps[:-2])
         return groups * -(-(co // groups) // panel) * panel * points * ci
 
 

@@ -46,8 +46,8 @@ class Epilogue:
         (c,) = symbols(channel)
         block, lane = index("block", 1 << 40), index("lane", lanes)
         split: dict[Symbol, Dim] = {c: block * lanes + lane if aligned else channel + lane}
-        choices = [_mapping(section.index, p) for p in ([linear, places] if linear else [places])]
-        _substitute(self.nest, choices)
+        choices = [mapping(section.index, p) for p in ([linear, places] if linear else [places])]
+        substitute_indices(self.nest, choices)
         substitute_nest(self.nest, split)
         (block_symbol,), (lane_symbol,) = symbols(block), symbols(lane)
         self.emitter = TermEmitter(self.nest.lookups, lane_symbol)
@@ -80,7 +80,8 @@ class Epilogue:
         return scope.lines
 
 
-def _mapping(at: tuple[Dim, ...], places: tuple[Dim, ...]) -> dict[Symbol, Dim]:
+def mapping(at: tuple[Dim, ...], places: tuple[Dim, ...]) -> dict[Symbol, Dim]:
+    """What stands for each loop of a section, whose index is `at`, in a template that puts its result at `places`."""
     return {s: place for i, place in zip(at, places, strict=True) for s in symbols(i)}
 
 
@@ -97,7 +98,8 @@ def _has_calls(d: Dim) -> bool:
     return isinstance(d, Expr) and any(isinstance(a, Call) for a in d.atoms())
 
 
-def _substitute(nest: Nest, choices: list[dict[Symbol, Dim]]) -> None:
+def substitute_indices(nest: Nest, choices: list[dict[Symbol, Dim]]) -> None:
+    """Puts a template's loops into a nest; each address takes the first of `choices` that leaves no division."""
     memo: dict[Term, Term] = {}
     for k, phase in enumerate(nest.phases):
         stores = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxc.codegen.cpp import spelling, tables, windows
+from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.shape import (
     COSTS,
     Staging,
@@ -29,6 +30,7 @@ CHUNK = 4096  # elements of the vector loop in one item, where that loop is the 
 CACHE_BYTES = 1 << 15
 UNROLL = 4
 MANY_ITEMS = 16  # parallel items enough for the threads of a machine
+LINES = 4  # rows of windows that go through lines together
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
 
 
@@ -66,6 +68,7 @@ class NestEmitter:
         self.vector = choose_vector(nest, lanes)
         self.emitter = TermEmitter(nest.lookups, self.vector)
         self.emitter.reductions = {r.key: r for r in nest.reductions()}
+        self.emitter.whole_vectors = True
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
         self._split()
         self.includes: set[str] = set()
@@ -113,6 +116,10 @@ class NestEmitter:
         nest = self.nest
         if not nest.outer and not nest.reductions():
             return self._emit_plain()
+        if self.outer_vector and self.vector is not None:
+            way = lines_of_windows(nest, self.vector, self.lanes)
+            if way is not None:
+                return self._emit_lines(way, self.vector)
         outer = [(s, d) for s, d in nest.outer if s != self.vector]
         self._plan_caches()
         body = self._row_body(outer)
@@ -123,6 +130,75 @@ class NestEmitter:
                  "for (i64 row = first * grain; row < ox_min(last * grain, rows); row++) {",
                  *indent(body), "}"]  # fmt: skip
         return lines, f"ox_up({self._top(total)}, {grain})"
+
+    def _emit_lines(self, way: Lines, vector: Symbol) -> tuple[list[str], str]:
+        """Windows by way of lines: down the columns of a row of results, then along it. Some rows take turns, so that
+        no line is read that is still on its way to the cache.
+        """
+        windowed, *rest = self.nest.phases
+        outer = [(s, d) for s, d in self.nest.outer if s != vector]
+        for s, _ in outer:
+            self.emitter.name_loop(s)
+        first, second = (self.function.child({s for s, _ in outer}) for _ in range(2))
+        size, names = ceildiv(way.end + 1, self.lanes) * self.lanes, list[str]()
+        for r in windowed.reductions:
+            names.append(self.emitter.fresh("line"))
+            lane = spelling.lane_type(r.body.dtype)
+            self.function.lines += [
+                f"alignas(64) {lane} {names[-1]}_0[{LINES} * {size}];",
+                f"for (i64 i = 0; i < {LINES} * {size}; i += VL) st({names[-1]}_0 + i, {self._identity(r)});",
+            ]
+            for scope in (first, second):
+                scope.lines.append(f"{lane} *const {names[-1]} = {names[-1]}_0 + (row - base) * {size};")
+        column, columns = way.column
+        self.vector = self.emitter.vector = column
+        down, x = first.child({column}), self.emitter.name_loop(column)
+        self._reduce(way.phase, down)
+        for r, name in zip(way.phase.reductions, names, strict=True):
+            value = self.emitter.emit(Reduced(r.value.dtype, r.key), down)
+            down.lines.append(f"stl({name} + {x} + {way.first}, {value}, lanes);")
+        first.lines += self._vectors(x, columns, down.lines)
+        self.vector = self.emitter.vector = vector
+        along, x = second.child({vector}), self.emitter.name_loop(vector)
+        for r, name in zip(windowed.reductions, names, strict=True):
+            a = _Accumulator(r, self.emitter.fresh("acc"), spelling.lane_type(r.body.dtype), False)
+            self._along_line(a, windowed, way, f"{name} + {way.stride} * {x}", along)
+        for phase in rest:
+            self._store(phase, along)
+        second.lines += self._vectors(x, extent_of(self.nest, vector), along.lines)
+        total, decode = self._top(prod(d for _, d in outer)), self._decode(outer, "row")
+        grain = self._grain(prod(d for _, d in windowed.loops) * columns)
+        over = "for (i64 row = base; row < until; row++) {"
+        lines = [*self.function.lines, f"const i64 rows = {total}, grain = {grain}, stop = ox_min(last * grain, rows);",
+                 f"for (i64 base = first * grain; base < stop; base += {LINES}) {{",
+                 f"  const i64 until = ox_min(base + {LINES}, stop);",
+                 *(f"  {x}" for s in (first, second) for x in (over, *indent([*decode, *s.lines]), "}")), "}"]  # fmt: skip
+        return lines, f"ox_up({total}, {grain})"
+
+    def _along_line(self, a: _Accumulator, phase: Phase, way: Lines, start: str, scope: Scope) -> None:
+        """A reduction over the taps along a line."""
+        taps = [f"{start} + {k * way.dilation}" for k in range(way.taps)]
+        taps = [f"ldl({t}, lanes)" if way.stride == 1 else f"lds({t}, {way.stride}, lanes)" for t in taps]
+        scope.lines.append(f"V<{a.lane}> {a.name} = {taps[0]};")
+        scope.lines += [f"{a.name} = {_COMBINE[a.op].format(a.name, t)};" for t in taps[1:]]
+        self._finish(a, phase, scope)
+
+    def _vectors(self, loop: str, extent: Dim, body: list[str]) -> list[str]:
+        """A loop over vectors, several side by side where the body allows it."""
+        at, block, end = self.emitter.fresh("at"), self.emitter.fresh("block"), self._top(extent)
+        several = (
+            interleave(body, loop, at, [], UNROLL)
+            if isinstance(extent, int) and extent >= UNROLL * self.lanes
+            else None
+        )
+        lines = [f"const auto {block} = [&](const i64 {loop}, auto lanes) OX_LAMBDA {{", *indent(body), "};",
+                 f"i64 {at} = 0;"]  # fmt: skip
+        if several:
+            lines += [f"for (; {at} + {UNROLL} * VL <= {end}; {at} += {UNROLL} * VL) {{", *indent(several), "}"]
+        lines.append(f"for (; {at} + VL <= {end}; {at} += VL) {block}({at}, Full{{}});")
+        if not self._whole(extent, 1):
+            lines.append(f"if ({at} < {end}) {block}({at}, Part{{(int)({end} - {at})}});")
+        return lines
 
     def _top(self, d: Dim) -> str:
         return self.emitter.index(d, self.function)
@@ -504,16 +580,36 @@ class NestEmitter:
                 scope.lines.append(f"V<{lane}> {name}{{}}; vi {name}_at = bc<i32>(-1);")
             else:
                 scope.lines.append(f"V<{lane}> {name} = {self._identity(r)};")
+        within = self._whole_windows(phase, scope, accumulators)
         inside, self.bounds = windows.inside([a.reduction for a in accumulators], phase, self.emitter)
         for a, r in zip(accumulators, inside, strict=True):
             a.reduction = r
-        self._nested(phase, scope, self.vector, accumulators)
+        some = scope.child(guarded=True) if within else scope
+        self._nested(phase, some, self.vector, accumulators)
         self.bounds.clear()
+        if within:
+            scope.lines += [*within, "} else {", *indent(some.lines), "}"]
         for a in accumulators:
             self._finish(a, phase, scope)
         for term, (name, last) in self.caches.items():
             if last == id(phase):
                 self.emitter.cached[term] = name
+
+    def _whole_windows(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator]) -> list[str]:
+        """The loops of padded windows for vectors all of whose lanes lie inside of the image, up to the closing brace;
+        empty where lanes do not differ in that.
+        """
+        if not self.outer_vector or staging(phase, self.nest.lookups, self.vector, self.lanes):  # type: ignore[arg-type]
+            return []
+        tests = windows.whole([a.reduction for a in accumulators], phase, self.emitter)
+        if tests is None:
+            return []
+        free = [replace(a, reduction=replace(a.reduction, body=_unguarded(a.reduction.body))) for a in accumulators]
+        inner = scope.child(guarded=True)
+        self._nested(phase, inner, self.vector, free)
+        ends = [f" + {step} * ((int)lanes - 1)" if isinstance(step, int) and step < 0 else "" for _, step in tests]
+        text = [f"{self.emitter.index(c, scope)}{end} >= 0" for (c, _), end in zip(tests, ends, strict=True)]
+        return [f"if ({' && '.join(text)}) {{", *indent(inner.lines)]
 
     def _identity(self, r: Reduction) -> str:
         lane = spelling.lane_type(r.body.dtype)
@@ -616,6 +712,10 @@ class NestEmitter:
 
     def _inner(self, term: Term, phase: Phase) -> bool:
         return all(s in self.emitter.deps(term) for s, _ in phase.loops)
+
+
+def _unguarded(term: Term) -> Term:
+    return term.inside if isinstance(term, Guard) else term
 
 
 def _size_key(d: Dim) -> int:

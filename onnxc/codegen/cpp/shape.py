@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxc.ir.expr import (
+    Call,
     Dim,
     Symbol,
     always_equal,
@@ -337,7 +338,8 @@ def _hoisted(address: Dim, phase: Phase, s: Symbol, lookups: Mapping[Symbol, Loo
 def _access_price(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> float:
     c = lane_stride(address, s, lookups)
     if c is None:
-        return 20.0  # lane by lane, each with an address of its own
+        # A shuffle, or lane by lane, each with an address of its own.
+        return 2.0 if repeats(address, s) else 20.0
     if isinstance(c, int) and 0 <= c <= 4:
         return c + 1.0 if c > 1 else 0.5 + c / 2
     return 12.0 if isinstance(c, int) and abs(c) <= NEAR else 24.0  # lanes that no line of a cache has in common
@@ -393,6 +395,22 @@ def lane_stride(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> Di
     if any(x in lookups and term_varies(lookups[x].term, s, lookups) for x in symbols(address)):
         return None
     return coefficient(address, s)
+
+
+def repeats(address: Dim, s: Symbol | None) -> int | None:
+    """How many neighbouring lanes of loop `s` read the same element where the next ones read the one after it
+    (`s // 2`), and the lanes of a vector are a whole number of such runs; else None.
+    """
+    if isinstance(address, int) or s is None:
+        return None
+    moving = [(mono, c) for mono, c in address.terms if any(s in symbols(of(atom)) for atom in mono)]
+    if len(moving) != 1 or moving[0][1] != 1 or len(moving[0][0]) != 1:
+        return None
+    (call,) = moving[0][0]
+    if not isinstance(call, Call) or call.op != "floordiv" or call.args[0] != of(s):
+        return None
+    n = call.args[1]
+    return n if isinstance(n, int) and n in (2, 4) else None
 
 
 def _guard_price(phase: Phase, lookups: dict[Symbol, Lookup], s: Symbol, outer: bool) -> float | None:

@@ -296,15 +296,14 @@ template <class T> OX vl ox_indices(ox_ctx *ctx, V<T> at, i64 n, int lanes) {
 }
 template <class T> OX V<T> ox_part(V<T> x, V<T>, Full) { return x; }
 template <class T> OX V<T> ox_part(V<T> x, V<T> other, Part l) {
-  V<T> r = other;
-  for (int i = 0; i < l.n; i++) r[i] = x[i];
-  return r;
+  return v_sel(range_mask<T>(0, l.n, all_lanes{}), x, other);
 }
 template <class T> constexpr T ox_least() { return (T)-1 < 0 ? (T)((u64)1 << (sizeof(T) * 8 - 1)) : (T)0; }
 template <class T> constexpr T ox_greatest() { return (T)~ox_least<T>(); }
 template <class T> OX V<T> ox_lanes() { V<T> r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
-OX vi ox_ldbool(const u8 *p, int n) { vi r = {}; for (int i = 0; i < n; i++) r[i] = p[i] ? -1 : 0; return r; }
-OX vi ox_ldbool(const u8 *p, Full) { return __builtin_convertvector(ld((const i8 *)p) != V<i8>{}, vi); }
+template <class L> OX vi ox_ldbool(const u8 *p, L lanes) {
+  return __builtin_convertvector(ldl((const i8 *)p, lanes) != V<i8>{}, vi);
+}
 template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, __builtin_convertvector(m & 1, V<u8>), lanes); }
 """
 HALF = """\
@@ -347,17 +346,15 @@ OX V<u16> ox_narrow(vf x, const ox_half *) {
 }
 #endif
 template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) {
-  vf r = {};
-  for (int i = 0; i < n; i++) r[i] = ox_get(p[i * s]);
-  return r;
+  return some_lanes<f32>(0, n, [&](int i) OX_LAMBDA { return ox_get(p[i * s]); });
 }
 template <class H> OX vf ox_ldhalf(const H *p, Full) { return ox_widen(ld((const u16 *)p), p); }
-template <class H> OX vf ox_ldhalf(const H *p, Part l) { return ox_ldhalf(p, 1, l.n); }
+template <class H> OX vf ox_ldhalf(const H *p, Part l) { return ox_widen(ldl((const u16 *)p, l), p); }
 template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) {
   for (int i = 0; i < n; i++) ox_put(p[i * s], v[i]);
 }
 template <class H> OX void ox_sthalf(H *p, vf v, Full) { st((u16 *)p, ox_narrow(v, p)); }
-template <class H> OX void ox_sthalf(H *p, vf v, Part l) { ox_sthalf(p, v, 1, l.n); }
+template <class H> OX void ox_sthalf(H *p, vf v, Part l) { stl((u16 *)p, ox_narrow(v, p), l); }
 OX vf ox_round_half(vf v) { return ox_widen(ox_narrow(v, (ox_half *)0), (ox_half *)0); }
 OX vf ox_round_bf16(vf v) { return ox_widen(ox_narrow(v, (ox_bf16 *)0), (ox_bf16 *)0); }
 """

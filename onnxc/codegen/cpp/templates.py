@@ -13,7 +13,7 @@ from onnxc.codegen.cpp.weight_only import QuantizedMatmulEmitter
 from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Symbol, always_equal, coefficient, prod, symbols
+from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, prod, substitute, symbols
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, matmul_access
@@ -21,6 +21,8 @@ from onnxc.primitives.builder import constant_of
 
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
 MATRICES = 2  # whose lines the matmul template fetches early
+PACKED_GROWTH = 2  # matrices of a batch are packed at compile time if that takes so many times their bytes
+MOST_MATRICES = 4096  # of such a batch
 SHORT = 32  # MM_SHORT of matmul.h: up to so many terms, a sum has a plain loop of its own
 
 
@@ -52,12 +54,15 @@ class MatmulEmitter(TemplateEmitter):
         decode = self.loops(access.batch, "(t / g.tasks)", names)
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
         a = self._left(access, names)
+        if access.sizes[1] == 1 and access.b.row == 1 and a.startswith("MmRows"):
+            return self._column(access, a, decode, names)
         short = a.startswith("MmRows") and isinstance(access.sizes[2], int) and access.sizes[2] <= SHORT
         b, before, workspace = self._right(access, names, always_equal(access.b.col, 1) and not short)
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         epilogue = self.epilogue(end)
         batch = self.size(prod(d for _, d in access.batch))
-        least = "" if short or a.startswith("MmRows") else ", 16"
+        long_runs = not a.startswith("MmRows") or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
+        least = ", 16" if long_runs and not short else ""
         grid = f"const MmGrid g = {'mm_short_grid' if short else 'mm_grid'}({m}, {n}, {k}, ctx->threads{least});"
         task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{self._out(end, access, names)});"
         if short:
@@ -68,6 +73,18 @@ class MatmulEmitter(TemplateEmitter):
                 f"  {task}", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * 4) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    def _column(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
+        """A matrix times a vector."""
+        m, k = self.size(access.sizes[0]), self.size(access.sizes[2])
+        vector = f"{self.pointer(access.b.value)} + {self.index(access.b.base, names)}"
+        end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
+        parts = f"const i64 parts = mv_parts({m}, {k}, ctx->threads);"
+        body = [parts, "for (i64 t = first; t < last; t++) {", *indent([x.replace("g.tasks", "parts") for x in decode]),
+                "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
+                f"  mv_task<f32>(t % parts, parts, {a}, {vector}, {m}, {k}, epi);", "}"]  # fmt: skip
+        batch = self.size(prod(d for _, d in access.batch))
+        return self.source(body, f"parts * {batch}", "matvec.h", "0", [parts], "matmul")
 
     def _out(self, end: Epilogue, access: MatmulAccess, names: dict[Symbol, str]) -> str:
         """The rows that the epilogue writes and reads, for the template to fetch their lines in time."""
@@ -87,30 +104,39 @@ class MatmulEmitter(TemplateEmitter):
     def _right(self, access: MatmulAccess, names: dict[Symbol, str], in_place: bool) -> tuple[str, list[str], str]:
         """The packed B: its address, statements that pack it at run time, and the workspace for that."""
         b, (_, n, k) = access.b, access.sizes
-        constant = constant_of(b.value)
-        if constant is not None and isinstance(b.base, int) and isinstance(n, int) and isinstance(k, int):
-            panel = PANEL[self.lanes]
-            offset = self.weights.add_packed(
-                ("matmul", b.value.id, b.base, b.row, b.col, panel), packed_columns(n, panel) * k * 4,
-                lambda out: pack_panels(_matrix_of(constant, b, k, n), panel, out),
-            )  # fmt: skip
-            self.packed.append(("f32", offset))
-            return f"MmRight<f32>(w{len(self.packed) - 1})", [], "0"
-        return self._pack_at_run_time(access, names, in_place)
+        constant, bases, panel = constant_of(b.value), _bases(access), PANEL[self.lanes]
+        if constant is None or not isinstance(n, int) or not isinstance(k, int) or bases is None:
+            return self._pack_at_run_time(access, names, in_place)
+        each = packed_columns(n, panel) * k * 4
+        if len(bases) > 1 and len(bases) * each > PACKED_GROWTH * constant.nbytes:
+            return self._pack_at_run_time(access, names, in_place)
+
+        def write(out: np.ndarray) -> None:
+            for i, base in enumerate(bases):
+                pack_panels(_matrix_of(constant, b, base, k, n), panel, out[i * each : (i + 1) * each])
+
+        key = ("matmul", b.value.id, tuple(bases), b.row, b.col, panel)
+        self.packed.append(("f32", self.weights.add_packed(key, len(bases) * each, write)))
+        place = f" + {self._position(access, names)} * {each // 4}" if len(bases) > 1 else ""
+        return f"MmRight<f32>(w{len(self.packed) - 1}{place})", [], "0"
+
+    def _position(self, access: MatmulAccess, names: dict[Symbol, str]) -> str:
+        """Which of the matrices that B has along the batch loops."""
+        position = "0"
+        for s, d in _batch_of_b(access):
+            position = f"({position} * {self.size(d)} + {names[s]})"
+        return position
 
     def _pack_at_run_time(
         self, access: MatmulAccess, names: dict[Symbol, str], in_place: bool
     ) -> tuple[str, list[str], str]:
         b, (m, n, k) = access.b, access.sizes
-        first = f"mm_packs({self.size(m)}, {self.size(n)}, {str(in_place).lower()})"
-        loops = [(s, d) for s, d in access.batch if s in symbols(b.base)]
+        first = f"mm_packs({self.size(m)}, {self.size(n)}, {self.size(k)}, {str(in_place).lower()})"
+        loops = _batch_of_b(access)
         count = self.size(prod(d for _, d in loops))
         each = f"mm_packed({self.size(k)}, {self.size(n)})"
         mine: dict[Symbol, str] = {}
         decode = self.loops(loops, "(t / panels)", mine)
-        position = "0"
-        for s, d in loops:
-            position = f"({position} * {self.size(d)} + {names[s]})"
         place = "(f32 *)(a->scratch + ctx->threads * (MM_SCRATCH * 4))"
         pointer = self.pointer(b.value)
         pack = ["const auto pack = [](void *arg, i64 first, i64 last, int) {",
@@ -121,17 +147,34 @@ class MatmulEmitter(TemplateEmitter):
                 f"    mm_pack_b(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
                 f"{place} + t / panels * {each}, skip + t % panels, skip + t % panels + 1);", "  }", "};",
                 f"ox_for(ctx, {count} * (mm_panels({self.size(n)}) - {first}), pack, &c);"]  # fmt: skip
-        packed = f"{place} + {position} * {each}"
+        packed = f"{place} + {self._position(access, names)} * {each}"
         rows = f"{pointer} + {self.index(b.base, names)}, {self.size(b.row)}" if in_place else "nullptr, 0"
         return f"MmRight<f32>({packed}, {rows})", pack, f"{count} * {each} * 4"
 
 
-def _matrix_of(constant: np.ndarray, b: Matrix, k: int, n: int) -> np.ndarray:
+def _batch_of_b(access: MatmulAccess) -> list[tuple[Symbol, Dim]]:
+    """The batch loops along which B changes."""
+    return [(s, d) for s, d in access.batch if s in symbols(access.b.base)]
+
+
+def _bases(access: MatmulAccess) -> list[int] | None:
+    """Where each of B's matrices begins, in the order of the batch loops; None where that is not known, or where
+    there are very many."""
+    bases: list[Dim] = [access.b.base]
+    for s, d in _batch_of_b(access):
+        if not isinstance(d, int) or len(bases) * d > MOST_MATRICES:
+            return None
+        bases = [substitute(base, {s: i}) for base in bases for i in range(d)]
+    known = [base for base in bases if isinstance(base, int)]
+    return known if len(known) == len(bases) else None
+
+
+def _matrix_of(constant: np.ndarray, b: Matrix, base: int, k: int, n: int) -> np.ndarray:
     """The K x N matrix that a view of a constant is."""
     flat = np.ascontiguousarray(constant).reshape(-1)
-    assert isinstance(b.base, int) and isinstance(b.row, int) and isinstance(b.col, int)
+    assert isinstance(b.row, int) and isinstance(b.col, int)
     item = flat.itemsize
-    return np.lib.stride_tricks.as_strided(flat[b.base :], (k, n), (b.row * item, b.col * item), writeable=False)
+    return np.lib.stride_tricks.as_strided(flat[base:], (k, n), (b.row * item, b.col * item), writeable=False)
 
 
 class AttentionEmitter(TemplateEmitter):
@@ -183,15 +226,14 @@ class AttentionEmitter(TemplateEmitter):
         stride = coefficient(address, key)
         assert stride is not None
         at = f"{self.pointer(value)} + {self.index(address, names)}"
-        load = (
-            "ldl(" + at + ", lanes)"
-            if stride == 1
-            else f"bc<f32>(*({at}))"
-            if stride == 0
-            else f"lds({at}, {self.index(stride, names)}, (int)lanes)"
-        )
+        whole, single = f"ldl({at}, lanes)", f"bc<f32>(*({at}))"
+        by = self.index(stride, names)
+        load = whole if stride == 1 else single if stride == 0 else f"lds({at}, {by}, (int)lanes)"
+        if not isinstance(stride, int):  # it may be 1 or 0 all the same
+            load = f"(by == 1 ? {whole} : by == 0 ? {single} : lds({at}, by, (int)lanes))"
         return [
-            f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};"
+            f"const i64 by = {by}; (void)by;",
+            f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};",
         ]
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import lane_stride
+from onnxc.codegen.cpp.shape import lane_stride, repeats
 from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, of, symbols
+from onnxc.ir.expr import Dim, Symbol, coefficient, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.terms import (
     Apply,
@@ -43,13 +44,13 @@ class TermEmitter:
         self.names: dict[Symbol, str] = {}
         self.buffers: list[Value] = []
         self.results: dict[int, str] = {}  # value id -> the name of a template's result
-        self.results_level: object | None = None
         self._count = 0
         self._deps: dict[Term, frozenset[object]] = {}
         self.cached: dict[Term, str] = {}  # term -> cache array, once its phase has filled it
         self.cache_at: str = ""
         self.reductions: dict[int, Reduction] = {}  # of the kernel, by their keys
         self.tables: dict[Term, str] = {}  # term -> where its vector lies, computed before the loops
+        self.whole_vectors = False  # the vector loop's variable is a multiple of the vector's length
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
 
     # ------------------------------------------------------------ names
@@ -206,7 +207,7 @@ class TermEmitter:
         c = self.stride(expr)
         if c is None:
             each = f"({lane}){self._lane_address(expr, scope)}"
-            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {each}; return r; }}()"
+            return self._by_lane(lane, each)
         base = f"bc<{lane}>(({lane}){self.index(expr, scope)})"
         if c == 0:
             return base
@@ -245,13 +246,51 @@ class TermEmitter:
         if term in self.staged:
             return _load_text(self.staged[term], 1, "1", term.dtype, "Full{}")
         stride = self.stride(address)
+        if stride is None and (times := self._repeats(term, scope)):
+            return f"ld_repeat<{times}>({p} + {self.index(address, scope)}, lanes, all_lanes{{}})"
         if stride is None:
-            lane, get = (
-                spelling.lane_type(term.dtype),
-                spelling.element(f"{p}[{self._lane_address(address, scope)}]", term.dtype),
-            )
-            return f"[&] {{ V<{lane}> r{{}}; for (int i = 0; i < (int)lanes; i++) r[i] = {get}; return r; }}()"
+            flat = self._flat_address(address, scope)
+            place = f"({p} + {flat[0]})[{flat[1]}[i]]" if flat else f"{p}[{self._lane_address(address, scope)}]"
+            return self._by_lane(spelling.lane_type(term.dtype), spelling.element(place, term.dtype))
         return _load_text(f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes")
+
+    def _flat_address(self, address: Dim, scope: Scope) -> tuple[str, str] | None:
+        """Where all lanes begin, and the vector of what each adds, for a place that several indices make up; None where
+        it is no sum of them.
+        """
+        assert self.vector is not None
+        varying = [s for s in symbols(address) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))]
+        steps = [(s, coefficient(address, s)) for s in sorted(varying, key=lambda s: s.key)]
+        own = coefficient(address, self.vector)
+        if own is None or any(c is None for _, c in steps) or (len(steps) < 2 and own == 0):
+            return None
+        rest, parts = address - of(self.vector) * own, list[str]()
+        for s, c in steps:
+            assert c is not None
+            rest = rest - of(s) * c
+            self._lookup(s, scope)
+            parts.append(self.names[s] if c == 1 else f"{self.names[s]} * bc<i64>({self.index(c, scope)})")
+        if (symbols(rest) - {self.vector}) != symbols(rest):
+            return None
+        if own != 0:
+            lane = f"(bc<i64>({self.names[self.vector]}) + ox_lanes<i64>())"
+            parts.append(lane if own == 1 else f"{lane} * bc<i64>({self.index(own, scope)})")
+        name = self.fresh("at")
+        scope.lines.append(f"const vl {name} = {' + '.join(parts)};")
+        return self.index(rest, scope), name
+
+    @staticmethod
+    def _by_lane(kind: str, each: str) -> str:
+        """The vector of an expression in the lane `i`."""
+        return f"some_lanes<{kind}>(lane_lo(lanes), (int)lanes, [&](int i) OX_LAMBDA {{ return {each}; }})"
+
+    def _repeats(self, term: Load, scope: Scope) -> int | None:
+        """How many lanes in a row read the same element. A function that is called for single lanes may begin in the
+        middle of such a run.
+        """
+        if not self.whole_vectors or term.dtype is dtypes.boolean or term.dtype.name in ("float16", "bfloat16"):
+            return None
+        return None if any(s.lanewise for s in scope.chain()) else repeats(term.index[0], self.vector)
 
     def store(self, storage: Value, address: Dim, value: str, scope: Scope) -> None:
         """Writes a vector to memory."""
@@ -327,8 +366,7 @@ class TermEmitter:
             rest = f"Range{{lane_lo(lanes), (int){lo}}}" if signs == {True} else f"Range{{(int){hi}, (int)lanes}}"
         if self._may_fail(term) or (self._reads(term.outside) and len(signs) != 1):
             one = f"({lo} <= i && i < {hi} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0]"
-            each = f"for (int i = lane_lo(lanes); i < (int)lanes; i++) r[i] = {one};"
-            return f"[&] {{ V<{lane}> r{{}}; {each} return r; }}()"
+            return self._by_lane(lane, one)
         both = f"{inside}({loop}, Range{{(int){lo}, (int){hi}}}), {outside}({loop}, {rest})"
         return f"v_sel(range_mask<{lane}>({lo}, {hi}, all_lanes{{}}), {both})"
 
@@ -381,6 +419,10 @@ class TermEmitter:
             self.names[s] = known
             return
         target = self.place(deps, scope)
+        same = (x for x, n in target.lookups.items() if self.lookups[x] == replace(lookup, symbol=x))
+        if (other := next(same, None)) is not None:
+            self.names[s] = target.lookups[s] = target.lookups[other]
+            return
         value = self.emit(lookup.term, target)
         name = self.fresh("d")
         extent = self.index(lookup.extent, target)

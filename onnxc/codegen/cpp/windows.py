@@ -5,6 +5,8 @@
 becomes
 
     for (i64 tap = max(0, 2 - y); tap < min(5, 22 - y); tap++) best = max(best, x[y + tap - 2])
+
+Where lanes differ in what lies inside, most vectors have no such lane: for them the loops run without conditions.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def inside(reductions: list[Reduction], phase: Phase, emitter: TermEmitter) -> t
     """The reductions of a phase with the conditions that bounds of its loops can stand for taken out, and the bounds."""
     guards = [r.body for r in reductions if isinstance(r.body, Guard)]
     bounds: Bounds = {}
-    if not reductions or len(guards) != len(reductions) or not all(map(_changes_nothing, reductions)):
+    if not reductions or len(guards) != len(reductions) or not all(map(changes_nothing, reductions)):
         return reductions, bounds
     shared = [c for c in guards[0].conditions if all(c in g.conditions for g in guards)]
     taken = {c for c in shared if _bound(c, phase, emitter, bounds)}
@@ -57,7 +59,26 @@ def _bound(condition: Dim, phase: Phase, emitter: TermEmitter, bounds: Bounds) -
     return True
 
 
-def _changes_nothing(r: Reduction) -> bool:
+def whole(reductions: list[Reduction], phase: Phase, emitter: TermEmitter) -> list[tuple[Dim, Dim]] | None:
+    """Conditions under which all windows of a vector lie inside of the image, each at its least over the loops of the
+    phase, with its step from lane to lane; None where lanes do not differ, or it cannot be told.
+    """
+    guards = [r.body for r in reductions if isinstance(r.body, Guard)]
+    found: dict[Dim, Dim] = {}
+    for condition in (c for g in guards for c in g.conditions):
+        step, least = emitter.stride(condition), condition
+        for s, extent in phase.loops:
+            c = coefficient(least, s)
+            if not isinstance(c, int):
+                return None
+            least = least - of(s) * c + (c * (extent - 1) if c < 0 else 0)
+        if not isinstance(step, int) or symbols(condition) & emitter.lookups.keys():
+            return None
+        found[least] = step
+    return list(found.items()) if any(step != 0 for step in found.values()) else None
+
+
+def changes_nothing(r: Reduction) -> bool:
     """Whether what a reduction takes outside of its guard leaves its result as it is."""
     if not isinstance(r.body, Guard) or not isinstance(r.body.outside, Const) or r.position is not None:
         return False

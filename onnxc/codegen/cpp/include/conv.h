@@ -197,7 +197,8 @@ OX void conv_tile_any(int rows, i64 cols, const f32 *const *A, i64 off, const Co
 // What follows from a shape: how K falls into runs, and how the work is divided. The division depends on
 // the shape alone, never on the number of threads; an output's sum does not depend on the division at all.
 struct ConvPlan {
-  bool repack;        // planar input: rows are copied channels-last, with their halo, into the scratch
+  bool repack;        // rows are copied channels-last, with their halo, into the scratch: planar input, or collisions
+  bool gather;        // the pixels of a 1x1 kernel are copied there: collisions
   bool rows;          // a run is a kernel row (KW * CI); otherwise it is a tap (CI / G)
   ConvRuns R;
   i64 cig, cog, panels;      // per group
@@ -205,6 +206,7 @@ struct ConvPlan {
   i64 parts;                 // parts into which a block's panels (of all groups) are divided
   i64 max_rows;              // output rows a block touches at most
   i64 unit;                  // pixels: blocks are multiples of it
+  i64 apart;                 // floats from one repacked pixel to the next
   i64 right;                 // columns of zeros at the right of repacked rows (at the left there are PL)
   i64 tiles;                         // of a block, at most
   i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
@@ -225,9 +227,22 @@ OX i64 conv_blocks(i64 rows, i64 best, i64 least, i64 panels) {
 // The first pixel of block b: whole units, so that only the last block has a remainder.
 OX i64 conv_block_begin(const ConvPlan &p, i64 b) { return cmin(p.pixels, cdiv(p.pixels, p.unit) * b / p.blocks * p.unit); }
 
+// Whether the rows of a tile collide: the L1 cache has places for 8 or 12 lines at addresses that are equal modulo 4096,
+// and a tile walks along all of its rows at once. At 1024 channels this costs up to a third of the time.
+OX bool conv_collide(i64 bytes) {
+  i64 sets = bytes % 4096 == 0 ? 1 : bytes % 2048 == 0 ? 2 : CONV_MR;
+  return cdiv(CONV_MR, sets) > 8;
+}
+
+// Floats from one copied pixel to the next, where they would collide otherwise.
+OX i64 conv_apart(i64 CI) { return cround(CI, 16) + 16; }
+
 template <class S> static ConvPlan conv_plan(const S &s) {
   ConvPlan p = {};
-  p.repack = s.ics != 1 && s.CI != 1;
+  bool planar = s.ics != 1 && s.CI != 1, collide = !planar && s.CI >= 64 && conv_collide(4 * s.SX * s.ips);
+  bool one = s.KD * s.KH * s.KW == 1;
+  p.gather = collide && one, p.repack = planar || (collide && !one && !S::VOLUME);
+  p.apart = collide ? conv_apart(s.CI) : s.CI;
   p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
   bool dense = s.G == 1 && s.DX == 1 && (p.repack || s.ips == s.CI);
   p.rows = dense && s.KW > 1 && s.CI < 64;
@@ -240,6 +255,7 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   p.unit = 1;
   if (p.repack) {  // whole rows, and many of them, since a block also repacks what its last kernel reaches into
     block = cmax(1, cmin(16, 192 * 1024 / cmax(4 * s.CI * s.SY * s.W * s.KD, 1))) * s.OW;
+    if (collide) block = cmax(block, cround(CONV_FEW, cmax(s.OW, 1)));
     p.unit = s.OW;
   }
   p.blocks = conv_blocks(p.pixels, block, CONV_FEW, p.panels * s.G);
@@ -252,30 +268,34 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   i64 edge = cmin(s.OW, cmin(left, s.OW) + cmax(0, s.OW - inside));
   p.right = cmax(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
   p.patch = p.rows && !p.repack ? p.max_rows * edge * p.R.runs * cround(p.R.len, 16) : 0;
+  if (p.gather) p.patch = (most + CONV_MR) * p.apart;
   i64 planes = cmin(s.N * s.OD, (most - 1) / cmax(s.OH * s.OW, 1) + 2);
   i64 in_rows = s.KD * cmin(planes * s.H, (p.max_rows - 1) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
-  p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * s.CI) + 4 * VL : 0;
+  p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * p.apart) + 4 * VL : 0;
   p.tiles = cdiv(most, CONV_MR) + 1;
   p.table = p.tiles * p.R.runs * CONV_MR;
   return p;
 }
 
 // Work items of a convolution, and bytes of scratch that a thread needs for any number of them (64-byte
-// aligned). Items next to each other share a block's table: give a thread a range, not single items.
+// aligned). Items next to each other share a block's table, also when a thread gets them in several pieces: so each
+// thread's scratch has to be made fresh before the first item.
+static void conv_fresh(void *scratch) { *(i64 *)scratch = -1; }
 template <class S> static i64 conv_items_count(const S &s) {
   ConvPlan p = conv_plan(s);
   return p.pixels > 0 ? p.blocks * p.parts : 0;
 }
+static constexpr i64 CONV_STATE = 16;  // floats of scratch before everything else: the block of the table
 template <class S> static i64 conv_scratch(const S &s) {
   ConvPlan p = conv_plan(s);
-  return 4 * (CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + 64) + 8 * (p.R.runs + p.tiles + p.table);
+  return 4 * (CONV_STATE + CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + 64) + 8 * (p.R.runs + p.tiles + p.table);
 }
 
 // A thread's scratch, divided.
 struct ConvScratch { f32 *D, *zero, *patch, *repacked; i64 *offsets; u64 *live; const f32 **table; };
 
 OX ConvScratch conv_divide(const ConvPlan &p, void *scratch) {
-  f32 *D = (f32 *)scratch, *zero = D + CONV_MR * CONV_NR, *patch = zero + p.zero, *rep = patch + p.patch;
+  f32 *D = (f32 *)scratch + CONV_STATE, *zero = D + CONV_MR * CONV_NR, *patch = zero + p.zero, *rep = patch + p.patch;
   i64 *offsets = (i64 *)(rep + cround(p.repacked, 16));
   u64 *live = (u64 *)(offsets + p.R.runs);
   return {D, zero, patch, rep, offsets, live, (const f32 **)(live + p.tiles)};
@@ -313,19 +333,21 @@ template <int C> OX void conv_interleave(const f32 *x, i64 ics, i64 W, f32 *d) {
   }
 }
 
-// Copies input rows [y0, y1) of a planar image channels-last, with zeros at the left and the right.
+// Copies input rows [y0, y1) of an image channels-last, with zeros at the left and the right.
 template <class S> static void conv_repack(const S &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, f32 *d) {
   for (i64 y = y0; y < y1; y++) {
     const f32 *row = x + y * s.irs;
-    for (i64 i = 0; i < s.PL * s.CI; i++) *d++ = 0;
-    if (s.ips == 1 && s.CI == 3) conv_interleave<3>(row, s.ics, s.W, d);
+    for (i64 i = 0; i < s.PL * p.apart; i++) *d++ = 0;
+    if (s.ics == 1)
+      for (i64 i = 0; i < s.W; i++) __builtin_memcpy(d + i * p.apart, row + i * s.ips, 4 * s.CI);
+    else if (s.ips == 1 && s.CI == 3) conv_interleave<3>(row, s.ics, s.W, d);
     else if (s.ips == 1 && s.CI == 4) conv_interleave<4>(row, s.ics, s.W, d);
     else if (s.ips == 1 && s.CI == 2) conv_interleave<2>(row, s.ics, s.W, d);
     else
       for (i64 c = 0; c < s.CI; c++)
         for (i64 i = 0; i < s.W; i++) d[i * s.CI + c] = row[c * s.ics + i * s.ips];
-    d += s.W * s.CI;
-    for (i64 i = 0; i < p.right * s.CI; i++) *d++ = 0;
+    d += s.W * p.apart;
+    for (i64 i = 0; i < p.right * p.apart; i++) *d++ = 0;
   }
 }
 
@@ -389,13 +411,13 @@ static ConvImage conv_image(const S &s, const ConvPlan &p, const f32 *x, const P
   const f32 *base = x + q.n * s.ins + (conv_z(q) * s.SZ - s.PF) * s.ids;
   ConvImage m = {base, s.DZ * s.ids, s.irs, s.ips, 0, s.W, conv_planes(s, conv_z(q))};
   if (p.repack) {
-    i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * s.CI;
+    i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * p.apart;
     i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT));
     i64 y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1)), plane = (y1 - y0) * row;
     for (i64 kz = m.planes.first; kz < m.planes.last; kz++)
       conv_repack(s, p, base + kz * m.iks, y0, y1, rep + (kz - m.planes.first) * plane);
-    m.base = rep - y0 * row + s.PL * s.CI - m.planes.first * plane;
-    m.iks = plane, m.irs = row, m.ips = s.CI, m.left = -s.PL, m.right = s.W + p.right;
+    m.base = rep - y0 * row + s.PL * p.apart - m.planes.first * plane;
+    m.iks = plane, m.irs = row, m.ips = p.apart, m.left = -s.PL, m.right = s.W + p.right;
     rep += (m.planes.last - m.planes.first) * plane;
   }
   conv_offsets(s, p, m, offsets);
@@ -440,6 +462,14 @@ OX ConvSpan conv_span(const ConvPlan &p, u64 live, i64 from) {
   return {from + skip, __builtin_ctzll(~(rest >> skip))};
 }
 
+// Copies the pixels of a tile, and has the table point to the copies.
+template <class S> static void conv_gather(const S &s, const ConvPlan &p, int rows, const f32 **t, f32 *&d) {
+  for (int r = 0; r < rows; r++, d += p.apart) {
+    __builtin_memcpy(d, t[r], 4 * s.CI);
+    t[r] = d;
+  }
+}
+
 // Fills the table of pixels [p0, p1): table[tile][run][row].
 template <class S>
 __attribute__((noinline)) static void conv_table(
@@ -467,6 +497,7 @@ __attribute__((noinline)) static void conv_table(
       conv_next(s, q);
       if (q.y == 0 && q.x == 0 && q.i < p1) image = conv_image(s, p, x, q, p1, rep, m.offsets);
     }
+    if (p.gather) conv_gather(s, p, rows, t, patch);
     for (int r = rows; r < CONV_MR; r++)
       for (i64 k = 0; k < p.R.runs; k++) t[k * CONV_MR + r] = t[k * CONV_MR + rows - 1];
     if (S::SKIPS) m.live[j] = conv_live(p, t, rows, m.zero);
@@ -530,6 +561,18 @@ __attribute__((noinline)) static void conv_finish(
   }
 }
 
+// A matrix that the epilogue writes or reads: a row of floats for each pixel. Only a hint: its lines are fetched while
+// the tile is computed; without it the epilogue waits for them.
+struct ConvLines { const f32 *p; i64 row; };
+template <int N> struct ConvNear { ConvLines at[N > 0 ? N : 1]; };
+template <int N> OX void conv_near(const ConvNear<N> &x, i64 i, i64 rows, i64 c, i64 cols) {
+  for (int k = 0; k < N; k++) {
+    const f32 *p = x.at[k].p + i * x.at[k].row + c;
+    for (i64 r = 0; r < rows; r++, p += x.at[k].row)
+      for (i64 j = 0; j < cols; j += 16) __builtin_prefetch(p + j, 0, 2);
+  }
+}
+
 // A tile's live runs.
 template <bool NARROW>
 __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, const f32 *const *A, i64 off,
@@ -543,15 +586,16 @@ __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, c
 }
 
 // Pixels [p0, p1), of which the table has been filled, by panels [n0, n1) of all groups.
-template <bool NARROW, class S, class E>
+template <bool NARROW, class S, class E, int N>
 OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0, i64 n1,
-                    const E &epi) {
+                    const E &epi, const ConvNear<N> &near) {
   ConvTiles T = conv_tiles(p1 - p0);
   i64 K = p.R.runs * p.R.len;
   for (i64 n = n0; n < n1; n++) {
     i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
       conv_fetch(w + n * K * CONV_NR, K, t, T.count);
+      conv_near(near, i, T.size(t), g * p.cog + c, cols);
       const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
       if constexpr (S::SKIPS) conv_spans<NARROW>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, m.D);
       else conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, m.D, CONV_NR);
@@ -564,18 +608,20 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
 // output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
 // and whatever follows, and stores.
 // NARROW = false compiles faster, and loses only where the last panel has VL channels or fewer.
-template <bool NARROW = true, class S, class E>
+template <bool NARROW = true, class S, class E, int N = 0>
 static void conv_items(
-    const S &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi) {
+    const S &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi,
+    const ConvNear<N> &near = {}) {
   ConvPlan p = conv_plan(s);
   ConvScratch m = conv_divide(p, scratch);
+  i64 &built = *(i64 *)scratch;
   for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;
-  i64 all = p.panels * s.G, built = -1;
+  i64 all = p.panels * s.G;
   for (i64 item = first; item < last; item++) {
     i64 block = item / p.parts, part = item % p.parts;
     i64 p0 = conv_block_begin(p, block), p1 = conv_block_begin(p, block + 1);
     if (built != block) conv_table(s, p, x, p0, p1, m), built = block;
-    conv_panels<NARROW>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi);
+    conv_panels<NARROW>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi, near);
   }
 }
 
@@ -590,6 +636,6 @@ static void conv_rows(
   for (i64 p0 = (n * s.OH + y0) * s.OW, p1; p0 < end; p0 = p1) {
     p1 = cmin(end, p0 + step);
     conv_table(s, p, x, p0, p1, m);
-    conv_panels<true>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi);
+    conv_panels<true>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi, ConvNear<0>{});
   }
 }

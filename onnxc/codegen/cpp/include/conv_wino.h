@@ -1,9 +1,14 @@
 // f32 3x3 convolution of stride 1 by Winograd's minimal filtering: F(2x2,3x3) does 2.25 times and F(4x4,3x3)
-// 4 times fewer multiplications than direct convolution.
+// 4 times fewer multiplications than direct convolution. Kernels of 1x3 and 3x1 are transformed along one axis: F(1x4)
+// does 2 times fewer.
 //
-// Output tiles of M x M pixels come from input tiles of T x T, T = M + 2, overlapping by two. Both are
-// transformed along y and x: V = B' d B, then for each of the P = T * T points one matmul over channels,
+// Output tiles of MY x M pixels come from input tiles of TY x T, T = M + 2 (1 where M is 1), overlapping by two. Both
+// are transformed along y and x: V = B' d B, then for each of the P = TY * T points one matmul over channels,
 // then Y = A' m A. Blocks of tiles go through all steps while they are in the cache.
+//
+// In a volume the kernel's planes are more channels: V has those of all planes that an output needs.
+//
+// With a dilation of D, each D-th row (or column) is an image of its own: tiles take pixels D apart.
 //
 // Weights: U[group][panel][p][ci][NR] with U = G g G' (p = row * T + column), zero-padded to whole panels. V has the
 // channels of a few groups.
@@ -18,6 +23,11 @@
 
 // The one-dimensional transforms: bt makes T values of T, at makes M of T; inputs s apart, outputs d apart.
 template <int M> struct Wino;
+template <> struct Wino<1> {  // an axis that is left alone
+  static constexpr int T = 1;
+  OX void bt(const vf *x, i64, vf *y, i64) { y[0] = x[0]; }
+  OX void at(const vf *m, i64, vf *y, i64) { y[0] = m[0]; }
+};
 template <> struct Wino<2> {
   static constexpr int T = 4;
   OX void bt(const vf *x, i64 s, vf *y, i64 d) {
@@ -47,24 +57,28 @@ template <> struct Wino<4> {
 };
 
 // Tiles and blocks of tiles; groups whose channels are in V together, and how many such sets there are; parts of such
-// a set's panels; channels and panels of a group; strides of V[p][tile][ci] and Mb[tile][p][NR] in floats. The
+// a set's panels; terms of a sum; channels and panels of a group; strides of V[p][tile][ci] and Mb[tile][p][NR] in floats. The
 // strides are off powers of two, so that planes do not fall into the same sets of the L1 cache.
 struct WinoPlan {
-  i64 ty, tx, tiles, blocks, groups, sets, parts, most, cig, cog, panels, row, plane, mstride;
+  i64 ty, tx, tiles, blocks, groups, sets, parts, most, terms, cog, panels, row, plane, mstride;
 };
 
 static constexpr i64 WINO_ROOM = VL >= 16 ? 448 * 1024 : 224 * 1024;  // bytes of V and of sums that a block aims at
 
 static constexpr i64 WINO_STATE = 16;  // floats of scratch before everything else: what V holds
 
-template <int M> static WinoPlan wino_plan(const ConvShape &s) {
-  constexpr i64 P = Wino<M>::T * Wino<M>::T;
+// Tiles along an axis of n outputs, and the first output of tile i: of all dilated images in turn.
+OX i64 wino_tiles(i64 n, i64 d, i64 m) { return n / (d * m) * d + cmin(n % (d * m), d); }
+OX i64 wino_begin(i64 i, i64 d, i64 m) { return d == 1 ? i * m : i / d * (d * m) + i % d; }
+
+template <int MY, int M, class S> static WinoPlan wino_plan(const S &s) {
+  constexpr i64 P = Wino<MY>::T * Wino<M>::T;
   WinoPlan p = {};
-  p.ty = cdiv(s.OH, M), p.tx = cdiv(s.OW, M), p.tiles = s.N * p.ty * p.tx;
-  p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
-  p.groups = cdiv(s.G, CONV_ITEMS), p.sets = cdiv(s.G, p.groups), p.row = cround(p.groups * p.cig, VL);
+  p.ty = wino_tiles(s.OH, s.DY, MY), p.tx = wino_tiles(s.OW, s.DX, M), p.tiles = s.N * s.OD * p.ty * p.tx;
+  p.terms = s.KD * (s.CI / s.G), p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
+  p.groups = cdiv(s.G, CONV_ITEMS), p.sets = cdiv(s.G, p.groups), p.row = cround((s.KD - 1) * s.CI + cround(p.groups * (s.CI / s.G), VL), VL);
   // Few tiles would pass over large weights too often.
-  i64 all = p.panels * p.groups, least = cround(M == 2 || p.cig >= 128 ? 24 : CONV_MR, CONV_MR);
+  i64 all = p.panels * p.groups, least = cround(P <= 16 || p.terms >= 128 ? 24 : CONV_MR, CONV_MR);
   i64 block = cmin(8 * CONV_MR, WINO_ROOM / (4 * P * (p.row + 2 * CONV_NR)) / CONV_MR * CONV_MR);
   p.blocks = conv_blocks(p.tiles, cmax(least, block), least, all * p.sets);
   if (p.blocks > 1) p.blocks = cround(p.blocks, 2);
@@ -76,35 +90,34 @@ template <int M> static WinoPlan wino_plan(const ConvShape &s) {
 
 // Work items and bytes of scratch. Items next to each other share V, also when a thread gets them in several
 // pieces: so each thread's scratch has to be made fresh before the first item (of small maps V is a third of the work).
-template <int M> static i64 conv_wino_count(const ConvShape &s) {
-  WinoPlan p = wino_plan<M>(s);
+template <int MY, int M, class S> static i64 conv_wino_count(const S &s) {
+  WinoPlan p = wino_plan<MY, M>(s);
   return p.tiles > 0 ? p.blocks * p.sets * p.parts : 0;
 }
-template <int M> static i64 conv_wino_scratch(const ConvShape &s) {
-  WinoPlan p = wino_plan<M>(s);
-  constexpr i64 P = Wino<M>::T * Wino<M>::T;
-  i64 floats = WINO_STATE + P * p.plane + 2 * (p.most + CONV_MR) * p.mstride + p.row + M * M * CONV_NR;
+template <int MY, int M, class S> static i64 conv_wino_scratch(const S &s) {
+  WinoPlan p = wino_plan<MY, M>(s);
+  constexpr i64 P = Wino<MY>::T * Wino<M>::T;
+  i64 floats = WINO_STATE + P * p.plane + 2 * (p.most + CONV_MR) * p.mstride + p.row + MY * M * CONV_NR;
   return 4 * floats + 8 * (p.most + 2 * CONV_MR);
 }
-static void conv_wino_fresh(void *scratch) { *(i64 *)scratch = -1; }
 
 // One input tile: its pixel (i, j) begins at a[i * T + j]; inside the image at base + i * irs + j * ips.
 struct WinoTile { const f32 *base; i64 irs, ips; const f32 *const *a; };
 
 // One vector of channels. What the next tile will newly need (its columns from the third on) is fetched ahead:
 // on maps larger than the cache this is worth 20 %.
-template <int M, bool INSIDE, class L>
+template <int MY, int M, bool INSIDE, class L>
 OX void wino_input_vector(const WinoTile &t, i64 c, f32 *v, i64 plane, L l) {
-  constexpr int T = Wino<M>::T;
-  vf y[T * T];
+  constexpr int TY = Wino<MY>::T, T = Wino<M>::T;
+  vf y[TY * T];
   const f32 *column = t.base + c;
   for (int j = 0; j < T; j++, column += t.ips) {
-    vf g[T];
-    OX_UNROLL for (int i = 0; i < T; i++) g[i] = ldl(INSIDE ? column + i * t.irs : t.a[i * T + j] + c, l);
-    if (INSIDE && j >= 2) OX_UNROLL for (int i = 0; i < T; i++) __builtin_prefetch(column + i * t.irs + M * t.ips);
-    Wino<M>::bt(g, 1, y + j, T);
+    vf g[TY];
+    OX_UNROLL for (int i = 0; i < TY; i++) g[i] = ldl(INSIDE ? column + i * t.irs : t.a[i * T + j] + c, l);
+    if (INSIDE && j >= 2) OX_UNROLL for (int i = 0; i < TY; i++) __builtin_prefetch(column + i * t.irs + M * t.ips);
+    Wino<MY>::bt(g, 1, y + j, T);
   }
-  for (int i = 0; i < T; i++) {
+  for (int i = 0; i < TY; i++) {
     vf g[T];
     Wino<M>::bt(y + i * T, 1, g, 1);
     OX_UNROLL for (int j = 0; j < T; j++) st(v + (i * T + j) * plane + c, g[j]);
@@ -112,24 +125,24 @@ OX void wino_input_vector(const WinoTile &t, i64 c, f32 *v, i64 plane, L l) {
 }
 
 // V of one tile.
-template <int M, bool INSIDE>
+template <int MY, int M, bool INSIDE>
 __attribute__((noinline, noclone)) static void wino_input(const WinoTile &tile, i64 CI, f32 *v, i64 plane) {
   const WinoTile t = tile;
   i64 c = 0;
-  for (; c + VL <= CI; c += VL) wino_input_vector<M, INSIDE>(t, c, v, plane, Full{});
-  if (c < CI) wino_input_vector<M, INSIDE>(t, c, v, plane, Part{int(CI - c)});
+  for (; c + VL <= CI; c += VL) wino_input_vector<MY, M, INSIDE>(t, c, v, plane, Full{});
+  if (c < CI) wino_input_vector<MY, M, INSIDE>(t, c, v, plane, Part{int(CI - c)});
 }
 
 // A vector of a tile's sums Mb[p][NR], transformed back: put(i, v) is called for each row of M pixels.
-template <int M, class F> OX void wino_output_vector(const f32 *m, F put) {
-  constexpr int T = Wino<M>::T;
-  vf y[M * T];
+template <int MY, int M, class F> OX void wino_output_vector(const f32 *m, F put) {
+  constexpr int TY = Wino<MY>::T, T = Wino<M>::T;
+  vf y[MY * T];
   for (int j = 0; j < T; j++) {
-    vf g[T];
-    OX_UNROLL for (int i = 0; i < T; i++) g[i] = ld(m + (i * T + j) * CONV_NR);
-    Wino<M>::at(g, 1, y + j, T);
+    vf g[TY];
+    OX_UNROLL for (int i = 0; i < TY; i++) g[i] = ld(m + (i * T + j) * CONV_NR);
+    Wino<MY>::at(g, 1, y + j, T);
   }
-  for (int i = 0; i < M; i++) {
+  for (int i = 0; i < MY; i++) {
     vf g[M];
     Wino<M>::at(y + i * T, 1, g, 1);
     put(i, g);
@@ -137,104 +150,126 @@ template <int M, class F> OX void wino_output_vector(const f32 *m, F put) {
 }
 
 // Y[i * M + j][NR] of one tile from Mb[p][NR].
-template <int M> __attribute__((noinline, noclone)) static void wino_output(const f32 *m, i64 cols, f32 *Y) {
+template <int MY, int M> __attribute__((noinline, noclone)) static void wino_output(const f32 *m, i64 cols, f32 *Y) {
   for (i64 c = 0; c < cols; c += VL)
-    wino_output_vector<M>(m + c, [=](int i, const vf *g) OX_LAMBDA {
+    wino_output_vector<MY, M>(m + c, [=](int i, const vf *g) OX_LAMBDA {
       OX_UNROLL for (int j = 0; j < M; j++) st(Y + (i * M + j) * CONV_NR + c, g[j]);
     });
 }
 
-// V of tiles [t0, t1), of CI channels from x on.
-template <int M>
+// V of tiles [t0, t1), of CI channels from x on, of plane kz of the kernel.
+template <int MY, int M, class S>
 static void wino_block(
-    const ConvShape &s, const WinoPlan &p, const f32 *x, i64 CI, const f32 *zero, i64 t0, i64 t1, f32 *V) {
-  constexpr int T = Wino<M>::T;
-  const f32 *a[T * T];
+    const S &s, const WinoPlan &p, const f32 *x, i64 CI, i64 kz, const f32 *zero, i64 t0, i64 t1, f32 *V) {
+  constexpr int TY = Wino<MY>::T, T = Wino<M>::T;
+  const f32 *a[TY * T];
   i64 tx = t0 % p.tx, ty = t0 / p.tx % p.ty;
-  const f32 *image = x + t0 / (p.tx * p.ty) * s.ins;
+  i64 plane = t0 / (p.tx * p.ty);
   for (i64 t = t0; t < t1; t++, V += p.row) {
-    i64 y0 = ty * M - s.PT, x0 = tx * M - s.PL;
-    WinoTile tile = {image + y0 * s.irs + x0 * s.ips, s.irs, s.ips, a};
-    if (y0 >= 0 && x0 >= 0 && y0 + T <= s.H && x0 + T <= s.W) {
-      wino_input<M, true>(tile, CI, V, p.plane);
+    i64 y0 = wino_begin(ty, s.DY, MY) - s.PT, x0 = wino_begin(tx, s.DX, M) - s.PL;
+    i64 z = plane % s.OD * s.SZ - s.PF + kz * s.DZ;
+    bool beyond = S::VOLUME && (u64)z >= (u64)s.D;
+    WinoTile tile = {x + plane / s.OD * s.ins + z * s.ids + y0 * s.irs + x0 * s.ips, s.DY * s.irs, s.DX * s.ips, a};
+    if (!beyond && y0 >= 0 && x0 >= 0 && y0 + (TY - 1) * s.DY < s.H && x0 + (T - 1) * s.DX < s.W) {
+      wino_input<MY, M, true>(tile, CI, V, p.plane);
     } else {
-      for (i64 i = 0; i < T; i++)
+      for (i64 i = 0; i < TY; i++)
         for (i64 j = 0; j < T; j++) {
-          bool in = (u64)(y0 + i) < (u64)s.H && (u64)(x0 + j) < (u64)s.W;
-          a[i * T + j] = in ? tile.base + i * s.irs + j * s.ips : zero;
+          bool in = !beyond && (u64)(y0 + i * s.DY) < (u64)s.H && (u64)(x0 + j * s.DX) < (u64)s.W;
+          a[i * T + j] = in ? tile.base + i * tile.irs + j * tile.ips : zero;
         }
-      wino_input<M, false>(tile, CI, V, p.plane);
+      wino_input<MY, M, false>(tile, CI, V, p.plane);
     }
     if (++tx == p.tx) tx = 0, ty++;
-    if (ty == p.ty) ty = 0, image += s.ins;
+    if (ty == p.ty) ty = 0, plane++;
   }
 }
 
 // Sums of one panel that wait in Mb to be transformed back: tiles [t0, t0 + n), channels [c, c + cols).
 struct WinoPending { const f32 *Mb; i64 t0, n, c, cols; };
 
+// The pixel (y, x) of a plane.
+OX Px wino_px(const ConvShape &s, i64 plane, i64 y, i64 x) { return {(plane * s.OH + y) * s.OW + x, plane, y, x}; }
+OX PxVolume wino_px(const ConvVolume &s, i64 plane, i64 y, i64 x) {
+  return {(plane * s.OH + y) * s.OW + x, plane / s.OD, y, x, plane % s.OD};
+}
+template <class P> OX P wino_moved(P q, i64 OW, i64 y, i64 x) {
+  q.i += y * OW + x, q.y += y, q.x += x;
+  return q;
+}
+
 // Transforms tiles [i0, i1) of the pending panel back and hands them to the epilogue: whole tiles straight from
 // the registers, tiles that leave the image, or channels that fill no vector, by way of Y.
-template <int M, class E>
+template <int MY, int M, class S, class E>
 __attribute__((noinline)) static void wino_finish(
-    const ConvShape &s, const WinoPlan &p, const WinoPending &w, i64 i0, i64 i1, f32 *Y, const E &call) {
+    const S &s, const WinoPlan &p, const WinoPending &w, i64 i0, i64 i1, f32 *Y, const E &call) {
   const E epi = call;
-  const i64 OW = s.OW;
+  const i64 OW = s.OW, DY = s.DY, DX = s.DX;
   for (i64 i = i0; i < i1; i++) {
     const f32 *m = w.Mb + i * p.mstride;
-    i64 t = w.t0 + i, y = t / p.tx % p.ty * M, x = t % p.tx * M, n = t / (p.tx * p.ty);
-    const Px q = {(n * s.OH + y) * OW + x, n, y, x};
-    if (y + M <= s.OH && x + M <= OW && w.cols % VL == 0) {
+    i64 t = w.t0 + i;
+    i64 y = wino_begin(t / p.tx % p.ty, DY, MY), x = wino_begin(t % p.tx, DX, M);
+    const auto q = wino_px(s, t / (p.tx * p.ty), y, x);
+    if (y + (MY - 1) * DY < s.OH && x + (M - 1) * DX < OW && w.cols % VL == 0) {
       for (i64 c = 0; c < w.cols; c += VL)
-        wino_output_vector<M>(m + c, [=](int k, const vf *g) OX_LAMBDA {
-          OX_UNROLL for (int j = 0; j < M; j++) epi(Px{q.i + k * OW + j, n, y + k, x + j}, w.c + c, g[j], Full{});
+        wino_output_vector<MY, M>(m + c, [=](int k, const vf *g) OX_LAMBDA {
+          OX_UNROLL for (int j = 0; j < M; j++) epi(wino_moved(q, OW, k * DY, j * DX), w.c + c, g[j], Full{});
         });
       continue;
     }
-    wino_output<M>(m, w.cols, Y);
-    for (i64 r = 0; r < cmin(M, s.OH - y); r++)
-      conv_finish(s, Y + r * M * CONV_NR, CONV_NR, Px{q.i + r * OW, n, y + r, x}, cmin(M, OW - x), w.c, w.cols, epi);
+    wino_output<MY, M>(m, w.cols, Y);
+    i64 each = DX == 1 ? M : 1;  // neighbours in a row of the result
+    for (i64 r = 0; r < MY && y + r * DY < s.OH; r++)
+      for (i64 j = 0; j < M && x + j * DX < OW; j += each)
+        conv_finish(s, Y + (r * M + j) * CONV_NR, CONV_NR, wino_moved(q, OW, r * DY, j * DX), cmin(each, OW - x), w.c,
+                    w.cols, epi);
   }
 }
 
-// Work items [first, last); the epilogue is conv_items's. Shape: 3x3, strides and dilations 1, ics 1.
+// Work items [first, last); the epilogue is conv_items's. Shape: 3 along the axes that are transformed, 1 along others;
+// strides (but that along the depth) 1, ics 1, no groups in a volume.
 // A panel is transformed back a few tiles at a time between the matmuls of the next one: at once, its stores
 // to memory that is not in the cache would fill the store queue (20 % on maps of 144 x 144).
-template <int M, bool NARROW = true, class E>
+template <int MY, int M, bool NARROW = true, class S, class E>
 static void conv_wino_items(
-    const ConvShape &s, const f32 *x, const f32 *u, i64 first, i64 last, void *scratch, const E &epi) {
-  constexpr int P = Wino<M>::T * Wino<M>::T;
-  WinoPlan p = wino_plan<M>(s);
+    const S &s, const f32 *x, const f32 *u, i64 first, i64 last, void *scratch, const E &epi) {
+  constexpr int P = Wino<MY>::T * Wino<M>::T;
+  WinoPlan p = wino_plan<MY, M>(s);
   i64 &built = *(i64 *)scratch;
   f32 *V = (f32 *)scratch + WINO_STATE, *Mb = V + P * p.plane, *Mb2 = Mb + (p.most + CONV_MR) * p.mstride;
   f32 *zero = Mb2 + (p.most + CONV_MR) * p.mstride, *Y = zero + p.row;
-  const f32 **table = (const f32 **)(Y + M * M * CONV_NR);
-  ConvRuns R = conv_runs(1, p.cig);
+  const f32 **table = (const f32 **)(Y + MY * M * CONV_NR);
+  ConvRuns R = conv_runs(1, p.terms);
   for (i64 i = 0; i < p.row; i++) zero[i] = 0;
   WinoPending w = {};
   for (i64 item = first; item < last; item++) {
     i64 have = item / p.parts, part = item % p.parts, block = have / p.sets, g0 = have % p.sets * p.groups;
     i64 t0 = p.tiles * block / p.blocks, n = p.tiles * (block + 1) / p.blocks - t0, groups = cmin(p.groups, s.G - g0);
-    if (built != have) wino_block<M>(s, p, x + g0 * p.cig, groups * p.cig, zero, t0, t0 + n, V), built = have;
+    if (built != have) {
+      i64 cig = s.CI / s.G;  // the last lanes of a plane's channels are written twice: planes come in order
+      for (i64 kz = 0; kz < s.KD; kz++)
+        wino_block<MY, M>(s, p, x + g0 * cig, groups * cig, kz, zero, t0, t0 + n, V + kz * s.CI);
+      built = have;
+    }
     for (i64 i = 0; i < n + CONV_MR; i++) table[i] = V + cmin(i, n - 1) * p.row;
     ConvTiles T = conv_tiles(n);
     i64 all = groups * p.panels;
     for (i64 k = all * part / p.parts; k < all * (part + 1) / p.parts; k++) {
       i64 g = k / p.panels, c = k % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c);
-      const f32 *U = u + (g0 * p.panels + k) * P * p.cig * CONV_NR;
+      const f32 *U = u + (g0 * p.panels + k) * P * p.terms * CONV_NR;
       for (i64 q = 0; q < P; q++) {
-        const f32 *B = U + q * p.cig * CONV_NR;
+        const f32 *B = U + q * p.terms * CONV_NR;
         for (i64 t = 0, i = 0; t < T.count; i += T.size(t++)) {
-          conv_fetch(B, p.cig, t, T.count);
-          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane + g * p.cig, R, B,
+          conv_fetch(B, p.terms, t, T.count);
+          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane + g * p.terms, R, B,
                                 Mb + i * p.mstride + q * CONV_NR, p.mstride);
         }
-        wino_finish<M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);
+        wino_finish<MY, M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);
       }
       w = {Mb, t0, n, (g0 + g) * p.cog + c, cols};
       f32 *swap = Mb;
       Mb = Mb2, Mb2 = swap;
     }
   }
-  wino_finish<M>(s, p, w, 0, w.n, Y, epi);
+  wino_finish<MY, M>(s, p, w, 0, w.n, Y, epi);
 }

@@ -11,10 +11,10 @@
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
 // that start at zero and run over one K block of at most MM_KC. A block of A rows stays in L2 while the
 // panels of B stream past it. Where the rows of A are contiguous, tiles read them where they lie (to copy them
-// costs 3 to 10 % where N is small); what else A may be, and the last tile of an odd number of rows, is read
-// into scratch first, in rows of constant stride. Partial sums of the K blocks are added in scratch: fresh
-// accumulators for every block keep the rounding error of long sums low. The order of additions of an
-// element depends on K alone: not on tile, task, thread count or M.
+// costs 3 to 10 % where N is small), unless they collide (mm_collide); what else A may be, and the last tile of an
+// odd number of rows, is read into scratch first, in rows of constant stride. Partial sums of the K blocks are added
+// in scratch: fresh accumulators for every block keep the rounding error of long sums low. The order of additions
+// of an element depends on K alone: not on tile, task, thread count or M.
 //
 // B is packed as [ceil(N/NR)][K][NR], zero padded:   CPU level  VL  NR  MR
 // the compiler packs constants with the same NR.     AVX-512    16  32  12
@@ -39,6 +39,7 @@ static constexpr int MM_GROUP = 64;         // panels that all blocks of rows us
 static constexpr int MM_AHEAD = 4096;       // elements of B between use and prefetch
 static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
 static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
+static constexpr i64 MM_NEAR = 8192;        // nor does it gain where B is so small that it stays in L1
 static constexpr i64 MM_C_ROOM = MM_MC * MM_NR * 16;         // partial sums
 static constexpr i64 MM_SCRATCH = MM_A_ROOM + MM_C_ROOM;     // elements of scratch of a thread
 static_assert(MM_MC * MM_AS <= MM_A_ROOM && MM_MC % 2 == 0 && MM_MR % 2 == 0, "a K block of A fits");
@@ -112,14 +113,19 @@ template <class T> static void mm_pack_b(const T *b, i64 sk, i64 sn, i64 K, i64 
         i64 n0 = p * MM_NR, w = mm_min(N - n0, MM_NR), pitch = w > VL ? MM_NR : VL;
         T *d = bp + n0 * K + k0 * pitch;
         const T *s = b + k0 * sk + n0 * sn;
-        if (w < pitch)
-          for (i64 i = 0; i < (k1 - k0) * pitch; i += VL) st(d + i, V<T>{});
         if (sn == 1 && w == MM_NR) {
           for (i64 k = k0; k < k1; k++, d += MM_NR, s += sk)
             OX_UNROLL for (int j = 0; j < MM_NV; j++) st(d + j * VL, ld(s + j * VL));
-        } else {
-          mm_gather(s, sn, sk, d, pitch, k1 - k0, w);
+          continue;
         }
+        if (sn == 1) {
+          for (i64 k = k0; k < k1; k++, d += pitch, s += sk)
+            for (i64 j = 0; j < w; j += VL) st(d + j, j + VL <= w ? ld(s + j) : ldn(s + j, (int)(w - j)));
+          continue;
+        }
+        if (w < pitch)
+          for (i64 i = 0; i < (k1 - k0) * pitch; i += VL) st(d + i, V<T>{});
+        mm_gather(s, sn, sk, d, pitch, k1 - k0, w);
       }
     }
   }
@@ -174,7 +180,7 @@ template <class T, class A> OX i64 mm_pitch(const A &) { return 0; }
 template <class T> OX i64 mm_pitch(const MmRows<T> &a) { return a.lda; }
 
 // B as tiles read it: packed, and where rows is set, in place (its rows are contiguous, ld apart) as far as whole
-// panels go. Then mm_packs(M, N, true) is the first panel that must be packed.
+// panels go, or to the end by one row of A. Then mm_packs(M, N, K, true) is the first panel that must be packed.
 template <class T> struct MmRight {
   const T *packed;
   const T *rows = nullptr;
@@ -182,7 +188,9 @@ template <class T> struct MmRight {
   MmRight(const T *p) : packed(p) {}
   MmRight(const T *p, const T *r, i64 l) : packed(p), rows(r), ld(l) {}
 };
-OX i64 mm_packs(i64 M, i64 N, bool in_place) { return in_place && M <= MM_FEW ? N / MM_NR : 0; }
+OX i64 mm_packs(i64 M, i64 N, i64 K, bool in_place) {
+  return !in_place ? 0 : M == 1 ? mm_panels(N) : M <= MM_FEW || K * N <= MM_NEAR ? N / MM_NR : 0;
+}
 
 // ---- register tile -------------------------------------------------------------------------------------
 // One tile: c[i][j] (+)= sum over k of a[i * as + k] * b[k * bk + j]. Panels are bs apart in B, cs in C.
@@ -248,6 +256,13 @@ template <class T> static constexpr int mm_rows = sizeof(T) > 4 ? (MM_MR / 2 + 1
 template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
+// Rows that lie a multiple of MM_SET bytes apart share sets of the first-level cache. With twelve of them (and B) in
+// sets of 8 or 12 lines, each pushes the others out: up to a quarter of the time. Six find room. Then even the few
+// uses that three panels make of A pay for a copy.
+static constexpr i64 MM_SET = 4096;
+template <class T> OX bool mm_collide(i64 lda, i64 rows, i64 panels) {
+  return lda * (i64)sizeof(T) % MM_SET == 0 && mm_rows<T> > 8 && rows > 8 && panels > 2;
+}
 
 // A matrix that the epilogue writes or reads at (m, n), element (0, 0) at p, with rows `row` bytes apart. Only a
 // hint: its lines are fetched while the tile is computed; without it the epilogue waits for them (3 to 8 % of the
@@ -256,8 +271,11 @@ struct MmLines { const void *p = nullptr; i64 row = 0, size = 0; };
 OX void mm_fetch(const MmLines &x, i64 m, i64 r, i64 n, i64 N) {
   i64 w = mm_min(MM_NR, N - n) * x.size;
   const char *p = (const char *)x.p + m * x.row + n * x.size;
-  for (i64 i = 0; i < r && x.p; i++, p += x.row)
-    for (i64 j = 0; j < w; j += 64) __builtin_prefetch(p + j, 0, 2);
+  if (!x.p) return;
+  for (i64 i = 0; i < r; i++, p += x.row) {
+    __builtin_prefetch(p, 0, 2);
+    for (i64 j = 64; j < w; j += 64) __builtin_prefetch(p + j, 0, 2);
+  }
 }
 
 // ---- blocks --------------------------------------------------------------------------------------------
@@ -316,10 +334,11 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
       mm_fetch(x.out, x.mb + r0, valid, (p + j) * MM_NR, x.N);
       mm_fetch(x.in, x.mb + r0, valid, (p + j) * MM_NR, x.N);
     }
-    MmTile<T> tile{a, as, b, bk, bs, ahead, c + r0 * MM_NR, x.me * MM_NR, q > 0};
+    T *const own = x.nk > 1 ? c + r0 * MM_NR : c;  // sums that nothing is added to can share a place
+    MmTile<T> tile{a, as, b, bk, bs, ahead, own, x.me * MM_NR, q > 0};
     mm_tiles<T>(r, half ? 0 : np, n, tile);
     for (i64 j = 0; j < last; j++)
-      x.finish(x.epi, c + (j * x.me + r0) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+      x.finish(x.epi, own + j * x.me * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
   }
 }
 
@@ -344,12 +363,52 @@ template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, 
   }
 }
 
+// One row of A by columns [n0, n1) of a B in place. B is read as it lies in memory, along some
+// of its rows at a time; meanwhile the sums are in scratch. The same bits as those of tiles.
+static constexpr int MM_ROW_STEP = 8;
+static constexpr i64 MM_ROW_COLUMNS = 2048;  // that are computed at once: their sums stay in L1
+template <class T, int R> OX void mm_row_step(const T *a, const T *b, i64 ld_, T *sum, i64 columns) {
+  V<T> f[R];
+  OX_UNROLL for (int i = 0; i < R; i++) f[i] = bc<T>(a[i]);
+  i64 n = 0;
+  for (; n + VL <= columns; n += VL) {
+    V<T> s = ld(sum + n);
+    OX_UNROLL for (int i = 0; i < R; i++) s += ld(b + i * ld_ + n) * f[i];
+    st(sum + n, s);
+  }
+  if (n == columns) return;
+  V<T> s = ld(sum + n);
+  OX_UNROLL for (int i = 0; i < R; i++) s += ldn(b + i * ld_ + n, (int)(columns - n)) * f[i];
+  st(sum + n, s);
+}
+template <class T> static __attribute__((noinline)) void mm_row(const MmRun<T> &x, i64 m, i64 n0, i64 n1) {
+  const i64 w = n1 - n0;
+  T *const total = x.scratch + MM_A_ROOM, *const sum = total + MM_ROW_COLUMNS;
+  for (i64 q = 0; q < x.nk; q++) {
+    const i64 kc = mm_kc(x, q);
+    const T *a = x.rows ? x.rows + m * x.lda + q * x.kstep : x.scratch, *b = x.b.rows + q * x.kstep * x.b.ld + n0;
+    if (!x.rows) x.read(x.a, x.scratch, m, 1, q * x.kstep, kc);
+    for (i64 n = 0; n < w; n += VL) st(sum + n, V<T>{});
+    i64 k = 0;
+    for (; k + MM_ROW_STEP <= kc; k += MM_ROW_STEP) mm_row_step<T, MM_ROW_STEP>(a + k, b + k * x.b.ld, x.b.ld, sum, w);
+    for (; k < kc; k++) mm_row_step<T, 1>(a + k, b + k * x.b.ld, x.b.ld, sum, w);
+    for (i64 n = 0; n < w; n += VL) st(total + n, q ? ld(total + n) + ld(sum + n) : ld(sum + n));
+  }
+  for (i64 n = 0; n < w; n += MM_NR) x.finish(x.epi, total + n, m, 1, n0 + n, x.N);
+}
+
 // Panels are taken in groups: of B while several blocks of rows use it in turn, of C while sums are partial.
 template <class T>
 static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
   if (m1 <= m0 || p1 <= p0) return;
+  if (mm_collide<T>(x.lda, m1 - m0, p1 - p0)) x.rows = nullptr;
   x.nk = mm_max(1, mm_up(x.K, MM_KC));
   x.kstep = mm_up(mm_up(x.K, x.nk), 4) * 4;
+  if (m1 - m0 == 1 && x.b.rows) {
+    const i64 end = mm_min(p1 * MM_NR, x.N);
+    for (i64 n = p0 * MM_NR; n < end; n += MM_ROW_COLUMNS) mm_row(x, m0, n, mm_min(n + MM_ROW_COLUMNS, end));
+    return;
+  }
   i64 nm = mm_up(m1 - m0, MM_MC), most = mm_even(mm_up(m1 - m0, nm));
   i64 ks = mm_min(x.nk, mm_max(1, MM_A_ROOM / (most * MM_AS)));
   i64 group = nm > 1 ? MM_GROUP : p1 - p0;
@@ -395,7 +454,7 @@ template <class T, class A, class E>
 OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, i64 K, T *scratch,
                 const E &epi, MmLines out = {}, MmLines in = {}) {
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N);
-  if (!mm_packs(M, N, b.rows)) b.rows = nullptr;
+  if (!mm_packs(M, N, K, b.rows)) b.rows = nullptr;
   matmul_block<T>(a, b, N, K, mm_cut(M, g.gm, im), mm_cut(M, g.gm, im + 1), mm_cut(P, g.gp, ip),
                   mm_cut(P, g.gp, ip + 1), scratch, epi, out, in);
 }

@@ -57,7 +57,24 @@ template <class R, class A> OX R bits(A a) { R r; __builtin_memcpy(&r, &a, sizeo
 // Loads and stores at any alignment; ldn and stn touch the first n lanes only (others read as zero).
 template <class T> OX V<T> ld(const T *p) { return *(const typename vec_of<T>::loose *)p; }
 template <class T> OX void st(T *p, V<T> v) { *(typename vec_of<T>::loose *)p = v; }
+// f(lo), ..., f(hi - 1) in their lanes, zero in others: by way of memory, since a loop that sets lanes of a vector would
+// go there for each of them.
+template <class T, class F> OX V<T> some_lanes(int lo, int hi, F f) {
+  alignas(64) T r[VL];
+  st(r, V<T>{});
+  for (int i = lo; i < hi; i++) r[i] = f(i);
+  return ld(r);
+}
+template <class T> OX V<T> some_of(const T *p, i64 s, int lo, int hi) {
+  return some_lanes<T>(lo, hi, [&](int i) OX_LAMBDA { return p[i * s]; });
+}
+
 #if defined(__AVX512F__) && ONNXC_VL == 16
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define OX_MASKED_BYTES 1
+#else
+#define OX_MASKED_BYTES 0
+#endif
 // The first n bits. Hidden from the optimizer: a load under a mask that it knows may become a load without one
 // (where only the masked lanes are used), which reads past the end of the array.
 OX u16 lane_mask(int n) {
@@ -68,15 +85,25 @@ OX u16 lane_mask(int n) {
 template <class T> OX V<T> ldn(const T *p, int n) {
   if constexpr (sizeof(T) == 4) {
     return bits<V<T>>(__builtin_ia32_loadups512_mask((const f32 *)p, bits<vf>(vi{}), lane_mask(n)));
+#if OX_MASKED_BYTES
+  } else if constexpr (sizeof(T) == 1) {
+    return bits<V<T>>(__builtin_ia32_loaddquqi128_mask((const char *)p, V<char>{}, lane_mask(n)));
+  } else if constexpr (sizeof(T) == 2) {
+    return bits<V<T>>(__builtin_ia32_loaddquhi256_mask((const i16 *)p, V<i16>{}, lane_mask(n)));
+#endif
   } else {
-    V<T> r = {};
-    for (int i = 0; i < n; i++) r[i] = p[i];
-    return r;
+    return some_of(p, 1, 0, n);
   }
 }
 template <class T> OX void stn(T *p, V<T> v, int n) {
   if constexpr (sizeof(T) == 4) {
     __builtin_ia32_storeups512_mask((f32 *)p, bits<vf>(v), lane_mask(n));
+#if OX_MASKED_BYTES
+  } else if constexpr (sizeof(T) == 1) {
+    __builtin_ia32_storedquqi128_mask((char *)p, bits<V<char>>(v), lane_mask(n));
+  } else if constexpr (sizeof(T) == 2) {
+    __builtin_ia32_storedquhi256_mask((i16 *)p, bits<V<i16>>(v), lane_mask(n));
+#endif
   } else {
     for (int i = 0; i < n; i++) p[i] = v[i];
   }
@@ -89,19 +116,13 @@ template <class T> OX V<T> ldn(const T *p, int n) {
     return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, lane < n));
   }
 #endif
-  V<T> r = {};
-  for (int i = 0; i < n; i++) r[i] = p[i];
-  return r;
+  return some_of(p, 1, 0, n);
 }
 template <class T> OX void stn(T *p, V<T> v, int n) { for (int i = 0; i < n; i++) p[i] = v[i]; }
 #endif
 
 // Strided load and store of the first n lanes: p[0], p[s], p[2 s], ...
-template <class T> OX V<T> lds(const T *p, i64 s, int n) {
-  V<T> r = {};
-  for (int i = 0; i < n; i++) r[i] = p[i * s];
-  return r;
-}
+template <class T> OX V<T> lds(const T *p, i64 s, int n) { return some_of(p, s, 0, n); }
 template <class T> OX void sts(T *p, V<T> v, i64 s, int n) { for (int i = 0; i < n; i++) p[i * s] = v[i]; }
 
 // The element type of a vector type (V<T> alone cannot be deduced), and the mask that its comparison gives.
@@ -203,9 +224,7 @@ template <class T> OX V<T> ldl(const T *p, Range r) {
     return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, (i >= r.lo) & (i < r.hi)));
   }
 #endif
-  V<T> v = {};
-  for (int i = r.lo; i < r.hi; i++) v[i] = p[i];
-  return v;
+  return some_of(p, 1, r.lo, r.hi);
 }
 // The elements from p + from on that a strided vector from p on needs, for its lanes alone.
 template <int S, class T> OX V<T> ld_block(const T *p, int from, Full) { return ld(p + from); }
@@ -236,9 +255,12 @@ template <class T, class L> OX V<T> lds(const T *p, i64 s, L lanes) {
     if (__builtin_constant_p(s) && s == 3) return ld_every<3>(p, lanes, all_lanes{});
     if (__builtin_constant_p(s) && s == 4) return ld_every<4>(p, lanes, all_lanes{});
   }
-  V<T> v = {};
-  for (int i = lane_lo(lanes); i < (int)lanes; i++) v[i] = p[i * s];
-  return v;
+  return some_of(p, s, lane_lo(lanes), (int)lanes);
+}
+// p[0], p[0], p[1], p[1], ...: every element N times.
+template <int N, class T, class L, int... I> OX V<T> ld_repeat(const T *p, L lanes, lane_list<I...>) {
+  const V<T> some = ldl(p, Range{lane_lo(lanes) / N, ((int)lanes + N - 1) / N});
+  return __builtin_shufflevector(some, some, (I / N)...);
 }
 // A mask that is set in lanes lo <= i < hi.
 template <class T, int... I> OX VM<T> range_mask(i64 lo, i64 hi, lane_list<I...>) {

@@ -1,0 +1,280 @@
+"""Models and kernels on an NVIDIA GPU, beside PyTorch eager and torch.compile.
+
+    python -m benchmarks.gpu [CASE ...] [--out results.json] [--seconds 1]
+
+Each case is a PyTorch module in float16 and its export to ONNX. First the answers are compared with those of the module
+in float32; then all engines are timed in turns, by events of the GPU around a batch of calls, with several sets of
+inputs in rotation; the median of the batches counts. Needs a GPU, torch with CUDA, transformers, and onnxc[cuda].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import onnxc
+from models.zoo import huggingface, micro
+from models.zoo.vision import ResNet50
+
+Run = Callable[[Sequence[Tensor]], Any]
+SETS = 4  # of inputs, in rotation
+BATCH_SECONDS = 0.02
+
+
+def _image(batch: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(batch, 3, 224, 224),)
+
+
+def _ids(batch: int, length: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randint(1, 1000, (batch, length)),)
+
+
+def _masked(batch: int, length: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randint(1, 1000, (batch, length)), torch.ones(batch, length, dtype=torch.long))
+
+
+def _llama() -> nn.Module:
+    """Eight layers of width 2048."""
+    config = huggingface.hf.LlamaConfig(
+        hidden_size=2048, intermediate_size=5632, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
+        vocab_size=32000, max_position_embeddings=2048, **huggingface.SDPA,
+    )  # fmt: skip
+    return huggingface.FirstOutput(huggingface.hf.LlamaForCausalLM(config), ["input_ids"], use_cache=False)
+
+
+class MobileNetV3(nn.Module):
+    """The large one, of torchvision or timm, whichever is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import timm
+
+        self.model = timm.create_model("mobilenetv3_large_100", pretrained=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+class Attention(nn.Module):
+    """softmax(q k' / sqrt(d)) v."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Linear(nn.Module):
+    """A product with bias and GELU."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(self.linear(x), approximate="tanh")
+
+
+def _heads(length: int, depth: int) -> Callable[[], tuple[Tensor, ...]]:
+    heads = 2048 // depth
+    batch = max(1, 16384 // length)
+    return lambda: tuple(torch.randn(batch, heads, length, depth) for _ in range(3))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module and its inputs; what its GPU time would be at the limit of memory or arithmetic."""
+
+    module: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[Tensor, ...]]
+    group: str = "models"
+
+
+def _pair(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(*shape), torch.randn(*shape))
+
+
+CASES: dict[str, Case] = {
+    "resnet50_b1": Case(ResNet50, _image(1)),
+    "resnet50_b32": Case(ResNet50, _image(32)),
+    "mobilenetv3_b32": Case(MobileNetV3, _image(32)),
+    "convnext_b32": Case(huggingface.convnext, _image(32)),
+    "bert_b1_s128": Case(huggingface.bert, _masked(1, 128)),
+    "bert_b32_s512": Case(huggingface.bert, _masked(32, 512)),
+    "gpt2_b8_s512": Case(huggingface.gpt2, _ids(8, 512)),
+    "vit_b32": Case(huggingface.vit, _image(32)),
+    "llama_b1_s512": Case(_llama, _ids(1, 512)),
+    "m_gelu_ln": Case(micro.BiasGeluNorm, _pair(64, 2048, 768), "micro"),
+    "m_softmax": Case(
+        micro.MaskedSoftmax, lambda: (torch.randn(32, 12, 512, 512), torch.zeros(32, 1, 512, 512)), "micro"
+    ),
+    "m_rms_rope": Case(micro.RmsNormRope, lambda: (torch.randn(128, 512, 1024),), "micro"),
+    "m_chain20": Case(micro.Chain, _pair(8192, 8192), "micro"),
+    "m_cheap20": Case(micro.CheapChain, _pair(8192, 8192), "micro"),
+    "m_groupnorm_silu": Case(micro.GroupNormSilu, lambda: (torch.randn(128, 192, 64, 64),), "micro"),
+    "m_layernorm": Case(micro.LayerNorm, lambda: (torch.randn(128, 512, 768),), "micro"),
+    "m_transpose_sum": Case(
+        micro.TransposeSum, lambda: (torch.randn(128, 512, 1024), torch.randn(128, 1024, 512)), "micro"
+    ),
+    **{
+        f"attention_s{s}_d{d}": Case(Attention, _heads(s, d), "attention")
+        for s in (1024, 4096, 16384)
+        for d in (64, 128)
+    },
+    **{f"linear_{n}": Case(lambda n=n: Linear(n), lambda n=n: (torch.randn(n, n),), "linear") for n in (4096, 8192)},  # type: ignore[misc]
+}
+
+
+@dataclass
+class Result:
+    """What was found of a case: milliseconds by engine, errors, kernels."""
+
+    name: str
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    host_us: dict[str, float] = field(default_factory=dict)
+    error: float = 0.0
+    torch_error: float = 0.0
+    kernels: int = 0
+    compile_s: float = 0.0
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """For people."""
+        others = {k: v for k, v in self.milliseconds.items() if k != "onnxc"}
+        best = min(others.values(), default=0.0)
+        mine = self.milliseconds.get("onnxc", 0.0)
+        times = "  ".join(f"{k} {v:.3f}" for k, v in self.milliseconds.items())
+        ratio = f"{mine / best:.2f}" if mine and best else "-"
+        return (
+            f"{self.name:20} {times} ms | / best {ratio} | error {self.error:.1e} (torch {self.torch_error:.1e}) | "
+            f"{self.kernels} kernels, host {self.host_us.get('onnxc', 0):.0f} us, compiled in {self.compile_s:.1f} s "
+            + " ".join(f"{k}: {v}" for k, v in self.failures.items())
+        )
+
+
+def measure(name: str, case: Case, seconds: float, engines: Sequence[str]) -> Result:
+    """Checks and times one case."""
+    result = Result(name)
+    torch.manual_seed(0)
+    module = case.module().eval()
+    torch.manual_seed(1)
+    sets = [tuple(_half(x).cuda() for x in case.inputs()) for _ in range(SETS)]
+    with torch.no_grad():
+        exact = _first(module.float().cuda()(*(x.float() if x.is_floating_point() else x for x in sets[0]))).float()
+        module = module.half()
+        runs: dict[str, Run] = {"eager": lambda xs: module(*xs)}
+        result.torch_error = _error(module(*sets[0]), exact)
+        for engine in engines:
+            try:
+                runs[engine] = _engine(engine, module, sets[0], result)
+            except Exception as error:
+                traceback.print_exc()
+                result.failures[engine] = f"{type(error).__name__}: {str(error)[:200]}"
+        if "onnxc" in runs:
+            result.error = _error(torch.from_dlpack(next(iter(runs["onnxc"](sets[0])))), exact)
+        for engine, run in runs.items():
+            _time(engine, run, sets, seconds, result)
+    return result
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.half() if x.is_floating_point() else x
+
+
+def _first(found: Any) -> Tensor:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _error(found: Any, exact: Tensor) -> float:
+    y = _first(found).float()
+    return float((y - exact).norm() / exact.norm())
+
+
+def _engine(engine: str, module: nn.Module, example: Sequence[Tensor], result: Result) -> Run:
+    if engine == "onnxc":
+        model = _compiled(module, example, result)
+        return lambda xs: model(*xs)
+    torch._dynamo.reset()
+    mode = {"compile": None, "graphs": "reduce-overhead", "max-autotune": "max-autotune"}[engine]
+    compiled = torch.compile(module, mode=mode)
+    for _ in range(3):
+        compiled(*example)
+    return lambda xs: compiled(*xs)
+
+
+def _compiled(module: nn.Module, example: Sequence[Tensor], result: Result) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(module, tuple(example), path, dynamo=True, external_data=True, verbose=False)
+        start = time.perf_counter()
+        model = onnxc.compile(path, target="cuda", cache=False)
+        result.compile_s = time.perf_counter() - start
+    result.kernels = len(model.explain().kernels)
+    return model
+
+
+def _time(engine: str, run: Run, sets: Sequence[Sequence[Tensor]], seconds: float, result: Result) -> None:
+    for xs in sets:
+        run(xs)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run(sets[0])
+    torch.cuda.synchronize()
+    one = time.perf_counter() - start
+    count = max(1, round(BATCH_SECONDS / one))
+    times, deadline = [], time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(times) < 5:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for k in range(count):
+            run(sets[k % SETS])
+        last.record()
+        torch.cuda.synchronize()
+        times.append(first.elapsed_time(last) / count)
+    result.milliseconds[engine] = statistics.median(times)
+    start = time.perf_counter()
+    for k in range(20):
+        run(sets[k % SETS])
+    result.host_us[engine] = (time.perf_counter() - start) / 20 * 1e6
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Measures the cases that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: all")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each engine and case")
+    parser.add_argument("--engines", default="onnxc,compile,graphs")
+    options = parser.parse_args()
+    results = []
+    for name in options.cases or CASES:
+        try:
+            results.append(measure(name, CASES[name], options.seconds, options.engines.split(",")))
+        except Exception as error:
+            traceback.print_exc()
+            results.append(Result(name, failures={"all": f"{type(error).__name__}: {str(error)[:200]}"}))
+        torch.cuda.empty_cache()
+        print(results[-1].line(), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps([vars(r) for r in results], indent=1))
+    ratios = [
+        r.milliseconds["onnxc"] / min(v for k, v in r.milliseconds.items() if k != "onnxc")
+        for r in results
+        if "onnxc" in r.milliseconds and len(r.milliseconds) > 1
+    ]
+    if ratios:
+        print(f"geometric mean / best of torch: {statistics.geometric_mean(ratios):.3f} over {len(ratios)} cases")
+
+
+if __name__ == "__main__":
+    main()

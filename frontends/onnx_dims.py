@@ -1,0 +1,101 @@
+"""The sizes of a model's inputs: symbols for dynamic dims, and what `input_shapes` fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import GraphProto, ValueInfoProto
+
+from onnxc.errors import InputError, LimitError, ModelError
+from onnxc.frontends.onnx_tensors import dtype_of, text
+from onnxc.ir.expr import Dim, Sym
+from onnxc.ir.types import TensorType
+
+MAX_DIM = 1 << 40
+
+InputShapes = Mapping[str, Sequence["int | str | None"]]
+
+
+class Dims:
+    """The symbols of a model's dynamic dims: one for each name, one for each unnamed dim."""
+
+    def __init__(self, graph: GraphProto, overrides: InputShapes) -> None:
+        self.names: dict[str, str] = {}  # symbol -> the model's name of the dim
+        self._symbols: dict[str, Dim] = {}
+        self._fixed: dict[str, int] = {}
+        self._overrides = overrides
+        self._count = 0
+        declared = {text(i.name): i for i in graph.input}
+        unknown = sorted(set(overrides) - set(declared))
+        if unknown:
+            raise InputError(
+                f"input_shapes names {', '.join(map(repr, unknown))}; the model's inputs are {list(declared)}"
+            )
+        for name, shape in overrides.items():
+            self._fix(name, declared[name], shape)
+
+    def _fix(self, name: str, info: ValueInfoProto, shape: Sequence[int | str | None]) -> None:
+        """Takes note of the sizes given for named dims, which then hold for every input."""
+        if any(isinstance(d, int) and not 0 <= d <= MAX_DIM for d in shape):
+            raise InputError(f"input {name!r}: {tuple(shape)} has a size outside of 0 to 2**40")
+        tensor = info.type.tensor_type
+        if not tensor.HasField("shape"):
+            return
+        if len(shape) != len(tensor.shape.dim):
+            raise InputError(f"input {name!r} has rank {len(tensor.shape.dim)}; input_shapes gives it {tuple(shape)}")
+        for dim, size in zip(tensor.shape.dim, shape, strict=True):
+            param = _dim_name(dim)
+            if param and isinstance(size, int) and self._fixed.setdefault(param, size) != size:
+                raise InputError(f"input_shapes gives the dim {param!r} the sizes {self._fixed[param]} and {size}")
+
+    def type_of(self, info: ValueInfoProto) -> TensorType:
+        """The type of a graph input."""
+        name = text(info.name)
+        kind = info.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise ModelError(
+                f"input {name!r} is a {(kind or 'value without a type').replace('_type', '')}, not a tensor"
+            )
+        tensor = info.type.tensor_type
+        dtype = dtype_of(tensor.elem_type, f"input {name!r}")
+        given = self._overrides.get(name)
+        if not tensor.HasField("shape"):
+            if given is None:
+                raise ModelError(f"input {name!r} has no rank in the model: give its shape in input_shapes")
+            return TensorType(dtype, tuple(self._symbol(d) for d in given))
+        wanted = [None] * len(tensor.shape.dim) if given is None else list(given)
+        return TensorType(dtype, tuple(self._dim(name, d, w) for d, w in zip(tensor.shape.dim, wanted, strict=True)))
+
+    def _dim(self, name: str, dim: onnx.TensorShapeProto.Dimension, wanted: int | str | None) -> Dim:
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
+            size = int(dim.dim_value)
+            if size > MAX_DIM:
+                raise LimitError(f"input {name!r} claims a dim of {size}")
+            if isinstance(wanted, int) and wanted != size:
+                raise InputError(f"input {name!r} has a dim of {size} in the model; input_shapes gives it {wanted}")
+            return size
+        param = _dim_name(dim)
+        if param in self._fixed:
+            return self._fixed[param]
+        return self._symbol(wanted if wanted is not None else param or None)
+
+    def _symbol(self, wanted: int | str | None) -> Dim:
+        """A size as it is; the symbol of a name; a new symbol for a dim without one."""
+        if isinstance(wanted, int):
+            return wanted
+        if wanted is None or wanted not in self._symbols:
+            symbol = Sym(f"s{self._count}")
+            if wanted is None:
+                self._count += 1
+                return symbol
+            self._symbols[wanted] = symbol
+            self.names[f"s{self._count}"] = wanted
+            self._count += 1
+        return self._symbols[wanted]
+
+
+def _dim_name(dim: onnx.TensorShapeProto.Dimension) -> str:
+    """The dim's name; empty for one such as "?", which exporters give to every dim that they do not know."""
+    name = text(dim.dim_param)
+    return name if any(c.isalnum() for c in name) else ""

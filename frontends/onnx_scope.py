@@ -1,0 +1,98 @@
+"""What a list of nodes can see: names, opset versions, and the attributes of the function call around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from onnxc.errors import LimitError, ModelError
+from onnxc.frontends.onnx_tensors import text
+from onnxc.ir.graph import Node, Value
+
+MIN_OPSET, MAX_OPSET = 7, 28
+MAX_DEPTH = 64  # of subgraphs and local functions in each other
+
+Attribute = tuple[AttributeProto, "Scope"]
+FunctionKey = tuple[str, str, str]
+
+
+@dataclass
+class Scope:
+    """The names that a list of nodes can see, and where the nodes made for it go."""
+
+    opsets: dict[str, int]
+    parent: Scope | None = None
+    names: dict[str, Value | None] = field(default_factory=dict)
+    makers: dict[str, str] = field(default_factory=dict)  # name -> the node that makes it, for messages
+    weights: dict[str, Any] = field(default_factory=dict)  # initializers that nothing has read yet
+    constants: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    attributes: dict[str, Attribute] | None = None  # inside a function: what its call gave
+    prefix: str = ""
+    calls: tuple[FunctionKey, ...] = ()
+    depth: int = 0
+
+    def inner(self, **changes: Any) -> Scope:
+        """A scope one level down: a subgraph's, or (with `parent=None`) a function's."""
+        if self.depth >= MAX_DEPTH:
+            raise LimitError(f"subgraphs and functions lie more than {MAX_DEPTH} deep in each other")
+        common: dict[str, Any] = {
+            "opsets": self.opsets, "parent": self, "attributes": self.attributes, "prefix": self.prefix,
+            "calls": self.calls, "depth": self.depth + 1,
+        }  # fmt: skip
+        return Scope(**{**common, **changes})
+
+    def define(self, name: str, value: Value | None, maker: str) -> None:
+        if name in self.names or name in self.weights:
+            other = self.makers.get(name, "an initializer")
+            raise ModelError(f"{name!r} is defined twice: by {other} and by {maker}")
+        self.names[name] = value
+        self.makers[name] = maker
+
+
+def label_of(number: int, node: NodeProto) -> str:
+    """What messages call a node: its number, op type and name."""
+    name = text(node.name)
+    return f"n{number} {text(node.op_type)}" + (f" {name!r}" if name else "")
+
+
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+)')
+
+
+def source_line(node: NodeProto) -> str:
+    """`file.py:123`, the innermost frame that the PyTorch exporter recorded for a node."""
+    for entry in node.metadata_props:
+        if entry.key == "pkg.torch.onnx.stack_trace":
+            frames = _FRAME.findall(text(entry.value))
+            return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    return ""
+
+
+def domain_of(name: str | bytes) -> str:
+    """A domain; that of ONNX itself has two spellings."""
+    name = text(name)
+    return "" if name == "ai.onnx" else name
+
+
+def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Version by domain. A domain that is imported twice has the higher version."""
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain = domain_of(entry.domain)
+        found[domain] = max(found.get(domain, int(entry.version)), int(entry.version))
+    if "" in found and not MIN_OPSET <= found[""] <= MAX_OPSET:
+        raise ModelError(f"the model uses opset {found['']}; opsets {MIN_OPSET} to {MAX_OPSET} are supported")
+    return found
+
+
+def meaning(domain: str, op_type: str, version: int) -> int | None:
+    """The version that last changed an operator; None where onnx does not know it."""
+    try:
+        return int(onnx.defs.get_schema(op_type, version, domain).since_version)
+    except onnx.defs.SchemaError:
+        return None

@@ -1,0 +1,47 @@
+// Matrix times vector: C[M, 1] = A[M, K] b[K], where the rows of A and b are contiguous. Lanes run along K, so A is read
+// once, as it lies; a tile would use one lane of its panel. Each element is the sum of two vectors of partial sums (the
+// even and the odd vectors of its row), fresh ones for every MM_KC of each: its bits depend on K alone.
+#pragma once
+#include "matmul.h"
+#include "vreduce.h"
+
+static constexpr int MV_ROWS = 4;  // at once: eight chains of additions
+static constexpr i64 MV_BLOCK = 2 * VL * MM_KC;
+
+template <class T, int R> OX void mv_block(const T *a, i64 lda, const T *b, i64 K, T *sum) {
+  V<T> s[R][2];
+  OX_UNROLL for (int i = 0; i < R; i++) s[i][0] = s[i][1] = V<T>{};
+  i64 k = 0;
+  for (; k + 2 * VL <= K; k += 2 * VL) {
+    const V<T> x = ld(b + k), y = ld(b + k + VL);
+    OX_UNROLL for (int i = 0; i < R; i++) {
+      s[i][0] += ld(a + i * lda + k) * x;
+      s[i][1] += ld(a + i * lda + k + VL) * y;
+    }
+  }
+  for (int j = 0; k < K; k += VL, j++) {
+    const int n = (int)mm_min(VL, K - k);
+    const V<T> x = ldn(b + k, n);
+    OX_UNROLL for (int i = 0; i < R; i++) s[i][0] += ldn(a + i * lda + k, n) * x;
+  }
+  OX_UNROLL for (int i = 0; i < R; i++) sum[i] += h_sum<T>(s[i][0] + s[i][1]);
+}
+template <class T, int R> static __attribute__((noinline)) void mv_rows(const T *a, i64 lda, const T *b, i64 K, T *sum) {
+  OX_UNROLL for (int i = 0; i < R; i++) sum[i] = T{};
+  for (i64 k = 0; k < K; k += MV_BLOCK) mv_block<T, R>(a + k, lda, b + k, mm_min(MV_BLOCK, K - k), sum);
+}
+
+// Parts of about 256 KB of A.
+OX i64 mv_parts(i64 M, i64 K, i64 threads) { return mm_max(1, mm_min(mm_min(4 * threads, M / MV_ROWS), M * K >> 14)); }
+// Part t of `parts`. epi(m, 0, v, lanes): C[m] is the first lane of v, the only one that is valid.
+template <class T, class E>
+static void mv_task(i64 t, i64 parts, const MmRows<T> &a, const T *b, i64 M, i64 K, const E &epi) {
+  T sum[MV_ROWS];
+  const i64 end = mm_cut(M, parts, t + 1);
+  for (i64 m = mm_cut(M, parts, t), rows; m < end; m += rows) {
+    rows = end - m < MV_ROWS ? 1 : MV_ROWS;
+    if (rows == 1) mv_rows<T, 1>(a.p + m * a.lda, a.lda, b, K, sum);
+    else mv_rows<T, MV_ROWS>(a.p + m * a.lda, a.lda, b, K, sum);
+    for (i64 i = 0; i < rows; i++) epi(m + i, (i64)0, bc<T>(sum[i]), Part{1});
+  }
+}

@@ -1,0 +1,63 @@
+"""A generated kernel: its text, and what it must be launched with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxc.codegen.triton import spelling
+from onnxc.codegen.triton.terms import Buffers
+from onnxc.ir.expr import Dim, bounds
+from onnxc.ir.graph import Value
+
+WIDE = 1 << 31  # elements (or programs) from which an index needs 64 bits
+
+
+@dataclass
+class Kernel:
+    """One kernel: the body of a Triton function of `pid`, over a grid of `programs`."""
+
+    lines: list[str]
+    buffers: Buffers
+    programs: Dim
+    warps: int
+    stages: int = 3
+    kind: str = "loops"
+    wide: bool = False  # whether sizes are passed with 64 bits
+
+    @property
+    def sizes(self) -> list[str]:
+        """The dynamic dims that it takes, in order."""
+        return sorted(self.buffers.sizes)
+
+    def parameters(self) -> list[tuple[str, str]]:
+        """Name and type of each parameter."""
+        size = "i64" if self.wide else "i32"
+        found = [(f"p{k}", spelling.pointer(v.dtype)) for k, v in enumerate(self.buffers.storages)]
+        found += [(s, size) for s in self.sizes]
+        return [*found, ("error", "*i64"), ("call", "i32")] if self.buffers.reports else found
+
+    def text(self) -> str:
+        """The function without its name."""
+        names = ", ".join(name for name, _ in self.parameters())
+        wide = ".to(tl.int64)" if self.wide else ""
+        return "\n".join([f"({names}):", f"    pid = tl.program_id(0){wide}", *indent(self.lines)])
+
+
+def indent(lines: list[str]) -> list[str]:
+    """Lines one block further in."""
+    return [f"    {line}" for line in lines]
+
+
+def is_wide(values: list[Value], *dims: Dim) -> bool:
+    """Whether positions in these buffers may need more than 32 bits."""
+    return any(not _small(d) for d in [*(v.t.size for v in values), *dims])
+
+
+def _small(d: Dim) -> bool:
+    most = bounds(d)[1]
+    return most is not None and most < WIDE
+
+
+def power(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << max(0, n - 1).bit_length()

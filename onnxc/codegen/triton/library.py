@@ -1,0 +1,250 @@
+"""What generated kernels call: this file's text stands in front of them, so it imports nothing of ours.
+
+Each function is the meaning of a primitive where Triton's own operator differs from it: integers that are divided
+round toward zero (or down, for indices), NaN goes through maximum and minimum, and casts do as onnxruntime does.
+Arithmetic of float32 is IEEE's: functions come from libdevice, divisions and roots are rounded correctly, and
+denormals are kept.
+"""
+
+# The names of this file are Triton's: a type checker can say nothing of it.
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def ox_floordiv(a, b):
+    """a // b, rounded down; 0 for b = 0 (a size: then there are no elements)."""
+    d = tl.where(b == 0, 1, b)
+    q = a // d
+    q = tl.where((a % d != 0) & ((a < 0) != (d < 0)), q - 1, q)
+    return tl.where(b == 0, 0, q)
+
+
+@triton.jit
+def ox_floormod(a, b):
+    """a - ox_floordiv(a, b) * b; 0 for b = 0."""
+    d = tl.where(b == 0, 1, b)
+    r = a % d
+    r = tl.where((r != 0) & ((r < 0) != (d < 0)), r + d, r)
+    return tl.where(b == 0, 0, r)
+
+
+@triton.jit
+def ox_max(a, b):
+    """The larger of two numbers; NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def ox_min(a, b):
+    """The smaller of two numbers; NaN if one is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def ox_add(a, b):
+    return a + b
+
+
+@triton.jit
+def ox_mul(a, b):
+    return a * b
+
+
+@triton.jit
+def ox_or(a, b):
+    return a | b
+
+
+@triton.jit
+def ox_and(a, b):
+    return a & b
+
+
+@triton.jit
+def ox_sum(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, ox_add, keep_dims=True)
+
+
+@triton.jit
+def ox_prod(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, ox_mul, keep_dims=True)
+
+
+@triton.jit
+def ox_max_of(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, ox_max, keep_dims=True)
+
+
+@triton.jit
+def ox_min_of(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, ox_min, keep_dims=True)
+
+
+@triton.jit
+def ox_any_of(x, axis: tl.constexpr):
+    return tl.reduce(x.to(tl.int32), axis, ox_or, keep_dims=True) != 0
+
+
+@triton.jit
+def ox_all_of(x, axis: tl.constexpr):
+    return tl.reduce(x.to(tl.int32), axis, ox_and, keep_dims=True) != 0
+
+
+@triton.jit
+def ox_sign(x):
+    """-1, 0 or 1; NaN of NaN, and +0 of both zeros."""
+    one = tl.full(x.shape, 1, x.dtype)
+    return tl.where(x > 0, one, tl.where(x < 0, -one, tl.where(x == x, one - one, x)))
+
+
+@triton.jit
+def ox_tanh_half(x):
+    """tanh of a float16, to half a unit in its last place: one instruction."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def ox_pow_int(a, b, bits: tl.constexpr):
+    """Integer powers by repeated squaring, which wrap around; 1 / a^-b is rounded toward zero where b < 0."""
+    one = tl.full(a.shape, 1, a.dtype)
+    unit = (a == 1) | (a + one == 0)
+    r = tl.where((b < 0) & (unit == 0), one - one, one)
+    n = tl.where(b < 0, b & 1, b)
+    for _ in range(bits):
+        r = tl.where((n & 1) != 0, r * a, r)
+        a = a * a
+        n = n >> 1
+    return r
+
+
+@triton.jit
+def ox_isinf(x, positive: tl.constexpr, negative: tl.constexpr):
+    found = x != x
+    found = found & (x == x)
+    if positive:
+        found = found | (x == float("inf"))
+    if negative:
+        found = found | (x == float("-inf"))
+    return found
+
+
+@triton.jit
+def ox_idiv(a, b):
+    """Integers divided, rounded toward zero; 0 for b = 0 (which is reported)."""
+    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b)).to(a.dtype)
+
+
+@triton.jit
+def ox_fmod_int(a, b):
+    """The remainder with the sign of a."""
+    return tl.where(b == 0, 0, a % tl.where(b == 0, 1, b)).to(a.dtype)
+
+
+@triton.jit
+def ox_mod_int(a, b):
+    """The remainder with the sign of b."""
+    d = tl.where(b == 0, 1, b)
+    r = a % d
+    r = tl.where((r != 0) & ((r < 0) != (d < 0)), r + d, r)
+    return tl.where(b == 0, 0, r).to(a.dtype)
+
+
+@triton.jit
+def ox_mod_float(a, b):
+    """The remainder with the sign of b (numpy's mod)."""
+    r = libdevice.fmod(a, b)
+    r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+    return tl.where(r == 0, libdevice.copysign(r, b), r)
+
+
+@triton.jit
+def ox_shl(a, b, bits: tl.constexpr):
+    """a << b; 0 where b is as large as the type."""
+    ok = (b >= 0) & (b < bits)
+    return tl.where(ok, a << tl.where(ok, b, 0), 0).to(a.dtype)
+
+
+@triton.jit
+def ox_shr(a, b, bits: tl.constexpr):
+    """a >> b; where b is as large as the type (or negative), nothing is left but the sign."""
+    ok = (b >= 0) & (b < bits)
+    return tl.where(ok, a >> tl.where(ok, b, 0), tl.where(a < 0, a >> (bits - 1), 0)).to(a.dtype)
+
+
+@triton.jit
+def ox_to_signed(x, target: tl.constexpr, limit: tl.constexpr):
+    """A float as a signed integer, as x86 has it: the least value where it is out of range, or NaN."""
+    least = tl.full(x.shape, -limit, x.dtype)
+    ok = (x >= least) & (x < -least)
+    return tl.where(ok, x, least).to(target)
+
+
+@triton.jit
+def ox_to_int32(x):
+    return ox_to_signed(x, tl.int32, 2147483648.0)
+
+
+@triton.jit
+def ox_to_int64(x):
+    return ox_to_signed(x, tl.int64, 9223372036854775808.0)
+
+
+@triton.jit
+def ox_to_uint32(x):
+    """As x86 compilers have it: what is above half of the range is shifted into it."""
+    high = x >= 2147483648.0
+    low = ox_to_int32(tl.where(high, x - 2147483648.0, x)).to(tl.uint32, bitcast=True)
+    return tl.where(high, low ^ 2147483648, low).to(tl.uint32)
+
+
+@triton.jit
+def ox_to_uint64(x):
+    high = x >= 9223372036854775808.0
+    low = ox_to_int64(tl.where(high, x - 9223372036854775808.0, x))
+    return tl.where(high, low ^ -9223372036854775808, low).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def ox_quantize(x, scale, zero, low, high):
+    """round(x / scale) + zero, limited to [low, high], as int32; NaN gives low."""
+    y = libdevice.rint(tl.div_rn(x, scale)) + zero
+    y = tl.where(y == y, y, low)
+    return tl.minimum(tl.maximum(y, low), high).to(tl.int32)
+
+
+@triton.jit
+def ox_wrapped(i, extent):
+    """An index that is data: negative ones count from the end."""
+    i = i.to(tl.int64)
+    return tl.where(i < 0, i + extent, i)
+
+
+@triton.jit
+def ox_same(a, b):
+    """Whether two elements have the same place in an order, in which NaN comes last."""
+    return (a == b) | ((a != a) & (b != b))
+
+
+@triton.jit
+def ox_above(a, b):
+    """Whether a comes before b where the greatest is first, and NaN last."""
+    return (a > b) | ((b != b) & (a == a))
+
+
+@triton.jit
+def ox_below(a, b):
+    """Whether a comes before b where the least is first, and NaN last."""
+    return (a < b) | ((b != b) & (a == a))
+
+
+@triton.jit
+def ox_report(error, bad, code, call, value):
+    """Writes down that something was out of bounds (code 3) or divided by zero (code 4); one report is kept."""
+    zero = tl.zeros(bad.shape, tl.int32)
+    tl.store(error + zero, zero.to(tl.int64) + code, mask=bad)
+    tl.store(error + 1 + zero, zero.to(tl.int64) + call, mask=bad)
+    tl.store(error + 2 + zero, zero.to(tl.int64) + value, mask=bad)

@@ -1,0 +1,399 @@
+"""Kernels of the primitives that are no loop nests: running sums, the best along an axis, and scatters.
+
+None of them needs atomics, and results do not depend on the order in which programs run:
+
+- A running sum has a tile [lines, positions], and a carry from piece to piece of a long line.
+- The place of an element among the best of its line is the number of elements ahead of it, which a program counts for
+  a block of elements. It costs the square of a line's length, and no exchange between programs.
+- Updates of a scatter that reach one element are joined by the first of them: a program compares a block of updates
+  with all of their line, in order. So each element is written once, and floats are added in the order of the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxc.codegen.cpp.opaque import collapse, without
+from onnxc.codegen.triton import spelling
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
+from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter
+from onnxc.errors import UnsupportedError
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, always_equal, ceildiv, is_less, prod
+from onnxc.ir.graph import Node, Value
+from onnxc.planner.groups import Group
+from onnxc.planner.layout import Layout
+from onnxc.primitives.builder import constant_of
+from onnxc.primitives.indexing import scatter_depth
+
+SCANNED = 2048  # elements of a tile of a running sum
+BLOCK = 128  # elements (updates) that a program places
+PIECE = 32  # others that it compares them with at a time
+COPIED = 1024  # elements that a program copies
+SLICE = 64  # neighbouring elements of a slice in a tile
+ERR_INDEX, ERR_SHAPE = 3, 5
+
+
+def emit_opaque(group: Group, layout: Layout) -> list[Kernel]:
+    """The kernels of an opaque group, in the order in which they run."""
+    assert group.node is not None
+    emitter = _EMITTERS.get(group.node.op)
+    if emitter is None:
+        raise UnsupportedError(f"no GPU kernel for {group.node.op}", node=", ".join(map(str, group.origin)))
+    return emitter(group.node, layout)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Dims that a flat index counts, and how far each tensor moves along each of them."""
+
+    sizes: tuple[Dim, ...]
+    steps: tuple[tuple[Dim, ...], ...]  # of each tensor
+
+    @staticmethod
+    def of(shape: Sequence[Dim], *strides: Sequence[Dim]) -> Reach:
+        """Neighbours that all tensors walk through as one are merged."""
+        loops = collapse(shape, *strides)
+        return Reach(tuple(x.size for x in loops), tuple(tuple(x.steps[k] for x in loops) for k in range(len(strides))))
+
+    @property
+    def count(self) -> Dim:
+        return prod(self.sizes)
+
+
+class Writer:
+    """The text of one kernel under way."""
+
+    def __init__(self, layout: Layout, values: Sequence[Value], *dims: Dim) -> None:
+        self.layout, self.lines, self.buffers = layout, list[str](), Buffers()
+        self.wide = is_wide([layout.storage(v) for v in values], *dims)
+        self._sizes = TermEmitter({}, (), self.buffers)
+
+    def size(self, d: Dim) -> str:
+        """A size, or a sum of products of such."""
+        return self._sizes.index(d, Scope())
+
+    def start(self, v: Value) -> str:
+        """A pointer to a value's first element."""
+        offset = self.layout.offset(v)
+        name = self.buffers.pointer(self.layout.storage(v))
+        return name if offset == 0 else f"{name} + {self.size(offset)}"
+
+    def lanes(self, name: str, start: str, count: int, view: str = "") -> None:
+        """An index with lanes: `view` as in ``[:, None]``."""
+        kind = ".to(tl.int64)" if self.wide else ""
+        self.lines.append(f"{name} = {start} + tl.arange(0, {count}){kind}{view}")
+
+    def offsets(self, index: str, reach: Reach) -> list[str]:
+        """For each tensor, the offset that a flat index gives; its digits are computed once."""
+        rest, names = index, list[str]()
+        for k, size in reversed(list(enumerate(reach.sizes))):
+            name = self.buffers.fresh("i")
+            self.lines.append(f"{name} = {rest}{f' % {self.size(size)}' if k else ''}")
+            rest = f"({rest} // {self.size(size)})"
+            names.insert(0, name)
+        return [self.along(names, steps) for steps in reach.steps]
+
+    def along(self, names: Sequence[str], steps: Sequence[Dim]) -> str:
+        """The sum of indices times steps, as ``0`` or ``(a * 3 + b)``."""
+        parts = [n if s == 1 else f"{n} * {self.size(s)}" for n, s in zip(names, steps, strict=True) if s != 0]
+        return f"({' + '.join(parts)})" if parts else "0"
+
+    def require(self, a: Dim, relation: str, b: Dim) -> None:
+        """Reports sizes that do not fit, where that is not known."""
+        if always_equal(a, b) or (relation == "<=" and is_less(a, b + 1)):
+            return
+        self.buffers.reports = True
+        test = f"tl.full((1,), {self.size(a)}, tl.int64) {'>' if relation == '<=' else '!='} {self.size(b)}"
+        self.lines.append(f"ox_report(error, {test}, {ERR_SHAPE}, call, {self.size(a)})")
+
+    def report_index(self, bad: str, value: str) -> None:
+        """Reports lanes whose index is out of bounds."""
+        self.buffers.reports = True
+        self.lines.append(f"ox_report(error, {bad}, {ERR_INDEX}, call, {value})")
+
+    def kernel(self, programs: Dim, elements: int) -> Kernel:
+        """The kernel of what has been written; `elements` of its tile."""
+        warps = max(1, min(8, power(elements // 256)))
+        return Kernel(self.lines, self.buffers, programs, warps, kind="opaque", wide=self.wide)
+
+
+def loaded(at: str, mask: str, dtype: DType) -> str:
+    """Elements as terms; a bool stays a byte."""
+    text = f"tl.load({at}, mask={mask}, other=0)"
+    return text if dtype.name == "bool" else TermEmitter.widened(text, dtype)
+
+
+def kept(name: str, dtype: DType) -> str:
+    """Elements as they are stored."""
+    return f"{name}.to({spelling.stored(dtype)})"
+
+
+# ---------------------------------------------------------------- running sums
+
+
+def _cumsum(node: Node, layout: Layout) -> list[Kernel]:
+    (x,), y, axis = node.operands, node.output, node.attrs["axis"]
+    if x.dtype.name == "bool":
+        raise UnsupportedError("a running sum of bool", node=", ".join(map(str, node.origin)))
+    strides = [layout.strides(v) for v in (x, y)]
+    n = x.shape[axis]
+    reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
+    width = min(SCANNED, power(n)) if isinstance(n, int) else SCANNED // 4
+    whole = isinstance(n, int) and n <= width
+    side_by_side = bool(reach.sizes) and not always_equal(strides[0][axis], 1)
+    if side_by_side and not whole:
+        width = min(width, 128)
+    many = power(reach.count) if isinstance(reach.count, int) else 32
+    rows = max(1, min(32 if side_by_side else 8, SCANNED // width, many))
+    w = Writer(layout, (x, y), n)
+    w.lanes("x", f"pid * {rows}", rows, "[:, None]")
+    w.lines.append(f"xm = x < {w.size(reach.count)}")
+    source, target = w.offsets("x", reach)
+    kind = spelling.computed(x.dtype)
+    nothing = "-0.0" if x.dtype.is_float else "0"  # -0.0 + x is x, whatever the x
+    turn = _scanned_piece(w, node, (x, y), (source, target), [s[axis] for s in strides], width)
+    if whole:
+        w.lanes("r", "0", width, "[None, :]")
+        w.lines += [*turn, f"tl.store(at, {kept('s', y.dtype)}, mask=inside)"]
+    else:
+        kind64 = ".to(tl.int64)" if w.wide else ""
+        w.lines += [
+            f"carry = tl.full(({rows}, 1), {nothing}, {kind})",
+            f"lane = tl.arange(0, {width}){kind64}[None, :]",
+            f"for r0 in range(0, {w.size(n)}, {width}):",
+            *indent([
+                "r = r0 + lane", *turn, f"s = (s + carry).to({kind})",
+                f"tl.store(at, {kept('s', y.dtype)}, mask=inside)",
+                f"carry = ox_sum(tl.where(lane == {width - 1}, s, {nothing}), 1).to({kind})",
+            ]),
+        ]  # fmt: skip
+    return [w.kernel(ceildiv(reach.count, rows), rows * width)]
+
+
+def _scanned_piece(
+    w: Writer, node: Node, values: tuple[Value, Value], lines: tuple[str, str], steps: list[Dim], width: int
+) -> list[str]:
+    """Statements that compute the sums `s` of a piece of lines, positions `r`, with the addresses `at` of results."""
+    x = values[0]
+    n = w.size(x.shape[node.attrs["axis"]])
+    shift = 1 if node.attrs.get("exclusive") else 0
+    back = bool(node.attrs.get("reverse"))
+    place = [f"({n} - 1 - {r})" if back else r for r in (f"(r - {shift})" if shift else "r", "r")]
+    at = [f"{w.start(v)} + {o} + {p} * {w.size(s)}" for v, o, p, s in zip(values, lines, place, steps, strict=True)]
+    read = f"inside & (r >= {shift})" if shift else "inside"
+    return [
+        f"inside = xm & (r < {n})",
+        f"v = {loaded(at[0], read, x.dtype)}",
+        f"s = tl.associative_scan(v, 1, ox_add).to({spelling.computed(x.dtype)})",
+        f"at = {at[1]}",
+    ]
+
+
+# ---------------------------------------------------------------- the best along an axis
+
+
+def _top_k(node: Node, layout: Layout) -> list[Kernel]:
+    (x,), (values, at), axis = node.operands, node.outputs, node.attrs["axis"]
+    strides = [layout.strides(v) for v in (x, values, at)]
+    n, k = x.shape[axis], values.shape[axis]
+    reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
+    block, piece = (min(b, power(n)) if isinstance(n, int) else b for b in (BLOCK, PIECE))
+    w = Writer(layout, (x, values, at), n)
+    w.require(k, "<=", n)
+    blocks = ceildiv(n, block)
+    w.lines.append(f"line = pid // {w.size(blocks)}")
+    w.lanes("i", f"pid % {w.size(blocks)} * {block}", block, "[:, None]")
+    kind = ".to(tl.int64)" if w.wide else ""
+    w.lines += [f"im = i < {w.size(n)}", f"lane = tl.arange(0, {piece}){kind}[None, :]"]
+    source, target, places = w.offsets("line", reach)
+    steps = [w.size(s[axis]) for s in strides]
+    line = f"{w.start(x)} + {source}"
+    order = "ox_above" if node.attrs["largest"] else "ox_below"
+    w.lines += [
+        f"v = {loaded(f'{line} + i * {steps[0]}', 'im', x.dtype)}",
+        f"ahead = tl.zeros(({block}, {piece}), tl.int32)",
+        f"for j0 in range(0, {w.size(n)}, {piece}):",
+        *indent([
+            "j = j0 + lane", f"jm = j < {w.size(n)}", f"u = {loaded(f'{line} + j * {steps[0]}', 'jm', x.dtype)}",
+            f"ahead += (jm & ({order}(u, v) | (ox_same(u, v) & (j < i)))).to(tl.int32)",
+        ]),
+        f"place = ox_sum(ahead, 1){kind}", f"chosen = im & (place < {w.size(k)})",
+        f"tl.store({w.start(values)} + {target} + place * {steps[1]}, {kept('v', x.dtype)}, mask=chosen)",
+        f"tl.store({w.start(at)} + {places} + place * {steps[2]}, i.to(tl.int64), mask=chosen)",
+    ]  # fmt: skip
+    return [w.kernel(reach.count * blocks, block * piece)]
+
+
+# ---------------------------------------------------------------- scatters
+
+
+def _copy(layout: Layout, source: Value, target: Value) -> Kernel:
+    """The result of a scatter starts as the data."""
+    order = layout.order_of(target)
+    strides = [[layout.strides(v)[i] for i in order] for v in (source, target)]
+    reach = Reach.of([target.shape[i] for i in order], *strides)
+    w = Writer(layout, (source, target), reach.count)
+    w.lanes("x", f"pid * {COPIED}", COPIED)
+    w.lines.append(f"xm = x < {w.size(reach.count)}")
+    a, b = w.offsets("x", reach)
+    w.lines += [
+        f"v = tl.load({w.start(source)} + {a}, mask=xm, other=0)", f"tl.store({w.start(target)} + {b}, v, mask=xm)",
+    ]  # fmt: skip
+    return w.kernel(ceildiv(reach.count, COPIED), COPIED)
+
+
+def _joined(node: Node, old: str, new: str) -> str:
+    """Old and new elements joined; each sum or product of 16-bit floats is rounded, as it would be in memory."""
+    dtype = node.output.dtype
+    name = str(node.attrs["reduction"])
+    if dtype.name == "bool":
+        name = {"add": "max", "mul": "min"}.get(name, name)
+    text = {
+        "none": new, "add": f"({old} + {new})", "mul": f"({old} * {new})", "max": f"ox_max({old}, {new})",
+        "min": f"ox_min({old}, {new})",
+    }[name]  # fmt: skip
+    if name in ("add", "mul"):
+        text = f"{text}.to({spelling.stored(dtype)})"
+    return text
+
+
+def _term(dtype: DType) -> str:
+    return "tl.uint8" if dtype.name == "bool" else spelling.computed(dtype)
+
+
+def _scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
+    data, index, updates = node.operands
+    out, axis = node.output, node.attrs["axis"]
+    tensors = (data, out, index, updates)
+    strides = [layout.strides(v) for v in tensors]
+    m, n = index.shape[axis], out.shape[axis]
+    reach = Reach.of(without(index.shape, axis), *(without(s, axis) for s in strides))
+    w = Writer(layout, tensors, reach.count * m)
+    for i, (d, e, u) in enumerate(zip(data.shape, index.shape, updates.shape, strict=True)):
+        if i != axis:
+            w.require(e, "<=", d)
+        w.require(e, "==", u)
+    w.lanes("x", f"pid * {BLOCK}", BLOCK)
+    w.lines += [f"xm = x < {w.size(reach.count * m)}", f"i = x % {w.size(m)}", f"line = x // {w.size(m)}"]
+    offsets = [o if o != "0" else "tl.zeros_like(line)" for o in w.offsets("line", reach)]
+    starts = [f"{w.start(v)} + {o}" for v, o in zip(tensors, offsets, strict=True)]
+    steps = [w.size(s[axis]) for s in strides]
+    extent = w.size(n)
+    w.lines += [
+        f"raw = tl.load({starts[2]} + i * {steps[2]}, mask=xm, other=0)", f"to = ox_wrapped(raw, {extent})",
+        f"good = xm & (to >= 0) & (to < {extent})",
+    ]  # fmt: skip
+    w.report_index(f"xm & ((to < 0) | (to >= {extent}))", "raw")
+    each = [
+        f"there = ox_wrapped(tl.load({starts[2]} + j * {steps[2]}, mask=xm, other=0), {extent})", "same = there == to",
+        "first = first & ((j >= i) | (there != to))",
+    ]  # fmt: skip
+    _owned(w, node, f"{starts[0]} + to * {steps[0]}", "good", (BLOCK,))
+    update = f"{starts[3]} + j * {steps[3]}"
+    distinct = _distinct(index, axis, n)
+    _walk(w, node, m, each, update, "good" if distinct else "same & good", distinct)
+    w.lines.append(f"tl.store({starts[1]} + to * {steps[1]}, {kept('acc', out.dtype)}, mask=good & first)")
+    return [_copy(layout, data, out), w.kernel(ceildiv(reach.count * m, BLOCK), BLOCK)]
+
+
+def _owned(w: Writer, node: Node, at: str, mask: str, shape: tuple[int, ...]) -> None:
+    """The accumulators, which begin as the elements of the data, and whether lanes are the first for their element."""
+    dtype = node.output.dtype
+    first = shape if len(shape) == 1 else (shape[0], 1)
+    w.lines += [f"acc = {loaded(at, mask, dtype)}", f"first = tl.full({first}, True, tl.int1)"]
+
+
+def _walk(w: Writer, node: Node, m: Dim, each: list[str], update: str, mask: str, distinct: bool) -> None:
+    """Joins all updates in order; where no two reach one element, each lane its own alone."""
+    dtype = node.output.dtype
+    new = f"u = {loaded(update, mask, dtype)}"
+    joined = f"{_joined(node, 'acc', 'u')}.to({_term(dtype)})"
+    if distinct:
+        w.lines += ["j = i", new, f"acc = {joined}"]
+    else:
+        loop = [*each, new, f"acc = tl.where(same, {joined}, acc)"]
+        w.lines += [f"for j in range(0, {w.size(m)}):", *indent(loop)]
+
+
+def _distinct(index: Value, axis: int, n: Dim) -> bool:
+    """Whether no two updates of a line reach one element: they are constants, or there is one."""
+    if index.shape[axis] == 1:
+        return True
+    found = constant_of(index)
+    if found is None or not isinstance(n, int):
+        return False
+    wrapped = np.sort(np.where(found < 0, found + n, found), axis=axis)
+    return not bool((np.diff(wrapped, axis=axis) == 0).any())
+
+
+def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
+    data, index, updates = node.operands
+    out = node.output
+    depth, lead = scatter_depth([v.t for v in node.operands]), index.rank - 1
+    strides = {v.id: layout.strides(v) for v in (data, out, index, updates)}
+    w = Writer(layout, (data, out, index, updates))
+    wanted = (*index.shape[:-1], *data.shape[depth:])
+    for a, b in [(index.shape[-1], depth), *zip(wanted, updates.shape, strict=True)]:
+        w.require(a, "==", b)
+    rows = Reach.of(index.shape[:-1], strides[index.id][:-1], strides[updates.id][:lead])
+    slices = Reach.of(
+        data.shape[depth:], strides[data.id][depth:], strides[out.id][depth:], strides[updates.id][lead:]
+    )  # fmt: skip
+    width = min(SLICE, power(slices.count)) if isinstance(slices.count, int) else SLICE
+    block = max(16, BLOCK // width)
+    blocks = ceildiv(slices.count, width)
+    w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
+    w.lanes("i", f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
+    w.lines += [f"qm = q < {w.size(slices.count)}", f"im = i < {w.size(rows.count)}"]
+    from_data, to_out, from_updates = (o if o != "0" else "tl.zeros_like(q)" for o in w.offsets("q", slices))
+    _rows(w, node, depth, rows, strides)
+    _owned(w, node, f"{w.start(data)} + at_data + {from_data}", "good & qm", (block, width))
+    inner = Writer(layout, ())
+    inner.buffers, inner.wide, inner._sizes = w.buffers, w.wide, w._sizes
+    at_index, at_updates = inner.offsets("j", rows)
+    each = list(inner.lines)
+    names = []
+    for d in range(depth):
+        at = f"{w.start(index)} + {at_index} + {w.size(d * strides[index.id][-1])}"
+        each.append(f"there{d} = ox_wrapped(tl.load({at}), {w.size(data.shape[d])})")
+        names.append(f"(there{d} == to{d})")
+    each += [f"same = {' & '.join(names) or 'im'}", "first = first & ((j >= i) | (same == 0))"]
+    distinct = always_equal(rows.count, 1)
+    if distinct:
+        w.lines += ["j = i", *inner.lines]
+    update = f"{w.start(updates)} + {at_updates} + {from_updates}"
+    _walk(w, node, rows.count, each, update, "good & qm" if distinct else "qm", distinct)
+    store = f"tl.store({w.start(out)} + at_out + {to_out}, {kept('acc', out.dtype)}, mask=good & first & qm)"
+    w.lines.append(store)
+    return [_copy(layout, data, out), w.kernel(ceildiv(rows.count, block) * blocks, block * width)]
+
+
+def _rows(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]]) -> None:
+    """Where the rows `i` of a scatter go: `at_data`, `at_out`, and which are `good`."""
+    data, index, _ = node.operands
+    at_index, _ = w.offsets("i", rows)
+    good = ["im"]
+    for d in range(depth):
+        extent = w.size(data.shape[d])
+        at = f"{w.start(index)} + {at_index} + {w.size(d * strides[index.id][-1])}"
+        w.lines += [
+            f"raw{d} = tl.load({at} + tl.zeros_like(i), mask=im, other=0)",
+            f"to{d} = ox_wrapped(raw{d}, {extent})",
+        ]
+        w.report_index(f"im & ((to{d} < 0) | (to{d} >= {extent}))", f"raw{d}")
+        good.append(f"(to{d} >= 0) & (to{d} < {extent})")
+    names = [f"to{d}" for d in range(depth)]
+    w.lines += [
+        f"good = {' & '.join(good)}",
+        f"at_data = {w.along(names, strides[data.id][:depth])} + tl.zeros_like(i)",
+        f"at_out = {w.along(names, strides[node.output.id][:depth])} + tl.zeros_like(i)",
+    ]
+
+
+_EMITTERS = {
+    "cumsum": _cumsum, "top_k": _top_k, "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd,
+}  # fmt: skip

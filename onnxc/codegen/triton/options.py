@@ -1,0 +1,41 @@
+"""What may be chosen of GPU kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxc.ir.dtypes import DType
+from onnxc.ir.graph import Node
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices that change generated kernels.
+
+    Attributes:
+        precision: how float32 matrices are multiplied: ``float32`` exactly, or ``tf32`` or ``tf32x3`` on matrix units.
+    """
+
+    precision: str = "float32"
+
+    @property
+    def dot(self) -> str:
+        """Triton's name of the precision."""
+        return {"float32": "ieee"}.get(self.precision, self.precision)
+
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+def is_template(node: Node) -> bool:
+    """True for nodes that a Triton template computes; others of their kind become plain loops."""
+    if node.op == "matmul":
+        return _multiplied(node.output.dtype)
+    if node.op == "conv":
+        w = node.operands[1]
+        return _multiplied(node.output.dtype) and node.output.rank in (3, 4, 5) and w.t.is_static and w.shape[1] != 1
+    return node.op == "attention" and _multiplied(node.output.dtype)
+
+
+def _multiplied(dtype: DType) -> bool:
+    return dtype.name in FLOATS

@@ -1,0 +1,202 @@
+"""How Triton spells dtypes, index expressions, constants and pointwise primitives.
+
+Every term of a kernel is a tile. float16 and bfloat16 are computed as float32, as on the CPU; a bool is ``int1``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from onnxc.errors import UnsupportedError
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Call, Dim, Symbol, is_nonnegative
+
+Attrs = Mapping[str, object]
+
+# dtype -> (element of a buffer in a signature, Triton's dtype in memory, Triton's dtype of a term)
+_TYPES = {
+    "float64": ("fp64", "tl.float64", "tl.float64"), "float32": ("fp32", "tl.float32", "tl.float32"),
+    "float16": ("fp16", "tl.float16", "tl.float32"), "bfloat16": ("bf16", "tl.bfloat16", "tl.float32"),
+    "float8e4m3fn": ("fp8e4nv", "tl.float8e4nv", "tl.float32"), "float8e5m2": ("fp8e5", "tl.float8e5", "tl.float32"),
+    "int8": ("i8", "tl.int8", "tl.int8"), "int16": ("i16", "tl.int16", "tl.int16"),
+    "int32": ("i32", "tl.int32", "tl.int32"), "int64": ("i64", "tl.int64", "tl.int64"),
+    "uint8": ("u8", "tl.uint8", "tl.uint8"), "uint16": ("u16", "tl.uint16", "tl.uint16"),
+    "uint32": ("u32", "tl.uint32", "tl.uint32"), "uint64": ("u64", "tl.uint64", "tl.uint64"),
+    "bool": ("u8", "tl.uint8", "tl.int1"),
+}  # fmt: skip
+
+
+def _row(dtype: DType) -> tuple[str, str, str]:
+    try:
+        return _TYPES[dtype.name]
+    except KeyError:
+        raise UnsupportedError(f"GPU kernels for {dtype} are not supported yet") from None
+
+
+def pointer(dtype: DType) -> str:
+    """The type of a buffer in a kernel's signature."""
+    return "*" + _row(dtype)[0]
+
+
+def stored(dtype: DType) -> str:
+    """Triton's dtype of an element in memory."""
+    return _row(dtype)[1]
+
+
+def stored_of(name: str) -> str:
+    """The same of a dtype's name."""
+    return _TYPES[name][1]
+
+
+def computed(dtype: DType) -> str:
+    """Triton's dtype of a term."""
+    return _row(dtype)[2]
+
+
+def index(d: Dim, names: Mapping[Symbol, str]) -> str:
+    """An index expression. Every symbol must have a name."""
+    if isinstance(d, int):
+        return str(d)
+    parts = []
+    for mono, coef in d.terms:
+        factors = [_atom(a, names) for a in mono]
+        if coef != 1 or not factors:
+            factors.insert(0, str(coef))
+        parts.append(" * ".join(factors))
+    return f"({' + '.join(parts)})" if len(parts) > 1 or " * " in parts[0] else parts[0]
+
+
+def _atom(atom: object, names: Mapping[Symbol, str]) -> str:
+    if isinstance(atom, Symbol):
+        return names[atom]
+    assert isinstance(atom, Call)
+    a, b = (index(x, names) for x in atom.args)
+    if atom.op in ("max", "min"):
+        return f"tl.{atom.op}imum({a}, {b})"
+    positive = isinstance(atom.args[1], int) and atom.args[1] > 0
+    if positive and is_nonnegative(atom.args[0]):
+        return f"({a} {'//' if atom.op == 'floordiv' else '%'} {b})"
+    return f"ox_floor{atom.op.removeprefix('floor')}({a}, {b})"
+
+
+def literal(raw: bytes, dtype: DType, rank: int) -> str:
+    """A constant tile of one element, exact to the bit."""
+    value = np.frombuffer(raw, dtype.numpy)[0]
+    if dtype.is_float:
+        text = _float(float(value))
+    else:
+        text = str(bool(value)) if dtype.name == "bool" else str(int(value))
+    return f"tl.full({ones(rank)}, {text}, {computed(dtype)})"
+
+
+def ones(rank: int) -> str:
+    """The shape of a tile of one element."""
+    return f"({'1, ' * rank})" if rank else "()"
+
+
+def _float(x: float) -> str:
+    if math.isnan(x):
+        return 'float("nan")'
+    if math.isinf(x):
+        return f'float("{"-" if x < 0 else ""}inf")'
+    return repr(x)
+
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^", "and": "&", "or": "|", "xor": "^",
+    "eq": "==", "lt": "<", "le": "<=",
+}  # fmt: skip
+_LIBDEVICE = {
+    "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "floor", "ceil",
+}  # fmt: skip
+
+
+def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) -> str:
+    """A pointwise primitive over tiles. `operand` is the dtype of the first (last, for where) operand."""
+    if op == "cast":
+        return cast(args[0], operand, dtype)
+    if op == "copy":
+        return args[0]
+    if op in _INFIX:
+        return f"({args[0]} {_INFIX[op]} {args[1]})"
+    if op in ("floor", "ceil", "round") and not operand.is_float:
+        return args[0]
+    if operand.name == "float16" and op in _OF_HALF:
+        return _OF_HALF[op].format(*args)
+    if op in _LIBDEVICE:
+        return f"libdevice.{op}({args[0]})"
+    return _OTHER[op](args, operand, attrs)
+
+
+# Of float16 numbers, which have 11 bits: in float32, to some units in the last place of that.
+_OF_HALF = {"exp": "tl.exp({0})", "div": "({0} / {1})", "sqrt": "tl.sqrt({0})", "tanh": "ox_tanh_half({0})"}
+
+
+def _by_kind(of_floats: str, of_integers: str) -> Callable[[list[str], DType, Attrs], str]:
+    return lambda args, t, attrs: (of_floats if t.is_float else of_integers).format(*args)
+
+
+def _division(t: DType) -> str:
+    """Division, rounded correctly; Triton's own division of float32 is not."""
+    if t.is_integer:
+        return "ox_idiv({0}, {1})"
+    return "({0} / {1})" if t.name == "float64" else "tl.div_rn({0}, {1})"
+
+
+def _extreme(op: str) -> Callable[[list[str], DType, Attrs], str]:
+    logical = {"max": "|", "min": "&"}[op]
+    return lambda args, t, attrs: (
+        f"({args[0]} {logical} {args[1]})" if t.name == "bool" else f"ox_{op}({args[0]}, {args[1]})"
+    )
+
+
+def _quantize(args: list[str], t: DType, attrs: Attrs) -> str:
+    scale, zero, low, high = (_float(float(attrs[k])) for k in ("scale", "zero", "low", "high"))  # type: ignore[arg-type]
+    return f"ox_quantize({args[0]}, {scale}, {zero}, {low}, {high})"
+
+
+_OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
+    "where": lambda args, t, attrs: f"tl.where({', '.join(args)})",
+    "div": lambda args, t, attrs: _division(t).format(*args),
+    "mod": _by_kind("ox_mod_float({0}, {1})", "ox_mod_int({0}, {1})"),
+    "fmod": _by_kind("libdevice.fmod({0}, {1})", "ox_fmod_int({0}, {1})"),
+    "pow": lambda args, t, attrs: (
+        f"libdevice.pow({', '.join(args)})" if t.is_float else f"ox_pow_int({', '.join(args)}, {t.bits})"
+    ),
+    "sqrt": lambda args, t, attrs: f"libdevice.sqrt_rn({args[0]})",
+    "round": lambda args, t, attrs: f"libdevice.rint({args[0]})",
+    "abs": lambda args, t, attrs: args[0] if t.kind == "uint" else f"tl.abs({args[0]})",
+    "neg": lambda args, t, attrs: f"(-{args[0]})",
+    "sign": lambda args, t, attrs: f"ox_sign({args[0]})",
+    "not": lambda args, t, attrs: f"({args[0]} == 0)",
+    "bitnot": lambda args, t, attrs: f"(~{args[0]})",
+    "max": _extreme("max"),
+    "min": _extreme("min"),
+    "shl": lambda args, t, attrs: f"ox_shl({args[0]}, {args[1]}, {t.bits})",
+    "shr": lambda args, t, attrs: f"ox_shr({args[0]}, {args[1]}, {t.bits})",
+    "isnan": lambda args, t, attrs: f"({args[0]} != {args[0]})",
+    "isinf": lambda args, t, attrs: (
+        f"ox_isinf({args[0]}, {bool(attrs.get('positive', True))}, {bool(attrs.get('negative', True))})"
+    ),
+    "quantize": _quantize,
+}
+
+
+def cast(x: str, source: DType, target: DType) -> str:
+    """Conversion of a tile between dtypes: floats to integers as onnxruntime has it on the CPU."""
+    if source is target:
+        return x
+    if target.name == "bool":
+        return f"({x} != 0)"
+    kind = computed(target)
+    if source.is_float and target.is_integer:
+        if target.bits < 32:
+            return f"ox_to_int32({x}).to({kind})"
+        return f"ox_to_{target.name}({x})"
+    if target.name in ("float16", "bfloat16") or stored(target) != kind:
+        return f"{x}.to({stored(target)}).to({kind})"
+    return f"{x}.to({kind})"

@@ -1,0 +1,353 @@
+"""Emits scalar terms as Triton tiles: loads with masks, lookups, guards, and everything pointwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxc.codegen.triton import spelling
+from onnxc.errors import InternalError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, Expr, Symbol, symbols
+from onnxc.ir.graph import Value
+from onnxc.ir.types import TensorType
+from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term
+
+Key = object  # a loop symbol, or ("reduced", key)
+Guarding = tuple[tuple[tuple[Dim, ...], bool], ...]  # conditions, and whether they hold or not
+
+
+def is_size(s: Symbol) -> bool:
+    """Whether a symbol is a dynamic dim, and no loop."""
+    return s.key[0] == "s" and s.key[1:].isdigit()
+
+
+@dataclass(frozen=True)
+class TileVariable:
+    """An index along one axis of the tile: its name, how many lanes it has, and the mask of those that count."""
+
+    name: str
+    axis: int
+    lanes: int
+    mask: str | None
+
+
+@dataclass(eq=False)
+class Scope:
+    """A block of a kernel. `available` are the loop symbols and reductions whose values are known here."""
+
+    parent: Scope | None = None
+    available: set[Key] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    known: dict[object, str] = field(default_factory=dict)  # what has been computed here -> its name
+
+    def child(self, available: Iterable[Key] = ()) -> Scope:
+        return Scope(self, set(available))
+
+    def chain(self) -> list[Scope]:
+        """This scope and its parents, innermost first."""
+        out: list[Scope] = []
+        scope: Scope | None = self
+        while scope is not None:
+            out.append(scope)
+            scope = scope.parent
+        return out
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A constant in an order of the kernel's own; `write` fills a flat array of its bytes."""
+
+    id: object
+    t: TensorType
+    write: Callable[[np.ndarray], None] = field(compare=False)
+
+    @property
+    def dtype(self) -> DType:
+        return self.t.dtype
+
+
+@dataclass
+class Buffers:
+    """The parameters of a kernel: storages in the order of p0, p1, ..., sizes, and what else it asks for."""
+
+    storages: list[Value | Packed] = field(default_factory=list)
+    sizes: set[str] = field(default_factory=set)
+    reports: bool = False  # whether it may find an index out of bounds or a division by zero
+    _count: int = 0
+
+    def pointer(self, storage: Value | Packed) -> str:
+        """The name of a storage's pointer."""
+        for k, v in enumerate(self.storages):
+            if v.id == storage.id:
+                return f"p{k}"
+        self.storages.append(storage)
+        return f"p{len(self.storages) - 1}"
+
+    def fresh(self, prefix: str) -> str:
+        """A name that nothing has yet."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+
+class TermEmitter:
+    """Terms of one tile. `variables` gives the tile variable of each loop symbol that has lanes; other loops are
+    scalars. `names` is how the kernel calls loop symbols.
+    """
+
+    def __init__(self, lookups: Mapping[Symbol, Lookup], shape: tuple[int, ...], buffers: Buffers) -> None:
+        self.lookups, self.shape, self.buffers = lookups, shape, buffers
+        self.names: dict[Symbol, str] = {}
+        self.variables: dict[Symbol, TileVariable] = {}
+        self.reduced: dict[int, str] = {}
+        self.reduced_axes: frozenset[int] = frozenset()
+        self.results: dict[int, str] = {}
+        self.result_symbols: frozenset[Symbol] = frozenset()
+        self._deps: dict[Term, frozenset[Key]] = {}
+
+    # ------------------------------------------------------------ what terms depend on
+
+    def deps(self, term: Term) -> frozenset[Key]:
+        """The loop symbols and reductions that a term is a function of."""
+        if term not in self._deps:
+            self._deps[term] = self._dependencies(term)
+        return self._deps[term]
+
+    def _dependencies(self, term: Term) -> frozenset[Key]:
+        if isinstance(term, Load):
+            return self._of(term.index)
+        if isinstance(term, Position):
+            return self._of((term.expr,))
+        if isinstance(term, Reduced):
+            return frozenset([("reduced", term.key)])
+        if isinstance(term, Result):
+            return frozenset([*self.result_symbols, "result"])
+        if isinstance(term, Apply):
+            return frozenset[Key]().union(*map(self.deps, term.args))
+        if isinstance(term, Guard):
+            return self._of(term.conditions) | self.deps(term.inside) | self.deps(term.outside)
+        return frozenset()
+
+    def _of(self, exprs: Iterable[Dim]) -> frozenset[Key]:
+        found: set[Key] = set()
+        for e in exprs:
+            for s in symbols(e):
+                if s in self.lookups:
+                    found |= self.deps(self.lookups[s].term)
+                elif is_size(s):
+                    self.buffers.sizes.add(s.key)
+                    self.names[s] = s.key
+                elif s in self.names:
+                    found.add(s)
+                else:
+                    raise InternalError(f"the loop {s} has no name")
+        return frozenset(found)
+
+    def axes(self, deps: Iterable[Key]) -> frozenset[int]:
+        """The axes of the tile along which something with these dependencies varies."""
+        found: set[int] = set()
+        for d in deps:
+            if isinstance(d, Symbol) and d in self.variables:
+                found.add(self.variables[d].axis)
+            elif isinstance(d, tuple):
+                found |= self.reduced_axes
+        return frozenset(found)
+
+    # ------------------------------------------------------------ terms
+
+    def emit(self, term: Term, scope: Scope, guarding: Guarding = ()) -> str:
+        """The name (or constant) of a term's tile."""
+        if isinstance(term, Const):
+            return spelling.literal(term.raw, term.dtype, len(self.shape))
+        if isinstance(term, Reduced):
+            return self.reduced[term.key]
+        if isinstance(term, Result):
+            return self.results[term.value.id]
+        own = guarding if _reads(term) else ()
+        return self._once((term, own), self.deps(term) | self._guards(own), scope, lambda s: self._text(term, s, own))
+
+    def _guards(self, guarding: Guarding) -> frozenset[Key]:
+        return self._of(c for conditions, _ in guarding for c in conditions)
+
+    def _once(self, key: object, deps: frozenset[Key], scope: Scope, make: object) -> str:
+        """The name of what `make` spells, in the outermost scope where it can be computed."""
+        for s in scope.chain():
+            if key in s.known:
+                return s.known[key]
+        target = self._place(deps, scope)
+        text = make(target)  # type: ignore[operator]
+        name = self.buffers.fresh("t")
+        target.lines.append(f"{name} = {text}")
+        target.known[key] = name
+        return name
+
+    def _place(self, deps: frozenset[Key], scope: Scope) -> Scope:
+        need = {d for d in deps if d != "result"}
+        chain = scope.chain()
+        have: list[set[Key]] = []
+        total: set[Key] = set()
+        for s in reversed(chain):
+            total = total | s.available
+            have.append(total)
+        for s, known in zip(reversed(chain), have, strict=True):
+            if need <= known:
+                return s
+        raise InternalError(f"a kernel needs {need - total} where they are not known")
+
+    def _text(self, term: Term, scope: Scope, guarding: Guarding) -> str:
+        if isinstance(term, Load):
+            return self._load(term, scope, guarding)
+        if isinstance(term, Position):
+            return self._position(term, scope, guarding)
+        if isinstance(term, Guard):
+            return self._guard(term, scope, guarding)
+        assert isinstance(term, Apply), term
+        args = [self.emit(a, scope, guarding) for a in term.args]
+        operand = term.args[-1].dtype if term.op == "where" else term.args[0].dtype
+        if term.op in ("div", "mod", "fmod") and operand.is_integer and not isinstance(term.args[1], Const):
+            self._report(f"{args[1]} == 0", self.deps(term.args[1]), 4, "0", scope, guarding)
+        return spelling.apply(term.op, args, term.dtype, operand, dict(term.attrs))
+
+    def _position(self, term: Position, scope: Scope, guarding: Guarding) -> str:
+        text = self.index(term.expr, scope, guarding)
+        one = f"tl.full({spelling.ones(len(self.shape))}, 0, {spelling.computed(term.dtype)})"
+        return f"{one} + {text}"
+
+    def index(self, d: Dim, scope: Scope, guarding: Guarding = ()) -> str:
+        """An index expression; what it reads from memory is read first."""
+        self._of((d,))
+        for s in sorted(symbols(d) & self.lookups.keys(), key=lambda s: s.key):
+            self.names[s] = self._lookup(s, scope, guarding)
+        return spelling.index(d, self.names)
+
+    # ------------------------------------------------------------ masks
+
+    def mask(self, deps: Iterable[Key], scope: Scope, guarding: Guarding = ()) -> tuple[str | None, frozenset[int]]:
+        """The lanes that count for something with these dependencies, and the axes of that mask."""
+        deps = frozenset(deps)
+        variables = {self.variables[d] for d in deps if isinstance(d, Symbol) and d in self.variables}
+        if any(isinstance(d, tuple) for d in deps):
+            variables |= {v for v in self.variables.values() if v.axis in self.reduced_axes}
+        found = sorted({v.mask for v in variables if v.mask})
+        axes = frozenset(v.axis for v in variables if v.mask)
+        for conditions, holds in guarding:
+            needs = self._of(conditions)
+            found.append(self._condition(conditions, holds, scope, guarding))
+            axes |= self.axes(needs)
+        return " & ".join(found) or None, axes
+
+    def _condition(self, conditions: tuple[Dim, ...], holds: bool, scope: Scope, guarding: Guarding) -> str:
+        def test(s: Scope) -> str:
+            return " & ".join(f"({self._nonnegative(c, s)})" for c in conditions)
+
+        name = self._once(("guard", conditions), self._of(conditions), scope, test)
+        return name if holds else f"({name} == 0)"
+
+    def _nonnegative(self, d: Dim, scope: Scope) -> str:
+        """That an expression is at least 0, as a comparison of two that have no minus: Triton then sees for how many
+        neighbours it is the same, and can still load them as one.
+        """
+        if isinstance(d, int):
+            return str(d >= 0)
+        less = Expr(tuple((m, c) for m, c in d.terms if c > 0 and m))
+        more = Expr(tuple((m, -c) for m, c in d.terms if c < 0 and m))
+        rest = d - less + more
+        if not more.terms:
+            return f"{self.index(less, scope)} >= {self.index(-rest, scope)}"
+        return f"{self.index(more, scope)} < {self.index((less if less.terms else 0) + rest + 1, scope)}"
+
+    def _guard(self, term: Guard, scope: Scope, guarding: Guarding) -> str:
+        conditions = tuple(c for c in term.conditions if not isinstance(c, int))
+        if any(isinstance(c, int) and c < 0 for c in term.conditions):
+            return self.emit(term.outside, scope, guarding)
+        if not conditions:
+            return self.emit(term.inside, scope, guarding)
+        inside = self.emit(term.inside, scope, (*guarding, (conditions, True)))
+        outside = self.emit(term.outside, scope, (*guarding, (conditions, False)))
+        return f"tl.where({self._condition(conditions, True, scope, guarding)}, {inside}, {outside})"
+
+    # ------------------------------------------------------------ memory
+
+    def _load(self, term: Load, scope: Scope, guarding: Guarding) -> str:
+        (address,) = term.index
+        deps = self._of(term.index)
+        at, mask = self._address(term.value, address, deps, scope, guarding)
+        nothing = "0.0" if term.dtype.is_float else "0"
+        text = f"tl.load({at}, mask={mask}, other={nothing})" if mask else f"tl.load({at})"
+        return self.widened(text, term.dtype)
+
+    @staticmethod
+    def widened(text: str, dtype: DType) -> str:
+        """Elements as they are stored, as a term's tile."""
+        if dtype is dtypes.boolean:
+            return f"({text} != 0)"
+        kind = spelling.computed(dtype)
+        return text if kind == spelling.stored(dtype) else f"{text}.to({kind})"
+
+    def _address(
+        self, storage: Value, address: Dim, deps: frozenset[Key], scope: Scope, guarding: Guarding
+    ) -> tuple[str, str | None]:
+        """Pointers, and the mask of those that may be followed; of equal shapes."""
+        mask, axes = self.mask(deps, scope, guarding)
+        text = self.index(address, scope, guarding)
+        if not axes <= self.axes(deps):
+            shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
+            text = f"({text} + tl.zeros({shape}, tl.int32))"
+        return f"{self.buffers.pointer(storage)} + {text}", mask
+
+    def store(self, storage: Value, address: Dim, term: Term, scope: Scope) -> None:
+        """Writes a term's tile to memory."""
+        value = self.emit(term, scope)
+        deps = self._of((address,))
+        # Along an axis that the address lacks only some lanes count (rows of a product with one row, say).
+        more = {d for d in self.deps(term) if isinstance(d, Symbol) and not self.axes([d]) <= self.axes(deps)}
+        mask, _ = self.mask(deps | more, scope)
+        text = self.index(address, scope)
+        if more or not self.axes(deps):
+            axes = self.axes(more)
+            shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
+            text = f"({text} + tl.zeros({shape}, tl.int32))"
+        at = f"{self.buffers.pointer(storage)} + {text}"
+        value = f"({value}).to({spelling.stored(storage.dtype)})"
+        scope.lines.append(f"tl.store({at}, {value}, mask={mask})" if mask else f"tl.store({at}, {value})")
+
+    def _lookup(self, s: Symbol, scope: Scope, guarding: Guarding) -> str:
+        lookup = self.lookups[s]
+        deps = self.deps(lookup.term)
+
+        def make(target: Scope) -> str:
+            value = self.emit(lookup.term, target, guarding)
+            extent = self.index(lookup.extent, target)
+            at = self.buffers.fresh("d")
+            target.lines.append(f"{at} = ox_wrapped({value}, {extent})")
+            bad = f"({at} < 0) | ({at} >= {extent})"
+            self._report(bad, deps, 3, value, target, guarding)
+            return f"tl.where({bad}, 0, {at})"
+
+        return self._once(("lookup", s, guarding), deps | self._guards(guarding), scope, make)
+
+    def _report(self, bad: str, deps: frozenset[Key], code: int, value: str, scope: Scope, guarding: Guarding) -> None:
+        """Writes down that lanes are `bad`, if they count."""
+        self.buffers.reports = True
+        mask, _ = self.mask(deps, scope, guarding)
+        test = f"({bad}) & {mask}" if mask else bad
+        if not (self.axes(deps) or mask):
+            test = f"({test}) & tl.full({spelling.ones(len(self.shape))}, True, tl.int1)"
+        scope.lines.append(f"ox_report(error, {test}, {code}, call, {value})")
+
+
+def _reads(term: Term) -> bool:
+    """Whether a term reads memory (then where it is guarded, other elements are read)."""
+    found = term.__dict__.get("_reads")
+    if found is None:
+        if isinstance(term, (Load, Position)):
+            found = True
+        elif isinstance(term, Apply):
+            found = any(map(_reads, term.args))
+        else:
+            found = isinstance(term, Guard)
+        term.__dict__["_reads"] = found
+    return bool(found)

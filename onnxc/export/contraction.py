@@ -1,0 +1,137 @@
+"""Spellings of matmul, convolution, attention and pooling windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxc.export.common import Spelling, operand
+from onnxc.export.nodes import NodeWriter
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, always_equal, prod
+from onnxc.ir.graph import Node
+
+
+def _matmul(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    dtype = node.output.dtype
+    return w.compute("MatMul", dtype, [w.cast(x, dtype) for x in xs] if node.attrs.get("wide") else xs)
+
+
+def _conv(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    dtype, attrs = node.output.dtype, node.attrs
+    pads = (*attrs["low"], *attrs["high"])
+    xs = [w.cast(x, dtype) for x in xs] if attrs.get("wide") else xs
+    if len(xs) > 2:
+        xs = [w.pad(xs[0], xs[2], dtype, (0, 0, *attrs["low"], 0, 0, *attrs["high"])), xs[1]]
+        pads = (0,) * len(pads)
+    if not all(isinstance(p, int) for p in pads):
+        rank = operand(node).rank
+        zeros: list[Dim] = [0, 0]
+        around = zeros + list(attrs["low"]) + zeros + list(attrs["high"])
+        xs = [w.pad(xs[0], w.scalar(0, dtype), dtype, around), xs[1]]
+        pads = (0,) * (2 * (rank - 2))
+    return w.compute(
+        "Conv",
+        dtype,
+        xs,
+        strides=attrs["strides"],
+        dilations=attrs["dilations"],
+        pads=pads,
+        group=attrs["groups"],
+    )
+
+
+def _matmul_quantized(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    """The weights are made as numbers, then multiplied: ONNX's blocked DequantizeLinear has no float zero points."""
+    rows = w.constant(np.arange(node.operands[1].shape[0]) // node.attrs["block"])
+    weights = w.cast(xs[1], dtypes.float32)
+    if len(xs) > 3:
+        weights = w.one("Sub", weights, w.one("Gather", xs[3], rows, axis=0))
+    return w.one("MatMul", xs[0], w.one("Mul", weights, w.one("Gather", xs[2], rows, axis=0)))
+
+
+def _attention(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    dtype = operand(node).dtype
+    scores = w.compute("MatMul", dtype, xs[:2])
+    scores = w.compute("Mul", dtype, [scores, w.scalar(node.attrs.get("scale", 1.0), dtype)])
+    if len(xs) > 3:
+        bias = node.operands[3].dtype  # wider than what is multiplied, perhaps
+        scores = w.compute("Add", bias, [scores if bias is dtype else w.cast(scores, bias), xs[3]])
+        p = w.compute("Softmax", bias, [scores], axis=-1)
+        p = p if bias is dtype else w.cast(p, dtype)
+    else:
+        p = w.compute("Softmax", dtype, [scores], axis=-1)
+    if node.attrs.get("guard", False):
+        p = w.select(dtype, w.one("IsNaN", p), w.scalar(0, dtype), p)
+    return w.compute("MatMul", dtype, [p, xs[2]])
+
+
+def _window(op_type: str, pool: str, combine: str, native: set[str]) -> Spelling:
+    """A pool where one fits (up to three axes, a dtype that has one), else the shifted slices one by one."""
+
+    def spell(w: NodeWriter, node: Node, xs: list[str]) -> str:
+        x, attrs = operand(node), node.attrs
+        fill = 0 if op_type == "sum" else _lowest(x.dtype)
+        pads = (*attrs["low"], *attrs["high"])
+        padded = xs[0]
+        if not all(always_equal(p, 0) for p in pads):
+            padded = w.pad(xs[0], w.scalar(fill, x.dtype), x.dtype, pads)
+        shape = [d + lo + hi for d, lo, hi in zip(x.shape, attrs["low"], attrs["high"], strict=True)]
+        axes = [a for a in range(x.rank) if attrs["kernel"][a] != 1 or attrs["strides"][a] != 1]
+        if not axes:
+            return w.one("Identity", padded)
+        if x.dtype.name in native and len(axes) <= 3:
+            return _pool(w, node, padded, shape, axes, pool)
+        for axis in axes:
+            padded = _shifted(w, node, padded, axis, combine)
+        return padded
+
+    return spell
+
+
+def _lowest(dtype: DType) -> float | int:
+    return -np.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)
+
+
+def _pool(w: NodeWriter, node: Node, x: str, shape: list[Any], axes: list[int], pool: str) -> str:
+    """A pooling op over the windowed axes: they are moved to the end, all others become the batch."""
+    attrs, rank = node.attrs, len(shape)
+    rest = [a for a in range(rank) if a not in axes]
+    perm = [*rest, *axes]
+    moved = x if perm == list(range(rank)) else w.one("Transpose", x, perm=perm)
+    flat = w.reshape(moved, [prod(shape[a] for a in rest), 1, *(shape[a] for a in axes)])
+    kernel, strides, dilations = ([attrs[k][a] for a in axes] for k in ("kernel", "strides", "dilations"))
+    more = {"count_include_pad": 1} if pool == "AveragePool" else {}
+    out = w.one(pool, flat, kernel_shape=kernel, strides=strides, dilations=dilations, **more)
+    if pool == "AveragePool":
+        out = w.one("Mul", out, w.scalar(int(prod(kernel)), operand(node).dtype))  # type: ignore[arg-type]
+    sizes = node.output.shape
+    back = w.reshape(out, [sizes[a] for a in perm])
+    return back if perm == list(range(rank)) else w.one("Transpose", back, perm=[perm.index(a) for a in range(rank)])
+
+
+def _shifted(w: NodeWriter, node: Node, x: str, axis: int, combine: str) -> str:
+    """A window along one axis: the slices that hold its first, second, ... elements, combined."""
+    attrs, size = node.attrs, node.output.shape[axis]
+    stride, dilation = attrs["strides"][axis], attrs["dilations"][axis]
+    taps = []
+    for k in range(attrs["kernel"][axis]):
+        start = k * dilation
+        end = w.dim(start + (size - 1) * stride + 1)
+        taps.append(w.one("Slice", x, w.ints(start), end, w.ints(axis), w.ints(stride)))
+    total = taps[0]
+    for tap in taps[1:]:
+        total = w.compute(combine, operand(node).dtype, [total, tap])
+    return total
+
+
+SPELLINGS: dict[str, Spelling] = {
+    "matmul": _matmul,
+    "matmul_quantized": _matmul_quantized,
+    "conv": _conv,
+    "attention": _attention,
+    "window_max": _window("max", "MaxPool", "Max", {"float16", "float32", "float64"}),
+    "window_sum": _window("sum", "AveragePool", "Add", {"float32"}),
+}

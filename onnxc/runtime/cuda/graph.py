@@ -1,0 +1,315 @@
+"""The steps of a program as a CUDA graph: built once for a set of sizes, replayed by one call of the driver.
+
+The graph is built node by node rather than captured from a stream: so the node of each step is known, and where a call
+has an input or output elsewhere than the last one had, only the nodes that use it are changed
+(``cuGraphExecKernelNodeSetParams``), in the instantiated graph. Launches that are under way keep what they had.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from onnxc.errors import CudaError, LimitError, PackageError
+from onnxc.runtime.cuda.driver import INVALID_VALUE, Device, DriverError
+from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Pointer
+
+MOST_NODES = 1 << 16  # of a graph; a longer program is launched step by step
+_PLENTY = 48 << 10  # bytes of shared memory above which a kernel must ask
+_WIDE_CLUSTER = 8  # above which a kernel must ask
+_WORD = 4  # bytes of the elements that a fill writes, where they divide it
+
+
+class Kernels:
+    """The kernels of a model, each loaded when it is first used.
+
+    Args:
+        device: where. Its context is current.
+        images: in order.
+        code: the section that they lie in.
+    """
+
+    def __init__(self, device: Device, images: Sequence[Image], code: Any) -> None:
+        self.images = images
+        self._device = device
+        self._code = memoryview(code)
+        self._functions: dict[int, Any] = {}
+        self._modules: list[Any] = []
+
+    def function(self, kernel: int, arguments: int) -> Any:
+        """The loaded function, to be launched with so many arguments."""
+        if kernel not in self._functions:
+            found = self._load(self.images[kernel])
+            self._check(found, self.images[kernel].name, arguments)
+            self._functions[kernel] = found
+        return self._functions[kernel]
+
+    def _check(self, function: Any, name: str, arguments: int) -> None:
+        """The driver takes as many as the machine code has, whatever it is given: a wrong number would end the process.
+
+        Drivers before 12.4 cannot tell.
+        """
+        for index, wanted in ((arguments - 1, True), (arguments, False)):
+            try:
+                self._device.driver("cuFuncGetParamInfo", function, index)
+                has = True
+            except DriverError as error:
+                if error.code != INVALID_VALUE:
+                    return
+                has = False
+            except CudaError:
+                return
+            if has != wanted:
+                raise PackageError(f"the machine code of {name!r} does not take {arguments} arguments")
+
+    def _load(self, image: Image) -> Any:
+        if image.at + image.size > self._code.nbytes:
+            raise PackageError(f"the machine code of {image.name!r} lies outside of its section")
+        driver = self._device.driver
+        module = driver("cuModuleLoadData", bytes(self._code[image.at : image.at + image.size]))
+        self._modules.append(module)
+        function = driver("cuModuleGetFunction", module, image.name.encode())
+        attribute = driver.module.CUfunction_attribute
+        if image.shared > _PLENTY:
+            driver(
+                "cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, image.shared
+            )
+        if image.cluster > _WIDE_CLUSTER:
+            driver("cuFuncSetAttribute", function, attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        return function
+
+    def close(self) -> None:
+        """Unloads them. No call may be under way. The context is current."""
+        modules, self._modules, self._functions = self._modules, [], {}
+        for module in modules:
+            self._device.driver.attempt("cuModuleUnload", module)
+
+
+class Node(Protocol):
+    """One step, with its place in a graph. Addresses are those of the program's bases, by number."""
+
+    call: int
+
+    def bases(self) -> set[int]:
+        """Those that it uses."""
+
+    def add(self, graph: Any, after: list[Any]) -> Any:
+        """Adds it to a graph, behind these nodes."""
+
+    def place(self, addresses: Sequence[int]) -> None:
+        """The bases are here."""
+
+    def update(self, executable: Any) -> None:
+        """Has an instantiated graph know of the new places."""
+
+    def enqueue(self, stream: Any) -> None:
+        """Runs it without a graph."""
+
+
+class KernelNode:
+    """A launch of a kernel."""
+
+    def __init__(self, device: Device, kernels: Kernels, step: Launch) -> None:
+        self._driver, self.call = device.driver, step.call
+        image = kernels.images[step.kernel]
+        self._cluster = image.cluster
+        arguments = step.arguments
+        # A word for each argument, which holds an i32 in its lower half, and the words' addresses.
+        self._words = (ctypes.c_int64 * len(arguments))(*(a if isinstance(a, int) else 0 for a in arguments))
+        start = ctypes.addressof(self._words)
+        self._table = (ctypes.c_void_p * len(arguments))(*range(start, start + 8 * len(arguments), 8))
+        self._places = [(k, *a) for k, a in enumerate(arguments) if isinstance(a, Pointer)]
+        params = device.driver.module.CUDA_KERNEL_NODE_PARAMS()
+        params.func = self._function = kernels.function(step.kernel, len(arguments))
+        params.gridDimX, params.gridDimY, params.gridDimZ = self._grid = step.grid
+        params.blockDimX, params.blockDimY, params.blockDimZ = image.threads, 1, 1
+        params.sharedMemBytes = image.shared
+        params.kernelParams = ctypes.addressof(self._table)
+        self._image, self._params = image, params
+        self._node: Any = None
+
+    def bases(self) -> set[int]:
+        return {base for _, base, _ in self._places}
+
+    def place(self, addresses: Sequence[int]) -> None:
+        words = self._words
+        for k, base, offset in self._places:
+            words[k] = addresses[base] + offset
+
+    def add(self, graph: Any, after: list[Any]) -> Any:
+        driver = self._driver
+        self._node = driver("cuGraphAddKernelNode", graph, after, len(after), self._params)
+        if self._cluster > 1:
+            identity, value = self._cluster_attribute()
+            driver("cuGraphKernelNodeSetAttribute", self._node, identity, value)
+        return self._node
+
+    def _cluster_attribute(self) -> tuple[Any, Any]:
+        module = self._driver.module
+        value = module.CUkernelNodeAttrValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self._cluster, 1, 1
+        return module.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value
+
+    def update(self, executable: Any) -> None:
+        self._driver("cuGraphExecKernelNodeSetParams", executable, self._node, self._params)
+
+    def enqueue(self, stream: Any) -> None:
+        image, table = self._image, ctypes.addressof(self._table)
+        if self._cluster == 1:
+            self._driver(
+                "cuLaunchKernel", self._function, *self._grid, image.threads, 1, 1, image.shared, stream, table, 0
+            )
+            return
+        module = self._driver.module
+        config, attribute = module.CUlaunchConfig(), module.CUlaunchAttribute()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self._grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = image.threads, 1, 1
+        config.sharedMemBytes, config.hStream = image.shared, stream
+        attribute.id, attribute.value = self._cluster_attribute()
+        config.attrs, config.numAttrs = [attribute], 1
+        self._driver("cuLaunchKernelEx", config, self._function, table, 0)
+
+
+class CopyNode:
+    """A copy within the GPU's memory."""
+
+    def __init__(self, device: Device, step: Copy) -> None:
+        self._driver, self.call, self._step = device.driver, step.call, step
+        self._context = device.context
+        module = device.driver.module
+        copy = module.CUDA_MEMCPY3D()
+        copy.srcMemoryType = copy.dstMemoryType = module.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.WidthInBytes, copy.Height, copy.Depth = step.nbytes, 1, 1
+        copy.srcPitch = copy.dstPitch = step.nbytes
+        copy.srcHeight = copy.dstHeight = 1
+        self._copy, self._to, self._from = copy, 0, 0
+        self._node: Any = None
+
+    def bases(self) -> set[int]:
+        return {self._step.to.base, self._step.source.base}
+
+    def place(self, addresses: Sequence[int]) -> None:
+        to, source = self._step.to, self._step.source
+        self._to, self._from = addresses[to.base] + to.offset, addresses[source.base] + source.offset
+        self._copy.dstDevice, self._copy.srcDevice = self._to, self._from
+
+    def add(self, graph: Any, after: list[Any]) -> Any:
+        self._node = self._driver("cuGraphAddMemcpyNode", graph, after, len(after), self._copy, self._context)
+        return self._node
+
+    def update(self, executable: Any) -> None:
+        self._driver("cuGraphExecMemcpyNodeSetParams", executable, self._node, self._copy, self._context)
+
+    def enqueue(self, stream: Any) -> None:
+        self._driver("cuMemcpyDtoDAsync", self._to, self._from, self._step.nbytes, stream)
+
+
+class FillNode:
+    """Zeros in the GPU's memory."""
+
+    def __init__(self, device: Device, step: Fill) -> None:
+        self._driver, self.call, self._step = device.driver, step.call, step
+        self._context = device.context
+        size = 1 if step.nbytes % _WORD or step.to.offset % _WORD else _WORD
+        fill = device.driver.module.CUDA_MEMSET_NODE_PARAMS()
+        fill.value, fill.elementSize, fill.width, fill.height = 0, size, step.nbytes // size, 1
+        self._fill, self._to = fill, 0
+        self._node: Any = None
+
+    def bases(self) -> set[int]:
+        return {self._step.to.base}
+
+    def place(self, addresses: Sequence[int]) -> None:
+        self._to = addresses[self._step.to.base] + self._step.to.offset
+        self._fill.dst = self._to
+
+    def add(self, graph: Any, after: list[Any]) -> Any:
+        self._node = self._driver("cuGraphAddMemsetNode", graph, after, len(after), self._fill, self._context)
+        return self._node
+
+    def update(self, executable: Any) -> None:
+        self._driver("cuGraphExecMemsetNodeSetParams", executable, self._node, self._fill, self._context)
+
+    def enqueue(self, stream: Any) -> None:
+        self._driver("cuMemsetD8Async", self._to, 0, self._step.nbytes, stream)
+
+
+class Replay:
+    """The nodes of a program for one set of sizes, as a graph where they are not too many.
+
+    Args:
+        device: where. Its context is current, here and in all methods.
+        kernels: of the model.
+        flat: the steps.
+        addresses: of the bases.
+    """
+
+    def __init__(self, device: Device, kernels: Kernels, flat: Flat, addresses: Sequence[int]) -> None:
+        self._device = device
+        self._launch = device.driver
+        self.nodes: list[Node] = [_node(device, kernels, step) for step in flat.steps]
+        self._users: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            node.place(addresses)
+            for base in node.bases():
+                self._users.setdefault(base, []).append(node)
+        self._addresses: list[int] | None = list(addresses)
+        self._executable: Any = None
+        if 0 < len(self.nodes) <= MOST_NODES:
+            self._executable = self._instantiated()
+
+    def _instantiated(self) -> Any:
+        driver = self._device.driver
+        graph = driver("cuGraphCreate", 0)
+        try:
+            after: list[Any] = []
+            for node in self.nodes:
+                after = [node.add(graph, after)]
+            return driver("cuGraphInstantiate", graph, 0)
+        except LimitError as error:
+            raise LimitError(f"the GPU has no memory for a graph of {len(self.nodes)} steps", cause=error) from error
+        finally:
+            self._graph = graph  # which the nodes belong to
+
+    def bind(self, addresses: list[int]) -> None:
+        """The bases are here from the next run on."""
+        known = self._addresses
+        if addresses == known:
+            return
+        self._addresses = None  # should something fail midway, all are set the next time
+        nodes: list[Node] = []
+        for base, users in self._users.items():
+            if known is None or known[base] != addresses[base]:
+                nodes += users
+        executable = self._executable
+        for node in dict.fromkeys(nodes):
+            node.place(addresses)
+            if executable is not None:
+                node.update(executable)
+        self._addresses = addresses
+
+    def run(self, stream: Any) -> None:
+        """One run, on a stream."""
+        if self._executable is not None:
+            self._launch("cuGraphLaunch", self._executable, stream)
+        else:
+            for node in self.nodes:
+                node.enqueue(stream)
+
+    def close(self) -> None:
+        """Frees the graph. (The driver waits with that for launches under way.)"""
+        executable, self._executable = self._executable, None
+        if executable is not None:
+            self._device.driver.attempt("cuGraphExecDestroy", executable)
+            self._device.driver.attempt("cuGraphDestroy", self._graph)
+
+
+def _node(device: Device, kernels: Kernels, step: Launch | Copy | Fill) -> Node:
+    match step:
+        case Launch():
+            return KernelNode(device, kernels, step)
+        case Copy():
+            return CopyNode(device, step)
+        case Fill():
+            return FillNode(device, step)

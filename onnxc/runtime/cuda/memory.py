@@ -1,0 +1,270 @@
+"""Memory of a GPU, and memory of the host that a GPU reaches: who owns it, and when it may be used again.
+
+Work on a GPU is ordered by streams, and a call returns before its work is done. So memory that is freed is given to
+nobody else but to later work on the stream that used it last: that work runs after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from onnxc.runtime.cuda.driver import Device
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_SMALLEST = 512
+_PORTABLE_MAPPED = 3  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+
+
+def rounded(nbytes: int) -> int:
+    """The size of the block for so many bytes, at most an eighth larger, so that like sizes share blocks.
+
+    >>> rounded(1), rounded(4096), rounded(5000)
+    (512, 4096, 5120)
+    """
+    step = max(_SMALLEST, 1 << max(0, (nbytes - 1).bit_length() - 4))
+    return max(_SMALLEST, -(-nbytes // step) * step)
+
+
+class BlockPool:
+    """Blocks for the results of calls. Those that are free are kept, by size and by the stream that used them.
+
+    Args:
+        device: whose memory.
+        most: bytes that may be kept.
+    """
+
+    def __init__(self, device: Device, most: int) -> None:
+        self._device, self._most = device, most
+        self._idle: dict[tuple[int, int], list[int]] = {}
+        self._idle_bytes = 0
+        self._lock = threading.RLock()  # a thread that holds it may collect garbage, and give a block back
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that are kept for later."""
+        return self._idle_bytes
+
+    def take(self, size: int, stream: int) -> int:
+        """The address of a block for work on this stream; the size is one of :func:`rounded`. The context is current.
+
+        Raises:
+            LimitError: there is not so much memory.
+        """
+        with self._lock:
+            kept = self._idle.get((size, stream))
+            if kept:
+                self._idle_bytes -= size
+                return kept.pop()
+        return self._device.allocate(size)
+
+    def give(self, address: int, size: int, stream: int) -> None:
+        """Takes a block back, of which work on this stream may still be under way."""
+        with self._lock:
+            if size <= self._most:
+                self._idle.setdefault((size, stream), []).append(address)
+                self._idle_bytes += size
+                if self._idle_bytes > self._most:
+                    self.clear()
+                return
+        self._device.free(address)
+
+    def clear(self) -> None:
+        """Frees what is kept."""
+        with self._lock:
+            idle, self._idle, self._idle_bytes = self._idle, {}, 0
+        for blocks in idle.values():
+            for address in blocks:
+                self._device.free(address)
+
+
+class Block:
+    """Memory of the GPU, freed with this object."""
+
+    __slots__ = ("_device", "address", "nbytes")
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device, self.nbytes = device, nbytes
+        self.address = 0
+        self.address = device.allocate(nbytes)
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self._device.free(self.address)
+
+
+class Pinned:
+    """Memory of the host that the GPU copies from and to, and that kernels can reach. Freed with this object.
+
+    Attributes:
+        host: its address.
+        device: its address for kernels.
+        array: its bytes.
+    """
+
+    __slots__ = ("_device", "array", "device", "host", "nbytes")
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device, self.nbytes = device, nbytes
+        self.host = 0
+        self.host = int(device.driver("cuMemHostAlloc", max(1, nbytes), _PORTABLE_MAPPED))
+        self.device = int(device.driver("cuMemHostGetDevicePointer", self.host, 0))
+        raw = (ctypes.c_uint8 * max(1, nbytes)).from_address(self.host)
+        self.array: Bytes = np.frombuffer(memoryview(raw).cast("B"), np.uint8)
+
+    def __del__(self) -> None:
+        if getattr(self, "host", 0):
+            self._device.driver.attempt("cuMemFreeHost", self.host)
+
+
+class Event:
+    """A point in the work of a stream."""
+
+    __slots__ = ("_device", "_handle")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._handle: Any = None
+        self._handle = device.driver("cuEventCreate", _NO_TIMING)
+
+    def record(self, stream: Any) -> None:
+        """The point is now, behind all work that the stream has been given."""
+        self._device.driver("cuEventRecord", self._handle, stream)
+
+    def wait(self, stream: Any) -> None:
+        """What the stream is given from now on runs after the point. (The host does not wait.)"""
+        self._device.driver("cuStreamWaitEvent", stream, self._handle, 0)
+
+    def synchronize(self) -> None:
+        """The host waits for the point."""
+        self._device.driver("cuEventSynchronize", self._handle)
+
+    def passed(self) -> bool:
+        """Whether the work before the point is done."""
+        from onnxc.runtime.cuda.driver import NOT_READY, DriverError
+
+        try:
+            self._device.driver("cuEventQuery", self._handle)
+        except DriverError as error:
+            if error.code != NOT_READY:
+                raise
+            return False
+        return True
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self._device.driver.attempt("cuEventDestroy", self._handle)
+
+
+class Timeline:
+    """The calls of one model, one after the other on whatever streams, and the errors that its kernels write down.
+
+    The calls share an arena: so a call on another stream than the last one's waits there for the last one. One event,
+    recorded after each call, is then behind all of them.
+
+    The error words lie in memory of the host: kernels write there only when something is wrong, and to look costs
+    no copy and no wait.
+
+    Args:
+        device: where the model is.
+        failure: makes the exception of (code, number of the call in a run, value).
+    """
+
+    def __init__(self, device: Device, failure: Callable[[int, int, int], Exception]) -> None:
+        self.device = device
+        self._failure = failure
+        self._event = Event(device)
+        self._pinned = Pinned(device, 32)
+        self._words = (ctypes.c_int64 * 4).from_address(self._pinned.host)
+        self._words[:] = [0] * 4
+        self._stream: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def words(self) -> int:
+        """The address of the error words, for kernels."""
+        return self._pinned.device
+
+    def follow(self, stream: int, handle: Any) -> None:
+        """Before a call on this stream."""
+        if stream != self._stream and self._stream is not None:
+            self._event.wait(handle)
+
+    def record(self, stream: int, handle: Any) -> None:
+        """After a call on this stream."""
+        self._event.record(handle)
+        self._stream = stream
+
+    def join(self, consumer: Any) -> None:
+        """Has another stream wait for the calls so far."""
+        self._event.wait(consumer)
+
+    def passed(self) -> bool:
+        """Whether all calls are done."""
+        return self._event.passed()
+
+    def drain(self) -> None:
+        """Waits for all calls."""
+        self._event.synchronize()
+
+    def synchronize(self) -> None:
+        """Waits for all calls, and raises what went wrong in them."""
+        self._event.synchronize()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what a call that is done, or is under way, has found wrong. Once: the next call starts afresh."""
+        if not self._words[0]:
+            return
+        with self._lock:
+            self._event.synchronize()  # nobody writes there any more
+            code, call, value, _ = self._words
+            self._words[:] = [0] * 4
+        if code:
+            raise self._failure(code, call, value)
+
+
+class Staging:
+    """A block of pinned memory with one of the GPU beside it, for the inputs and outputs of calls with numpy arrays.
+
+    Attributes:
+        generation: counts up when the blocks move.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.pinned: Pinned | None = None
+        self.block: Block | None = None
+        self.generation = 0
+        self._copied = Event(device)
+        self._busy = False
+
+    def reserve(self, nbytes: int, pinned: int, timeline: Timeline) -> None:
+        """Has the blocks hold so many bytes. No call may be under way where they are too small: it is waited for."""
+        if self.block is None or self.block.nbytes < nbytes:
+            timeline.synchronize()
+            self.block = None  # first, so that both need not be there at once
+            self.block = Block(self._device, nbytes)
+            self.generation += 1
+        if self.pinned is None or self.pinned.nbytes < pinned:
+            self.ready()
+            self.pinned = Pinned(self._device, pinned)
+            self.generation += 1
+
+    def ready(self) -> None:
+        """Waits until what was written to the pinned block has been copied out of it."""
+        if self._busy:
+            self._copied.synchronize()
+            self._busy = False
+
+    def copying(self, stream: Any) -> None:
+        """After a copy out of the pinned block that nobody waits for."""
+        self._copied.record(stream)
+        self._busy = True

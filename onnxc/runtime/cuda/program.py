@@ -1,0 +1,278 @@
+"""The program of a model: what its manifest says under "cuda", and the steps that it becomes for one set of sizes.
+
+A step names a buffer by what it is part of (an input, an output, the arena, the weights, the error words) and an
+offset. All of these parts are *bases* here, with a number each: their addresses are known at a call, and may change
+with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from onnxc.errors import CudaError, LimitError, PackageError
+from onnxc.planner.offsets import assign_offsets
+from onnxc.runtime.signature import MOST_BYTES
+from onnxc.runtime.sizes import Size, evaluate
+
+ALIGN = 256  # of buffers in the arena and in staging blocks
+_MOST_STEPS = 1 << 18
+_MOST_COPIED = 1 << 30  # bytes of one copy: a node of a graph has a pitch, which the driver limits
+_MOST_GRID = (2**31 - 1, 65535, 65535)
+_ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+@dataclass(frozen=True)
+class Image:
+    """The machine code of one kernel, and what it is launched with."""
+
+    name: str
+    at: int
+    size: int
+    shared: int
+    threads: int
+    scratch: int = 0
+    cluster: int = 1
+
+    @staticmethod
+    def from_json(row: Mapping[str, Any]) -> Image:
+        """From a manifest."""
+        numbers = {key: int(row[key]) for key in ("at", "size", "shared", "threads")}
+        image = Image(
+            str(row["name"]), **numbers, scratch=int(row.get("scratch", 0)), cluster=int(row.get("cluster", 1))
+        )
+        if min(image.at, image.size, image.shared, image.scratch) < 0 or image.threads < 1 or image.cluster < 1:
+            raise ValueError(f"{image.name!r} has a negative number")
+        return image
+
+
+class Pointer(NamedTuple):
+    """A place: the number of a base, and bytes from its start."""
+
+    base: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel, once."""
+
+    kernel: int
+    call: int
+    grid: tuple[int, int, int]
+    arguments: tuple[Pointer | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes from one place to another."""
+
+    call: int
+    to: Pointer
+    source: Pointer
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Zeros."""
+
+    call: int
+    to: Pointer
+    nbytes: int
+
+
+Step = Launch | Copy | Fill
+
+
+@dataclass(frozen=True)
+class Bases:
+    """The numbers of the bases: inputs, outputs, arena, weights, error words, in this order."""
+
+    inputs: int
+    outputs: int
+
+    @property
+    def arena(self) -> int:
+        return self.inputs + self.outputs
+
+    @property
+    def weights(self) -> int:
+        return self.arena + 1
+
+    @property
+    def errors(self) -> int:
+        return self.arena + 2
+
+
+class Program:
+    """What a manifest says of the program.
+
+    Args:
+        manifest: of a model whose target is "cuda".
+
+    Raises:
+        PackageError: it is damaged.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        try:
+            cuda, arena = manifest["cuda"], manifest["arena"]
+            self.bases = Bases(len(manifest["inputs"]), len(manifest["outputs"]))
+            self.images = {str(k): [Image.from_json(i) for i in images] for k, images in cuda["images"].items()}
+            self._steps: list[Mapping[str, Any]] = list(cuda["steps"])
+            self._sizes: list[Size] = list(arena["sizes"])
+            self._which: list[int] = list(arena["which"])
+            self._spans = list(zip(arena["first"], arena["last"], strict=True))
+            if len(self._spans) != len(self._which):
+                raise ValueError("the arena's lists differ in length")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
+
+    def architecture(self, capability: tuple[int, int], device: object) -> str:
+        """The architecture whose images fit a GPU.
+
+        Machine code for sm_80 runs on sm_86 too, but not on sm_90. The suffix `a` binds it to one architecture, `f` to
+        the later ones of the same family.
+
+        Raises:
+            CudaError: there is none; it names those that there are.
+        """
+        major, minor = capability
+        best: tuple[int, int, str] | None = None
+        for name in self.images:
+            found = _ARCHITECTURE.fullmatch(name)
+            if found is None or int(found[1]) != major or int(found[2]) > minor:
+                continue
+            if found[3] == "a" and int(found[2]) != minor:
+                continue
+            best = max(best or (-1, 0, ""), (int(found[2]), len(found[3]), name))
+        if best is None:
+            raise CudaError(
+                f"the model was compiled for {', '.join(self.images) or 'no GPU'}, and this GPU is {device}: compile "
+                f'it with target="cuda:sm_{major}{minor}"'
+            )
+        return best[2]
+
+    def at(self, values: Mapping[str, int], architecture: str) -> Flat:
+        """The steps for these values of the dynamic dims.
+
+        Raises:
+            LimitError: the arena, a grid or the number of steps would be absurdly large.
+            PackageError: the manifest is damaged.
+        """
+        try:
+            return _Flattening(self, dict(values), self.images[architecture]).run()
+        except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
+
+    def layout(self, values: Mapping[str, int]) -> tuple[list[int], int]:
+        """The offset of each buffer, and the arena's bytes."""
+        exact = [evaluate(s, values) for s in self._sizes]
+        nbytes = [exact[k] for k in self._which]
+        if sum(nbytes) > MOST_BYTES:
+            raise LimitError(f"the intermediates would have {sum(nbytes)} bytes")
+        return assign_offsets(nbytes, self._spans, ALIGN)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A program for one set of sizes: no loops, no sizes any more.
+
+    Attributes:
+        steps: in order.
+        arena: bytes.
+    """
+
+    steps: list[Step]
+    arena: int
+
+
+class _Flattening:
+    """The state of :meth:`Program.at`."""
+
+    def __init__(self, program: Program, values: dict[str, int], images: Sequence[Image]) -> None:
+        self._program, self._values, self._images = program, values, images
+        self._offsets, self._arena = program.layout(values)
+        self._scratch = 0  # the most that a launch needs, behind the arena's buffers
+        self._found: list[Step] = []
+        self._call = 0  # of the last launch: copies count as its
+
+    def run(self) -> Flat:
+        self._walk(self._program._steps)
+        return Flat(self._found, self._arena + self._scratch)
+
+    def _walk(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        for step in steps:
+            if "launch" in step:
+                self._launch(step)
+            elif "copy" in step:
+                to, source, nbytes = step["copy"]
+                self._copy(self._pointer(to), self._pointer(source), self._natural(nbytes))
+            elif "fill" in step:
+                to, nbytes = step["fill"]
+                if n := self._natural(nbytes):
+                    self._add(Fill(self._call, self._pointer(to), n))
+            else:
+                self._loop(step)
+
+    def _copy(self, to: Pointer, source: Pointer, nbytes: int) -> None:
+        for at in range(0, nbytes, _MOST_COPIED):
+            n = min(_MOST_COPIED, nbytes - at)
+            self._add(Copy(self._call, Pointer(to.base, to.offset + at), Pointer(source.base, source.offset + at), n))
+
+    def _loop(self, step: Mapping[str, Any]) -> None:
+        counter, trip = step["loop"], self._natural(step["trip"])
+        if trip * len(step["steps"]) > _MOST_STEPS:
+            raise LimitError(f"a run would have more than {_MOST_STEPS} steps")
+        for turn in range(trip):
+            self._values[counter] = turn
+            self._walk(step["steps"])
+        self._values.pop(counter, None)
+
+    def _launch(self, step: Mapping[str, Any]) -> None:
+        kernel, self._call = int(step["launch"]), int(step["call"])
+        x, y, z = (self._natural(n) for n in step["grid"])
+        image = self._images[kernel]
+        x *= image.cluster
+        if not x * y * z:
+            return
+        if any(n > most for n, most in zip((x, y, z), _MOST_GRID, strict=True)):
+            raise LimitError(f"a kernel would have a grid of {x} x {y} x {z} blocks")
+        arguments = [self._argument(a) for a in step["args"]]
+        scratch: Pointer | int = 0
+        if image.scratch:
+            self._scratch = max(self._scratch, image.scratch * x * y * z)
+            scratch = Pointer(self._program.bases.arena, self._arena)
+        self._add(Launch(kernel, self._call, (x, y, z), (*arguments, scratch, 0)))
+
+    def _add(self, step: Step) -> None:
+        if len(self._found) >= _MOST_STEPS:
+            raise LimitError(f"a run would have more than {_MOST_STEPS} steps")
+        self._found.append(step)
+
+    def _argument(self, argument: Sequence[Any]) -> Pointer | int:
+        return self._number(argument[1]) if argument[0] == "size" else self._pointer(argument)
+
+    def _pointer(self, argument: Sequence[Any]) -> Pointer:
+        bases = self._program.bases
+        if argument[0] == "error":
+            return Pointer(bases.errors, 0)
+        kind, number, size = argument
+        offset = self._natural(size)
+        if kind == "arena":
+            return Pointer(bases.arena, self._offsets[number] + offset)
+        if kind == "weights":
+            return Pointer(bases.weights, offset)
+        count, first = {"input": (bases.inputs, 0), "output": (bases.outputs, bases.inputs)}[kind]
+        if not 0 <= number < count:
+            raise ValueError(f"there is no {kind} {number}")
+        return Pointer(first + number, offset)
+
+    def _natural(self, size: Size) -> int:
+        return max(0, self._number(size))
+
+    def _number(self, size: Size) -> int:
+        return evaluate(size, self._values)

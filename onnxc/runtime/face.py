@@ -1,0 +1,317 @@
+"""What every compiled model has, whatever it runs on: the face that ``onnxc.compile`` and ``onnxc.load`` return.
+
+    outputs = model(ids, mask)                  # by position, or by name: model(ids=ids, mask=mask)
+    logits, cache = outputs                     # outputs["logits"], outputs[0]
+    model.run(["logits"], {"input_ids": ids})   # onnxruntime's own call
+    model.save("model.onnxc")                   # one file, which onnxc.load opens without a compiler
+
+`onnxc.runtime.model` has the models of the CPU, `onnxc.runtime.cuda` those of a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from onnxc.errors import InputError, OnnxcError, PackageError
+from onnxc.runtime.cache import Buffer, Cache
+from onnxc.runtime.library import CallError, call_exception
+from onnxc.runtime.package import write_package
+from onnxc.runtime.signature import Signature, Tensor
+from onnxc.runtime.sizes import evaluate
+
+if TYPE_CHECKING:
+    from onnxc.report import Report
+    from onnxc.roofline import Peaks
+
+SCHEMA = 2  # of the manifest
+WEIGHTS, SOURCE = "weights", "source."  # sections: the weights, and how the names of generated sources begin
+CPU, CUDA = "cpu", "cuda"  # targets
+
+
+class Outputs:
+    """The outputs of a call: by name as in a dict, by position as in a tuple.
+
+    >>> out = Outputs(("y", "z"), (1, 2))
+    >>> out["z"], out[0], list(out), dict(out)
+    (2, 1, [1, 2], {'y': 1, 'z': 2})
+    """
+
+    __slots__ = ("_arrays", "_names")
+
+    def __init__(self, names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
+        self._names, self._arrays = names, arrays
+
+    @overload
+    def __getitem__(self, key: str | int) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if isinstance(key, str):
+            try:
+                return self._arrays[self._names.index(key)]
+            except ValueError:
+                raise KeyError(f"no output {key!r}; the outputs are {list(self._names)}") from None
+        return self._arrays[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        """The arrays, so that ``a, b = model(x)`` works. (The names are in ``keys()``.)"""
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def keys(self) -> tuple[str, ...]:
+        """The names, in the model's order."""
+        return self._names
+
+    def values(self) -> tuple[Any, ...]:
+        """The arrays, in the model's order."""
+        return self._arrays
+
+    def items(self) -> list[tuple[str, Any]]:
+        """(name, array), in the model's order."""
+        return list(zip(self._names, self._arrays, strict=True))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The array of that name, or the default."""
+        return self[name] if name in self._names else default
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{n!r}: {a.dtype}{list(a.shape)}" if hasattr(a, "shape") else f"{n!r}: {a!r}" for n, a in self.items()
+        )
+        return f"Outputs({', '.join(shown)})"
+
+
+class CompiledModel:
+    """A compiled model. Call it with arrays, from any number of threads.
+
+    ``CompiledModel(...)`` makes one for the target that the manifest names, as ``pathlib.Path(...)`` makes a path of
+    the system's kind.
+
+    Args:
+        manifest: what the compiler wrote down of the model.
+        sections: its parts, by name: machine code, weights, generated source.
+        threads: for the CPU: the most threads of a call; default: the CPUs that this process may use.
+        cache: for the CPU: where the runtime of this process may be found.
+        device: for a GPU: its number.
+
+    Attributes:
+        manifest: names, shapes, kernels, memory plan, times of the stages.
+    """
+
+    def __new__(cls, manifest: Mapping[str, Any], sections: Mapping[str, Buffer], **options: Any) -> Self:
+        return object.__new__(_class_for(manifest) if cls is CompiledModel else cls)  # type: ignore[return-value]
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        sections: Mapping[str, Buffer],
+        *,
+        threads: int | None = None,
+        cache: Cache | None = None,
+        device: int = 0,
+    ) -> None:
+        self.manifest = manifest
+        self._sections = sections
+        self._signature = read_signature(manifest)
+        self._names, self._inputs = self._signature.output_names, self._signature.input_names
+
+    # ------------------------------------------------------------ calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+        """Run the model.
+
+        Args:
+            args: inputs in the model's order; arrays, or what numpy makes an array of.
+            kwargs: inputs by name.
+
+        Returns:
+            The outputs, by name and by position. The arrays are new, and the caller's own.
+
+        Raises:
+            InputError: an input has a wrong name, dtype, rank or size.
+            RunError: the program failed, on an index out of bounds for instance.
+            LimitError: it needs more memory than there is, or than it may use.
+        """
+        if kwargs:
+            args = self._named(kwargs) if not args else self._signature.bind(args, kwargs)
+        return Outputs(self._names, self._run(args))
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
+    ) -> list[Any]:
+        """Run the model as ``onnxruntime.InferenceSession.run`` does.
+
+        Args:
+            output_names: which outputs to return, in this order; None or empty: all.
+            input_feed: the inputs by name.
+            run_options: ignored.
+        """
+        found = self._run(self._named(input_feed))
+        if not output_names:
+            return list(found)
+        unknown = [name for name in output_names if name not in self._names]
+        if unknown:
+            raise InputError(f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}")
+        return [found[self._names.index(name)] for name in output_names]
+
+    def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Inputs that are all given by name, in the model's order."""
+        if len(given) == len(self._inputs):
+            try:
+                return tuple([given[name] for name in self._inputs])
+            except KeyError:
+                pass  # bind says what is wrong
+        return self._signature.bind((), given)
+
+    def _run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The outputs for inputs in the model's order."""
+        raise NotImplementedError
+
+    def attach(self) -> None:
+        """Brings the model to where it runs, which the first call does otherwise: to its GPU."""
+
+    # ------------------------------------------------------------ facts
+
+    def get_inputs(self) -> list[Tensor]:
+        """The inputs, each with ``name``, ``type`` and ``shape``, as onnxruntime has them."""
+        return list(self._signature.inputs)
+
+    def get_outputs(self) -> list[Tensor]:
+        """The outputs, each with ``name``, ``type`` and ``shape``, as onnxruntime has them."""
+        return list(self._signature.outputs)
+
+    @property
+    def source(self) -> str:
+        """The generated source of the kernels."""
+        texts = (data for name, data in self._sections.items() if name.startswith(SOURCE))
+        return "\n".join(bytes(text).decode() for text in texts)
+
+    def explain(self) -> Report:
+        """Which kernels the model became, from which nodes and why, with memory and times."""
+        from onnxc.report import Report
+
+        return Report.from_manifest(self.manifest)
+
+    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
+        """Run the model with a clock around every kernel: which take the time, and how near are they to the machine's
+        limits?
+
+        Args:
+            inputs: by name, or in the model's order.
+            runs: that are measured. The best of them and the median are reported.
+            warm_up: runs before them.
+
+        Returns:
+            As :meth:`explain`, with ``profile`` (see :class:`onnxc.roofline.Profile`); sizes are those of the inputs.
+
+        Raises:
+            InputError, RunError, LimitError: as a call.
+        """
+        raise NotImplementedError
+
+    def _to_profile(self, inputs: Mapping[str, Any] | Sequence[Any], runs: int) -> tuple[Any, ...]:
+        """The inputs of a profile, in the model's order."""
+        if runs < 1:
+            raise InputError(f"runs is at least 1, not {runs!r}")
+        return self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+
+    def _profiled(self, values: Mapping[str, int], times: Sequence[Sequence[int]], peaks: Peaks) -> Report:
+        """The report of a profile: nanoseconds of each kernel in each run, with these values of the dynamic dims."""
+        from onnxc.roofline import Profile, best_and_median
+
+        report = self.explain().at(lambda given: evaluate(given, values))
+        each = [best_and_median(column) for column in zip(*times, strict=True)]
+        total = best_and_median([sum(row) for row in times])
+        kernels = tuple(k.timed(*pair) for k, pair in zip(report.kernels, each, strict=True))
+        names = self.manifest["dim_names"]
+        dims = {names.get(s) or s: n for s, n in values.items()}
+        profile = Profile(peaks, len(times), *total, tuple(k.times for k in kernels if k.times), dims)
+        return replace(report, kernels=kernels, profile=profile)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one file, which :func:`onnxc.load` opens without a compiler.
+
+        Raises:
+            PackageError: the file cannot be written.
+        """
+        write_package(path, self.manifest, self._sections)
+
+    def trim(self) -> None:
+        """Give the memory that the model holds between calls back to the system."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs))
+        return f"<{type(self).__name__} {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a compiled model cannot be pickled; save it, and load it where it is wanted")
+
+    def _failure(self, error: CallError) -> OnnxcError:
+        return failure(self.manifest, error)
+
+
+def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:
+    target = manifest.get("target", CPU)
+    if target == CPU:
+        from onnxc.runtime.model import CpuModel
+
+        return CpuModel
+    if target == CUDA:
+        from onnxc.runtime.cuda.model import CudaModel
+
+        return CudaModel
+    raise PackageError(f"the model was compiled for {str(target)[:40]!r}; this onnxc runs {CPU!r} and {CUDA!r}")
+
+
+# ---------------------------------------------------------------- what a manifest says
+
+
+def read_signature(manifest: Mapping[str, Any]) -> Signature:
+    """The inputs, outputs and dynamic dims.
+
+    Raises:
+        PackageError: the manifest is of another version, or damaged.
+    """
+    if manifest.get("schema") != SCHEMA:
+        raise PackageError(f"the model was saved by another version of onnxc ({manifest.get('onnxc', 'unknown')})")
+    try:
+        signature = Signature(
+            [Tensor.from_json(row) for row in manifest["inputs"]],
+            [Tensor.from_json(row) for row in manifest["outputs"]],
+            manifest["symbols"],
+            manifest["dim_names"],
+            [(a, b, str(node)) for a, b, node in manifest["equal"]],
+            [(size, str(node)) for size, node in manifest["natural"]],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
+    if signature.unsolved:
+        raise PackageError(f"no input gives the dims {', '.join(signature.unsolved)}")
+    return signature
+
+
+def failure(manifest: Mapping[str, Any], error: CallError) -> OnnxcError:
+    """The exception for what a run of the program reported, with the nodes that can have failed so."""
+    kernels = manifest.get("kernels", ())
+    node = None
+    if 0 <= error.node < len(kernels):
+        node = _suspects(kernels[error.node].get("origins", ()), error.code)
+    return call_exception(error, node)
+
+
+_BLAMED = {3: ("Gather", "Scatter", "OneHot", "Embed", "Slice"), 4: ("Div", "Mod")}  # op types by ox_code
+
+
+def _suspects(origins: Sequence[Sequence[Any]], code: int) -> str | None:
+    """The nodes of a failed kernel that can have failed so, as ``n3 Gather 'embed'``."""
+    likely = [o for o in origins if any(part in o[1] for part in _BLAMED.get(code, ()))] or list(origins)
+    return " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4]) or None

@@ -1,0 +1,85 @@
+"""Products of all shapes of operands in whole models: vectors, one row, small and constant batches, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxc
+from onnxc.runtime.model import CpuModel
+
+Array = np.ndarray
+CASES = {
+    "one_row": ((1, 77), (77, 1000)),
+    "one_row_tail": ((1, 600), (600, 50)),
+    "one_row_wide": ((1, 300), (300, 4111)),
+    "rows_one_by_one": ((12, 1, 65), (12, 65, 50)),
+    "vector": ((131, 1037), (1037, 1)),
+    "vectors": ((5, 7, 33), (5, 33, 1)),
+    "vector_for_all": ((5, 7, 33), (33, 1)),
+    "inner": ((1, 4097), (4097, 1)),
+    "outer": ((37, 1), (1, 41)),
+    "small_and_many": ((300, 7, 11), (300, 11, 5)),
+    "smallest": ((1000, 4, 4), (1000, 4, 4)),
+    "near": ((12, 65, 63), (12, 63, 64)),
+    "two_batches": ((3, 1, 17, 19), (1, 4, 19, 65)),
+    "rows_collide": ((25, 1024), (1024, 100)),
+}
+
+
+def _model(operands: dict[str, tuple[Array, Array]], constant: bool, turned: bool, rows: bool) -> onnx.ModelProto:
+    """relu(a @ b + 1/4) of each pair. Maybe b is constant, or its last axes lie swapped; maybe the first dim of a is
+    known only at run time."""
+    nodes, inputs, outputs, initializers = [], [], [], [numpy_helper.from_array(np.full((), 0.25, np.float32), "bias")]
+    for k, (name, (a, b)) in enumerate(operands.items()):
+        stored = np.swapaxes(b, -1, -2) if turned else b
+        inputs.append(
+            helper.make_tensor_value_info(f"a_{name}", TensorProto.FLOAT, [f"N{k}" if rows else len(a), *a.shape[1:]])
+        )
+        if constant:
+            initializers.append(numpy_helper.from_array(np.ascontiguousarray(stored), f"b_{name}"))
+        else:
+            inputs.append(helper.make_tensor_value_info(f"b_{name}", TensorProto.FLOAT, stored.shape))
+        swap = [*range(b.ndim - 2), b.ndim - 1, b.ndim - 2] if turned else [*range(b.ndim)]
+        nodes += [helper.make_node("Transpose", [f"b_{name}"], [f"t_{name}"], perm=swap),
+                  helper.make_node("MatMul", [f"a_{name}", f"t_{name}"], [f"p_{name}"]),
+                  helper.make_node("Add", [f"p_{name}", "bias"], [f"s_{name}"]),
+                  helper.make_node("Relu", [f"s_{name}"], [name])]  # fmt: skip
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    graph = helper.make_graph(nodes, "products", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _operands() -> dict[str, tuple[Array, Array]]:
+    rng = np.random.default_rng(3)
+    return {n: tuple(rng.standard_normal(s).astype(np.float32) for s in shapes) for n, shapes in CASES.items()}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["given", "constant"])
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("rows", [False, True], ids=["static", "dynamic"])
+def test_products(constant: bool, turned: bool, rows: bool) -> None:
+    operands = _operands()
+    compiled = onnxc.compile(_model(operands, constant, turned, rows))
+    assert isinstance(compiled, CpuModel)
+    given: dict[str, Array] = {}
+    for name, (a, b) in operands.items():
+        given[f"a_{name}"] = a
+        if not constant:
+            given[f"b_{name}"] = np.ascontiguousarray(np.swapaxes(b, -1, -2)) if turned else b
+    compiled.threads = 1
+    one = compiled(**given)
+    compiled.threads = 2
+    two = compiled(**given)
+    for name, (a, b) in operands.items():
+        np.testing.assert_array_equal(one[name], two[name], name)
+        want = np.maximum(a.astype(np.float64) @ b.astype(np.float64) + 0.25, 0)
+        np.testing.assert_allclose(one[name], want, 1e-5, 2e-6 * np.sqrt(a.shape[-1]), err_msg=name)
+
+
+def test_matrices_of_a_constant_batch_are_packed_at_compile_time() -> None:
+    operands = {n: x for n, x in _operands().items() if n in ("near", "two_batches")}
+    assert "mm_pack_b(" not in onnxc.compile(_model(operands, True, False, False)).source
+    assert "mm_pack_b(" in onnxc.compile(_model(operands, False, False, False)).source
