@@ -14,12 +14,12 @@ DEMO   := build/demo
 
 export ONNXC_ZOO ?= $(CURDIR)/build/zoo
 
-.PHONY: help demo test zoo check lint types layers format bench figures models clean
+.PHONY: help demo test test-gpu zoo check lint types layers format bench figures models clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '2,6s/^# \{0,1\}//p' Makefile
-	@echo '  make bench | figures | zoo | models | format | clean'
+	@echo '  make test-gpu | bench | figures | zoo | models | format | clean'
 
 # ------------------------------------------------------------------------------------------------ set-up
 # One stamp for each level of set-up; pyproject.toml is what makes them stale.
@@ -52,6 +52,9 @@ demo: $(VENV)/.user
 test: $(VENV)/.dev zoo
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(TESTS)
 
+test-gpu: $(VENV)/.dev  # on a machine with an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
 zoo: $(VENV)/.dev
 	$(BIN)/python -m models.zoo
 
@@ -59,6 +62,7 @@ check: lint types layers
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -69,9 +69,7 @@ def check(model: onnx.ModelProto, *, free: int = 2) -> list[np.ndarray[Any, Any]
     onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs: list[np.ndarray[Any, Any]] = session.run(None, random_inputs(model, free=free))
     for info, output in zip(model.graph.output, outputs, strict=True):
         if not np.isfinite(output).all():
@@ -80,9 +78,7 @@ def check(model: onnx.ModelProto, *, free: int = 2) -> list[np.ndarray[Any, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(ARCHITECTURES))
     parser.add_argument("--out", type=Path, help="file to write (default: NAME.onnx)")
     parser.add_argument("--dynamic", action="store_true", help="leave batch and sequence open")

@@ -100,9 +100,7 @@ class GraphBuilder:
         """Append a node with one output. An empty string leaves an optional input out."""
         return self.ops(op_type, *inputs, count=1, name=name, **attributes)[0]
 
-    def ops(
-        self, op_type: str, *inputs: str, count: int, name: str | None = None, **attributes: Any
-    ) -> list[str]:
+    def ops(self, op_type: str, *inputs: str, count: int, name: str | None = None, **attributes: Any) -> list[str]:
         """Append a node with ``count`` outputs."""
         full = self._unique(name or op_type.lower())
         outputs = [full] if count == 1 else [f"{full}.{i}" for i in range(count)]
@@ -125,9 +123,7 @@ class GraphBuilder:
             bias = self.normal("bias", (width,), 0.02)
             return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
-    def conv(
-        self, name: str, x: str, c_in: int, c_out: int, kernel: int, *, stride: int = 1, groups: int = 1
-    ) -> str:
+    def conv(self, name: str, x: str, c_in: int, c_out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> str:
         """A square convolution without bias, padded so that stride 1 keeps the size."""
         fan_in = c_in // groups * kernel * kernel
         with self.scope(name):

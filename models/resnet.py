@@ -36,8 +36,6 @@ def _bottleneck(g: GraphBuilder, x: str, channels: int, width: int, stride: int)
     return g.op("Relu", g.op("Add", x, y))
 
 
-def _conv_bn(
-    g: GraphBuilder, name: str, x: str, c_in: int, c_out: int, kernel: int, *, stride: int = 1
-) -> str:
+def _conv_bn(g: GraphBuilder, name: str, x: str, c_in: int, c_out: int, kernel: int, *, stride: int = 1) -> str:
     with g.scope(name):
         return g.batch_norm("norm", g.conv("conv", x, c_in, c_out, kernel, stride=stride), c_out)

@@ -158,6 +158,7 @@ def compile(
       onnxc compile model.onnx --output model.onnxc
       onnxc compile model.onnx -o model.onnxc --cpu x86-64-v3
       onnxc compile model.onnx -o fixed.onnxc --input-shape image=1,3,224,224
+      onnxc compile model.onnx -o gpu.onnxc --target cuda:sm_80,sm_90 --dtype float16
     """
     import time
 
@@ -194,6 +195,7 @@ def run(
       onnxc run model.onnxc --inputs inputs.npz --output outputs.npz
       onnxc run model.onnx --inputs test_data_set_0
       onnxc run model.onnx --dim batch=4 --dim sequence=77 --seed 1
+      onnxc run model.onnx --target cuda
     """
     from onnxc.tools.inputs import write_arrays
 
@@ -252,6 +254,7 @@ def compare(
       onnxc compare model.onnx
       onnxc compare model.onnx --samples 5 --dim batch=3
       onnxc compare model.onnx --inputs inputs.npz --rtol 1e-4
+      onnxc compare model.onnx --target cuda --dtype float16 --rtol 1e-2 --atol 1e-2
     """
     from onnxc.tools import compare as tool
 
@@ -266,10 +269,7 @@ def compare(
             atol=atol,
             dims=given.dims,
             input_shapes=compiling.shapes,
-            cpu=compiling.cpu,
-            threads=compiling.threads,
-            accuracy=compiling.accuracy,
-            tuned=compiling.tuned,
+            compiled=compiling.compile(model, tell),
             progress=tell,
         )
     if as_json:
@@ -288,7 +288,7 @@ def explain(
         bool, typer.Option("--kernels", help="One line for each kernel, in the order of a run.")
     ] = False,
     source: Annotated[
-        str | None, typer.Option(metavar="k3", help="Print a kernel's generated C++.", show_default=False)
+        str | None, typer.Option(metavar="k3", help="Print a kernel's generated source.", show_default=False)
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Run the model, and show the time of each kernel and its limit.")
@@ -307,8 +307,10 @@ def explain(
       onnxc explain model.onnx --json > report.json
     """
     with progress(f"compiling {model}") as tell:
-        compiled = compiling.open(model, tell)
-        report = compiled.explain()
+        report = None if profile else saved_for_gpu(model)
+        if report is None:
+            compiled = compiling.open(model, tell)
+            report = compiled.explain()
         if profile:
             arrays = given.arrays(compiled, model, compiling.shapes)
             tell("measure")
@@ -326,6 +328,19 @@ def explain(
             output().print(row)
     else:
         output().print(report)
+
+
+def saved_for_gpu(path: str) -> Report | None:
+    """The report of a saved model for a GPU, which need not be there; None for all else."""
+    from onnxc.report import Report
+    from onnxc.runtime.package import open_package
+    from onnxc.tools.info import is_saved_model
+
+    if not is_saved_model(path):
+        return None
+    with open_package(path) as package:
+        report = Report.from_manifest(package.manifest)
+    return report if report.gpu else None
 
 
 def print_kernels(report: Report) -> None:
@@ -448,7 +463,7 @@ def options(
         bool, typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Compile ONNX models to fast C++ programs, run them, and compare them with onnxruntime."""
+    """Compile ONNX models to fast programs, run them, and compare them with onnxruntime."""
 
 
 def main() -> None:

@@ -136,9 +136,7 @@ def generate(graph: Graph, options: FusionOptions | None, cpu: Level) -> Program
 def join(programs: Sequence[Program]) -> str:
     """One source of several programs: the common head once, then each program in a namespace of its own."""
     units = [u for p in programs for u in p.sources]
-    includes = sorted(
-        {x for u in units for x in u.split("\n") if x.startswith("#include")}, key=_include_order
-    )
+    includes = sorted({x for u in units for x in u.split("\n") if x.startswith("#include")}, key=_include_order)
     head = units[0]
     text = [
         *includes,
@@ -148,8 +146,7 @@ def join(programs: Sequence[Program]) -> str:
     ]
     for k, p in enumerate(programs):
         body = "\n".join(
-            u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "")
-            for u in p.sources
+            u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "") for u in p.sources
         )
         text += [f"namespace program_{k} {{", body.replace(f"{ENTRY}(", f"run_{k}("), "}"]
     return "\n".join(text)

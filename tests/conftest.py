@@ -25,11 +25,15 @@ settings.register_profile("thorough", max_examples=1000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that asks for the ``zoo`` fixture carries the marker of that name."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that asks for the ``zoo`` fixture carries the marker of that name; exhaustive ones wait to be asked for."""
     for item in items:
         if "zoo" in getattr(item, "fixturenames", ()):
             item.add_marker("zoo")
+    if "exhaustive" not in (config.option.markexpr or ""):
+        waiting = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+        config.hook.pytest_deselected(items=waiting)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,9 +52,7 @@ class Case:
         self.inputs = [None if x is None else np.asarray(x) for x in self.inputs]
 
     def __str__(self) -> str:
-        shapes = "-".join(
-            "x".join(map(str, x.shape)) or "scalar" if x is not None else "none" for x in self.inputs
-        )
+        shapes = "-".join("x".join(map(str, x.shape)) or "scalar" if x is not None else "none" for x in self.inputs)
         attrs = ",".join(f"{k}={v}" for k, v in self.attrs.items() if not isinstance(v, Array))
         return f"{self.op}@{self.opset}-{shapes}-{attrs}"[:120]
 
@@ -74,9 +72,7 @@ def build(case: Case, dynamic: bool) -> onnx.ModelProto:
     outputs = [f"y{i}" for i in range(case.outputs)]
     attrs = {k: numpy_helper.from_array(v) if isinstance(v, Array) else v for k, v in case.attrs.items()}
     node = helper.make_node(case.op, names, outputs, domain=case.domain, **attrs)
-    graph = helper.make_graph(
-        [node], "one", infos, [helper.make_empty_tensor_value_info(o) for o in outputs], weights
-    )
+    graph = helper.make_graph([node], "one", infos, [helper.make_empty_tensor_value_info(o) for o in outputs], weights)
     opsets = [helper.make_opsetid("", case.opset)]
     if case.domain:
         opsets.append(helper.make_opsetid(case.domain, 1))
@@ -124,9 +120,7 @@ def check(case: Case) -> None:
 
 def compare(got: Array, wanted: Array, what: str, case: Case) -> None:
     wanted = np.asarray(wanted)
-    if (
-        wanted.dtype == np.uint8 and dtypes.from_numpy(got.dtype).is_float
-    ):  # how onnxruntime hands out 8-bit floats
+    if wanted.dtype == np.uint8 and dtypes.from_numpy(got.dtype).is_float:  # how onnxruntime hands out 8-bit floats
         wanted = wanted.view(got.dtype)
     assert got.dtype == wanted.dtype, f"{what}: dtype {got.dtype}, not {wanted.dtype}"
     assert got.shape == wanted.shape, f"{what}: shape {got.shape}, not {wanted.shape}"

@@ -140,9 +140,7 @@ class Generator:
             ):
                 return other
         if self.r.integer(0, 3) == 0:
-            return (
-                Item(self.b.scalar(self.r.integer(1, 3), v.dtype)) if v.dtype is not dtypes.boolean else item
-            )
+            return Item(self.b.scalar(self.r.integer(1, 3), v.dtype)) if v.dtype is not dtypes.boolean else item
         shape: list[Dim] = [d if self.r.integer(0, 2) else 1 for d in v.shape]
         return self.fresh(v.dtype, shape[self.r.integer(0, len(shape)) :] if self.r.integer(0, 1) else shape)
 
@@ -254,13 +252,9 @@ class Generator:
             return None
         if self.r.integer(0, 1):
             start = self.r.integer(0, d - 1)
-            return Item(
-                self.b.slice(v, axis, start, self.r.integer(start, d), self.r.integer(1, 3)), x.exact, x.bound
-            )
+            return Item(self.b.slice(v, axis, start, self.r.integer(start, d), self.r.integer(1, 3)), x.exact, x.bound)
         start = self.r.integer(0, d - 1)
-        return Item(
-            self.b.slice(v, axis, start, self.r.integer(-1, start), -self.r.integer(1, 3)), x.exact, x.bound
-        )
+        return Item(self.b.slice(v, axis, start, self.r.integer(-1, start), -self.r.integer(1, 3)), x.exact, x.bound)
 
     def new_shape(self, v: Value) -> list[Dim]:
         """Dims merged, then split at random divisors."""
@@ -287,13 +281,9 @@ class Generator:
         if x is None:
             return None
         n = x.value.rank
-        low, high = (
-            [self.r.integer(0, 2) if self.r.integer(0, 1) else 0 for _ in range(n)] for _ in range(2)
-        )
+        low, high = ([self.r.integer(0, 2) if self.r.integer(0, 1) else 0 for _ in range(n)] for _ in range(2))
         gaps = [self.r.integer(0, 2) if self.r.integer(0, 3) == 0 else 0 for _ in range(n)]
-        return Item(
-            self.b.pad(x.value, low, high, float(self.r.integer(0, 2)), gaps), x.exact, max(x.bound, 2)
-        )
+        return Item(self.b.pad(x.value, low, high, float(self.r.integer(0, 2)), gaps), x.exact, max(x.bound, 2))
 
     def concat(self) -> Item | None:
         x = self.pick(lambda i: i.value.rank > 0)
@@ -302,16 +292,12 @@ class Generator:
         axis = self.axis(x)
         parts = [x]
         for _ in range(self.r.integer(1, 3)):
-            found = [
-                i for i in self.pool if i.value.dtype is x.value.dtype and _joins(i.value, x.value, axis)
-            ]
+            found = [i for i in self.pool if i.value.dtype is x.value.dtype and _joins(i.value, x.value, axis)]
             if found and self.r.integer(0, 2):
                 parts.append(self.r.choice(found))
             else:
                 parts.append(
-                    self.fresh(
-                        x.value.dtype, [self.dim() if k == axis else d for k, d in enumerate(x.value.shape)]
-                    )
+                    self.fresh(x.value.dtype, [self.dim() if k == axis else d for k, d in enumerate(x.value.shape)])
                 )
         return Item(
             self.b.concat([p.value for p in parts], axis),
@@ -339,9 +325,7 @@ class Generator:
             op = "sum"
         count = evaluate(prod(x.value.shape[a] for a in axes), {"s0": 40, "s1": 40})
         bound = x.bound * max(1, count) if op == "sum" else x.bound
-        return Item(
-            self.b.reduce(op, x.value, axes, bool(self.r.integer(0, 1))), x.exact and bound < EXACT, bound
-        )
+        return Item(self.b.reduce(op, x.value, axes, bool(self.r.integer(0, 1))), x.exact and bound < EXACT, bound)
 
     def arg(self) -> Item | None:
         x = self.pick(lambda i: i.exact and i.value.rank > 0 and i.value.dtype is not dtypes.boolean)
@@ -402,9 +386,7 @@ class Generator:
         lead = [*v.shape[:batch], *(self.dim() for _ in range(self.r.integer(0, 1)))]
         index = self.index([*lead, depth], v.shape[batch])
         return (
-            Item(self.b.one("gather_nd", v, index, batch_dims=batch), x.exact, x.bound)
-            if v.shape[batch] != 0
-            else None
+            Item(self.b.one("gather_nd", v, index, batch_dims=batch), x.exact, x.bound) if v.shape[batch] != 0 else None
         )
 
     def matmul(self) -> Item | None:

@@ -21,9 +21,7 @@ def reference(model: onnx.ModelProto, *inputs: Array) -> list[Array]:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: list[Array] = session.run(
-        None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)}
-    )
+    found: list[Array] = session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)})
     return found
 
 

@@ -51,9 +51,7 @@ def test_the_digest_tells_parts_apart() -> None:
         digest(object())
 
 
-@pytest.mark.parametrize(
-    "key", ["", "../../etc/passwd", "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"]
-)
+@pytest.mark.parametrize("key", ["", "../../etc/passwd", "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 64 + "\n"])
 def test_only_digests_are_names(tmp_path: Path, key: str) -> None:
     with pytest.raises(ValueError, match="64 hex digits"):
         Cache(tmp_path).put(key, b"")

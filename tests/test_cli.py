@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,8 +16,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onnxc.cli import app
-from onnxc.errors import RunError
+from onnxc.errors import CudaError, RunError
+from onnxc.runtime.cuda import driver as driver_module
+from onnxc.runtime.cuda.driver import Driver, device
 from onnxc.tools.bench import Bench, Timing, Worker
+from tests.fake_cuda import FakeDriver
 
 COMMANDS = ("info", "compile", "run", "compare", "explain", "bench")
 
@@ -28,8 +32,7 @@ def invoke(*arguments: object) -> Result:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 18]> '
-        "g (float[N, 4] x) => (float[N, 4] y) { a = Add(x, x)  y = Tanh(a) }"
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[N, 4] x) => (float[N, 4] y) { a = Add(x, x)  y = Tanh(a) }'
     )
     path = tmp_path_factory.mktemp("cli") / "model.onnx"
     onnx.save(proto, path)
@@ -83,9 +86,7 @@ def test_info_lists_what_is_not_supported(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Mystery", ["x"], ["y"], domain="com.acme")
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1]) for n in "xy")
     opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("com.acme", 1)]
-    proto = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=8
-    )
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=8)
     onnx.save(proto, tmp_path / "m.onnx")
     result = invoke("info", tmp_path / "m.onnx")
     assert result.exit_code == 0 and "com.acme.Mystery  not supported at opset 1" in result.stdout
@@ -201,3 +202,58 @@ def test_ratios_and_printing() -> None:
     assert "onnxc is 2.00 times as fast as onnxruntime" in str(result)
     slower = Bench("m.onnx", 2, 3, (Timing("onnxc", "1", 0, (3.0,)), Timing("onnxruntime", "2", 0, (2.0,))))
     assert "onnxc takes 1.50 times the time of onnxruntime" in str(slower)
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+def test_convert(model: Path) -> None:
+    text = invoke("explain", model, "--dtype", "float16").stdout
+    assert "convert-precision" in text
+    assert "y  float32[2, 4]" in invoke("run", model, "--dtype", "bfloat16", "--dim", "N=2").stdout
+    loose = ("--rtol", 1e-2, "--atol", 1e-2)
+    assert invoke("compare", model, "--dtype", "float16", *loose).exit_code == 0
+    assert "dtype is one of float16, bfloat16" in invoke("run", model, "--dtype", "int8").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--target", "cuda:90"), "target is 'cpu', 'cuda', or 'cuda:sm_90'"),
+        (("--target", "cuda:sm_30"), "older than the oldest"),
+        (("--target", "cuda:sm_90", "--precision", "half"), "precision is one of float32, tf32, tf32x3"),
+        (("--precision", "tf32"), "for GPUs"),
+    ],
+)
+def test_wrong_targets(model: Path, options: tuple[str, ...], message: str) -> None:
+    result = invoke("explain", model, *options)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton")
+def test_compile_for_a_gpu_that_is_not_there(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.onnxc"
+    result = invoke("compile", model, "-o", path, "--target", "cuda:sm_80,sm_90", "--dtype", "float16")
+    assert result.exit_code == 0, result.output
+    assert "gpu sm_80, sm_90" in invoke("info", path).stdout
+    assert invoke("explain", path, "--source", "k0").stdout.startswith("def k0(")
+
+
+def test_info_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Driver:
+        raise CudaError("no driver")
+
+    monkeypatch.setattr(driver_module, "load_driver", none)
+    assert invoke("info").stdout.splitlines()[-1].split() == ["gpu", "none"]
+    assert json.loads(invoke("info", "--json").stdout)["gpus"] == []
+
+
+def test_info_shows_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    monkeypatch.setattr(driver_module, "load_driver", lambda: Driver(fake))
+    monkeypatch.setattr(driver_module, "_devices", {})
+    gpu = device(0)
+    last = invoke("info").stdout.splitlines()[-1]
+    assert last.startswith("gpu ") and gpu.name in last and gpu.architecture in last
+    (row,) = json.loads(invoke("info", "--json").stdout)["gpus"]
+    assert row["name"] == gpu.name and row["memory"] >= row["free"] > 0

@@ -62,10 +62,7 @@ def embedding(rows: int = 7) -> onnx.ModelProto:
         helper.make_node("Mul", ["e", "total"], ["y"]),
     ]
     axes = numpy_helper.from_array(np.array([0], np.int64), "axes")
-    ints = [
-        helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "seq"])
-        for n in ("ids", "attention_mask")
-    ]
+    ints = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "seq"]) for n in ("ids", "attention_mask")]
     out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "embedding", ints, [out], [table, axes])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
@@ -102,9 +99,7 @@ def test_dims_by_name() -> None:
         choose_dims(graph, {"time": 3})
 
 
-@pytest.mark.parametrize(
-    "type_", ["float", "double", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"]
-)
+@pytest.mark.parametrize("type_", ["float", "double", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"])
 def test_random_for_a_signature(type_: str) -> None:
     signature: list[tuple[str, str, list[int | str | None]]] = [
         ("x", f"tensor({type_})", ["n", 3]),

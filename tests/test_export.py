@@ -270,11 +270,7 @@ def test_iota(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.uint16])
 @pytest.mark.parametrize("op", ["reduce_sum", "reduce_prod", "reduce_max", "reduce_min"])
 def test_reductions(op: str, dtype: Any, axes: tuple[int, ...]) -> None:
-    x = (
-        floats(2, 3, 2, dtype=dtype)
-        if np.dtype(dtype).kind == "f"
-        else ints(2, 3, 2, dtype=dtype, low=-2, high=3)
-    )
+    x = floats(2, 3, 2, dtype=dtype) if np.dtype(dtype).kind == "f" else ints(2, 3, 2, dtype=dtype, low=-2, high=3)
     check(op, x, axes=axes)
 
 
@@ -409,11 +405,7 @@ WINDOWS = [
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
 @pytest.mark.parametrize("op", ["window_max", "window_sum"])
 def test_windows(op: str, dtype: Any, attrs: dict[str, tuple[int, ...]]) -> None:
-    x = (
-        floats(2, 3, 6, 7, dtype=dtype)
-        if np.dtype(dtype).kind == "f"
-        else ints(2, 3, 6, 7, dtype=dtype, low=0)
-    )
+    x = floats(2, 3, 6, 7, dtype=dtype) if np.dtype(dtype).kind == "f" else ints(2, 3, 6, 7, dtype=dtype, low=0)
     if op == "window_max" and attrs["high"][3] == 5 and np.dtype(dtype).kind == "f":
         attrs = {
             **attrs,
@@ -471,12 +463,8 @@ def test_sizes_as_expressions(size: tuple[int, int]) -> None:
 def test_symbolic_movement(size: tuple[int, int]) -> None:
     x = np.arange(size[0] * size[1], dtype=np.float32).reshape(size)
     np.testing.assert_array_equal(symbolic(lambda b, v: b.reshape(v, (t, s)), size), x.reshape(size[::-1]))
-    np.testing.assert_array_equal(
-        symbolic(lambda b, v: b.expand(v, (3, s, t)), size), np.broadcast_to(x, (3, *size))
-    )
-    np.testing.assert_array_equal(
-        symbolic(lambda b, v: b.slice(v, 1, floordiv(t, 2), t), size), x[:, size[1] // 2 :]
-    )
+    np.testing.assert_array_equal(symbolic(lambda b, v: b.expand(v, (3, s, t)), size), np.broadcast_to(x, (3, *size)))
+    np.testing.assert_array_equal(symbolic(lambda b, v: b.slice(v, 1, floordiv(t, 2), t), size), x[:, size[1] // 2 :])
     np.testing.assert_array_equal(symbolic(lambda b, v: b.slice(v, 0, s - 1, -1, -1), size), x[::-1])
     np.testing.assert_array_equal(symbolic(lambda b, v: b.slice(v, 1, t - 1, -1, -2), size), x[:, ::-2])
     np.testing.assert_array_equal(symbolic(lambda b, v: b.iota(s * t), size), np.arange(x.size))
@@ -567,9 +555,7 @@ def test_external_data(tmp_path: Path) -> None:
     small = b.constant(np.ones(1, np.float32))
     graph = b.graph([b.add(b.matmul(x, b.constant(weight)), small), b.cast(b.constant(packed), dtypes.int32)])
     write_onnx(graph, tmp_path / "m.onnx")
-    assert (tmp_path / "m.onnx").stat().st_size < 2000 and (
-        tmp_path / "m.onnx.data"
-    ).stat().st_size >= 64 * 64 * 4
+    assert (tmp_path / "m.onnx").stat().st_size < 2000 and (tmp_path / "m.onnx.data").stat().st_size >= 64 * 64 * 4
     got = run(str(tmp_path / "m.onnx"), {"x": np.eye(64, dtype=np.float32)})
     np.testing.assert_array_equal(got[0], weight + 1)
     np.testing.assert_array_equal(got[1], packed.astype(np.int32))

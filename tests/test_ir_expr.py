@@ -85,9 +85,7 @@ def environments(draw: st.DrawFn) -> dict[str, int]:
     """Values inside the symbols' ranges, their ends often."""
     p = draw(st.one_of(st.integers(1, 5), st.integers(1, 1000)))
     inside = {"i": (0, 5), "j": (0, 63), "n": (-3, 4), "k": (0, p - 1), "l": (0, 4 * p - 1)}
-    values = {
-        name: draw(st.one_of(st.sampled_from(ends), st.integers(*ends))) for name, ends in inside.items()
-    }
+    values = {name: draw(st.one_of(st.sampled_from(ends), st.integers(*ends))) for name, ends in inside.items()}
     return {**values, "p": p, "s": draw(st.one_of(st.integers(0, 3), st.integers(0, 1000)))}
 
 
@@ -210,17 +208,9 @@ def test_comparisons_that_must_be_decided() -> None:
     assert is_less(S, S + 1) and is_nonnegative(S * P) and not is_nonnegative(S - 1)
     assert never_equal(S + 1, S) and never_equal(J, 64) and not never_equal(S, P)
     assert (
-        is_nonnegative(S - S // 2)
-        and is_nonnegative(S - S // 2 - S // 4)
-        and not is_nonnegative(S - 2 * (S // 2) - 1)
+        is_nonnegative(S - S // 2) and is_nonnegative(S - S // 2 - S // 4) and not is_nonnegative(S - 2 * (S // 2) - 1)
     )
-    assert (
-        is_less(K // 2, P)
-        and is_less(J // 2, 32)
-        and is_less(L // 4, P)
-        and not is_less(P, K)
-        and not is_less(S, P)
-    )
+    assert is_less(K // 2, P) and is_less(J // 2, 32) and is_less(L // 4, P) and not is_less(P, K) and not is_less(S, P)
 
 
 def test_text() -> None:

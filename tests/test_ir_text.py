@@ -219,9 +219,7 @@ def test_known_contents_are_kept() -> None:
 def test_regions() -> None:
     c, x = Value(TensorType(dtypes.boolean, ()), "c"), Value(TensorType(dtypes.float32, (2,)), "x")
     neg = Node("neg", [x], [Value(x.type)])
-    inner = Node(
-        "pick", [c], [Value(None)], {}, [Graph([], [neg.output], [neg], ["a"]), Graph([], [x], [], ["b"])]
-    )
+    inner = Node("pick", [c], [Value(None)], {}, [Graph([], [neg.output], [neg], ["a"]), Graph([], [x], [], ["b"])])
     carried = Value(None, "state")
     outer = Node(
         "pick",

@@ -189,9 +189,7 @@ def _pointwise() -> None:
             lambda b, dtype=dtype: [b.unary(op, b.array(extremes(dtype))) for op in UNARY_FLOAT]
         )
         case(dynamic=False, name=f"binary-{dtype}")(lambda b, dtype=dtype: _binary(b, dtype))
-        case(dynamic=False, name=f"tests-{dtype}")(
-            lambda b, dtype=dtype: _float_tests(b, b.array(extremes(dtype)))
-        )
+        case(dynamic=False, name=f"tests-{dtype}")(lambda b, dtype=dtype: _float_tests(b, b.array(extremes(dtype))))
     for dtype in INTS:
         case(dynamic=False, name=f"int-{dtype}")(lambda b, dtype=dtype: _int_ops(b, dtype))
     case(dynamic=False, name="logic-bool")(_logic)
@@ -248,9 +246,7 @@ def casts(b: Bench) -> list[Value]:
     """Between all dtypes whose conversion C and numpy define alike."""
     out = []
     for source in [*FLOATS, *INTS, dtypes.boolean]:
-        values = (
-            np.array([0, 1, 2, 3, 100]) if source.kind != "int" else np.array([0, 1, 2, 3, 100, -1, -5, -100])
-        )
+        values = np.array([0, 1, 2, 3, 100]) if source.kind != "int" else np.array([0, 1, 2, 3, 100, -1, -5, -100])
         exotic = extremes(source)
         for target in [*FLOATS, *INTS, dtypes.boolean]:
             narrow = source.is_float and target.is_integer
@@ -543,9 +539,7 @@ def _reductions() -> None:
 def _reduction(b: Bench, axes: Sequence[int]) -> list[Value]:
     kinds = [dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64, dtypes.uint8]
     return [
-        b.reduce(op, b.x(b.n, 5, b.m, dtype=t), axes, t.is_float)
-        for op in ("sum", "max", "min", "prod")
-        for t in kinds
+        b.reduce(op, b.x(b.n, 5, b.m, dtype=t), axes, t.is_float) for op in ("sum", "max", "min", "prod") for t in kinds
     ]
 
 
@@ -698,9 +692,7 @@ def _window(
     dilations: Sequence[int],
 ) -> Value:
     low = tuple(pads if k > 1 else 0 for k in kernel)
-    return b.one(
-        op, x, kernel=tuple(kernel), strides=tuple(strides), low=low, high=low, dilations=tuple(dilations)
-    )
+    return b.one(op, x, kernel=tuple(kernel), strides=tuple(strides), low=low, high=low, dilations=tuple(dilations))
 
 
 @case(dynamic=False, rtol=1e-4)
@@ -768,9 +760,7 @@ def _library(first: int, cpu: str) -> list[tuple[Bench, Compiled]]:
         chosen = [k for k, c in enumerate(group) if c.fused is fused]
         if chosen:
             options = None if fused else UNFUSED
-            compiled.update(
-                zip(chosen, compile_graphs([made[k][1] for k in chosen], options, level(cpu)), strict=True)
-            )
+            compiled.update(zip(chosen, compile_graphs([made[k][1] for k in chosen], options, level(cpu)), strict=True))
     return [(bench, compiled[k]) for k, (bench, _) in enumerate(made)]
 
 

@@ -122,9 +122,7 @@ def test_no_inputs() -> None:
 
 
 def test_outputs_that_are_inputs_and_constants() -> None:
-    model = onnxc.compile(
-        parse("(float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Identity(x) }")
-    )
+    model = onnxc.compile(parse("(float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Identity(x) }"))
     x = floats(2)
     y, z = model(x)
     np.testing.assert_array_equal(y, x)
@@ -146,9 +144,7 @@ def test_outputs_that_are_inputs_and_constants() -> None:
         lambda x: tuple(map(tuple, x)),
         lambda x: memoryview(x),
         lambda x: x.view(np.matrix),
-        lambda x: (
-            np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view("<f4").reshape(x.shape)
-        ),  # not aligned
+        lambda x: np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view("<f4").reshape(x.shape),  # not aligned
     ],
     ids=[
         "fortran",
@@ -250,9 +246,7 @@ def test_edge_values() -> None:
         ((A.astype(object), B), {}, ["input 'a'", "expects dtype float32"]),
     ],
 )
-def test_refused_inputs(
-    two: CompiledModel, inputs: tuple[Any, ...], named: dict[str, Any], words: list[str]
-) -> None:
+def test_refused_inputs(two: CompiledModel, inputs: tuple[Any, ...], named: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(errors.InputError) as caught:
         two(*inputs, **named)
     for word in words:
@@ -369,9 +363,7 @@ def test_many_inputs_and_outputs() -> None:
     n = 150  # more than ox_call_arrays takes
     inputs = ", ".join(f"float[2] x{i}" for i in range(n))
     outputs = ", ".join(f"float[2] y{i}" for i in range(n))
-    model = onnxc.compile(
-        parse(f"({inputs}) => ({outputs}) {{ {' '.join(f'y{i} = Neg(x{i})' for i in range(n))} }}")
-    )
+    model = onnxc.compile(parse(f"({inputs}) => ({outputs}) {{ {' '.join(f'y{i} = Neg(x{i})' for i in range(n))} }}"))
     out = model(*(np.full(2, i, np.float32) for i in range(n)))
     assert [y[0] for y in out] == [-i for i in range(n)]
 
@@ -476,9 +468,7 @@ def test_fusion_can_be_switched(fusion: Any) -> None:
 def test_progress_tells_the_stages(fresh_cache: Path) -> None:
     seen: list[str] = []
     model = onnxc.compile(parse(TWO), progress=seen.append)
-    assert seen[0] == "fingerprint" and {"import", "decompose", "plan", "generate", "c++", "weights"} <= set(
-        seen
-    )
+    assert seen[0] == "fingerprint" and {"import", "decompose", "plan", "generate", "c++", "weights"} <= set(seen)
     assert set(model.manifest["stages"]) <= set(seen)
     seen.clear()
     onnxc.compile(parse(TWO), progress=seen.append)
@@ -640,9 +630,7 @@ def test_two_processes_compile_at_once(fresh_cache: Path) -> None:
 def test_killed_compile_leaves_a_good_cache(fresh_cache: Path) -> None:
     root = Path(__file__).parent.parent
     for wait in (0.2, 0.5, 0.8):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(COMPILE)], cwd=root, env=dict(os.environ)
-        )
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(COMPILE)], cwd=root, env=dict(os.environ))
         time.sleep(wait)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -674,9 +662,7 @@ def test_import_is_light() -> None:
 
 
 def test_compile_loads_nothing_heavy(fresh_cache: Path) -> None:
-    done = python(
-        COMPILE + '\n    import sys\n    assert not {"torch", "triton", "sympy"} & set(sys.modules)\n'
-    )
+    done = python(COMPILE + '\n    import sys\n    assert not {"torch", "triton", "sympy"} & set(sys.modules)\n')
     assert done.returncode == 0, done.stderr
 
 

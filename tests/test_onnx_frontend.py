@@ -25,9 +25,7 @@ from onnxc.primitives.verify import verify
 node = helper.make_node
 
 
-def tensor_info(
-    name: str, shape: Sequence[int | str | None] | None = (2,), dtype: int = TensorProto.FLOAT
-) -> Any:
+def tensor_info(name: str, shape: Sequence[int | str | None] | None = (2,), dtype: int = TensorProto.FLOAT) -> Any:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -120,9 +118,7 @@ def test_dims_become_symbols() -> None:
 
 
 def test_input_shapes_fix_dims() -> None:
-    proto = model(
-        [node("Add", ["x", "z"], ["y"])], [tensor_info("x", ["n", 3, None]), tensor_info("z", ["n", "m"])]
-    )
+    proto = model([node("Add", ["x", "z"], ["y"])], [tensor_info("x", ["n", 3, None]), tensor_info("z", ["n", "m"])])
     graph = read(proto, input_shapes={"x": (4, None, 5)})
     assert [str(t.type) for t in graph.inputs] == ["float32[4, 3, 5]", "float32[4, s0]"]
     graph = read(proto, input_shapes={"z": ("rows", 2)})
@@ -231,9 +227,7 @@ def test_bad_sparse_tensors(bad: onnx.SparseTensorProto) -> None:
         load(model(ADD, sparse_initializer=[bad]))
 
 
-@pytest.mark.parametrize(
-    "attributes", [{}, {"value_int": 1, "value_float": 1.0}, {"value_other": 1}, {"value": 3}]
-)
+@pytest.mark.parametrize("attributes", [{}, {"value_int": 1, "value_float": 1.0}, {"value_other": 1}, {"value": 3}])
 def test_bad_constant_nodes(attributes: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="Constant"):
         load(model([node("Constant", [], ["y"], name="c", **attributes)]))
@@ -258,11 +252,7 @@ def test_raw_data_of_every_dtype(d: dtypes.DType) -> None:
         proto = numpy_helper.from_array(array, "w")
         assert proto.HasField("raw_data")
     got = constant(read(model(ADD, initializer=[proto])))
-    assert (
-        got.dtype == d.numpy
-        and got.shape == array.shape
-        and [str(a) for a in got[0]] == [str(a) for a in array[0]]
-    )
+    assert got.dtype == d.numpy and got.shape == array.shape and [str(a) for a in got[0]] == [str(a) for a in array[0]]
 
 
 @pytest.mark.parametrize("d", [d for d in dtypes.ALL if d is not dtypes.string], ids=repr)
@@ -337,9 +327,7 @@ def external(location: str = "w.bin", **entries: Any) -> TensorProto:
     return proto
 
 
-def saved(
-    folder: Path, weight: TensorProto, data: bytes = b"\0" * 4 + np.array([3, 4], "<f4").tobytes()
-) -> Path:
+def saved(folder: Path, weight: TensorProto, data: bytes = b"\0" * 4 + np.array([3, 4], "<f4").tobytes()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "w.bin").write_bytes(data)
     (folder / "m.onnx").write_bytes(model(ADD, initializer=[weight]).SerializeToString())
@@ -480,9 +468,11 @@ def test_many_external_tensors_take_one_descriptor(tmp_path: Path) -> None:
 def test_unsorted_nodes_are_sorted() -> None:
     nodes = [node("Neg", ["b"], ["y"]), node("Abs", ["a"], ["b"]), node("Relu", ["x"], ["a"])]
     graph = read(model(nodes))
-    assert ops(graph) == ["onnx.Relu", "onnx.Abs", "onnx.Neg"] and [
-        n.origin[0].number for n in graph.nodes
-    ] == [2, 1, 0]
+    assert ops(graph) == ["onnx.Relu", "onnx.Abs", "onnx.Neg"] and [n.origin[0].number for n in graph.nodes] == [
+        2,
+        1,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -558,9 +548,7 @@ def test_a_loop_body_has_inputs() -> None:
         inputs=[tensor_info("i", [], 7), tensor_info("k", [], 9), tensor_info("state")],
     )
     body.output.insert(0, tensor_info("k", [], 9))
-    graph = read(
-        model([node("Loop", ["", "c", "x"], ["y"], body=body)], ["x", tensor_info("c", [], TensorProto.BOOL)])
-    )
+    graph = read(model([node("Loop", ["", "c", "x"], ["y"], body=body)], ["x", tensor_info("c", [], TensorProto.BOOL)]))
     (region,) = graph.nodes[0].regions
     assert region.input_names == ["i", "k", "state"] and region.outputs[0] is region.inputs[1]
     assert graph.nodes[0].inputs[0] is None
@@ -657,9 +645,7 @@ def test_functions_of_another_opset() -> None:
 
 
 def test_a_function_may_replace_an_operator() -> None:
-    f = helper.make_function(
-        "", "Relu", ["a"], ["t"], [node("Neg", ["a"], ["t"])], [helper.make_opsetid("", 20)]
-    )
+    f = helper.make_function("", "Relu", ["a"], ["t"], [node("Neg", ["a"], ["t"])], [helper.make_opsetid("", 20)])
     assert ops(read(model(RELU, functions=[f]))) == ["onnx.Neg"]
 
 
@@ -781,9 +767,7 @@ def test_random_bytes(data: bytes) -> None:
 
 
 def test_names_that_are_not_utf8() -> None:
-    data = (
-        model([node("Relu", ["x"], ["y"], name="NAME")]).SerializeToString().replace(b"NAME", b"\xff\xfeAB")
-    )
+    data = model([node("Relu", ["x"], ["y"], name="NAME")]).SerializeToString().replace(b"NAME", b"\xff\xfeAB")
     assert load(data).nodes[0].origin[0].name == "\udcff\udcfeAB"
     strings = TensorProto(name="w", data_type=TensorProto.STRING, dims=[1], string_data=[b"\xff"])
     assert constant(load(model([], outputs=["w"], initializer=[strings]))).tolist() == ["\udcff"]

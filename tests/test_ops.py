@@ -34,9 +34,7 @@ def bools(*shape: int) -> np.ndarray:
     return rng.random(shape) < 0.5
 
 
-SPECIAL = np.array(
-    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 88.0, -88.0, 1.5, -2.5, 0.5, 2.0, -1.0], np.float32
-)
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 88.0, -88.0, 1.5, -2.5, 0.5, 2.0, -1.0], np.float32)
 
 
 def activations() -> Iterator[Case]:
@@ -180,9 +178,7 @@ def logic() -> Iterator[Case]:
         ("GreaterOrEqual", 16),
     ):
         yield Case(name, [ints(0, 3, 3, 4), ints(0, 3, 4)], opset=opset)
-        yield Case(
-            name, [np.array([np.nan, 1, 2], np.float32), np.array([np.nan, 1, 3], np.float32)], opset=opset
-        )
+        yield Case(name, [np.array([np.nan, 1, 2], np.float32), np.array([np.nan, 1, 3], np.float32)], opset=opset)
     yield Case("Equal", [bools(5), bools(5)])
     yield Case("Where", [bools(3, 1), f32(3, 4), f32(4)])
     yield Case("Where", [bools(), ints(0, 9, 2, dtype=np.int64), ints(0, 9, 3, 1)])
@@ -222,9 +218,7 @@ def reductions() -> Iterator[Case]:
                     yield Case(name, [ints(0, 3, 4, 5).astype(np.float32)], attrs)
     for exclusive in (0, 1):
         for reverse in (0, 1):
-            yield Case(
-                "CumSum", [f32(3, 4), np.int32(1)], {"exclusive": exclusive, "reverse": reverse}, const=[1]
-            )
+            yield Case("CumSum", [f32(3, 4), np.int32(1)], {"exclusive": exclusive, "reverse": reverse}, const=[1])
 
 
 def shapes() -> Iterator[Case]:
@@ -344,9 +338,7 @@ def indexed() -> Iterator[Case]:
     yield Case("Trilu", [ints(0, 9, 4, 4)])
     for largest in (0, 1):
         attrs = {"axis": 1, "largest": largest}
-        yield Case(
-            "TopK", [ints(0, 4, 3, 7).astype(np.float32), i64(3)], attrs, opset=11, outputs=2, const=[1]
-        )
+        yield Case("TopK", [ints(0, 4, 3, 7).astype(np.float32), i64(3)], attrs, opset=11, outputs=2, const=[1])
     yield Case("TopK", [f32(5, 2)], {"axis": 0, "k": 2}, opset=9, outputs=2)
     yield Case("Compress", [f32(3, 4), np.array([True, False, True])], {"axis": 0}, const=[1])
     yield Case("Compress", [f32(3, 4), np.array([True, False, True, False, True])], const=[1])
@@ -491,9 +483,7 @@ def norms() -> Iterator[Case]:
     for axis in (-1, 1, 0):
         shape = x.shape[axis:] if axis else x.shape
         yield Case("LayerNormalization", [x, f32(*shape), f32(*shape)], {"axis": axis}, opset=17)
-        yield Case(
-            "LayerNormalization", [x, f32(*shape)], {"axis": axis, "epsilon": 0.1}, opset=17, outputs=3
-        )
+        yield Case("LayerNormalization", [x, f32(*shape)], {"axis": axis, "epsilon": 0.1}, opset=17, outputs=3)
         yield Case("RMSNormalization", [x, f32(*shape)], {"axis": axis}, opset=23)
     half = f32(3, 8).astype(np.float16)
     yield Case("LayerNormalization", [half, half[0], half[1]], opset=17)
@@ -548,9 +538,7 @@ def resizes() -> Iterator[Case]:
     for mode in ("linear", "cubic"):
         for scale in (0.6, 0.35):
             given = [x, None, np.array([1, 1, scale, scale], np.float32)]
-            yield Case(
-                "Resize", given, {"mode": mode, "antialias": 1}, opset=18, const=[2], dynamic=False, rtol=1e-4
-            )
+            yield Case("Resize", given, {"mode": mode, "antialias": 1}, opset=18, const=[2], dynamic=False, rtol=1e-4)
     for policy in ("not_larger", "not_smaller"):
         attrs = {"axes": [2, 3], "keep_aspect_ratio_policy": policy}
         yield Case("Resize", [x, None, None, i64(7, 8)], attrs, opset=18, const=[3], dynamic=False)
@@ -592,9 +580,7 @@ def quantized() -> Iterator[Case]:
         opset=21,
         dynamic=False,
     )
-    yield Case(
-        "QuantizeLinear", [x, np.float32(0.1), np.array(0, ml_dtypes.float8_e4m3fn)], opset=19, const=[2]
-    )
+    yield Case("QuantizeLinear", [x, np.float32(0.1), np.array(0, ml_dtypes.float8_e4m3fn)], opset=19, const=[2])
     yield Case(
         "QuantizeLinear",
         [x, np.float32(2.0), np.array(0, ml_dtypes.int4)],
@@ -615,14 +601,10 @@ def quantized() -> Iterator[Case]:
         opset=13,
     )
     image, kernel = ints(0, 255, 1, 2, 6, 6, dtype=np.uint8), ints(0, 255, 3, 2, 3, 3, dtype=np.uint8)
-    yield Case(
-        "ConvInteger", [image, kernel, np.uint8(99), np.uint8(120)], {"pads": [1, 1, 1, 1]}, keep=KERNELS
-    )
+    yield Case("ConvInteger", [image, kernel, np.uint8(99), np.uint8(120)], {"pads": [1, 1, 1, 1]}, keep=KERNELS)
     qconv = [image, one(0.02), np.uint8(100), kernel, one(0.03), np.uint8(110), one(0.6), np.uint8(128)]
     yield Case("QLinearConv", qconv, {"strides": [2, 2]}, keep=KERNELS)
-    yield Case(
-        "QLinearConv", [*qconv, ints(-900, 900, 3, dtype=np.int32)], {"pads": [1, 1, 1, 1]}, keep=KERNELS
-    )
+    yield Case("QLinearConv", [*qconv, ints(-900, 900, 3, dtype=np.int32)], {"pads": [1, 1, 1, 1]}, keep=KERNELS)
     signed = ints(-128, 127, 3, 2, 3, 3, dtype=np.int8)
     per = [
         image,
@@ -652,9 +634,7 @@ def attentions() -> Iterator[Case]:
     yield Case("Attention", [q, k, v, None, *past], {"is_causal": 1}, opset=23, outputs=3, keep=HEADS)
     for mode in range(4):
         attrs = {"qk_matmul_output_mode": mode, "softcap": 1.5 if mode else 0.0}
-        yield Case(
-            "Attention", [q, k, v, f32(3, 5)], attrs, opset=24, outputs=4, oracle="reference", keep=HEADS
-        )
+        yield Case("Attention", [q, k, v, f32(3, 5)], attrs, opset=24, outputs=4, oracle="reference", keep=HEADS)
     flat = [f32(2, 3, 32), f32(2, 5, 16), f32(2, 5, 16)]
     yield Case("Attention", flat, {"q_num_heads": 4, "kv_num_heads": 2}, opset=23, dynamic=False)
     x, cos, sin, at = f32(2, 3, 4, 8), f32(10, 4), f32(10, 4), ints(0, 10, 2, 4)
@@ -682,9 +662,7 @@ def contrib() -> Iterator[Case]:
     yield ms("QuickGelu", [x], {"alpha": 1.3})
     yield ms("FusedMatMul", [f32(2, 4, 3), f32(5, 4)], {"transA": 1, "transB": 1, "alpha": 0.5})
     yield ms("FusedMatMul", [f32(4, 2, 3), f32(4, 2, 5)], {"transBatchA": 1, "transBatchB": 1, "transA": 1})
-    yield ms(
-        "FusedGemm", [f32(3, 4), f32(4, 5), f32(5)], {"activation": "LeakyRelu", "activation_alpha": 0.1}
-    )
+    yield ms("FusedGemm", [f32(3, 4), f32(4, 5), f32(5)], {"activation": "LeakyRelu", "activation_alpha": 0.1})
     yield ms(
         "FusedConv",
         [f32(1, 2, 5, 5), f32(3, 2, 3, 3), f32(3), f32(1, 3, 3, 3)],
@@ -733,9 +711,7 @@ def contrib() -> Iterator[Case]:
         {"num_heads": 2},
         dynamic=False,
     )
-    yield ms(
-        "MultiHeadAttention", [x, x, x], {"num_heads": 2, "unidirectional": 1, "scale": 0.2}, dynamic=False
-    )
+    yield ms("MultiHeadAttention", [x, x, x], {"num_heads": 2, "unidirectional": 1, "scale": 0.2}, dynamic=False)
     weights = [f32(8, 24), f32(24)]
     yield ms("Attention", [x, *weights], {"num_heads": 2}, dynamic=False)
     yield ms("Attention", [x, *weights, ints(0, 2, 2, 3, dtype=np.int32)], {"num_heads": 2}, dynamic=False)
@@ -754,9 +730,7 @@ def losses() -> Iterator[Case]:
             ):
                 given = np.where(labels == 2, -7, labels) if attrs.get("ignore_index") == -7 else labels
                 attrs = {**attrs, "reduction": reduction}
-                yield Case(
-                    "NegativeLogLikelihoodLoss", [scores, given, *extra], attrs, opset=13, oracle="reference"
-                )
+                yield Case("NegativeLogLikelihoodLoss", [scores, given, *extra], attrs, opset=13, oracle="reference")
                 yield Case(
                     "SoftmaxCrossEntropyLoss",
                     [scores, given, *extra],
@@ -775,9 +749,7 @@ def spectra() -> Iterator[Case]:
                 for onesided in (0, 1) if parts == 1 else (0,):
                     inputs = [x, length, np.int64(axis)]
                     attrs = {"onesided": onesided}
-                    yield Case(
-                        "DFT", inputs, attrs, opset=20, const=[1, 2], keep=(2, 5, 8), rtol=1e-4, atol=1e-4
-                    )
+                    yield Case("DFT", inputs, attrs, opset=20, const=[1, 2], keep=(2, 5, 8), rtol=1e-4, atol=1e-4)
                 yield Case(
                     "DFT",
                     [x, length],
@@ -793,9 +765,7 @@ def spectra() -> Iterator[Case]:
     hann = np.hanning(16).astype(np.float32)
     for onesided in (0, 1):
         attrs = {"onesided": onesided}
-        yield Case(
-            "STFT", [signal, np.int64(5), hann], attrs, opset=17, const=[1], keep=(16,), rtol=1e-4, atol=1e-4
-        )
+        yield Case("STFT", [signal, np.int64(5), hann], attrs, opset=17, const=[1], keep=(16,), rtol=1e-4, atol=1e-4)
         inputs = [signal, np.int64(4), None, np.int64(8)]
         yield Case("STFT", inputs, attrs, opset=17, const=[1, 3], rtol=1e-4, atol=1e-4)
     edges = [np.int64(8), np.int64(64), np.int64(8000), np.float32(0), np.float32(4000)]
@@ -841,14 +811,10 @@ def samplings() -> Iterator[Case]:
         yield Case("RoiAlign", [x, rois, i64(0, 1, 0)], {**attrs, "mode": "max"}, opset=16, atol=1e-5)
     offsets = f32(2, 2 * 2 * 4, 4, 5)
     inputs = [f32(2, 4, 5, 6), f32(6, 2, 2, 2), offsets, f32(6), pos(2, 2 * 4, 4, 5)]
-    yield Case(
-        "DeformConv", inputs, {"group": 2, "offset_group": 2}, opset=19, dynamic=False, rtol=1e-4, atol=1e-4
-    )
+    yield Case("DeformConv", inputs, {"group": 2, "offset_group": 2}, opset=19, dynamic=False, rtol=1e-4, atol=1e-4)
     yield Case("Col2Im", [f32(2, 12, 20), i64(5, 6), i64(2, 2)], const=[1, 2], opset=18, dynamic=False)
     strided = {"strides": [2, 1], "pads": [1, 0, 1, 2], "dilations": [1, 2]}
-    yield Case(
-        "Col2Im", [f32(2, 12, 18), i64(5, 6), i64(2, 2)], strided, const=[1, 2], opset=18, dynamic=False
-    )
+    yield Case("Col2Im", [f32(2, 12, 18), i64(5, 6), i64(2, 2)], strided, const=[1, 2], opset=18, dynamic=False)
     for exclusive in (0, 1):
         attrs = {"exclusive": exclusive, "reverse": exclusive}
         yield Case("CumProd", [f32(3, 4), np.int64(1)], attrs, opset=26, const=[1])
@@ -878,9 +844,7 @@ FAMILIES = [
     samplings,
 ]
 CASES = [
-    pytest.param(case, id=f"{family.__name__}-{i}-{case}")
-    for family in FAMILIES
-    for i, case in enumerate(family())
+    pytest.param(case, id=f"{family.__name__}-{i}-{case}") for family in FAMILIES for i, case in enumerate(family())
 ]
 
 

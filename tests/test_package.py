@@ -221,9 +221,7 @@ def place(number: int) -> str:
 )
 def test_hostile_sections(path: Path, row: list[object]) -> None:
     header = rows(row)
-    reseal(
-        path, header, (b"\0" * (4096 - 64 - len(header)) + b"{}").ljust(8192 - 64 - len(header) + 4096, b"\0")
-    )
+    reseal(path, header, (b"\0" * (4096 - 64 - len(header)) + b"{}").ljust(8192 - 64 - len(header) + 4096, b"\0"))
     refused(path, "damaged")
 
 

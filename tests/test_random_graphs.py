@@ -58,9 +58,7 @@ def run(made: RandomGraph, program: Compiled, sizes: dict[str, int], seed: int) 
 def run_batch(seeds: Sequence[int], dynamic: bool, options: FusionOptions | None, cpu: Level) -> None:
     """Graphs of these seeds, in one library."""
     made = [Generator(Seeded(s), dynamic).run(4 + s % 12) for s in seeds]
-    for seed, graph, program in zip(
-        seeds, made, compile_graphs([m.graph for m in made], options, cpu), strict=True
-    ):
+    for seed, graph, program in zip(seeds, made, compile_graphs([m.graph for m in made], options, cpu), strict=True):
         for sizes in SIZES if dynamic else SIZES[:1]:
             run(graph, program, sizes, seed)
 

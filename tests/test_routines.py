@@ -98,16 +98,12 @@ def cumsum_cases() -> list[Case]:
                 attrs = {"axis": axis, "exclusive": exclusive, "reverse": reverse}
                 cases.append(Case("cumsum", [reals(*shape)], attrs))
     special = np.array([[1, INF, 2, NAN, 3], [-0.0, -0.0, 0.0, -INF, INF]], np.float32)
-    cases += [
-        Case("cumsum", [special], {"axis": 1, "exclusive": e, "reverse": r}) for e in (0, 1) for r in (0, 1)
-    ]
+    cases += [Case("cumsum", [special], {"axis": 1, "exclusive": e, "reverse": r}) for e in (0, 1) for r in (0, 1)]
     cases.append(Case("cumsum", [reals(7, 6, 5)], {"axis": 1}, transposed=True))
     cases.append(Case("cumsum", [np.array([2**31 - 1, 5, 9], np.int32)], {"axis": 0}))
     n, m = Sym("n"), Sym("m")
     cases += [
-        Case("cumsum", [reals(7, 6, 5)], {"axis": a, "reverse": r}, [(n, 6, m)])
-        for a in range(3)
-        for r in (0, 1)
+        Case("cumsum", [reals(7, 6, 5)], {"axis": a, "reverse": r}, [(n, 6, m)]) for a in range(3) for r in (0, 1)
     ]
     return cases
 
@@ -130,9 +126,7 @@ def top_k(x: Array, k: Dim, axis: int, largest: bool, **more: Any) -> Case:
 
 
 def top_k_cases() -> list[Case]:
-    cases = [
-        top_k(numbers(t, 3, 150), k, 1, m) for t in (*NUMBERS, np.bool_) for k, m in ((5, True), (40, False))
-    ]
+    cases = [top_k(numbers(t, 3, 150), k, 1, m) for t in (*NUMBERS, np.bool_) for k, m in ((5, True), (40, False))]
     for n, k in (
         (1, 1),
         (7, 7),
@@ -206,9 +200,7 @@ def scatter_elements_cases() -> list[Case]:
     cases.append(scatter_elements(reals(50, 600), indices(50, 90, 600), reals(90, 600), 0, "none"))
     cases.append(scatter_elements(reals(200, 300), indices(300, 200, 40), reals(200, 40), 1, "max"))
     cases.append(scatter_elements(reals(0, 3), np.zeros((0, 3), np.int64), reals(0, 3), 0, "none"))
-    cases.append(
-        scatter_elements(reals(6, 5, 4), indices(5, 4, 3, 6), reals(4, 3, 6), 1, "add", transposed=True)
-    )
+    cases.append(scatter_elements(reals(6, 5, 4), indices(5, 4, 3, 6), reals(4, 3, 6), 1, "add", transposed=True))
     nan = np.array([1, NAN, 2, 3], np.float32)
     into = np.array([NAN, 1, 5, NAN], np.float32)
     cases += [scatter_elements(nan, np.arange(4), into, 0, r) for r in REDUCTIONS]
@@ -311,11 +303,7 @@ def onnx_cases() -> list[ops_harness.Case]:
     one = ops_harness.Case
     x, wide = reals(5, 6, 7), reals(3, 500)
     axis = np.array(1)
-    cases = [
-        one("CumSum", [x, axis], {"exclusive": e, "reverse": r}, 14, const=[1])
-        for e in (0, 1)
-        for r in (0, 1)
-    ]
+    cases = [one("CumSum", [x, axis], {"exclusive": e, "reverse": r}, 14, const=[1]) for e in (0, 1) for r in (0, 1)]
     for k in (1, 20, 50, 400):
         for largest in (0, 1):
             inputs = [np.round(wide * 4), np.array([k])]

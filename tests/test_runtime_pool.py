@@ -274,9 +274,7 @@ def test_a_nested_region_runs_serially(native: Native) -> None:
 def test_regions_from_eight_python_threads(native: Native) -> None:
     def work(number: int) -> None:
         bad = ctypes.c_int()
-        native.program.many_regions(
-            native.runtime.api, native.runtime.pool, 1 + number % 4, 400, ctypes.byref(bad)
-        )
+        native.program.many_regions(native.runtime.api, native.runtime.pool, 1 + number % 4, 400, ctypes.byref(bad))
         assert bad.value == 0
         for round_ in range(20):
             assert native.region(3, 10 + round_, depth=round_ % 2) > 0
@@ -331,9 +329,7 @@ def test_fork_while_other_threads_run_models(native: Native) -> None:
             return
         try:
             for _ in range(10):
-                assert (
-                    in_child(lambda: native.region(2, 50) > 0 and native.call(model, [4096, 0])[0] == 0) == 0
-                )
+                assert in_child(lambda: native.region(2, 50) > 0 and native.call(model, [4096, 0])[0] == 0) == 0
         finally:
             stop.set()
 

@@ -28,9 +28,7 @@ W, B = floats(8, 4), floats(4)
 
 def proto() -> onnx.ModelProto:
     model = parse(TEXT)
-    model.graph.initializer.extend(
-        [onnx.numpy_helper.from_array(W, "w"), onnx.numpy_helper.from_array(B, "b")]
-    )
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(W, "w"), onnx.numpy_helper.from_array(B, "b")])
     return model
 
 
@@ -142,9 +140,7 @@ def test_weights_are_mapped_and_once(tmp_path: Path) -> None:
     again = onnxc.load(tmp_path / "big.onnxc")
     assert not again._weights.flags.writeable
     if sys.platform.startswith("linux"):
-        maps = [
-            line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("big.onnxc")
-        ]
+        maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("big.onnxc")]
         assert maps and all("r--" in line.split()[1] for line in maps)
 
 

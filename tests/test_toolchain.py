@@ -87,9 +87,7 @@ def test_a_compiler_that_does_not_work(forget: None, tmp_path: Path, monkeypatch
         find_compiler()
 
 
-def test_a_damaged_cache_entry_is_no_matter(
-    forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_cache_entry_is_no_matter(forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     first = find_compiler(cache)
     for _, _, path in cache._list():
@@ -103,17 +101,13 @@ def test_a_damaged_cache_entry_is_no_matter(
 
 
 def test_one_source(scratch: Path) -> None:
-    code = compile_library(
-        [Source("one.cpp", EXPORT + "int f(int x) { return x + VALUE; }")], flags=["-DVALUE=41"]
-    )
+    code = compile_library([Source("one.cpp", EXPORT + "int f(int x) { return x + VALUE; }")], flags=["-DVALUE=41"])
     assert load_library(code).f(1) == 42
     assert list(scratch.iterdir()) == [], "no temporary file stays"
 
 
 def test_several_sources_and_a_header() -> None:
-    sources = [
-        Source(f"k{n}.cpp", f'#include "common.h"\nint k{n}() {{ return {n} * STEP; }}') for n in range(5)
-    ]
+    sources = [Source(f"k{n}.cpp", f'#include "common.h"\nint k{n}() {{ return {n} * STEP; }}') for n in range(5)]
     main = Source("main.cpp", EXPORT + "int f() { return " + " + ".join(f"k{n}()" for n in range(5)) + "; }")
     header = "#define STEP 10\n" + "\n".join(f"int k{n}();" for n in range(5))
     main = Source("main.cpp", '#include "common.h"\n' + main.text)
@@ -174,9 +168,7 @@ def test_out_of_time(count: int, tmp_path: Path, scratch: Path, monkeypatch: pyt
     compiler = find_compiler()
     start = time.monotonic()
     with pytest.raises(ToolchainError, match="out of time"):
-        compile_library(
-            [Source(f"s{n}.cpp", "") for n in range(count)], compiler=compiler, timeout=0.5, jobs=2
-        )
+        compile_library([Source(f"s{n}.cpp", "") for n in range(count)], compiler=compiler, timeout=0.5, jobs=2)
     assert time.monotonic() - start < 30
     for pid in pids.read_text().split():  # the compiler's own children ended with it
         deadline = time.monotonic() + 20
@@ -214,9 +206,7 @@ def test_sources_have_names_of_their_own() -> None:
             compile_library(sources)
 
 
-def test_the_temporary_directory_is_private(
-    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_temporary_directory_is_private(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = f'case "$1" in --version) echo look 1;; *) stat -c %a . > {tmp_path}/mode; exit 1;; esac'
     monkeypatch.setenv("CXX", str(script(tmp_path / "look", look)))
     with pytest.raises(ToolchainError):

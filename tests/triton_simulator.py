@@ -35,6 +35,7 @@ class Request:
     wide: bool = False
     fusion: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)  # of onnxc.codegen.triton.loops, made smaller than they are
+    dtype: str | None = None  # as of onnxc.compile
 
 
 @dataclass
@@ -315,7 +316,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
 
     from onnxc import compiler
     from onnxc.codegen.triton import kernel, loops, matmul
-    from onnxc.codegen.triton.options import Options, is_template
+    from onnxc.codegen.triton.options import MOST_DEPTH, Options, is_template
     from onnxc.codegen.triton.program import ProgramWriter
     from onnxc.frontends import onnx_file
     from onnxc.passes.pipeline import PassOptions
@@ -325,7 +326,10 @@ def program_of(request: Request) -> tuple[Any, Any]:
     from onnxc.planner.templates import ENABLED
 
     graph = onnx_file.load(onnx.ModelProto.FromString(request.model))
-    graph = compiler.prepared(graph, PassOptions(weight_only=False, integer=False), compiler.Stages())
+    passes = PassOptions(
+        weight_only=False, integer=False, half_attention=True, attention_depth=MOST_DEPTH, dtype=request.dtype
+    )
+    graph = compiler.prepared(graph, passes, compiler.Stages())
     fused = plan(graph, assign(graph, ENABLED), FusionOptions(**{"chains": False, **request.fusion}), is_template)
     changed = {(kernel, "WIDE"): 1} if request.wide else {}
     changed |= {(loops if hasattr(loops, k) else matmul, k): v for k, v in request.limits.items()}

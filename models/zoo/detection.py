@@ -26,9 +26,7 @@ class C2f(nn.Module):
         self.residual = residual
         self.enter = conv(c_in, c_out, 1)
         self.leave = conv((2 + blocks) * half, c_out, 1)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(conv(half, half, 3), conv(half, half, 3)) for _ in range(blocks)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(conv(half, half, 3), conv(half, half, 3)) for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         parts = list(self.enter(x).chunk(2, 1))

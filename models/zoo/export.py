@@ -51,9 +51,7 @@ def _export_quietly(module: nn.Module, inputs: tuple[Tensor, ...], names: list[s
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # "torchvision is not installed", once a model
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, inputs, path, input_names=names, dynamo=True, external_data=True, verbose=False
-        )
+        torch.onnx.export(module, inputs, path, input_names=names, dynamo=True, external_data=True, verbose=False)
 
 
 def _settle_batch_norms(module: nn.Module) -> None:

@@ -101,9 +101,7 @@ def clip() -> nn.Module:
 
 def whisper() -> nn.Module:
     """The encoder of whisper-tiny: 30 seconds of 80-band spectrogram."""
-    config = hf.WhisperConfig(
-        d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, **SDPA
-    )
+    config = hf.WhisperConfig(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, **SDPA)
     return FirstOutput(WhisperEncoder(config), ["input_features"])
 
 

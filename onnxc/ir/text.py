@@ -156,9 +156,7 @@ class _Printer:
             return f"({items})" if isinstance(value, tuple) else f"[{items}]"
         if isinstance(value, np.ndarray):
             return self._array(value)
-        raise InternalError(
-            f"an attribute of type {type(value).__name__} has no text form (onnxc/ir/text.py)"
-        )
+        raise InternalError(f"an attribute of type {type(value).__name__} has no text form (onnxc/ir/text.py)")
 
     def _array(self, array: np.ndarray) -> str:
         head = repr(TensorType(dtypes.from_numpy(array.dtype), array.shape))
@@ -201,10 +199,7 @@ def _elements(array: np.ndarray) -> str:
     if flat.dtype.kind == "b":
         return ", ".join("1" if x else "0" for x in flat)
     words = [str(x) for x in flat] if flat.dtype.kind in "iuf" else [repr(x) for x in _as_numbers(flat)]
-    if (
-        not all(_NUMBER.fullmatch(w) for w in words)
-        or _numbers(words, flat.dtype).tobytes() != flat.tobytes()
-    ):
+    if not all(_NUMBER.fullmatch(w) for w in words) or _numbers(words, flat.dtype).tobytes() != flat.tobytes():
         return f"0x{np.ascontiguousarray(flat).view(np.uint8).tobytes().hex()}"
     return ", ".join(words)
 

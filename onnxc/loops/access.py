@@ -85,10 +85,7 @@ def _smaller(a: Dim, b: Dim) -> bool:
         len(a.terms) < len(b.terms)
         or len(a.terms[0][0]) < len(b.terms[0][0])
         or (
-            len(a.terms) == 1
-            and len(b.terms) == 1
-            and a.terms[0][0] == b.terms[0][0]
-            and a.terms[0][1] < b.terms[0][1]
+            len(a.terms) == 1 and len(b.terms) == 1 and a.terms[0][0] == b.terms[0][0] and a.terms[0][1] < b.terms[0][1]
         )
     )
 
@@ -119,9 +116,7 @@ def view_index(node: Node, at: Index) -> Index:
     if node.op == "expand":
         return broadcast(x, at)
     assert node.op == "slice", node.op
-    return tuple(
-        s + i * step for s, i, step in zip(node.attrs["starts"], at, node.attrs["steps"], strict=True)
-    )
+    return tuple(s + i * step for s, i, step in zip(node.attrs["starts"], at, node.attrs["steps"], strict=True))
 
 
 def pushed_index(node: Node, at: Index) -> Index | None:

@@ -85,9 +85,7 @@ def attention_bias(
         offset = b.sub(lengths, b.size_as(q.shape[2], dtypes.int64)) if past == 0 else offset
         bias = _plus(b, bias, additive(b, b.lt(b.iota(k.shape[2]), lengths), q.dtype))
     if left >= 0 or right >= 0:
-        bias = _plus(
-            b, bias, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, left, right), q.dtype)
-        )
+        bias = _plus(b, bias, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, left, right), q.dtype))
     sure = mask is None and lengths is None and left < 0 and right >= 0 and is_nonnegative(past)
     return bias, not (bias is None or sure)
 
@@ -138,11 +136,7 @@ def attention(
     if bias is not None:
         scores = b.add(scores, bias)
     shown.append(scores)
-    wide = (
-        scores
-        if softmax_precision is None
-        else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
-    )
+    wide = scores if softmax_precision is None else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
     p = b.cast(guarded_softmax(b, wide, bias if may_be_empty else None), q.dtype)
     shown.append(p)
     y = b.matmul(p, share_heads(b, v, q.shape[1]))
@@ -197,6 +191,4 @@ def rotary_embedding(
     b: Builder, x: Value, cos_cache: Value, sin_cache: Value, position_ids: Value | None = None, *,
     interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
 ) -> Value:  # fmt: skip
-    return rotary(
-        b, x, cos_cache, sin_cache, position_ids, num_heads, rotary_embedding_dim, bool(interleaved)
-    )
+    return rotary(b, x, cos_cache, sin_cache, position_ids, num_heads, rotary_embedding_dim, bool(interleaved))

@@ -139,9 +139,7 @@ def layer_normalization(
     b: Builder, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> list[Value]:  # fmt: skip
-    return layer_norm(
-        b, x, scale, bias, range(b.axis(axis, x.rank), x.rank), epsilon, stash_of(x, stash_type)
-    )
+    return layer_norm(b, x, scale, bias, range(b.axis(axis, x.rank), x.rank), epsilon, stash_of(x, stash_type))
 
 
 def _skipped(b: Builder, x: Value, skip: Value, bias: Value | None) -> Value:
@@ -181,8 +179,6 @@ def embed_layer_normalization(
     if segments is not None and segment_table is not None:
         total = b.add(total, b.gather(segment_table, segments, 0))
     lengths = (
-        b.full((ids.shape[0],), 0, dtypes.int32)
-        if mask is None
-        else b.reduce("sum", b.cast(mask, dtypes.int32), [1])
+        b.full((ids.shape[0],), 0, dtypes.int32) if mask is None else b.reduce("sum", b.cast(mask, dtypes.int32), [1])
     )
     return [layer_norm(b, total, gamma, beta, [2], epsilon, stash_of(words, 1))[0], lengths, total]

@@ -142,9 +142,7 @@ def attention(
     total = _padding_mask(b, q, k, mask, mask_filter_value)
     if unidirectional:
         offset = b.size_as(k.shape[2] - q.shape[2], dtypes.int64)
-        total = _both(
-            b, total, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, -1, 0), q.dtype, -np.inf)
-        )
+        total = _both(b, total, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, -1, 0), q.dtype, -np.inf))
     if attention_bias is not None:
         total = _both(b, total, attention_bias)
     return [merge_heads(b, attend(b, q, k, v, total, scale)), *present]

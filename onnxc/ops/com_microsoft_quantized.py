@@ -64,9 +64,7 @@ def _qlinear_binary(name: str, f: Callable[[Builder, Value, Value], Value]) -> N
         b: Builder, x: Value, x_scale: Value, x_zero: Value | None, y: Value, y_scale: Value,
         y_zero: Value | None, scale: Value, zero: Value | None = None,
     ) -> Value:  # fmt: skip
-        return quantize_as(
-            b, f(b, _real(b, x, x_scale, x_zero), _real(b, y, y_scale, y_zero)), scale, zero, x.dtype
-        )
+        return quantize_as(b, f(b, _real(b, x, x_scale, x_zero), _real(b, y, y_scale, y_zero)), scale, zero, x.dtype)
 
 
 _qlinear_binary("QLinearAdd", lambda b, x, y: b.add(x, y))
@@ -90,9 +88,7 @@ def qlinear_leaky_relu(
     b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
     alpha: float = 0.01,
 ) -> Value:  # fmt: skip
-    return quantize_as(
-        b, activation.leaky_relu(b, _real(b, x, x_scale, x_zero), alpha=alpha), scale, zero, x.dtype
-    )
+    return quantize_as(b, activation.leaky_relu(b, _real(b, x, x_scale, x_zero), alpha=alpha), scale, zero, x.dtype)
 
 
 @op("QLinearSoftmax", 1, domain=MS)
@@ -148,9 +144,7 @@ def qgemm(
     if scale is None:
         return b.mul(real, factor)
     point = None if zero is None else _single(b, zero)
-    return to_quantized(
-        b, b.mul(real, b.div(factor, _single(b, scale))), point, zero.dtype if zero else x.dtype
-    )
+    return to_quantized(b, b.mul(real, b.div(factor, _single(b, scale))), point, zero.dtype if zero else x.dtype)
 
 
 @op("MatMulNBits", 1, domain=MS)
@@ -167,9 +161,7 @@ def matmul_n_bits(
     if bits not in (2, 4, 8) or weight_prepacked:
         raise UnsupportedError(f"MatMulNBits with {bits} bits or prepacked weights is not supported")
     blocks = -(-K // block_size)
-    whole = b.reshape(
-        _unpacked(b, b.reshape(packed, (N, prod(packed.shape) // N)), bits), (N, blocks, block_size)
-    )
+    whole = b.reshape(_unpacked(b, b.reshape(packed, (N, prod(packed.shape) // N)), bits), (N, blocks, block_size))
     scale = b.reshape(scales, (N, blocks, 1))
     if zeros is None:
         zero: Value = b.scalar(1 << (bits - 1), scales.dtype)

@@ -114,6 +114,4 @@ def _grouped(
     """[batch..., product of the first labels, product of the second ones], with dims of one broadcast."""
     order = batch + first + second
     y = b.expand(b.transpose(x, [text.index(c) for c in order]), [sizes[c] for c in order])
-    return b.reshape(
-        y, (*(sizes[c] for c in batch), prod(sizes[c] for c in first), prod(sizes[c] for c in second))
-    )
+    return b.reshape(y, (*(sizes[c] for c in batch), prod(sizes[c] for c in first), prod(sizes[c] for c in second)))

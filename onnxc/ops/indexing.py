@@ -41,9 +41,7 @@ def _reduction(name: str) -> str:
 def scatter_elements(
     b: Builder, x: Value, index: Value, updates: Value, *, axis: int = 0, reduction: str = "none",
 ) -> Value:  # fmt: skip
-    return b.one(
-        "scatter_elements", x, index, updates, axis=b.axis(axis, x.rank), reduction=_reduction(reduction)
-    )
+    return b.one("scatter_elements", x, index, updates, axis=b.axis(axis, x.rank), reduction=_reduction(reduction))
 
 
 @op("ScatterND", 11)
@@ -125,7 +123,5 @@ def non_zero(b: Builder, x: Value) -> Value:
     """The positions of what is not zero; how many they are must be known."""
     content = constant_of(x)
     if content is None:
-        raise UnsupportedError(
-            "NonZero of data gives a shape that depends on the data, which is not supported yet"
-        )
+        raise UnsupportedError("NonZero of data gives a shape that depends on the data, which is not supported yet")
     return b.constant(np.array(np.nonzero(np.atleast_1d(content)), dtype=np.int64))

@@ -49,9 +49,7 @@ def batch_normalization_7(
     momentum: float = 0.9, spatial: int = 1, n_outputs: int,
 ) -> Value:  # fmt: skip
     if n_outputs > 1 or not spatial:
-        raise UnsupportedError(
-            "BatchNormalization in training mode, or not spatial, is not supported before opset 14"
-        )
+        raise UnsupportedError("BatchNormalization in training mode, or not spatial, is not supported before opset 14")
     return _inference(b, x, scale, bias, mean, var, epsilon)
 
 
@@ -145,9 +143,7 @@ def group_normalization_18(
 ) -> Value:  # fmt: skip
     """Scale and bias are one number for each group."""
     n, c, *spatial = x.shape
-    y = b.reshape(
-        grouped(b, x, num_groups, epsilon, stash_of(x, 1)), (n, num_groups, c // num_groups * prod(spatial))
-    )
+    y = b.reshape(grouped(b, x, num_groups, epsilon, stash_of(x, 1)), (n, num_groups, c // num_groups * prod(spatial)))
     scale, bias = (along(b, b.cast(v, y.dtype), 3, 1) for v in (scale, bias))
     return b.cast(b.reshape(b.add(b.mul(y, scale), bias), x.shape), x.dtype)
 

@@ -29,9 +29,7 @@ def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
     ONNX: ceil((size + pads - span) / stride + 1), less one where the last window would begin past the input.
     """
     high = []
-    for d, s, span, lo, hi in zip(
-        spatial, window.strides, window.spans, window.low, window.high, strict=True
-    ):
+    for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
         count = minimum(ceildiv(d + lo + hi - span, s) + 1, ceildiv(d + lo, s))
         high.append((count - 1) * s + span - d - lo)
     # Where the last window ends before the padding does, this is less padding than was asked for.
@@ -100,9 +98,7 @@ def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
     taps = []
     for offset in product(*(range(k) for k in window.kernel)):
         starts = (0, 0, *(o * d for o, d in zip(offset, window.dilations, strict=True)))
-        tap = b.one(
-            "slice", padded, starts=starts, sizes=(*x.shape[:2], *count), steps=(1, 1, *window.strides)
-        )
+        tap = b.one("slice", padded, starts=starts, sizes=(*x.shape[:2], *count), steps=(1, 1, *window.strides))
         taps.append(b.reshape(tap, (1, *tap.shape)))
     return b.concat(taps, 0)
 
@@ -118,10 +114,7 @@ def average_pool(
     plain = window_of(spatial, kernel_shape, strides, dilations, pads, auto_pad)
     window = with_ceil(spatial, plain) if ceil_mode else plain
     total = pool(b, "window_sum", x, window)
-    counts = [
-        _counts(b, i, spatial[i], plain, window, bool(count_include_pad), x.dtype)
-        for i in range(len(spatial))
-    ]
+    counts = [_counts(b, i, spatial[i], plain, window, bool(count_include_pad), x.dtype) for i in range(len(spatial))]
     same = prod(c for c in counts if isinstance(c, int))
     differing = [along(b, c, len(counts), i) for i, c in enumerate(counts) if not isinstance(c, int)]
     return b.div(total, b.mul(fold(b.mul, differing), same) if differing else same)  # type: ignore[arg-type]
@@ -197,9 +190,7 @@ def max_unpool(
         (d - 1) * s - around[i] - around[n + i] + k
         for i, (d, s, k) in enumerate(zip(x.shape[2:], step, kernel_shape, strict=True))
     ]
-    shape = (
-        [*x.shape[:2], *inferred] if output_shape is None else b.ints(output_shape, "the shape of MaxUnpool")
-    )
+    shape = [*x.shape[:2], *inferred] if output_shape is None else b.ints(output_shape, "the shape of MaxUnpool")
     if output_shape is not None and len(shape) != x.rank:
         raise UnsupportedError(f"MaxUnpool to the shape {shape} of another rank")
     # Positions count in the output's own memory, as in onnxruntime, also where it is larger than inferred.

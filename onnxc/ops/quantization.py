@@ -43,9 +43,7 @@ def is_zero(v: Value | None) -> bool:
 def to_quantized(b: Builder, x: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
     """round(x) + zero, limited to the type: x is a float that is already divided by the scale."""
     if to.is_float:
-        return convert(
-            b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate
-        )
+        return convert(b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate)
     y = b.round(x)
     if zero is not None and not is_zero(zero):
         y = b.add(y, b.cast(zero, y.dtype))
@@ -70,13 +68,7 @@ def quantize_linear(
     b: Builder, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1, block_size: int = 0,
     output_dtype: int = 0, precision: int = 0, saturate: int = 1,
 ) -> Value:  # fmt: skip
-    to = (
-        zero.dtype
-        if zero is not None
-        else dtype_of(output_dtype, "QuantizeLinear")
-        if output_dtype
-        else dtypes.uint8
-    )
+    to = zero.dtype if zero is not None else dtype_of(output_dtype, "QuantizeLinear") if output_dtype else dtypes.uint8
     exact = dtype_of(precision, "QuantizeLinear") if precision else None
     return quantize(b, x, scale, zero, axis, block_size, to, bool(saturate), exact)
 
@@ -121,11 +113,7 @@ def dynamic_quantize_linear(b: Builder, x: Value) -> list[Value]:
 
 def _row_zero(b: Builder, zero: Value | None) -> Value | None:
     """The zero point of a left operand: one for each row where it is a vector."""
-    return (
-        b.reshape(zero, (*zero.shape, 1))
-        if zero is not None and zero.rank == 1 and zero.t.size != 1
-        else zero
-    )
+    return b.reshape(zero, (*zero.shape, 1)) if zero is not None and zero.rank == 1 and zero.t.size != 1 else zero
 
 
 def integer_product(b: Builder, x: Value, y: Value, x_zero: Value | None, y_zero: Value | None) -> Value:
@@ -152,9 +140,7 @@ def qlinear_matmul(
 ) -> Value:  # fmt: skip
     acc = b.cast(integer_product(b, x, y, x_zero, y_zero), dtypes.float32)
     row, column, out = (b.cast(v, dtypes.float32) for v in (x_scale, y_scale, scale))
-    factor = b.div(
-        b.mul(_row_zero(b, _scalar(b, row)) or row, _scalar(b, column) or column), _scalar(b, out) or out
-    )
+    factor = b.div(b.mul(_row_zero(b, _scalar(b, row)) or row, _scalar(b, column) or column), _scalar(b, out) or out)
     return to_quantized(b, b.mul(acc, factor), _scalar(b, zero), zero.dtype)
 
 
@@ -169,9 +155,7 @@ def integer_convolution(
     strides: list[int] | None, dilations: list[int] | None, pads: list[int] | None,
 ) -> Value:  # fmt: skip
     """The convolution of (x - x_zero) and (w - w_zero) in int32; padding counts as x_zero."""
-    window = window_of(
-        x.shape[2:], static_shape(w.shape[2:], "the kernel"), strides, dilations, pads, auto_pad
-    )
+    window = window_of(x.shape[2:], static_shape(w.shape[2:], "the kernel"), strides, dilations, pads, auto_pad)
     weights = centered(b, w, _channel_zero(b, w_zero, w.rank))
     return convolve(b, centered(b, x, _scalar(b, x_zero)), weights, window, group)
 

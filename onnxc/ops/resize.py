@@ -53,9 +53,7 @@ class _Grid:
         self.i = b.cast(b.iota(axis.after), dtypes.float32)
         self.before = b.size_as(axis.before, dtypes.float32)
         self.after = b.size_as(axis.after, dtypes.float32)
-        self.scale = (
-            b.div(self.after, self.before) if axis.scale is None else b.scalar(axis.scale, dtypes.float32)
-        )
+        self.scale = b.div(self.after, self.before) if axis.scale is None else b.scalar(axis.scale, dtypes.float32)
         self.crop = axis.crop
 
     def half_pixel(self) -> Value:
@@ -66,9 +64,7 @@ class _Grid:
         b = self.b
         lost = b.sub(1.0, b.div(self.after, b.mul(self.scale, self.before)))
         offset = b.mul(b.div(self.before, 2.0), lost)
-        i, scale, offset = (
-            b.cast(v, dtypes.float64) for v in (self.i, self.scale, offset)
-        )  # as onnxruntime does
+        i, scale, offset = (b.cast(v, dtypes.float64) for v in (self.i, self.scale, offset))  # as onnxruntime does
         return b.cast(b.sub(b.add(offset, b.div(b.add(i, 0.5), scale)), 0.5), dtypes.float32)
 
     def pytorch_half_pixel(self) -> Value:
@@ -160,19 +156,10 @@ def _is_repeat(axis: Axis, style: Style) -> int | None:
     if axis.before == 0:
         return None
     times = axis.after // axis.before if axis.scale is None else int(axis.scale)
-    if (
-        not isinstance(times, int)
-        or times < 1
-        or axis.after != axis.before * times
-        or axis.scale not in (None, times)
-    ):
+    if not isinstance(times, int) or times < 1 or axis.after != axis.before * times or axis.scale not in (None, times):
         return None
     halves = style.coordinates in ("half_pixel", "pytorch_half_pixel") and style.nearest.startswith("round")
-    return (
-        times
-        if halves or (style.coordinates == "asymmetric" and style.nearest in ("floor", "simple"))
-        else None
-    )
+    return times if halves or (style.coordinates == "asymmetric" and style.nearest in ("floor", "simple")) else None
 
 
 def _nearest_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
@@ -222,9 +209,7 @@ def _cubic_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
         weights = [b.div(w, total) for w in weights]
     y: Value | None = None
     for place, weight in zip(places, weights, strict=True):
-        tap = b.mul(
-            b.gather(x, _positions(b, place, axis.before), axis.axis), _along(b, weight, x, axis.axis)
-        )
+        tap = b.mul(b.gather(x, _positions(b, place, axis.before), axis.axis), _along(b, weight, x, axis.axis))
         y = tap if y is None else b.add(y, tap)
     assert y is not None
     return _extrapolated(b, y, axis, style, at)
@@ -294,9 +279,7 @@ def _scaled(size: Dim, scale: float) -> Dim:
         return int(np.float32(scale) * np.float32(size))
     exact = Fraction(float(scale)).limit_denominator(1024)
     if float(np.float32(exact.numerator / exact.denominator)) != float(np.float32(scale)):
-        raise UnsupportedError(
-            f"Resize of a dim known only at run time by the scale {scale} is not supported"
-        )
+        raise UnsupportedError(f"Resize of a dim known only at run time by the scale {scale} is not supported")
     return size * exact.numerator // exact.denominator
 
 

@@ -33,9 +33,7 @@ def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]], combine: s
     last = b.transpose(x, (0, *range(2, x.rank), 1))
     total: Value | None = None
     for corner in product(*taps):
-        index = b.concat(
-            [b.cast(b.reshape(t.at, (*t.at.shape, 1)), dtypes.int64) for t in corner], corner[0].at.rank
-        )
+        index = b.concat([b.cast(b.reshape(t.at, (*t.at.shape, 1)), dtypes.int64) for t in corner], corner[0].at.rank)
         value = b.one("gather_nd", last, index, batch_dims=1)
         weights = [t.weight for t in corner if t.weight is not None]
         if weights:
@@ -167,9 +165,7 @@ def roi_align(
     In mode max, as in onnxruntime, the greatest weighted neighbour of any sample.
     """
     if mode not in ("avg", "max") or sampling_ratio <= 0:
-        raise UnsupportedError(
-            f"RoiAlign with mode {mode!r} and sampling_ratio {sampling_ratio} is not supported"
-        )
+        raise UnsupportedError(f"RoiAlign with mode {mode!r} and sampling_ratio {sampling_ratio} is not supported")
     how = coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
     shift = 0.5 if how == "half_pixel" else 0.0
     scaled = b.sub(b.mul(rois, spatial_scale), shift)
@@ -179,9 +175,7 @@ def roi_align(
         extents = [b.max(e, 1.0) for e in extents]
     bins = (output_height, output_width)
     count = rois.shape[0]
-    ys, xs = (
-        _roi_positions(b, s, e, n, sampling_ratio) for s, e, n in zip((top, left), extents, bins, strict=True)
-    )
+    ys, xs = (_roi_positions(b, s, e, n, sampling_ratio) for s, e, n in zip((top, left), extents, bins, strict=True))
     shape = (count, ys.shape[1], xs.shape[1])
     ys, xs = (
         b.expand(b.reshape(ys, (*ys.shape, 1)), shape),

@@ -38,11 +38,7 @@ def _first(b: Builder, x: Value, axis: int) -> Value:
 
 def _product(b: Builder, x: Value, matrix: np.ndarray) -> Value:
     m = b.constant(matrix.astype(x.dtype.numpy))
-    return (
-        b.matmul(x, m)
-        if x.rank > 1
-        else b.reshape(b.matmul(b.reshape(x, (1, *x.shape)), m), (matrix.shape[1],))
-    )
+    return b.matmul(x, m) if x.rank > 1 else b.reshape(b.matmul(b.reshape(x, (1, *x.shape)), m), (matrix.shape[1],))
 
 
 def transform(b: Builder, x: Value, axis: int, length: int, inverse: bool, onesided: bool) -> Value:
@@ -53,9 +49,7 @@ def transform(b: Builder, x: Value, axis: int, length: int, inverse: bool, onesi
     limited(length * length, "DFT")
     if onesided and inverse:
         return _real_inverse(b, x, axis, length)
-    real, imaginary = (
-        None if p is None else _last(b, crop_or_pad(b, p, axis, length), axis) for p in _parts(b, x)
-    )
+    real, imaginary = (None if p is None else _last(b, crop_or_pad(b, p, axis, length), axis) for p in _parts(b, x))
     assert real is not None
     angle = 2 * math.pi * np.outer(np.arange(length), np.arange(half if onesided else length)) / length
     cos, sin = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
@@ -72,9 +66,7 @@ def transform(b: Builder, x: Value, axis: int, length: int, inverse: bool, onesi
 def _real_inverse(b: Builder, x: Value, axis: int, length: int) -> Value:
     """From half of a symmetric spectrum to the real signal: all bins but the first and middle count twice."""
     half = length // 2 + 1
-    real, imaginary = (
-        None if p is None else _last(b, crop_or_pad(b, p, axis, half), axis) for p in _parts(b, x)
-    )
+    real, imaginary = (None if p is None else _last(b, crop_or_pad(b, p, axis, half), axis) for p in _parts(b, x))
     assert real is not None
     angle = 2 * math.pi * np.outer(np.arange(half), np.arange(length)) / length
     twice = np.full((half, 1), 2.0)
@@ -150,8 +142,7 @@ def mel_weight_matrix(
     )
     limited(length * bins, "MelWeightMatrix")
     edges = [
-        float(constant_input(v, "an edge of MelWeightMatrix").item())
-        for v in (lower_edge_hertz, upper_edge_hertz)
+        float(constant_input(v, "an edge of MelWeightMatrix").item()) for v in (lower_edge_hertz, upper_edge_hertz)
     ]
     low, high = (2595 * math.log10(1 + f / 700) for f in edges)
     mel = low + np.arange(bins + 2) * ((high - low) / (bins + 2))

@@ -105,16 +105,17 @@ FLOAT32 = frozenset({dtypes.float32})
 HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 
-def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32) -> Graph:
+def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32, deepest: int | None = None) -> Graph:
     """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities.
 
-    `of` are the dtypes that the target has a kernel for.
+    `of` are the dtypes that the target has a kernel for, `deepest` the depth of the deepest heads that it takes; None
+    is no limit.
     """
     uses = graph.uses()
     r = Rewriter(graph)
     for node in graph.nodes:
         fused = _match(node, graph, uses) if node.op == "matmul" and node.output.dtype in of else None
-        if fused is None:
+        if fused is None or not _fits(fused[0].q, deepest) or not _fits(fused[1], deepest):
             r.keep(node)
             continue
         scores, value, guard, origin = fused
@@ -123,6 +124,11 @@ def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32) -> Graph:
         r.nodes.append(Node("attention", operands, [out], {"scale": scores.scale, "guard": guard}, (), origin))
         r.replace(node.output, out)
     return r.result()
+
+
+def _fits(v: Value, deepest: int | None) -> bool:
+    depth = v.shape[-1]
+    return deepest is None or (isinstance(depth, int) and depth <= deepest)
 
 
 def _match(node: Node, graph: Graph, uses: dict[int, list[Node]]) -> tuple[_Scores, Value, bool, Origin] | None:

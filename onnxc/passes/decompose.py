@@ -169,13 +169,9 @@ def _place(error: OnnxcError, node: Node, inputs: Sequence[Value | None]) -> Non
     """Says in an error which node it is about, and what went in."""
     if error.node is None:
         name = _name(node)
-        error.node = (
-            " ".join([*(str(s) for s in node.origin[:1]), *([repr(name)] if name else [])]) or node.op
-        )
+        error.node = " ".join([*(str(s) for s in node.origin[:1]), *([repr(name)] if name else [])]) or node.op
     if not error.shapes:
-        error.shapes = {
-            f"input {i}": v.shape for i, v in enumerate(inputs) if v is not None and v.type is not None
-        }
+        error.shapes = {f"input {i}": v.shape for i, v in enumerate(inputs) if v is not None and v.type is not None}
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:

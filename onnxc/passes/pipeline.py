@@ -26,6 +26,7 @@ class PassOptions:
         integer: compute products of quantized tensors in integers.
         weight_only: keep quantized weights packed where activations are floats.
         half_attention: recognise attention of float16 and bfloat16 too.
+        attention_depth: the depth of the deepest heads that attention is recognised with; None is no limit.
         dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
         keep_io: a converted model's inputs and outputs stay float32.
     """
@@ -35,6 +36,7 @@ class PassOptions:
     integer: bool = True
     weight_only: bool = True
     half_attention: bool = False
+    attention_depth: int | None = None
     dtype: str | None = None
     keep_io: bool = True
 
@@ -52,7 +54,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     ]
     if options.attention:
         of = FLOAT32 | HALF if options.half_attention else FLOAT32
-        pipeline.append(("fuse-attention", lambda g: fuse_attention(g, of)))
+        pipeline.append(("fuse-attention", lambda g: fuse_attention(g, of, options.attention_depth)))
     if options.dtype is not None:
         dtype, keep_io = options.dtype, options.keep_io
         pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io)))

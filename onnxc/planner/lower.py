@@ -163,10 +163,7 @@ class Lowering:
     def nest(self, placement: Placement | None) -> Nest:
         """The section's loops, phases and stores."""
         section = self.section
-        stores = [
-            self._store(section.values[vid], section.values[vid], at, at)
-            for vid, at in section.stores.items()
-        ]
+        stores = [self._store(section.values[vid], section.values[vid], at, at) for vid, at in section.stores.items()]
         if placement is not None:
             place = tuple(i + start for i, start in zip(section.index, placement.start, strict=True))
             stores.append(self._store(placement.target, section.root, place, section.index))
@@ -180,8 +177,7 @@ class Lowering:
         for s in stores:
             by_loops.setdefault(tuple(x for x in inner if _uses(s, x[0], self.lookups)), []).append(s)
         phases += [
-            Phase(list(loops), stores=some)
-            for loops, some in sorted(by_loops.items(), key=lambda kv: len(kv[0]))
+            Phase(list(loops), stores=some) for loops, some in sorted(by_loops.items(), key=lambda kv: len(kv[0]))
         ]
         return Nest(outer, phases, self.lookups)
 

@@ -52,9 +52,7 @@ class _Check:
         for node in graph.nodes:
             self.node(node)
         if len(graph.outputs) != len(graph.output_names):
-            raise self.fail(
-                f"the graph has {len(graph.outputs)} outputs and {len(graph.output_names)} output names"
-            )
+            raise self.fail(f"the graph has {len(graph.outputs)} outputs and {len(graph.output_names)} output names")
         for value, name in zip(graph.outputs, graph.output_names, strict=True):
             if value.id not in self.defined:
                 raise self.fail(f"output {name!r} ({value!r}) is not defined in the graph")
@@ -128,9 +126,7 @@ def _expected(node: Node) -> tuple[TensorType, ...]:
 def _well_formed(attr: Any) -> bool:
     if isinstance(attr, tuple):
         return all(map(_well_formed, attr))
-    return attr is None or isinstance(
-        attr, (bool, int, float, str, np.ndarray, np.generic, Expr, DType, TensorType)
-    )
+    return attr is None or isinstance(attr, (bool, int, float, str, np.ndarray, np.generic, Expr, DType, TensorType))
 
 
 def describe(node: Node) -> str:

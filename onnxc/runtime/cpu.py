@@ -139,9 +139,7 @@ def best_level() -> str:
         CpuError: on an instruction set that has no named level.
     """
     fitting = [
-        entry.name
-        for entry in _LEVELS.values()
-        if entry.machine == machine() and not missing_features(entry.features)
+        entry.name for entry in _LEVELS.values() if entry.machine == machine() and not missing_features(entry.features)
     ]
     if not fitting:
         raise CpuError(f"there is no CPU level for {machine()}: use 'native'")

@@ -120,9 +120,7 @@ class Signature:
             raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {self._all()}")
         unknown = [name for name in kwargs if name not in self._position]
         if unknown:
-            raise InputError(
-                f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {self._all()}"
-            )
+            raise InputError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {self._all()}")
         twice = [name for name in names[: len(args)] if name in kwargs]
         if twice:
             raise InputError(f"input {', '.join(map(repr, twice))} is given both by position and by name")
@@ -200,15 +198,10 @@ class Signature:
         try:
             return evaluate(size, values)
         except ZeroDivisionError as error:
-            raise InputError(
-                f"with {self._sizes(values)} a size divides by zero", node=node, cause=error
-            ) from error
+            raise InputError(f"with {self._sizes(values)} a size divides by zero", node=node, cause=error) from error
 
     def _sizes(self, values: Mapping[str, int]) -> str:
-        return (
-            ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items())
-            or "these sizes"
-        )
+        return ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items()) or "these sizes"
 
     def _place(self, symbol: str) -> str:
         k, axis = self._given[symbol]
@@ -262,9 +255,7 @@ def _from_plain(tensor: Tensor, value: object) -> Array:
     try:
         found = np.asarray(value)
         if not _same_kind(found.dtype, tensor.dtype) and found.size:
-            raise _misfit(
-                tensor, f"elements of type {tensor.dtype.name}", f"a {type(value).__name__} of {found.dtype}"
-            )
+            raise _misfit(tensor, f"elements of type {tensor.dtype.name}", f"a {type(value).__name__} of {found.dtype}")
         return np.array(value, dtype=tensor.dtype.numpy)
     except (ValueError, TypeError, OverflowError) as error:
         raise _misfit(tensor, "an array", f"a {type(value).__name__} that is none ({error})") from error

@@ -99,8 +99,7 @@ def _word(factor: str | list[Any], names: Mapping[str, str]) -> str:
         return names.get(factor) or factor
     name, *sizes = factor
     a, b = (
-        s if isinstance(s, int) else _word(s, names) if isinstance(s, str) else f"({_sum(s, names)})"
-        for s in sizes
+        s if isinstance(s, int) else _word(s, names) if isinstance(s, str) else f"({_sum(s, names)})" for s in sizes
     )
     sign = {"floordiv": "//", "mod": "%"}.get(name)
     return f"({a} {sign} {b})" if sign else f"{name}({a}, {b})"

@@ -119,6 +119,21 @@ def _declared(entry: Any) -> str:
 
 
 @dataclass(frozen=True)
+class GpuInfo:
+    """A GPU: its name, its architecture (`sm_90`), the newest CUDA that its driver knows, bytes of memory."""
+
+    name: str
+    architecture: str
+    cuda: str
+    free: int
+    memory: int
+
+    def __str__(self) -> str:
+        memory = f"{size(self.memory)}, {size(self.free)} free"
+        return f"{self.name}, {self.architecture}, {memory}, driver for CUDA {self.cuda}"
+
+
+@dataclass(frozen=True)
 class MachineInfo:
     """What onnxc sees of the machine that it runs on. `caches` are bytes of the levels 1 to 3, 0 where unknown."""
 
@@ -131,9 +146,11 @@ class MachineInfo:
     compiler: str
     cache: str
     peaks: tuple[Peaks, ...]
+    gpus: tuple[GpuInfo, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "peaks": [p.to_dict() for p in self.peaks]}
+        gpus = [vars(g) for g in self.gpus]
+        return {**vars(self), "peaks": [p.to_dict() for p in self.peaks], "gpus": gpus}
 
     def lines(self) -> list[tuple[str, str]]:
         """For people: a title and a text on each line."""
@@ -145,6 +162,7 @@ class MachineInfo:
             ("compiler", self.compiler),
             ("cache", self.cache),
             *(("peak" if k == 0 else "", str(p)) for k, p in enumerate(self.peaks)),
+            *(("gpu" if k == 0 else "", str(g)) for k, g in enumerate(self.gpus or ("none",))),
         ]
 
 
@@ -170,7 +188,22 @@ def machine_info() -> MachineInfo:
         compiler=find_compiler().version,
         cache=root,
         peaks=tuple(machine_peaks(n, native.vector_length) for n in counts),
+        gpus=tuple(_gpus()),
     )
+
+
+def _gpus() -> Iterator[GpuInfo]:
+    """The GPUs that can be used; none where the driver or its Python package is missing."""
+    from onnxc.runtime.cuda.driver import device, devices
+
+    for k in range(devices()):
+        try:
+            gpu = device(k)
+            with gpu.current():
+                free, memory = gpu.memory()
+            yield GpuInfo(gpu.name, gpu.architecture, gpu.driver_version, free, memory)
+        except OnnxcError:  # another process has it to itself, say
+            continue
 
 
 def is_saved_model(path: str | os.PathLike[str]) -> bool:

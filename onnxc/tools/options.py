@@ -34,7 +34,7 @@ _KEYWORD = Parameter.KEYWORD_ONLY
 
 app = typer.Typer(
     name="onnxc",
-    help="Compile ONNX models to fast C++ programs, run them, and compare them with onnxruntime.",
+    help="Compile ONNX models to fast programs, run them, and compare them with onnxruntime.",
     epilog="onnxc COMMAND --help shows a command's options, with examples.",
     no_args_is_help=True,
     add_completion=False,
@@ -135,9 +135,25 @@ class Target:
 
 @dataclass(frozen=True)
 class Compiling(Target):
-    """How a command compiles."""
+    """How a command compiles: for the CPU or for a GPU."""
 
     tuned: Tuned = False
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="cpu|cuda|cuda:sm_90",
+            help="The CPU; this machine's GPU; or GPUs by architecture, on any machine (cuda:sm_80,sm_90).",
+        ),
+    ] = "cpu"
+    precision: Annotated[
+        str, typer.Option(metavar="float32|tf32|tf32x3", help="How a GPU multiplies float32 matrices.")
+    ] = "float32"
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="float16|bfloat16", help="Convert a float32 model; inputs and outputs stay.", show_default=False
+        ),
+    ] = None
 
     def open(self, path: str, tell: Progress) -> CompiledModel:
         """A compiled model: compiled from ONNX, or loaded from a saved file."""
@@ -157,12 +173,15 @@ class Compiling(Target):
 
         return compile_model(
             path,
+            target=self.target,
             cpu=self.cpu,
             threads=self.threads,
             cache=cache,
             input_shapes=self.shapes,
             accuracy=self.accuracy,
             tuned=self.tuned,
+            precision=self.precision,
+            dtype=self.dtype,
             progress=lambda stage: tell(f"{stage} done"),  # the compiler names stages as they end
         )
 

@@ -16,9 +16,7 @@ from onnxc.planner.layout import Layout
 class TemplateEmitter:
     """What every template needs: buffers, names of sizes, and packed weights."""
 
-    def __init__(
-        self, group: Group, layout: Layout, lanes: int, weights: WeightStore, options: KernelOptions
-    ) -> None:
+    def __init__(self, group: Group, layout: Layout, lanes: int, weights: WeightStore, options: KernelOptions) -> None:
         self.group, self.layout, self.lanes, self.weights, self.options = group, layout, lanes, weights, options
         self.choice: Choice | None = None  # between algorithms, where there is one
         self.buffers: list[Value] = []
