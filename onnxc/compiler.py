@@ -29,6 +29,7 @@ import onnxc.codegen.cpp as cpp
 from onnxc import tuned as decisions
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, VERSION, KernelCall, Program, ProgramWriter
+from onnxc.codegen.triton.options import MOST_DEPTH
 from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, PackageError, UnsupportedError
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
 from onnxc.frontends import onnx_file
@@ -291,6 +292,7 @@ def _pass_options(fold_bytes: int, attention: bool, integer: bool, dtype: str | 
         integer and not on_gpu,
         weight_only=not on_gpu,
         half_attention=on_gpu,
+        attention_depth=MOST_DEPTH if on_gpu else None,
         dtype=dtype,
     )
 

@@ -69,18 +69,14 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
     else:
         path = os.fspath(model)
         if folder is None:
-            folder = DataFolder(
-                os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path))
-            )
+            folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
         data = None
         main = _digest_file(path, f"model {path!r}", files)
     locations = _locations(main, model, data, cache)
     if locations and folder is None:
         raise ModelError(f"the model has external data ({locations[0]!r}): give its folder as base_dir")
     outside = (
-        [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations]
-        if folder
-        else []
+        [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations] if folder else []
     )
     return Fingerprint(digest("model", main, locations, outside), tuple(files.items()))
 

@@ -25,6 +25,7 @@ from onnxc.runtime import sizes
 IMAGES = "cubins:"  # section of the machine code for an architecture
 PRECISIONS = ("float32", "tf32", "tf32x3")
 OLDEST = 75  # the oldest architecture that Triton compiles for
+BOUND = 90  # from here on Triton compiles for sm_90a and the like, whose code runs on no later architecture
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ def build(program: Program, target: GpuTarget) -> tuple[dict[str, list[dict[str,
     sections: dict[str, bytes] = {}
     for number in target.architectures:
         images = compile_program(program, number)
-        rows[f"sm_{number}"] = _rows(images)
-        sections[f"{IMAGES}sm_{number}"] = b"".join(image.code for image in images)
+        name = f"sm_{number}{'a' if number >= BOUND else ''}"
+        rows[name] = _rows(images)
+        sections[IMAGES + name] = b"".join(image.code for image in images)
     return rows, sections
 
 

@@ -199,6 +199,14 @@ def test_negative_and_wrong_indices(simulator: Simulator) -> None:
         assert answer.error[0] == 3 and answer.error[2] == wrong
 
 
+def test_nothing_is_read_from_empty_buffers(simulator: Simulator) -> None:
+    model = parsed("g (float[N,3] x, int64[4] i) => (float[4,3] y) { y = Gather(x, i) }").SerializeToString()
+    answer = simulator.run(model, [f32(0, 3), np.array([0, -1, 1, 2])])
+    assert answer.error[0] == 3
+    text = "g (float[4,0] x, float[0,3] w) => (float[4,3] y) { a = Sub(x, x) b = Abs(a) y = MatMul(b, w) }"
+    means(simulator, text, f32(4, 0), f32(0, 3))
+
+
 # ---------------------------------------------------------------- reductions and norms
 
 REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceLogSumExp"]
@@ -230,6 +238,14 @@ def test_rows_of_any_length(simulator: Simulator, axis: int, limits: dict[str, i
     x = f32(5, 37, 41)
     agrees(simulator, Case("Softmax", [x], {"axis": axis}, 13), limits=limits)
     agrees(simulator, Case("LogSoftmax", [x], {"axis": axis}, 13), dynamic=False, limits=limits)
+
+
+def test_a_sum_of_one_element_after_another_reduction(simulator: Simulator) -> None:
+    """Both are in one kernel, whose tile has lanes for the first alone."""
+    text = "g (float[4,8,1] x) => (int64[8] y) { a = Constant<value_ints = [1]>() "
+    text += "i = ArgMax<axis = 0, keepdims = 0>(x) y = ReduceSum<keepdims = 0>(i, a) }"
+    answer = means(simulator, text, f32(4, 8, 1))
+    assert answer.kinds == ["loops"]
 
 
 def test_reductions_of_special_values(simulator: Simulator) -> None:
@@ -385,6 +401,33 @@ def test_attention(simulator: Simulator, mask: str | None, dynamic: bool) -> Non
     assert "attention" in answer.kinds
 
 
+@pytest.mark.parametrize("keys", [0, 1, 5])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_attention_of_few_keys(simulator: Simulator, keys: int, dynamic: bool) -> None:
+    k = "K" if dynamic else str(keys)
+    text = ATTENTION.format(s="2,3,4,16", k=f"2,3,{k},16", v=f"2,3,{k},11", o="2,3,4,11", m="", add="u = Identity(t)")
+    answer = means(simulator, text, f32(2, 3, 4, 16), f32(2, 3, keys, 16), f32(2, 3, keys, 11), tolerance=1e-4)
+    assert answer.kinds == ["attention"]
+
+
+@pytest.mark.parametrize("scale", ["1e-40", "3e38", "0.0", "-1.0"])
+def test_attention_of_any_scale(simulator: Simulator, scale: str) -> None:
+    text = ATTENTION.format(
+        s="2,3,4,16", k="2,3,5,16", v="2,3,5,11", o="2,3,4,11", m="", add="u = Identity(t)"
+    ).replace("0.25", scale)
+    q, k, v = f32(2, 3, 4, 16) * 1e-3, f32(2, 3, 5, 16) * 1e-3, f32(2, 3, 5, 11)
+    means(simulator, text, q, k, v, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("depth", ["300", "D"])
+def test_heads_that_the_template_does_not_take(simulator: Simulator, depth: str) -> None:
+    text = ATTENTION.format(
+        s=f"2,3,4,{depth}", k=f"2,3,5,{depth}", v="2,3,5,11", o="2,3,4,11", m="", add="u = Identity(t)"
+    )
+    answer = means(simulator, text, f32(2, 3, 4, 300), f32(2, 3, 5, 300), f32(2, 3, 5, 11), tolerance=1e-4)
+    assert "attention" not in answer.kinds
+
+
 def test_rows_of_attention_that_see_nothing(simulator: Simulator) -> None:
     m = np.zeros((1, 1, 20, 37), np.float32)
     m[:, :, 3] = -np.inf
@@ -505,7 +548,7 @@ def test_machine_code(simulator: Simulator) -> None:
             assert all(image.code for image in compile_functions(program.source, program.functions, 90))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_every_operator(simulator: Simulator, case: Case) -> None:
     try:

@@ -10,8 +10,8 @@ import math
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
-from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
+from onnxc.codegen.triton.options import MOST_DEPTH, Options, fits_head
 from onnxc.codegen.triton.terms import Buffers, TileVariable
 from onnxc.errors import InternalError, UnsupportedError
 from onnxc.ir.dtypes import DType
@@ -22,7 +22,7 @@ from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, Matrix, attention_access
 
 LOG2E = math.log2(math.e)
-MOST_DEPTH = 256  # of a head: more does not fit in registers
+MOST = 3.4028234663852886e38  # of float32
 
 
 def emit_attention(group: Group, layout: Layout, options: Options) -> Kernel:
@@ -33,14 +33,15 @@ def emit_attention(group: Group, layout: Layout, options: Options) -> Kernel:
     if access is None:
         raise InternalError("attention's operand is behind a view that it cannot read through")
     queries, _, depth, columns = access.sizes
-    if not (isinstance(depth, int) and isinstance(columns, int)) or max(depth, columns) > MOST_DEPTH:
+    if not (fits_head(depth) and fits_head(columns)):
         raise UnsupportedError(f"attention on a GPU with heads of {depth} and {columns}: at most {MOST_DEPTH}")
+    assert isinstance(depth, int) and isinstance(columns, int)
     buffers = Buffers()
     batch = prod(d for _, d in access.batch)
     dtype = node.output.dtype
     d, e = max(16, power(depth)), max(16, power(columns))
     bm, bn, warps, stages = choose_blocks(queries, d, dtype)
-    wide = is_wide([access.q.value, access.k.value, access.v.value, *group.stored()])
+    wide = is_wide(touched(group, layout))
     tile = Tile((bm, e), buffers)
     lines = _place(tile, access, bm, e, wide)
     lines += _stream(tile, access, (bm, bn, d, e), node.attrs, options, dtype.name)
@@ -53,7 +54,7 @@ def choose_blocks(queries: Dim, depth: int, dtype: DType) -> tuple[int, int, int
     if isinstance(queries, int) and queries <= 16:
         return 16, 64, 4, 3 if dtype.bits == 16 else 2
     if dtype.bits == 32:
-        return 64, 32, 4, 2
+        return (64, 32, 4, 2) if depth <= 128 else (32, 32, 4, 2)
     if depth <= 64:
         return 64, 64, 4, 3
     return (128, 128, 8, 3) if depth <= 128 else (64, 32, 4, 3)
@@ -92,7 +93,9 @@ def _stream(
     deep = f"(dd < {depth})" if depth != d else ""
     inside = "" if isinstance(keys, int) and keys % bn == 0 else f"(key < {tile.index(keys)})"
     far = f"(ee < {columns})" if columns != e else ""
-    unit = scale if access.bias is not None else scale * LOG2E
+    unit = spelling.scalar(scale if access.bias is not None else scale * LOG2E)
+    if access.bias is None and abs(scale) <= MOST < abs(scale * LOG2E):
+        unit = f"{spelling.scalar(scale)} * {LOG2E!r}"
     lines = [
         f"dd = tl.arange(0, {d})", f"ee = tl.arange(0, {e})", f"kk = tl.arange(0, {bn})",
         f"q = {_tile(tile, access.q, 'm', 'dd[None, :]', [rows, _across(deep)])}",
@@ -102,7 +105,7 @@ def _stream(
     body = [
         "key = k0 + kk",
         f"kt = {_tile(tile, access.k, 'key[None, :]', 'dd[:, None]', [_across(inside), _down(deep)])}",
-        f"s = tl.dot(q, kt{dot}) * {unit!r}",
+        f"s = tl.dot(q, kt{dot}) * {unit}",
         *_bias(tile, access, (bm, bn), _across(inside)),
         *([f"s = tl.where({_across(inside)}, s, float('-inf'))"] if inside else []),
         "high = ox_max(top, ox_max_of(s, 1))",
@@ -117,6 +120,8 @@ def _stream(
     lines.append("acc = tl.where(total == 0, 0.0, tl.div_rn(acc, total))" if guard else "acc = tl.div_rn(acc, total)")
     if guard:
         lines.append("acc = tl.where(top != top, 0.0, acc)")
+    elif not isinstance(keys, int) or keys == 0:  # without keys there is nothing to add up, and no 0 / 0
+        lines.append(f"acc = tl.where(tl.full((1, 1), {tile.index(keys)}, tl.int64) == 0, 0.0, acc)")
     if dtype != "float32":
         lines.append(f"acc = acc.to({spelling.stored_of(dtype)}).to(tl.float32)")
     return lines

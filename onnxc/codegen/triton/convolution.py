@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.matmul import choose_blocks, numbering
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
@@ -66,7 +66,7 @@ def emit_convolution(group: Group, layout: Layout, options: Options) -> Kernel:
     rows = prod(shape.result)
     total = shape.channels * shape.taps
     blocks = choose_blocks(rows, shape.outputs, total, groups, dtype, exact=exact, piece=shape.channels)
-    wide = is_wide([image.value, *group.stored()], rows * shape.outputs * groups)
+    wide = is_wide(touched(group, layout), rows * shape.outputs * groups)
     tile = Tile((blocks.m, blocks.n), buffers)
     m, n, g = fresh("m", rows), fresh("n", shape.outputs), fresh("g", groups)
     batch = [(symbol(g), groups)] if groups > 1 else []

@@ -17,6 +17,9 @@ from typing import Any
 from onnxc.codegen.triton.program import Function, Program
 from onnxc.errors import ToolchainError
 
+# Bytes of shared memory that a program may have; those that are not here are taken to have the least.
+LEAST_SHARED = 99 << 10
+SHARED = {75: 64 << 10, 80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
 INSTALL = "GPU kernels are compiled by Triton: pip install 'onnxc[cuda]'"
 
 
@@ -69,13 +72,13 @@ def compile_program(program: Program, architecture: int, workers: int | None = N
 def _elsewhere(source: str, functions: Sequence[Function], architecture: int) -> dict[str, Image]:
     """Compiles some functions in a process of their own. (A fork could hang where other threads hold locks.)"""
     request = json.dumps([source, [asdict(f) for f in functions], architecture])
-    found = subprocess.run(
-        [sys.executable, "-c", "from onnxc.codegen.triton.cubin import serve; serve()"],
-        input=request, capture_output=True, text=True, check=False,
+    found = subprocess.run(  # -P: what lies in the working directory is not imported
+        [sys.executable, "-P", "-c", "from onnxc.codegen.triton.cubin import serve; serve()"],
+        input=request, capture_output=True, encoding="utf-8", errors="replace", check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
     )  # fmt: skip
     try:
-        answer = json.loads(found.stdout)
+        answer = json.loads(found.stdout[found.stdout.rindex("\n") + 1 :])  # others may have printed before
     except ValueError as error:
         last = found.stderr.strip()[-2000:]
         raise ToolchainError(f"Triton ended with code {found.returncode}: {last}", cause=error) from error
@@ -88,14 +91,19 @@ def _elsewhere(source: str, functions: Sequence[Function], architecture: int) ->
 def serve() -> None:
     """Answers a request of :func:`_elsewhere` on standard input: images, or what went wrong."""
     source, functions, architecture = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr  # what Triton prints is no part of the answer
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what Triton prints, or a library under it, is no part of the answer
     try:
-        parsed = [Function(**{**f, "parameters": tuple(map(tuple, f["parameters"]))}) for f in functions]
+        parsed = [
+            Function(**{**f, "parameters": tuple(map(tuple, f["parameters"])), "loose": tuple(f["loose"])})
+            for f in functions
+        ]
         images = compile_functions(source, parsed, architecture)
         answer: Any = [{**asdict(i), "code": base64.b64encode(i.code).decode()} for i in images]
     except ToolchainError as error:
         answer = str(error)
-    json.dump(answer, out)
+    with out:
+        out.write("\n" + json.dumps(answer))
 
 
 def compile_functions(source: str, functions: Sequence[Function], architecture: int) -> list[Image]:
@@ -109,15 +117,24 @@ def _compiled(kernel: Any, function: Function, architecture: int) -> Image:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    aligned = {(k,): [["tt.divisibility", 16]] for k, (_, t) in enumerate(function.parameters) if t[0] == "*"}
-    source = ASTSource(kernel, dict(function.parameters), {}, aligned)
-    options = {"num_warps": function.warps, "num_stages": function.stages, "enable_fp_fusion": True,
-               "enable_reflect_ftz": False}  # fmt: skip
-    try:
-        found = compile_triton(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    except Exception as error:
-        raise ToolchainError(f"Triton cannot compile {function.name}: {error}", cause=error) from error
-    meta = found.metadata
-    return Image(
-        meta.name, found.asm["cubin"], meta.shared, 32 * function.warps, getattr(meta, "global_scratch_size", 0)
+    aligned = {
+        (k,): [["tt.divisibility", 16]]
+        for k, (_, t) in enumerate(function.parameters)
+        if t[0] == "*" and k not in function.loose
+    }
+    most = SHARED.get(architecture, LEAST_SHARED)
+    for stages in range(function.stages, 0, -1):  # fewer where an architecture has less shared memory
+        options = {"num_warps": function.warps, "num_stages": stages, "enable_fp_fusion": True,
+                   "enable_reflect_ftz": False}  # fmt: skip
+        try:
+            source = ASTSource(kernel, dict(function.parameters), {}, aligned)
+            found = compile_triton(source, target=GPUTarget("cuda", architecture, 32), options=options)
+        except Exception as error:
+            raise ToolchainError(f"Triton cannot compile {function.name}: {error}", cause=error) from error
+        meta = found.metadata
+        if meta.shared <= most:
+            scratch = getattr(meta, "global_scratch_size", 0)
+            return Image(meta.name, found.asm["cubin"], meta.shared, 32 * function.warps, scratch)
+    raise ToolchainError(
+        f"{function.name} needs {meta.shared} bytes of shared memory; sm_{architecture} has {most} for a kernel"
     )

@@ -8,6 +8,8 @@ from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.terms import Buffers
 from onnxc.ir.expr import Dim, bounds
 from onnxc.ir.graph import Value
+from onnxc.planner.groups import Group
+from onnxc.planner.layout import Layout
 
 WIDE = 1 << 31  # elements (or programs) from which an index needs 64 bits
 
@@ -51,6 +53,11 @@ def indent(lines: list[str]) -> list[str]:
 def is_wide(values: list[Value], *dims: Dim) -> bool:
     """Whether positions in these buffers may need more than 32 bits."""
     return any(not _small(d) for d in [*(v.t.size for v in values), *dims])
+
+
+def touched(group: Group, layout: Layout) -> list[Value]:
+    """The buffers that the kernel of a template may read or write, in its epilogue too."""
+    return [layout.storage(v) for n in group.nodes for v in n.operands] + group.stored()
 
 
 def _small(d: Dim) -> bool:

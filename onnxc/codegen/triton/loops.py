@@ -266,8 +266,10 @@ class NestEmitter:
 
     def _phase(self, phase: Phase, emitter: TermEmitter, scope: Scope, inner: Scope) -> None:
         """A phase whose turns are all in the tile."""
+        # Without loops it has one turn, not one in each lane of the second axis.
+        shape = emitter.shape if phase.loops else (emitter.shape[0], 1)
         for r in phase.reductions:
-            a = _Accumulator(r, self.buffers.fresh("acc"), emitter.shape)
+            a = _Accumulator(r, self.buffers.fresh("acc"), shape)
             scope.lines += a.whole(self._masked(a, phase, emitter, inner), self._position(a, phase, emitter, inner))
             emitter.reduced[r.key] = a.name
             scope.available.add(("reduced", r.key))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.terms import Buffers, TileVariable
 from onnxc.errors import InternalError
@@ -89,7 +89,7 @@ def emit_matmul(group: Group, layout: Layout, options: Options) -> Kernel:
     dtype = node.output.dtype
     exact = dtype.name == "float32" and options.dot == "ieee"
     blocks = choose_blocks(m, n, k, batch, dtype, exact=exact)
-    wide = is_wide([access.a.value, access.b.value, *group.stored()], m * n * batch)
+    wide = is_wide(touched(group, layout), m * n * batch)
     tile = Tile((blocks.m, blocks.n), buffers)
     lines = numbering(tile, (m, n), blocks, access.batch, wide)
     for loop, name, axis, size, lanes in ((access.m, "m", 0, m, blocks.m), (access.n, "n", 1, n, blocks.n)):
@@ -163,4 +163,3 @@ def _times(name: str, stride: str) -> str:
 
 def _sum(*parts: str) -> str:
     return " + ".join(p for p in parts if p and p != "0") or "0"
-

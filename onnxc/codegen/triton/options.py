@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Node
 
 
@@ -25,6 +26,12 @@ class Options:
 
 
 FLOATS = ("float32", "float16", "bfloat16")
+MOST_DEPTH = 256  # of a head of attention: more does not fit in registers
+
+
+def fits_head(depth: Dim) -> bool:
+    """Whether heads of this depth are within what the attention kernel takes."""
+    return isinstance(depth, int) and depth <= MOST_DEPTH
 
 
 def is_template(node: Node) -> bool:

@@ -30,7 +30,7 @@ from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 1
+VERSION = 2
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 
@@ -46,6 +46,12 @@ class Place:
     def at(self, offset: Dim) -> Place:
         """A place some bytes further."""
         return Place(self.kind, self.number, self.offset + offset)
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether its address is a multiple of 16, as those of all whole buffers are."""
+        coefficients = [self.offset] if isinstance(self.offset, int) else [c for _, c in self.offset.terms]
+        return all(c % 16 == 0 for c in coefficients)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Function:
     parameters: tuple[tuple[str, str], ...]
     warps: int
     stages: int
+    loose: tuple[int, ...] = ()  # parameters that point to where no alignment is known: a step's part of a sequence
 
 
 @dataclass
@@ -132,7 +139,7 @@ class ProgramWriter:
     def __init__(self, plan: Plan, options: Options | None = None) -> None:
         self.plan, self.options = plan, options or Options()
         self.weights = WeightStore()
-        self.functions: dict[tuple[str, int, int], Function] = {}
+        self.functions: dict[tuple[str, int, int, tuple[int, ...]], Function] = {}
         self.texts: dict[str, str] = {}
         self.calls: list[KernelCall] = []
         self.steps: list[Step] = []
@@ -236,13 +243,15 @@ class ProgramWriter:
 
     def _call(self, kernel: Kernel, group: Group) -> None:
         text = kernel.text()
-        key = (text, kernel.warps, kernel.stages)
+        places = [self.place(v) for v in kernel.buffers.storages]
+        loose = tuple(k for k, place in enumerate(places) if not place.is_aligned)
+        key = (text, kernel.warps, kernel.stages, loose)
         if key not in self.functions:
             name = f"k{len(self.functions)}"
-            self.functions[key] = Function(name, tuple(kernel.parameters()), kernel.warps, kernel.stages)
+            self.functions[key] = Function(name, tuple(kernel.parameters()), kernel.warps, kernel.stages, loose)
             self.texts[name] = text
         function = self.functions[key]
-        arguments: list[Place | Size | None] = [self.place(v) for v in kernel.buffers.storages]
+        arguments: list[Place | Size | None] = [*places]
         arguments += [Size(Sym(s), "i64" if kernel.wide else "i32") for s in kernel.sizes]
         if kernel.buffers.reports:
             arguments += [None, Size(len(self.calls), "i32")]

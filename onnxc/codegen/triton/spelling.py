@@ -97,6 +97,11 @@ def ones(rank: int) -> str:
     return f"({'1, ' * rank})" if rank else "()"
 
 
+def scalar(x: float) -> str:
+    """A float32 of any value. (Triton takes a number beyond its normal range for a float64.)"""
+    return f"tl.full((), {_float(x)}, tl.float32)"
+
+
 def _float(x: float) -> str:
     if math.isnan(x):
         return 'float("nan")'

@@ -274,7 +274,14 @@ class TermEmitter:
     def _load(self, term: Load, scope: Scope, guarding: Guarding) -> str:
         (address,) = term.index
         deps = self._of(term.index)
+        if isinstance(term.value.t.size, int) and term.value.t.size == 0:  # it may have no address
+            return spelling.literal(bytes(term.dtype.itemsize), term.dtype, len(self.shape))
         at, mask = self._address(term.value, address, deps, scope, guarding)
+        for s in sorted(symbols(address) & self.lookups.keys(), key=lambda s: s.key):
+            extent = self.lookups[s].extent  # a wrong index has become 0, where an empty buffer has nothing either
+            if not isinstance(extent, int):
+                some = f"({self.index(extent, scope)} > 0)"
+                mask = f"{mask} & {some}" if mask else some
         nothing = "0.0" if term.dtype.is_float else "0"
         text = f"tl.load({at}, mask={mask}, other={nothing})" if mask else f"tl.load({at})"
         return self.widened(text, term.dtype)

@@ -1,0 +1,118 @@
+"""Compiling for GPUs where there is none: machine code, files, several architectures, and what can go wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxc
+from onnxc.codegen.triton import cubin
+from onnxc.codegen.triton.program import Function, Place
+from onnxc.errors import CudaError, InputError, ToolchainError
+from onnxc.ir.expr import Sym
+from onnxc.runtime.cuda import driver
+from tests.small_models import parse
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
+)
+ADD = "(float[N, 7] x, float[7] b) => (float[N, 7] y) { y = Add(x, b) }"
+COPY = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k0(a, b):\n    {}\n"
+LANES = "i = tl.arange(0, 128)\n    tl.store(b + i, tl.load(a + i))"
+
+
+def copying(body: str = LANES, loose: Sequence[int] = ()) -> tuple[str, list[Function]]:
+    return COPY.format(body), [Function("k0", (("a", "*fp32"), ("b", "*fp32")), 1, 3, tuple(loose))]
+
+
+def test_a_file_for_several_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnxc.compile(parse(ADD), target="cuda:sm_90,sm_80", cache=False)
+    assert "k0" in str(model.explain()) and "def k0" in model.source
+    assert set(model.manifest["cuda"]["images"]) == {"sm_80", "sm_90a"}
+    model.save(tmp_path / "m.onnxc")
+
+    def nothing(ordinal: int = 0) -> Any:
+        raise CudaError("there is no GPU")
+
+    monkeypatch.setattr("onnxc.runtime.cuda.model.find_device", nothing)
+    with pytest.raises(CudaError):
+        model(np.ones((2, 7), np.float32), np.ones(7, np.float32))
+    with pytest.raises(CudaError):
+        onnxc.load(tmp_path / "m.onnxc")
+
+
+@pytest.mark.parametrize("target", ["cuda:", "gpu", "cuda:sm_90a", "cuda:90", "cuda:sm_70", "cuda:sm_90,", "cuda:sm_9"])
+def test_wrong_targets(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(ordinal: int = 0) -> Any:
+        raise CudaError("there is no GPU")
+
+    monkeypatch.setattr(driver, "device", nothing)
+    with pytest.raises((InputError, CudaError)):
+        onnxc.compile(parse(ADD), target=target, cache=False)
+
+
+def test_architectures_that_do_not_exist() -> None:
+    with pytest.raises(ToolchainError):
+        onnxc.compile(parse(ADD), target="cuda:sm_999", cache=False)
+
+
+def test_only_whole_buffers_are_aligned() -> None:
+    """A step's part of a sequence begins where it may: vectors of 16 bytes must not be read there."""
+    t, n = Sym("t0"), Sym("s0")
+    assert Place("arena", 0).is_aligned and Place("input", 0, t * 32).is_aligned
+    assert not Place("input", 0, t * 28).is_aligned and not Place("arena", 0, t * n * 4).is_aligned
+    plain, loose = (cubin.compile_functions(*copying(loose=k), 90)[0].code for k in ((), (0, 1)))
+    assert plain != loose
+
+
+def test_stages_that_do_not_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """i = tl.arange(0, 32)
+    at = i[:, None] * 32 + i[None, :]
+    acc = tl.zeros((32, 32), tl.float32)
+    for k in range(0, 1024, 32):
+        acc = tl.dot(tl.load(a + at + k), tl.load(b + at + k), acc)
+    tl.store(a + at, acc)"""
+    source, _ = copying(body)
+    function = Function("k0", (("a", "*fp32"), ("b", "*fp32")), 4, 3)
+    (free,) = cubin.compile_functions(source, [function], 80)
+    monkeypatch.setitem(cubin.SHARED, 80, free.shared - 1)
+    (fewer,) = cubin.compile_functions(source, [function], 80)
+    assert fewer.shared < free.shared
+    monkeypatch.setitem(cubin.SHARED, 80, 1)
+    with pytest.raises(ToolchainError, match="shared memory"):
+        cubin.compile_functions(source, [function], 80)
+
+
+def test_refused_kernels_are_named() -> None:
+    with pytest.raises(ToolchainError, match="cannot compile k0"):
+        cubin.compile_functions(*copying("tl.store(b, nothing)"), 90)
+    source, functions = copying("tl.store(b, nothing)")
+    with pytest.raises(ToolchainError, match="cannot compile k0"):
+        cubin._elsewhere(source, functions, 90)
+
+
+def test_the_process_that_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It ignores what lies in the working directory, survives noise on its output, and its death is told."""
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    found = cubin._elsewhere(*copying(), 90)
+    assert found["k0"].code
+    run = subprocess.run
+
+    def noisy(*args: Any, **options: Any) -> Any:
+        answer = run(*args, **options)
+        answer.stdout = "hello\n" + answer.stdout
+        return answer
+
+    monkeypatch.setattr(cubin.subprocess, "run", noisy)
+    assert cubin._elsewhere(*copying(), 90) == found
+    dead = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(cubin.subprocess, "run", lambda *args, **options: dead)
+    with pytest.raises(ToolchainError, match="-9"):
+        cubin._elsewhere(*copying(), 90)
