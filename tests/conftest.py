@@ -26,7 +26,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "d
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that asks for the ``zoo`` fixture carries its marker; exhaustive ones run only where they are asked for."""
+    """A test that asks for the ``zoo`` fixture carries its marker; exhaustive ones run where they are asked for."""
     for item in items:
         if "zoo" in getattr(item, "fixturenames", ()):
             item.add_marker("zoo")
