@@ -68,6 +68,7 @@ def choose_blocks(m: Dim, n: Dim, k: Dim, batch: Dim, dtype: DType, *, exact: bo
         blocks, share = row
         tiles = -(-rows // blocks.m) * -(-columns // blocks.n) * count
         slow = 2.0 if blocks.m * blocks.n > LARGE and (odd or depth <= SHORT) and not exact else 1.0
+        slow *= 1.5 if odd and blocks.k < 64 and not exact else 1.0
         return -(-tiles // PROGRAMS) * blocks.m * blocks.n / share * slow
 
     found, _ = min(EXACT_TILES if exact else HALF_TILES, key=work)

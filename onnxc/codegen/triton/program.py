@@ -255,7 +255,7 @@ class ProgramWriter:
         arguments += [Size(Sym(s), "i64" if kernel.wide else "i32") for s in kernel.sizes]
         if kernel.buffers.reports:
             arguments += [None, Size(len(self.calls), "i32")]
-        number = list(self.functions).index(key)
+        number = int(function.name[1:])
         self.steps.append(Launch(number, len(self.calls), kernel.programs, tuple(arguments)))
         self.calls.append(self._facts(function.name, kernel, group))
 
