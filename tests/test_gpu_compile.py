@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import onnxc
+from models.zoo.store import MICRO_GRAPHS, ZooModel
 from onnxc.codegen.triton import cubin
 from onnxc.codegen.triton.program import Function, Place
 from onnxc.errors import CudaError, InputError, ToolchainError
@@ -116,3 +117,12 @@ def test_the_process_that_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(cubin.subprocess, "run", lambda *args, **options: dead)
     with pytest.raises(ToolchainError, match="-9"):
         cubin._elsewhere(*copying(), 90)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", MICRO_GRAPHS)
+def test_pointwise_graphs_of_the_zoo(zoo: Callable[[str], ZooModel], name: str) -> None:
+    model = onnxc.compile(zoo(name).path, target="cuda:sm_80,sm_90,sm_100", cache=False)
+    report = model.explain()
+    assert len(report.kernels) <= (4 if name == "m_se" else 1)
+    assert report.gpu == "sm_80, sm_90, sm_100"
