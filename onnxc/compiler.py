@@ -27,8 +27,9 @@ import numpy as np
 
 import onnxc.codegen.cpp as cpp
 from onnxc import tuned as decisions
+from onnxc.codegen.calls import KernelCall
 from onnxc.codegen.cpp.choices import KernelOptions
-from onnxc.codegen.cpp.program import ENTRY, VERSION, KernelCall, Program, ProgramWriter
+from onnxc.codegen.cpp.program import ENTRY, VERSION, Program, ProgramWriter
 from onnxc.codegen.triton.options import MOST_DEPTH
 from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, PackageError, UnsupportedError
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxc.choices import Choice as Choice
+from onnxc.choices import Choice
 
 
 @dataclass(frozen=True)

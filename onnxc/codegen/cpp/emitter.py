@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from onnxc.choices import Choice
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.choices import Choice, KernelOptions
+from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.epilogue import Epilogue
-from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
+from onnxc.codegen.weights import WeightStore
 from onnxc.ir.expr import Dim, Symbol, symbols
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group

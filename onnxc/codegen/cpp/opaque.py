@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.emitter import TemplateEmitter
-from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
+from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, is_less, prod

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from onnxc.codegen.calls import KernelCall, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.choices import Choice, KernelOptions
+from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.loops import emit_sections
 from onnxc.codegen.cpp.opaque import emit_opaque
 from onnxc.codegen.cpp.templates import emit_template
-from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
+from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol, evaluate, symbols
-from onnxc.ir.graph import Origin, Value
-from onnxc.planner.flops import elements_read, total
+from onnxc.ir.expr import Dim, Symbol, evaluate
+from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
@@ -25,29 +25,6 @@ from onnxc.primitives.builder import constant_of
 ENTRY = "onnxc_run"
 # Counts every change of what is generated: part of the cache key.
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """One kernel of a run, for reports: which function, from which nodes, why it is one kernel."""
-
-    function: str
-    kind: str
-    origin: Origin
-    reasons: tuple[str, ...]
-    boundaries: tuple[tuple[str, str], ...]  # type of each value that it stores, and why it is stored
-    reads: Dim  # bytes, weights among them
-    writes: Dim
-    weights: int
-    flops: Dim = 0  # of its contractions
-    pointwise: Dim = 0  # other arithmetic
-    turns: Dim = 1  # calls in a run: more than one inside a scan
-    choice: Choice | None = None
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        """Types of the values that it stores."""
-        return tuple(t for t, _ in self.boundaries)
 
 
 @dataclass
@@ -83,15 +60,8 @@ class ProgramWriter:
         self.depth = 0
         self.turns: Dim = 1
         self.buffers = lifetimes(plan)
-        self.symbols = self._symbols()
+        self.symbols = size_symbols(plan)
         self._places = self._fixed_places()
-
-    def _symbols(self) -> list[str]:
-        found: set[Symbol] = set()
-        for v in self.plan.graph.values():
-            for d in v.shape:
-                found |= symbols(d)
-        return sorted(s.key for s in found)
 
     def _fixed_places(self) -> dict[int, str]:
         places = {v.id: f"buf[{k}]" for k, v in enumerate(self.plan.graph.inputs)}
@@ -211,29 +181,9 @@ class ProgramWriter:
             *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);", f"  ox_lap(ctx, {number});",
             *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; return ctx->error.code; }}"] if _can_fail(kernel) else []), "}",
         ]  # fmt: skip
-        self.calls.append(self._facts(name, kernel, group))
-
-    def _facts(self, name: str, kernel: KernelSource, group: Group) -> KernelCall:
-        stored = group.stored()
-        boundaries = tuple((str(v.type), self.plan.boundaries.get(v.id, "")) for v in stored)
-        written = {self.plan.layout.storage(v).id for v in stored}
-        needed = elements_read(group.nodes, self.plan.layout)
-        reads: Dim = 0
-        weights = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
-        for v in kernel.buffers:
-            nbytes = needed.get(v.id, v.t.size) * v.dtype.itemsize
-            if constant_of(v) is not None and isinstance(nbytes, int):
-                weights += nbytes
-            elif v.id not in written:
-                reads = reads + nbytes
-        writes: Dim = 0
-        for v in stored:
-            writes = writes + v.t.nbytes
-        flops, pointwise = total(group.nodes)
-        return KernelCall(
-            name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights,
-            flops, pointwise, self.turns, kernel.choice,
-        )  # fmt: skip
+        packed = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
+        call = kernel_call(self.plan, group, name, kernel.kind, kernel.buffers, packed, self.turns, kernel.choice)
+        self.calls.append(call)
 
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",

@@ -10,8 +10,8 @@ from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.integer import IntegerConvEmitter, IntegerMatmulEmitter
 from onnxc.codegen.cpp.weight_only import QuantizedMatmulEmitter
-from onnxc.codegen.cpp.weights import WeightStore
 from onnxc.codegen.cpp.writer import KernelSource, indent
+from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, prod, substitute, symbols
 from onnxc.planner.groups import Group

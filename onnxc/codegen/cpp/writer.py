@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from onnxc.codegen.cpp.choices import Choice
+from onnxc.choices import Choice
 from onnxc.ir.expr import Symbol
 from onnxc.ir.graph import Value
 from onnxc.loops.terms import Term

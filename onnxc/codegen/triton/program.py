@@ -11,18 +11,17 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from onnxc.codegen.cpp.program import KernelCall
-from onnxc.codegen.cpp.weights import WeightStore
+from onnxc.codegen.calls import KernelCall, kernel_call, size_symbols
 from onnxc.codegen.triton.kernel import Kernel
 from onnxc.codegen.triton.loops import emit_sections
 from onnxc.codegen.triton.opaque import emit_opaque
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.templates import emit_template
 from onnxc.codegen.triton.terms import Packed
+from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Sym, Symbol, symbols
+from onnxc.ir.expr import Dim, Sym
 from onnxc.ir.graph import Value
-from onnxc.planner.flops import elements_read, total
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
@@ -162,23 +161,14 @@ class ProgramWriter:
                 [s for s in sizes if isinstance(s, int)], [(b.first, b.last) for b in self.buffers]
             )
         return Program(
-            text, list(self.functions.values()), self.steps, self.calls, self.buffers, self._symbols(), self.weights,
-            dict(self.texts), offsets, nbytes,
+            text, list(self.functions.values()), self.steps, self.calls, self.buffers, size_symbols(self.plan),
+            self.weights, dict(self.texts), offsets, nbytes,
         )  # fmt: skip
-
-    def _symbols(self) -> list[str]:
-        found: set[Symbol] = set()
-        for v in self.plan.graph.values():
-            for d in v.shape:
-                found |= symbols(d)
-        return sorted(s.key for s in found)
 
     def place(self, storage: Value | Packed) -> Place:
         """Where a buffer begins."""
         if isinstance(storage, Packed):
-            nbytes = storage.t.nbytes
-            assert isinstance(nbytes, int)
-            return Place("weights", 0, self.weights.add_packed(storage.id, nbytes, storage.write))
+            return Place("weights", 0, self.weights.add_packed(storage.id, storage.nbytes, storage.write))
         if storage.id in self._places:
             return self._places[storage.id]
         constant = constant_of(storage)
@@ -257,32 +247,9 @@ class ProgramWriter:
             arguments += [None, Size(len(self.calls), "i32")]
         number = int(function.name[1:])
         self.steps.append(Launch(number, len(self.calls), kernel.programs, tuple(arguments)))
-        self.calls.append(self._facts(function.name, kernel, group))
-
-    def _facts(self, name: str, kernel: Kernel, group: Group) -> KernelCall:
-        stored = group.stored()
-        boundaries = tuple((str(v.type), self.plan.boundaries.get(v.id, "")) for v in stored)
-        written = {self.plan.layout.storage(v).id for v in stored}
-        needed = elements_read(group.nodes, self.plan.layout)
-        reads: Dim = 0
-        weights = 0
-        for v in kernel.buffers.storages:
-            if isinstance(v, Packed):
-                weights += v.t.size * v.dtype.itemsize if isinstance(v.t.size, int) else 0
-                continue
-            nbytes = needed.get(v.id, v.t.size) * v.dtype.itemsize
-            if constant_of(v) is not None and isinstance(nbytes, int):
-                weights += nbytes
-            elif v.id not in written:
-                reads = reads + nbytes
-        writes: Dim = 0
-        for v in stored:
-            writes = writes + v.t.nbytes
-        flops, pointwise = total(group.nodes)
-        return KernelCall(
-            name, kernel.kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights,
-            flops, pointwise, self.turns,
-        )  # fmt: skip
+        storages = [v for v in kernel.buffers.storages if not isinstance(v, Packed)]
+        packed = sum(v.nbytes for v in kernel.buffers.storages if isinstance(v, Packed))
+        self.calls.append(kernel_call(self.plan, group, function.name, kernel.kind, storages, packed, self.turns))
 
 
 def encode(steps: list[Step] | tuple[Step, ...], spell: Encode) -> list[dict[str, Any]]:

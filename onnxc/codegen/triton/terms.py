@@ -69,6 +69,13 @@ class Packed:
     def dtype(self) -> DType:
         return self.t.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory; a constant has no open dims."""
+        nbytes = self.t.nbytes
+        assert isinstance(nbytes, int)
+        return nbytes
+
 
 @dataclass
 class Buffers:
