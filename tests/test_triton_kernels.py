@@ -112,6 +112,15 @@ def test_functions_of_floats(simulator: Simulator, dtype: str) -> None:
     means(simulator, f"g ({dtype}[{n}] x) => ({outputs}) {{ {body} }}", x, tolerance=tolerance)
 
 
+def test_signs_of_bfloat16(simulator: Simulator) -> None:
+    x = np.array(SPECIAL).astype(ml_dtypes.bfloat16)
+    n = x.size
+    model = parsed(f"g (bfloat16[{n}] x) => (bfloat16[{n}] y) {{ y = Sign(x) }}")
+    (y,) = simulator.run(model.SerializeToString(), [x]).outputs
+    wanted = np.sign(x.astype(np.float32))  # ml_dtypes' own gives -0 for -0
+    np.testing.assert_array_equal(y.astype(np.float32), wanted)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_pairs_of_floats(simulator: Simulator, dtype: str) -> None:
     x, y = (a.astype(FLOATS[dtype]).ravel() for a in np.meshgrid(SPECIAL, SPECIAL))
