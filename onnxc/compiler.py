@@ -295,6 +295,7 @@ def _pass_options(fold_bytes: int, attention: bool, integer: bool, dtype: str | 
         half_attention=on_gpu,
         attention_depth=MOST_DEPTH if on_gpu else None,
         dtype=dtype,
+        merge=on_gpu,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxc.ir.graph import Graph
 from onnxc.passes.attention import FLOAT32, HALF, fuse_attention
 from onnxc.passes.decompose import decompose
+from onnxc.passes.merge_products import merge_products
 from onnxc.passes.precision import convert_precision
 from onnxc.passes.prepare import prepare
 from onnxc.passes.quantized import integer_products
@@ -29,6 +30,7 @@ class PassOptions:
         attention_depth: the depth of the deepest heads that attention is recognised with; None is no limit.
         dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
         keep_io: a converted model's inputs and outputs stay float32.
+        merge: products of one value with several constants become one product.
     """
 
     fold_bytes: int = 1 << 28
@@ -39,6 +41,7 @@ class PassOptions:
     attention_depth: int | None = None
     dtype: str | None = None
     keep_io: bool = True
+    merge: bool = False
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
@@ -58,4 +61,6 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     if options.dtype is not None:
         dtype, keep_io = options.dtype, options.keep_io
         pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io)))
+    if options.merge:
+        pipeline.append(("merge-products", merge_products))
     return [*pipeline, ("prepare", prepare)]
