@@ -71,3 +71,16 @@ def test_a_product_that_is_an_output_stays() -> None:
     ys = [b.matmul(x, b.constant(weights(12, 16))) for _ in range(2)]
     graph = b.graph([*ys, *(b.reduce("max", y, [1]) for y in ys)])
     assert products(merge_products(graph)) == 2
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5, 1)])
+def test_what_is_not_added_to_each_row_is_no_bias(shape: tuple[int, ...]) -> None:
+    b = Builder()
+    x = b.input(TensorType(F32, (5, 12)), "x")
+    ys = [b.add(b.matmul(x, b.constant(weights(12, 16))), b.constant(weights(*shape))) for _ in range(2)]
+    graph = b.graph([b.reduce("max", y, [1]) for y in ys])
+    merged = merge_products(graph)
+    verify(merged, "merge-products")
+    data = weights(5, 12)
+    for a, c in zip(interpret(graph, [data]), interpret(merged, [data]), strict=True):
+        assert a.tobytes() == c.tobytes()

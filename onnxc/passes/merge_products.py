@@ -74,7 +74,8 @@ def _branch(node: Node, uses: dict[int, list[Node]]) -> _Branch | None:
         addition = readers[0]
         others = [v for v in addition.operands if v is not node.output]
         bias = constant_of(others[0]) if len(others) == 1 else None
-        if bias is not None and bias.size == bias.shape[-1] == weights.shape[1] and bias.ndim <= node.output.rank:
+        row = (*(1,) * (bias.ndim - 1), weights.shape[1]) if bias is not None else ()
+        if bias is not None and bias.shape == row and bias.ndim <= node.output.rank:
             return _Branch(node, weights, addition, bias.reshape(-1))
     return _Branch(node, weights)
 
