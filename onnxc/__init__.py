@@ -15,25 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxc import errors as errors
+    from onnxc import optim as optim
     from onnxc.compiler import compile as compile
+    from onnxc.gradient import backward as backward
     from onnxc.runtime.model import CompiledModel as CompiledModel
     from onnxc.runtime.model import load as load
     from onnxc.tools.compare import compare as compare
     from onnxc.tools.tune import tune as tune
+    from onnxc.training.step import compile_training as compile_training
 
 _HOME = {
+    "backward": "onnxc.gradient",
     "CompiledModel": "onnxc.runtime.model",
     "compare": "onnxc.tools.compare",
     "compile": "onnxc.compiler",
+    "compile_training": "onnxc.training.step",
     "load": "onnxc.runtime.model",
     "tune": "onnxc.tools.tune",
 }
-__all__ = ["CompiledModel", "compare", "compile", "errors", "load", "tune"]
+__all__ = ["CompiledModel", "backward", "compare", "compile", "compile_training", "errors", "load", "optim", "tune"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("onnxc.errors")
+    if name in ("errors", "optim"):
+        return importlib.import_module(f"onnxc.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxc' has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)

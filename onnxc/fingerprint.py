@@ -22,6 +22,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxc.errors import CacheError, ModelError
 from onnxc.frontends.onnx_file import Model
 from onnxc.frontends.onnx_tensors import DataFolder, open_regular, text
+from onnxc.ir.graph import Graph
+from onnxc.ir.text import to_text
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import available_cpus
 
@@ -79,6 +81,12 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
         [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations] if folder else []
     )
     return Fingerprint(digest("model", main, locations, outside), tuple(files.items()))
+
+
+def fingerprint_graph(graph: Graph) -> Fingerprint:
+    """The fingerprint of a graph: of its text, with digests of large constants, and of what the text leaves out."""
+    rest = [graph.name, sorted(graph.dim_names.items()), graph.input_names, graph.output_names]
+    return Fingerprint(digest("graph", to_text(graph), rest, repr(sorted(graph.metadata.items()))), ())
 
 
 def _serialized(model: ModelProto) -> bytes:

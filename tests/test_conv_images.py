@@ -11,6 +11,8 @@ from onnx import helper, numpy_helper
 
 import onnxc
 
+pytestmark = pytest.mark.every_target
+
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_graph_inputs_of_few_channels(channels: int) -> None:

@@ -10,6 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
 
+pytestmark = pytest.mark.every_target
+
 CASES = [
     # spatial, kernel, strides, dilations, pads, output_padding, group
     ((4, 5), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), (0, 0), 1),

@@ -11,6 +11,8 @@ import onnxc
 from tests.agreement import assert_agrees
 from tests.small_models import floats, parse
 
+pytestmark = pytest.mark.every_target
+
 CASES = {
     "an output that a convolution reads": "r = Relu(x) z = Conv(r, w)",
     "an output that a convolution makes": "z = Conv(x, w) r = Relu(z)",

@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 import onnxc
 
+pytestmark = pytest.mark.every_target
+
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, INPUT, HIDDEN = 5, 3, 4, 7
 

@@ -43,6 +43,41 @@ def _conv(w: NodeWriter, node: Node, xs: list[str]) -> str:
     )
 
 
+def _conv_weights(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    """A Conv in which images and channels change places, and strides and dilations too."""
+    dtype, attrs, groups, rank = node.output.dtype, node.attrs, node.attrs["groups"], node.output.rank
+    (x, dy), (_, c, *kernel) = node.operands, node.output.shape
+    swapped, n, spatial, high = (1, 0, *range(2, rank)), x.shape[0], list(x.shape[2:]), list(attrs["high"])
+    image, low, known = xs[0], attrs["low"], True
+    rows = zip(kernel, dy.shape[2:], *(attrs[key] for key in ("dilations", "strides", "low")), strict=True)
+    for i, (k, out, dilation, stride, lo) in enumerate(rows):
+        over = dilation * (k - 1) + stride * (out - 1) + 1 - lo - spatial[i]  # what windows reach beyond the image
+        if not isinstance(over, int):
+            known = False
+            continue
+        if over < 0:  # less than a stride: else another window would fit
+            image = w.one("Slice", image, w.ints(0), w.dim(spatial[i] + over), w.ints(i + 2))
+            spatial[i] = spatial[i] + over
+        high[i] = max(over, 0)
+    if not all(isinstance(p, int) for p in (*low, *high)):
+        image = w.pad(image, w.scalar(0, dtype), dtype, [0, 0, *low, 0, 0, *high])
+        spatial = [d + p + q for d, p, q in zip(spatial, low, high, strict=True)]
+        low, high = (0,) * len(low), [0] * len(high)
+    if groups > 1:
+        image = w.one("Transpose", w.reshape(image, (n, groups, c, *spatial)), perm=(2, 1, 0, *range(3, rank + 1)))
+        image = w.reshape(image, (c, groups * n, *spatial))
+    else:
+        image = w.one("Transpose", image, perm=swapped)
+    kernels = w.one("Transpose", xs[1], perm=swapped)
+    found = w.compute("Conv", dtype, [image, kernels], strides=attrs["dilations"], dilations=attrs["strides"],
+                      pads=(*low, *high), group=groups)  # fmt: skip
+    found = w.one("Transpose", found, perm=swapped)
+    if known:
+        return found
+    axes = range(2, rank)  # there may be more taps than wanted
+    return w.one("Slice", found, w.ints(*(0 for _ in axes)), w.ints(*kernel), w.ints(*axes))
+
+
 def _matmul_quantized(w: NodeWriter, node: Node, xs: list[str]) -> str:
     """The weights are made as numbers, then multiplied: ONNX's blocked DequantizeLinear has no float zero points."""
     rows = w.constant(np.arange(node.operands[1].shape[0]) // node.attrs["block"])
@@ -131,6 +166,7 @@ SPELLINGS: dict[str, Spelling] = {
     "matmul": _matmul,
     "matmul_quantized": _matmul_quantized,
     "conv": _conv,
+    "conv_weights": _conv_weights,
     "attention": _attention,
     "window_max": _window("max", "MaxPool", "Max", {"float16", "float32", "float64"}),
     "window_sum": _window("sum", "AveragePool", "Add", {"float32"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,17 +81,47 @@ class GraphWriter(NodeWriter):
             return
         if "." in node.op or "@" in node.op:
             return self.imported(node, wanted)
-        if node.op not in SPELLINGS:
+        inputs = [self.names[v.id] for v in node.inputs if v is not None]
+        if node.op == "scan":
+            made: str | list[str] = self.loop(node, inputs)
+        elif node.op in SPELLINGS:
+            made = SPELLINGS[node.op](self, node, inputs)
+        else:
             raise InternalError(
                 f"the primitive {node.op!r} has no ONNX spelling: add one to SPELLINGS of its family in onnxc/export/"
             )
-        inputs = [self.names[v.id] for v in node.inputs if v is not None]
-        made = SPELLINGS[node.op](self, node, inputs)
         for value, name in zip(node.outputs, [made] if isinstance(made, str) else made, strict=True):
             self.names[value.id] = name
             if value.id in wanted:
                 self.rename(name, wanted[value.id], inputs)
                 self.names[value.id] = wanted[value.id]
+
+    def loop(self, node: Node, inputs: Sequence[str]) -> list[str]:
+        """A scan as a Loop, whose steps take their slices by the number of the step."""
+        (region,) = node.regions
+        n, m = node.attrs["states"], node.attrs["scanned"]
+        inner = GraphWriter(self.opsets, self.dim_names, self.prefix, self.external, self)
+        step, going = inner.fresh(), inner.fresh()
+        infos = [
+            helper.make_tensor_value_info(step, onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info(going, onnx.TensorProto.BOOL, []),
+        ]
+        for value in region.inputs[:n]:
+            inner.names[value.id] = inner.fresh()
+            infos.append(self.info(inner.names[value.id], value.type))
+        for value, x in zip(region.inputs[n : n + m], inputs[n : n + m], strict=True):
+            inner.names[value.id] = inner.one("Gather", x, step, axis=0)
+        for value, x in zip(region.inputs[n + m :], inputs[n + m :], strict=True):
+            inner.names[value.id] = x
+        ends = [region.outputs[k] for k in node.attrs["results"]]
+        names = [inner.fresh() for _ in ends]
+        inner.body(replace(region, outputs=ends), names)
+        still = inner.one("Identity", going)
+        outputs = [self.info(name, v.type) for name, v in zip(names, ends, strict=True)]
+        outputs = [helper.make_tensor_value_info(still, onnx.TensorProto.BOOL, []), *outputs]
+        body = helper.make_graph(inner.nodes, inner.fresh(), infos, outputs, inner.initializers)
+        trip = self.one("Reshape", self.dim(node.attrs["trip"]), self.shape(()))
+        return self.several("Loop", [trip, "", *inputs[:n]], len(ends), body=body)
 
     def rename(self, name: str, to: str, inputs: Sequence[str]) -> None:
         """Gives a value that has just been made (so it is not one of the node's inputs) its final name."""

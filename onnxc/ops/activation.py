@@ -15,7 +15,7 @@ from onnxc.primitives.builder import Builder, constant_of
 
 @op("Relu", 1)
 def relu(b: Builder, x: Value) -> Value:
-    return b.max(0, x)  # in this order -0.0 stays -0.0
+    return b.max(0, x, tie=1.0)  # in this order -0.0 stays -0.0; the derivative at 0 is 0
 
 
 @op("Gelu", 20)
@@ -37,14 +37,19 @@ def tanh(b: Builder, x: Value) -> Value:
     return b.tanh(x)
 
 
+def negative(b: Builder, x: Value) -> Value:
+    """Where the branch below zero is taken. At zero both have the same value, and the derivative is the lower one's."""
+    return b.le(x, 0.0) if b.differentiable else b.lt(x, 0.0)
+
+
 @op("LeakyRelu", 1)
 def leaky_relu(b: Builder, x: Value, *, alpha: float = 0.01) -> Value:
-    return b.where(b.lt(x, 0), b.mul(x, alpha), x)
+    return b.where(negative(b, x), b.mul(x, alpha), x)
 
 
 @op("PRelu", 7)
 def prelu(b: Builder, x: Value, slope: Value) -> Value:
-    return b.where(b.lt(x, 0), b.mul(x, slope), x)
+    return b.where(negative(b, x), b.mul(x, slope), x)
 
 
 @op("ThresholdedRelu", 10)
@@ -54,12 +59,12 @@ def thresholded_relu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
 
 def expm1_of_negative(b: Builder, x: Value) -> Value:
     """exp(x) - 1 for x below 0 (the argument is capped, so that the branch not taken cannot overflow)."""
-    return b.sub(b.exp(b.min(x, 0.0)), 1.0)
+    return b.sub(b.exp(b.min(x, 0.0, tie=1.0)), 1.0)
 
 
 @op("Elu", 1)
 def elu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
-    return b.where(b.lt(x, 0.0), b.mul(expm1_of_negative(b, x), alpha), x)
+    return b.where(negative(b, x), b.mul(expm1_of_negative(b, x), alpha), x)
 
 
 @op("Selu", 6)
@@ -72,16 +77,18 @@ def selu(
 
 @op("Celu", 12)
 def celu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
-    return b.where(b.lt(x, 0.0), b.mul(expm1_of_negative(b, b.div(x, alpha)), alpha), x)
+    return b.where(negative(b, x), b.mul(expm1_of_negative(b, b.div(x, alpha)), alpha), x)
 
 
 @op("HardSigmoid", 1)
 def hard_sigmoid(b: Builder, x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
-    return b.clip(b.add(b.mul(x, alpha), beta), 0.0, 1.0)
+    """Of slope 0 at both bends."""
+    return b.min(b.max(b.add(b.mul(x, alpha), beta), 0.0, tie=0.0), 1.0, tie=0.0)
 
 
 @op("HardSwish", 14)
 def hard_swish(b: Builder, x: Value) -> Value:
+    """x * HardSigmoid(x); at the bends the derivative is that of the lines beyond them."""
     return b.mul(x, hard_sigmoid(b, x, alpha=1 / 6, beta=0.5))
 
 
@@ -136,7 +143,7 @@ def softmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
 @op("LogSoftmax", 13)
 def log_softmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
     axis = b.axis(axis, x.rank)
-    shifted = b.sub(x, b.reduce("max", x, [axis], True))
+    shifted = b.sub(x, b.detach(b.reduce("max", x, [axis], True)))
     return b.sub(shifted, b.log(b.reduce("sum", b.exp(shifted), [axis], True)))
 
 

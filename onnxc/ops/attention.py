@@ -96,11 +96,12 @@ def _plus(b: Builder, x: Value | None, y: Value) -> Value:
 
 def guarded_softmax(b: Builder, scores: Value, bias: Value | None) -> Value:
     """Softmax over the last axis; rows whose bias forbids every key are zero."""
-    p = b.softmax(scores, scores.rank - 1)
     if bias is None:
-        return p
+        return b.softmax(scores, scores.rank - 1)
     forbidden = b.eq(b.reduce("max", bias, [bias.rank - 1], True), b.scalar(-np.inf, bias.dtype))
-    return b.where(forbidden, 0.0, p)
+    if b.differentiable:  # else those rows are NaN on the way to where, and their derivatives stay so
+        scores = b.where(forbidden, 0.0, scores)
+    return b.where(forbidden, 0.0, b.softmax(scores, scores.rank - 1))
 
 
 @op("Attention", 23)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -104,6 +104,14 @@ def limits(dtype: DType) -> tuple[int, int]:
 def lowest(dtype: DType) -> float | int:
     """The neutral element of max."""
     return -np.inf if dtype.is_float else limits(dtype)[0]
+
+
+def flat_at_zero(b: Builder, root: Callable[[Value], Value], x: Value) -> Value:
+    """A root of x, none of which is negative; at zero, where it is infinitely steep, its derivative counts as 0."""
+    if not b.differentiable:
+        return root(x)
+    zero = b.eq(x, 0.0)
+    return b.where(zero, 0.0, root(b.where(zero, 1.0, x)))
 
 
 def merge_axes(b: Builder, x: Value, axis: int) -> Value:

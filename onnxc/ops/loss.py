@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxc.errors import ModelError
+from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
+from onnxc.ir.expr import never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.activation import log_softmax_13
 from onnxc.ops.registry import op
@@ -14,7 +15,10 @@ def _negative_log_likelihood(
     b: Builder, logp: Value, target: Value, weight: Value | None, ignore: int | None, reduction: str,
 ) -> Value:  # fmt: skip
     """-logp[n, target[n]] * weight[target[n]], of [N, C, d...] and [N, d...]; a mean is over the weights."""
-    target = b.cast(target, dtypes.int64)
+    places = (logp.shape[0], *logp.shape[2:])
+    if target.rank != len(places) or any(never_equal(d, n) for d, n in zip(target.shape, places, strict=True)):
+        raise ShapeError(f"targets {target.t} of scores {logp.t}")
+    target = b.reshape(b.cast(target, dtypes.int64), places)
     counted = None if ignore is None else b.not_(b.eq(target, ignore))
     index = target if counted is None else b.where(counted, target, 0)
     picked = b.one("gather_elements", logp, b.reshape(index, (target.shape[0], 1, *target.shape[1:])), axis=1)

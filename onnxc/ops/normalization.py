@@ -8,7 +8,7 @@ from onnxc.errors import ShapeError, UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, dtype_of, is_narrow, widened
+from onnxc.ops.common import along, dtype_of, flat_at_zero, is_narrow, widened
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -178,8 +178,11 @@ def lp_normalization(b: Builder, x: Value, *, axis: int = -1, p: int = 2) -> Val
     if p not in (1, 2):
         raise UnsupportedError(f"LpNormalization with p = {p}; 1 and 2 exist")
     norm = b.reduce("sum", b.abs(x) if p == 1 else b.mul(x, x), axes, True)
-    norm = norm if p == 1 else b.sqrt(norm)
-    return b.where(b.eq(norm, 0.0), 0.0, b.div(x, norm))
+    norm = norm if p == 1 else flat_at_zero(b, b.sqrt, norm)
+    zero = b.eq(norm, 0.0)
+    if b.differentiable:  # nothing is infinite on the way to where
+        norm = b.where(zero, 1.0, norm)
+    return b.where(zero, 0.0, b.div(x, norm))
 
 
 @op("MeanVarianceNormalization", 9)
@@ -187,4 +190,4 @@ def mean_variance_normalization(b: Builder, x: Value, *, axes: list[int] | None 
     """(x - mean) / (deviation + 1e-9)."""
     given = [b.axis(a, x.rank) for a in ([0, 2, 3] if axes is None else axes)]
     centered, _, variance = moments(b, x, given)
-    return b.div(centered, b.add(b.sqrt(variance), 1e-9))
+    return b.div(centered, b.add(flat_at_zero(b, b.sqrt, variance), 1e-9))

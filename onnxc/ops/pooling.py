@@ -13,7 +13,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, lowest
+from onnxc.ops.common import along, flat_at_zero, lowest
 from onnxc.ops.conv import Window, window_of
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
@@ -156,7 +156,9 @@ def power(b: Builder, x: Value, p: int) -> Value:
 
 def root(b: Builder, x: Value, p: int) -> Value:
     """x ** (1 / p)."""
-    return b.sqrt(x) if p == 2 else x if p == 1 else b.pow(x, 1 / p)
+    if p == 1:
+        return x
+    return flat_at_zero(b, lambda v: b.sqrt(v) if p == 2 else b.pow(v, 1 / p), x)
 
 
 def _spatial(x: Value) -> range:

@@ -8,6 +8,7 @@ from onnxc.errors import ModelError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
+from onnxc.ops.activation import expm1_of_negative, negative
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -23,17 +24,17 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Activatio
     simple: dict[str, Activation] = {
         "sigmoid": lambda b, x: b.sigmoid(x),
         "tanh": lambda b, x: b.tanh(x),
-        "relu": lambda b, x: b.max(x, 0.0),
+        "relu": lambda b, x: b.max(x, 0.0, tie=0.0),
         "softsign": lambda b, x: b.div(x, b.add(b.abs(x), 1.0)),
         "softplus": lambda b, x: b.log(b.add(b.exp(x), 1.0)),
         "affine": _affine(1.0 if a is None else a, beta or 0.0),
-        "leakyrelu": lambda b, x: b.where(b.lt(x, 0.0), b.mul(x, 0.01 if a is None else a), x),
+        "leakyrelu": lambda b, x: b.where(negative(b, x), b.mul(x, 0.01 if a is None else a), x),
         "thresholdedrelu": lambda b, x: b.where(b.lt(1.0 if a is None else a, x), x, 0.0),
         "scaledtanh": lambda b, x: b.mul(b.tanh(b.mul(x, 1.0 if beta is None else beta)), 1.0 if a is None else a),
         "hardsigmoid": lambda b, x: b.max(
-            b.min(b.add(b.mul(x, 0.2 if a is None else a), 0.5 if beta is None else beta), 1.0), 0.0
+            b.min(b.add(b.mul(x, 0.2 if a is None else a), 0.5 if beta is None else beta), 1.0, tie=0.0), 0.0, tie=0.0
         ),
-        "elu": lambda b, x: b.where(b.lt(x, 0.0), b.mul(b.sub(b.exp(x), 1.0), 1.0 if a is None else a), x),
+        "elu": lambda b, x: b.where(negative(b, x), b.mul(expm1_of_negative(b, x), 1.0 if a is None else a), x),
     }
     if name.lower() not in simple:
         raise UnsupportedError(f"the activation {name!r} of a recurrent op is unknown")
@@ -63,7 +64,7 @@ def _activations(
 
 
 def _clip(b: Builder, x: Value, limit: float) -> Value:
-    return b.min(b.max(x, -limit), limit) if limit else x
+    return b.clip(x, -limit, limit) if limit else x
 
 
 def _reverse(b: Builder, x: Value, lens: Value | None) -> Value:

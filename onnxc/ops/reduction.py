@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, axes_of
+from onnxc.ops.common import along, axes_of, flat_at_zero
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -50,7 +50,7 @@ def _sum_square(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:
 
 
 def _l2(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:
-    return _as_float(b, b.sqrt, _sum_square(b, x, axes, keep))
+    return _as_float(b, lambda v: flat_at_zero(b, b.sqrt, v), _sum_square(b, x, axes, keep))
 
 
 def _log_sum(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:

@@ -60,12 +60,13 @@ def _without_guard(p: Value) -> tuple[Value, bool]:
 
 @dataclass
 class _Scores:
-    """scale * (q @ kt) + bias"""
+    """scale * (q @ kt) + bias. `turned` is k where kt is to be made of it: its transpose was scaled before."""
 
     q: Value
     kt: Value
     scale: float
     bias: Value | None
+    turned: Value | None = None
 
 
 def _strip_scale(v: Value) -> tuple[Value, float]:
@@ -98,7 +99,10 @@ def _scores(x: Value) -> _Scores | None:
     if matmul is None:
         return None
     (q, sq), (kt, sk) = (_strip_scale(v) for v in matmul.operands)
-    return _Scores(q, kt, float(np.float32(scale * sq * sk)), bias)
+    transpose = _made_by(kt, "transpose")
+    k, before = _strip_scale(transpose.operands[0]) if transpose is not None else (kt, 1.0)
+    turned = k if transpose is not None and k is not transpose.operands[0] else None
+    return _Scores(q, kt, float(np.float32(scale * sq * sk * before)), bias, turned)
 
 
 FLOAT32 = frozenset({dtypes.float32})
@@ -119,7 +123,11 @@ def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32, deepest: int | 
             r.keep(node)
             continue
         scores, value, guard, origin = fused
-        operands = [r.value(v) for v in (scores.q, scores.kt, value, scores.bias) if v is not None]
+        kt, transpose = scores.kt, scores.kt.node
+        if scores.turned is not None and transpose is not None:
+            kt = Value(kt.type)
+            r.nodes.append(Node("transpose", [r.value(scores.turned)], [kt], transpose.attrs, (), transpose.origin))
+        operands = [r.value(v) for v in (scores.q, kt, value, scores.bias) if v is not None]
         out = Value(node.output.type)
         r.nodes.append(Node("attention", operands, [out], {"scale": scores.scale, "guard": guard}, (), origin))
         r.replace(node.output, out)
@@ -148,7 +156,8 @@ def _match(node: Node, graph: Graph, uses: dict[int, list[Node]]) -> tuple[_Scor
     q_lead, k_lead = scores.q.shape[:-2], scores.kt.shape[:-2]
     if q_lead != node.output.shape[:-2] or len(k_lead) != len(q_lead) or len(v.shape) != len(node.output.shape):
         return None
-    between = _between(node, {scores.q.id, scores.kt.id, v.id, *([scores.bias.id] if scores.bias else [])})
+    stop = (scores.q, scores.turned or scores.kt, v, scores.bias)
+    between = _between(node, {x.id for x in stop if x is not None})
     return scores, v, guard, merge_origins(n.origin for n in between)
 
 

@@ -30,17 +30,22 @@ _MISFITS = (
 )
 
 
-def decompose(graph: Graph) -> Graph:
+def decompose(graph: Graph, differentiable: bool = False) -> Graph:
     """The graph with every ONNX op replaced by primitives, and all types known.
 
     Before: as imported (`onnxc.frontends.onnx_file.load`), the opsets in its metadata. After: nodes
-    of primitives, each with the origin of the ONNX node that it comes from, none that no output needs.
+    of primitives, each with the origin of the ONNX node that it comes from, none that no output needs. A graph of
+    primitives stays as it is.
+
+    With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`).
 
     Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node,
     its op type and the shapes of its inputs.
     """
+    if not any("." in node.op for node in graph.nodes):
+        return graph
     definitions = _definitions(graph)
-    b = Builder()
+    b = Builder(differentiable)
     b.inputs = list(graph.inputs)
     values: dict[int, Value] = {v.id: v for v in graph.inputs}
     for v in graph.inputs:

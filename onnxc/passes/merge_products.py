@@ -45,7 +45,7 @@ def merge_products(graph: Graph) -> Graph:
     outputs = {v.id for v in graph.outputs}
     families: dict[int, list[_Branch]] = {}
     for node in graph.nodes:
-        branch = _branch(node, uses)
+        branch = _branch(node, uses, outputs)
         if branch is not None and branch.result.id not in outputs and _lies_in_memory(branch.result, uses):
             families.setdefault(node.operands[0].id, []).append(branch)
     first: dict[int, list[_Branch]] = {}
@@ -63,14 +63,14 @@ def merge_products(graph: Graph) -> Graph:
     return r.result()
 
 
-def _branch(node: Node, uses: dict[int, list[Node]]) -> _Branch | None:
+def _branch(node: Node, uses: dict[int, list[Node]], outputs: set[int]) -> _Branch | None:
     if node.op != "matmul" or node.output.rank < 2:
         return None
     weights = constant_of(node.operands[1])
     if weights is None or weights.ndim != 2 or weights.shape[1] % ALIGNED or constant_of(node.operands[0]) is not None:
         return None
     readers = uses.get(node.output.id, [])
-    if len(readers) == 1 and readers[0].op == "add":
+    if len(readers) == 1 and readers[0].op == "add" and node.output.id not in outputs:
         addition = readers[0]
         others = [v for v in addition.operands if v is not node.output]
         bias = constant_of(others[0]) if len(others) == 1 else None

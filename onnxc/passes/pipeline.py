@@ -14,6 +14,7 @@ from onnxc.passes.prepare import prepare
 from onnxc.passes.quantized import integer_products
 from onnxc.passes.regions import sink_constants
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
+from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
 
 
@@ -31,6 +32,7 @@ class PassOptions:
         dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
         keep_io: a converted model's inputs and outputs stay float32.
         merge: products of one value with several constants become one product.
+        weight_gradients: recognise gradients of convolutions by their weights.
     """
 
     fold_bytes: int = 1 << 28
@@ -42,6 +44,7 @@ class PassOptions:
     dtype: str | None = None
     keep_io: bool = True
     merge: bool = False
+    weight_gradients: bool = True
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
@@ -53,6 +56,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         *([("keep-weights-packed", keep_weights_packed)] if options.weight_only else []),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
         ("share-common", share_common),
+        *([("weight-gradients", find_weight_gradients)] if options.weight_gradients else []),
         ("sink-constants", sink_constants),
     ]
     if options.attention:

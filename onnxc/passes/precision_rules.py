@@ -35,7 +35,7 @@ SUM = "a sum grows with its terms"
 _MAGNIFIES = "it magnifies errors of its argument"
 FLOAT32: dict[str, str] = {
     **dict.fromkeys(("exp", "pow", "sinh", "cosh", "tan", "reduce_prod"), _GROWS),
-    **dict.fromkeys(("reduce_sum", "window_sum", "cumsum"), SUM),
+    **dict.fromkeys(("reduce_sum", "window_sum", "cumsum", "conv_weights"), SUM),
     **dict.fromkeys(("log", "asin", "acos", "atan", "asinh", "acosh", "atanh", "mod", "fmod"), _MAGNIFIES),
     **dict.fromkeys(("sin", "cos"), "large arguments matter to the last digit"),
     "iota": "positions: a half does not hold large integers", "quantize": "steps are those of the float32 model",

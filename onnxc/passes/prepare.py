@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.contraction import images_of
 
 
 def _copy(value: Value) -> Node:
@@ -21,7 +22,7 @@ def _has_two_orders(output: Value, readers: Sequence[Node]) -> bool:
     """True for an output that is also wanted channels-last, which outputs are not."""
     if output.node is not None and output.node.op == "conv" and readers:
         return True
-    return any(r.op == "conv" and r.operands[0] is output for r in readers)
+    return any(v is output for r in readers for v in images_of(r))
 
 
 PLANES = 4  # most channels of an image of which a convolution turns a few rows at a time, rather than the whole
@@ -46,12 +47,13 @@ def prepare(graph: Graph) -> Graph:
     inputs = {v.id for v in graph.inputs}
     readers = graph.uses()
     for node in graph.nodes:
-        x = node.operands[0] if node.op == "conv" and not reads_planes(node) else None
-        if x is not None and (x.id in inputs or constant_of(x) is not None):
-            if x.id not in moved:
-                nodes.append(_copy(x))
-                moved[x.id] = nodes[-1].output
-            node = _rebuilt(node, [moved[x.id], *node.inputs[1:]], node.regions)
+        images = images_of(node) if not (node.op == "conv" and reads_planes(node)) else ()
+        for x in images:
+            if x.id in inputs or constant_of(x) is not None:
+                if x.id not in moved:
+                    nodes.append(_copy(x))
+                    moved[x.id] = nodes[-1].output
+                node = _rebuilt(node, [moved[x.id] if v is x else v for v in node.inputs], node.regions)
         if node.regions:
             node = _rebuilt(node, node.inputs, [prepare(g) for g in node.regions])
         nodes.append(node)

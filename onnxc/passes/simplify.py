@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxc.errors import OnnxcError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.graph import Graph, Node, Value, merge_origins
+from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
@@ -97,6 +97,7 @@ def share_common(graph: Graph) -> Graph:
     """Computes equal nodes once; the one that stays gets the origins of all."""
     r = Rewriter(graph)
     seen: dict[tuple[object, ...], Node] = {}
+    merged: dict[int, tuple[Node, list[Origin]]] = {}
     for node in graph.nodes:
         if node.regions or lookup(node.op).kind is Kind.CONTROL:
             r.keep(node)
@@ -107,9 +108,12 @@ def share_common(graph: Graph) -> Graph:
         if first is not None and _really_equal(first, node):
             for old, new in zip(node.outputs, first.outputs, strict=True):
                 r.replace(old, new)
-            first.origin = merge_origins([first.origin, node.origin]) if node.op != "constant" else first.origin
+            if node.op != "constant":
+                merged.setdefault(id(first), (first, [first.origin]))[1].append(node.origin)
         else:
             seen[key] = r.keep(node)
+    for first, origins in merged.values():
+        first.origin = merge_origins(origins)
     return r.result()
 
 

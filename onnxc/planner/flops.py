@@ -29,6 +29,9 @@ def flops(node: Node) -> Dim:
         return 2 * prod(out) * inner
     if node.op == "conv":
         return 2 * prod(out) * prod(node.operands[1].shape[1:])
+    if node.op == "conv_weights":
+        pixels: tuple[Dim, ...] = node.operands[1].shape
+        return 2 * prod(out) * pixels[0] * prod(pixels[2:])
     if node.op == "attention":
         width: Dim = node.operands[0].shape[-1]
         keys: Dim = node.operands[1].shape[-1]

@@ -18,13 +18,16 @@ from onnxc.loops.access import VIEWS, Index, pushed_index
 from onnxc.planner.chains import chain_convolutions
 from onnxc.planner.clusters import Clusters
 from onnxc.planner.groups import FusionOptions, Group, Placement, Plan, group_reads
-from onnxc.planner.horizontal import merge_small
+from onnxc.planner.horizontal import divided, merge_small
 from onnxc.planner.layout import Layout, assign
+from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.section import Section, cost
 from onnxc.planner.split import split_reductions
+from onnxc.planner.stages import divide_routines
 from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.contraction import images_of
 
 Templates = Callable[[Node], bool]
 
@@ -32,8 +35,11 @@ LONG_INDEX = 400  # characters of an index expression
 
 
 class _Planner:
-    def __init__(self, graph: Graph, layout: Layout, options: FusionOptions, is_template: Templates) -> None:
+    def __init__(
+        self, graph: Graph, layout: Layout, options: FusionOptions, is_template: Templates, machine: Machine
+    ) -> None:
         self.graph, self.layout, self.options, self.is_template = graph, layout, options, is_template
+        self.machine = machine
         self.clusters = Clusters(graph)
         self.uses = graph.uses()
         self.outputs = {v.id for v in graph.outputs}
@@ -61,7 +67,7 @@ class _Planner:
         group = Group("template" if template else "control" if control else "opaque", node, nodes=[node])
         if control:
             (region,) = node.regions
-            group.region = plan(region, assign(region, ENABLED), self.options, self.is_template)
+            group.region = plan(region, assign(region, ENABLED), self.options, self.is_template, self.machine)
         self.groups.append(group)
         self.homes[id(node)] = [group]
         if template:
@@ -86,8 +92,8 @@ class _Planner:
     def _length(self, template: Node, candidates: list[Node]) -> int:
         """How many of the candidates a template takes: as many as leave one value to store.
 
-        A value of bytes goes before floats that are made from it by a few instructions: whoever reads them makes them
-        again, from a quarter of the memory.
+        A narrow value (of bytes, say) goes before wider ones that are made from it by a few instructions: whoever reads
+        them makes them again, from a quarter of the memory.
         """
         best, stored = 0, template.output
         for length in range(1, len(candidates) + 1):
@@ -95,7 +101,8 @@ class _Planner:
             if len(needed) != 1:
                 continue
             more = candidates[best:length]
-            narrow = best > 0 and stored.dtype.bits <= 8 < needed[0].dtype.bits and needed[0].id not in self.outputs
+            bits = stored.dtype.bits
+            narrow = bits <= self.machine.narrow and bits < needed[0].dtype.bits and needed[0].id not in self.outputs
             if not (narrow and all(n.op in ("cast", "sub", "mul") and _is_of(n, stored, more) for n in more)):
                 best, stored = length, needed[0]
         return best
@@ -270,9 +277,29 @@ class _Planner:
             for group in self.homes[id(r)]:
                 if group.node is r and group.kind in ("opaque", "control"):
                     return f"an operand of {r.op}"
-                if group.node is r and not (node.op in VIEWS and operand_is_direct(self.layout, r, value)):
+                if group.node is r and not (node.op in VIEWS and self._stays_direct(r, value)):
                     return f"an operand of {r.op}"
         return ""
+
+    def _stays_direct(self, reader: Node, value: Value) -> bool:
+        """Whether a template can read a view in place, even once one of the views behind it, which others read too,
+        is stored for these: what is read is then the stored one.
+        """
+        if not operand_is_direct(self.layout, reader, value):
+            return False
+        stored, node = self.layout.stored, value.node
+        while node is not None and node.op in VIEWS:
+            value_behind = node.operands[0]
+            if value_behind.id in stored:
+                return True
+            if len(self.uses.get(value_behind.id, [])) > 1:
+                stored.add(value_behind.id)
+                direct = operand_is_direct(self.layout, reader, value)
+                stored.remove(value_behind.id)
+                if not direct:
+                    return False
+            node = value_behind.node
+        return True
 
     def _note_template_readers(self, node: Node, readers: list[Node]) -> None:
         """A template that reads a view reads the stored value behind it."""
@@ -423,7 +450,7 @@ class _Planner:
         if reader.op in VIEWS:
             return all(self._reads_strided(r, reader.output) for r in self.uses.get(reader.output.id, ()))
         if any(g.node is reader for g in self.homes.get(id(reader), ())):
-            return reader.op == "conv" and reader.operands[0] is value
+            return any(v is value for v in images_of(reader))
         return True
 
     # ------------------------------------------------------------ order
@@ -473,15 +500,22 @@ def _is_small(operand: Value, result: Value) -> bool:
 
 
 def plan(
-    graph: Graph, layout: Layout, options: FusionOptions | None = None, templates: Templates = is_template
+    graph: Graph,
+    layout: Layout,
+    options: FusionOptions | None = None,
+    templates: Templates = is_template,
+    machine: Machine = CPU,
 ) -> Plan:
     """Partitions the graph into kernels. `templates` says which nodes the target has a kernel template for."""
     options = options or FusionOptions()
     if options.split:
-        graph, layout = split_reductions(graph, layout)
-    found = _Planner(graph, layout, options, templates).run()
+        graph, layout = split_reductions(graph, layout, machine)
+    if options.split and machine.staged:
+        graph, layout = divide_routines(graph, layout)
+    found = _Planner(graph, layout, options, templates, machine).run()
     if options.horizontal:
-        found.groups = merge_small(found.groups, layout)
+        found.groups = merge_small(found.groups, layout, machine)
+    found.groups = [part for group in found.groups for part in divided(group, machine)]
     if options.chains:
         found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
     return found

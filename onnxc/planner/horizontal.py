@@ -1,9 +1,14 @@
-"""Horizontal fusion: small independent kernels that run close to each other become sections of one kernel."""
+"""Horizontal fusion: small independent kernels that run close to each other become sections of one kernel.
+
+And its opposite: a concatenation of many parts becomes several kernels, where a kernel can take only so many buffers.
+"""
 
 from __future__ import annotations
 
 from onnxc.planner.groups import Group, group_reads
 from onnxc.planner.layout import Layout
+from onnxc.planner.machine import CPU, Machine
+from onnxc.planner.section import Section
 
 SMALL_BYTES = 1 << 20  # of what a kernel writes: larger ones gain nothing from sharing a parallel region
 WINDOW = 6  # kernels between the two at most
@@ -13,7 +18,7 @@ WINDOW = 6  # kernels between the two at most
 MAX_SECTIONS = 64
 
 
-def merge_small(groups: list[Group], layout: Layout) -> list[Group]:
+def merge_small(groups: list[Group], layout: Layout, machine: Machine = CPU) -> list[Group]:
     """The kernels in an order in which they can run, with small neighbours merged.
 
     `first` moves down to `second` where nothing in between reads what it writes, or writes what it reads.
@@ -25,6 +30,9 @@ def merge_small(groups: list[Group], layout: Layout) -> list[Group]:
         if _is_small(first):
             for j in range(k + 1, min(len(out), k + 1 + WINDOW)):
                 fits = len(first.sections) + len(out[j].sections) <= MAX_SECTIONS
+                fits = fits and (
+                    machine.pointers is None or len(_buffers(first) | _buffers(out[j])) <= machine.pointers
+                )
                 if fits and _is_small(out[j]) and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
                     out[j] = _merged(first, out[j])
                     del out[k]
@@ -65,3 +73,44 @@ def _merged(first: Group, second: Group) -> Group:
         "loops", None, None, [*first.sections, *second.sections], placements, [*first.nodes, *second.nodes],
         [*first.reasons, *second.reasons, reason],
     )  # fmt: skip
+
+
+def divided(group: Group, machine: Machine) -> list[Group]:
+    """A kernel as several, where its sections touch more buffers together than one may take."""
+    if machine.pointers is None or group.kind != "loops" or len(_buffers(group)) <= machine.pointers:
+        return [group]
+    parts: list[list[int]] = [[]]
+    taken: set[int] = set()
+    for k in range(len(group.sections)):
+        own = _section_buffers(group, k)
+        if parts[-1] and len(taken | own) > machine.pointers:
+            parts.append([])
+            taken = set()
+        taken |= own
+        parts[-1].append(k)
+    return [_part(group, part) for part in parts] if len(parts) > 1 else [group]
+
+
+def _part(group: Group, part: list[int]) -> Group:
+    """Some sections of a kernel, with the nodes that they compute, or that none of its sections computes (concat)."""
+    sections = [group.sections[k] for k in part]
+    inside, every = _members(sections), _members(group.sections)
+    nodes = [n for n in group.nodes if n.output.id in inside or n.output.id not in every]
+    placements = {at: group.placements[k] for at, k in enumerate(part) if k in group.placements}
+    reasons = [*group.reasons, "one of several kernels: together they would take too many buffers"]
+    return Group("loops", None, None, sections, placements, nodes, reasons)
+
+
+def _members(sections: list[Section]) -> set[int]:
+    return {vid for s in sections for vid in s.members}
+
+
+def _buffers(group: Group) -> set[int]:
+    """Values that a kernel reads or writes."""
+    return {vid for k in range(len(group.sections)) for vid in _section_buffers(group, k)}
+
+
+def _section_buffers(group: Group, k: int) -> set[int]:
+    section = group.sections[k]
+    target = {group.placements[k].target.id} if k in group.placements else set[int]()
+    return {vid for vid in section.demands if vid not in section.members} | section.stores.keys() | target

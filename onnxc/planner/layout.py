@@ -15,6 +15,7 @@ from onnxc.loops.access import Index
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.contraction import images_of
 
 
 @dataclass
@@ -74,11 +75,13 @@ def assign(graph: Graph, templates: frozenset[str]) -> Layout:
     pinned = {v.id for v in graph.inputs} | {v.id for v in graph.outputs}
     uses = graph.uses()
     for node in graph.nodes:
-        if node.op == "conv" and "conv" in templates:
-            for v in (node.operands[0], node.output):
+        if node.op in ("conv", "conv_weights") and "conv" in templates:
+            images = images_of(node)
+            for v in (*images, *([node.output] if node.op == "conv" else [])):
                 if v.id not in pinned and constant_of(v) is None:
                     layout.order[v.id] = channels_last(v.rank)
-            _pull(layout, node.operands[0], pinned)
+            for v in images:
+                _pull(layout, v, pinned)
         elif _follows(node):
             _inherit(layout, node, pinned)
     for node in graph.nodes:

@@ -26,7 +26,7 @@ from onnxc.loops.terms import (
 )
 from onnxc.planner.groups import Placement
 from onnxc.planner.layout import Layout
-from onnxc.planner.section import WINDOWS, Section, conv_guards
+from onnxc.planner.section import CONTRACTIONS, WINDOWS, Section, conv_guards
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
@@ -134,9 +134,9 @@ class Lowering:
         plan = self.section.reduction(node, index)
         terms = [self.at(v, i) for v, i in reads]
         op, position = node.op, None
-        if op == "matmul" or op == "conv":
+        if op in CONTRACTIONS:
             body: Term = Apply(node.output.dtype, "mul", (terms[0], terms[1]))
-            if op == "conv":
+            if op != "matmul":
                 body = self._outside(node, reads[0][1], body, 0)
             op = "sum"
         elif op in WINDOWS:

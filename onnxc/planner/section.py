@@ -33,6 +33,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
 WINDOWS = ("window_max", "window_sum")
+CONTRACTIONS = ("conv", "conv_weights", "matmul")  # those that loops can compute
 LARGE = 1 << 16  # elements of a section that is better off with a small reduction's result from memory
 
 
@@ -95,7 +96,7 @@ class Section:
             return f"needed at {len(demands)} positions that are data, element by element"
         if len(self.members) > 160:
             return "the kernel is large enough"
-        if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
+        if lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS:
             return self._accepts_reduction(node) or self._stored_once(node, store)
         if _cost(node) > 1 and any(True for e in demands[0] for _ in divided_loops(e)):
             self._split_for()
@@ -123,7 +124,7 @@ class Section:
         """The outer loops, if the node is computed here."""
         if self.outer is not None:
             return self.outer
-        if node.op in WINDOWS or node.op in ("conv", "matmul"):
+        if node.op in WINDOWS or node.op in CONTRACTIONS:
             return [s for s, _ in self.variables]
         if lookup(node.op).kind is not Kind.REDUCTION:
             return []
@@ -158,7 +159,7 @@ class Section:
             return "a reduction needed at several positions"
         if any(s not in dict(self.variables) for e in demand for s in symbols(e) if _is_loop(s)):
             return "a reduction inside a reduction"
-        if node.op in WINDOWS or node.op in ("conv", "matmul"):
+        if node.op in WINDOWS or node.op in CONTRACTIONS:
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
             return (
@@ -188,7 +189,7 @@ class Section:
         self.members[value.id] = node
         if store:
             self.stores[value.id] = self.demands[value.id][0]
-        if lookup(node.op).kind is Kind.REDUCTION or node.op in ("conv", "matmul"):
+        if lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS:
             self.outer = self._outer_with(node)
         for at in list(self.demands[value.id]):
             for operand, index in self.reads(node, at):
@@ -266,6 +267,8 @@ class Section:
             return [(a, broadcast(a, (*at[:-1], k))), (b, broadcast(b, (*at[:-2], k, at[-1])))]
         if node.op == "conv":
             return _conv_reads(node, at, loops)
+        if node.op == "conv_weights":
+            return _conv_weights_reads(node, at, loops)
         if node.op in WINDOWS:
             attrs = node.attrs
             moved = iter(loops)
@@ -307,6 +310,9 @@ class Section:
             w = node.inputs[1]
             assert w is not None
             return [(_symbol(fresh("r", d)), d) for d in w.shape[1:]]
+        if node.op == "conv_weights":
+            pixels = node.operands[1].shape
+            return [(_symbol(fresh("r", d)), d) for d in (pixels[0], *pixels[2:])]
         if node.op in WINDOWS:
             return [(_symbol(fresh("r", k)), k) for k in node.attrs["kernel"] if k != 1]
         x = node.inputs[0]
@@ -421,6 +427,17 @@ def _conv_reads(node: Node, at: Index, loops: list[Dim]) -> list[tuple[Value, In
     rows = zip(at[2:], loops[1:], a["strides"], a["dilations"], a["low"], strict=True)
     inner = tuple(i * s + t * d - lo for i, t, s, d, lo in rows)
     return [(x, (at[0], channel, *inner)), (w, (at[1], *loops))]
+
+
+def _conv_weights_reads(node: Node, at: Index, loops: list[Dim]) -> list[tuple[Value, Index]]:
+    (x, dy), a = node.operands, node.attrs
+    m, c = node.output.shape[:2]
+    channel = at[1] if a["groups"] == 1 else (at[0] // (m // a["groups"])) * c + at[1]
+    rows = zip(loops[1:], at[2:], a["strides"], a["dilations"], a["low"], strict=True)
+    return [
+        (x, (loops[0], channel, *(o * s + t * d - lo for o, t, s, d, lo in rows))),
+        (dy, (loops[0], at[0], *loops[1:])),
+    ]
 
 
 def divided_loops(e: Dim) -> Iterable[tuple[Symbol, Dim]]:

@@ -16,23 +16,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, coefficient, substitute, symbols
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.layout import Layout
+from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.section import WINDOWS, divided_loops
 from onnxc.primitives.base import Kind, lookup
-from onnxc.primitives.builder import constant_of
+from onnxc.primitives.builder import Builder, constant_of
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
-LARGE = 1 << 16  # elements that are worth the start of another kernel
-LEAPING = 1 << 14  # the same, where the one stage would read every cache line many times
-FEW_ITEMS = 16  # parallel items that leave threads idle
-PARTS = 32  # of a reduction that is cut for the threads
-PART = 4096  # elements of a part at least
-SHORT_RUN = 64  # neighbouring elements of one result: a vector loop over fewer has no speed
-COLUMNS = 64  # neighbouring results that make one item
 WIDE = 16  # taps of a window
 MOST_TAPS, MOST_STRIDE, LEAST_ROW, LONGEST_ROW = 32, 4, 8, 2048  # of windows that go row by row
 DEPTH = 24  # nodes between a reduction and the values in memory that it reads
@@ -47,11 +45,12 @@ class _Loop:
     axis: int
     stride: int = 0
     stage: int = 0  # the one that reduces it; 0 where it stays
+    filled: int = 0  # elements by which this loop and the next one, a part of it, are longer than what they divide
 
 
-def split_reductions(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
+def split_reductions(graph: Graph, layout: Layout, machine: Machine = CPU) -> tuple[Graph, Layout]:
     """The graph with every reduction that gains from it in two stages."""
-    found = {id(n): plan for n in graph.nodes if n.op in REDUCTIONS and (plan := _stages(n, layout))}
+    found = {id(n): plan for n in graph.nodes if n.op in REDUCTIONS and (plan := _stages(n, layout, machine))}
     windows = {id(n) for n in graph.nodes if n.op in WINDOWS and _is_wide(n) and not _has_rows(n, layout)}
     if not found and not windows:
         return graph, layout
@@ -72,20 +71,57 @@ def split_reductions(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
 class _Split(Rewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.divided: dict[tuple[int, tuple[int, ...]], Value] = {}
+        self.divided: dict[tuple[int, tuple[int, ...], str], Value] = {}
+        self.wide: dict[int, Value] = {}
 
     def split(self, node: Node, loops: list[_Loop], order: dict[int, tuple[int, ...]]) -> None:
         """Adds both stages of a reduction."""
         x, out = self.value(node.operands[0]), node.output
         assert x is not None
+        if _is_narrow(x) and node.op in ("reduce_sum", "reduce_prod"):
+            x = self._widened(node, x, order)
         extents = tuple(p.extent for p in loops)
-        first = self.divided.get((x.id, extents)) or self._add(node, "reshape", x, extents)
-        self.divided[x.id, extents] = first  # reductions of one operand stay reductions of one operand
+        key = (x.id, extents, node.op if any(p.filled for p in loops) else "")
+        first = self.divided.get(key) or self._add(node, "reshape", self._filled(node, x, loops), extents)
+        self.divided[key] = first  # reductions of one operand stay reductions of one operand
         partial = self._reduce(node, first, [k for k, p in enumerate(loops) if p.stage == 1])
         rest = [p for p in loops if p.stage != 1]
         order[partial.id] = tuple(sorted(range(len(rest)), key=lambda k: (-rest[k].stride, k)))
         whole = self._reduce(node, partial, [k for k, p in enumerate(rest) if p.stage == 2])
-        self.replace(out, self._add(node, "reshape", whole, out.shape))
+        result = self._add(node, "reshape", whole, out.shape)
+        self.replace(out, self._cast(node, result, out.dtype))
+
+    def _filled(self, node: Node, x: Value, loops: list[_Loop]) -> Value:
+        """The operand, filled up with what changes nothing where its parts are not equally long."""
+        if not any(p.filled for p in loops):
+            return x
+        pairs = {k + 1 for k, p in enumerate(loops) if p.filled}
+        high = tuple(p.filled for k, p in enumerate(loops) if k not in pairs)
+        shape = tuple(
+            p.extent * loops[k + 1].extent - p.filled if p.filled else p.extent
+            for k, p in enumerate(loops)
+            if k not in pairs
+        )
+        b = Builder()
+        b.origin = node.origin
+        found = b.pad(b.reshape(x, shape), (0,) * len(high), high, _neutral(node.op, x.dtype))
+        self.nodes += b.nodes
+        return found
+
+    def _widened(self, node: Node, x: Value, order: dict[int, tuple[int, ...]]) -> Value:
+        """An operand as float32; the same value for all of its reductions."""
+        if x.id not in self.wide:
+            self.wide[x.id] = self._cast(node, x, dtypes.float32)
+            if x.id in order:
+                order[self.wide[x.id].id] = order[x.id]
+        return self.wide[x.id]
+
+    def _cast(self, node: Node, x: Value, dtype: DType) -> Value:
+        if x.dtype is dtype:
+            return x
+        new = Node("cast", [x], [Value(x.t.with_dtype(dtype))], {"to": dtype}, (), node.origin)
+        self.nodes.append(new)
+        return new.output
 
     def separate(self, node: Node, order: dict[int, tuple[int, ...]]) -> None:
         """Adds a window as one for each of its axes: 5 + 5 taps for 25."""
@@ -137,12 +173,11 @@ def _has_rows(node: Node, layout: Layout) -> bool:
     return bool(fits and stride <= MOST_STRIDE and min(stride, dilation) == 1)
 
 
-def _stages(node: Node, layout: Layout) -> list[_Loop] | None:
+def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     """The loops of a reduction with the stage of each, in the operand's order; None where one stage is well."""
     (x,) = node.operands
     size = x.t.size
-    narrow = x.dtype.is_float and x.dtype.bits < 32  # what is kept in between would be rounded
-    if not isinstance(size, int) or size < LEAPING or narrow:
+    if not isinstance(size, int) or size < machine.leaping or (_is_narrow(x) and not machine.widen):
         return None
     loops = _loops(node, layout)
     if loops is None:
@@ -150,20 +185,41 @@ def _stages(node: Node, layout: Layout) -> list[_Loop] | None:
     inward = sorted(loops, key=lambda p: p.stride)
     kept = [p for p in inward if p.axis not in node.attrs["axes"]]
     run = _innermost(inward, kept)
-    leaps = bool(run) and bool(kept) and math.prod(p.extent for p in run) < SHORT_RUN
+    leaps = bool(run) and bool(kept) and math.prod(p.extent for p in run) < machine.short_run
     leaps = leaps and any(p.stride > kept[0].stride and p not in kept for p in inward)
     columns = leaps or not run
     items = math.prod(p.extent for p in [*kept, *(run if leaps else ())])
     if columns:
-        items = -(-items // COLUMNS)
-    few = items < FEW_ITEMS and size >= LARGE
+        items = -(-items // machine.columns)
+    few = items < machine.few_items and size >= max(machine.large, items * machine.long)
     if not leaps and not few:
         return None
     for p in inward:
         p.stage = 0 if p in kept else 2 if leaps and p in run else 1
     if few:
-        loops = _cut(loops, min(PARTS // items, size // PART))
+        loops = _cut(loops, min(machine.parts // items, size // machine.part), machine.uneven)
     return loops if any(p.stage == 1 for p in loops) and any(p.stage == 2 for p in loops) else None
+
+
+def _is_narrow(x: Value) -> bool:
+    """Whether what is kept in between would be rounded."""
+    return bool(x.dtype.is_float and x.dtype.bits < 32)
+
+
+def _neutral(op: str, dtype: DType) -> np.generic:
+    """What changes no result of a reduction."""
+    number: float
+    if op in ("reduce_sum", "reduce_prod"):
+        number = 1 if op == "reduce_prod" else -0.0  # -0.0 + x is x, whatever the x
+    elif dtype.is_float:
+        number = -np.inf if op == "reduce_max" else np.inf
+    elif dtype is dtypes.boolean:
+        number = int(op == "reduce_min")
+    else:
+        limits = np.iinfo(dtype.numpy)
+        number = limits.min if op == "reduce_max" else limits.max
+    found: np.generic = dtype.numpy.type(number)
+    return found
 
 
 def _innermost(inward: list[_Loop], kept: list[_Loop]) -> list[_Loop]:
@@ -171,8 +227,10 @@ def _innermost(inward: list[_Loop], kept: list[_Loop]) -> list[_Loop]:
     return [p for p in inward if p not in kept and (not kept or p.stride < kept[0].stride)]
 
 
-def _cut(loops: list[_Loop], parts: int) -> list[_Loop]:
-    """Takes whole loops of the first stage, or a part of one, into the second until there are enough parts."""
+def _cut(loops: list[_Loop], parts: int, uneven: bool) -> list[_Loop]:
+    """Takes whole loops of the first stage, or a part of one, into the second until there are enough parts. They may be
+    `uneven`: then the last one is filled up.
+    """
     for p in sorted((p for p in loops if p.stage == 1), key=lambda p: -p.stride):
         if parts < 2:
             break
@@ -180,10 +238,12 @@ def _cut(loops: list[_Loop], parts: int) -> list[_Loop]:
             p.stage, parts = 2, parts // p.extent
             continue
         count = max(c for c in range(1, parts + 1) if p.extent % c == 0)
+        if uneven and 2 * count <= parts:
+            count = -(-p.extent // -(-p.extent // parts))
         if 2 * count > parts:
-            inner = p.extent // count
+            inner = -(-p.extent // count)
             at = loops.index(p)
-            outer = _Loop(p.symbol, count, p.axis, p.stride * inner, 2)
+            outer = _Loop(p.symbol, count, p.axis, p.stride * inner, 2, inner * count - p.extent)
             loops = [*loops[:at], outer, replace(p, extent=inner), *loops[at + 1 :]]
             break
     return loops

@@ -24,6 +24,9 @@ def is_template(node: Node) -> bool:
     if node.op == "conv":
         static = node.operands[1].t.is_static
         return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4, 5) and static
+    if node.op == "conv_weights":
+        static = all(isinstance(d, int) for d in node.output.shape)
+        return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4, 5) and static
     return node.op in ("attention", "matmul_quantized") and node.op in ENABLED
 
 
@@ -191,6 +194,8 @@ def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
         )
     if node.op == "attention":
         return attention_access(layout, node) is not None
+    if node.op == "conv_weights":
+        return conv_image(layout, value) is not None
     if node.op == "conv":
         x, w = node.operands
         image = value is not x or conv_image(layout, value) is not None

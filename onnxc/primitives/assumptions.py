@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from onnxc.ir.expr import Dim, always_equal, is_nonnegative, prod
 from onnxc.ir.graph import Graph, Node, Origin
 from onnxc.primitives.base import Kind, lookup
-from onnxc.primitives.contraction import attention_scores, not_one
+from onnxc.primitives.contraction import attention_scores, not_one, window_size
+from onnxc.primitives.indexing import scatter_depth
 from onnxc.primitives.movement import slice_room
 
 WINDOWS = ("window_max", "window_sum")
@@ -78,6 +79,13 @@ def _equal(node: Node) -> Iterator[Pair]:
         (x, w, *_), groups = shapes, node.attrs["groups"]
         yield x[1], w[1] * groups
         yield w[0], w[0] // groups * groups
+    elif node.op == "conv_weights":
+        (x, dy), groups = shapes, node.attrs["groups"]
+        yield x[0], dy[0]
+        yield from ((d[1], d[1] // groups * groups) for d in (x, dy))
+        keys = ("kernel", "strides", "low", "high", "dilations")
+        rows = zip(dy[2:], x[2:], *(node.attrs[k] for k in keys), strict=True)
+        yield from ((o, window_size(d, *row)) for o, d, *row in rows)
     elif node.op == "concat":
         axis = node.attrs["axis"]
         for shape in shapes:
@@ -85,6 +93,12 @@ def _equal(node: Node) -> Iterator[Pair]:
     elif node.op == "gather_nd":
         batch = node.attrs["batch_dims"]
         yield from zip(shapes[0][:batch], shapes[1][:batch], strict=True)
+    elif node.op == "scatter_elements":
+        yield from zip(shapes[1], shapes[2], strict=True)
+    elif node.op == "scatter_nd":
+        (data, index, updates), depth = shapes, scatter_depth([v.t for v in node.operands])
+        yield index[-1], depth
+        yield from zip((*index[:-1], *data[depth:]), updates, strict=True)
     elif node.op == "scan":
         first, count = node.attrs["states"], node.attrs["scanned"]
         yield from ((shape[0], node.attrs["trip"]) for shape in shapes[first : first + count])
@@ -96,7 +110,7 @@ def _equal(node: Node) -> Iterator[Pair]:
 def _window_room(node: Node) -> Iterator[Dim]:
     """How much larger the padded input is than the window, along each axis that the window reaches over."""
     a, x = node.attrs, node.operands[0].shape
-    kernel = a["kernel"] if node.op in WINDOWS else node.operands[1].shape[2:]
+    kernel = node.operands[1].shape[2:] if node.op == "conv" else a["kernel"]
     for d, k, s, dilation, low, high in zip(
         x[-len(kernel) :], kernel, a["strides"], a["dilations"], a["low"], a["high"], strict=True
     ):
@@ -127,7 +141,7 @@ def _natural(node: Node) -> Iterator[Dim]:
     for value in node.outputs:
         yield from value.shape
     attrs = node.attrs
-    if node.op == "conv" or node.op in WINDOWS:
+    if node.op in ("conv", "conv_weights", *WINDOWS):
         yield from _window_room(node)
     if node.op == "slice":
         rows = zip(node.operands[0].shape, attrs["starts"], attrs["sizes"], attrs["steps"], strict=True)
@@ -135,6 +149,8 @@ def _natural(node: Node) -> Iterator[Dim]:
             yield from slice_room(size, start, count, step)
     elif node.op == "pad":
         yield from (*attrs["low"], *attrs["high"])
-    elif node.op == "gather_elements":
-        data, index = (v.shape for v in node.operands)
+    elif node.op == "top_k":
+        yield node.operands[0].shape[attrs["axis"]] - node.outputs[0].shape[attrs["axis"]]
+    elif node.op in ("gather_elements", "scatter_elements"):
+        data, index = (v.shape for v in node.operands[:2])
         yield from (d - n for i, (d, n) in enumerate(zip(data, index, strict=True)) if i != attrs["axis"])

@@ -51,7 +51,8 @@ class Builder:
     float32[2, 3]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, differentiable: bool = False) -> None:
+        self.differentiable = differentiable  # whether nodes carry the hints that derivative rules read
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.origin: Origin = ()
@@ -279,13 +280,31 @@ class Builder:
     def pow(self, x: Operand, y: Operand) -> Value:
         return self.binary("pow", x, y)
 
-    def max(self, x: Operand, y: Operand) -> Value:
-        """NaN where either is NaN."""
-        return self.binary("max", x, y)
+    def max(self, x: Operand, y: Operand, tie: float | None = None) -> Value:
+        """NaN where either is NaN. Of the derivative where both are equal x has a share of `tie`; else each a half."""
+        return self._extreme("max", x, y, tie)
 
-    def min(self, x: Operand, y: Operand) -> Value:
-        """NaN where either is NaN."""
-        return self.binary("min", x, y)
+    def min(self, x: Operand, y: Operand, tie: float | None = None) -> Value:
+        """As `max`."""
+        return self._extreme("min", x, y, tie)
+
+    def _extreme(self, op: str, x: Operand, y: Operand, tie: float | None) -> Value:
+        if tie is None or not self.differentiable:
+            return self.binary(op, x, y)
+        like = x if isinstance(x, Value) else y
+        assert isinstance(like, Value)
+        return self.one(op, self.operand(x, like), self.operand(y, like), tie=tie)
+
+    def detach(self, x: Value) -> Value:
+        """The same value, through which no derivative goes."""
+        return self.one("copy", x, stop=True) if self.differentiable else x
+
+    def derived(self, y: Value, rule: str, x: Value) -> Value:
+        """The same value `y`, of the shape of `x`, with the derivative by `x` that a rule of its own gives.
+
+        For compositions whose own derivative overflows. The rules are `OWN` in `onnxc/autodiff/elementwise.py`.
+        """
+        return self.one("copy", y, x, rule=rule) if self.differentiable else y
 
     def and_(self, x: Value, y: Value) -> Value:
         return self.binary("and", x, y)
@@ -308,16 +327,19 @@ class Builder:
         return self.one("where", condition, self.operand(x, like), self.operand(y, like))
 
     def sigmoid(self, x: Value) -> Value:
-        return self.div(1.0, self.add(self.exp(self.neg(x)), 1.0))
+        return self.derived(self.div(1.0, self.add(self.exp(self.neg(x)), 1.0)), "sigmoid", x)
 
     def clip(self, x: Value, low: Operand | None, high: Operand | None) -> Value:
-        """Limited to [low, high], either of which may be None; `high` wins where low > high. NaN stays NaN."""
-        x = x if low is None else self.max(x, low)
-        return x if high is None else self.min(x, high)
+        """Limited to [low, high], either of which may be None; `high` wins where low > high. NaN stays NaN.
+
+        At a bound the derivative is 1.
+        """
+        x = x if low is None else self.max(x, low, tie=1.0)
+        return x if high is None else self.min(x, high, tie=1.0)
 
     def softmax(self, x: Value, axis: int) -> Value:
-        """exp(x) / sum(exp(x)) along an axis, with the greatest element subtracted first."""
-        e = self.exp(self.sub(x, self.reduce("max", x, [axis], True)))
+        """exp(x) / sum(exp(x)) along an axis, with the greatest element subtracted first (which cancels out)."""
+        e = self.exp(self.sub(x, self.detach(self.reduce("max", x, [axis], True))))
         return self.div(e, self.reduce("sum", e, [axis], True))
 
     # ------------------------------------------------------------ movement
@@ -407,8 +429,10 @@ class Builder:
         return out
 
     def mean(self, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
-        total = self.reduce("sum", x, axes, keepdims)
-        return self.div(total, self.size_as(prod(x.shape[a] for a in axes), x.dtype))
+        # A sum of 16-bit floats, and how many there are, may be greater than their type's greatest number.
+        wide = self.cast(x, dtypes.float32) if x.dtype.is_float and x.dtype.bits < 32 else x
+        total = self.reduce("sum", wide, axes, keepdims)
+        return self.cast(self.div(total, self.size_as(prod(x.shape[a] for a in axes), wide.dtype)), x.dtype)
 
     def size_as(self, size: Dim, dtype: DType) -> Value:
         """A size as a scalar of a dtype."""
@@ -426,7 +450,7 @@ class Builder:
 
         Returns the final states, and the results stacked along a new leading axis.
         """
-        inner = Builder()
+        inner = Builder(self.differentiable)
         inner.origin = self.origin
         states = [inner.input(v.t) for v in init]
         slices = [inner.input(x.t.with_shape(x.shape[1:])) for x in xs]

@@ -11,7 +11,7 @@ from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, minimum, never_equal
-from onnxc.ir.graph import Attrs
+from onnxc.ir.graph import Attrs, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
 
@@ -77,6 +77,11 @@ def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(dtype, (x.shape[0], w.shape[0], *spatial)),)
 
 
+def images_of(node: Node) -> tuple[Value, ...]:
+    """The operands of a convolution, or of its derivative, whose second dim is channels of an image."""
+    return node.operands[:1] if node.op == "conv" else node.operands if node.op == "conv_weights" else ()
+
+
 def _window(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """Windows over every axis: attrs kernel, strides, low, high, dilations, each with one entry per axis."""
     keys = ("kernel", "strides", "low", "high", "dilations")
@@ -121,8 +126,38 @@ def _conv_eval(x, w, fill=0, *, strides, low, high, dilations, groups, wide=Fals
     return np.moveaxis(np.concatenate(parts, axis=-1), -1, 1).astype(x.dtype)
 
 
+def _conv_weights(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """x [N, C, D1...], dy [N, M, O1...] to [M, C / groups, K1...]; attrs kernel, and conv's own.
+
+    The derivative of `conv` by its weights: how each of them meets the products of x with the cotangent dy.
+    """
+    x, dy = types
+    groups = attrs["groups"]
+    if x.dtype is not dy.dtype or x.rank != dy.rank or x.rank < 3 or len(attrs["kernel"]) != x.rank - 2 or groups < 1:
+        raise ShapeError(f"conv_weights of {x} and {dy}: dtypes and ranks must be equal")
+    m, c = dy.shape[1], x.shape[1]
+    if never_equal(x.shape[0], dy.shape[0]) or any(isinstance(d, int) and d % groups for d in (m, c)):
+        raise ShapeError(f"conv_weights of {x} and {dy}: images, or channels and {groups} groups, do not fit")
+    keys = ("kernel", "strides", "low", "high", "dilations")
+    sizes = [window_size(d, *row) for d, *row in zip(x.shape[2:], *(attrs[k] for k in keys), strict=True)]
+    if any(never_equal(a, b) for a, b in zip(sizes, dy.shape[2:], strict=True)):
+        raise ShapeError(f"conv_weights of {x} and {dy}: windows {dict(attrs)} do not fit")
+    return (TensorType(x.dtype, (m, c // groups, *attrs["kernel"])),)
+
+
+def _conv_weights_eval(x, dy, *, kernel, strides, low, high, dilations, groups) -> np.ndarray:  # type: ignore[no-untyped-def]
+    n = x.ndim - 2
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)])
+    view = _patches(padded, (1, 1, *kernel), (1, 1, *strides), (1, 1, *dilations))
+    view = view.reshape(*view.shape[: n + 2], *kernel)  # [N, C, out..., k...]
+    axes = (0, *range(2, n + 2))
+    parts = zip(np.split(view, groups, 1), np.split(dy, groups, 1), strict=True)
+    return np.concatenate([np.tensordot(d, v, axes=(axes, axes)) for v, d in parts]).astype(x.dtype)
+
+
 register(Primitive("matmul", Kind.TEMPLATE, _matmul, _matmul_eval))
 register(Primitive("conv", Kind.TEMPLATE, _conv, _conv_eval))
+register(Primitive("conv_weights", Kind.TEMPLATE, _conv_weights, _conv_weights_eval))
 register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max")))  # type: ignore[arg-type]
 register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]
 

@@ -188,9 +188,9 @@ _SYMBOLIC = {"add", "sub", "mul", "div", "mod", "max", "min", "neg", "eq", "lt",
 
 
 def _quiet(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """Infinities and NaN are results, not warnings."""
+    """Infinities and NaN are results, not warnings. Hints for derivatives change nothing."""
 
-    def call(*arrays: np.ndarray) -> np.ndarray:
+    def call(*arrays: np.ndarray, **hints: Any) -> np.ndarray:
         with np.errstate(all="ignore"):
             return np.asarray(f(*arrays))
 
@@ -211,7 +211,8 @@ for _name, _f in {**UNARY, **BINARY}.items():
     register(Primitive(_name, Kind.POINTWISE, _infer, _quiet(_f), _name in _SYMBOLIC))
 for _name, _f in COMPARE.items():
     register(Primitive(_name, Kind.POINTWISE, _predicate, _f, True))
-register(Primitive("copy", Kind.POINTWISE, _same, np.copy))  # the same values in a buffer of their own
+# The same values in a buffer of their own. Further operands are those that a hint says how to differentiate by.
+register(Primitive("copy", Kind.POINTWISE, _same, _quiet(lambda x, *rest: np.copy(x))))
 register(Primitive("quantize", Kind.POINTWISE, _quantize_type, _quantize))
 register(Primitive("isnan", Kind.POINTWISE, _predicate, np.isnan))
 register(Primitive("isinf", Kind.POINTWISE, _predicate, _isinf))

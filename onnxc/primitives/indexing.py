@@ -132,7 +132,10 @@ _SCATTER = {
 
 
 def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """The k greatest (least) along an axis, ties by position, NaN last: values and int64 positions."""
+    """The k greatest (least) along an axis, ties by position, NaN last: values and int64 positions.
+
+    `runs`, where it is given, says that the axis is made of runs of so many elements, each of them in order already.
+    """
     shape = list(types[0].shape)
     if is_less(shape[attrs["axis"]], attrs["k"]):
         raise ShapeError(f"the best {attrs['k']} of {shape[attrs['axis']]} elements")
@@ -141,7 +144,7 @@ def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     return out, out.with_dtype(dtypes.int64)
 
 
-def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:
+def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool, runs: int = 0) -> tuple[np.ndarray, np.ndarray]:
     floating = dtypes.from_numpy(x.dtype).is_float
     keys: np.ndarray = x.astype(np.float64) if floating else x
     if largest:

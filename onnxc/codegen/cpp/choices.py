@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxc.choices import Choice
+from onnxc.choices import COST_MODEL, Choice
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,4 @@ class KernelOptions:
         tuned = dict(self.tuned).get(subject)
         chosen = tuned if tuned in costs else min(costs, key=lambda k: costs[k])
         assert chosen is not None
-        return Choice(subject, chosen, tuple(costs))
+        return Choice(subject, chosen, tuple(costs), "measured" if chosen == tuned else COST_MODEL)

@@ -108,6 +108,7 @@ WINOGRAD = {
         f"conv_wino_scratch<{y}, {x}>",
         _pack_winograd((y, x)),
         "conv_fresh",
+        f"WinoPanels<{y}, {x}>",
     )
     for y, x in ((2, 2), (4, 4), (1, 2), (1, 4), (2, 1), (4, 1))
 }
@@ -130,6 +131,7 @@ def _pixels(node: Node) -> int:
     return max(1, math.prod(known)) if len(known) == len(sizes) else 1 << 60
 
 
+CACHED = 24 << 20  # bytes of packed weights that the last level of a cache holds until they are read
 UNKNOWN_SIZE = 56  # what a symbolic size is taken for when an algorithm is chosen
 
 
@@ -174,13 +176,7 @@ def candidates(node: Node, lanes: int, *, winograd: bool = True) -> list[Algorit
     plain = all(s == 1 for s in a["strides"][-2:]) and not (volume and a["groups"] > 1)
     plain = plain and max(a["dilations"]) < FARTHEST
     # Images of few channels may be planar, and would leave most lanes of Winograd's transforms empty.
-    if (
-        winograd
-        and plain
-        and constant_of(node.operands[1]) is not None
-        and kernel in ((3, 3), (1, 3), (3, 1))
-        and int(w[1]) > PLANES
-    ):
+    if winograd and plain and kernel in ((3, 3), (1, 3), (3, 1)) and int(w[1]) > PLANES:
         return [DIRECT, *(k for m, k in WINOGRAD.items() if tuple(3 if t > 1 else 1 for t in m) == kernel)]
     return [DIRECT]
 
@@ -200,18 +196,27 @@ def cost(algorithm: Algorithm, node: Node, lanes: int) -> float:
         multiply = weights * rows / (2 * lanes)
         return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
 
+    def packing(points: int) -> float:
+        """Weights that are known at run time only are turned, transformed, written and read in every run."""
+        if constant_of(node.operands[1]) is not None:
+            return 0
+        vectors = z.ci * blocks
+        return vectors * (20 + (4 + 0.75 * lanes) * points * (2 if 4 * vectors * lanes * points > CACHED else 1))
+
     m = winograd_tile(algorithm)
     if m is not None:
         points, planes = winograd_points(m), math.prod(int(d) for d in node.operands[1].shape[2:-2])
+        packed = packing(points * planes)
         flat = zip(z.out[-2:], node.attrs["dilations"][-2:], m, strict=True)
         tiles = z.n * math.prod(z.out[:-2]) * math.prod(_tiles(*k) for k in flat)
         inputs, outputs = (90, 80) if points == 16 else (7 * points, 6.4 * points)
         points, inputs = points * planes, inputs * planes
         apart = 1.1 if max(node.attrs["dilations"][-2:]) > 1 else 1  # tiles of interleaved images share few lines
-        return apart * products(points, tiles) + tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
+        transforms = tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
+        return apart * products(points, tiles) + transforms + packed
     taps = math.prod(int(d) for d in node.operands[1].shape[2:])
     pixels = z.n * math.prod(z.out)
-    return _inside(node, z) * products(taps, pixels) + pixels * (12 + 6 * blocks)
+    return _inside(node, z) * products(taps, pixels) + pixels * (12 + 6 * blocks) + packing(taps)
 
 
 def _tiles(size: int, dilation: int, m: int) -> int:
@@ -243,6 +248,7 @@ def subject(node: Node) -> str:
     parts += [f"{key} {times(a[key])}" for key in ("strides", "dilations") if any(v != 1 for v in a[key])]
     parts += [f"padded {times(a['low'])}"] if any(a["low"]) else []
     parts += [f"groups {a['groups']}"] if a["groups"] > 1 else []
+    parts += ["weights at run time"] if constant_of(node.operands[1]) is None else []
     return ", ".join([parts[0] + " " + parts[1], *parts[2:]])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxc.codegen.cpp.choices import KernelOptions
+from onnxc.codegen.cpp.conv_gradient import ConvWeightsEmitter
 from onnxc.codegen.cpp.convolution import ConvChainEmitter, ConvEmitter
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
@@ -243,10 +244,12 @@ _EMITTERS: dict[
     | type[QuantizedMatmulEmitter]
     | type[AttentionEmitter]
     | type[ConvEmitter]
+    | type[ConvWeightsEmitter]
     | type[IntegerMatmulEmitter]
     | type[IntegerConvEmitter],
 ] = {
     "matmul": MatmulEmitter, "matmul_quantized": QuantizedMatmulEmitter, "attention": AttentionEmitter, "conv": ConvEmitter,
+    "conv_weights": ConvWeightsEmitter,
     "wide matmul": IntegerMatmulEmitter, "wide conv": IntegerConvEmitter,
     "chained conv": ConvChainEmitter,
 }  # fmt: skip

@@ -21,15 +21,21 @@
 #pragma once
 #include "conv.h"
 
-// The one-dimensional transforms: bt makes T values of T, at makes M of T; inputs s apart, outputs d apart.
+// The one-dimensional transforms: bt makes T values of T, at makes M of T, g (of weights) T of 3 (1 where M is 1); inputs
+// s apart, outputs d apart.
 template <int M> struct Wino;
 template <> struct Wino<1> {  // an axis that is left alone
-  static constexpr int T = 1;
+  static constexpr int T = 1, K = 1;
+  OX void g(const vf *w, i64, vf *y, i64) { y[0] = w[0]; }
   OX void bt(const vf *x, i64, vf *y, i64) { y[0] = x[0]; }
   OX void at(const vf *m, i64, vf *y, i64) { y[0] = m[0]; }
 };
 template <> struct Wino<2> {
-  static constexpr int T = 4;
+  static constexpr int T = 4, K = 3;
+  OX void g(const vf *w, i64 s, vf *y, i64 d) {
+    vf e = 0.5f * (w[0] + w[2 * s]), o = 0.5f * w[s];
+    y[0] = w[0], y[d] = e + o, y[2 * d] = e - o, y[3 * d] = w[2 * s];
+  }
   OX void bt(const vf *x, i64 s, vf *y, i64 d) {
     vf x0 = x[0], x1 = x[s], x2 = x[2 * s], x3 = x[3 * s];
     y[0] = x0 - x2, y[d] = x1 + x2, y[2 * d] = x2 - x1, y[3 * d] = x1 - x3;
@@ -41,7 +47,14 @@ template <> struct Wino<2> {
 };
 template <> struct Wino<4> {
   static constexpr int T = 6;
+  static constexpr int K = 3;
   static constexpr f32 a = 45 / 64.f, b = 91 / 64.f, a2 = a * a, b2 = b * b;
+  static constexpr f32 n0 = 1 / (a2 * b2), na = 1 / (2 * a2 * (a2 - b2)), nb = 1 / (2 * b2 * (b2 - a2));
+  OX void g(const vf *w, i64 s, vf *y, i64 d) {
+    vf w0 = w[0], w1 = w[s], w2 = w[2 * s];
+    vf e = na * w0 + (na * a2) * w2, o = (na * a) * w1, f = nb * w0 + (nb * b2) * w2, q = (nb * b) * w1;
+    y[0] = n0 * w0, y[d] = e + o, y[2 * d] = e - o, y[3 * d] = f + q, y[4 * d] = f - q, y[5 * d] = w2;
+  }
   OX void bt(const vf *x, i64 s, vf *y, i64 d) {
     vf x0 = x[0], x1 = x[s], x2 = x[2 * s], x3 = x[3 * s], x4 = x[4 * s], x5 = x[5 * s];
     vf e = x4 - b2 * x2, o = a * (x3 - b2 * x1), f = x4 - a2 * x2, q = b * (x3 - a2 * x1);
@@ -53,6 +66,48 @@ template <> struct Wino<4> {
     vf m0 = m[0], p = m[s] + m[2 * s], q = m[s] - m[2 * s], r = m[3 * s] + m[4 * s], t = m[3 * s] - m[4 * s];
     y[0] = m0 + p + r, y[d] = a * q + b * t, y[2 * d] = a2 * p + b2 * r;
     y[3 * d] = (a2 * a) * q + (b2 * b) * t + m[5 * s];
+  }
+};
+
+// Packs weights at run time: an item is a panel.
+template <int MY, int M> struct WinoPanels {
+  static constexpr i64 P = Wino<MY>::T * Wino<M>::T;
+  template <class S> static i64 count(const S &s) { return ConvPanels::count(s); }
+  template <class S> static i64 bytes(const S &s) { return 4 * count(s) * CONV_NR * P * s.KD * (s.CI / s.G); }
+
+  // U of one plane of one input channel's kernel: points are `apart`.
+  OX void transform(const ConvTurned &t, i64 c, f32 *d, i64 apart) {
+    constexpr int KY = Wino<MY>::K, K = Wino<M>::K, TY = Wino<MY>::T, T = Wino<M>::T;
+    vf y[TY * K];
+    OX_UNROLL for (int j = 0; j < K; j++) {
+      vf g[KY];
+      OX_UNROLL for (int i = 0; i < KY; i++) g[i] = t.at(c, i * K + j);
+      Wino<MY>::g(g, 1, y + j, K);
+    }
+    OX_UNROLL for (int i = 0; i < TY; i++) {
+      vf g[T];
+      Wino<M>::g(y + i * K, 1, g, 1);
+      OX_UNROLL for (int j = 0; j < T; j++) st(d + (i * T + j) * apart, g[j]);
+    }
+  }
+
+  template <class S> static void pack(const S &s, const ConvWeights &w, i64 first, i64 last, f32 *out) {
+    i64 cig = s.CI / s.G, cog = s.CO / s.G, panels = cdiv(cog, CONV_NR), taps = conv_taps(s) / s.KD;
+    const ConvExtent e = conv_extent(s, w);
+    i64 most = conv_turned(e.squares ? e.span : taps), apart = s.KD * cig * CONV_NR;
+    ConvTurned t;
+    for (i64 n = first; n < last; n++)
+      for (i64 c = 0; c < cig; c += most)
+        for (i64 h = 0; h < CONV_NR; h += VL)
+          for (i64 k = 0; k < s.KD; k++) {
+            i64 o = n % panels * CONV_NR + h, count = cmin(most, cig - c);
+            f32 *d = out + n * P * apart + (k * cig + c) * CONV_NR + h;
+            if (o < cog)
+              conv_turn(s, w, e, n / panels * cog + o, cmin(VL, cog - o), c, count, k * taps, (k + 1) * taps, t);
+            for (i64 i = 0; i < count; i++, d += CONV_NR)
+              if (o < cog) transform(t, i, d, apart);
+              else for (i64 q = 0; q < P; q++) st(d + q * apart, vf{});
+          }
   }
 };
 

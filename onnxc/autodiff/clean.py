@@ -1,0 +1,96 @@
+"""Tidies a graph that has been differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from onnxc.ir.graph import Graph, Node, Value, merge_origins
+from onnxc.passes.simplify import Rewriter
+from onnxc.primitives.builder import Builder
+
+HINTS = ("tie", "saved")  # attributes that say nothing of a node's results
+
+
+def without_hints(graph: Graph) -> Graph:
+    """The graph without copies and attributes that are there for derivative rules."""
+    r = Rewriter(graph)
+    for node in graph.nodes:
+        if node.op == "copy" and ("stop" in node.attrs or "rule" in node.attrs):
+            source = r.value(node.operands[0])
+            assert source is not None
+            r.replace(node.output, source)
+        elif node.regions or not node.attrs.keys().isdisjoint(HINTS):
+            attrs = {k: v for k, v in node.attrs.items() if k not in HINTS}
+            outputs = [Value(v.type, v.name, v.data) for v in node.outputs]
+            regions = [without_hints(g) for g in node.regions]
+            r.nodes.append(Node(node.op, [r.value(v) for v in node.inputs], outputs, attrs, regions, node.origin))
+            for old, new in zip(node.outputs, outputs, strict=True):
+                r.replace(old, new)
+        else:
+            r.keep(node)
+    return r.result()
+
+
+def drop_unused(graph: Graph) -> Graph:
+    """Without what no output needs: nodes, stacked results of scans, and what their steps then do not read."""
+    needed = {v.id for v in graph.outputs}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(v.id in needed for v in node.outputs):
+            kept.append(_smaller(node, needed) if node.op == "scan" else node)
+            needed.update(v.id for v in kept[-1].operands)
+    return replace(graph, nodes=kept[::-1])
+
+
+def _smaller(node: Node, needed: Collection[int]) -> Node:
+    """A scan without the results that nothing needs."""
+    (region,) = node.regions
+    n, m = node.attrs["states"], node.attrs["scanned"]
+    kept = [k for k, v in enumerate(node.outputs) if k < n or v.id in needed]
+    wanted = [region.outputs[node.attrs["results"][k]] for k in kept]
+    ends = list({v.id: v for v in wanted}.values())
+    inner = drop_unused(replace(region, outputs=ends, output_names=[f"out{k}" for k in range(len(ends))]))
+    read = {v.id for node in inner.nodes for v in node.operands} | {v.id for v in ends}
+    used = [k for k, v in enumerate(region.inputs) if k < n or v.id in read]
+    attrs = {
+        **node.attrs,
+        "scanned": sum(n <= k < n + m for k in used),
+        "results": tuple(next(i for i, e in enumerate(ends) if e is v) for v in wanted),
+    }
+    body = replace(inner, inputs=[region.inputs[k] for k in used])
+    operands = [node.operands[k] for k in used]
+    return Node("scan", operands, [node.outputs[k] for k in kept], attrs, [body], node.origin)
+
+
+def without_turned_products(graph: Graph) -> Graph:
+    """(a b)' becomes b' a', where nothing else reads the product: the gradient of a weight that is used transposed."""
+    uses = graph.uses()
+    outputs = {v.id for v in graph.outputs}
+    r = Rewriter(graph)
+    for node in graph.nodes:
+        product = node.operands[0].node if node.op == "transpose" else None
+        turned = product is not None and product.op == "matmul" and _swaps_matrix(node.attrs["perm"])
+        if not turned or product is None or len(uses[node.operands[0].id]) > 1 or node.operands[0].id in outputs:
+            r.keep(node)
+            continue
+        b = Builder()
+        with b.from_origin(merge_origins([product.origin, node.origin])):
+            left, right = (r.value(v) for v in product.operands)
+            assert left is not None and right is not None
+            new = b.matmul(_turned(b, right), _turned(b, left))
+        r.nodes += b.nodes
+        r.replace(node.output, new)
+    return r.result()
+
+
+def _turned(b: Builder, v: Value) -> Value:
+    """A matrix transposed; of one that is a transpose, the matrix that it is the transpose of."""
+    if v.node is not None and v.node.op == "transpose" and _swaps_matrix(v.node.attrs["perm"]):
+        return v.node.operands[0]
+    return b.swap(v, v.rank - 2, v.rank - 1)
+
+
+def _swaps_matrix(perm: Sequence[int]) -> bool:
+    n = len(perm)
+    return tuple(perm) == (*range(n - 2), n - 1, n - 2)

@@ -1,0 +1,216 @@
+"""Derivatives of pointwise primitives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from onnxc.autodiff.rules import Gradients, Step, constant_almost_everywhere, rule
+from onnxc.ir.graph import Value
+from onnxc.primitives.builder import Builder
+
+rule("floor", "ceil", "round", "sign")(constant_almost_everywhere)
+
+
+@rule("copy")
+def copy(s: Step) -> Gradients:
+    """Of what has a derivative of its own, that one."""
+    name = s.node.attrs.get("rule")
+    return [s.dy] if name is None else [None, OWN[name](s)]
+
+
+def _sigmoid(s: Step) -> Value:
+    """y (1 - y): nothing overflows, as exp(-x) does."""
+    return s.b.mul(s.dy, s.b.mul(s.y, s.b.sub(1.0, s.y)))
+
+
+# Derivatives of compositions, by the name that `Builder.derived` gives.
+OWN: dict[str, Callable[[Step], Value]] = {"sigmoid": _sigmoid}
+
+
+@rule("neg")
+def neg(s: Step) -> Gradients:
+    return [s.b.neg(s.dy)]
+
+
+@rule("abs")
+def absolute(s: Step) -> Gradients:
+    """0 at 0."""
+    return [s.b.mul(s.dy, s.b.unary("sign", s.x))]
+
+
+@rule("exp")
+def exp(s: Step) -> Gradients:
+    return [s.b.mul(s.dy, s.y)]
+
+
+@rule("log")
+def log(s: Step) -> Gradients:
+    return [s.b.div(s.dy, s.x)]
+
+
+@rule("sqrt")
+def sqrt(s: Step) -> Gradients:
+    """Infinite at 0."""
+    return [s.b.div(s.dy, s.b.mul(s.y, 2.0))]
+
+
+@rule("sin")
+def sin(s: Step) -> Gradients:
+    return [s.b.mul(s.dy, s.b.unary("cos", s.x))]
+
+
+@rule("cos")
+def cos(s: Step) -> Gradients:
+    return [s.b.neg(s.b.mul(s.dy, s.b.unary("sin", s.x)))]
+
+
+@rule("tan")
+def tan(s: Step) -> Gradients:
+    return [s.b.mul(s.dy, s.b.add(s.b.mul(s.y, s.y), 1.0))]
+
+
+@rule("asin")
+def asin(s: Step) -> Gradients:
+    return [s.b.div(s.dy, _one_minus_square_root(s.b, s.x))]
+
+
+@rule("acos")
+def acos(s: Step) -> Gradients:
+    return [s.b.neg(s.b.div(s.dy, _one_minus_square_root(s.b, s.x)))]
+
+
+def _one_minus_square_root(b: Builder, x: Value) -> Value:
+    return b.sqrt(b.sub(1.0, b.mul(x, x)))
+
+
+@rule("atan")
+def atan(s: Step) -> Gradients:
+    return [s.b.div(s.dy, s.b.add(s.b.mul(s.x, s.x), 1.0))]
+
+
+@rule("sinh")
+def sinh(s: Step) -> Gradients:
+    return [s.b.mul(s.dy, s.b.unary("cosh", s.x))]
+
+
+@rule("cosh")
+def cosh(s: Step) -> Gradients:
+    return [s.b.mul(s.dy, s.b.unary("sinh", s.x))]
+
+
+@rule("tanh")
+def tanh(s: Step) -> Gradients:
+    return [s.b.mul(s.dy, s.b.sub(1.0, s.b.mul(s.y, s.y)))]
+
+
+@rule("asinh")
+def asinh(s: Step) -> Gradients:
+    return [s.b.div(s.dy, s.b.sqrt(s.b.add(s.b.mul(s.x, s.x), 1.0)))]
+
+
+@rule("acosh")
+def acosh(s: Step) -> Gradients:
+    return [s.b.div(s.dy, s.b.sqrt(s.b.sub(s.b.mul(s.x, s.x), 1.0)))]
+
+
+@rule("atanh")
+def atanh(s: Step) -> Gradients:
+    return [s.b.div(s.dy, s.b.sub(1.0, s.b.mul(s.x, s.x)))]
+
+
+@rule("erf")
+def erf(s: Step) -> Gradients:
+    bell = s.b.exp(s.b.neg(s.b.mul(s.x, s.x)))
+    return [s.b.mul(s.dy, s.b.mul(bell, 2 / math.sqrt(math.pi)))]
+
+
+@rule("add")
+def add(s: Step) -> Gradients:
+    return s.dy, s.dy
+
+
+@rule("sub")
+def sub(s: Step) -> Gradients:
+    return s.dy, s.b.neg(s.dy) if s.needed[1] else None
+
+
+@rule("mul")
+def mul(s: Step) -> Gradients:
+    x, y = s.operands
+    return s.b.mul(s.dy, y) if s.needed[0] else None, s.b.mul(s.dy, x) if s.needed[1] else None
+
+
+@rule("div")
+def div(s: Step) -> Gradients:
+    _, y = s.operands
+    dx = s.b.div(s.dy, y)
+    return dx, s.b.neg(s.b.mul(dx, s.y)) if s.needed[1] else None
+
+
+@rule("pow")
+def pow_(s: Step) -> Gradients:
+    """Of a constant power 0 the derivative is 0 at x = 0 too; of 0 to a positive power, 0 by the power."""
+    b, (x, p) = s.b, s.operands
+    dx = dp = None
+    if s.needed[0]:
+        slope = b.mul(p, b.pow(x, b.sub(p, 1.0)))
+        dx = b.mul(s.dy, b.where(b.eq(p, 0.0), 0.0, slope))
+    if s.needed[1]:
+        flat = b.and_(b.eq(x, 0.0), b.le(0.0, p))
+        dp = b.mul(s.dy, b.where(flat, 0.0, b.mul(s.y, b.log(x))))
+    return dx, dp
+
+
+@rule("mod")
+def mod(s: Step) -> Gradients:
+    """x - floor(x / y) y, between its jumps."""
+    b, (x, y) = s.b, s.operands
+    return s.dy, b.neg(b.mul(s.dy, b.floor(b.div(x, y)))) if s.needed[1] else None
+
+
+@rule("fmod")
+def fmod(s: Step) -> Gradients:
+    """x - trunc(x / y) y, between its jumps."""
+    b, (x, y) = s.b, s.operands
+    if not s.needed[1]:
+        return s.dy, None
+    q = b.div(x, y)
+    whole = b.where(b.lt(q, 0.0), b.unary("ceil", q), b.floor(q))
+    return s.dy, b.neg(b.mul(s.dy, whole))
+
+
+@rule("max", "min")
+def extreme(s: Step) -> Gradients:
+    """Where both are equal each has a half; or the node's `tie` says how much of it is the first one's."""
+    b, (x, y) = s.b, s.operands
+    tie = float(s.node.attrs.get("tie", 0.5))
+    less, more = (x, y) if s.node.op == "min" else (y, x)  # the first wins where less < more
+    found: list[Value | None] = []
+    for k, share in enumerate((tie, 1 - tie)):
+        wins = b.lt(less, more) if k == 0 else b.lt(more, less)
+        if not s.needed[k]:
+            found.append(None)
+        elif share in (0, 1):
+            wins = wins if share == 0 else b.le(less, more) if k == 0 else b.le(more, less)
+            found.append(b.where(wins, s.dy, 0.0))
+        else:
+            found.append(b.where(wins, s.dy, b.where(b.eq(x, y), b.mul(s.dy, share), 0.0)))
+    return found
+
+
+@rule("where")
+def where(s: Step) -> Gradients:
+    condition = s.operands[0]
+    first = s.b.where(condition, s.dy, 0.0) if s.needed[1] else None
+    return None, first, s.b.where(condition, 0.0, s.dy) if s.needed[2] else None
+
+
+@rule("cast")
+def cast(s: Step) -> Gradients:
+    return [s.b.cast(s.dy, s.x.dtype)]
+
+
+def zeros_like(b: Builder, x: Value) -> Value:
+    """Zeros in the shape of a value."""
+    return b.full(x.shape, b.scalar(0, x.dtype), x.dtype)

@@ -1,0 +1,48 @@
+"""What the planner must know of the machine that runs the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Numbers by which the planner divides reductions and merges kernels; those of a CPU, where nothing else is said.
+
+    Attributes:
+        large: elements of a reduction that are worth the start of another kernel.
+        leaping: the same, where one stage would read every cache line many times.
+        long: elements that one parallel item reads at least, for it to be divided.
+        few_items: parallel items that leave the machine idle.
+        parts: parallel items that a reduction is cut for.
+        part: elements of a part at least.
+        uneven: whether parts of a length that has no good divisors are made by filling up the last one.
+        short_run: neighbouring elements of one result: fewer are read better beside those of other results.
+        columns: neighbouring results that make one item.
+        widen: whether sums of 16-bit floats are divided too, by way of float32.
+        narrow: bits of a template's result that is stored rather than a wider one made of it by a few instructions.
+        staged: whether running sums and the best of long rows are computed in stages.
+        pointers: buffers that a kernel may take; None for any number.
+    """
+
+    large: int = 1 << 16
+    leaping: int = 1 << 14
+    long: int = 0
+    few_items: int = 16
+    parts: int = 32
+    part: int = 4096
+    short_run: int = 64
+    columns: int = 64
+    uneven: bool = False
+    widen: bool = False
+    narrow: int = 8
+    staged: bool = False
+    pointers: int | None = None
+
+
+CPU = Machine()
+# Programs for each of 132 multiprocessors; a second kernel costs 2 us, in which a program reads 65536 numbers.
+GPU = Machine(
+    large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
+    narrow=16, staged=True, pointers=40,
+)  # fmt: skip
