@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import onnxc
 from models.zoo import huggingface, micro
-from models.zoo.vision import ResNet50
+from models.zoo.vision import ResNet50, SqueezeExcite
 
 Run = Callable[[Sequence[Tensor]], Any]
 SETS = 4  # of inputs, in rotation
@@ -69,12 +69,16 @@ class MobileNetV3(nn.Module):
 class Attention(nn.Module):
     """softmax(q k' / sqrt(d)) v."""
 
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(q, k, v)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
 class Linear(nn.Module):
-    """A product with bias and GELU."""
+    """A product with bias and GELU; `fused` is cuBLASLt's, with both in its epilogue."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -82,6 +86,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.gelu(self.linear(x), approximate="tanh")
+
+    def fused(self, x: Tensor) -> Tensor:
+        """By one call of cuBLASLt."""
+        return torch._addmm_activation(self.linear.bias, x, self.linear.weight.t(), use_gelu=True)
 
 
 def _heads(length: int, depth: int) -> Callable[[], tuple[Tensor, ...]]:
@@ -92,11 +100,12 @@ def _heads(length: int, depth: int) -> Callable[[], tuple[Tensor, ...]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A module and its inputs; what its GPU time would be at the limit of memory or arithmetic."""
+    """A module, its inputs, and the dtype of both."""
 
     module: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Tensor, ...]]
     group: str = "models"
+    dtype: torch.dtype = torch.float16
 
 
 def _pair(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
@@ -125,12 +134,18 @@ CASES: dict[str, Case] = {
     "m_transpose_sum": Case(
         micro.TransposeSum, lambda: (torch.randn(128, 512, 1024), torch.randn(128, 1024, 512)), "micro"
     ),
+    "m_gelu_ln_rows": Case(micro.BiasGeluNorm, _pair(4096, 16, 768), "micro"),
+    "m_se": Case(lambda: SqueezeExcite(240, 10), lambda: (torch.randn(256, 240, 28, 28),), "micro"),
     **{
-        f"attention_s{s}_d{d}": Case(Attention, _heads(s, d), "attention")
+        f"attention_s{s}_d{d}{'_causal' * causal}": Case(lambda c=causal: Attention(c), _heads(s, d), "attention")  # type: ignore[misc]
         for s in (1024, 4096, 16384)
         for d in (64, 128)
+        for causal in (False, True)
     },
-    **{f"linear_{n}": Case(lambda n=n: Linear(n), lambda n=n: (torch.randn(n, n),), "linear") for n in (4096, 8192)},  # type: ignore[misc]
+    **{
+        f"linear_{n}": Case(lambda n=n: Linear(n), lambda n=n: (torch.randn(n, n),), "linear", torch.bfloat16)  # type: ignore[misc]
+        for n in (4096, 6144, 8192)
+    },
 }
 
 
@@ -143,21 +158,27 @@ class Result:
     host_us: dict[str, float] = field(default_factory=dict)
     error: float = 0.0
     torch_error: float = 0.0
+    nbytes: int = 0  # of the inputs and outputs
     kernels: int = 0
     compile_s: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def ratio(self) -> float:
+        """Our time over the best of the others; 0 where one is missing."""
+        others = [v for k, v in self.milliseconds.items() if k != "onnxc"]
+        return self.milliseconds.get("onnxc", 0.0) / min(others) if others else 0.0
+
     def line(self) -> str:
         """For people."""
-        others = {k: v for k, v in self.milliseconds.items() if k != "onnxc"}
-        best = min(others.values(), default=0.0)
-        mine = self.milliseconds.get("onnxc", 0.0)
         times = "  ".join(f"{k} {v:.3f}" for k, v in self.milliseconds.items())
-        ratio = f"{mine / best:.2f}" if mine and best else "-"
+        ratio = f"{self.ratio:.2f}" if self.ratio else "-"
+        rate = f"{self.nbytes / self.milliseconds['onnxc'] / 1e9:.2f} TB/s | " if "onnxc" in self.milliseconds else ""
+        errors = f"error {self.error:.1e} (torch {self.torch_error:.1e})"
+        host = f"host {self.host_us.get('onnxc', 0):.0f} us, compiled in {self.compile_s:.1f} s"
+        failures = " ".join(f"{k}: {v}" for k, v in self.failures.items())
         return (
-            f"{self.name:20} {times} ms | / best {ratio} | error {self.error:.1e} (torch {self.torch_error:.1e}) | "
-            f"{self.kernels} kernels, host {self.host_us.get('onnxc', 0):.0f} us, compiled in {self.compile_s:.1f} s "
-            + " ".join(f"{k}: {v}" for k, v in self.failures.items())
+            f"{self.name:20} {times} ms | / best {ratio} | {rate}{errors} | {self.kernels} kernels, {host} {failures}"
         )
 
 
@@ -167,11 +188,13 @@ def measure(name: str, case: Case, seconds: float, engines: Sequence[str]) -> Re
     torch.manual_seed(0)
     module = case.module().eval()
     torch.manual_seed(1)
-    sets = [tuple(_half(x).cuda() for x in case.inputs()) for _ in range(SETS)]
+    sets = [tuple(_narrow(x, case.dtype).cuda() for x in case.inputs()) for _ in range(SETS)]
     with torch.no_grad():
         exact = _first(module.float().cuda()(*(x.float() if x.is_floating_point() else x for x in sets[0]))).float()
-        module = module.half()
+        module = module.to(case.dtype)
         runs: dict[str, Run] = {"eager": lambda xs: module(*xs)}
+        if isinstance(module, Linear):
+            runs["cublaslt"] = lambda xs: module.fused(*xs)
         result.torch_error = _error(module(*sets[0]), exact)
         for engine in engines:
             try:
@@ -181,13 +204,15 @@ def measure(name: str, case: Case, seconds: float, engines: Sequence[str]) -> Re
                 result.failures[engine] = f"{type(error).__name__}: {str(error)[:200]}"
         if "onnxc" in runs:
             result.error = _error(torch.from_dlpack(next(iter(runs["onnxc"](sets[0])))), exact)
+        ends = [*sets[0], _first(module(*sets[0]))]
+        result.nbytes = sum(t.numel() * t.element_size() for t in ends)
         for engine, run in runs.items():
             _time(engine, run, sets, seconds, result)
     return result
 
 
-def _half(x: Tensor) -> Tensor:
-    return x.half() if x.is_floating_point() else x
+def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def _first(found: Any) -> Tensor:
@@ -267,13 +292,11 @@ def main() -> None:
         print(results[-1].line(), flush=True)
         if options.out:
             options.out.write_text(json.dumps([vars(r) for r in results], indent=1))
-    ratios = [
-        r.milliseconds["onnxc"] / min(v for k, v in r.milliseconds.items() if k != "onnxc")
-        for r in results
-        if "onnxc" in r.milliseconds and len(r.milliseconds) > 1
-    ]
-    if ratios:
-        print(f"geometric mean / best of torch: {statistics.geometric_mean(ratios):.3f} over {len(ratios)} cases")
+    for group in sorted({c.group for c in CASES.values()}):
+        ratios = [r.ratio for r in results if r.name in CASES and CASES[r.name].group == group and r.ratio]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            print(f"{group}: {mean:.3f} of the best of torch over {len(ratios)} cases, {max(ratios):.2f} at most")
 
 
 if __name__ == "__main__":

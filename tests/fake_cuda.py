@@ -22,6 +22,9 @@ import numpy as np
 Kernel = Callable[["FakeDriver", tuple[int, int, int], list[int]], None]
 
 
+MULTIPROCESSORS = 4  # of each GPU
+
+
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
@@ -33,6 +36,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
 
 
 class Failed(Exception):
@@ -92,8 +96,9 @@ class FakeDriver:
     CUresult = CUresult
     CUstream = Handle
     CUdevice_attribute = SimpleNamespace(
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76
-    )
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16,
+    )  # fmt: skip
     CUfunction_attribute = SimpleNamespace(
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED=14
     )
@@ -135,6 +140,10 @@ class FakeDriver:
     def used(self, host: bool = False) -> int:
         """Bytes that are allocated."""
         return sum(n for _, n, on_host in self._blocks.values() if on_host == host)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Address and bytes of all that is allocated, of the host's too."""
+        return [(address, n) for address, (_, n, _) in self._blocks.items()]
 
     def pending(self) -> int:
         """Work that has not run yet."""
@@ -252,7 +261,7 @@ class FakeDriver:
 
     @api
     def cuDeviceGetAttribute(self, attribute: int, device: Any) -> Any:
-        return (self.capability[attribute - 75],)
+        return (MULTIPROCESSORS if attribute == 16 else self.capability[attribute - 75],)
 
     @api
     def cuDevicePrimaryCtxRetain(self, device: Any) -> Any:

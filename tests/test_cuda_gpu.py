@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import onnxc
 from onnxc import errors
 from onnxc.runtime.cuda import graph as graph_module
 from onnxc.runtime.cuda import model as model_module
@@ -20,6 +21,7 @@ from onnxc.runtime.cuda.driver import Device, device
 from onnxc.runtime.cuda.memory import rounded
 from onnxc.runtime.cuda.model import CudaModel
 from tests.cuda_models import F32, Target, cumulative, expected, gathering, rows, sum_of_two, two_steps
+from tests.small_models import parse
 
 
 def gpu() -> Device:
@@ -226,6 +228,24 @@ def test_profile(target: Target) -> None:
 
 
 # ---------------------------------------------------------------- with libraries
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_halves_of_torch(dtype: str) -> None:
+    """A kernel that Triton makes, with tensors of 16 bits in and out, and with numpy's (ml_dtypes') own."""
+    torch: Any = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    text = f"({dtype}[N, 5] x, {dtype}[5] b) => ({dtype}[N, 5] y) {{ s = Add(x, b) y = Relu(s) }}"
+    model = onnxc.compile(parse(text), target="cuda", cache=False)
+    kind = getattr(torch, dtype)
+    for n in (1, 7, 1000):
+        x, b = torch.randn(n, 5, device="cuda").to(kind), torch.randn(5, device="cuda").to(kind)
+        wanted = torch.relu((x.float() + b.float()).to(kind))
+        y = model(x, b)["y"]
+        assert torch.equal(torch.from_dlpack(y), wanted)
+        again = model(model(x, b)["y"].numpy(), b)["y"]  # numpy's among the GPU's
+        assert torch.equal(torch.from_dlpack(again), torch.relu((wanted.float() + b.float()).to(kind)))
 
 
 def test_torch(target: Target) -> None:

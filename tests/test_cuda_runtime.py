@@ -28,7 +28,7 @@ from onnxc.runtime.cuda.arrays import DeviceArray, Incoming, is_dense, stream_of
 from onnxc.runtime.cuda.copies import densify
 from onnxc.runtime.cuda.driver import Device, Driver
 from onnxc.runtime.cuda.model import CudaModel
-from onnxc.runtime.cuda.program import Program
+from onnxc.runtime.cuda.program import Launch, Program
 from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.package import open_package
 from tests.cuda_models import cumulative, expected, gathering, manifest, rows, size, sum_of_two, two_steps
@@ -350,6 +350,17 @@ def test_clusters_and_shared_memory(gpu: FakeDriver) -> None:
     assert gpu.shared == {"add": 100_000} and gpu.clusters == [2]
     model.profile([rows(2)], runs=1, warm_up=0)
     assert gpu.clusters == [2, 2]
+
+
+def test_programs_that_go_on_to_others_are_as_many_as_fit_on_the_gpu() -> None:
+    found, _ = two_steps()
+    grids = [s.grid for s in Program(found).at({"s0": 64}, "sm_90", 3).steps if isinstance(s, Launch)]
+    found["cuda"]["images"]["sm_90"][0]["resident"] = 2
+    capped = [s.grid for s in Program(found).at({"s0": 64}, "sm_90", 3).steps if isinstance(s, Launch)]
+    assert grids == [(64, 1, 1)] * 2 and capped == [(6, 1, 1), (64, 1, 1)]
+    found["cuda"]["images"]["sm_90"][0]["resident"] = -1
+    with pytest.raises(errors.PackageError):
+        Program(found)
 
 
 # ---------------------------------------------------------------- arrays of the GPU
@@ -891,6 +902,16 @@ def test_profile(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
         model.profile([rows(5)], runs=0)
 
 
+def test_profile_with_arrays_of_the_gpu(gpu: FakeDriver) -> None:
+    """Those of another stream are waited for; those with gaps are copied; numpy arrays may be among them."""
+    model = CudaModel(*sum_of_two())
+    x, y = (np.arange(4, dtype=F32) * k for k in (1, 10))
+    for inputs in ([Foreign(gpu, x), Foreign(gpu, y)], [x, Foreign(gpu, y, offset=4)]):
+        report = model.profile(inputs, runs=2, warm_up=1)
+        assert report.profile is not None and report.profile.kernels[0].best > 0
+    np.testing.assert_array_equal(model(x, y)["c"], x + y)
+
+
 def test_profile_without_a_gate(gpu: FakeDriver) -> None:
     gpu.failing["cuStreamWaitValue32"] = CUresult.CUDA_ERROR_INVALID_VALUE
     assert CudaModel(*two_steps()).profile([rows(5)], runs=1).profile
@@ -926,7 +947,7 @@ def test_the_real_structures_take_what_they_are_given() -> None:
     device = Device(Driver(Mixed()), 0)
     found, _ = cumulative()
     found["cuda"]["images"]["sm_90"][0]["cluster"] = 2
-    flat = Program(found).at({"s0": 2}, "sm_90")
+    flat = Program(found).at({"s0": 2}, "sm_90", 4)
 
     class Functions:
         images = Program(found).images["sm_90"]

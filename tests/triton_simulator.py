@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+MULTIPROCESSORS = 2
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -34,8 +35,12 @@ class Request:
     inputs: Sequence[Array]
     wide: bool = False
     fusion: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, int] = field(default_factory=dict)  # of onnxc.codegen.triton.loops, made smaller than they are
+    limits: dict[str, int] = field(default_factory=dict)  # of onnxc.codegen.triton.tiles, made smaller than they are
+    tile: dict[str, int] | None = None  # of every loop nest with reductions
     dtype: str | None = None  # as of onnxc.compile
+    descriptors: bool = False  # whether tiles are read through descriptors, as on later GPUs
+    blocks: dict[str, int] | None = None  # of every matmul
+    candidate: int = 0  # which of the candidates every choice takes: its number, modulo how many there are
 
 
 @dataclass
@@ -181,9 +186,9 @@ class Interpreter:
         builder = self.interpreter.InterpreterBuilder
         load, store = builder.create_masked_load, builder.create_masked_store
 
-        def checked_load(own: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        def checked_load(own: Any, ptrs: Any, mask: Any, *rest: Any, **more: Any) -> Any:
             self.memory.check(ptrs.data, _width(ptrs), mask.data)
-            return load(own, ptrs, mask, *rest)
+            return load(own, ptrs, mask, *rest, **more)
 
         def checked_store(own: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
             self.memory.check(ptrs.data, _width(ptrs), mask.data)
@@ -284,6 +289,8 @@ class Interpreter:
         self.interpreter._patch_lang = lambda fn: Scope()
         namespace["libdevice"] = Libdevice(self.interpreter)
         namespace["ox_tanh_half"] = namespace["libdevice"].tanh  # written in PTX
+        namespace["ox_exp2_half"] = namespace["libdevice"].exp2
+        namespace["ox_again"] = lambda x: x
         return namespace
 
     # ------------------------------------------------------------ programs
@@ -293,18 +300,36 @@ class Interpreter:
         graph, program = program_of(request)
         values = _symbols(graph, request.inputs)
         with np.errstate(all="ignore"):
-            return Run(self, program, graph, values).answer(request.inputs)
+            return Run(self, program, graph, values, request.descriptors).answer(request.inputs)
 
-    def functions(self, program: Any) -> dict[str, Callable[..., None]]:
+    def launch(self, function: Callable[..., None], types: Sequence[str], words: Sequence[int], programs: int) -> None:
+        """Runs all programs of a kernel, the last one first. Each argument is a word: a number or an address."""
+        from triton import language as tl
+
+        integers = {"i32": np.int32, "i64": np.int64}
+        arguments = []
+        for kind, word in zip(types, words, strict=True):
+            bits = np.array([word]).astype(integers.get(kind, np.uint64))
+            handle = self.interpreter.TensorHandle(bits, tl.str_to_ty(kind, None))
+            arguments.append(tl.tensor(handle, handle.dtype))
+        builder = self.interpreter.interpreter_builder
+        builder.set_grid_dim(programs, 1, 1)
+        for turn in reversed(range(programs)):
+            builder.set_grid_idx(turn, 0, 0)
+            function(*arguments)
+
+    def functions(self, program: Any, descriptors: bool) -> dict[str, Callable[..., None]]:
         """The kernels of a program as Python functions."""
         import linecache
+
+        from triton import language as tl
 
         found: dict[str, Callable[..., None]] = {}
         for name, text in program.kernels.items():
             source = f"import triton\n\n\n@triton.jit\ndef {name}{text}\n"
             file = f"<simulated {hash(source)}>"
             linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-            namespace = {**self.library, "__name__": "simulated"}
+            namespace = {**self.library, "__name__": "simulated", "ox_descriptors": tl.constexpr(descriptors)}
             exec(compile(source, file, "exec"), namespace)
             found[name] = namespace[name].rewrite()
         return found
@@ -315,7 +340,8 @@ def program_of(request: Request) -> tuple[Any, Any]:
     import onnx
 
     from onnxc import compiler
-    from onnxc.codegen.triton import kernel, loops, matmul
+    from onnxc.choices import Choice, Decisions
+    from onnxc.codegen.triton import kernel, matmul, matmul_tiles, tiles
     from onnxc.codegen.triton.options import MOST_DEPTH, Options, is_template
     from onnxc.codegen.triton.program import ProgramWriter
     from onnxc.frontends import onnx_file
@@ -323,21 +349,32 @@ def program_of(request: Request) -> tuple[Any, Any]:
     from onnxc.planner.fusion import plan
     from onnxc.planner.groups import FusionOptions
     from onnxc.planner.layout import assign
+    from onnxc.planner.machine import GPU
     from onnxc.planner.templates import ENABLED
+
+    class Numbered(Decisions):
+        def choose(self, subject: str, names: Sequence[str]) -> Choice:
+            return Choice(subject, names[request.candidate % len(names)], tuple(names), "as asked")
 
     graph = onnx_file.load(onnx.ModelProto.FromString(request.model))
     passes = PassOptions(
         weight_only=False, integer=False, half_attention=True, attention_depth=MOST_DEPTH, dtype=request.dtype
     )
     graph = compiler.prepared(graph, passes, compiler.Stages())
-    fused = plan(graph, assign(graph, ENABLED), FusionOptions(**{"chains": False, **request.fusion}), is_template)
-    changed = {(kernel, "WIDE"): 1} if request.wide else {}
-    changed |= {(loops if hasattr(loops, k) else matmul, k): v for k, v in request.limits.items()}
+    fused = plan(graph, assign(graph, ENABLED), FusionOptions(**{"chains": False, **request.fusion}), is_template, GPU)
+    changed: dict[tuple[Any, str], Any] = {(kernel, "WIDE"): 1} if request.wide else {}
+    if request.blocks is not None:
+        blocks = matmul_tiles.Blocks.from_dict(request.blocks)
+        changed[matmul, "candidates"] = lambda facts: [blocks]
+    changed |= {(tiles if hasattr(tiles, k) else matmul, k): v for k, v in request.limits.items()}
+    if request.tile is not None:
+        own, ranked = tiles.Tile.from_dict(request.tile), tiles.ranked
+        changed[tiles, "ranked"] = lambda f: iter([own]) if f.kind in ("rows", "columns") else ranked(f)
     before = {(module, name): getattr(module, name) for module, name in changed}
     try:
         for (module, name), value in changed.items():
             setattr(module, name, value)
-        return fused.graph, ProgramWriter(fused, Options()).write()
+        return fused.graph, ProgramWriter(fused, Options(), Numbered()).write()
     finally:
         for (module, name), value in before.items():
             setattr(module, name, value)
@@ -355,9 +392,11 @@ def _symbols(graph: Any, inputs: Sequence[Array]) -> dict[str, int]:
 class Run:
     """One run of a program."""
 
-    def __init__(self, interpreter: Interpreter, program: Any, graph: Any, values: dict[str, int]) -> None:
+    def __init__(
+        self, interpreter: Interpreter, program: Any, graph: Any, values: dict[str, int], descriptors: bool
+    ) -> None:
         self.owner, self.program, self.graph, self.values = interpreter, program, graph, values
-        self.functions = interpreter.functions(program)
+        self.functions = interpreter.functions(program, descriptors)
         self.memory = interpreter.memory = Memory()
 
     def answer(self, inputs: Sequence[Array]) -> Answer:
@@ -412,31 +451,21 @@ class Run:
                     self.steps(step.steps)
 
     def launch(self, step: Any) -> None:
-        """Runs all programs of a kernel, the last one first."""
-        from triton import language as tl
-
+        """Runs all programs of a kernel."""
         function = self.program.functions[step.kernel]
-        arguments = [self._argument(a, t) for a, (_, t) in zip(step.arguments, function.parameters, strict=True)]
-        builder = self.owner.interpreter.interpreter_builder
-        count = self.size(step.programs)
-        builder.set_grid_dim(count, 1, 1)
-        for turn in reversed(range(count)):
-            builder.set_grid_idx(turn, 0, 0)
-            self.functions[function.name](*[tl.tensor(handle, handle.dtype) for handle in arguments])
+        words = [self._word(a) for a in step.arguments]
+        types = [t for _, t in function.parameters]
+        programs = self.size(step.programs)
+        if function.resident:
+            programs = min(programs, MULTIPROCESSORS * function.resident)
+        self.owner.launch(self.functions[function.name], types, words, programs)
 
-    def _argument(self, argument: Any, parameter: str) -> Any:
-        from triton import language as tl
-
+    def _word(self, argument: Any) -> int:
         from onnxc.codegen.triton.program import Size
 
         if isinstance(argument, Size):
-            kind = {"i32": tl.int32, "i64": tl.int64}[parameter]
-            return self.owner.interpreter.TensorHandle(
-                np.array([self.size(argument.value)], {"i32": np.int32, "i64": np.int64}[parameter]), kind
-            )
-        start = self.error if argument is None else self.at(argument)
-        kind = tl.str_to_ty(parameter, None)
-        return self.owner.interpreter.TensorHandle(np.array([start.ctypes.data], np.uint64), kind)
+            return self.size(argument.value)
+        return int((self.error if argument is None else self.at(argument)).ctypes.data)
 
 
 def _tuple(x: Any) -> list[Any]:
@@ -466,7 +495,7 @@ class Libdevice:
         import math
 
         self._interpreter = interpreter
-        same = "exp log sin cos tan sinh cosh tanh floor ceil rint fmod copysign"
+        same = "exp exp2 log sin cos tan sinh cosh tanh floor ceil rint fmod copysign"
         self._functions: dict[str, Callable[..., Array]] = {
             **{name: getattr(np, name) for name in same.split()},
             "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,

@@ -175,8 +175,8 @@ class CompiledModel:
         """The outputs for inputs in the model's order."""
         raise NotImplementedError
 
-    def attach(self) -> None:
-        """Brings the model to where it runs, which the first call does otherwise: to its GPU."""
+    def attach(self, device: int | None = None) -> None:
+        """Brings the model to where it runs, which the first call does otherwise: its GPU, or that of this number."""
 
     # ------------------------------------------------------------ facts
 

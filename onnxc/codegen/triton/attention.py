@@ -1,21 +1,31 @@
 """Attention as one kernel: an online softmax over blocks of keys; no score is ever in memory.
 
-A program has a block of queries of one head. It keeps the running maximum m and sum l of each row, and the result o
-scaled to them; scores are in units of log2(e), so that powers of two replace exponentials.
+A program has a block of queries of one head. It keeps the running maximum and sum of each row, and the result scaled to
+them. Powers of two replace exponentials: their unit is part of the multiplication that they need anyway.
+
+    whole blocks of keys    products, exponentials, products
+    what is left            the same, with a test of each key: the last block, those that a causal mask cuts
+
+What a mask hides from all rows of a block is not visited (see `attention_mask.py`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from onnxc.codegen.triton import spelling
+from onnxc.codegen.triton.attention_heads import Sharing, shared_heads
+from onnxc.codegen.triton.attention_mask import Band, Mask, mask_of
+from onnxc.codegen.triton.attention_tiles import AttentionTile, Facts
+from onnxc.codegen.triton.attention_tiles import candidates as ranked
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.options import MOST_DEPTH, Options, fits_head
 from onnxc.codegen.triton.terms import Buffers, TileVariable
 from onnxc.errors import InternalError, UnsupportedError
-from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, ceildiv, prod
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, prod, substitute
 from onnxc.loops.terms import Load
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
@@ -23,139 +33,371 @@ from onnxc.planner.templates import AttentionAccess, Matrix, attention_access
 
 LOG2E = math.log2(math.e)
 MOST = 3.4028234663852886e38  # of float32
+VECTOR = 16  # bytes to which descriptors are aligned
+TAME = 1e30  # factors within which products with log2(e) neither overflow nor vanish
+INFINITY = "float('-inf')"
 
 
-def emit_attention(group: Group, layout: Layout, options: Options) -> Kernel:
+def candidates(group: Group, layout: Layout) -> list[AttentionTile]:
+    """The tiles with which an attention group may run, the best one first as far as is known."""
+    access, sharing = shared_heads(_access(group, layout))
+    return ranked(_facts(access, sharing, _mask(group, access), group, layout))
+
+
+def emit_attention(group: Group, layout: Layout, options: Options, choice: AttentionTile | None = None) -> Kernel:
     """The kernel of an attention group."""
-    node = group.node
-    assert node is not None
-    access = attention_access(layout, node)
+    access, sharing = shared_heads(_access(group, layout))
+    queries, _, depth, columns = access.sizes
+    if not (fits_head(depth) and isinstance(columns, int) and fits_head(columns)):
+        raise UnsupportedError(f"attention on a GPU with heads of {depth} and {columns}: at most {MOST_DEPTH}")
+    mask = _mask(group, access)
+    blocks = choice or ranked(_facts(access, sharing, mask, group, layout))[0]
+    buffers = Buffers()
+    wide = is_wide(touched(group, layout))
+    tile = Tile((blocks.rows, max(16, power(columns))), buffers)
+    lines = _place(tile, access, sharing, mask.band is not None, wide)
+    lines += _Stream(tile, access, blocks, mask, group, options, wide).lines()
+    lines += emit_epilogue(group, layout, access.index, tile, "acc")
+    programs = (1 if sharing is not None else ceildiv(queries, blocks.rows)) * prod(d for _, d in access.batch)
+    return Kernel(lines, buffers, programs, blocks.warps, blocks.stages, "attention", wide)
+
+
+def _access(group: Group, layout: Layout) -> AttentionAccess:
+    assert group.node is not None
+    access = attention_access(layout, group.node)
     if access is None:
         raise InternalError("attention's operand is behind a view that it cannot read through")
-    queries, _, depth, columns = access.sizes
-    if not (fits_head(depth) and fits_head(columns)):
-        raise UnsupportedError(f"attention on a GPU with heads of {depth} and {columns}: at most {MOST_DEPTH}")
-    assert isinstance(depth, int) and isinstance(columns, int)
-    buffers = Buffers()
-    batch = prod(d for _, d in access.batch)
-    dtype = node.output.dtype
-    d, e = max(16, power(depth)), max(16, power(columns))
-    bm, bn, warps, stages = choose_blocks(queries, d, dtype)
+    return access
+
+
+def _mask(group: Group, access: AttentionAccess) -> Mask:
+    assert group.node is not None
+    _, _, _, *bias = group.node.operands
+    return mask_of(bias[0], *access.sizes[:2]) if bias else Mask(nothing=True)
+
+
+def _facts(
+    access: AttentionAccess, sharing: Sharing | None, mask: Mask, group: Group, layout: Layout
+) -> Facts:  # fmt: skip
+    assert group.node is not None
+    dtype = group.node.output.dtype
+    queries, keys = (d if isinstance(d, int) else None for d in access.sizes[:2])
+    if sharing is not None and queries is not None:
+        queries *= sharing.count
+    count = prod(d for _, d in access.batch)
+    causal = mask.band is not None and mask.band.hides(*access.sizes[:2], dtype)
+    most = power(max([d if isinstance(d, int) else MOST_DEPTH for d in access.sizes[2:]]))
+    heads = count if isinstance(count, int) else None
     wide = is_wide(touched(group, layout))
-    tile = Tile((bm, e), buffers)
-    lines = _place(tile, access, bm, e, wide)
-    lines += _stream(tile, access, (bm, bn, d, e), node.attrs, options, dtype.name)
-    lines += emit_epilogue(group, layout, access.index, tile, "acc")
-    return Kernel(lines, buffers, ceildiv(queries, bm) * batch, warps, stages, "attention", wide)
+    return Facts(queries, keys, heads, most, dtype.bits, causal, is_described(access, wide))
 
 
-def choose_blocks(queries: Dim, depth: int, dtype: DType) -> tuple[int, int, int, int]:
-    """Queries and keys of a block, warps and stages."""
-    if isinstance(queries, int) and queries <= 16:
-        return 16, 64, 4, 3 if dtype.bits == 16 else 2
-    if dtype.bits == 32:
-        return (64, 32, 4, 2) if depth <= 128 else (32, 32, 4, 2)
-    if depth <= 64:
-        return 64, 64, 4, 3
-    return (128, 128, 8, 3) if depth <= 128 else (64, 32, 4, 3)
-
-
-def _place(tile: Tile, access: AttentionAccess, bm: int, e: int, wide: bool) -> list[str]:
-    """Which queries of which head a program has."""
+def _place(tile: Tile, access: AttentionAccess, sharing: Sharing | None, backward: bool, wide: bool) -> list[str]:
+    """Which queries of which heads a program has. `backward`: the last ones first, which have most to do."""
     queries, _, _, columns = access.sizes
-    kind = ".to(tl.int64)" if wide else ""
-    blocks = tile.index(ceildiv(queries, bm))
-    lines = [f"rest = pid // {blocks}", f"m = (pid % {blocks} * {bm} + tl.arange(0, {bm}){kind})[:, None]",
-             f"n = tl.arange(0, {e})[None, :]"]  # fmt: skip
+    rows, lanes = tile.shape
+    if sharing is None:
+        limit, count = queries, tile.index(ceildiv(queries, rows))
+        block = f"({count} - 1 - pid % {count})" if backward else f"pid % {count}"
+        lines = [f"rest = pid // {count}", f"row0 = {block} * {rows}", f"m = (row0 + tl.arange(0, {rows}))[:, None]"]
+        lane = "m"
+    else:
+        limit, lane, kind = queries * sharing.count, "lane", ".to(tl.int64)" if wide else ""
+        lines = ["rest = pid", "row0 = 0", f"lane = tl.arange(0, {rows}){kind}[:, None]", f"m = lane % {queries}"]
+    lines.append(f"n = tl.arange(0, {lanes})[None, :]")
     rest = "rest"
     for j, (loop, size) in reversed(list(enumerate(access.batch))):
         count = tile.index(size)
         lines.append(f"b{j} = {rest}{f' % {count}' if j else ''}")
         rest = f"({rest} // {count})"
         tile.scalar(loop, f"b{j}")
-    for own, name, axis, size, lanes in ((access.row, "m", 0, queries, bm), (access.column, "n", 1, columns, e)):
-        whole = isinstance(size, int) and size % lanes == 0
-        if not whole:
-            lines.append(f"{name}m = {name} < {tile.index(size)}")
-        tile.lane(symbol(own), TileVariable(name, axis, lanes, None if whole else f"{name}m"))
+    masks: list[str | None] = []
+    for name, own, size, most in (("m", lane, limit, rows), ("n", "n", columns, lanes)):
+        whole = isinstance(size, int) and size % most == 0
+        masks.append(None if whole else f"{name}m")
+        lines += [] if whole else [f"{name}m = {own} < {tile.index(size)}"]
+    tile.lane(symbol(access.row), TileVariable("m", 0, rows, masks[0]))
+    tile.lane(symbol(access.column), TileVariable("n", 1, lanes, masks[1]))
+    if sharing is not None:
+        lines.append(f"head = b{sharing.at} * {sharing.count} + lane // {queries}")
+        tile.lane(sharing.loop, TileVariable("head", 0, rows, masks[0]))
     return lines
 
 
-def _stream(
-    tile: Tile, access: AttentionAccess, blocks: tuple[int, int, int, int], attrs: object, options: Options, dtype: str
-) -> list[str]:
+@dataclass(frozen=True)
+class _Unit:
+    """How scores become powers of two.
+
+    Attributes:
+        scores: what is made of products `s` before a maximum is taken, if anything.
+        factor: of a score in the exponent, where the maximum is taken before; None is 1.
+        late: whether the factor comes after the subtraction: scores may be so large that it would overflow.
+    """
+
+    scores: str | None
+    factor: str | None = None
+    late: bool = False
+
+    def exponent(self, s: str, base: str) -> str:
+        """The power of two for a score, less the base (which is in units of scores only where `late`)."""
+        if self.factor is None:
+            return f"{s} - {base}"
+        return f"({s} - {base}) * {self.factor}" if self.late else f"{s} * {self.factor} - {base}"
+
+
+def _unit(scale: float, added: str | None, small: bool) -> _Unit:
+    """The unit of scores for a scale. `added` is what is added to them; `small`: it is no larger than float16's."""
+    number = spelling.scalar
+    if added is None:
+        if 1 / TAME <= scale <= TAME:
+            return _Unit(None, factor=number(scale * LOG2E))
+        once = f"{number(scale)} * {LOG2E!r}" if abs(scale) <= MOST < abs(scale * LOG2E) else number(scale * LOG2E)
+        return _Unit(f"s * {once}")
+    if small and abs(scale) <= TAME:
+        return _Unit(f"s * {number(scale * LOG2E)} + {added} * {LOG2E!r}")
+    return _Unit(f"s * {number(scale)} + {added}", factor=repr(LOG2E), late=True)
+
+
+def is_described(access: AttentionAccess, wide: bool) -> bool:
+    """Whether tensor descriptors can tell how keys and values lie: rows and heads are whole vectors apart."""
+    _, keys, *wideness = access.sizes
+    for x, lanes in ((access.k, wideness[0]), (access.v, wideness[1])):
+        size = x.value.dtype.itemsize
+        steps = [x.base] if isinstance(x.base, int) else [c for _, c in x.base.terms]
+        if x.col != 1 or not isinstance(x.row, int) or x.row <= 0 or any(c * size % VECTOR for c in [x.row, *steps]):
+            return False
+        if not isinstance(lanes, int) or lanes < 16 or lanes != power(lanes) or size != 2:
+            return False
+    return not wide and is_nonnegative(keys - 1)
+
+
+class _Stream:
     """The pass over all keys, into `acc`."""
-    bm, bn, d, e = blocks
-    _, keys, depth, columns = access.sizes
-    scale, guard = float(attrs.get("scale", 1.0)), bool(attrs.get("guard", False))  # type: ignore[attr-defined]
-    dot = f', input_precision="{options.dot}"' if dtype == "float32" else ""
-    (rows,) = [v.mask for v in tile.variables.values() if v.name == "m"]
-    deep = f"(dd < {depth})" if depth != d else ""
-    inside = "" if isinstance(keys, int) and keys % bn == 0 else f"(key < {tile.index(keys)})"
-    far = f"(ee < {columns})" if columns != e else ""
-    unit = spelling.scalar(scale if access.bias is not None else scale * LOG2E)
-    if access.bias is None and abs(scale) <= MOST < abs(scale * LOG2E):
-        unit = f"{spelling.scalar(scale)} * {LOG2E!r}"
-    lines = [
-        f"dd = tl.arange(0, {d})", f"ee = tl.arange(0, {e})", f"kk = tl.arange(0, {bn})",
-        f"q = {_tile(tile, access.q, 'm', 'dd[None, :]', [rows, _across(deep)])}",
-        f"top = tl.full(({bm}, 1), float('-inf'), tl.float32)", f"total = tl.zeros(({bm}, 1), tl.float32)",
-        f"acc = tl.zeros(({bm}, {e}), tl.float32)",
-    ]  # fmt: skip
-    body = [
-        "key = k0 + kk",
-        f"kt = {_tile(tile, access.k, 'key[None, :]', 'dd[:, None]', [_across(inside), _down(deep)])}",
-        f"s = tl.dot(q, kt{dot}) * {unit}",
-        *_bias(tile, access, (bm, bn), _across(inside)),
-        *([f"s = tl.where({_across(inside)}, s, float('-inf'))"] if inside else []),
-        "high = ox_max(top, ox_max_of(s, 1))",
+
+    def __init__(
+        self,
+        tile: Tile,
+        access: AttentionAccess,
+        blocks: AttentionTile,
+        mask: Mask,
+        group: Group,
+        options: Options,
+        wide: bool,
+    ) -> None:
+        assert group.node is not None
+        self.tile, self.access, self.blocks, self.wide = tile, access, blocks, wide
+        self.attrs, self.dtype = group.node.attrs, group.node.output.dtype
+        self.keys = access.sizes[1]
+        self.deep = max(16, power(int(str(access.sizes[2]))))
+        self.described = bool(blocks.described) and is_described(access, wide)
+        self.dot = f', input_precision="{options.dot}"' if self.dtype is dtypes.float32 else ""
+        self.band: Band | None = None  # that hides keys
+        self.partial: Band | None = None  # that lowers their scores
+        self.bias = None if mask.nothing or access.bias is None else access.bias
+        if mask.band is not None:
+            self.bias = None
+            if mask.band.hides(access.sizes[0], self.keys, self.dtype):
+                self.band = mask.band
+            else:
+                self.partial = mask.band
+        elif self.bias is not None and mask.alike:
+            self.bias = (self.bias[0], substitute(self.bias[1], {symbol(access.row): 0}))
+
+    def lines(self) -> list[str]:
+        """The statements."""
+        rows, keys = self.blocks.rows, self.blocks.keys
+        d, e = self.deep, self.tile.shape[1]
+        long = ".to(tl.int64)" if self.wide else ""
+        lines = [
+            f"dd = tl.arange(0, {d})", f"ee = tl.arange(0, {e})", f"kk = tl.arange(0, {keys}){long}",
+            f"q = {self._queries()}",
+            *self._resident(d),
+            *self._tiles(),
+            f"top = tl.full(({rows},), {INFINITY}, tl.float32)", f"total = tl.zeros(({rows},), tl.float32)",
+            f"acc = tl.zeros(({rows}, {e}), tl.float32)", *self._loops(), *self._result(),
+        ]  # fmt: skip
+        return lines
+
+    # ------------------------------------------------------------ loops
+
+    def _loops(self) -> list[str]:
+        """Over blocks that need no test, and over those that do."""
+        rows, step = self.blocks.rows, self.blocks.keys
+        keys = self._index(self.keys)
+        band, lines = self.band, []
+        if band is None and self.partial is None and isinstance(self.keys, int):
+            whole, end = str(self.keys // step * step), keys
+        elif band is None:
+            whole, end = ("0" if self.partial else f"{keys} // {step} * {step}"), keys
+        else:
+            end = whole = keys
+            if band.upper is not None:
+                end = f"tl.minimum({keys}, row0 + {self._index(band.upper + rows)})"
+                whole = f"tl.minimum({keys}, tl.maximum(row0 + {self._index(band.upper + 1)}, 0))"
+            whole = f"{whole} // {step} * {step}"
+            if band.lower is not None:
+                whole = f"tl.maximum(row0 + {self._index(band.lower)}, 0) // {step} * {step}"
+        # Added is 0, but that is not known when machine code is made: a loop that is known to take one turn would be
+        # none any more, and its products would wait for each other.
+        lines += [f"whole = {whole} + tl.program_id(1)", f"end = {end} + tl.program_id(2)"]
+        if band is None or band.lower is None:
+            lines += self._loop("0", "whole", tested=False)
+        if band is not None or self.partial is not None or not isinstance(self.keys, int) or self.keys % step:
+            lines += self._loop("whole", "end", tested=True)
+        return lines
+
+    def _loop(self, start: str, end: str, tested: bool) -> list[str]:
+        far = "tl.full((), 0, tl.int64) + step" if self.wide else "step"
+        body = [f"k0 = {far}", "key = k0 + kk", *self._block(tested)]
+        return [f"for step in range({start}, {end}, {self.blocks.keys}):", *indent(body)]
+
+    def _block(self, tested: bool) -> list[str]:
+        """One block of keys."""
+        inside = "" if not tested or self._fills else f"(kk < {self._index(self.keys)} - k0)"
+        tests = [f"{inside}[None, :]"] if inside else []
+        tests += self._seen(self.band) if tested and self.band is not None else []
+        added = self._added(f"{inside}[None, :]" if inside else None)
+        unit = self._unit(added[-1] if added else None)
+        half = "" if self.dtype is dtypes.float32 else f".to({spelling.stored(self.dtype)})"
+        exp2 = "tl.exp2" if self.dtype is dtypes.float32 else "ox_exp2_half"  # no half has use for what that lacks
+        base = f"tl.where(high == {INFINITY}, 0.0, high)"
         # Where all keys so far are masked, the maximum is -inf, and -inf - -inf would be NaN too early.
-        "base = tl.where(high == float('-inf'), 0.0, high)",
-        "p = tl.exp2(s - base)", "old = tl.exp2(top - base)",
-        "total = total * old + ox_sum(p, 1)",
-        f"v = {_tile(tile, access.v, 'key[:, None]', 'ee[None, :]', [_down(inside), _across(far)])}",
-        f"acc = tl.dot(p.to(v.dtype), v, acc * old{dot})", "top = high",
-    ]  # fmt: skip
-    lines += [f"for k0 in range(0, {tile.index(keys)}, {bn}):", *indent(body)]
-    lines.append("acc = tl.where(total == 0, 0.0, tl.div_rn(acc, total))" if guard else "acc = tl.div_rn(acc, total)")
-    if guard:
-        lines.append("acc = tl.where(top != top, 0.0, acc)")
-    elif not isinstance(keys, int) or keys == 0:  # without keys there is nothing to add up, and no 0 / 0
-        lines.append(f"acc = tl.where(tl.full((1, 1), {tile.index(keys)}, tl.int64) == 0, 0.0, acc)")
-    if dtype != "float32":
-        lines.append(f"acc = acc.to({spelling.stored_of(dtype)}).to(tl.float32)")
-    return lines
+        base = base if unit.factor is None or unit.late else f"{base} * {unit.factor}"
+        key_mask = [f"{inside}[None, :]" if inside else None, self._deep("[:, None]")]
+        value_mask = [f"{inside}[:, None]" if inside else None, self._far]
+        return [
+            *self._read("k", key_mask),
+            f"s = tl.dot(q, k{self.dot})", *added[:-1], *([f"s = {unit.scores}"] if unit.scores else []),
+            *([f"s = tl.where({' & '.join(tests)}, s, {INFINITY})"] if tests else []),
+            "high = ox_max(top, tl.reduce(s, 1, ox_max))", f"base = {base}",
+            f"p = {exp2}({unit.exponent('s', 'base[:, None]')})", f"old = {exp2}({unit.exponent('top', 'base')})",
+            "total = total * old + tl.reduce(p, 1, ox_add)",
+            *self._read("v", value_mask),
+            f"acc = tl.dot(p{half}, v, acc * old[:, None]{self.dot})", "top = high",
+        ]  # fmt: skip
 
+    def _unit(self, added: str | None) -> _Unit:
+        scale = float(self.attrs.get("scale", 1.0))
+        small = self.bias is not None and self.bias[0].dtype is dtypes.float16
+        small |= self.partial is not None and abs(self.partial.low) <= TAME
+        return _unit(scale, added, small)
 
-def _across(test: str) -> str | None:
-    return f"{test}[None, :]" if test else None
+    def _seen(self, band: Band) -> list[str]:
+        """The tests of a key by a band. What differs from block to block is on the side that has fewer registers."""
+        bounds = ((band.upper, "<="), (band.lower, ">="))
+        return [f"(kk[None, :] {op} m - k0 + {self._index(b)})" for b, op in bounds if b is not None]
 
+    def _added(self, inside: str | None) -> list[str]:
+        """Statements that find what is added to the scores, and last its name; nothing where nothing is."""
+        if self.partial is not None:
+            return [f"tl.where({' & '.join(self._seen(self.partial))}, 0.0, {spelling.scalar(self.partial.low)})"]
+        if self.bias is None:
+            return []
+        value, address = self.bias
+        key = symbol(self.access.key)
+        own = Tile((self.blocks.rows, self.blocks.keys), self.tile.buffers)
+        own.names = dict(self.tile.names)
+        own.variables = {s: v for s, v in self.tile.variables.items() if v.axis == 0}
+        own.lane(key, TileVariable("key[None, :]", 1, self.blocks.keys, inside))
+        emitter, scope = own.emitter(), own.scope()
+        name = emitter.emit(Load(value.dtype, value, (address,)), scope)
+        return [*scope.lines, name]
 
-def _down(test: str) -> str | None:
-    return f"{test}[:, None]" if test else None
+    def _result(self) -> list[str]:
+        """What follows the last block: the sums divided by the total."""
+        rows = self.blocks.rows
+        lines = []
+        if self.attrs.get("guard", False):
+            lines += [
+                "some = (total == total) & (total != 0)",
+                f"share = tl.div_rn(tl.full(({rows},), 1.0, tl.float32), tl.where(some, total, 1.0))",
+                "acc = tl.where(some[:, None], acc * share[:, None], 0.0)",
+            ]
+        else:
+            lines.append(f"acc = acc * tl.div_rn(tl.full(({rows},), 1.0, tl.float32), total)[:, None]")
+            if (
+                not isinstance(self.keys, int) or self.keys == 0
+            ):  # without keys there is nothing to add up, and no 0 / 0
+                lines.append(f"acc = tl.where(tl.full((1, 1), {self._index(self.keys)}, tl.int64) == 0, 0.0, acc)")
+        if self.dtype is not dtypes.float32:
+            lines.append(f"acc = acc.to({spelling.stored(self.dtype)}).to(tl.float32)")
+        return lines
 
+    # ------------------------------------------------------------ operands
 
-def _bias(tile: Tile, access: AttentionAccess, block: tuple[int, int], inside: str | None) -> list[str]:
-    """Adds the mask or bias to the scores, and changes their unit."""
-    if access.bias is None:
-        return []
-    value, address = access.bias
-    key, row = symbol(access.key), symbol(access.row)
-    own = Tile(block, tile.buffers)
-    own.names = dict(tile.names)
-    own.variables = {row: tile.variables[row]}
-    own.lane(key, TileVariable("key[None, :]", 1, block[1], inside))
-    emitter, scope = own.emitter(), own.scope()
-    bias = emitter.emit(Load(value.dtype, value, (address,)), scope)
-    return [*scope.lines, f"s = (s + {bias}) * {LOG2E!r}"]
+    def _tiles(self) -> list[str]:
+        """Where the keys and values of the head begin, and how those of a block lie from there."""
+        k, v = self.access.k, self.access.v
+        pointed = [
+            f"k_tile = {self._sum(k, 'kk[None, :]', 'dd[:, None]', base=False)}",
+            f"v_tile = {self._sum(v, 'kk[:, None]', 'ee[None, :]', base=False)}",
+        ]
+        lines = [f"k_base = {self._index(k.base)}", f"v_base = {self._index(v.base)}"]
+        if not self.described:
+            return [*lines, *pointed]
+        lies = []
+        for name, x, lanes in (("k", k, self.deep), ("v", v, self.tile.shape[1])):
+            pointer, sizes = self.tile.buffers.pointer(x.value), f"[{self._index(self.keys)}, {lanes}]"
+            block = f"[{self.blocks.keys}, {lanes}]"
+            lies.append(
+                f"{name}_lies = tl.make_tensor_descriptor({pointer} + {name}_base, {sizes}, [{x.row}, 1], {block})"
+            )
+        return [*lines, "if ox_descriptors:", *indent(lies), "else:", *indent(pointed)]
 
+    def _read(self, name: str, masks: list[str | None]) -> list[str]:
+        """Reads keys or values of a block. Descriptors know where they end: 0 is read beyond."""
+        x = {"k": self.access.k, "v": self.access.v}[name]
+        pointed = f"{name} = {self._load(x, f'({name}_base + k0 * {self._index(x.row)}) + {name}_tile', masks)}"
+        if not self.described:
+            return [pointed]
+        turned = ".T" if name == "k" else ""
+        return ["if ox_descriptors:", f"    {name} = {name}_lies.load([k0, 0]){turned}", "else:", f"    {pointed}"]
 
-def _tile(tile: Tile, matrix: Matrix, row: str, col: str, masks: list[str | None]) -> str:
-    """A load of an operand: `row` and `col` are its indices."""
-    parts = [tile.index(matrix.base)]
-    for name, stride in ((row, matrix.row), (col, matrix.col)):
-        text = tile.index(stride)
-        parts.append(name if text == "1" else f"{name} * {text}")
-    where = " + ".join(p for p in parts if p and p != "0")
-    tests = " & ".join(m for m in masks if m)
-    return f"tl.load({tile.buffers.pointer(matrix.value)} + {where}{f', mask={tests}, other=0.0' if tests else ''})"
+    @property
+    def _fills(self) -> bool:
+        return isinstance(self.keys, int) and self.keys % self.blocks.keys == 0
+
+    @property
+    def _rows(self) -> str | None:
+        (rows,) = [v.mask for v in self.tile.variables.values() if v.name == "m"]
+        return rows
+
+    def _deep(self, along: str) -> str | None:
+        depth = self.access.sizes[2]
+        return f"(dd < {depth}){along}" if depth != max(16, power(int(str(depth)))) else None
+
+    @property
+    def _far(self) -> str | None:
+        columns = self.access.sizes[3]
+        return f"(ee < {columns})[None, :]" if columns != self.tile.shape[1] else None
+
+    def _resident(self, d: int) -> list[str]:
+        """Queries times one: so they lie in registers in the order of the matrix units, and need no shared memory.
+
+        An infinity among them makes its row NaN, which its scores do anyway.
+        """
+        if not self.blocks.resident or self.dtype is dtypes.float32:
+            return []
+        half = spelling.stored(self.dtype)
+        one = f"(dd[:, None] == tl.arange(0, {d})[None, :]).to({half})"
+        return [f"q = tl.dot(q, {one}).to({half})"]
+
+    def _queries(self) -> str:
+        q = self.access.q
+        return self._load(q, self._sum(q, "m", "dd[None, :]"), [self._rows, self._deep("[None, :]")])
+
+    def _index(self, d: Dim) -> str:
+        return self.tile.index(d)
+
+    def _sum(self, matrix: Matrix, row: str, col: str, base: bool = True) -> str:
+        """Positions of elements, from their indices."""
+        parts = [self._index(matrix.base)] if base else []
+        for name, stride in ((row, matrix.row), (col, matrix.col)):
+            text = self._index(stride)
+            parts.append(name if text == "1" else f"{name} * {text}")
+        return " + ".join(p for p in parts if p != "0")
+
+    def _load(self, matrix: Matrix, where: str, masks: list[str | None]) -> str:
+        tests = " & ".join(m for m in masks if m)
+        masked = f", mask={tests}, other=0.0" if tests else ""
+        return f"tl.load({self.tile.buffers.pointer(matrix.value)} + {where}{masked})"

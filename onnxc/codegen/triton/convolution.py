@@ -2,6 +2,7 @@
 
 Rows of the product are output positions, columns output channels; the sum runs over the taps of the window and the
 input channels. Constant weights are stored as [groups, taps, channels, outputs], so that a tile of them is contiguous.
+Depthwise convolutions have a template of their own (`depthwise.py`).
 """
 
 from __future__ import annotations
@@ -12,133 +13,223 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxc.codegen.triton import spelling
+from onnxc.codegen.triton import spelling, strips
+from onnxc.codegen.triton.conv_tiles import Sizes, candidates
+from onnxc.codegen.triton.depthwise import NOTHING, emit_depthwise, windows
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
-from onnxc.codegen.triton.matmul import choose_blocks, numbering
-from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.matmul import Blocks, numbering
+from onnxc.codegen.triton.options import Options, is_depthwise
+from onnxc.codegen.triton.strips import Strips
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
-from onnxc.ir.expr import Dim, ceildiv, prod
-from onnxc.ir.graph import Node
+from onnxc.ir.expr import Dim, always_equal, ceildiv, prod, recombine
+from onnxc.ir.graph import Value
 from onnxc.loops.access import fresh, unflatten
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
-from onnxc.planner.templates import Image, conv_image
+from onnxc.planner.templates import conv_image
 from onnxc.primitives.builder import constant_of
 
-FEW_CHANNELS = 16  # below, a piece of the sum runs over taps and channels at once
+FEW_CHANNELS = 16  # below, a turn of the sum takes pairs of a tap and a channel
+FEW_TESTED = 32  # most such pairs, where each has tests of its own
+
+
+def emit_convolution(group: Group, layout: Layout, options: Options, choice: Blocks | Strips | None = None) -> Kernel:
+    """The kernel of a convolution group. `choice` is how it runs, where that is not left to the cost model."""
+    assert group.node is not None
+    if is_depthwise(group.node):
+        assert not isinstance(choice, Blocks)
+        return emit_depthwise(group, layout, choice)
+    assert not isinstance(choice, Strips)
+    product = _Product(group, layout, options)
+    return product.kernel(choice or candidates(product.sizes())[0])
+
+
+def convolution_candidates(group: Group, layout: Layout, options: Options) -> Sequence[Blocks | Strips]:
+    """The ways to run a convolution group that are worth measuring, the cost model's choice first."""
+    assert group.node is not None
+    if is_depthwise(group.node):
+        return strips.candidates(windows(group.node))
+    return candidates(_Product(group, layout, options).sizes())
+
+
+class _Product:
+    """One kernel being written: for each group of channels a product [positions, sum] x [sum, outputs]."""
+
+    def __init__(self, group: Group, layout: Layout, options: Options) -> None:
+        assert group.node is not None
+        self.group, self.layout = group, layout
+        self.node = node = group.node
+        x, w = node.operands
+        image = conv_image(layout, x, planar=True)
+        if image is None:
+            raise InternalError("a convolution's operand is behind a view that it cannot read through")
+        self.image = image
+        self.groups = int(node.attrs["groups"])
+        self.channels, self.outputs = w.shape[1], node.output.shape[1] // self.groups
+        self.window = tuple(int(d) for d in w.shape[2:] if isinstance(d, int))
+        self.taps = math.prod(self.window)
+        self.size = x.shape[2:]
+        self.result = (node.output.shape[0], *node.output.shape[2:])
+        self.rows = prod(self.result)
+        # Few channels: a turn of the sum runs over pairs of a tap and a channel, `pairs` of them in all.
+        few = isinstance(self.channels, int) and self.channels < FEW_CHANNELS and self.taps > 1
+        self.pairs = self.channels * self.taps if few and isinstance(self.channels, int) else 0
+        self.planar = self.pairs > 0 and not always_equal(image.strides[1], 1) and self.channels != 1
+        self.exact = node.output.dtype.name == "float32" and options.dot == "ieee"
+        self.dot = f', input_precision="{options.dot}"' if node.output.dtype.name == "float32" else ""
+        self.buffers = Buffers()
+        self.m, self.n, self.g = fresh("m", self.rows), fresh("n", self.outputs), fresh("g", self.groups)
+        self.place = unflatten(self.m, self.result)
+        self.masks: dict[str, str | None] = {}
+
+    def sizes(self) -> Sizes:
+        """What the choice of a tile depends on."""
+        channels, turns = (self.pairs, 1) if self.pairs else (self.channels, self.taps)
+        tested = any(d != 0 for side in ("low", "high") for d in self.node.attrs[side])
+        most = FEW_TESTED if self.pairs and tested else None
+        return Sizes(self.rows, self.outputs, channels, turns, self.groups, self.node.output.dtype, self.exact, most)
+
+    def kernel(self, blocks: Blocks) -> Kernel:
+        """All of it."""
+        self.blocks, dtype = blocks, self.node.output.dtype
+        self.tile = Tile((blocks.m, blocks.n), self.buffers)
+        wide = is_wide(touched(self.group, self.layout), self.rows * self.outputs * self.groups)
+        lines = [*self._lanes(wide), *self._sum()]
+        if dtype.name != "float32":  # as it would be stored
+            lines.append(f"acc = acc.to({spelling.stored(dtype)}).to(tl.float32)")
+        channel = self.g * self.outputs + self.n if self.groups > 1 else self.n
+        lines += emit_epilogue(self.group, self.layout, (self.place[0], channel, *self.place[1:]), self.tile, "acc")
+        programs = ceildiv(self.rows, blocks.m) * ceildiv(self.outputs, blocks.n) * self.groups
+        return Kernel(lines, self.buffers, programs, blocks.warps, blocks.stages, "conv", wide)
+
+    def _lanes(self, wide: bool) -> list[str]:
+        """Rows `m`, columns `n` and group of a program, with masks where a tile is not whole."""
+        blocks, tile = self.blocks, self.tile
+        batch = [(symbol(self.g), self.groups)] if self.groups > 1 else []
+        lines = numbering(tile, (self.rows, self.outputs), blocks, batch, wide)
+        sides = ((self.m, "m", 0, self.rows, blocks.m), (self.n, "n", 1, self.outputs, blocks.n))
+        for loop, name, axis, size, lanes in sides:
+            whole = isinstance(size, int) and size % lanes == 0
+            self.masks[name] = None if whole else f"{name}m"
+            if not whole:
+                lines.append(f"{name}m = {name} < {tile.index(size)}")
+            tile.lane(symbol(loop), TileVariable(name, axis, lanes, self.masks[name]))
+        return lines
+
+    # ------------------------------------------------------------ the sum
+
+    def _sum(self) -> list[str]:
+        """The loop over taps and channels, into `acc`.
+
+        Pointers to the first tap stand before the loop: a turn adds to them how far its own are from there.
+        """
+        tile, filter_ = self.tile, self._filter()
+        depth, turns, body, part = self._pairs() if self.pairs else self._pieces()
+        # What is different for each `k` is computed twice, across rows of the image and down columns of the weights: as
+        # one line that is turned, Triton 3.6 takes its alignment for that of the other axis too.
+        row, column = ("_a", "_b") if self.pairs else ("", "")
+        channel = tile.index(self.image.strides[1])
+        a_at = [self.buffers.pointer(self.image.value), tile.index(self._start())]
+        b_at = [filter_.start, f"n * {filter_.output}"]
+        if not self.pairs:
+            a_at.append(f"tk[None, :] * {channel}")
+            b_at.append(f"tk[:, None] * {filter_.channel}")
+        a_far, b_far, tests, before = [f"c{row} * {channel}"], [f"c{column} * {filter_.channel}"], [], []
+        for k in range(len(self.window)):
+            at, dilation = f"o{k}", self.node.attrs["dilations"][k]
+            if self.window[k] > 1:
+                for side in dict.fromkeys((row, column)):
+                    digit = _digits(f"tap{side}", self.window)[k]
+                    body.append(f"u{k}{side} = {digit}{f' + {NOTHING}' if self.pairs else ''}")
+                a_far.append(f"u{k}{row} * {tile.index(self.image.strides[2 + k] * dilation)}")
+                b_far.append(f"u{k}{column} * {filter_.taps[k]}")
+                at = f"(o{k} + u{k}{row}{f' * {dilation}' if dilation != 1 else ''})"
+            if any(self.node.attrs[side][k] != 0 for side in ("low", "high")):
+                before.append(f"o{k} = {tile.index(self._corner(k))} + {NOTHING}")
+                tests.append(f"({at} >= 0) & ({at} < {tile.index(self.size[k])})")
+        rows, columns = [*tests, self.masks["m"]], [self.masks["n"]]
+        if part:
+            rows.append(part.format(row, "[None, :]"))
+            columns.append(part.format(column, "[:, None]"))
+        body += [
+            f"a = tl.load(a_at + ({' + '.join(a_far)}){_mask(rows)})",
+            f"b = tl.load(b_at + ({' + '.join(b_far)}){_mask(columns)})",
+            f"acc = tl.dot(a, b, acc{self.dot})",
+        ]
+        return [
+            *before, f"tk = tl.arange(0, {depth})", f"a_at = {' + '.join(a_at)}", f"b_at = {' + '.join(b_at)}",
+            f"acc = tl.zeros({tile.shape}, tl.float32)", f"for k0 in range({turns}):", *indent(body),
+        ]  # fmt: skip
+
+    def _pieces(self) -> tuple[int, str, list[str], str | None]:
+        """A turn takes some channels of one tap: how many, how many turns, the first channel `c` and the tap, and which
+        of them there are (where not all): a format of a name's ending and how `tk` is turned.
+        """
+        depth = self.blocks.k
+        pieces = self.tile.index(ceildiv(self.channels, depth))
+        whole = isinstance(self.channels, int) and self.channels % depth == 0
+        part = None if whole else f"(tk < {self.tile.index(self.channels)} - c){{1}}"
+        if self.taps == 1:
+            return depth, pieces, [f"c = k0 * {depth}"], part
+        return depth, f"{self.taps} * {pieces}", [f"tap = k0 // {pieces}", f"c = k0 % {pieces} * {depth}"], part
+
+    def _pairs(self) -> tuple[int, str, list[str], str | None]:
+        """The same where it takes pairs of a tap and a channel: those first that are neighbours in memory."""
+        depth = max(16, min(self.blocks.k, power(self.pairs)))
+        body = []
+        for side, turned in (("_a", "[None, :]"), ("_b", "[:, None]")):
+            body.append(f"k{side} = k0 * {depth} + tk{turned} + {NOTHING}")
+            if self.planar:
+                body += [f"c{side} = k{side} // {self.taps}", f"tap{side} = k{side} % {self.taps} + {NOTHING}"]
+            else:
+                body += [f"tap{side} = k{side} // {self.channels}", f"c{side} = k{side} % {self.channels} + {NOTHING}"]
+        part = None if self.pairs % depth == 0 else f"(k{{0}} < {self.pairs})"
+        return depth, str(ceildiv(self.pairs, depth)), body, part
+
+    def _corner(self, axis: int) -> Dim:
+        """The coordinate of a row's first tap along a spatial axis."""
+        low: Dim = self.node.attrs["low"][axis]
+        return self.place[1 + axis] * int(self.node.attrs["strides"][axis]) - low
+
+    def _start(self) -> Dim:
+        """The address of a row's first tap, in its first channel."""
+        batch, channel, *spatial = self.image.strides
+        at = self.image.base + self.place[0] * batch
+        for k, step in enumerate(spatial):
+            at = at + self._corner(k) * step
+        return recombine(at + self.g * self.channels * channel if self.groups > 1 else at)
+
+    def _filter(self) -> _Filter:
+        """How the weights lie."""
+        tile, w = self.tile, self.node.operands[1]
+        constant = constant_of(w)
+        output: Dim = 1
+        if constant is not None:
+            pointer = self.buffers.pointer(_packed(w, constant, self.groups))
+            channel = self.outputs
+            taps = [self.channels * channel * math.prod(self.window[k + 1 :]) for k in range(len(self.window))]
+            at = self.g * self.taps * self.channels * channel if self.groups > 1 else 0
+        else:
+            found = conv_image(self.layout, w, planar=True)
+            if found is None:
+                raise InternalError("the weights of a convolution are behind a view that it cannot read through")
+            pointer = self.buffers.pointer(found.value)
+            output, channel, *taps = found.strides
+            at = found.base + self.g * self.outputs * output if self.groups > 1 else found.base
+        start = f"{pointer} + {tile.index(at)}"
+        return _Filter(start, tile.index(output), tile.index(channel), [tile.index(t) for t in taps])
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """Sizes of a convolution, for one group."""
+class _Filter:
+    """Where a group's weights begin, and the elements between neighbours along each axis."""
 
-    groups: int
-    channels: Dim
-    outputs: Dim
-    kernel: tuple[int, ...]
-    image: tuple[Dim, ...]  # spatial dims of the input
-    result: tuple[Dim, ...]  # N, spatial dims of the output
-
-    @property
-    def taps(self) -> int:
-        return math.prod(self.kernel)
-
-
-def emit_convolution(group: Group, layout: Layout, options: Options) -> Kernel:
-    """The kernel of a convolution group."""
-    node = group.node
-    assert node is not None
-    x, w = node.operands
-    image = conv_image(layout, x, planar=True)
-    if image is None:
-        raise InternalError("a convolution's operand is behind a view that it cannot read through")
-    groups = node.attrs["groups"]
-    kernel = tuple(int(d) for d in w.shape[2:] if isinstance(d, int))
-    shape = _Shape(
-        groups, w.shape[1], node.output.shape[1] // groups, kernel, x.shape[2:],
-        (node.output.shape[0], *node.output.shape[2:]),
-    )  # fmt: skip
-    buffers = Buffers()
-    dtype = node.output.dtype
-    exact = dtype.name == "float32" and options.dot == "ieee"
-    rows = prod(shape.result)
-    total = shape.channels * shape.taps
-    blocks = choose_blocks(rows, shape.outputs, total, groups, dtype, exact=exact, piece=shape.channels)
-    wide = is_wide(touched(group, layout), rows * shape.outputs * groups)
-    tile = Tile((blocks.m, blocks.n), buffers)
-    m, n, g = fresh("m", rows), fresh("n", shape.outputs), fresh("g", groups)
-    batch = [(symbol(g), groups)] if groups > 1 else []
-    lines = numbering(tile, (rows, shape.outputs), blocks, batch, wide)
-    for loop, name, axis, size, lanes in ((m, "m", 0, rows, blocks.m), (n, "n", 1, shape.outputs, blocks.n)):
-        whole = isinstance(size, int) and size % lanes == 0
-        if not whole:
-            lines.append(f"{name}m = {name} < {tile.index(size)}")
-        tile.lane(symbol(loop), TileVariable(name, axis, lanes, None if whole else f"{name}m"))
-    dot = f', input_precision="{options.dot}"' if dtype.name == "float32" else ""
-    lines += _sum(tile, node, image, shape, layout, blocks.k, dot)
-    if dtype.name != "float32":
-        lines.append(f"acc = acc.to({spelling.stored(dtype)}).to(tl.float32)")
-    batch_index, *place = unflatten(m, shape.result)
-    channel = g * shape.outputs + n if groups > 1 else n
-    lines += emit_epilogue(group, layout, (batch_index, channel, *place), tile, "acc")
-    programs = ceildiv(rows, blocks.m) * ceildiv(shape.outputs, blocks.n) * groups
-    return Kernel(lines, buffers, programs, blocks.warps, blocks.stages, "conv", wide)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """The loop of the sum: its range, and the statements that find the lanes' channels `c`, their taps, and which of
-    them count (`ok`, if not all do). `row` and `column` spell the tap for tiles of the image and of the weights.
-    """
-
-    range: str
-    head: list[str]
-    row: str
-    column: str
-    masked: bool
-
-
-def _steps(tile: Tile, shape: _Shape, depth: int) -> _Steps:
-    channels = tile.index(shape.channels)
-    if isinstance(shape.channels, int) and shape.channels < FEW_CHANNELS:
-        total = shape.channels * shape.taps
-        depth = max(16, min(depth, power(total)))
-        head = [f"k = k0 + tl.arange(0, {depth})", f"tap = k // {channels}", f"c = k % {channels}", f"ok = k < {total}"]
-        return _Steps(f"range(0, {total}, {depth})", head, "tap[None, :]", "tap[:, None]", masked=True)
-    pieces = tile.index(ceildiv(shape.channels, depth))
-    masked = not (isinstance(shape.channels, int) and shape.channels % depth == 0)
-    head = [f"tap = k0 // {pieces}", f"c = k0 % {pieces} * {depth} + tl.arange(0, {depth})"]
-    head += [f"ok = c < {channels}"] if masked else []
-    return _Steps(f"range(0, {shape.taps} * {pieces})", head, "tap", "tap", masked)
-
-
-def _sum(tile: Tile, node: Node, image: Image, shape: _Shape, layout: Layout, depth: int, dot: str) -> list[str]:
-    """The loop over taps and channels, into `acc`."""
-    steps = _steps(tile, shape, depth)
-    inside, where = _window(tile, node, shape, steps.row)
-    batch, channel, *spatial = (tile.index(s) for s in image.strides)
-    masks = {v.name: v.mask for v in tile.variables.values()}
-    rows = [*inside, *(["ok[None, :]"] if steps.masked else []), masks["m"]]
-    columns = [*(["ok[:, None]"] if steps.masked else []), masks["n"]]
-    place = [f"im * {batch}", *(f"{i} * {s}" for i, s in zip(where, spatial, strict=True)), f"c[None, :] * {channel}"]
-    if shape.groups > 1:
-        place.append(f"b0 * {tile.index(shape.channels)} * {channel}")
-    if image.base != 0:
-        place.append(tile.index(image.base))
-    pointer = tile.buffers.pointer(image.value)
-    weights = _weights(tile, node, shape, layout, steps.column)
-    return [
-        *_positions(tile, node, shape),
-        f"acc = tl.zeros({tile.shape}, tl.float32)",
-        f"for k0 in {steps.range}:",
-        *indent([
-            *steps.head,
-            f"a = tl.load({pointer} + {' + '.join(place)}{_mask(rows)})",
-            f"b = tl.load({weights}{_mask(columns)})", f"acc = tl.dot(a, b, acc{dot})",
-        ]),
-    ]  # fmt: skip
+    start: str
+    output: str
+    channel: str
+    taps: Sequence[str]
 
 
 def _mask(tests: Sequence[str | None]) -> str:
@@ -146,66 +237,23 @@ def _mask(tests: Sequence[str | None]) -> str:
     return f", mask={found}, other=0.0" if found else ""
 
 
-def _positions(tile: Tile, node: Node, shape: _Shape) -> list[str]:
-    """Image number `im` and, of the window's first tap, the coordinates o0, o1, ... of each row."""
-    lines, rest = [], "m"
-    spatial = shape.result[1:]
-    for k in reversed(range(len(spatial))):
-        size = tile.index(spatial[k])
-        low, stride = node.attrs["low"][k], node.attrs["strides"][k]
-        lines.append(f"o{k} = {rest} % {size}{f' * {stride}' if stride != 1 else ''} - {tile.index(low)}")
-        rest = f"({rest} // {size})"
-    return [*lines, f"im = {rest}"]
-
-
-def _digits(tap: str, kernel: Sequence[int]) -> list[str]:
+def _digits(tap: str, window: Sequence[int]) -> list[str]:
     """A tap's place in the window, along each axis."""
     found: list[str] = []
     inner = 1
-    for k in reversed(range(len(kernel))):
+    for k in reversed(range(len(window))):
         step = tap if inner == 1 else f"({tap} // {inner})"
-        found.insert(0, f"({step} % {kernel[k]})" if k else step)
-        inner *= kernel[k]
+        found.insert(0, f"({step} % {window[k]})" if k else step)
+        inner *= window[k]
     return found
 
 
-def _window(tile: Tile, node: Node, shape: _Shape, tap: str) -> tuple[list[str], list[str]]:
-    """Tests that a tap lies in the image, and its coordinates."""
-    tests, where = [], []
-    for k, digit in enumerate(_digits(tap, shape.kernel)):
-        dilation = node.attrs["dilations"][k]
-        step = f" + {digit}{f' * {dilation}' if dilation != 1 else ''}" if shape.kernel[k] > 1 else ""
-        where.append(f"(o{k}{step})" if step else f"o{k}")
-        if node.attrs["low"][k] != 0 or node.attrs["high"][k] != 0:
-            tests.append(f"({where[-1]} >= 0) & ({where[-1]} < {tile.index(shape.image[k])})")
-    return tests, where
-
-
-def _weights(tile: Tile, node: Node, shape: _Shape, layout: Layout, tap: str) -> str:
-    """Pointers to a tile [channels, outputs] of the weights."""
-    w = node.operands[1]
-    constant = constant_of(w)
-    channels, outputs = tile.index(shape.channels), tile.index(shape.outputs)
-    group = f"b0 * {outputs}" if shape.groups > 1 else ""
-    if constant is not None:
-        pointer = tile.buffers.pointer(_packed(w.id, constant, shape, node))
-        group = f" + {group} * {shape.taps} * {channels}" if group else ""
-        return f"{pointer}{group} + ({tap} * {channels} + c[:, None]) * {outputs} + n"
-    found = conv_image(layout, w, planar=True)
-    if found is None:
-        raise InternalError("the weights of a convolution are behind a view that it cannot read through")
-    output, channel, *taps = (tile.index(s) for s in found.strides)
-    place = [f"{digit} * {s}" for digit, s in zip(_digits(tap, shape.kernel), taps, strict=True)]
-    place += [f"c[:, None] * {channel}", f"n * {output}", tile.index(found.base)]
-    place += [f"{group} * {output}"] if group else []
-    return f"{tile.buffers.pointer(found.value)} + {' + '.join(place)}"
-
-
-def _packed(key: int, w: np.ndarray, shape: _Shape, node: Node) -> Packed:
+def _packed(w: Value, constant: np.ndarray, groups: int) -> Packed:
     """The weights as [groups, taps, channels, outputs]."""
 
     def write(out: np.ndarray) -> None:
-        grouped = w.reshape(shape.groups, -1, w.shape[1], shape.taps)
-        out.view(w.dtype).reshape(shape.groups, shape.taps, w.shape[1], -1)[...] = grouped.transpose(0, 3, 2, 1)
+        count, channels = constant.shape[:2]
+        grouped = constant.reshape(groups, count // groups, channels, -1).transpose(0, 3, 2, 1)
+        out.view(constant.dtype).reshape(grouped.shape)[...] = grouped
 
-    return Packed(("conv", key), node.operands[1].t, write)
+    return Packed(("conv", w.id), w.t, write)

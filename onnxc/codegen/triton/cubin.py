@@ -7,6 +7,7 @@ import hashlib
 import json
 import linecache
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ from onnxc.errors import ToolchainError
 # Bytes of shared memory that a program may have; those that are not here are taken to have the least.
 LEAST_SHARED = 99 << 10
 SHARED = {75: 64 << 10, 80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
+DESCRIPTORS = 90  # the first architecture with units that copy a tile to shared memory, to addresses of 16 bytes
+# ptxas (12.8, 12.9) has been seen to compile sums of pairs of 16-bit indices wrongly, in loops that it unrolls. LLVM
+# makes such pairs of indices of which it knows that they are small.
+PAIRS = re.compile(r"\b(?:add|sub|min|max|mad|mul)\.(?:lo\.)?[su]16x2\b")
 INSTALL = "GPU kernels are compiled by Triton: pip install 'onnxc[cuda]'"
 
 
@@ -32,10 +37,25 @@ class Image:
     shared: int  # bytes of shared memory
     threads: int
     scratch: int  # bytes of global memory for each program
+    resident: int = 0  # as in `Function`
 
 
-def load(source: str) -> dict[str, Any]:
-    """The functions of a source. Triton reads their text again, by way of linecache."""
+class KernelError(ToolchainError):
+    """Triton refuses kernels; `functions` are their names."""
+
+    def __init__(self, message: str, functions: Sequence[str], cause: BaseException | None = None) -> None:
+        super().__init__(message, cause=cause)
+        self.functions = tuple(functions)
+
+
+def load(source: str, **flags: bool) -> dict[str, Any]:
+    """The functions of a source. Triton reads their text again, by way of linecache.
+
+    Flags are constants of `library.py` that are written into the text: Triton takes a function that it has compiled for
+    one value for compiled, whatever the constant has become.
+    """
+    for flag, value in flags.items():
+        source = source.replace(f"{flag} = tl.constexpr(False)", f"{flag} = tl.constexpr({value})", 1)
     name = f"<onnxc {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": "onnxc_kernels"}
@@ -52,24 +72,39 @@ def compile_program(program: Program, architecture: int, workers: int | None = N
         workers: processes that compile side by side; default: one for each CPU.
 
     Raises:
-        ToolchainError: Triton is not installed, or refuses a kernel.
+        KernelError: Triton refuses kernels. ToolchainError: Triton is not installed, or died.
+    """
+    found = compile_each(program.source, program.functions, architecture, workers)
+    failed = {f.name: image for f, image in zip(program.functions, found, strict=True) if isinstance(image, str)}
+    if failed:
+        raise KernelError(next(iter(failed.values())), tuple(failed))
+    return [image for image in found if not isinstance(image, str)]
+
+
+def compile_each(
+    source: str, functions: Sequence[Function], architecture: int, workers: int | None = None
+) -> list[Image | str]:
+    """The machine code of some functions of a source, in order; of one that Triton refuses, its reason.
+
+    Raises:
+        ToolchainError: Triton is not installed, or died.
     """
     try:
         import triton  # noqa: F401
     except ImportError as error:
         raise ToolchainError(INSTALL, cause=error) from error
-    count = min(workers or len(os.sched_getaffinity(0)), len(program.functions))
+    count = min(workers or len(os.sched_getaffinity(0)), len(functions))
     if count <= 1 or not sys.executable:
-        return compile_functions(program.source, program.functions, architecture)
-    parts = [program.functions[k::count] for k in range(count)]
-    found: dict[str, Image] = {}
+        return attempt_functions(source, functions, architecture)
+    parts = [functions[k::count] for k in range(count)]
+    found: dict[str, Image | str] = {}
     with ThreadPoolExecutor(count) as pool:
-        for images in pool.map(lambda part: _elsewhere(program.source, part, architecture), parts):
+        for images in pool.map(lambda part: _elsewhere(source, part, architecture), parts):
             found |= images
-    return [found[f.name] for f in program.functions]
+    return [found[f.name] for f in functions]
 
 
-def _elsewhere(source: str, functions: Sequence[Function], architecture: int) -> dict[str, Image]:
+def _elsewhere(source: str, functions: Sequence[Function], architecture: int) -> dict[str, Image | str]:
     """Compiles some functions in a process of their own. (A fork could hang where other threads hold locks.)"""
     request = json.dumps([source, [asdict(f) for f in functions], architecture])
     found = subprocess.run(  # -P: what lies in the working directory is not imported
@@ -82,59 +117,93 @@ def _elsewhere(source: str, functions: Sequence[Function], architecture: int) ->
     except ValueError as error:
         last = found.stderr.strip()[-2000:]
         raise ToolchainError(f"Triton ended with code {found.returncode}: {last}", cause=error) from error
-    if isinstance(answer, str):
-        raise ToolchainError(answer)
-    images = [Image(**{**row, "code": base64.b64decode(row["code"])}) for row in answer]
+    images = [a if isinstance(a, str) else Image(**{**a, "code": base64.b64decode(a["code"])}) for a in answer]
     return {f.name: image for f, image in zip(functions, images, strict=True)}
 
 
 def serve() -> None:
-    """Answers a request of :func:`_elsewhere` on standard input: images, or what went wrong."""
+    """Answers a request of :func:`_elsewhere` on standard input: images, or of each what went wrong."""
     source, functions, architecture = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what Triton prints, or a library under it, is no part of the answer
-    try:
-        parsed = [
-            Function(**{**f, "parameters": tuple(map(tuple, f["parameters"])), "loose": tuple(f["loose"])})
-            for f in functions
-        ]
-        images = compile_functions(source, parsed, architecture)
-        answer: Any = [{**asdict(i), "code": base64.b64encode(i.code).decode()} for i in images]
-    except ToolchainError as error:
-        answer = str(error)
+    parsed = [
+        Function(**{**f, "parameters": tuple(map(tuple, f["parameters"])), "loose": tuple(f["loose"])})
+        for f in functions
+    ]
+    images = attempt_functions(source, parsed, architecture)
+    answer = [i if isinstance(i, str) else {**asdict(i), "code": base64.b64encode(i.code).decode()} for i in images]
     with out:
         out.write("\n" + json.dumps(answer))
 
 
-def compile_functions(source: str, functions: Sequence[Function], architecture: int) -> list[Image]:
-    """The machine code of some functions of a source."""
-    namespace = load(source)
-    return [_compiled(namespace[f.name], f, architecture) for f in functions]
-
-
-def _compiled(kernel: Any, function: Function, architecture: int) -> Image:
-    from triton import compile as compile_triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    aligned = {
-        (k,): [["tt.divisibility", 16]]
-        for k, (_, t) in enumerate(function.parameters)
-        if t[0] == "*" and k not in function.loose
-    }
-    most = SHARED.get(architecture, LEAST_SHARED)
-    for stages in range(function.stages, 0, -1):  # fewer where an architecture has less shared memory
-        options = {"num_warps": function.warps, "num_stages": stages, "enable_fp_fusion": True,
-                   "enable_reflect_ftz": False}  # fmt: skip
+def attempt_functions(source: str, functions: Sequence[Function], architecture: int) -> list[Image | str]:
+    """As :func:`compile_each`, in this process."""
+    found: list[Image | str] = []
+    compiler = _Compiler(source, architecture)
+    for function in functions:
         try:
-            source = ASTSource(kernel, dict(function.parameters), {}, aligned)
-            found = compile_triton(source, target=GPUTarget("cuda", architecture, 32), options=options)
-        except Exception as error:
-            raise ToolchainError(f"Triton cannot compile {function.name}: {error}", cause=error) from error
-        meta = found.metadata
-        if meta.shared <= most:
-            scratch = getattr(meta, "global_scratch_size", 0)
-            return Image(meta.name, found.asm["cubin"], meta.shared, 32 * function.warps, scratch)
-    raise ToolchainError(
-        f"{function.name} needs {meta.shared} bytes of shared memory; sm_{architecture} has {most} for a kernel"
-    )
+            found.append(compiler.image(function))
+        except KernelError as error:
+            found.append(str(error))
+    return found
+
+
+def compile_functions(source: str, functions: Sequence[Function], architecture: int) -> list[Image]:
+    """The machine code of some functions of a source.
+
+    Raises:
+        KernelError: Triton refuses one.
+    """
+    compiler = _Compiler(source, architecture)
+    return [compiler.image(f) for f in functions]
+
+
+class _Compiler:
+    """Compiles functions of a source for an architecture."""
+
+    def __init__(self, source: str, architecture: int) -> None:
+        self._source, self._architecture = source, architecture
+        self._loaded: dict[tuple[bool, bool], dict[str, Any]] = {}
+
+    def image(self, function: Function, wary: bool = False) -> Image:
+        """The machine code of a function; without pairs of indices in 16 bits, if it has such."""
+        from triton import compile as compile_triton
+        from triton import knobs
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        descriptors = self._architecture >= DESCRIPTORS and not function.loose
+        aligned = {
+            (k,): [["tt.divisibility", 16]]
+            for k, (_, t) in enumerate(function.parameters)
+            if t[0] == "*" and k not in function.loose
+        }
+        most = SHARED.get(self._architecture, LEAST_SHARED)
+        for stages in range(function.stages, 0, -1):  # fewer where an architecture has less shared memory
+            options = {"num_warps": function.warps, "num_stages": stages, "enable_fp_fusion": True,
+                       "enable_reflect_ftz": False}  # fmt: skip
+            try:
+                kernel = self._kernel(function.name, descriptors, wary)
+                source = ASTSource(kernel, dict(function.parameters), {}, aligned)
+                with knobs.compilation.scope():
+                    knobs.compilation.disable_line_info = True  # tables for profilers: a sixth of the time
+                    found = compile_triton(source, target=GPUTarget("cuda", self._architecture, 32), options=options)
+            except Exception as error:
+                raise KernelError(
+                    f"Triton cannot compile {function.name}: {error}", [function.name], cause=error
+                ) from error
+            if not wary and PAIRS.search(found.asm["ptx"]):
+                return self.image(function, wary=True)
+            meta = found.metadata
+            if meta.shared <= most:
+                scratch = getattr(meta, "global_scratch_size", 0)
+                resident = function.resident if descriptors else 0
+                return Image(meta.name, found.asm["cubin"], meta.shared, 32 * function.warps, scratch, resident)
+        need = f"{function.name} needs {meta.shared} bytes of shared memory"
+        raise KernelError(f"{need}; sm_{self._architecture} has {most} for a kernel", [function.name])
+
+    def _kernel(self, name: str, descriptors: bool, wary: bool) -> Any:
+        key = descriptors, wary
+        if key not in self._loaded:
+            self._loaded[key] = load(self._source, ox_descriptors=descriptors, ox_wary=wary)
+        return self._loaded[key][name]

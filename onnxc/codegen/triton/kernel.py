@@ -16,7 +16,11 @@ WIDE = 1 << 31  # elements (or programs) from which an index needs 64 bits
 
 @dataclass
 class Kernel:
-    """One kernel: the body of a Triton function of `pid`, over a grid of `programs`."""
+    """One kernel: the body of a Triton function of `pid`, over a grid of `programs`.
+
+    Where `resident` is not 0, a program does the work of `pid`, `pid + tl.num_programs(0)` and so on: there may be
+    fewer of them, that many for each multiprocessor.
+    """
 
     lines: list[str]
     buffers: Buffers
@@ -25,6 +29,7 @@ class Kernel:
     stages: int = 3
     kind: str = "loops"
     wide: bool = False  # whether sizes are passed with 64 bits
+    resident: int = 0
 
     @property
     def sizes(self) -> list[str]:

@@ -13,6 +13,21 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+ox_descriptors = tl.constexpr(False)  # whether tiles are read through tensor descriptors, where a kernel can
+ox_wary = tl.constexpr(False)  # whether indices must not become pairs of 16 bits (see cubin.py)
+
+
+@triton.jit
+def ox_nothing():
+    """0. Where `ox_wary`, the compiler does not know that: an index with this in it may be large, for all it knows, and
+    stays 32 bits wide. (The third dim of a grid has one program.)
+    """
+    if ox_wary:
+        found = tl.program_id(2) << 16
+    else:
+        found = 0
+    return found
+
 
 @triton.jit
 def ox_floordiv(a, b):
@@ -95,6 +110,35 @@ def ox_all_of(x, axis: tl.constexpr):
 
 
 @triton.jit
+def ox_neg(x):
+    """-x of a float, zeros and NaN included: older releases of Triton take 0 - x for it."""
+    if x.dtype == tl.float64:
+        return (x.to(tl.uint64, bitcast=True) ^ (1 << 63)).to(tl.float64, bitcast=True)
+    else:
+        return (x.to(tl.uint32, bitcast=True) ^ (1 << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def ox_to_e4m3(x):
+    """Rounded to a float8e4m3fn; what would be more than 448 is NaN. (Triton's own conversion gives 448.)"""
+    y = x.to(tl.float32)
+    return tl.where(tl.abs(y) > 464.0, float("nan"), y.to(tl.float8e4nv).to(tl.float32))
+
+
+@triton.jit
+def ox_to_e5m2(x):
+    """Rounded to a float8e5m2; what would be more than 57344 is infinite. (Triton's own conversion gives 57344.)"""
+    y = x.to(tl.float32)
+    return tl.where(tl.abs(y) >= 61440.0, y * float("inf"), y.to(tl.float8e5).to(tl.float32))
+
+
+@triton.jit
+def ox_stored_e5m2(x):
+    """A number that is a float8e5m2, infinities too, as its bits: the upper half of those of a float16."""
+    return (x.to(tl.float16).to(tl.uint16, bitcast=True) >> 8).to(tl.uint8).to(tl.float8e5, bitcast=True)
+
+
+@triton.jit
 def ox_sign(x):
     """-1, 0 or 1; NaN of NaN, and +0 of both zeros."""
     one = tl.full(x.shape, 1, x.dtype)
@@ -105,6 +149,30 @@ def ox_sign(x):
 def ox_tanh_half(x):
     """tanh of a float16, to half a unit in its last place: one instruction."""
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def ox_exp2_half(x):
+    """2^x of a float32 not below -126, to two units in its last place: one instruction."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def ox_erf_half(x, tiny: tl.constexpr):
+    """erf of a float16 or bfloat16: 1 - 2^p(|x|) with 13 bits of erfc; where `tiny` numbers count, their series too."""
+    t = ox_min(tl.abs(x), 4.0)
+    p = ((0.00023633058 * t - 0.0040692966) * t + 0.03142833) * t - 0.14992991
+    p = ((p * t - 0.9181496) * t - 1.6279223) * t
+    y = libdevice.copysign(1.0 - ox_exp2_half(p), x)
+    if tiny:
+        y = tl.where(t < 0.125, x * (1.1283792 - 0.3761264 * (x * x)), y)
+    return y
+
+
+@triton.jit
+def ox_again(x):
+    """Elements of 16 bits as they are; the compiler takes them for new ones."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
 
 
 @triton.jit
@@ -243,8 +311,15 @@ def ox_below(a, b):
 
 @triton.jit
 def ox_report(error, bad, code, call, value):
-    """Writes down that something was out of bounds (code 3) or divided by zero (code 4); one report is kept."""
+    """Writes down that something was out of bounds (code 3) or divided by zero (code 4).
+
+    One report is kept, with the words of one lane: that which draws number 0. Once one has, others need not draw.
+    """
     zero = tl.zeros(bad.shape, tl.int32)
-    tl.store(error + zero, zero.to(tl.int64) + code, mask=bad)
-    tl.store(error + 1 + zero, zero.to(tl.int64) + call, mask=bad)
-    tl.store(error + 2 + zero, zero.to(tl.int64) + value, mask=bad)
+    nothing = zero.to(tl.int64)
+    drawn = error + 3 + zero
+    bad = bad & (tl.load(drawn, mask=bad, other=1, volatile=True) == 0)
+    first = bad & (tl.atomic_add(drawn, nothing + 1, mask=bad) == 0)
+    tl.store(error + zero, nothing + code, mask=first)
+    tl.store(error + 1 + zero, nothing + call, mask=first)
+    tl.store(error + 2 + zero, nothing + value, mask=first)

@@ -4,35 +4,26 @@ A nest without reductions is a grid of tiles over its elements: flat ones, or tw
 another dim than it writes, so that both are coalesced (Triton turns the tile in shared memory).
 
 A nest with reductions has a tile [X, R] of outer points by turns of the inner loops. Where a row fits, it stays in
-registers for all phases (softmax reads its input once); else each phase loops over it in pieces.
+registers for all phases (softmax reads its input once), in one part or several; else each phase loops over it in
+pieces. How large tiles are is chosen in `tiles.py`, or by the caller.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
-from onnxc.codegen.cpp.shape import addresses, is_plain, normalise
-from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
+from onnxc.codegen.cpp.shape import addresses, is_plain, normalise, phase_terms
+from onnxc.codegen.triton import spelling, tiles
+from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, is_wide
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter, TileVariable
+from onnxc.codegen.triton.tiles import Facts, Tile
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod
+from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod, symbols
 from onnxc.loops.nest import Loop, Nest, Phase
-from onnxc.loops.terms import Load, Reduction, Term, walk
-
-FLAT = 1024  # elements of a flat tile
-SIDE = 32  # of a square tile, which is turned
-PERSISTENT = 32768  # elements of a row that stay in registers
-TILE = 8192  # elements of a tile [X, R], about
-PIECE = 2048  # turns of a row at a time, where it does not fit
-COLUMNS = 64  # neighbouring outer points of a tile, where rows lie side by side
-PROGRAMS = 264  # programs enough for a GPU: two for each multiprocessor of the largest
-ROWS = 1024  # elements of a tile of whole rows: a warp has a row for itself, where it can
-PER_WARP = 256  # elements of a tile for each warp
-PER_WARP_OF_ROWS = 1024  # the same of whole rows: sums within a warp need no shared memory
+from onnxc.loops.terms import Guard, Load, Reduction, Term, walk
 
 
 @dataclass
@@ -44,17 +35,50 @@ class Body:
     warps: int
 
 
-def emit_sections(nests: list[Nest]) -> Kernel:
-    """One kernel for the sections of a group: programs are dealt to them in turn."""
+@dataclass
+class Part:
+    """Some turns of a row that stays in registers: what is known of them, and how loops are called there."""
+
+    scope: Scope
+    names: dict[Symbol, str]
+    variables: dict[Symbol, TileVariable]
+
+
+def emit_sections(nests: list[Nest], choice: Tile | None = None) -> Kernel:
+    """One kernel for the sections of a group: programs are dealt to them in turn.
+
+    Args:
+        nests: the sections, lowered.
+        choice: the tile of a single nest, one of :func:`candidates`; without it the cost model chooses.
+    """
     buffers = Buffers()
     for nest in nests:
         normalise(nest)
     touched = [t.value for n in nests for p in n.phases for r in _terms(p) for t in walk(r) if isinstance(t, Load)]
     touched += [s.value for n in nests for s in n.stores()]
     wide = is_wide(touched, *(prod(d for _, d in [*n.outer, *p.loops]) for n in nests for p in n.phases))
-    bodies = [body for nest in nests for body in NestEmitter(nest, buffers, wide).bodies()]
+    wide = wide or any(_is_far(t) for n in nests for p in n.phases for r in _terms(p) for t in walk(r))
+    own = choice if len(nests) == 1 else None
+    bodies = [body for nest in nests for body in NestEmitter(nest, buffers, wide, own).bodies()]
     lines, programs = _dealt(bodies, buffers)
     return Kernel(lines, buffers, programs, max(b.warps for b in bodies), wide=wide)
+
+
+def _is_far(term: Term) -> bool:
+    """Whether a condition, or an index of what may lie outside, has numbers that need more than 32 bits."""
+    dims = term.conditions if isinstance(term, Guard) else term.index if isinstance(term, Load) else ()
+    return any(abs(c) >= WIDE for d in dims for c in ([d] if isinstance(d, int) else [n for _, n in d.terms]))
+
+
+def candidates(nests: list[Nest]) -> list[Tile]:
+    """Tiles that :func:`emit_sections` may be given for these nests, best first by the cost model; none where several
+    nests share a kernel, or one has several bodies.
+    """
+    if len(nests) != 1 or (is_plain(nests[0]) and len(nests[0].phases) != 1):
+        return []
+    normalise(nests[0])
+    emitter = NestEmitter(nests[0], Buffers(), False)
+    return tiles.candidates(emitter.facts(nests[0].phases[0]))
 
 
 def _terms(phase: Phase) -> list[Term]:
@@ -62,33 +86,73 @@ def _terms(phase: Phase) -> list[Term]:
 
 
 def _dealt(bodies: list[Body], buffers: Buffers) -> tuple[list[str], Dim]:
-    """The bodies one after the other in the numbers of programs."""
-    if len(bodies) == 1:
-        return bodies[0].lines, bodies[0].programs
-    lines: list[str] = []
-    start: Dim = 0
+    """The bodies one after the other in the numbers of programs: which one it is takes a search by halves, since the
+    time that Triton takes grows with the depth of its branches.
+    """
+    ends = list(itertools.accumulate((b.programs for b in bodies), initial=0))[1:]
     own = TermEmitter({}, (), buffers)
-    for k, body in enumerate(bodies):
-        end = start + body.programs
-        word = "if" if k == 0 else "elif"
-        test = f"{word} pid < {own.index(end, Scope())}:" if k < len(bodies) - 1 else "else:"
-        shift = [f"pid = pid - {own.index(start, Scope())}"] if k else []
-        lines += [test, *indent([*shift, *body.lines])]
-        start = end
-    return lines, start
+
+    def search(low: int, high: int) -> list[str]:
+        if high - low == 1:
+            shift = [f"pid = pid - {own.index(ends[low - 1], Scope())}"] if low else []
+            return [*shift, *bodies[low].lines]
+        middle = (low + high) // 2
+        test = f"if pid < {own.index(ends[middle - 1], Scope())}:"
+        return [test, *indent(search(low, middle)), "else:", *indent(search(middle, high))]
+
+    return search(0, len(bodies)), ends[-1]
 
 
 class NestEmitter:
     """One normalised loop nest."""
 
-    def __init__(self, nest: Nest, buffers: Buffers, wide: bool) -> None:
-        self.nest, self.buffers, self.wide = nest, buffers, wide
+    def __init__(self, nest: Nest, buffers: Buffers, wide: bool, choice: Tile | None = None) -> None:
+        self.nest, self.buffers, self.wide, self.choice = nest, buffers, wide, choice
 
     def bodies(self) -> list[Body]:
         """What the programs of the nest do."""
         if is_plain(self.nest):
             return [self._plain(phase) for phase in self.nest.phases]
         return [self._rows()]
+
+    def facts(self, phase: Phase) -> Facts:
+        """What a tile for the nest is chosen by; for a phase of it, where there are no reductions."""
+        if is_plain(self.nest):
+            partner = self._partner(phase)
+            points = _known(prod(d for _, d in phase.loops))
+            if partner is None:
+                return Facts("flat", points)
+            sizes = dict(phase.loops)
+            return Facts("turned", points, sides=(_known(sizes[partner[0]]), _known(sizes[partner[1]])))
+        rows = [p for p in self.nest.phases if p.loops]
+        columns, along = self._directions()
+        turns = [prod(d for _, d in p.loops) for p in rows]
+        known = [t for t in turns if isinstance(t, int)]
+        run = max((d for p in rows for _, d in p.loops[-1:] if isinstance(d, int)), default=None)
+        return Facts(
+            "columns" if columns else "rows",
+            _known(prod(d for _, d in self.nest.outer)),
+            max(known, default=1) if len(known) == len(turns) else None,
+            run,
+            len(rows),
+            self._bits(rows),
+            columns and along,
+        )
+
+    def _bits(self, rows: list[Phase]) -> int:
+        """Bits of the widest elements that change from turn to turn."""
+        return max(
+            (
+                t.dtype.bits
+                for p in rows
+                for t in phase_terms(p, self.nest.lookups)
+                if isinstance(t, Load) and symbols(t.index[0]) & {s for s, _ in p.loops}
+            ),
+            default=32,
+        )
+
+    def _tile(self, phase: Phase) -> Tile:
+        return self.choice if self.choice is not None else tiles.best(self.facts(phase))
 
     def _lanes(
         self, emitter: TermEmitter, scope: Scope, prefix: str, start: str, place: tuple[int, int], size: Dim
@@ -118,17 +182,16 @@ class NestEmitter:
     # ------------------------------------------------------------ without reductions
 
     def _plain(self, phase: Phase) -> Body:
-        partner = self._partner(phase)
+        partner, tile = self._partner(phase), self._tile(phase)
         if partner is not None:
-            return self._turned(phase, *partner)
-        loops = phase.loops
+            return self._turned(phase, *partner, tile)
+        loops, lanes = phase.loops, tile.points
         total = prod(d for _, d in loops)
-        lanes = min(FLAT, power(total)) if isinstance(total, int) else FLAT
         emitter, scope = TermEmitter(self.nest.lookups, (lanes,), self.buffers), Scope()
         x = self._lanes(emitter, scope, "x", f"pid * {lanes}", (lanes, 0), total)
         self._bind(emitter, scope, loops, x.name, x)
         self._stores(phase, emitter, scope)
-        return Body(scope.lines, ceildiv(total, lanes), _warps(lanes))
+        return Body(scope.lines, ceildiv(total, lanes), tile.warps)
 
     def _bind(
         self, emitter: TermEmitter, scope: Scope, loops: list[Loop], name: str, variable: TileVariable | None
@@ -157,9 +220,8 @@ class NestEmitter:
                     return inner, s
         return None
 
-    def _turned(self, phase: Phase, inner: Symbol, partner: Symbol) -> Body:
-        sizes = dict(phase.loops)
-        x, y = (min(SIDE, power(d)) if isinstance(d := sizes[s], int) else SIDE for s in (inner, partner))
+    def _turned(self, phase: Phase, inner: Symbol, partner: Symbol, tile: Tile) -> Body:
+        sizes, x, y = dict(phase.loops), tile.points, tile.turns
         emitter, scope = TermEmitter(self.nest.lookups, (y, x), self.buffers), Scope()
         rest = "pid"
         total: Dim = 1
@@ -178,33 +240,35 @@ class NestEmitter:
         scope.lines.append(f"{z} = {rest}")
         self._bind(emitter, scope, others, z, None)
         self._stores(phase, emitter, scope)
-        return Body(scope.lines, total * prod(d for _, d in others), _warps(x * y))
+        return Body(scope.lines, total * prod(d for _, d in others), tile.warps)
 
     # ------------------------------------------------------------ with reductions
 
     def _rows(self) -> Body:
-        nest = self.nest
+        nest, tile = self.nest, self._tile(self.nest.phases[0])
         points = prod(d for _, d in nest.outer)
-        turns = [prod(d for _, d in p.loops) for p in nest.phases]
-        x, r, persistent = self._tile(points, turns)
-        emitter = TermEmitter(nest.lookups, (x, r), self.buffers)
+        emitter = TermEmitter(nest.lookups, (tile.points, tile.turns), self.buffers)
         emitter.reduced_axes = frozenset([0])
+        emitter.packed = bool(tile.packed)
         scope = Scope()
-        variable = self._lanes(emitter, scope, "x", f"pid * {x}", (x, 0), points)
+        variable = self._lanes(emitter, scope, "x", f"pid * {tile.points}", (tile.points, 0), points)
         self._bind(emitter, scope, nest.outer, variable.name, variable)
-        seen: dict[tuple[Symbol, ...], TileVariable] = {}
+        resident = bool(tile.resident) and all(isinstance(d, int) for p in nest.phases for _, d in p.loops)
+        parts: dict[tuple[Symbol, ...], list[Part]] = {}
         for phase in nest.phases:
             own = tuple(s for s, _ in phase.loops)
             if not own:
-                self._phase(phase, emitter, scope, scope)
-            elif persistent:
-                if own not in seen:
-                    seen[own] = self._turns(emitter, scope, phase.loops, "0", (x, r))
-                self._phase(phase, emitter, scope, scope)
+                self._phase(phase, emitter, scope, [Part(scope, {}, {})])
+            elif resident:
+                if own not in parts:
+                    parts[own] = self._parts(emitter, scope, phase.loops, tile.turns)
+                elif tile.packed:
+                    for part in parts[own]:
+                        emitter.again(part.scope)
+                self._phase(phase, emitter, scope, parts[own])
             else:
-                self._pieces(phase, emitter, scope, (x, r))
-        per_warp = PER_WARP_OF_ROWS if persistent and not self._side_by_side() else 2 * PER_WARP
-        return Body(scope.lines, ceildiv(points, x), _warps(x * r, per_warp))
+                self._pieces(phase, emitter, scope, tile)
+        return Body(scope.lines, ceildiv(points, tile.points), tile.warps)
 
     def _turns(
         self, emitter: TermEmitter, scope: Scope, loops: list[Loop], start: str, shape: tuple[int, int]
@@ -214,41 +278,54 @@ class NestEmitter:
         self._bind(emitter, scope, loops, variable.name, variable)
         return variable
 
-    def _tile(self, points: Dim, turns: list[Dim]) -> tuple[int, int, bool]:
-        """Outer points and turns of a tile, and whether all turns of a row are in one."""
-        many = points if isinstance(points, int) else 1 << 20
-        whole = power(max((t for t in turns if isinstance(t, int)), default=1))
-        fits = all(isinstance(t, int) for t in turns)
-        columns = self._side_by_side()
-        if columns:
-            x = min(COLUMNS, power(many))
-            persistent = fits and whole * x <= TILE
-            r = whole if persistent else max(8, TILE // x)
-        else:
-            persistent = fits and whole <= PERSISTENT
-            r = whole if persistent else PIECE
-            x = max(1, min(ROWS // r, power(many), 128))
-        while x > 1 and many // x < PROGRAMS and not (columns and x <= 16):
-            x //= 2
-        return x, r, persistent
+    def _parts(self, emitter: TermEmitter, scope: Scope, loops: list[Loop], turns: int) -> list[Part]:
+        """The turns of a row in parts, each with a scope of its own whose lines are the kernel's."""
+        total = prod(d for _, d in loops)
+        assert isinstance(total, int)
+        return [
+            self._part(emitter, Scope(scope, set(), scope.lines), loops, start, turns)
+            for start in range(0, max(1, total), turns)
+        ]
 
-    def _side_by_side(self) -> bool:
-        """Whether neighbours in memory belong to different rows, for some of what is read row by row."""
+    def _part(self, emitter: TermEmitter, scope: Scope, loops: list[Loop], start: int, turns: int) -> Part:
+        """Turns from `start` on. Loops that do not turn within the part are numbers there."""
+        names: dict[Symbol, str] = {}
+        inner, size = list(loops), prod(d for _, d in loops)
+        while inner:
+            (s, d), within = inner[0], prod(n for _, n in inner[1:])
+            assert isinstance(within, int) and isinstance(d, int)
+            if within * d == 0 or within % turns:
+                break
+            names[s] = str(start // within % d)
+            start, size, inner = start % within, within, inner[1:]
+        emitter.names |= names
+        variable = self._lanes(emitter, scope, "r", str(start), (turns, 1), size)
+        self._bind(emitter, scope, inner, variable.name, variable)
+        scope.available |= names.keys()
+        names |= {s: emitter.names[s] for s, _ in inner}
+        return Part(scope, names, {s: variable for s, _ in inner})
+
+    def _directions(self) -> tuple[bool, bool]:
+        """Whether neighbours in memory belong to different rows, for some of what is read row by row; and whether to
+        one row, for some.
+        """
         rows = {s for s, _ in self.nest.outer}
+        across = inside = False
         for phase in self.nest.phases:
             inner = {s for s, _ in phase.loops}
             for e in addresses(phase, self.nest.lookups) if inner else ():
                 moves = any(coefficient(e, s) not in (0, None) for s in inner)
                 along = {s for s in rows | inner if coefficient(e, s) == 1}
-                if moves and along and not along & inner:
-                    return True
-        return False
+                across |= moves and bool(along) and not along & inner
+                inside |= moves and bool(along & inner) and any(coefficient(e, s) != 0 for s in rows)
+        return across, inside
 
-    def _pieces(self, phase: Phase, emitter: TermEmitter, scope: Scope, shape: tuple[int, int]) -> None:
+    def _pieces(self, phase: Phase, emitter: TermEmitter, scope: Scope, tile: Tile) -> None:
         """A phase in pieces of a row."""
+        shape = (tile.points, tile.turns)
         start = self.buffers.fresh("at")
         inner = scope.child()
-        accumulators = [_Accumulator(r, self.buffers.fresh("acc"), shape) for r in phase.reductions]
+        accumulators = [_Accumulator(r, self.buffers.fresh("acc"), shape, self.wide) for r in phase.reductions]
         self._turns(emitter, inner, phase.loops, start, shape)
         inside = inner.lines
         for a in accumulators:
@@ -258,22 +335,43 @@ class NestEmitter:
             scope.lines += a.start()
         size = emitter.index(prod(d for _, d in phase.loops), scope)
         # A run-time bound that Triton would otherwise unroll, or take for a constant of another type.
-        scope.lines += [f"for {start} in range(0, {size}, {shape[1]}):", *indent(inner.lines)]
+        turns = f"ox_nothing(), {size}, {shape[1]}"
+        loop = f"range({turns})" if tile.stages == 1 else f"tl.range({turns}, num_stages={tile.stages})"
+        scope.lines += [f"for {start} in {loop}:", *indent(inner.lines)]
         for a in accumulators:
-            scope.lines += a.finish()
-            emitter.reduced[a.reduction.key] = a.name
-            scope.available.add(("reduced", a.reduction.key))
+            self._finish(a, emitter, scope)
 
-    def _phase(self, phase: Phase, emitter: TermEmitter, scope: Scope, inner: Scope) -> None:
-        """A phase whose turns are all in the tile."""
+    def _phase(self, phase: Phase, emitter: TermEmitter, scope: Scope, parts: list[Part]) -> None:
+        """A phase whose turns are all in registers."""
         # Without loops it has one turn, not one in each lane of the second axis.
         shape = emitter.shape if phase.loops else (emitter.shape[0], 1)
-        for r in phase.reductions:
-            a = _Accumulator(r, self.buffers.fresh("acc"), shape)
-            scope.lines += a.whole(self._masked(a, phase, emitter, inner), self._position(a, phase, emitter, inner))
-            emitter.reduced[r.key] = a.name
-            scope.available.add(("reduced", r.key))
-        self._stores(phase, emitter, inner)
+        accumulators = [_Accumulator(r, self.buffers.fresh("acc"), shape, self.wide) for r in phase.reductions]
+        for k, part in enumerate(parts):
+            self._enter(part, emitter)
+            for a in accumulators:
+                value, position = (f(a, phase, emitter, part.scope) for f in (self._masked, self._position))
+                assert value is not None
+                scope.lines += a.add(value, position) if k else a.first(value, position)
+        for a in accumulators:
+            self._finish(a, emitter, scope)
+        for part in parts:
+            self._enter(part, emitter)
+            self._stores(phase, emitter, part.scope)
+
+    @staticmethod
+    def _enter(part: Part, emitter: TermEmitter) -> None:
+        """What is emitted next is of this part."""
+        emitter.names |= part.names
+        for s in part.names:
+            emitter.variables.pop(s, None)
+        emitter.variables |= part.variables
+
+    @staticmethod
+    def _finish(a: _Accumulator, emitter: TermEmitter, scope: Scope) -> None:
+        """The result of a reduction is known from here on."""
+        scope.lines += a.finish()
+        emitter.reduced[a.reduction.key] = a.name
+        scope.available.add(("reduced", a.reduction.key))
 
     def _masked(self, a: _Accumulator, phase: Phase, emitter: TermEmitter, scope: Scope) -> str:
         """The elements of a reduction; the neutral one where a lane does not count."""
@@ -287,23 +385,21 @@ class NestEmitter:
     def _position(self, a: _Accumulator, phase: Phase, emitter: TermEmitter, scope: Scope) -> str | None:
         if a.reduction.position is None:
             return None
-        at = f"tl.zeros({a.shape}, tl.int64) + {emitter.index(a.reduction.position, scope)}"
+        at = f"tl.zeros({a.shape}, {a.places}) + {emitter.index(a.reduction.position, scope)}"
         mask, _ = emitter.mask({s for s, _ in phase.loops}, scope)
-        return f"tl.where({mask}, {at}, {a.nowhere})" if mask else at
-
-
-NOWHERE = 1 << 62
+        return f"tl.where({mask}, {at}, -1)" if mask and a.last else at
 
 
 class _Accumulator:
     """A reduction under way, over the second axis of a tile."""
 
-    def __init__(self, reduction: Reduction, name: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, reduction: Reduction, name: str, shape: tuple[int, ...], wide: bool) -> None:
         self.reduction, self.name, self.shape = reduction, name, tuple(shape)
+        self.places = "tl.int64" if wide else "tl.int32"  # of positions
         self.dtype = reduction.body.dtype
         self.op = reduction.op
         self.last = bool(reduction.attrs.get("last"))
-        self.nowhere = str(-1 if self.last else NOWHERE)
+        self.nowhere = str(-1 if self.last else (1 << 62) - 1 if wide else (1 << 31) - 1)
 
     @property
     def neutral(self) -> str:
@@ -326,8 +422,9 @@ class _Accumulator:
         """Before the first piece."""
         lines = [f"{self.name}_v = tl.full({self.shape}, {self.neutral}, {self._kind})"]
         if self.reduction.position is not None:
-            lines.append(f"{self.name}_i = tl.full({self.shape}, {self.nowhere}, tl.int64)")
-            lines.append(f"{self.name}_n = tl.full({self.shape}, False, tl.int1)")
+            lines.append(f"{self.name}_i = tl.full({self.shape}, {-1 if self.last else 0}, {self.places})")
+            if self.last:
+                lines.append(f"{self.name}_n = tl.full({self.shape}, False, tl.int1)")
         return lines
 
     def add(self, value: str, position: str | None) -> list[str]:
@@ -341,30 +438,31 @@ class _Accumulator:
             if self.dtype is dtypes.boolean:
                 joined |= {"max": f"{v} | ({value})", "min": f"{v} & ({value})"}
             return [f"{v} = ({joined[self.op]}).to({self._kind})"]
-        lines = self._compared(value, position)
-        sign = ">" if self.op == "argmax" else "<"
-        better = f"({self.name}_x {sign}{'=' if self.last else ''} {v}) & ({self.name}_p != {self.nowhere})"
-        return [
-            *lines,
-            f"{self.name}_b = ({better}) | (({self.name}_i == {self.nowhere}) & ({self.name}_p != {self.nowhere}))",
-            f"{v} = tl.where({self.name}_b, {self.name}_x, {v})",
-            f"{self.name}_i = tl.where({self.name}_b, {self.name}_p, {self.name}_i)",
-            f"{self.name}_n = {self.name}_n | {self.name}_q",
-        ]
+        x, p, i = (f"{self.name}_{k}" for k in "xpi")
+        test = f"{x} {'>' if self.op == 'argmax' else '<'} {v}"
+        lines = [f"{x} = {value}", f"{p} = {position}"]
+        # A NaN counts where it is first of all, and nowhere else.
+        if self.last:
+            lines += [
+                f"{self.name}_n = {self.name}_n | (({x} != {x}) & ({p} == 0))",
+                f"{x} = tl.where({x} != {x}, {self.neutral}, {x})",
+            ]
+            test = f"({test}) | (({x} == {v}) & ({p} > {i}))"
+        elif self.dtype.is_float:
+            lines.append(f'{x} = tl.where(({x} != {x}) & ({p} == 0), float("{self._sign}inf"), {x})')
+        lines.append(f"{self.name}_b = {test}")
+        return [*lines, f"{v} = tl.where({self.name}_b, {x}, {v})", f"{i} = tl.where({self.name}_b, {p}, {i})"]
 
-    def _compared(self, value: str, position: str) -> list[str]:
-        """Elements and positions to compare: a NaN counts where it is first of all, and nowhere else."""
-        x, lines = f"{self.name}_x", [f"{self.name}_x = {value}", f"{self.name}_p = {position}"]
-        lines.append(f"{self.name}_q = ({x} != {x}) & ({self.name}_p == 0)")
-        return [*lines, f"{x} = tl.where({x} != {x}, {self.neutral}, {x})"]
+    @property
+    def _sign(self) -> str:
+        """Of the infinity that is better than all else."""
+        return "" if self.op == "argmax" else "-"
 
-    def whole(self, value: str, position: str | None) -> list[str]:
-        """All of it at once."""
+    def first(self, value: str, position: str | None) -> list[str]:
+        """The first part, where there is nothing to add it to."""
         if position is None:
-            return [f"{self.name}_v = ({value}).to({self._kind})", *self.finish()]
-        lines = self._compared(value, position)
-        names = {"v": "x", "i": "p", "n": "q"}
-        return [*lines, *(f"{self.name}_{a} = {self.name}_{b}" for a, b in names.items()), *self.finish()]
+            return [f"{self.name}_v = ({value}).to({self._kind})"]
+        return [*self.start(), *self.add(value, position)]
 
     def finish(self) -> list[str]:
         """The result [X, 1] from the lanes."""
@@ -372,10 +470,11 @@ class _Accumulator:
         if self.reduction.position is not None:
             best = "ox_max_of" if self.op == "argmax" else "ox_min_of"
             pick = "ox_max_of" if self.last else "ox_min_of"
+            at = f"tl.where(ox_any_of({self.name}_n, 1), 0, {self.name}_a)" if self.last else f"{self.name}_a"
             return [
                 f"{self.name}_m = {best}({v}, 1)",
                 f"{self.name}_a = {pick}(tl.where({v} == {self.name}_m, {self.name}_i, {self.nowhere}), 1)",
-                f"{self.name} = tl.where(ox_any_of({self.name}_n, 1), 0, {self.name}_a)",
+                f"{self.name} = {at}.to(tl.int64)",
             ]
         if self.dtype is dtypes.boolean:
             return [f"{self.name} = {'ox_any_of' if self.op == 'max' else 'ox_all_of'}({v}, 1)"]
@@ -383,6 +482,5 @@ class _Accumulator:
         return [f"{self.name} = {call}({v}, 1).to({self._kind})"]
 
 
-def _warps(elements: int, each: int = PER_WARP) -> int:
-    """Warps of a program: one for each few elements, a power of two."""
-    return max(1, min(16, power(math.ceil(elements / each))))
+def _known(d: Dim) -> int | None:
+    return d if isinstance(d, int) else None

@@ -1,122 +1,76 @@
 """The matmul template: tiles of the result, a loop over K, operands through strides, an open epilogue.
 
-Programs are numbered so that neighbours share rows or columns that the L2 cache still holds.
+Programs are numbered so that neighbours share rows or columns that the L2 cache still holds. Which tile, and whether a
+program does several of them one after the other, is data (`matmul_tiles.py`). Where it does, and where an architecture
+has the means, operands are read through tensor descriptors, and the next tile is on its way while one ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
+from onnxc.codegen.triton.matmul_tiles import Blocks, Facts, candidates
 from onnxc.codegen.triton.options import Options
-from onnxc.codegen.triton.terms import Buffers, TileVariable
+from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
-from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
+from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, prod
+from onnxc.ir.graph import Value
+from onnxc.ir.types import TensorType
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import Matrix, matmul_access
+from onnxc.primitives.builder import constant_of
+
+__all__ = ["Blocks", "emit_matmul", "matmul_candidates", "numbering"]
 
 GROUP = 8  # rows of tiles whose programs follow each other
-PROGRAMS = 132  # of a GPU's first wave
+VECTOR = 16  # bytes: rows are read fastest that begin at multiples of it, and descriptors know no others
+PADDED = 256  # columns that rows of a packed constant are a multiple of, if there are as many
+LONG = 128  # elements of a row of both operands
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """A tile's sizes, and how a program runs it."""
-
-    m: int
-    n: int
-    k: int
-    warps: int
-    stages: int
+def emit_matmul(group: Group, layout: Layout, options: Options, blocks: Blocks | None = None) -> Kernel:
+    """The kernel of a matmul group. `blocks` is how it runs, where that is not left to the cost model."""
+    product = _Product(group, layout, options)
+    return product.kernel(blocks or candidates(product.facts())[0])
 
 
-# Tiles of 16-bit products (m, n, k, warps, stages) with the share of the arithmetic peak that they reached on an H200
-# where there were many of them.
-HALF_TILES = (
-    (Blocks(128, 256, 64, 8, 4), 1.0), (Blocks(128, 128, 32, 4, 4), 0.86), (Blocks(128, 128, 64, 4, 4), 0.82),
-    (Blocks(128, 64, 64, 4, 4), 0.7), (Blocks(64, 128, 64, 4, 4), 0.65), (Blocks(64, 64, 64, 4, 4), 0.6),
-    (Blocks(64, 32, 128, 4, 5), 0.4), (Blocks(32, 64, 128, 4, 4), 0.35), (Blocks(16, 64, 128, 4, 4), 0.22),
-    (Blocks(16, 32, 128, 4, 4), 0.15),
-)  # fmt: skip
-# The same of float32 products on ordinary units, which need no large tiles.
-EXACT_TILES = (
-    (Blocks(128, 64, 16, 8, 3), 1.0), (Blocks(64, 64, 16, 4, 3), 0.9), (Blocks(32, 64, 32, 4, 3), 0.7),
-    (Blocks(32, 32, 32, 2, 3), 0.55), (Blocks(16, 32, 32, 2, 3), 0.4),
-)  # fmt: skip
-SHORT = 256  # sums so short that a tile's end takes as long as its sum: several tiles must share a multiprocessor
-LARGE = 128 * 128  # elements of the largest tile of which several fit
-
-
-def choose_blocks(m: Dim, n: Dim, k: Dim, batch: Dim, dtype: DType, *, exact: bool, piece: Dim | None = None) -> Blocks:
-    """The tile with the least work for the multiprocessor that has most.
-
-    Args:
-        m, n, k, batch: sizes of the product; open ones count as large.
-        exact: float32 on ordinary units.
-        piece: the longest run of the sum that one step may take, where it is not k.
-    """
-    rows, columns, depth, count = (d if isinstance(d, int) else 1 << 10 for d in (m, n, k, batch))
-    count = count if isinstance(batch, int) else 16
-    odd = columns % 8 != 0  # rows of the result are not aligned: large tiles are long in storing them
-
-    def work(row: tuple[Blocks, float]) -> float:
-        blocks, share = row
-        tiles = -(-rows // blocks.m) * -(-columns // blocks.n) * count
-        slow = 2.0 if blocks.m * blocks.n > LARGE and (odd or depth <= SHORT) and not exact else 1.0
-        slow *= 1.5 if odd and blocks.k < 64 and not exact else 1.0
-        return -(-tiles // PROGRAMS) * blocks.m * blocks.n / share * slow
-
-    found, _ = min(EXACT_TILES if exact else HALF_TILES, key=work)
-    run = depth if piece is None else piece if isinstance(piece, int) else 1 << 10
-    step = max(16, min(found.k, power(run)))
-    return replace(found, k=max(16, step // 2) if dtype.bits == 32 and not exact else step)
-
-
-def emit_matmul(group: Group, layout: Layout, options: Options) -> Kernel:
-    """The kernel of a matmul group."""
-    node = group.node
-    assert node is not None
-    access = matmul_access(layout, node)
-    if access is None:
-        raise InternalError("a matmul's operand is behind a view that it cannot read through")
-    buffers = Buffers()
-    m, n, k = access.sizes
-    batch = prod(d for _, d in access.batch)
-    dtype = node.output.dtype
-    exact = dtype.name == "float32" and options.dot == "ieee"
-    blocks = choose_blocks(m, n, k, batch, dtype, exact=exact)
-    wide = is_wide(touched(group, layout), m * n * batch)
-    tile = Tile((blocks.m, blocks.n), buffers)
-    lines = numbering(tile, (m, n), blocks, access.batch, wide)
-    for loop, name, axis, size, lanes in ((access.m, "m", 0, m, blocks.m), (access.n, "n", 1, n, blocks.n)):
-        exactly = isinstance(size, int) and size % lanes == 0
-        if not exactly:
-            lines.append(f"{name}m = {name} < {tile.index(size)}")
-        tile.lane(symbol(loop), TileVariable(name, axis, lanes, None if exactly else f"{name}m"))
-    dot = f', input_precision="{options.dot}"' if dtype.name == "float32" else ""
-    lines += _accumulate(tile, access.a, access.b, k, blocks, dot, dtype)
-    lines += emit_epilogue(group, layout, access.index, tile, "acc")
-    programs = ceildiv(m, blocks.m) * ceildiv(n, blocks.n) * batch
-    return Kernel(lines, buffers, programs, blocks.warps, blocks.stages, "matmul", wide)
+def matmul_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks]:
+    """The ways to run a matmul group that are worth measuring, the cost model's choice first."""
+    return candidates(_Product(group, layout, options).facts())
 
 
 def numbering(
     tile: Tile, sizes: tuple[Dim, Dim], blocks: Blocks, batch: Sequence[tuple[Symbol, Dim]], wide: bool
 ) -> list[str]:
-    """Which rows, columns and batch a program has."""
-    down, across = (tile.index(ceildiv(d, b)) for d, b in zip(sizes, (blocks.m, blocks.n), strict=True))
+    """Which rows `m`, columns `n` and batch the program `pid` has."""
     kind = ".to(tl.int64)" if wide else ""
-    lines = [
-        f"blocks_m = {down}", f"blocks_n = {across}",
-        "rest = pid // (blocks_m * blocks_n)", "pid = pid % (blocks_m * blocks_n)",
-        f"first = pid // ({GROUP} * blocks_n) * {GROUP}", f"high = tl.minimum(blocks_m - first, {GROUP})",
-        f"m = ((first + pid % ({GROUP} * blocks_n) % high) * {blocks.m} + tl.arange(0, {blocks.m}){kind})[:, None]",
-        f"n = (pid % ({GROUP} * blocks_n) // high * {blocks.n} + tl.arange(0, {blocks.n}){kind})[None, :]",
+    return [
+        *_order(tile, sizes, blocks, batch, "pid"),
+        f"m = (row + tl.arange(0, {blocks.m}){kind})[:, None]",
+        f"n = (column + tl.arange(0, {blocks.n}){kind})[None, :]",
+    ]
+
+
+def _order(
+    tile: Tile, sizes: tuple[Dim, Dim], blocks: Blocks, batch: Sequence[tuple[Symbol, Dim]], number: str
+) -> list[str]:
+    """Where the tile of a number begins, `row` and `column`, and its batch."""
+    down, across = (tile.index(ceildiv(d, b)) for d, b in zip(sizes, (blocks.m, blocks.n), strict=True))
+    lines = [f"blocks_m = {down}", f"blocks_n = {across}"]
+    if batch:
+        lines.append(f"rest = {number} // (blocks_m * blocks_n)")
+        number = f"({number} % (blocks_m * blocks_n))"
+    lines += [
+        f"first = {number} // ({GROUP} * blocks_n) * {GROUP}", f"high = tl.minimum(blocks_m - first, {GROUP})",
+        f"row = (first + {number} % ({GROUP} * blocks_n) % high) * {blocks.m}",
+        f"column = {number} % ({GROUP} * blocks_n) // high * {blocks.n}",
     ]  # fmt: skip
     rest = "rest"
     for j, (loop, d) in reversed(list(enumerate(batch))):
@@ -128,34 +82,207 @@ def numbering(
     return lines
 
 
-def _accumulate(tile: Tile, a: Matrix, b: Matrix, k: Dim, blocks: Blocks, dot: str, dtype: DType) -> list[str]:
-    """The loop over K, into `acc`."""
-    whole = isinstance(k, int) and k % blocks.k == 0
-    at = {"a": ("m", "tk[None, :]"), "b": ("n", "tk[:, None]")}
-    masks = {v.name: v.mask for v in tile.variables.values()}
-    lines = [f"tk = tl.arange(0, {blocks.k})", f"acc = tl.zeros(({blocks.m}, {blocks.n}), tl.float32)"]
-    steps = []
-    loads = []
-    for name, matrix in (("a", a), ("b", b)):
-        line, depth = at[name]
-        outer, inner = (matrix.row, matrix.col) if name == "a" else (matrix.col, matrix.row)
-        pointer = tile.buffers.pointer(matrix.value)
-        place = _sum(tile.index(matrix.base), _times(line, tile.index(outer)), _times(depth, tile.index(inner)))
-        lines.append(f"{name}_at = {pointer} + {place}")
-        tests = [t for t in (masks[line], None if whole else f"({depth} < left)") if t]
-        mask = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
-        loads.append(f"{name} = tl.load({name}_at{mask})")
-        step = tile.index(inner * blocks.k)
-        steps.append(f"{name}_at += {step}")
-    size = tile.index(k)
-    loop = [] if whole else [f"left = {size} - k0"]
-    lines += [
-        f"for k0 in range(0, {size}, {blocks.k}):",
-        *indent([*loop, *loads, f"acc = tl.dot(a, b, acc{dot})", *steps]),
-    ]
-    if dtype.name != "float32":  # as it would be stored
-        lines.append(f"acc = acc.to({spelling.stored(dtype)}).to(tl.float32)")
-    return lines
+@dataclass(frozen=True)
+class _Operand:
+    """A matrix: strides along the result's axis and along K, and how many rows (or columns) may be read."""
+
+    name: str
+    value: Value | Packed
+    base: Dim
+    outer: Dim
+    inner: Dim
+    limit: Dim
+
+    def is_inward(self) -> bool:
+        """Whether elements of a sum are neighbours."""
+        return always_equal(self.inner, 1)
+
+    def is_described(self) -> bool:
+        """Whether a tensor descriptor can tell how it lies: one stride 1, the rest whole vectors."""
+        size = self.value.dtype.itemsize
+        far = self.outer if self.is_inward() else self.inner
+        near = self.is_inward() or always_equal(self.outer, 1)
+        aligned = isinstance(self.base, int) and isinstance(far, int) and self.base * size % VECTOR == 0
+        return near and aligned and isinstance(far, int) and far > 0 and far * size % VECTOR == 0
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Lanes of the tile, `m` or `n`: where they start, how many the result has, and the operand that has them too."""
+
+    name: str
+    start: str
+    size: Dim
+    lanes: int
+    operand: _Operand
+
+
+class _Product:
+    """The kernel of a matmul group being written."""
+
+    def __init__(self, group: Group, layout: Layout, options: Options) -> None:
+        node = group.node
+        assert node is not None
+        access = matmul_access(layout, node)
+        if access is None:
+            raise InternalError("a matmul's operand is behind a view that it cannot read through")
+        self.group, self.layout, self.access = group, layout, access
+        self.m, self.n, self.k = access.sizes
+        self.batch = prod(d for _, d in access.batch)
+        self.dtype = node.output.dtype
+        self.exact = self.dtype.name == "float32" and options.dot == "ieee"
+        self.dot = f', input_precision="{options.dot}"' if self.dtype.name == "float32" else ""
+        self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch)
+        a, b = access.a, access.b
+        left = _Operand("a", a.value, a.base, a.row, a.col, self.m)
+        right = _Operand("b", b.value, b.base, b.col, b.row, self.n)
+        self.operands = (left, _packed(b, self.k, self.n) or right)
+        self.buffers = Buffers()
+        self.tile = Tile((), self.buffers)
+
+    def facts(self) -> Facts:
+        """What the choice of a tile depends on."""
+        return Facts(self.m, self.n, self.k, self.batch, self.dtype, self.exact, self.is_described())
+
+    def is_described(self) -> bool:
+        """Whether the operands can be read through descriptors. These count with 32 bits: rows that are more have no
+        room on any GPU where they are long.
+        """
+        if self.access.batch or self.dtype.bits != 16 or not (isinstance(self.n, int) and isinstance(self.k, int)):
+            return False
+        return self.k > 0 and self.k + self.n >= LONG and all(o.is_described() for o in self.operands)
+
+    def kernel(self, blocks: Blocks) -> Kernel:
+        """The kernel with a tile."""
+        self.blocks = blocks
+        resident = blocks.resident if self.is_described() else 0
+        order = _order(self.tile, (self.m, self.n), blocks, self.access.batch, "turn" if resident else "pid")
+        tiles = ceildiv(self.m, blocks.m) * ceildiv(self.n, blocks.n) * self.batch
+        zero = f"acc = tl.zeros(({blocks.m}, {blocks.n}), tl.float32)"
+        lanes, pointed = self._lanes(), self._pointed()
+        if resident:
+            reads = ["if ox_descriptors:", *indent(self._described()), "else:", *indent([*lanes, *pointed])]
+            lines = [
+                "if ox_descriptors:", *indent(self._descriptors()),
+                f"for turn in tl.range(pid, {self.tile.index(tiles)}, tl.num_programs(0), flatten=ox_descriptors):",
+                *indent([*order, zero, *reads, *lanes, *self._end()]),
+            ]  # fmt: skip
+        else:
+            lines = [*order, *lanes, zero, *pointed, *self._end()]
+        return Kernel(
+            lines, self.buffers, tiles, blocks.warps, blocks.stages, "matmul", self.wide, resident=resident
+        )  # fmt: skip
+
+    def _axes(self) -> list[_Axis]:
+        """Rows and columns."""
+        sides = (("m", "row", self.m, self.blocks.m), ("n", "column", self.n, self.blocks.n))
+        return [_Axis(*side, operand) for side, operand in zip(sides, self.operands, strict=True)]
+
+    def _mask(self, axis: _Axis, limit: Dim) -> str | None:
+        """Which lanes of an axis are below a limit; None where all are."""
+        if isinstance(limit, int) and isinstance(axis.size, int) and -(-axis.size // axis.lanes) * axis.lanes <= limit:
+            return None
+        return f"{axis.name} < {self.tile.index(limit)}"
+
+    def _lanes(self) -> list[str]:
+        """Rows `m` and columns `n`, and the masks of those that the result has."""
+        lines = []
+        kind = ".to(tl.int64)" if self.wide else ""
+        for axis, view in zip(self._axes(), ("[:, None]", "[None, :]"), strict=True):
+            lines.append(f"{axis.name} = ({axis.start} + tl.arange(0, {axis.lanes}){kind}){view}")
+            mask = self._mask(axis, axis.size)
+            lines += [f"{axis.name}m = {mask}"] if mask else []
+        return lines
+
+    # ------------------------------------------------------------ the sum
+
+    def _pointed(self) -> list[str]:
+        """The loop over K, through pointers."""
+        depth = self.blocks.k
+        whole = isinstance(self.k, int) and self.k % depth == 0
+        size = self.tile.index(self.k)
+        lines, loads, steps = [f"tk = tl.arange(0, {depth})"], [], []
+        for axis, along in zip(self._axes(), ("tk[None, :]", "tk[:, None]"), strict=True):
+            x = axis.operand
+            line = _times(axis.name, self.tile.index(x.outer))
+            place = _sum(self.tile.index(x.base), line, _times(along, self.tile.index(x.inner)))
+            lines.append(f"{x.name}_at = {self.buffers.pointer(x.value)} + {place}")
+            mask = self._mask(axis, x.limit)
+            tests = [t for t in (f"({mask})" if mask else None, None if whole else f"({along} < left)") if t]
+            masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
+            loads.append(f"{x.name} = tl.load({x.name}_at{masked})")
+            steps.append(f"{x.name}_at += {self.tile.index(x.inner * depth)}")
+        loop = [] if whole else [f"left = {size} - k0"]
+        body = [*loop, *loads, f"acc = tl.dot(a, b, acc{self.dot})", *steps]
+        return [*lines, f"for k0 in range(0, {size}, {depth}):", *indent(body)]
+
+    def _descriptors(self) -> list[str]:
+        """A descriptor of each operand."""
+        lines, depth = [], self.blocks.k
+        for axis in self._axes():
+            x = axis.operand
+            start = _sum(self.buffers.pointer(x.value), self.tile.index(x.base))
+            size, k = self._short(self.tile.index(axis.size)), self.tile.index(self.k)
+            if x.is_inward():
+                lies = f"[{size}, {k}], [{self.tile.index(x.outer)}, 1], [{axis.lanes}, {depth}]"
+            else:
+                lies = f"[{k}, {size}], [{self.tile.index(x.inner)}, 1], [{depth}, {axis.lanes}]"
+            lines.append(f"{x.name}_tile = tl.make_tensor_descriptor({start}, {lies})")
+        return lines
+
+    def _short(self, number: str) -> str:
+        """A number of 32 bits."""
+        return f"({number}).to(tl.int32)" if self.wide and not number.isdigit() else number
+
+    def _described(self) -> list[str]:
+        """The loop over K, through descriptors. What lies outside of a matrix is 0."""
+        loads = []
+        for axis in self._axes():
+            x = axis.operand
+            start = self._short(axis.start)
+            place = f"[{start}, k0]" if x.is_inward() else f"[k0, {start}]"
+            turned = ".T" if x.is_inward() == (x.name == "b") else ""  # `a` has rows of the result, `b` its columns
+            loads.append(f"{x.name} = {x.name}_tile.load({place}){turned}")
+        loop = f"for k0 in range(0, {self.tile.index(self.k)}, {self.blocks.k}):"
+        return [loop, *indent([*loads, f"acc = tl.dot(a, b, acc{self.dot})"])]
+
+    # ------------------------------------------------------------ the end
+
+    def _end(self) -> list[str]:
+        """The epilogue."""
+        tile = Tile((self.blocks.m, self.blocks.n), self.buffers)
+        for loop, name in self.tile.names.items():
+            tile.scalar(loop, name)
+        for k, (place, axis) in enumerate(zip((self.access.m, self.access.n), self._axes(), strict=True)):
+            mask = f"{axis.name}m" if self._mask(axis, axis.size) else None
+            tile.lane(symbol(place), TileVariable(axis.name, k, axis.lanes, mask))
+        lines = emit_epilogue(self.group, self.layout, self.access.index, tile, "acc")
+        if self.dtype.name != "float32":  # as it would be stored
+            lines.insert(0, f"acc = acc.to({spelling.stored(self.dtype)}).to(tl.float32)")
+        return lines
+
+
+def _packed(b: Matrix, k: Dim, n: Dim) -> _Operand | None:
+    """A constant whose rows begin anywhere, as rows that begin at multiples of a vector; None for others."""
+    constant = constant_of(b.value)
+    if constant is None or not (isinstance(k, int) and isinstance(n, int) and isinstance(b.base, int)):
+        return None
+    if not (isinstance(b.row, int) and isinstance(b.col, int)) or min(k, n) <= 1 or 0 in (b.row, b.col):
+        return None
+    size = b.value.dtype.itemsize
+    far = b.row if b.col == 1 else b.col
+    if 1 in (b.row, b.col) and far * size % VECTOR == 0 and b.base * size % VECTOR == 0:
+        return None
+    width = -(-n // PADDED) * PADDED if n >= PADDED else max(VECTOR, power(n))
+    strides = (b.row * size, b.col * size)
+    flat = constant.reshape(-1)[b.base :]
+    matrix = np.lib.stride_tricks.as_strided(flat, (k, n), strides, writeable=False)
+
+    def write(out: np.ndarray) -> None:
+        out.view(constant.dtype).reshape(k, width)[:, :n] = matrix
+
+    key = ("matmul", b.value.id, b.base, b.row, b.col, k, n)
+    return _Operand("b", Packed(key, TensorType(b.value.dtype, (k, width)), write), 0, 1, width, width)
 
 
 def _times(name: str, stride: str) -> str:

@@ -4,7 +4,8 @@ None of them needs atomics, and results do not depend on the order in which prog
 
 - A running sum has a tile [lines, positions], and a carry from piece to piece of a long line.
 - The place of an element among the best of its line is the number of elements ahead of it, which a program counts for
-  a block of elements. It costs the square of a line's length, and no exchange between programs.
+  a block of elements. It costs the square of a line's length, and no exchange between programs. Of long lines the
+  planner makes several stages: where a line is made of runs that are in order, a program counts by binary search.
 - Updates of a scatter that reach one element are joined by the first of them: a program compares a block of updates
   with all of their line, in order. So each element is written once, and floats are added in the order of the CPU.
 """
@@ -22,7 +23,7 @@ from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter
 from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, always_equal, ceildiv, is_less, prod
+from onnxc.ir.expr import Dim, always_equal, ceildiv, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
@@ -34,7 +35,7 @@ BLOCK = 128  # elements (updates) that a program places
 PIECE = 32  # others that it compares them with at a time
 COPIED = 1024  # elements that a program copies
 SLICE = 64  # neighbouring elements of a slice in a tile
-ERR_INDEX, ERR_SHAPE = 3, 5
+ERR_INDEX = 3
 
 
 def emit_opaque(group: Group, layout: Layout) -> list[Kernel]:
@@ -97,18 +98,14 @@ class Writer:
             names.insert(0, name)
         return [self.along(names, steps) for steps in reach.steps]
 
+    def spread(self, lanes: str, reach: Reach) -> list[str]:
+        """As `offsets`, for an index with lanes: an offset of 0 has them too, as the mask of a load must."""
+        return [o if o != "0" else f"tl.zeros_like({lanes})" for o in self.offsets(lanes, reach)]
+
     def along(self, names: Sequence[str], steps: Sequence[Dim]) -> str:
         """The sum of indices times steps, as ``0`` or ``(a * 3 + b)``."""
         parts = [n if s == 1 else f"{n} * {self.size(s)}" for n, s in zip(names, steps, strict=True) if s != 0]
         return f"({' + '.join(parts)})" if parts else "0"
-
-    def require(self, a: Dim, relation: str, b: Dim) -> None:
-        """Reports sizes that do not fit, where that is not known."""
-        if always_equal(a, b) or (relation == "<=" and is_less(a, b + 1)):
-            return
-        self.buffers.reports = True
-        test = f"tl.full((1,), {self.size(a)}, tl.int64) {'>' if relation == '<=' else '!='} {self.size(b)}"
-        self.lines.append(f"ox_report(error, {test}, {ERR_SHAPE}, call, {self.size(a)})")
 
     def report_index(self, bad: str, value: str) -> None:
         """Reports lanes whose index is out of bounds."""
@@ -129,7 +126,7 @@ def loaded(at: str, mask: str, dtype: DType) -> str:
 
 def kept(name: str, dtype: DType) -> str:
     """Elements as they are stored."""
-    return f"{name}.to({spelling.stored(dtype)})"
+    return spelling.narrowed(name, dtype)
 
 
 # ---------------------------------------------------------------- running sums
@@ -152,7 +149,7 @@ def _cumsum(node: Node, layout: Layout) -> list[Kernel]:
     w = Writer(layout, (x, y), n)
     w.lanes("x", f"pid * {rows}", rows, "[:, None]")
     w.lines.append(f"xm = x < {w.size(reach.count)}")
-    source, target = w.offsets("x", reach)
+    source, target = w.spread("x", reach)
     kind = spelling.computed(x.dtype)
     nothing = "-0.0" if x.dtype.is_float else "0"  # -0.0 + x is x, whatever the x
     turn = _scanned_piece(w, node, (x, y), (source, target), [s[axis] for s in strides], width)
@@ -203,29 +200,61 @@ def _top_k(node: Node, layout: Layout) -> list[Kernel]:
     reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
     block, piece = (min(b, power(n)) if isinstance(n, int) else b for b in (BLOCK, PIECE))
     w = Writer(layout, (x, values, at), n)
-    w.require(k, "<=", n)
     blocks = ceildiv(n, block)
     w.lines.append(f"line = pid // {w.size(blocks)}")
     w.lanes("i", f"pid % {w.size(blocks)} * {block}", block, "[:, None]")
     kind = ".to(tl.int64)" if w.wide else ""
-    w.lines += [f"im = i < {w.size(n)}", f"lane = tl.arange(0, {piece}){kind}[None, :]"]
+    w.lines.append(f"im = i < {w.size(n)}")
     source, target, places = w.offsets("line", reach)
     steps = [w.size(s[axis]) for s in strides]
     line = f"{w.start(x)} + {source}"
     order = "ox_above" if node.attrs["largest"] else "ox_below"
+    w.lines.append(f"v = {loaded(f'{line} + i * {steps[0]}', 'im', x.dtype)}")
+    if "runs" in node.attrs:
+        piece = _searched(w, node, f"{line} + {{}} * {steps[0]}", block)
+    else:
+        w.lines += [
+            f"lane = tl.arange(0, {piece}){kind}[None, :]", f"ahead = tl.zeros(({block}, {piece}), tl.int32)",
+            f"for j0 in range(0, {w.size(n)}, {piece}):",
+            *indent([
+                "j = j0 + lane", f"jm = j < {w.size(n)}", f"u = {loaded(f'{line} + j * {steps[0]}', 'jm', x.dtype)}",
+                f"ahead += (jm & ({order}(u, v) | (ox_same(u, v) & (j < i)))).to(tl.int32)",
+            ]),
+            f"place = ox_sum(ahead, 1){kind}",
+        ]  # fmt: skip
     w.lines += [
-        f"v = {loaded(f'{line} + i * {steps[0]}', 'im', x.dtype)}",
-        f"ahead = tl.zeros(({block}, {piece}), tl.int32)",
-        f"for j0 in range(0, {w.size(n)}, {piece}):",
-        *indent([
-            "j = j0 + lane", f"jm = j < {w.size(n)}", f"u = {loaded(f'{line} + j * {steps[0]}', 'jm', x.dtype)}",
-            f"ahead += (jm & ({order}(u, v) | (ox_same(u, v) & (j < i)))).to(tl.int32)",
-        ]),
-        f"place = ox_sum(ahead, 1){kind}", f"chosen = im & (place < {w.size(k)})",
+        f"chosen = im & (place < {w.size(k)})",
         f"tl.store({w.start(values)} + {target} + place * {steps[1]}, {kept('v', x.dtype)}, mask=chosen)",
         f"tl.store({w.start(at)} + {places} + place * {steps[2]}, i.to(tl.int64), mask=chosen)",
-    ]  # fmt: skip
+    ]
     return [w.kernel(reach.count * blocks, block * piece)]
+
+
+def _searched(w: Writer, node: Node, at: str, block: int) -> int:
+    """The places of elements `v` of runs that are in order: how many are ahead in each other run, by binary search.
+
+    Returns how many runs are searched side by side.
+    """
+    (x,), length = node.operands, node.attrs["runs"]
+    n = x.shape[node.attrs["axis"]]
+    assert isinstance(n, int)
+    runs, kind = n // length, ".to(tl.int64)" if w.wide else ""
+    lanes = power(runs)
+    order = "ox_above" if node.attrs["largest"] else "ox_below"
+    w.lines += [
+        f"s = tl.arange(0, {lanes}){kind}[None, :]", f"own = i // {length}",
+        f"searched = im & (s < {runs}) & (s != own)", f"low = tl.zeros(({block}, {lanes}), tl.int32){kind}",
+        f"high = tl.where(searched, {length}, low)",
+        f"for _ in range({length.bit_length()}):",
+        *indent([
+            "open = low < high", "middle = (low + high) // 2",
+            f"u = {loaded(at.format(f'(s * {length} + middle)'), 'open', x.dtype)}",
+            f"ahead = {order}(u, v) | (ox_same(u, v) & (s < own))",
+            "low = tl.where(open & ahead, middle + 1, low)", "high = tl.where(open & (ahead == 0), middle, high)",
+        ]),
+        f"place = i % {length} + ox_sum(low, 1)",
+    ]  # fmt: skip
+    return lanes
 
 
 # ---------------------------------------------------------------- scatters
@@ -239,7 +268,7 @@ def _copy(layout: Layout, source: Value, target: Value) -> Kernel:
     w = Writer(layout, (source, target), reach.count)
     w.lanes("x", f"pid * {COPIED}", COPIED)
     w.lines.append(f"xm = x < {w.size(reach.count)}")
-    a, b = w.offsets("x", reach)
+    a, b = w.spread("x", reach)
     w.lines += [
         f"v = tl.load({w.start(source)} + {a}, mask=xm, other=0)", f"tl.store({w.start(target)} + {b}, v, mask=xm)",
     ]  # fmt: skip
@@ -273,13 +302,9 @@ def _scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
     m, n = index.shape[axis], out.shape[axis]
     reach = Reach.of(without(index.shape, axis), *(without(s, axis) for s in strides))
     w = Writer(layout, tensors, reach.count * m)
-    for i, (d, e, u) in enumerate(zip(data.shape, index.shape, updates.shape, strict=True)):
-        if i != axis:
-            w.require(e, "<=", d)
-        w.require(e, "==", u)
     w.lanes("x", f"pid * {BLOCK}", BLOCK)
     w.lines += [f"xm = x < {w.size(reach.count * m)}", f"i = x % {w.size(m)}", f"line = x // {w.size(m)}"]
-    offsets = [o if o != "0" else "tl.zeros_like(line)" for o in w.offsets("line", reach)]
+    offsets = w.spread("line", reach)
     starts = [f"{w.start(v)} + {o}" for v, o in zip(tensors, offsets, strict=True)]
     steps = [w.size(s[axis]) for s in strides]
     extent = w.size(n)
@@ -336,9 +361,6 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     depth, lead = scatter_depth([v.t for v in node.operands]), index.rank - 1
     strides = {v.id: layout.strides(v) for v in (data, out, index, updates)}
     w = Writer(layout, (data, out, index, updates))
-    wanted = (*index.shape[:-1], *data.shape[depth:])
-    for a, b in [(index.shape[-1], depth), *zip(wanted, updates.shape, strict=True)]:
-        w.require(a, "==", b)
     rows = Reach.of(index.shape[:-1], strides[index.id][:-1], strides[updates.id][:lead])
     slices = Reach.of(
         data.shape[depth:], strides[data.id][depth:], strides[out.id][depth:], strides[updates.id][lead:]
@@ -349,7 +371,7 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
     w.lanes("i", f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
     w.lines += [f"qm = q < {w.size(slices.count)}", f"im = i < {w.size(rows.count)}"]
-    from_data, to_out, from_updates = (o if o != "0" else "tl.zeros_like(q)" for o in w.offsets("q", slices))
+    from_data, to_out, from_updates = w.spread("q", slices)
     _rows(w, node, depth, rows, strides)
     _owned(w, node, f"{w.start(data)} + at_data + {from_data}", "good & qm", (block, width))
     inner = Writer(layout, ())

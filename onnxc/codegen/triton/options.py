@@ -27,6 +27,8 @@ class Options:
 
 FLOATS = ("float32", "float16", "bfloat16")
 MOST_DEPTH = 256  # of a head of attention: more does not fit in registers
+MOST_SUMMED = 4  # input channels of a group, up to which a convolution is no product of matrices
+MOST_MULTIPLIED = 16  # output channels of a group from which on it is better as one, too
 
 
 def fits_head(depth: Dim) -> bool:
@@ -40,8 +42,16 @@ def is_template(node: Node) -> bool:
         return _multiplied(node.output.dtype)
     if node.op == "conv":
         w = node.operands[1]
-        return _multiplied(node.output.dtype) and node.output.rank in (3, 4, 5) and w.t.is_static and w.shape[1] != 1
+        return _multiplied(node.output.dtype) and node.output.rank in (3, 4, 5) and w.t.is_static
     return node.op == "attention" and _multiplied(node.output.dtype)
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether each output channel of a convolution reads one input channel or very few, and few outputs the same."""
+    outputs, channels = node.operands[1].shape[:2]
+    groups = int(node.attrs["groups"])
+    narrow = isinstance(channels, int) and channels <= MOST_SUMMED and (groups > 1 or channels == 1)
+    return narrow and isinstance(outputs, int) and outputs // groups < MOST_MULTIPLIED
 
 
 def _multiplied(dtype: DType) -> bool:

@@ -2,26 +2,32 @@
 
 The source is one Python text: what `library.py` holds, then a function for each distinct kernel. The steps (launches,
 copies, loops) are data: the runtime evaluates their sizes, and records them as one CUDA graph.
+
+What was measured for an architecture may choose other kernels for it than for another one: `write_programs` writes a
+program for each, which differ in kernels and grids, and share buffers, weights and the numbers of calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+from onnxc.choices import Choice, Decisions
 from onnxc.codegen.calls import KernelCall, kernel_call, size_symbols
 from onnxc.codegen.triton.kernel import Kernel
-from onnxc.codegen.triton.loops import emit_sections
+from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.opaque import emit_opaque
 from onnxc.codegen.triton.options import Options
-from onnxc.codegen.triton.templates import emit_template
+from onnxc.codegen.triton.templates import template_ways
 from onnxc.codegen.triton.terms import Packed
+from onnxc.codegen.triton.tuning import Ways, name, subject
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Sym
 from onnxc.ir.graph import Value
+from onnxc.loops.nest import Nest
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
@@ -29,7 +35,7 @@ from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 2
+VERSION = 3
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 
@@ -109,6 +115,7 @@ class Function:
     warps: int
     stages: int
     loose: tuple[int, ...] = ()  # parameters that point to where no alignment is known: a step's part of a sequence
+    resident: int = 0  # programs for each multiprocessor, where fewer than the grid has can do its work
 
 
 @dataclass
@@ -132,14 +139,38 @@ def library() -> str:
     return resources.files("onnxc.codegen.triton").joinpath("library.py").read_text(encoding="utf-8")
 
 
-class ProgramWriter:
-    """Generates the program of a plan."""
+@dataclass
+class Shared:
+    """What the programs of one plan have in common: weights, functions by all that makes them, and kernels that were
+    written already, by group and candidate.
+    """
 
-    def __init__(self, plan: Plan, options: Options | None = None) -> None:
+    weights: WeightStore = field(default_factory=WeightStore)
+    functions: dict[tuple[object, ...], Function] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    kernels: dict[tuple[int, str], list[Kernel]] = field(default_factory=dict)
+    subjects: dict[int, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+
+
+class ProgramWriter:
+    """Generates the program of a plan.
+
+    Args:
+        decisions: which of several kernels to take, where it was measured.
+        shared: with other programs of the same plan.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options | None = None,
+        decisions: Decisions | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         self.plan, self.options = plan, options or Options()
-        self.weights = WeightStore()
-        self.functions: dict[tuple[str, int, int, tuple[int, ...]], Function] = {}
-        self.texts: dict[str, str] = {}
+        self.decisions, self.shared = decisions or Decisions(), shared or Shared()
+        self.weights = self.shared.weights
+        self.functions: list[Function] = []
         self.calls: list[KernelCall] = []
         self.steps: list[Step] = []
         self.depth = 0
@@ -153,7 +184,7 @@ class ProgramWriter:
     def write(self) -> Program:
         """The whole program."""
         self._run(self.plan)
-        text = "\n\n".join([library(), *(f"@triton.jit\ndef {name}{text}\n" for name, text in self.texts.items())])
+        texts = {f.name: self.shared.texts[f.name] for f in self.functions}
         sizes = [b.nbytes for b in self.buffers]
         offsets, nbytes = None, 0
         if all(isinstance(s, int) for s in sizes):
@@ -161,8 +192,8 @@ class ProgramWriter:
                 [s for s in sizes if isinstance(s, int)], [(b.first, b.last) for b in self.buffers]
             )
         return Program(
-            text, list(self.functions.values()), self.steps, self.calls, self.buffers, size_symbols(self.plan),
-            self.weights, dict(self.texts), offsets, nbytes,
+            source_of(texts), self.functions, self.steps, self.calls, self.buffers, size_symbols(self.plan),
+            self.weights, texts, offsets, nbytes,
         )  # fmt: skip
 
     def place(self, storage: Value | Packed) -> Place:
@@ -183,17 +214,38 @@ class ProgramWriter:
                 outside, self.turns = self.turns, self.turns * group.node.attrs["trip"]
                 self._scan(group)
                 self.turns = outside
+            elif group.kind == "opaque":
+                for kernel in emit_opaque(group, plan.layout):
+                    self._call([kernel], group, None)
             else:
-                for kernel in self._kernels(group, plan.layout):
-                    self._call(kernel, group)
+                self._call(*self._chosen(group, plan.layout))
 
-    def _kernels(self, group: Group, layout: Layout) -> list[Kernel]:
-        if group.kind == "loops":
-            nests = [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
-            return [emit_sections(nests)]
-        if group.kind == "opaque":
-            return emit_opaque(group, layout)
-        return [emit_template(group, layout, self.options)]
+    def _chosen(self, group: Group, layout: Layout) -> tuple[list[Kernel], Group, Choice | None]:
+        """A group's kernels as decided, and the choice if there was any."""
+        ways = self._ways(group, layout)
+        if id(group) not in self.shared.subjects:
+            names = {name(c): c for c in ways.candidates}
+            known = subject(group, self._written(group, ways, next(iter(names), ""), names)) if len(names) > 1 else ""
+            self.shared.subjects[id(group)] = known, names
+        known, names = self.shared.subjects[id(group)]
+        choice = self.decisions.choose(known, list(names)) if len(names) > 1 else None
+        chosen = choice.chosen if choice is not None else next(iter(names), "")
+        return self._written(group, ways, chosen, names), group, choice
+
+    def _written(self, group: Group, ways: Ways, chosen: str, names: dict[str, Any]) -> list[Kernel]:
+        found = self.shared.kernels.get((id(group), chosen))
+        if found is None:
+            found = self.shared.kernels[id(group), chosen] = ways.emit(names.get(chosen))
+        return found
+
+    def _ways(self, group: Group, layout: Layout) -> Ways:
+        if group.kind != "loops":
+            return template_ways(group, layout, self.options)
+
+        def nests() -> list[Nest]:  # new ones each time: emitting changes them
+            return [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
+
+        return Ways(candidates(nests()), lambda choice: [emit_sections(nests(), choice)])
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; states are copied from the step's result before the next step."""
@@ -231,25 +283,47 @@ class ProgramWriter:
     def _copy(self, to: Value, source: Value) -> Copy:
         return Copy(self.place(to), self.place(source), to.t.nbytes)
 
-    def _call(self, kernel: Kernel, group: Group) -> None:
+    def _call(self, kernels: list[Kernel], group: Group, choice: Choice | None) -> None:
+        """One call of the report: a launch of each kernel."""
+        launches = [self._launch(kernel) for kernel in kernels]
+        self.steps += launches
+        storages = {s.id: s for kernel in kernels for s in kernel.buffers.storages}.values()
+        values = [v for v in storages if not isinstance(v, Packed)]
+        packed = sum(v.nbytes for v in storages if isinstance(v, Packed))
+        function = self.functions[launches[0].kernel].name
+        facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
+        self.calls.append(facts)
+
+    def _launch(self, kernel: Kernel) -> Launch:
         text = kernel.text()
         places = [self.place(v) for v in kernel.buffers.storages]
         loose = tuple(k for k, place in enumerate(places) if not place.is_aligned)
-        key = (text, kernel.warps, kernel.stages, loose)
-        if key not in self.functions:
-            name = f"k{len(self.functions)}"
-            self.functions[key] = Function(name, tuple(kernel.parameters()), kernel.warps, kernel.stages, loose)
-            self.texts[name] = text
-        function = self.functions[key]
+        key = (text, tuple(kernel.parameters()), kernel.warps, kernel.stages, loose, kernel.resident)
+        known = self.shared.functions
+        if key not in known:
+            own = f"k{len(known)}"
+            parameters = tuple(kernel.parameters())
+            known[key] = Function(own, parameters, kernel.warps, kernel.stages, loose, kernel.resident)
+            self.shared.texts[own] = text
+        function = known[key]
+        if function not in self.functions:
+            self.functions.append(function)
         arguments: list[Place | Size | None] = [*places]
         arguments += [Size(Sym(s), "i64" if kernel.wide else "i32") for s in kernel.sizes]
         if kernel.buffers.reports:
             arguments += [None, Size(len(self.calls), "i32")]
-        number = int(function.name[1:])
-        self.steps.append(Launch(number, len(self.calls), kernel.programs, tuple(arguments)))
-        storages = [v for v in kernel.buffers.storages if not isinstance(v, Packed)]
-        packed = sum(v.nbytes for v in kernel.buffers.storages if isinstance(v, Packed))
-        self.calls.append(kernel_call(self.plan, group, function.name, kernel.kind, storages, packed, self.turns))
+        return Launch(self.functions.index(function), len(self.calls), kernel.programs, tuple(arguments))
+
+
+def write_programs(plan: Plan, options: Options, decisions: Sequence[Decisions]) -> list[Program]:
+    """A program for each of the decisions, which share buffers, weights, and the numbers of calls."""
+    shared = Shared()
+    return [ProgramWriter(plan, options, each, shared).write() for each in decisions]
+
+
+def source_of(texts: Mapping[str, str]) -> str:
+    """A source with these functions."""
+    return "\n\n".join([library(), *(f"@triton.jit\ndef {own}{text}\n" for own, text in texts.items())])
 
 
 def encode(steps: list[Step] | tuple[Step, ...], spell: Encode) -> list[dict[str, Any]]:

@@ -132,6 +132,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) 
         return args[0]
     if operand.name == "float16" and op in _OF_HALF:
         return _OF_HALF[op].format(*args)
+    if operand.name in ("float16", "bfloat16") and op == "erf":
+        return f"ox_erf_half({args[0]}, {operand.name == 'bfloat16'})"
     if op in _LIBDEVICE:
         return f"libdevice.{op}({args[0]})"
     return _OTHER[op](args, operand, attrs)
@@ -160,8 +162,8 @@ def _extreme(op: str) -> Callable[[list[str], DType, Attrs], str]:
 
 
 def _quantize(args: list[str], t: DType, attrs: Attrs) -> str:
-    scale, zero, low, high = (_float(float(attrs[k])) for k in ("scale", "zero", "low", "high"))  # type: ignore[arg-type]
-    return f"ox_quantize({args[0]}, {scale}, {zero}, {low}, {high})"
+    scale, zero, low, high = (float(attrs[k]) for k in ("scale", "zero", "low", "high"))  # type: ignore[arg-type]
+    return f"ox_quantize({args[0]}, {scalar(scale)}, {zero!r}, {low!r}, {high!r})"
 
 
 _OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
@@ -175,7 +177,7 @@ _OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
     "sqrt": lambda args, t, attrs: f"libdevice.sqrt_rn({args[0]})",
     "round": lambda args, t, attrs: f"libdevice.rint({args[0]})",
     "abs": lambda args, t, attrs: args[0] if t.kind == "uint" else f"tl.abs({args[0]})",
-    "neg": lambda args, t, attrs: f"(-{args[0]})",
+    "neg": _by_kind("ox_neg({0})", "(-{0})"),
     "sign": lambda args, t, attrs: f"ox_sign({args[0]})",
     "not": lambda args, t, attrs: f"({args[0]} == 0)",
     "bitnot": lambda args, t, attrs: f"(~{args[0]})",
@@ -191,6 +193,14 @@ _OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
 }
 
 
+_TO_FLOAT8 = {"float8e4m3fn": "ox_to_e4m3", "float8e5m2": "ox_to_e5m2"}
+
+
+def narrowed(x: str, dtype: DType) -> str:
+    """A term as it is stored."""
+    return f"ox_stored_e5m2({x})" if dtype.name == "float8e5m2" else f"({x}).to({stored(dtype)})"
+
+
 def cast(x: str, source: DType, target: DType) -> str:
     """Conversion of a tile between dtypes: floats to integers as onnxruntime has it on the CPU."""
     if source is target:
@@ -202,6 +212,8 @@ def cast(x: str, source: DType, target: DType) -> str:
         if target.bits < 32:
             return f"ox_to_int32({x}).to({kind})"
         return f"ox_to_{target.name}({x})"
+    if target.name in _TO_FLOAT8:
+        return f"{_TO_FLOAT8[target.name]}({x})"
     if target.name in ("float16", "bfloat16") or stored(target) != kind:
         return f"{x}.to({stored(target)}).to({kind})"
     return f"{x}.to({kind})"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from onnxc.codegen.triton.attention import emit_attention
-from onnxc.codegen.triton.convolution import emit_convolution
-from onnxc.codegen.triton.kernel import Kernel
-from onnxc.codegen.triton.matmul import emit_matmul
+from onnxc.codegen.triton.attention import candidates, emit_attention
+from onnxc.codegen.triton.convolution import convolution_candidates, emit_convolution
+from onnxc.codegen.triton.matmul import emit_matmul, matmul_candidates
 from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.tuning import Ways
 from onnxc.errors import InternalError
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 
 
-def emit_template(group: Group, layout: Layout, options: Options) -> Kernel:
-    """The kernel of a template group."""
+def template_ways(group: Group, layout: Layout, options: Options) -> Ways:
+    """The ways to write the kernel of a template group."""
     assert group.node is not None
-    emitters = {"matmul": emit_matmul, "conv": emit_convolution, "attention": emit_attention}
-    if group.node.op not in emitters:
-        raise InternalError(f"no GPU template for {group.node.op}")
-    return emitters[group.node.op](group, layout, options)
+    match group.node.op:
+        case "matmul":
+            blocks = matmul_candidates(group, layout, options)
+            return Ways(blocks, lambda choice: [emit_matmul(group, layout, options, choice)])
+        case "conv":
+            ways = convolution_candidates(group, layout, options)
+            return Ways(ways, lambda choice: [emit_convolution(group, layout, options, choice)])
+        case "attention":
+            tiles = candidates(group, layout)
+            return Ways(tiles, lambda choice: [emit_attention(group, layout, options, choice)])
+    raise InternalError(f"no GPU template for {group.node.op}")

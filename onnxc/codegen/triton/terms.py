@@ -113,6 +113,7 @@ class TermEmitter:
         self.reduced_axes: frozenset[int] = frozenset()
         self.results: dict[int, str] = {}
         self.result_symbols: frozenset[Symbol] = frozenset()
+        self.packed = False  # whether elements are kept as they are in memory, and widened wherever they are used
         self._deps: dict[Term, frozenset[Key]] = {}
 
     # ------------------------------------------------------------ what terms depend on
@@ -279,10 +280,28 @@ class TermEmitter:
     # ------------------------------------------------------------ memory
 
     def _load(self, term: Load, scope: Scope, guarding: Guarding) -> str:
+        if not self.packed:
+            return self.widened(self._read(term, scope, guarding), term.dtype)
+        key = ("read", term, guarding)
+        deps = self.deps(term) | self._guards(guarding)
+        return self.widened(self._once(key, deps, scope, lambda s: self._read(term, s, guarding)), term.dtype)
+
+    def again(self, scope: Scope) -> None:
+        """Forgets what has been computed in a scope from what was read there: it is computed again where it is needed,
+        and meanwhile needs no registers. The compiler must not see that it is the same.
+        """
+        read = {k: name for k, name in scope.known.items() if isinstance(k, tuple) and k[0] == "read"}
+        for (_, term, _), name in read.items():
+            if term.dtype.bits == 16:
+                scope.lines.append(f"{name} = ox_again({name})")
+        scope.known = dict(read)
+
+    def _read(self, term: Load, scope: Scope, guarding: Guarding) -> str:
         (address,) = term.index
         deps = self._of(term.index)
         if isinstance(term.value.t.size, int) and term.value.t.size == 0:  # it may have no address
-            return spelling.literal(bytes(term.dtype.itemsize), term.dtype, len(self.shape))
+            nothing = spelling.literal(bytes(term.dtype.itemsize), term.dtype, len(self.shape))
+            return f"{nothing}.to({spelling.stored(term.dtype)})"
         at, mask = self._address(term.value, address, deps, scope, guarding)
         for s in sorted(symbols(address) & self.lookups.keys(), key=lambda s: s.key):
             extent = self.lookups[s].extent  # a wrong index has become 0, where an empty buffer has nothing either
@@ -290,8 +309,7 @@ class TermEmitter:
                 some = f"({self.index(extent, scope)} > 0)"
                 mask = f"{mask} & {some}" if mask else some
         nothing = "0.0" if term.dtype.is_float else "0"
-        text = f"tl.load({at}, mask={mask}, other={nothing})" if mask else f"tl.load({at})"
-        return self.widened(text, term.dtype)
+        return f"tl.load({at}, mask={mask}, other={nothing})" if mask else f"tl.load({at})"
 
     @staticmethod
     def widened(text: str, dtype: DType) -> str:
@@ -325,7 +343,7 @@ class TermEmitter:
             shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
             text = f"({text} + tl.zeros({shape}, tl.int32))"
         at = f"{self.buffers.pointer(storage)} + {text}"
-        value = f"({value}).to({spelling.stored(storage.dtype)})"
+        value = spelling.narrowed(value, storage.dtype)
         scope.lines.append(f"tl.store({at}, {value}, mask={mask})" if mask else f"tl.store({at}, {value})")
 
     def _lookup(self, s: Symbol, scope: Scope, guarding: Guarding) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -72,6 +73,17 @@ class Driver:
         if len(found) == 2:
             return found[1]
         return found[1:] or None
+
+    def function(self, name: str) -> Callable[..., None]:
+        """A function that gives nothing, for many calls: ``driver.function("cuGraphLaunch")(executable, stream)``."""
+        module, success = self.module, self._success
+
+        def call(*arguments: Any) -> None:
+            found = getattr(module, name)(*arguments)
+            if found[0] is not success:
+                raise self._failure(name, found[0])
+
+        return call
 
     @staticmethod
     def _absent(error: RuntimeError) -> str:
@@ -135,6 +147,7 @@ class Device:
         ordinal: its number.
         name: as NVIDIA calls it.
         capability: (9, 0) for sm_90.
+        multiprocessors: how many it has.
         context: the primary context, which is kept to the end of the process.
     """
 
@@ -144,6 +157,7 @@ class Device:
         self._handle = handle
         self.name = driver("cuDeviceGetName", 128, handle).split(b"\0")[0].decode(errors="replace")
         self.capability = (self._attribute("COMPUTE_CAPABILITY_MAJOR"), self._attribute("COMPUTE_CAPABILITY_MINOR"))
+        self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.context = driver("cuDevicePrimaryCtxRetain", handle)
         self._context = int(self.context)
         with self.current():

@@ -8,6 +8,7 @@ has an input or output elsewhere than the last one had, only the nodes that use 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -127,6 +128,7 @@ class KernelNode:
         params.sharedMemBytes = image.shared
         params.kernelParams = ctypes.addressof(self._table)
         self._image, self._params = image, params
+        self._set = device.driver.function("cuGraphExecKernelNodeSetParams")
         self._node: Any = None
 
     def bases(self) -> set[int]:
@@ -152,7 +154,7 @@ class KernelNode:
         return module.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value
 
     def update(self, executable: Any) -> None:
-        self._driver("cuGraphExecKernelNodeSetParams", executable, self._node, self._params)
+        self._set(executable, self._node, self._params)
 
     def enqueue(self, stream: Any) -> None:
         image, table = self._image, ctypes.addressof(self._table)
@@ -247,7 +249,7 @@ class Replay:
 
     def __init__(self, device: Device, kernels: Kernels, flat: Flat, addresses: Sequence[int]) -> None:
         self._device = device
-        self._launch = device.driver
+        self._launch = device.driver.function("cuGraphLaunch")
         self.nodes: list[Node] = [_node(device, kernels, step) for step in flat.steps]
         self._users: dict[int, list[Node]] = {}
         for node in self.nodes:
@@ -278,12 +280,9 @@ class Replay:
         if addresses == known:
             return
         self._addresses = None  # should something fail midway, all are set the next time
-        nodes: list[Node] = []
-        for base, users in self._users.items():
-            if known is None or known[base] != addresses[base]:
-                nodes += users
+        moved = [u for base, u in self._users.items() if known is None or known[base] != addresses[base]]
         executable = self._executable
-        for node in dict.fromkeys(nodes):
+        for node in moved[0] if len(moved) == 1 else dict.fromkeys(itertools.chain(*moved)):
             node.place(addresses)
             if executable is not None:
                 node.update(executable)
@@ -292,7 +291,7 @@ class Replay:
     def run(self, stream: Any) -> None:
         """One run, on a stream."""
         if self._executable is not None:
-            self._launch("cuGraphLaunch", self._executable, stream)
+            self._launch(self._executable, stream)
         else:
             for node in self.nodes:
                 node.enqueue(stream)

@@ -127,16 +127,17 @@ class Pinned:
 class Event:
     """A point in the work of a stream."""
 
-    __slots__ = ("_device", "_handle")
+    __slots__ = ("_device", "_handle", "_record")
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._handle: Any = None
         self._handle = device.driver("cuEventCreate", _NO_TIMING)
+        self._record = device.driver.function("cuEventRecord")
 
     def record(self, stream: Any) -> None:
         """The point is now, behind all work that the stream has been given."""
-        self._device.driver("cuEventRecord", self._handle, stream)
+        self._record(self._handle, stream)
 
     def wait(self, stream: Any) -> None:
         """What the stream is given from now on runs after the point. (The host does not wait.)"""

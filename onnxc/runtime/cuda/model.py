@@ -130,17 +130,24 @@ class CudaModel(CompiledModel):
         self._dtypes = [t.dtype for t in self._signature.inputs]
         self._named_stream = "stream" in self._inputs  # an input of that name is one
 
-    def attach(self) -> None:
+    def attach(self, device: int | None = None) -> None:
         """Brings the model to its GPU: its weights and all that calls share. The first call does it too.
 
+        Args:
+            device: another GPU, for a model that is on none yet.
+
         Raises:
+            InputError: it is on another GPU already.
             CudaError: there is no such GPU, no driver, or no machine code for it.
             LimitError: the GPU has no memory for the weights.
         """
         with self._lock:
             if self._attached:
+                if device not in (None, self._ordinal):
+                    raise InputError(f"the model is on GPU {self._ordinal} already, and cannot go to GPU {device}")
                 return
-            self._device = gpu = find_device(self._ordinal)
+            ordinal = self._ordinal if device is None else device
+            self._device = gpu = find_device(ordinal)
             self._architecture = name = self._program.architecture(gpu.capability, gpu)
             try:
                 code, weights = self._sections[IMAGES + name], memoryview(self._sections[WEIGHTS]).cast("B")
@@ -156,7 +163,7 @@ class CudaModel(CompiledModel):
                 own = gpu.driver("cuStreamCreate", _NON_BLOCKING)
             self._own = int(own)
             self._handles = {self._own: own}
-            self._attached = True
+            self._ordinal, self._attached = ordinal, True
 
     # ------------------------------------------------------------ calls
 
@@ -227,7 +234,7 @@ class CudaModel(CompiledModel):
         signature = self._signature
         values = signature.solve(shapes)
         signature.check(values)
-        flat = self._program.at(values, self._architecture)
+        flat = self._program.at(values, self._architecture, self._device.multiprocessors)
         if self._limit and flat.arena > self._limit:
             raise LimitError(f"{flat.arena} bytes of memory are above the limit")
         outputs = signature.output_shapes(values)
@@ -286,8 +293,17 @@ class CudaModel(CompiledModel):
     # ------------------------------------------------------------ arrays of the GPU
 
     def _run_arrays(self, args: Sequence[Any], found: list[Incoming | None], stream: int) -> tuple[DeviceArray, ...]:
-        timeline, handle = self._timeline, self._handle(stream)
-        timeline.check()
+        self._timeline.check()
+        handle = self._handle(stream)
+        site, addresses, outputs = self._ready(args, found, stream, handle)
+        self._launch(site, addresses, stream, handle)
+        return outputs
+
+    def _ready(
+        self, args: Sequence[Any], found: list[Incoming | None], stream: int, handle: Any
+    ) -> tuple[_Site, list[int], tuple[DeviceArray, ...]]:
+        """New outputs, and the addresses of inputs and outputs; what a stream must do first it has been given."""
+        timeline = self._timeline
         shapes, addresses = [], []
         host: dict[int, Array] = {}
         plain = True
@@ -315,8 +331,7 @@ class CudaModel(CompiledModel):
         pool = self._device.pool
         outputs = tuple([DeviceArray(pool, *spec, stream, timeline) for spec in site.results])
         addresses += [y.address for y in outputs]
-        self._launch(site, addresses, stream, handle)
-        return outputs
+        return site, addresses, outputs
 
     def _wrong_dtype(self, k: int, dtype: DType | None) -> InputError:
         tensor = self._signature.inputs[k]
@@ -436,19 +451,28 @@ class CudaModel(CompiledModel):
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
         from onnxc.runtime.cuda.profile import Clock, gpu_peaks
 
-        arrays = self._signature.arrays(self._signature.bind(self._to_profile(inputs, runs), {}))
+        args = self._signature.bind(self._to_profile(inputs, runs), {})
         calls = len(self.manifest.get("kernels") or ())
         self.attach()
         with self._lock, self._device.current():
-            self._run_numpy(arrays)  # the inputs are then on the GPU
-            site = self._site(tuple(x.shape for x in arrays))
-            assert self._staging.block is not None
-            block = self._staging.block.address
-            replay = self._bound(site, [block + at for at in site.offsets])
-            clock = Clock(self._device, self._handles[self._own])
+            stream = self._handles[self._own]
+            found = [self._read(x, self._own) for x in args]
+            outputs: tuple[Any, ...]
+            if found.count(None) == len(found):
+                arrays = self._signature.arrays(args)
+                outputs = self._run_numpy(arrays)  # the inputs are then on the GPU
+                site = self._site(tuple(x.shape for x in arrays))
+                assert self._staging.block is not None
+                addresses = [self._staging.block.address + at for at in site.offsets]
+            else:
+                site, addresses, outputs = self._ready(args, found, self._own, stream)
+                self._launch(site, addresses, self._own, stream)
+            replay = self._bound(site, addresses)
+            clock = Clock(self._device, stream)
             times = [clock.times(replay.nodes, calls) for _ in range(warm_up + runs)][warm_up:]
             self._timeline.check()
             peaks = gpu_peaks(self._device)
+            del outputs  # which the kernels have written to until now
         return self._profiled(site.values, times, peaks)
 
     def trim(self) -> None:

@@ -26,7 +26,10 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 @dataclass(frozen=True)
 class Image:
-    """The machine code of one kernel, and what it is launched with."""
+    """The machine code of one kernel, and what it is launched with.
+
+    Where `resident` is not 0, programs go on to the work of others: so many for each multiprocessor are enough.
+    """
 
     name: str
     at: int
@@ -35,15 +38,18 @@ class Image:
     threads: int
     scratch: int = 0
     cluster: int = 1
+    resident: int = 0
 
     @staticmethod
     def from_json(row: Mapping[str, Any]) -> Image:
         """From a manifest."""
         numbers = {key: int(row[key]) for key in ("at", "size", "shared", "threads")}
         image = Image(
-            str(row["name"]), **numbers, scratch=int(row.get("scratch", 0)), cluster=int(row.get("cluster", 1))
-        )
-        if min(image.at, image.size, image.shared, image.scratch) < 0 or image.threads < 1 or image.cluster < 1:
+            str(row["name"]), **numbers, scratch=int(row.get("scratch", 0)), cluster=int(row.get("cluster", 1)),
+            resident=int(row.get("resident", 0)),
+        )  # fmt: skip
+        least = min(image.at, image.size, image.shared, image.scratch, image.resident)
+        if least < 0 or min(image.threads, image.cluster) < 1:
             raise ValueError(f"{image.name!r} has a negative number")
         return image
 
@@ -123,6 +129,8 @@ class Program:
             self.bases = Bases(len(manifest["inputs"]), len(manifest["outputs"]))
             self.images = {str(k): [Image.from_json(i) for i in images] for k, images in cuda["images"].items()}
             self._steps: list[Mapping[str, Any]] = list(cuda["steps"])
+            # Of architectures whose kernels are others than the rest's.
+            self._own = {str(k): list(steps) for k, steps in dict(cuda.get("own_steps") or {}).items()}
             self._sizes: list[Size] = list(arena["sizes"])
             self._which: list[int] = list(arena["which"])
             self._spans = list(zip(arena["first"], arena["last"], strict=True))
@@ -156,15 +164,16 @@ class Program:
             )
         return best[2]
 
-    def at(self, values: Mapping[str, int], architecture: str) -> Flat:
-        """The steps for these values of the dynamic dims.
+    def at(self, values: Mapping[str, int], architecture: str, multiprocessors: int) -> Flat:
+        """The steps for these values of the dynamic dims, on a GPU with so many multiprocessors.
 
         Raises:
             LimitError: the arena, a grid or the number of steps would be absurdly large.
             PackageError: the manifest is damaged.
         """
         try:
-            return _Flattening(self, dict(values), self.images[architecture]).run()
+            steps = self._own.get(architecture, self._steps)
+            return _Flattening(self, dict(values), self.images[architecture], multiprocessors).run(steps)
         except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
@@ -193,15 +202,16 @@ class Flat:
 class _Flattening:
     """The state of :meth:`Program.at`."""
 
-    def __init__(self, program: Program, values: dict[str, int], images: Sequence[Image]) -> None:
+    def __init__(self, program: Program, values: dict[str, int], images: Sequence[Image], multiprocessors: int) -> None:
         self._program, self._values, self._images = program, values, images
+        self._multiprocessors = multiprocessors
         self._offsets, self._arena = program.layout(values)
         self._scratch = 0  # the most that a launch needs, behind the arena's buffers
         self._found: list[Step] = []
         self._call = 0  # of the last launch: copies count as its
 
-    def run(self) -> Flat:
-        self._walk(self._program._steps)
+    def run(self, steps: Sequence[Mapping[str, Any]]) -> Flat:
+        self._walk(steps)
         return Flat(self._found, self._arena + self._scratch)
 
     def _walk(self, steps: Sequence[Mapping[str, Any]]) -> None:
@@ -236,6 +246,8 @@ class _Flattening:
         kernel, self._call = int(step["launch"]), int(step["call"])
         x, y, z = (self._natural(n) for n in step["grid"])
         image = self._images[kernel]
+        if image.resident:
+            x = min(x, image.resident * self._multiprocessors)
         x *= image.cluster
         if not x * y * z:
             return

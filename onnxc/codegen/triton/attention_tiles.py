@@ -1,0 +1,143 @@
+"""How attention may be laid over the programs of a GPU: the candidates, and which one is taken unmeasured.
+
+The order is that of measurements on an H200 (float16, batch * heads such that the GPU is full). Two or three programs
+of 64 rows on a multiprocessor are better than one of 128: while one waits for its products, another has exponentials
+to compute. Large tiles read keys and values less often, which counts where they no longer fit in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from onnxc.codegen.triton.kernel import power
+
+LONG = 8192  # keys of a head from which on they do not stay in the L2 cache
+DESCRIBED = 4096  # keys from which on making descriptors pays
+STREAMED = 512  # keys that are read for few queries: from here on it is the memory that counts
+FEW = 16  # rows that one tile of the matrix units has
+MOST_SIDE = 256
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """One way to run attention.
+
+    Attributes:
+        rows: queries of a program.
+        keys: that it takes at a time.
+        warps: of a program.
+        stages: blocks of keys and values that are being read at once.
+        resident: 1 where queries stay in registers; 0 for shared memory.
+        described: 1 where keys and values are read through tensor descriptors, on GPUs that have them. (Not together
+            with `resident`: Triton 3.6 made wrong code of some such kernels.)
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    resident: int = 0
+    described: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by name."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(numbers: Mapping[str, int]) -> AttentionTile:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            ValueError: a name or number that no tile has.
+        """
+        try:
+            tile = AttentionTile(**numbers)
+        except TypeError as error:
+            raise ValueError(f"not a tile of attention: {dict(numbers)}") from error
+        sides = (tile.rows, tile.keys)
+        powers = all(type(n) is int for n in numbers.values()) and all(n == power(n) for n in (*sides, tile.warps))
+        if not powers or min(sides) < FEW or max(sides) > MOST_SIDE:
+            raise ValueError(f"not a tile of attention: {dict(numbers)}")
+        flags = (tile.resident, tile.described)
+        if not (1 <= tile.warps <= 16 and 1 <= tile.stages <= 8) or flags not in ((0, 0), (1, 0), (0, 1)):
+            raise ValueError(f"not a tile of attention: {dict(numbers)}")
+        return tile
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a choice depends on.
+
+    Attributes:
+        queries, keys: None where they are known at run time only.
+        heads: in all batches; None as well.
+        depth: of a head, or its columns if there are more, as a power of two.
+        bits: of an element.
+        causal: whether about half of the keys is left out.
+        described: whether tensor descriptors can tell how keys and values lie.
+    """
+
+    queries: int | None
+    keys: int | None
+    heads: int | None
+    depth: int
+    bits: int
+    causal: bool = False
+    described: bool = False
+
+
+def candidates(facts: Facts) -> list[AttentionTile]:
+    """Tiles that are worth measuring, the best one first by the table; no tile twice."""
+    fitting = [t for t in _ranked(facts) if t.keys <= max(FEW, power(facts.keys or LONG))]
+    return list(dict.fromkeys(fitting or [AttentionTile(FEW, FEW, 4, 2)]))
+
+
+def _ranked(facts: Facts) -> Iterator[AttentionTile]:
+    few = facts.queries is not None and facts.queries <= FEW
+    if facts.bits == 32:
+        yield from _exact(facts.depth, few)
+    elif few:
+        yield from _few(facts)
+    else:
+        yield from _halves(facts)
+
+
+def _few(facts: Facts) -> Iterator[AttentionTile]:
+    """Of one tile of the matrix units: the more is being read at once, the better, where there is much to read."""
+    many = facts.keys is None or facts.keys >= STREAMED
+    if many:
+        yield AttentionTile(FEW, 128 if facts.depth <= 64 else 64, 4, 4)
+    for keys, warps, stages in ((64, 4, 3), (128, 4, 3), (64, 4, 4), (128, 4, 4), (32, 4, 4), (128, 8, 3), (16, 4, 3)):
+        yield AttentionTile(FEW, keys, warps, stages)
+
+
+def _exact(depth: int, few: bool) -> Iterator[AttentionTile]:
+    """Of float32, on ordinary units or with tf32."""
+    for rows in (FEW,) if few else (64, 32) if depth <= 128 else (32, 64):
+        for keys, stages in ((64, 2), (32, 2)) if few else ((32, 2), (64, 2), (32, 3)):
+            yield AttentionTile(rows, keys, 4, stages)
+    yield AttentionTile(FEW, FEW, 4, 2)
+
+
+def _halves(facts: Facts) -> Iterator[AttentionTile]:
+    """Of float16 and bfloat16."""
+    keys = facts.keys or 0
+    if facts.depth <= 64:
+        if facts.described and not facts.causal and keys >= DESCRIBED:
+            yield AttentionTile(64, 128, 4, 2, described=1)
+        ranked = [(64, 64, 4, 3, 0), (64, 128, 4, 2, 0), (128, 64, 8, 4, 1), (128, 64, 8, 3, 0), (128, 64, 4, 3, 1)]
+        ranked += [(64, 64, 4, 2, 0), (64, 32, 4, 3, 0)]
+    elif facts.depth <= 128:
+        if facts.causal and keys >= LONG:
+            yield AttentionTile(128, 128, 8, 3, resident=1)
+        ranked = [(64, 64, 4, 3, 0), (128, 128, 8, 3, 1), (128, 64, 8, 3, 0), (128, 64, 8, 3, 1), (128, 128, 8, 3, 0)]
+        ranked += [(64, 32, 4, 2, 0), (64, 32, 4, 3, 0)]
+    else:
+        ranked = [(64, 32, 4, 3, 0), (64, 32, 4, 2, 0), (128, 64, 8, 2, 0), (64, 64, 4, 2, 0)]
+    yield from (AttentionTile(*numbers) for numbers in ranked)
+    if facts.described and facts.depth <= 128:
+        yield from (AttentionTile(64, n, 4, stages, described=1) for n, stages in ((64, 3), (128, 2)))
+    # Where there are few programs, or few keys.
+    yield from (AttentionTile(32, n, warps, 3) for n, warps in ((64, 4), (32, 4), (32, 2)))
+    yield AttentionTile(FEW, FEW, 4, 2)

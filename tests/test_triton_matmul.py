@@ -1,0 +1,221 @@
+"""The GPU's matmul template: sizes, tiles, layouts, dtypes and epilogues, interpreted and as machine code."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxc.codegen.triton.cubin import compile_functions
+from onnxc.codegen.triton.matmul_tiles import EXACT, HALF, Blocks, Facts, candidates
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Sym
+from tests.triton_simulator import Answer, Request, Simulator, program_of
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
+)
+KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22}
+PLAIN = {"m": 32, "n": 64, "k": 16, "warps": 4, "stages": 3}
+RESIDENT = {**PLAIN, "resident": 1}
+rng = np.random.default_rng(11)
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[Simulator]:
+    worker = Simulator()
+    yield worker
+    worker.close()
+
+
+def numbers(kind: str, *shape: int) -> Array:
+    return np.asarray(rng.standard_normal(shape) * 0.5).astype(KINDS[kind])
+
+
+def model(nodes: list[onnx.NodeProto], inputs: list[tuple[str, list[Any]]], kind: str, **constants: Array) -> Any:
+    """A model with these inputs and the output y."""
+    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(KINDS[kind]))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, dtype, s) for n, s in inputs],
+        [helper.make_tensor_value_info("y", dtype, None)],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def near(found: Array, wanted: Array, kind: str, *sizes: int) -> None:
+    """Equal up to the rounding of the result, and of a float32 sum of that many terms."""
+    assert found.shape == wanted.shape
+    scale = UNIT[kind] * 2 + max(sizes) * 2.0**-22
+    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=scale, atol=scale)
+
+
+def product(simulator: Simulator, m: int, k: int, n: int, kind: str, way: str, dynamic: bool, **options: Any) -> Answer:
+    """x @ w for one way in which w comes, beside float64."""
+    x, w = numbers(kind, m, k), numbers(kind, k, n)
+    rows: Any = "M" if dynamic else m
+    given = [x]
+    if way == "constant":
+        built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", [rows, k])], kind, w=w)
+    elif way == "transposed":
+        node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
+        built = model([node], [("x", [rows, k])], kind, w=np.ascontiguousarray(w.T))
+    else:
+        built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", [rows, k]), ("w", [k, n])], kind)
+        given.append(w)
+    answer = simulator.run(built.SerializeToString(), given, **options)
+    assert answer.kinds == ["matmul"]
+    near(answer.outputs[0], x.astype(np.float64) @ w.astype(np.float64), kind, k)
+    return answer
+
+
+SIZES = [(1, 1, 1), (7, 17, 5), (33, 16, 64), (64, 48, 130), (65, 31, 127), (128, 64, 8), (1, 96, 100), (97, 8, 1)]
+
+
+@pytest.mark.parametrize("way", ["constant", "transposed", "given"])
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_sizes(simulator: Simulator, m: int, k: int, n: int, way: str) -> None:
+    for kind in KINDS:
+        product(simulator, m, k, n, kind, way, dynamic=False)
+    product(simulator, m, k, n, "float16", way, dynamic=True)
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("way", ["constant", "transposed", "given"])
+@pytest.mark.parametrize(("m", "k", "n"), [(64, 32, 128), (97, 40, 136), (7, 64, 72), (130, 17, 165), (33, 128, 8)])
+def test_programs_that_take_several_tiles(
+    simulator: Simulator, m: int, k: int, n: int, way: str, descriptors: bool
+) -> None:
+    for kind in ("float16", "bfloat16"):
+        for dynamic in (False, True):
+            answer = product(simulator, m, k, n, kind, way, dynamic, blocks=RESIDENT, descriptors=descriptors)
+    aligned = k % 8 == 0 and (n % 8 == 0 or way != "given")
+    assert ("make_tensor_descriptor" in answer.source) == aligned
+
+
+def test_what_has_no_descriptors_is_read_through_pointers(simulator: Simulator) -> None:
+    """Batches, float32, and rows so short that there may be more than 32 bits count."""
+    x, w = numbers("float16", 3, 40, 32), numbers("float16", 3, 32, 48)
+    built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", [3, 40, 32]), ("w", [3, 32, 48])], "float16")
+    answer = simulator.run(built.SerializeToString(), [x, w], blocks=RESIDENT, descriptors=True)
+    near(answer.outputs[0], x.astype(np.float64) @ w.astype(np.float64), "float16", 32)
+    assert "descriptor" not in answer.source
+    for kind, k in (("float32", 128), ("float16", 32)):
+        answer = product(simulator, 40, k, 64, kind, "constant", False, blocks=RESIDENT, descriptors=True)
+        assert "descriptor" not in answer.source
+
+
+@pytest.mark.parametrize("n", [5, 17, 100, 257])
+@pytest.mark.parametrize("turned", [False, True])
+def test_constants_with_odd_rows_are_packed(simulator: Simulator, n: int, turned: bool) -> None:
+    """Rows of a constant that begin anywhere are stored so that they begin at whole vectors."""
+    k = 23 if turned else 24
+    for blocks in (None, RESIDENT):
+        way = "transposed" if turned else "constant"
+        answer = product(simulator, 40, k, n, "float16", way, False, blocks=blocks, descriptors=True)
+        width = {5: 16, 17: 32, 100: 128, 257: 512}[n]
+        assert f"* {width}" in answer.source or f"[{width}, 1]" in answer.source
+
+
+@pytest.mark.parametrize("blocks", [PLAIN, RESIDENT])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
+def test_epilogues(simulator: Simulator, blocks: dict[str, int], kind: str) -> None:
+    """A bias, a function, a residual, and a scale for each row."""
+    m, k, n = 70, 64, 88
+    x, w, b, r, s = (numbers(kind, *d) for d in ((m, k), (k, n), (n,), (m, n), (m, 1)))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "b"], ["u"]),
+        helper.make_node("Gelu", ["u"], ["v"]), helper.make_node("Mul", ["v", "s"], ["z"]),
+        helper.make_node("Add", ["z", "r"], ["y"]),
+    ]  # fmt: skip
+    built = model(nodes, [("x", [m, k]), ("r", [m, n]), ("s", [m, 1])], kind, w=w, b=b)
+    answer = simulator.run(built.SerializeToString(), [x, r, s], blocks=blocks, descriptors=True)
+    assert answer.kinds == ["matmul"]
+    x, w, b, r, s = (v.astype(np.float64) for v in (x, w, b, r, s))
+    u = x @ w + b
+    erf = np.vectorize(math.erf)
+    wanted = (u * 0.5 * (1 + erf(u / np.sqrt(2)))) * s + r
+    scale = 1 + float(np.abs(wanted).max())
+    assert np.abs(answer.outputs[0].astype(np.float64) - wanted).max() <= 4 * scale * UNIT[kind] + 1e-5
+
+
+def test_erf_of_halves(simulator: Simulator) -> None:
+    """Of every float16, and of bfloat16 also where it is tiny."""
+    for kind in ("float16", "bfloat16"):
+        x = np.arange(1 << 16, dtype=np.uint16).view(KINDS[kind])
+        dtype = helper.np_dtype_to_tensor_dtype(np.dtype(KINDS[kind]))
+        graph = helper.make_graph(
+            [helper.make_node("Erf", ["x"], ["y"])], "g", [helper.make_tensor_value_info("x", dtype, [1 << 16])],
+            [helper.make_tensor_value_info("y", dtype, [1 << 16])],
+        )  # fmt: skip
+        built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        found = simulator.run(built.SerializeToString(), [x]).outputs[0].astype(np.float64)
+        wanted = np.array([math.erf(v) for v in x.astype(np.float32)])
+        finite = ~np.isnan(wanted)
+        assert np.isnan(found[~finite]).all()
+        np.testing.assert_array_equal(np.signbit(found[finite]), np.signbit(wanted[finite]))
+        least = 2.0**-24 if kind == "float16" else 2.0**-126
+        np.testing.assert_allclose(found[finite], wanted[finite], rtol=1.05 * UNIT[kind], atol=2.5 * least)
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def test_blocks_are_plain_numbers() -> None:
+    for cost in (*HALF, *EXACT):
+        assert Blocks.from_dict(cost.blocks.as_dict()) == cost.blocks
+    for wrong in ({"m": 48}, {"m": 8}, {"k": 0}, {"warps": 3}, {"stages": 0}, {"resident": -1}, {"m": True}, {"z": 1}):
+        with pytest.raises(ValueError, match="not a tile"):
+            Blocks.from_dict({**PLAIN, **wrong})
+    with pytest.raises(ValueError, match="not a tile"):
+        Blocks.from_dict({"m": 32})
+
+
+def facts(m: Any, n: Any, k: Any, kind: str = "float16", **more: Any) -> Facts:
+    return Facts(m, n, k, 1, dtypes.BY_NAME[kind], kind == "float32", **more)
+
+
+def test_candidates() -> None:
+    for shape in ((1, 1, 1), (4096, 4096, 4096), (512, 32000, 2048), (128, 768, 768), (Sym("s0"), 768, Sym("s1"))):
+        m, n, k = shape
+        for kind in KINDS:
+            found = candidates(facts(m, n, k, kind))
+            assert 2 <= len(found) == len(set(found)) and not any(b.resident for b in found)
+    large = facts(16384, 3072, 768)
+    assert candidates(replace(large, described=True))[0].resident == 1
+    assert candidates(large)[0].m * candidates(large)[0].n >= 128 * 128
+    few = candidates(replace(facts(128, 768, 768), described=True))[0]
+    assert few.m * few.n <= 64 * 64 and not few.resident
+    assert any(b.m == 16 for b in candidates(facts(1, 4096, 4096)))
+    assert all(b.k <= 32 for b in candidates(facts(64, 64, 20)))
+
+
+# ---------------------------------------------------------------- machine code
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_machine_code(architecture: int) -> None:
+    """Resident programs are for GPUs that have descriptors; elsewhere the same text has a program for each tile."""
+    w, b = numbers("float16", 64, 512), numbers("float16", 512)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "b"], ["u"]),
+        helper.make_node("Gelu", ["u"], ["y"]),
+    ]  # fmt: skip
+    built = model(nodes, [("x", ["M", 64])], "float16", w=w, b=b)
+    blocks = {"m": 128, "n": 128, "k": 64, "warps": 8, "stages": 3, "resident": 2}
+    _, program = program_of(Request(built.SerializeToString(), [], blocks=blocks))
+    (image,) = compile_functions(program.source, program.functions, architecture)
+    assert image.resident == (2 if architecture >= 90 else 0) and (image.scratch > 0) == (architecture >= 90)
+    (loose,) = compile_functions(program.source, [replace(program.functions[0], loose=(0,))], architecture)
+    assert loose.resident == 0 and loose.scratch == 0
