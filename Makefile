@@ -52,8 +52,8 @@ demo: $(VENV)/.user
 test: $(VENV)/.dev zoo
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(TESTS)
 
-test-gpu: $(VENV)/.dev  # on a machine with an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu
+test-gpu: $(VENV)/.dev zoo  # on a machine with an NVIDIA GPU: the tests of answers, compiled for it
+	$(BIN)/python -m pytest --target cuda -n $(JOBS) --dist worksteal --durations=15 $(TESTS)
 
 zoo: $(VENV)/.dev
 	$(BIN)/python -m models.zoo

@@ -20,6 +20,7 @@ from onnxc.tools.options import (
     Given,
     InputShape,
     Model,
+    Seconds,
     Target,
     Tuned,
     app,
@@ -382,7 +383,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each engine has.")] = 20,
     input_shape: InputShape = None,
-    tuned: Tuned = False,
+    tuned: Tuned = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model in onnxc and in onnxruntime (all optimizations), each in its own process, taking turns.
@@ -417,16 +418,18 @@ def bench(
 
 
 @command
-def tune(model: Model, given: Given, target: Target, as_json: AsJson = False) -> None:
-    """Measure the kernels that a model can choose between, and keep the result for compiles with --tuned.
+def tune(model: Model, given: Given, target: Target, tune_seconds: Seconds = None, as_json: AsJson = False) -> None:
+    """Measure the kernels that a model can choose between, and keep the result for all compiles.
 
-    The result is a readable file, tuning.json in the cache's folder; it counts on this machine only, for the same
-    --cpu and --threads, and for every model with kernels of the same shapes.
+    The result is a readable file, tuning.json in the cache's folder; it counts on machines of the same kind, for the
+    same --cpu and --threads or the same GPU, and for every model with kernels of the same shapes. Ctrl-C ends it, and
+    what was measured is kept.
 
     \b
     Examples:
       onnxc tune model.onnx
-      onnxc bench model.onnx --tuned
+      onnxc tune model.onnx --target cuda --dtype float16 --tune-seconds 120
+      onnxc tune model.onnx --target cuda --record h200.json
     """
     from onnxc.tools import tune as tool
 
@@ -434,12 +437,17 @@ def tune(model: Model, given: Given, target: Target, as_json: AsJson = False) ->
         result = tool.tune(
             model,
             given.read(model, target.shapes),
+            target=target.target,
             cpu=target.cpu,
             threads=target.threads,
             accuracy=target.accuracy,
+            precision=target.precision,
+            dtype=target.dtype,
             input_shapes=target.shapes,
             dims=given.dims,
             seed=given.seed,
+            seconds=tune_seconds,
+            record=target.record,
             progress=tell,
         )
     if as_json:

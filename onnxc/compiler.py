@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.metadata
+import json
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,34 +26,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import onnxc.codegen.cpp as cpp
-from onnxc import tuned as decisions
-from onnxc.codegen.calls import KernelCall
+from onnxc.autotune import Decided, Method, Tuner
+from onnxc.choices import Decisions
 from onnxc.codegen.cpp.choices import KernelOptions
-from onnxc.codegen.cpp.program import ENTRY, VERSION, Program, ProgramWriter
+from onnxc.codegen.cpp.program import VERSION, Program, ProgramWriter
 from onnxc.codegen.triton.options import MOST_DEPTH
-from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, PackageError, UnsupportedError
-from onnxc.fingerprint import Fingerprint, code_digest, fingerprint
+from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, PackageError
+from onnxc.fingerprint import Fingerprint, code_digest, fingerprint, fingerprint_graph
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
-from onnxc.ir.expr import Dim
-from onnxc.ir.graph import Graph, Origin, Value
+from onnxc.ir.graph import Graph
+from onnxc.manifest import arena_of, manifest_of
+from onnxc.passes.decompose import decompose
 from onnxc.passes.pipeline import PassOptions, passes
-from onnxc.passes.precision import kept as kept_float32
-from onnxc.passes.precision import summary
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.layout import assign
 from onnxc.planner.templates import ENABLED
-from onnxc.primitives.assumptions import assumptions
 from onnxc.primitives.verify import verify
+from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.cpu import Level, available_cpus, has_byte_products, level
-from onnxc.runtime.library import ABI, NATIVE, load_runtime
+from onnxc.runtime.library import ABI, NATIVE, Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SCHEMA, SOURCE, WEIGHTS, CompiledModel
 from onnxc.runtime.package import MANIFEST, open_package, write_package
-from onnxc.runtime.signature import Signature, Tensor
-from onnxc.runtime.sizes import Size, encode, spell
 from onnxc.runtime.toolchain import Source, compile_library, find_compiler
+from onnxc.tuned import Record, cpu_place
 
 if TYPE_CHECKING:
     from onnxc import gpu
@@ -61,7 +59,11 @@ if TYPE_CHECKING:
 
 INCLUDE = Path(cpp.__file__).parent / "include"
 Progress = Callable[[str], None]
+MODES = ("default", "max-autotune")
 _LARGE = 64 << 20  # bytes of weights from which a compile tidies up after itself
+# The CPU's clock and caches wander, so all of its variants take turns; a GPU's do not, and its memory may be full.
+_CPU_METHOD = Method(batch=8, together=8, rounds=5, runs=3, median=False, tolerance=1e-2)
+_GPU_METHOD = Method(batch=4 * available_cpus(), together=1, rounds=2, runs=15, median=True, tolerance=3e-2)
 
 
 @dataclass
@@ -156,6 +158,27 @@ def weights_block(program: Program | GpuProgram) -> np.ndarray[Any, Any]:
 # ---------------------------------------------------------------- the face
 
 
+Measured = Mapping[int, Decisions]
+"""What was measured, by architecture; 0 is the CPU."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What is to be measured before a compile.
+
+    Attributes:
+        seconds: after so many no further candidates are begun; None for no end.
+        again: whether to measure what the record has already.
+        inputs, dims, seed: what the model is run with; random inputs for None.
+    """
+
+    seconds: float | None = None
+    again: bool = False
+    inputs: Arrays | None = None
+    dims: Mapping[str, int] | None = None
+    seed: int = 0
+
+
 @dataclass(frozen=True)
 class _Request:
     """What a compile is to make, apart from the model itself: all of it is part of the cache key."""
@@ -168,9 +191,10 @@ class _Request:
     keep_inputs: tuple[str, ...]
     memory_limit: int
     gpu: gpu.GpuTarget | None = None
+    measured: Measured = field(default_factory=dict)
 
     def key(self, model: Fingerprint, cache: Cache) -> str:
-        """The cache key."""
+        """The cache key, without what was measured."""
         shapes = {name: list(shape) for name, shape in self.input_shapes.items()}
         options = [
             shapes,
@@ -192,6 +216,11 @@ class _Request:
         tools = [find_compiler(cache).identity, code_digest(), VERSION, SCHEMA, ABI]
         return digest("model", model.digest, options, target, tools)
 
+    def decided(self, key: str, subjects: Mapping[str, Sequence[str]]) -> str:
+        """The cache key with that part of what was measured that decides anything in the model."""
+        found = {n: {s: d.best[s] for s in subjects if s in d.best} for n, d in self.measured.items()}
+        return digest("decided", key, found)
+
 
 def compile(
     model: Model | Graph,
@@ -207,9 +236,13 @@ def compile(
     attention: bool = True,
     integer: bool = True,
     accuracy: str = "default",
-    tuned: bool | Mapping[str, str] = False,
+    mode: str = "default",
+    tune_seconds: float | None = None,
+    tuned: bool | Mapping[str, str] = True,
+    record: str | os.PathLike[str] | None = None,
     precision: str = "float32",
     dtype: str | None = None,
+    device: int = 0,
     fold_bytes: int = PassOptions.fold_bytes,
     memory_limit: int | None = None,
     progress: Progress | None = None,
@@ -217,7 +250,7 @@ def compile(
     """Compile a model.
 
     Args:
-        model: a path, the bytes of a file, a ModelProto, or an imported graph (which is not cached).
+        model: a path, the bytes of a file, a ModelProto, or a graph, as imported or of primitives.
         target: ``cpu``; ``cuda``, for this machine's GPU; or ``cuda:sm_90``, on any machine, for a GPU of that
             architecture (several: ``cuda:sm_80,sm_90``).
         cpu: what to compile for: ``native``, or a level such as ``x86-64-v3`` that several machines share.
@@ -232,13 +265,18 @@ def compile(
             and QuantizeLinear are one exact integer product; False adds up floats as the model has it.
         accuracy: ``strict`` rules out algorithms that round more coarsely than a plain sum (Winograd's, for 3x3
             convolutions); ``default`` takes them where they are faster.
-        tuned: whether to choose between algorithms as :func:`onnxc.tune` found on this machine, where it has
-            measured; or those decisions themselves. Otherwise a cost model chooses.
+        mode: ``max-autotune`` measures the kernels between which the compile can choose, on this machine, where the
+            record lacks them (:func:`onnxc.tune` shows the times); ``default`` measures nothing.
+        tune_seconds: after so many ``max-autotune`` begins no further candidates, and takes what it has found.
+        tuned: whether to choose between kernels as was measured on this machine's kind, where it was, and by a cost
+            model elsewhere; or those decisions themselves, by subject. False: by the cost model alone.
+        record: the file that keeps measurements, in place of ``tuning.json`` in the cache's directory.
         precision: how a GPU multiplies float32 matrices: ``float32``, as it says; ``tf32``, on matrix units, with 10
             bits of each factor; or ``tf32x3``, on matrix units, in three products that keep nearly all bits.
         dtype: ``float16`` or ``bfloat16`` converts a float32 model: matrices and what is stored between kernels become
             halves, but for what needs float32's range or digits (``explain()`` lists it). Inputs and outputs stay
             float32. Default: the model's own dtypes.
+        device: the number of the GPU that ``cuda`` means and that the model is for. Other than 0: it is brought there.
         fold_bytes: the most bytes that constant folding may add to the weights.
         memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.
             Default: what the machine has.
@@ -255,29 +293,85 @@ def compile(
     >>> compile(model)(np.ones(3, np.float32))["y"]
     array([2., 2., 2.], dtype=float32)
     """
+    if mode not in MODES:
+        raise InputError(f"mode is {' or '.join(map(repr, MODES))}, not {mode!r}")
+    target = _for_device(target, device, mode)
+    kept = _open_cache(cache)
+    own = Record.of(kept, record)
+    request = _request(
+        target, precision, cpu, dtype, fusion, attention, integer, fold_bytes, accuracy, input_shapes or {},
+        tuple(keep_inputs), memory_limit or 0,
+    )  # fmt: skip
+    job = _Job(request, kept, Stages(progress=progress), threads, own, tuned)
+    if mode != "default":
+        if tuned is not True:
+            raise InputError(f"mode={mode!r} takes what it measures, and tuned={tuned!r} says otherwise")
+        job.tuning = Measuring(tune_seconds)
+        job.check_tuning()
+    found = job.compiled(model, base_dir)
+    if device:
+        found.attach(device)
+    return found
+
+
+def _for_device(target: str, device: int, mode: str) -> str:
+    """The target, where ``cuda`` means another GPU than the first."""
+    if not device:
+        return target
+    if target == "cpu" or mode != "default":
+        raise InputError(f"device={device!r} is for target='cuda' and mode='default' (GPU 0 is measured)")
+    from onnxc.runtime.cuda.driver import device as find_device
+
+    return f"cuda:{find_device(device).architecture}" if target == "cuda" else target
+
+
+def measure(
+    model: Model | Graph,
+    tuning: Measuring,
+    *,
+    target: str = "cpu",
+    cpu: str = "native",
+    threads: int | None = None,
+    cache: bool | str | os.PathLike[str] | Cache = True,
+    accuracy: str = "default",
+    input_shapes: InputShapes | None = None,
+    precision: str = "float32",
+    dtype: str | None = None,
+    record: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Tuner, Record]:
+    """Measures a model's kernels, and adds the times to the record: see :func:`onnxc.tune`."""
+    kept = _open_cache(cache)
+    request = _request(
+        target, precision, cpu, dtype, True, True, True, PassOptions.fold_bytes, accuracy, input_shapes or {}, (), 0
+    )
+    job = _Job(request, kept, Stages(progress=progress), threads, Record.of(kept, record), True, tuning)
+    job.check_tuning()
+    assert job.record is not None
+    tuner, _ = job.tuned(_import(model, None, request, job.stages))
+    return tuner, job.record
+
+
+def _request(
+    target: str, precision: str, cpu: str, dtype: str | None, fusion: bool | FusionOptions, attention: bool,
+    integer: bool, fold_bytes: int, accuracy: str, input_shapes: InputShapes, keep_inputs: tuple[str, ...],
+    memory_limit: int,
+) -> _Request:  # fmt: skip
     if target == "cpu" and precision != "float32":
         raise InputError(f"precision {precision!r} is for GPUs: target='cuda'")
     on_gpu = None if target == "cpu" else _gpu_target(target, precision)
     if accuracy not in ("default", "strict"):
         raise InputError(f"accuracy is 'default' or 'strict', not {accuracy!r}")
-    kinds = fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion)
-    kept = _open_cache(cache)
-    best = _decisions(tuned, kept, level(cpu), threads)
-    request = _Request(
+    return _Request(
         level(cpu),
-        kinds,
+        fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion),
         _pass_options(fold_bytes, attention, integer, dtype, on_gpu=on_gpu is not None),
-        KernelOptions(winograd=accuracy != "strict", tuned=best),
-        input_shapes or {},
-        tuple(keep_inputs),
-        memory_limit or 0,
+        KernelOptions(winograd=accuracy != "strict"),
+        input_shapes,
+        keep_inputs,
+        memory_limit,
         on_gpu,
     )
-    stages = Stages(progress=progress)
-    if kept is not None and not isinstance(model, Graph):
-        return _cached(model, base_dir, request, kept, stages, threads)
-    manifest, sections = _compile(_import(model, base_dir, request, stages), request, kept, stages)
-    return CompiledModel(manifest, sections, threads=threads, cache=kept)
 
 
 def _gpu_target(target: str, precision: str) -> gpu.GpuTarget:
@@ -296,15 +390,8 @@ def _pass_options(fold_bytes: int, attention: bool, integer: bool, dtype: str | 
         attention_depth=MOST_DEPTH if on_gpu else None,
         dtype=dtype,
         merge=on_gpu,
+        weight_gradients=not on_gpu,
     )
-
-
-def _decisions(
-    tuned: bool | Mapping[str, str], cache: Cache | None, cpu: Level, threads: int | None
-) -> tuple[tuple[str, str], ...]:
-    if isinstance(tuned, bool):
-        tuned = decisions.load(cache, cpu, threads or available_cpus()) if tuned and cache is not None else {}
-    return tuple(sorted(tuned.items()))
 
 
 def _all_fusion(on: bool) -> FusionOptions:
@@ -331,31 +418,193 @@ def _import(model: Model | Graph, base_dir: str | os.PathLike[str] | None, reque
     return graph
 
 
-def _cached(
-    model: Model,
-    base_dir: str | os.PathLike[str] | None,
-    request: _Request,
-    cache: Cache,
-    stages: Stages,
-    threads: int | None,
-) -> CompiledModel:
-    """The cache's model. A new one is put into the cache and opened from there: its weights are mapped."""
-    found = fingerprint(model, base_dir, cache)
-    key = request.key(found, cache)
-    stages.done("fingerprint")
-    known = _from_cache(cache, key, threads)
-    if known is not None:
-        stages.done("load")
-        return known
-    manifest, sections = _compile(_import(model, base_dir, request, stages), request, cache, stages)
-    if found.is_current():  # else what was compiled may not be what was looked at
-        with contextlib.suppress(CacheError, PackageError):  # the disk is full: the model still works
-            with cache.writing(key) as path:
-                write_package(path, manifest, sections, unhashed=[WEIGHTS])
-            stored = _from_cache(cache, key, threads)
-            if stored is not None:
-                return stored
-    return CompiledModel(manifest, sections, threads=threads, cache=cache)
+@dataclass
+class _Job:
+    """One compile: of what, with what, and what it may have measured before.
+
+    Attributes:
+        record: of measurements; None where there is no place for one.
+        decided: whether the record decides; or decisions by subject.
+        tuning: what to measure before; None for nothing.
+    """
+
+    request: _Request
+    cache: Cache | None
+    stages: Stages
+    threads: int | None
+    record: Record | None
+    decided: bool | Mapping[str, str]
+    tuning: Measuring | None = None
+
+    def __post_init__(self) -> None:
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """What was measured becomes part of the request."""
+        target, decided = self.request.gpu, self.decided
+        numbers = target.architectures if target is not None else (0,)
+        measured: Measured
+        if not isinstance(decided, bool):
+            measured = dict.fromkeys(numbers, Decisions(decided, "another occasion", "nothing was given"))
+        elif not decided:
+            measured = dict.fromkeys(numbers, Decisions(missing="tuned=False"))
+        elif target is not None:
+            from onnxc import gpu
+
+            measured = gpu.decisions(self.record, target)
+        else:
+            measured = {0: Decisions(self.record.best(self._place()) if self.record is not None else {})}
+        self.request = replace(self.request, measured=measured)
+
+    def check_tuning(self) -> None:
+        """Raises where nothing can be measured, or kept: before any work is done."""
+        if self.tuning is not None and self.record is None:
+            raise InputError("measurements need a place: a cache, or record=")
+        if self.tuning is not None and self.tuning.seconds is not None and not self.tuning.seconds >= 0:
+            raise InputError(f"tune_seconds is not negative, and not {self.tuning.seconds!r}")
+        self._place()
+
+    def _place(self) -> str:
+        """How the record calls where this job measures."""
+        if self.request.gpu is None:
+            return cpu_place(self.request.cpu, self.threads or available_cpus())
+        from onnxc import gpu
+
+        return gpu.local_place(gpu.local_architecture(self.request.gpu))
+
+    # ------------------------------------------------------------ with the cache
+
+    def compiled(self, model: Model | Graph, base_dir: str | os.PathLike[str] | None) -> CompiledModel:
+        """The model, from the cache if it is there."""
+        if self.cache is not None:
+            return self._cached(model, base_dir, self.cache)
+        manifest, sections = self._compile(_import(model, base_dir, self.request, self.stages))
+        return CompiledModel(manifest, sections, threads=self.threads, cache=self.cache)
+
+    def _cached(self, model: Model | Graph, base_dir: str | os.PathLike[str] | None, cache: Cache) -> CompiledModel:
+        """The cache's model. A new one is put into the cache and opened from there: its weights are mapped.
+
+        The model's key leads to its choices, and these, with what was measured of them, to the compiled model: so
+        what is measured of other models changes nothing.
+        """
+        found = fingerprint_graph(model) if isinstance(model, Graph) else fingerprint(model, base_dir, cache)
+        key = self.request.key(found, cache)
+        self.stages.done("fingerprint")
+        subjects = _subjects(cache, key)
+        if subjects is not None and self._is_measured(subjects):
+            known = _from_cache(cache, self.request.decided(key, subjects), self.threads)
+            if known is not None:
+                self.stages.done("load")
+                return known
+        manifest, sections = self._compile(_import(model, base_dir, self.request, self.stages))
+        if found.is_current():  # else what was compiled may not be what was looked at
+            subjects = _choices(manifest)
+            entry = self.request.decided(key, subjects)
+            with contextlib.suppress(CacheError, PackageError):  # the disk is full: the model still works
+                cache.put(key, json.dumps(subjects).encode())
+                with cache.writing(entry) as path:
+                    write_package(path, manifest, sections, unhashed=[WEIGHTS])
+                stored = _from_cache(cache, entry, self.threads)
+                if stored is not None:
+                    return stored
+        return CompiledModel(manifest, sections, threads=self.threads, cache=cache)
+
+    def _is_measured(self, subjects: Mapping[str, Sequence[str]]) -> bool:
+        """Whether nothing is left to be measured for these choices."""
+        if self.tuning is None:
+            return True
+        assert self.record is not None
+        rows = self.record.rows(self._place())
+        return all(s in rows and not rows[s].lacks(names) for s, names in subjects.items())
+
+    def _compile(self, graph: Graph) -> tuple[dict[str, Any], dict[str, Buffer]]:
+        """The manifest and the sections of a graph."""
+        if self.tuning is not None:
+            _, graph = self.tuned(graph)
+            manifest, sections = _make_ready(graph, self.request, self.cache, self.stages, None)
+        else:
+            manifest, sections = _make(graph, self.request, self.cache, self.stages)
+        del graph
+        if len(sections[WEIGHTS]) > _LARGE:
+            gc.collect()  # graphs are full of cycles, and hold the model's own weights
+        return manifest, sections
+
+    # ------------------------------------------------------------ measuring
+
+    def tuned(self, graph: Graph) -> tuple[Tuner, Graph]:
+        """Measures the choices of a graph, as `tuning` says; what follows is compiled with the result.
+
+        Also returns the graph as it is after the passes.
+        """
+        tuning, record, where = self.tuning, self.record, self._place()
+        assert tuning is not None and record is not None
+        feeds = tuning.inputs
+        if feeds is None:
+            feeds = random_inputs(decompose(graph), seed=tuning.seed, dims=tuning.dims)
+        ready = prepared(graph, self.request.passes, self.stages)
+        variant, prepare = self._variants(ready)
+        tuner = Tuner(
+            variant,
+            feeds,
+            _CPU_METHOD if self.request.gpu is None else _GPU_METHOD,
+            keep=lambda rows: record.add(where, rows) if rows else None,
+            prepare=prepare,
+            known={} if tuning.again else record.rows(where),
+            seconds=tuning.seconds,
+            tell=self.stages.progress or (lambda stage: None),
+        )
+        tuner.run()
+        self.stages.done("tune")
+        self._look_up()
+        return tuner, ready
+
+    def _variants(self, graph: Graph) -> tuple[Callable[[Decided], CompiledModel], Callable[[Sequence[Decided]], None]]:
+        """What makes variants of a graph that has passed the passes, and what may prepare several."""
+        if self.request.gpu is not None:
+            return _gpu_variants(graph, self.request, self.request.gpu)
+
+        def variant(decided: Decided) -> CompiledModel:
+            request = replace(self.request, measured={0: Decisions(decided)})
+            manifest, sections = _make_for_cpu(graph, request, self.cache, Stages(), None)
+            return CompiledModel(manifest, sections, threads=self.threads, cache=self.cache)
+
+        return variant, lambda batch: None
+
+
+def _gpu_variants(
+    graph: Graph, request: _Request, target: gpu.GpuTarget
+) -> tuple[Callable[[Decided], CompiledModel], Callable[[Sequence[Decided]], None]]:
+    from onnxc import gpu
+
+    architecture = gpu.local_architecture(target)
+    variants = gpu.Variants(gpu.planned(graph, request.fusion), target, architecture)
+    blocks: dict[int, np.ndarray[Any, Any]] = {}
+
+    def variant(decided: Decided) -> CompiledModel:
+        with _no_surprises("code generation"):
+            built = variants.make(decided)
+        store = built.first.weights
+        if store.nbytes not in blocks:  # of candidates that pack weights in other ways there may be more
+            blocks[store.nbytes] = weights_block(built.first)
+        manifest, sections = _packed_for_gpu(graph, request, target, built, blocks[store.nbytes], Stages())
+        return CompiledModel(manifest, sections)
+
+    return variant, variants.prepare
+
+
+def _subjects(cache: Cache, key: str) -> dict[str, list[str]] | None:
+    """The choices of a model that was compiled before; None where it was not."""
+    try:
+        found = json.loads(cache.read(key) or b"null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _choices(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The choices of a compiled model with their candidates, by subject."""
+    found = [kernel["choice"] for kernel in manifest["kernels"] if "choice" in kernel]
+    return {c["subject"]: list(c["candidates"]) for c in found if len(c["candidates"]) > 1}
 
 
 def _from_cache(cache: Cache, key: str, threads: int | None) -> CompiledModel | None:
@@ -371,166 +620,70 @@ def _from_cache(cache: Cache, key: str, threads: int | None) -> CompiledModel | 
         return None
 
 
-def _compile(
-    graph: Graph, request: _Request, cache: Cache | None, stages: Stages
-) -> tuple[dict[str, Any], dict[str, Buffer]]:
-    """The manifest and the sections of a compiled graph."""
-    manifest, sections = _make(graph, request, cache, stages)
-    del graph
-    if len(sections[WEIGHTS]) > _LARGE:
-        gc.collect()  # graphs are full of cycles, and hold the model's own weights
-    return manifest, sections
-
-
 def _make_for_gpu(
     graph: Graph, request: _Request, target: gpu.GpuTarget, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, Buffer]]:
     from onnxc import gpu
 
-    graph = prepared(graph, request.passes, stages)
     with _no_surprises("code generation"):
-        program = gpu.generate(graph, request.fusion, target)
-    stages.done("generate")
-    images, code = gpu.build(program, target)
-    stages.done("triton")
-    weights = weights_block(program)
-    manifest = _manifest(graph, program, request, stages)
+        plan = gpu.planned(graph, request.fusion)
+        stages.done("plan")
+        built = gpu.make(plan, target, request.measured, stages.done)
+    return _packed_for_gpu(graph, request, target, built, weights_block(built.first), stages)
+
+
+def _packed_for_gpu(
+    graph: Graph,
+    request: _Request,
+    target: gpu.GpuTarget,
+    built: gpu.Built,
+    weights: np.ndarray[Any, Any],
+    stages: Stages,
+) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    manifest = manifest_of(
+        graph, replace(built.first, calls=built.calls(), kernels=built.kernels), request.cpu, request.memory_limit,
+        stages.seconds,
+    )  # fmt: skip
     names = ", ".join(f"sm_{n}" for n in target.architectures)
-    manifest |= {"target": "cuda", "gpu": names, "cuda": gpu.described(program, images), "arena": _arena(program)}
-    return manifest, {**code, SOURCE: program.source.encode(), WEIGHTS: weights.data}
+    manifest |= {"target": "cuda", "gpu": names, "cuda": built.described(), "arena": arena_of(built.first)}
+    return manifest, {**built.sections, SOURCE: built.source.encode(), WEIGHTS: weights.data}
 
 
 def _make(
     graph: Graph, request: _Request, cache: Cache | None, stages: Stages
 ) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    with ThreadPoolExecutor(1) as pool:
+        # The first compile of all also compiles the runtime: the rest does not wait for it.
+        loading = pool.submit(load_runtime, cache) if request.gpu is None else None
+        return _make_ready(prepared(graph, request.passes, stages), request, cache, stages, loading)
+
+
+def _make_ready(
+    graph: Graph, request: _Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None
+) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    """Of a graph that has passed the passes."""
     if request.gpu is not None:
         return _make_for_gpu(graph, request, request.gpu, stages)
-    with ThreadPoolExecutor(2) as pool:
-        # The first compile of all also compiles the runtime: the rest does not wait for it.
-        loading = pool.submit(load_runtime, cache)
-        graph = prepared(graph, request.passes, stages)
-        program = _program(graph, request.cpu, request.fusion, request.kernels, stages)
+    return _make_for_cpu(graph, request, cache, stages, loading)
+
+
+def _make_for_cpu(
+    graph: Graph, request: _Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None
+) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    kernels = replace(request.kernels, tuned=tuple(sorted(request.measured[0].best.items())))
+    with ThreadPoolExecutor(1) as pool:
+        program = _program(graph, request.cpu, request.fusion, kernels, stages)
         building = pool.submit(build, program, request.cpu, cache)
         weights = weights_block(program)
         stages.done("weights")
         code = building.result()
         stages.done("c++")
-        runtime = loading.result()
-    manifest = _manifest(graph, program, request, stages)
+        runtime = loading.result() if loading is not None else load_runtime(cache)
+    manifest = manifest_of(graph, program, request.cpu, request.memory_limit, stages.seconds)
     sections: dict[str, Buffer] = {
         PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
     }  # fmt: skip
     return manifest, sections
-
-
-# ---------------------------------------------------------------- the manifest
-
-
-def _manifest(graph: Graph, program: Program | GpuProgram, request: _Request, stages: Stages) -> dict[str, Any]:
-    """All but code and weights: what calls need, and what reports tell."""
-    names = graph.dim_names
-    equal, natural = _conditions(graph)
-    offsets = program.offsets
-    manifest: dict[str, Any] = {
-        "schema": SCHEMA,
-        "onnxc": _version(),
-        "requires": {"machine": request.cpu.machine, "features": sorted(request.cpu.features)},
-        "entry": ENTRY,
-        "memory_limit": request.memory_limit,
-        "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
-        "outputs": [_tensor(n, v, names) for n, v in zip(graph.output_names, graph.outputs, strict=True)],
-        "symbols": program.symbols,
-        "dim_names": names,
-        "equal": equal,
-        "natural": natural,
-        "arena": None if offsets is not None else _arena(program),
-        # What model.explain() tells:
-        "name": graph.name,
-        "cpu": request.cpu.name,
-        "lanes": request.cpu.vector_length,
-        "kernels": [_kernel(call, names) for call in program.calls],
-        "memory": {
-            "arena": program.arena_bytes if offsets is not None else "laid out for each size",
-            "buffers": len(program.buffers),
-            "buffers_total": _spelled(_total(b.nbytes for b in program.buffers), names),
-            "weights": program.weights.nbytes,
-        },
-        "kept": summary(kept_float32(graph)),
-        "stages": dict(stages.seconds),
-        "sources": program.kernels,
-    }
-    unsolved = Signature([Tensor.from_json(row) for row in manifest["inputs"]], (), program.symbols, names).unsolved
-    if unsolved:
-        dims = ", ".join(names.get(s) or s for s in unsolved)
-        raise UnsupportedError(f"the sizes {dims} depend on data, or on no input's shape: give input_shapes")
-    return manifest
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("onnxc")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _tensor(name: str, value: Value, names: Mapping[str, str]) -> list[Any]:
-    sizes, dims = tuple(map(encode, value.shape)), tuple(spell(d, names) for d in value.shape)
-    return Tensor(name, value.dtype, sizes, dims).to_json()
-
-
-def _arena(program: Program | GpuProgram) -> dict[str, Any]:
-    """The lifetimes of the intermediates, for :class:`onnxc.runtime.model.Arena`."""
-    places: dict[Dim, int] = {}
-    which = [places.setdefault(b.nbytes, len(places)) for b in program.buffers]
-    return {
-        "sizes": [encode(d) for d in places],
-        "which": which,
-        "first": [b.first for b in program.buffers],
-        "last": [b.last for b in program.buffers],
-    }
-
-
-def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
-    work = {name: getattr(call, name) for name in ("reads", "writes", "flops", "pointwise", "turns")}
-    sizes = {name: encode(dim) for name, dim in work.items() if not isinstance(dim, int)}
-    return {
-        "function": call.function,
-        "kind": call.kind,
-        "origins": [[s.number, s.op_type, s.name, s.line] for s in call.origin],
-        "reasons": list(call.reasons),
-        "boundaries": [list(b) for b in call.boundaries],
-        **{name: _spelled(dim, names) for name, dim in work.items()},
-        **({"sizes": sizes} if sizes else {}),  # of those that are dynamic, to be evaluated
-        "weights": call.weights,
-        **({"choice": asdict(call.choice)} if call.choice is not None else {}),
-    }
-
-
-def _spelled(dim: Dim, names: Mapping[str, str]) -> int | str:
-    found = spell(dim, names)
-    return str(dim) if found is None else found
-
-
-def _total(dims: Iterator[Dim]) -> Dim:
-    total: Dim = 0
-    for d in dims:
-        total = total + d
-    return total
-
-
-# ---------------------------------------------------------------- what was taken for granted
-
-
-def _conditions(graph: Graph) -> tuple[list[tuple[Size, Size, str]], list[tuple[Size, str]]]:
-    """Pairs of sizes that must be equal and sizes that must not be negative, each with the node that wants it."""
-    found = assumptions(graph)
-    equal = [(encode(a), encode(b), describe(*place)) for (a, b), place in found.equal.items()]
-    return equal, [(encode(d), describe(*place)) for d, place in found.natural.items()]
-
-
-def describe(origin: Origin, op: str) -> str:
-    """The node of the user's model that something comes from, as ``n3 Gather 'embed'``."""
-    return " or ".join(f"{s} {s.name!r}" if s.name else str(s) for s in origin[:3]) or op
 
 
 __all__ = ["Stages", "build", "compile", "generate", "level", "prepared", "weights_block"]

@@ -32,6 +32,7 @@ Number = int | str
 """An int, or an expression over dynamic dims as text."""
 
 LOOPS = "loops"
+_LISTED = 4  # candidates that were not taken; of more the number is told
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,9 @@ def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> K
 
 
 def _choice(entry: Mapping[str, Any] | None) -> Choice | None:
-    return Choice(entry["subject"], entry["chosen"], tuple(entry["candidates"])) if entry else None
+    if not entry:
+        return None
+    return Choice(entry["subject"], entry["chosen"], tuple(entry["candidates"]), str(entry.get("why", "")))
 
 
 def _named(type_: str, dims: Mapping[str, str]) -> str:
@@ -322,8 +325,10 @@ def _shown(kernel: Kernel) -> Iterator[Any]:
     for reason in _counted(kernel.reasons):
         yield Text(f"      + {reason}")
     if kernel.choice and len(kernel.choice.candidates) > 1:
-        others = ", ".join(c for c in kernel.choice.candidates if c != kernel.choice.chosen)
-        yield Text(f"      = {kernel.choice.chosen} (or {others}) for {kernel.choice.subject}")
+        others = [c for c in kernel.choice.candidates if c != kernel.choice.chosen]
+        listed = ", ".join(others) if len(others) <= _LISTED else f"one of {len(others)} others"
+        why = f"; {kernel.choice.why}" if kernel.choice.why else ""
+        yield Text(f"      = {kernel.choice.chosen} (or {listed}) for {kernel.choice.subject}{why}")
     for boundary in kernel.boundaries:
         yield Text(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
 

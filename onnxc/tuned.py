@@ -1,11 +1,17 @@
-"""What :func:`onnxc.tune` measured, kept in a readable file: ``tuning.json`` in the cache's directory.
+"""The record of measurements: which of several kernels was fastest, in a file that people can read and share.
 
-    {"AMD EPYC, native, 2 threads": {
+    {"version": 1,
+     "AMD EPYC, native, 2 threads": {
         "conv 1x16x160x160 to 16, kernel 3x3, padded 1x1": {
-            "best": "winograd F(4x4)", "microseconds": {"direct": 592.0, "winograd F(4x4)": 262.1, ...}}}}
+            "best": "winograd F(4x4)", "microseconds": {"direct": 592.0, "winograd F(4x4)": 262.1, ...}}},
+     "NVIDIA H200, sm_90, Triton 3.6.0": {
+        "matmul of float16[128, 768], float16[768, 768] [8c1f...]": {"best": "m=64 n=128 ...", ...}}}
 
-The first key says where it was measured: processor, what was compiled for, threads. Times of other machines never
-decide anything here.
+The first key says where it was measured: the processor, what was compiled for, threads; or the GPU, its architecture
+and the Triton that compiled. Times of elsewhere decide nothing, and names that are no candidates of a kernel decide
+nothing either: so a file from a stranger can make a model slow, and nothing worse.
+
+It is ``tuning.json`` in the cache's directory, or the file that is asked for.
 """
 
 from __future__ import annotations
@@ -14,65 +20,181 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxc.errors import CacheError
+from onnxc.errors import CacheError, InputError
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import Level, model_name
 
 FILE = "tuning.json"
+VERSION = 1
+MARGIN = 0.98  # of the cost model's time: what is not faster by more is no reason to change
+_MOST = 64 << 20  # bytes of a file that is read
+_LONGEST = 1e12  # microseconds that a kernel may take
+_LENGTH = 300  # of the name of a place, which is shown
+
 Times = Mapping[str, Mapping[str, float]]
 """Seconds of each candidate, by subject (see :class:`onnxc.choices.Choice`)."""
 
 
-def path(cache: Cache) -> Path:
-    """Where the file is, or would be."""
-    return cache.root / FILE
+@dataclass(frozen=True)
+class Row:
+    """What is known of a subject: the best candidate, seconds of each, those that failed or answered wrongly."""
+
+    best: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+
+    def lacks(self, candidates: Iterable[str]) -> list[str]:
+        """Candidates that were never tried."""
+        return [c for c in candidates if c not in self.seconds and c not in self.refused]
 
 
-def load(cache: Cache, cpu: Level, threads: int) -> dict[str, str]:
-    """The best candidate by subject, as measured on this machine; empty where nothing was."""
-    rows = _read(cache).get(_where(cpu, threads))
-    if not isinstance(rows, dict):
-        return {}
-    found = {subject: row.get("best") for subject, row in rows.items() if isinstance(row, dict)}
-    return {subject: best for subject, best in found.items() if isinstance(best, str)}
+class Record:
+    """A file of measurements.
 
+    Args:
+        path: of the file, which need not be there.
+        asked: whether the user named it: then what cannot be read is an error, and else it counts as empty.
 
-def save(cache: Cache, cpu: Level, threads: int, times: Times) -> dict[str, str]:
-    """Adds measurements to the file, in place of older ones of the same subjects. Returns the best of each.
-
-    Raises CacheError where the file cannot be written.
+    Raises:
+        InputError: a file that was asked for is no record, or of a later version.
     """
-    everything = _read(cache)
-    rows = everything.setdefault(_where(cpu, threads), {})
-    best = {subject: min(each, key=lambda k: each[k]) for subject, each in times.items()}
-    for subject, each in times.items():
-        rows[subject] = {
-            "best": best[subject],
-            "microseconds": {name: round(seconds * 1e6, 1) for name, seconds in each.items()},
-        }
-    temporary = cache.root / f"{FILE}.{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        temporary.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
-        os.replace(temporary, path(cache))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise CacheError(f"cannot write {path(cache)}: {error}", cause=error) from error
-    return best
+
+    def __init__(self, path: str | os.PathLike[str], *, asked: bool = False) -> None:
+        self.path, self.asked = Path(path), asked
+        self._rows = self._read()
+
+    @staticmethod
+    def of(cache: Cache | None, path: str | os.PathLike[str] | None) -> Record | None:
+        """The file that was asked for, else the cache's, if there is one."""
+        if path is not None:
+            return Record(path, asked=True)
+        return Record(cache.root / FILE) if cache is not None else None
+
+    def places(self) -> list[str]:
+        """Where anything was measured."""
+        return sorted(self._rows)
+
+    def rows(self, where: str) -> Mapping[str, Row]:
+        """What was measured there, by subject."""
+        return self._rows.get(where, {})
+
+    def best(self, where: str) -> dict[str, str]:
+        """The best candidate by subject, as measured there."""
+        return {subject: row.best for subject, row in self.rows(where).items()}
+
+    def add(self, where: str, rows: Mapping[str, Row]) -> None:
+        """Adds measurements, in place of older ones of the same candidates. What another process has added stays.
+
+        Raises:
+            CacheError: the file cannot be written.
+        """
+        self._rows = self._read()
+        own = self._rows.setdefault(where, {})
+        own.update(rows)
+        text = json.dumps({"version": VERSION, **_plain(self._rows)}, indent=1, sort_keys=True) + "\n"
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise CacheError(f"cannot write {self.path}: {error}", cause=error) from error
+
+    def _read(self) -> dict[str, dict[str, Row]]:
+        try:
+            return _parsed(self.path)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            if not self.asked:
+                return {}
+            raise InputError(f"{self.path} is no record of measurements: {error}", cause=error) from error
 
 
-def _where(cpu: Level, threads: int) -> str:
+def joined(
+    old: Row | None, seconds: Mapping[str, float], refused: Iterable[str], before: str, candidates: Collection[str]
+) -> Row:
+    """A row with new measurements of a subject, whose choice was `before`; of those candidates that there are."""
+    times = {**(old.seconds if old else {}), **seconds}
+    wrong = tuple(sorted({*(old.refused if old else ()), *refused} - set(seconds)))
+    times = {name: t for name, t in times.items() if name in candidates and name not in wrong}
+    return Row(fastest(times, before), times, wrong)
+
+
+def fastest(seconds: Mapping[str, float], before: str) -> str:
+    """The fastest candidate, but what was there before where that is as fast within the margin."""
+    if not seconds:
+        return before
+    best = min(seconds, key=lambda name: seconds[name])
+    return before if before in seconds and seconds[best] > MARGIN * seconds[before] else best
+
+
+def cpu_place(cpu: Level, threads: int) -> str:
+    """How a record calls this machine's CPU."""
     return f"{model_name()}, {cpu.name}, {threads} threads"
 
 
-def _read(cache: Cache) -> dict[str, Any]:
-    """The whole file; one that is missing or damaged counts as empty."""
-    try:
-        found = json.loads(path(cache).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+def gpu_place(device: str, architecture: int, triton: str) -> str:
+    """How a record calls a GPU."""
+    return f"{device}{_gpu_suffix(architecture, triton)}"
+
+
+def gpu_places(record: Record, architecture: int, triton: str) -> list[str]:
+    """Where a record was measured on GPUs of this architecture, with this Triton."""
+    return [where for where in record.places() if where.endswith(_gpu_suffix(architecture, triton))]
+
+
+def _gpu_suffix(architecture: int, triton: str) -> str:
+    return f", sm_{architecture}, Triton {triton}"
+
+
+def _plain(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
+    return {where: {subject: _row(row) for subject, row in own.items()} for where, own in rows.items()}
+
+
+def _row(row: Row) -> dict[str, Any]:
+    times = {name: round(seconds * 1e6, 2) for name, seconds in row.seconds.items()}
+    return {"best": row.best, "microseconds": times, **({"refused": list(row.refused)} if row.refused else {})}
+
+
+def _parsed(path: Path) -> dict[str, dict[str, Row]]:
+    """The rows of a file; those that are no rows are left out.
+
+    Raises:
+        OSError, ValueError, RecursionError: it cannot be read, or is no record.
+    """
+    with open(path, "rb") as file:
+        data = file.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise ValueError(f"it has more than {_MOST} bytes")
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError("it is not a JSON object")
+    version = found.pop("version", VERSION)
+    if version != VERSION:
+        raise ValueError(f"it is of version {str(version)[:20]!r}, and this onnxc reads version {VERSION}")
+    rows: dict[str, dict[str, Row]] = {}
+    for where, own in found.items():
+        if isinstance(own, dict) and len(where) <= _LENGTH and where.isprintable():
+            parsed = {subject: _parsed_row(row) for subject, row in own.items()}
+            rows[where] = {subject: row for subject, row in parsed.items() if row is not None}
+    return rows
+
+
+def _parsed_row(row: Any) -> Row | None:
+    if not isinstance(row, dict) or not isinstance(row.get("best"), str):
+        return None
+    times, refused = row.get("microseconds"), row.get("refused")
+    seconds = {
+        name: t / 1e6
+        for name, t in (times.items() if isinstance(times, dict) else ())
+        if isinstance(t, int | float) and not isinstance(t, bool) and 0 <= t <= _LONGEST
+    }
+    wrong = tuple(name for name in refused if isinstance(name, str)) if isinstance(refused, list) else ()
+    return Row(row["best"], seconds, wrong)

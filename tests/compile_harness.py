@@ -32,9 +32,11 @@ from onnxc.planner.templates import ENABLED
 from onnxc.primitives.interpret import bind_sizes, interpret
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import Level, has_byte_products, level
+from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.library import NATIVE, NativeModel, call_exception, load_runtime
 from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Source, compile_library
+from tests.targets import compiled_as_it_is, is_gpu
 
 UNFUSED = FusionOptions(vertical=False, epilogue=False, horizontal=False, chains=False, split=False)
 _MARGIN = 64  # bytes before every output that must stay as they are
@@ -77,6 +79,17 @@ class Compiled:
         return [out.copy() for out in outputs]
 
 
+@dataclass
+class CompiledForGpu:
+    """A graph that a GPU runs, called as a `Compiled`."""
+
+    graph: Graph
+    model: CompiledModel
+
+    def __call__(self, *arrays: np.ndarray, threads: int = 2) -> list[np.ndarray]:
+        return list(self.model(*arrays).values())
+
+
 def _fence(nbytes: int) -> np.ndarray:
     """A block of bytes that ends where an inaccessible page begins: what reads or writes past it crashes."""
     page = mmap.PAGESIZE
@@ -109,10 +122,12 @@ def compile_graphs(
     options: FusionOptions | None = None,
     cpu: Level | None = None,
     poison: bool = True,
-) -> list[Compiled]:
-    """Plans, generates and compiles graphs of primitives as one library."""
-    cpu = cpu or level()
+) -> list[Compiled] | list[CompiledForGpu]:
+    """Plans, generates and compiles graphs of primitives as one library; for a GPU each on its own."""
     prepared = [prepare(eliminate_dead(g)) for g in graphs]
+    if is_gpu():
+        return [CompiledForGpu(g, compiled_as_it_is(g, options)) for g in prepared]
+    cpu = cpu or level()
     programs = [generate(g, options, cpu) for g in prepared]
     code = compile_library(
         [Source("model.cpp", join(programs))], include=[compiler.INCLUDE, NATIVE], flags=[*cpu.flags]
@@ -156,7 +171,9 @@ def _include_order(line: str) -> tuple[bool, bool, str]:
     return "runtime.h" in line, "vec.h" not in line, line
 
 
-def check(program: Compiled, arrays: Sequence[np.ndarray], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+def check(
+    program: Compiled | CompiledForGpu, arrays: Sequence[np.ndarray], rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
     """Runs the program and the interpreter and compares all outputs, dtypes, NaN and infinities included."""
     expected = interpret(program.graph, arrays)
     actual = program(*arrays)

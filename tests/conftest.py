@@ -1,12 +1,14 @@
 """What every test shares: a private cache, the hypothesis profiles, and the zoo on demand.
 
-``pytest -m "not zoo and not slow"`` is the quick loop. ``HYPOTHESIS_PROFILE=thorough`` looks longer.
+``pytest -m "not zoo and not slow"`` is the quick loop. ``HYPOTHESIS_PROFILE=thorough`` looks longer. ``--target cuda``
+runs the tests of answers on this machine's GPU (`tests/targets.py`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from models.zoo import store
+from tests import targets
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -25,8 +28,19 @@ settings.register_profile("thorough", max_examples=1000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--target", default="cpu", choices=targets.TARGETS, help="what models are compiled for")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    targets.before_imports(config.getoption("--target"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that asks for the ``zoo`` fixture carries its marker; exhaustive ones run where they are asked for."""
+    """A test that asks for the ``zoo`` fixture carries its marker; exhaustive ones run where they are asked for.
+
+    With a GPU as the target, those that are about another one are left out.
+    """
     for item in items:
         if "zoo" in getattr(item, "fixturenames", ()):
             item.add_marker("zoo")
@@ -34,6 +48,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         waiting = [item for item in items if item.get_closest_marker("exhaustive") is not None]
         items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
         config.hook.pytest_deselected(items=waiting)
+    target = config.getoption("--target")
+    if target != "cpu":
+        there = [item for item in items if _runs_on_gpu(item, target)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(there)])
+        items[:] = there
+
+
+def _runs_on_gpu(item: pytest.Item, target: str) -> bool:
+    if item.get_closest_marker("gpu") is not None:
+        return target == "cuda"
+    if item.get_closest_marker("every_target") is None or item.get_closest_marker("cpu_only") is not None:
+        return False
+    levels = getattr(item, "callspec", None)
+    return levels is None or levels.indices.get("cpu", 0) == 0  # of several levels of the CPU, one says it all
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A kernel that leaves its buffers ends the use of the GPU by its process: under xdist another one takes over."""
+    if report.failed and "GPU's state is lost" in report.longreprtext and "PYTEST_XDIST_WORKER" in os.environ:
+        threading.Timer(1.0, os._exit, (3,)).start()  # when the report has been sent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chosen_target(pytestconfig: pytest.Config, private_cache: Path) -> Iterator[None]:
+    """``onnxc.compile`` compiles for what ``--target`` says."""
+    with pytest.MonkeyPatch.context() as patch:
+        targets.choose(pytestconfig.getoption("--target"), patch)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

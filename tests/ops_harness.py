@@ -19,8 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxc.frontends.onnx_file import load
 from onnxc.ir import dtypes
-from onnxc.passes.decompose import decompose
-from onnxc.primitives.interpret import interpret
+from tests.targets import evaluate
 
 Array = np.ndarray
 # The highest opset that the installed onnxruntime takes without a warning.
@@ -105,7 +104,7 @@ def expected(case: Case) -> list[Array]:
 
 
 def actual(case: Case, dynamic: bool) -> list[Array]:
-    return interpret(decompose(load(build(case, dynamic))), list(feeds(case).values()))
+    return evaluate(load(build(case, dynamic)), list(feeds(case).values()))
 
 
 def check(case: Case) -> None:

@@ -9,6 +9,8 @@ import pytest
 import onnxc
 from onnxc.errors import InputError
 
+pytestmark = pytest.mark.every_target
+
 TEXT = """<ir_version: 8, opset_import: ["" : 18]> attention (
   float[batch, heads, queries, 24] q, float[kb, kh, keys, 24] k, float[vb, vh, vk, 24] v, MASK
 ) => (float[yb, yh, yq, 24] y) {

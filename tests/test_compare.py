@@ -18,17 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxc.errors import InputError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
+from onnxc.random_inputs import choose_dims, random_for_signature, random_inputs
 from onnxc.tools.compare import _Judge, compare, distance, onnxruntime_runner
 from onnxc.tools.float64 import evaluate_float64, widen
-from onnxc.tools.inputs import (
-    choose_dims,
-    parse_dims,
-    parse_shapes,
-    random_for_signature,
-    random_inputs,
-    read_inputs,
-    write_arrays,
-)
+from onnxc.tools.inputs import parse_dims, parse_shapes, read_inputs, write_arrays
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
 

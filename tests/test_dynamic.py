@@ -23,6 +23,8 @@ from onnxc.runtime.model import Arena, CompiledModel
 from onnxc.runtime.sizes import encode, evaluate, spell
 from tests.small_models import Array, floats, parse, reference
 
+pytestmark = pytest.mark.every_target
+
 # ---------------------------------------------------------------- sizes
 
 SYMBOLS = [Sym("s0"), Sym("s1"), Sym("s2", 1)]
@@ -44,6 +46,7 @@ def dims(draw: st.DrawFn, depth: int = 2) -> Dim:
 
 
 @given(dims(), st.integers(0, 20), st.integers(0, 20), st.integers(1, 20))
+@pytest.mark.cpu_only("the runtime of the CPU")
 def test_sizes_are_the_expressions(d: Dim, s0: int, s1: int, s2: int) -> None:
     values = {"s0": s0, "s1": s1, "s2": s2}
     assert evaluate(encode(d), values) == expr.evaluate(d, values)
@@ -53,6 +56,7 @@ def test_sizes_are_the_expressions(d: Dim, s0: int, s1: int, s2: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 12), st.integers(0, 5)), max_size=40))
+@pytest.mark.cpu_only("the runtime of the CPU")
 def test_arena_is_laid_out_as_the_planner_does(buffers: list[tuple[int, int, int]]) -> None:
     sizes = [64 * (n // 8) + n % 3 for n, _, _ in buffers]
     spans = [(first, first + length) for _, first, length in buffers]
@@ -66,6 +70,7 @@ def test_arena_is_laid_out_as_the_planner_does(buffers: list[tuple[int, int, int
                 assert offsets[a] + aligned(sizes[a]) <= offsets[b]
 
 
+@pytest.mark.cpu_only("the runtime of the CPU")
 def test_arena_has_a_limit() -> None:
     arena = Arena([[[8, "s0", "s0"]]], [0, 0], [0, 0], [1, 1])
     with pytest.raises(errors.LimitError):
@@ -106,6 +111,7 @@ def test_sizes_change_from_call_to_call(net: CompiledModel) -> None:
         np.testing.assert_array_equal(net(*net_inputs(2, n))[0], first[n])
 
 
+@pytest.mark.cpu_only("the runtime of the CPU")
 def test_what_is_remembered_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "_MOST_SITES", 4)
     model = onnxc.compile(parse("(float[N] x) => (float[N] y) { y = Neg(x) }"))

@@ -197,6 +197,7 @@ LIGHT_NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("name", LIGHT_NAMES)
 def test_light_model(name: str) -> None:
     """The structure of known networks, opset 9; ConstantOfShape makes the weights, so all are equal."""
@@ -222,6 +223,7 @@ EXPORTED = [
 ]
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("folder", EXPORTED, ids=lambda p: p.name.removeprefix("test_"))
 def test_exported_layer(folder: Path) -> None:
     """Layers that PyTorch exported in its early days, opset 6 converted to 8; with PyTorch's answers."""

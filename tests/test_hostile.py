@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import time
@@ -397,6 +398,7 @@ def refused_at_run(proto: onnx.ModelProto, *inputs: Array) -> None:
 OUTSIDE = [3, -4, 2**31, -(2**31), 2**40, 2**62, -(2**63), 2**63 - 1]
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize(
     "text",
@@ -429,6 +431,22 @@ def test_indices_outside(text: str, rows: int) -> None:
     compiled(_fenced(x), _fenced(good))
 
 
+@pytest.mark.every_target
+def test_an_error_names_the_node_of_its_index() -> None:
+    """Where thousands of indices of two nodes are wrong at once, the words of two reports must not mix."""
+    compiled = onnxc.compile(
+        parse("(float[7] x, int64[N] i, int64[N] j) => (float[N] y, float[N] z) { y = Gather(x, i) z = Gather(x, j) }"),
+        fusion=False,
+    )
+    count = np.arange(20_000)
+    for _ in range(5):
+        with pytest.raises(RunError, match=r"index \d+ is out of bounds") as caught:
+            compiled(np.ones(7, np.float32), 1_000_000 + count, 2_000_000 + count)
+        index = int(re.findall(r"index (\d+)", str(caught.value))[0])
+        assert caught.value.node in {1: ("n0 Gather",), 2: ("n1 Gather",)}[index // 1_000_000]
+
+
+@pytest.mark.every_target
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint64])
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_integer_division(op: str, dtype: Any) -> None:
@@ -446,6 +464,7 @@ def test_integer_division(op: str, dtype: Any) -> None:
         compiled(a, np.full(27, -1, dtype))
 
 
+@pytest.mark.every_target
 def test_shifts_beyond_the_width() -> None:
     for direction in ("LEFT", "RIGHT"):
         compiled = onnxc.compile(one("BitShift", [["n"], ["n"]], types=[TensorProto.UINT32] * 2, direction=direction))
@@ -485,6 +504,7 @@ MEETING: dict[str, tuple[Callable[[], onnx.ModelProto], list[Shape], list[list[S
 }  # fmt: skip
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize(("make", "good", "bad"), MEETING.values(), ids=MEETING.keys())
 def test_dims_taken_as_equal_are_checked(
     make: Callable[[], onnx.ModelProto], good: list[Shape], bad: list[list[Shape]]
@@ -503,6 +523,7 @@ def test_dims_taken_as_equal_are_checked(
     call(good)
 
 
+@pytest.mark.every_target
 def test_slice_from_a_size_that_may_be_negative() -> None:
     """`x[n - 5:]` counts from the end where n < 5."""
     compiled = onnxc.compile(parse(

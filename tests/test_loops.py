@@ -28,6 +28,8 @@ from onnxc.primitives.builder import Builder
 from onnxc.runtime.cpu import level
 from tests.compile_harness import UNFUSED, Compiled, check, compare, compile_graphs
 
+pytestmark = pytest.mark.every_target
+
 SIZES = [(7, 17), (1, 33), (31, 1), (0, 5), (16, 3)]  # of the two dims n and m
 FIXED = [0, 3]  # the sizes of which there are kernels of fixed shape
 PER_LIBRARY = 24
@@ -776,6 +778,7 @@ def test_against_numpy(k: int) -> None:
     _run(k, "native")
 
 
+@pytest.mark.cpu_only("vectors of another CPU")
 @pytest.mark.slow
 @pytest.mark.parametrize("k", range(len(CASES)), ids=[c.name for c in CASES])
 def test_eight_lanes(k: int) -> None:

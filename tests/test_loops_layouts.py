@@ -19,6 +19,8 @@ from onnxc.primitives.interpret import interpret
 from onnxc.runtime.cpu import Level, level
 from tests.compile_harness import Compiled, check, compare, compile_graphs
 
+pytestmark = pytest.mark.every_target
+
 RNG = np.random.default_rng(5)
 LEVELS = [
     level(),

@@ -9,6 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
 from onnxc.runtime.model import CpuModel
+from tests.targets import is_gpu
+
+pytestmark = pytest.mark.every_target
 
 Array = np.ndarray
 CASES = {
@@ -63,7 +66,7 @@ def _operands() -> dict[str, tuple[Array, Array]]:
 def test_products(constant: bool, turned: bool, rows: bool) -> None:
     operands = _operands()
     compiled = onnxc.compile(_model(operands, constant, turned, rows))
-    assert isinstance(compiled, CpuModel)
+    assert isinstance(compiled, CpuModel) or is_gpu()
     given: dict[str, Array] = {}
     for name, (a, b) in operands.items():
         given[f"a_{name}"] = a
@@ -79,6 +82,7 @@ def test_products(constant: bool, turned: bool, rows: bool) -> None:
         np.testing.assert_allclose(one[name], want, 1e-5, 2e-6 * np.sqrt(a.shape[-1]), err_msg=name)
 
 
+@pytest.mark.cpu_only("the C++ source")
 def test_matrices_of_a_constant_batch_are_packed_at_compile_time() -> None:
     operands = {n: x for n, x in _operands().items() if n in ("near", "two_batches")}
     assert "mm_pack_b(" not in onnxc.compile(_model(operands, True, False, False)).source

@@ -116,11 +116,13 @@ def test_unnamed_dim_is_none() -> None:
     np.testing.assert_array_equal(model(-np.ones((4, 3), np.float32))[0], np.zeros((4, 3)))
 
 
+@pytest.mark.every_target
 def test_no_inputs() -> None:
     model = onnxc.compile(parse("() => (float[2] y) { y = Constant<value_floats=[1.0, 2.0]>() }"))
     assert model()["y"].tolist() == [1, 2] == model.run(None, {})[0].tolist()
 
 
+@pytest.mark.every_target
 def test_outputs_that_are_inputs_and_constants() -> None:
     model = onnxc.compile(parse("(float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Identity(x) }"))
     x = floats(2)
@@ -132,6 +134,7 @@ def test_outputs_that_are_inputs_and_constants() -> None:
 # ---------------------------------------------------------------- what inputs may be
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize(
     "change",
     [
@@ -171,6 +174,7 @@ def test_read_only_and_mapped_arrays(two: CompiledModel, tmp_path: Path) -> None
         np.testing.assert_array_equal(two(x, B)["sum"], A + B)
 
 
+@pytest.mark.every_target
 def test_scalars_and_other_dtypes_that_fit() -> None:
     model = onnxc.compile(
         parse("(float x, int64 i, bool b) => (float y, int64 j, bool c) { y = Neg(x) j = Neg(i) c = Not(b) }")
@@ -200,6 +204,7 @@ def test_equal_dtype_object_is_accepted(two: CompiledModel) -> None:
     np.testing.assert_array_equal(two(x, B)["sum"], A + B)
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
 def test_empty_tensors(shape: tuple[int, int]) -> None:
     model = onnxc.compile(
@@ -212,6 +217,7 @@ def test_empty_tensors(shape: tuple[int, int]) -> None:
     assert y.shape == shape and s.tolist() == [0.0] * shape[0]
 
 
+@pytest.mark.every_target
 def test_edge_values() -> None:
     x = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, -1e-45, 3e38], np.float32)
     proto = parse("(float[8] x) => (float[8] y, float[8] z) { y = Neg(x) z = Add(x, x) }")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.ops_harness import Case, check
 
+pytestmark = pytest.mark.every_target
+
 rng = np.random.default_rng(7)
 
 

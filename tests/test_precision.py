@@ -137,6 +137,7 @@ MODELS: dict[str, tuple[str, list[Array]]] = {
 }
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("dtype", HALVES)
 def test_answers_are_near_those_of_float32(dtype: str) -> None:
     graphs = {name: of(text, dtype) for name, (text, _) in MODELS.items()}
@@ -164,6 +165,7 @@ SMALL = {
 }
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("name", SMALL)
 def test_transformers(name: str) -> None:
     model = build.build(name, **SMALL[name])
@@ -265,6 +267,7 @@ def test_limits_do_not_spread() -> None:
     assert types(graph, "matmul") == ["float16"] * 2
 
 
+@pytest.mark.every_target
 def test_positions_stay() -> None:
     """Angles of 3000 radians: a half would be one off."""
     text = f"""(int64[1,5] at, float[1,5,8] x) => (float[1,5,4] y) {weights(w=(8, 4))} {{
@@ -383,6 +386,7 @@ def test_another_dtype_is_refused() -> None:
         of(MLP, "float8")
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("dtype", HALVES)
 def test_random_graphs(dtype: str) -> None:
     """Valid, and as near as a depth of roundings allows; where rounding decides, nothing can be said."""

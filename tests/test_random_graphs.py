@@ -22,6 +22,8 @@ from onnxc.runtime.cpu import Level, level
 from tests.compile_harness import UNFUSED, Compiled, compare, compile_graphs
 from tests.random_graphs import Generator, RandomGraph, Seeded
 
+pytestmark = pytest.mark.every_target
+
 T = TypeVar("T")
 SIZES = [{"s0": 3, "s1": 5}, {"s0": 1, "s1": 1}, {"s0": 0, "s1": 2}, {"s0": 17, "s1": 4}, {"s0": 2, "s1": 33}]
 BATCH = 20
@@ -80,6 +82,7 @@ def test_fixed_seeds(dynamic: bool, options: FusionOptions | None) -> None:
         run_batch(range(first, first + BATCH), dynamic, options, level())
 
 
+@pytest.mark.cpu_only("vectors of another CPU")
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_fewer_lanes(dynamic: bool, name: str) -> None:

@@ -12,6 +12,8 @@ from onnx import helper, numpy_helper
 
 import onnxc
 
+pytestmark = pytest.mark.every_target
+
 LEVELS = ["native", "x86-64-v3", "x86-64-v2"]
 
 

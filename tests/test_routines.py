@@ -25,6 +25,8 @@ from onnxc.primitives.builder import Builder
 from tests import ops_harness
 from tests.compile_harness import Compiled, check, compare, compile_graphs
 
+pytestmark = pytest.mark.every_target
+
 Array = np.ndarray
 RNG = np.random.default_rng(7)
 NUMBERS = [
@@ -101,7 +103,7 @@ def cumsum_cases() -> list[Case]:
     cases += [Case("cumsum", [special], {"axis": 1, "exclusive": e, "reverse": r}) for e in (0, 1) for r in (0, 1)]
     cases.append(Case("cumsum", [reals(7, 6, 5)], {"axis": 1}, transposed=True))
     cases.append(Case("cumsum", [np.array([2**31 - 1, 5, 9], np.int32)], {"axis": 0}))
-    n, m = Sym("n"), Sym("m")
+    n, m = Sym("s0"), Sym("s1")
     cases += [
         Case("cumsum", [reals(7, 6, 5)], {"axis": a, "reverse": r}, [(n, 6, m)]) for a in range(3) for r in (0, 1)
     ]
@@ -153,8 +155,8 @@ def top_k_cases() -> list[Case]:
         ends = np.array([np.iinfo(t).min, np.iinfo(t).max, 0, 1, np.iinfo(t).max - 1], t)
         cases += [top_k(ends, 5, 0, m) for m in (True, False)]
     cases += [top_k(np.sort(reals(5000)), k, 0, m) for k in (8, 100) for m in (True, False)]
-    n = Sym("n")
-    cases += [top_k(reals(4, 90), kk, 1, True, shapes=[(n, Sym("m"))]) for kk in (3, 40)]
+    n = Sym("s0")
+    cases += [top_k(reals(4, 90), kk, 1, True, shapes=[(n, Sym("s1"))]) for kk in (3, 40)]
     cases.append(top_k(reals(9, 4), 3, 0, True, shapes=[(n, 4)]))
     return cases
 
@@ -166,7 +168,7 @@ def test_top_k() -> None:
 def test_top_k_of_too_few() -> None:
     with pytest.raises(ShapeError, match="best 5 of 4"):
         graph(top_k(reals(4), 5, 0, True))
-    (program,) = compile_graphs([graph(top_k(reals(4), 3, 0, True, shapes=[(Sym("n"),)]))])
+    (program,) = compile_graphs([graph(top_k(reals(4), 3, 0, True, shapes=[(Sym("s0"),)]))])
     check(program, [reals(3)])
     with pytest.raises(OnnxcError):
         program(reals(2))
@@ -204,7 +206,7 @@ def scatter_elements_cases() -> list[Case]:
     nan = np.array([1, NAN, 2, 3], np.float32)
     into = np.array([NAN, 1, 5, NAN], np.float32)
     cases += [scatter_elements(nan, np.arange(4), into, 0, r) for r in REDUCTIONS]
-    n, m, j = Sym("n"), Sym("m"), Sym("j")
+    n, m, j = Sym("s0"), Sym("s1"), Sym("s2")
     for axis in (0, 1):
         index = indices((7, 20)[axis], 5, 9)
         shapes = [(n, m), (j, 9), (j, 9)]
@@ -229,10 +231,10 @@ def scatter_nd_cases() -> list[Case]:
     cases.append(scatter_nd(reals(30, 2000), indices(30, 40, 1), reals(40, 2000), "add"))
     cases.append(scatter_nd(reals(300, 100), indices(100, 1, 2), reals(1), "none"))
     cases.append(scatter_nd(reals(6, 5, 4), indices(4, 8, 2), reals(8, 6), "add", transposed=True))
-    n, m, j = Sym("n"), Sym("m"), Sym("j")
+    n, m, j = Sym("s0"), Sym("s1"), Sym("s2")
     shapes: list[Sequence[Dim]] = [(n, 6, m), (j, 2), (j, m)]
     cases.append(scatter_nd(reals(8, 6, 11), indices(6, 13, 2), reals(13, 11), "mul", shapes=shapes))
-    shapes = [(n, 6, m), (j, Sym("depth")), (j, m)]
+    shapes = [(n, 6, m), (j, Sym("s3")), (j, m)]
     cases.append(scatter_nd(reals(8, 6, 11), indices(6, 13, 2), reals(13, 11), "none", shapes=shapes))
     return cases
 
@@ -260,7 +262,7 @@ def test_shapes_that_do_not_fit() -> None:
         graph(scatter_elements(x, at, reals(2, 6), 0, "none"))
     with pytest.raises(ShapeError, match="the updates"):
         graph(scatter_nd(x, at[:, :1], reals(2, 4), "none"))
-    n, m, u = Sym("n"), Sym("m"), Sym("u")
+    n, m, u = Sym("s0"), Sym("s1"), Sym("s4")
     case = scatter_elements(x, at[:, :5], reals(2, 5), 0, "none", shapes=[(4, n), (2, m), (u, m)])
     (program,) = compile_graphs([graph(case)])
     check(program, case.arrays)

@@ -13,6 +13,8 @@ import onnxc
 from models.build import build, dynamic_dims, random_inputs
 from tests.agreement import assert_agrees, assert_repeats
 
+pytestmark = pytest.mark.every_target
+
 Array = np.ndarray[Any, Any]
 
 TRANSFORMER = {"layers": 2, "width": 64, "heads": 2, "vocabulary": 500, "positions": 128}

@@ -11,6 +11,8 @@ from onnx import helper, numpy_helper
 
 import onnxc
 
+pytestmark = pytest.mark.every_target
+
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
 

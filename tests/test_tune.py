@@ -57,6 +57,7 @@ def test_measures_every_candidate_and_compiles_take_the_best(file: str, tmp_path
     assert several and all(seconds > 0 for each in several for seconds in each.values())
     assert any("winograd" in name for each in several for name in each)
     text = json.loads(Path(found.path).read_text())
+    assert text.pop("version") == tuned.VERSION
     (rows,) = text.values()
     assert {s: row["best"] for s, row in rows.items()} == found.best
     compiled = onnxc.compile(file, threads=1, cache=tmp_path, tuned=True)
@@ -92,8 +93,27 @@ def test_an_unknown_accuracy_is_an_error(file: str) -> None:
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "\0"])
 def test_a_damaged_file_counts_as_empty(file: str, tmp_path: Path, text: str) -> None:
     cache = Cache(tmp_path)
-    tuned.path(cache).write_text(text)
-    assert tuned.load(cache, level(), 1) == {}
-    tuned.save(cache, level(), 1, {"a": {"x": 2e-6, "y": 1e-6}})
-    assert tuned.load(cache, level(), 1) == {"a": "y"}
-    assert tuned.load(cache, level(), 2) == {}  # of another number of threads
+    (cache.root / tuned.FILE).write_text(text)
+    record = tuned.Record.of(cache, None)
+    assert record is not None
+    here, other = (tuned.cpu_place(level(), n) for n in (1, 2))
+    assert record.best(here) == {}
+    record.add(here, {"a": tuned.joined(None, {"x": 2e-6, "y": 1e-6}, (), "x", ("x", "y"))})
+    assert record.best(here) == {"a": "y"} and record.best(other) == {}
+    again = tuned.Record.of(cache, None)
+    assert again is not None and again.rows(here) == record.rows(here)
+
+
+def test_max_autotune_measures_once(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = onnxc.compile(file, threads=1, cache=tmp_path, mode="max-autotune")
+    (choice,) = {k.choice for k in first.explain().kernels if k.choice and len(k.choice.candidates) > 1}
+    assert choice.why == "measured"
+
+    def never(*args: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("onnxc.autotune.Tuner.run", never)
+    again = onnxc.compile(file, threads=1, cache=tmp_path, mode="max-autotune")
+    assert chosen(again) == chosen(first) == chosen(onnxc.compile(file, threads=1, cache=tmp_path))
+    with pytest.raises(InputError, match="max-autotune"):
+        onnxc.compile(file, mode="fast")

@@ -12,6 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
+from tests.targets import is_gpu
+
+pytestmark = pytest.mark.every_target
 
 ROWS, WIDTH = 1000, 192
 
@@ -32,7 +35,7 @@ def check(model: onnx.ModelProto, most_bytes: float, low: int = 0) -> None:
     (expected,) = ort.InferenceSession(model.SerializeToString(), options).run(None, {"i": indices})
     compiled = onnxc.compile(model)
     np.testing.assert_array_equal(compiled(i=indices)["y"], expected)
-    assert compiled.explain().memory.weights <= most_bytes
+    assert is_gpu() or compiled.explain().memory.weights <= most_bytes
 
 
 @pytest.mark.parametrize("scales", ["tensor", "row", "block"])

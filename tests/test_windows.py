@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 import onnxc
 
+pytestmark = pytest.mark.every_target
+
 Shape = tuple[int, ...]
 
 

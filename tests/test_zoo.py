@@ -15,6 +15,9 @@ from onnxc.compiler import Stages, generate, level
 from onnxc.frontends import onnx_file
 from onnxc.planner.groups import FusionOptions
 from tests.agreement import assert_agrees, assert_repeats
+from tests.targets import is_gpu
+
+pytestmark = pytest.mark.every_target
 
 Zoo = Callable[[str], store.ZooModel]
 SMALL = (*store.MICRO_GRAPHS, "mlp", "lstm", "whisper", "t5")
@@ -38,7 +41,7 @@ def test_model(zoo: Zoo, name: str) -> None:
     inputs = model.inputs()
     assert_agrees(model.path, inputs, compiled)
     assert_repeats(compiled, inputs)
-    if name in INDUCTOR:
+    if name in INDUCTOR and not is_gpu():
         # Without reductions in two stages: they are for speed, and inductor has both stages in one kernel.
         program = generate(onnx_file.load(model.path), level(), FusionOptions(split=False), Stages())
         assert len(program.calls) <= INDUCTOR[name]["sum"]

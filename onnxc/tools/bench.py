@@ -29,7 +29,7 @@ import numpy as np
 from onnxc.errors import InputError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
-from onnxc.tools.inputs import Arrays, random_inputs
+from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.tools.worker import ENGINES
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def bench(
     dims: Mapping[str, int] | None = None,
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     accuracy: str = "default",
-    tuned: bool = False,
+    tuned: bool = True,
     profile_runs: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Bench:
@@ -220,7 +220,7 @@ def bench(
 
     Args:
         model: an ONNX file.
-        inputs: by name; None makes random ones (see `tools.inputs.random_inputs`, for `seed` and `dims` too).
+        inputs: by name; None makes random ones (see `onnxc.random_inputs`, for `seed` and `dims` too).
         peers: engines to compare with: `onnxruntime` (with all of its optimizations), `openvino` (where it
             is installed; f32, for latency).
         threads: of each engine.

@@ -32,8 +32,8 @@ from onnxc.errors import InputError, OnnxcError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
+from onnxc.random_inputs import random_inputs
 from onnxc.tools.float64 import evaluate_float64
-from onnxc.tools.inputs import random_inputs
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -144,7 +144,7 @@ def compare(
     cpu: str = "native",
     threads: int | None = None,
     accuracy: str = "default",
-    tuned: bool = False,
+    tuned: bool = True,
     compiled: Callable[..., Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
@@ -153,7 +153,7 @@ def compare(
     Args:
         model: a path, the bytes of a file, or a ModelProto.
         inputs: by name or in order; None makes `samples` random sets from `seed` (see
-            `tools.inputs.random_inputs`).
+            `onnxc.random_inputs`).
         reference: `onnxruntime`, `onnx` (its reference evaluator) or `float64`.
         rtol, atol: relative to each element, and to the output's largest value.
         dims: sizes of dynamic dims in random inputs, by the model's names: `{"batch": 2}`.

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from onnxc.errors import ModelError, OnnxcError
@@ -14,6 +15,7 @@ from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
 from onnxc.ops.registry import find
 from onnxc.primitives.builder import constant_of
+from onnxc.random_inputs import dim_names
 from onnxc.report import size
 from onnxc.roofline import Peaks
 from onnxc.runtime.cache import default_root
@@ -28,7 +30,7 @@ from onnxc.runtime.cpu import (
 )
 from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.toolchain import find_compiler
-from onnxc.tools.inputs import dim_names
+from onnxc.tuned import FILE, Record
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What onnxc sees of the machine that it runs on. `caches` are bytes of the levels 1 to 3, 0 where unknown."""
+    """What onnxc sees of the machine that it runs on. `caches` are bytes of the levels 1 to 3, 0 where unknown;
+    `tuning` is the record of measurements, with how many choices were measured where.
+    """
 
     cpu: str
     cpus: int
@@ -145,6 +149,7 @@ class MachineInfo:
     memory: int
     compiler: str
     cache: str
+    tuning: str
     peaks: tuple[Peaks, ...]
     gpus: tuple[GpuInfo, ...] = ()
 
@@ -161,6 +166,7 @@ class MachineInfo:
             ("memory", ", ".join(x for x in (size(self.memory), caches) if x)),
             ("compiler", self.compiler),
             ("cache", self.cache),
+            ("tuning", self.tuning),
             *(("peak" if k == 0 else "", str(p)) for k, p in enumerate(self.peaks)),
             *(("gpu" if k == 0 else "", str(g)) for k, g in enumerate(self.gpus or ("none",))),
         ]
@@ -187,9 +193,16 @@ def machine_info() -> MachineInfo:
         memory=memory_bytes(),
         compiler=find_compiler().version,
         cache=root,
+        tuning=_tuning(root),
         peaks=tuple(machine_peaks(n, native.vector_length) for n in counts),
         gpus=tuple(_gpus()),
     )
+
+
+def _tuning(root: str) -> str:
+    record = Record(Path(root) / FILE)
+    places = [f"{len(record.rows(where))} on {where}" for where in record.places()]
+    return f"{record.path}: {'; '.join(places) or 'nothing measured'}"
 
 
 def _gpus() -> Iterator[GpuInfo]:

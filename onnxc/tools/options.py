@@ -25,8 +25,8 @@ from onnxc.errors import InternalError, OnnxcError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from onnxc.random_inputs import Arrays
     from onnxc.runtime.model import CompiledModel
-    from onnxc.tools.inputs import Arrays
 
 Progress = Callable[[str], None]
 Shapes = dict[str, tuple[int | str | None, ...]]
@@ -62,7 +62,21 @@ InputShape = Annotated[
     ),
 ]
 
-Tuned = Annotated[bool, typer.Option("--tuned", help="Choose kernels as `onnxc tune` measured.")]
+Tuned = Annotated[
+    bool, typer.Option("--tuned/--no-tuned", help="Choose kernels as was measured, where it was; or by a cost model.")
+]
+RecordFile = Annotated[
+    str | None,
+    typer.Option(
+        "--record", metavar="FILE.json", help="Measurements, in place of the cache's tuning.json.", show_default=False
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        "--tune-seconds", min=0, help="After so many, no further candidates are measured.", show_default=False
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -101,8 +115,9 @@ class Given:
 
     def arrays(self, compiled: CompiledModel, model: str, shapes: Shapes) -> Arrays:
         """The inputs for a compiled model. A saved one has no graph: random integers are then small."""
+        from onnxc.random_inputs import random_for_signature, random_inputs
         from onnxc.tools.info import is_saved_model
-        from onnxc.tools.inputs import random_for_signature, random_inputs, read_inputs
+        from onnxc.tools.inputs import read_inputs
 
         tensors = compiled.get_inputs()
         if self.inputs != "random":
@@ -118,26 +133,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Target:
-    """What a command compiles for."""
+    """What a command compiles for: for the CPU or for a GPU."""
 
-    cpu: Annotated[str, typer.Option(help="What to compile for: native, x86-64-v3, x86-64-v4, ...")] = "native"
-    threads: Threads = None
-    input_shape: InputShape = None
-    accuracy: Annotated[
-        str, typer.Option(metavar="default|strict", help="strict: no algorithm that rounds more coarsely (Winograd).")
-    ] = "default"
-
-    @property
-    def shapes(self) -> Shapes:
-        """Fixed dims of inputs."""
-        return shapes_of(self.input_shape)
-
-
-@dataclass(frozen=True)
-class Compiling(Target):
-    """How a command compiles: for the CPU or for a GPU."""
-
-    tuned: Tuned = False
     target: Annotated[
         str,
         typer.Option(
@@ -145,6 +142,13 @@ class Compiling(Target):
             help="The CPU; this machine's GPU; or GPUs by architecture, on any machine (cuda:sm_80,sm_90).",
         ),
     ] = "cpu"
+    cpu: Annotated[str, typer.Option(help="What to compile for: native, x86-64-v3, x86-64-v4, ...")] = "native"
+    threads: Threads = None
+    input_shape: InputShape = None
+    accuracy: Annotated[
+        str, typer.Option(metavar="default|strict", help="strict: no algorithm that rounds more coarsely (Winograd).")
+    ] = "default"
+
     precision: Annotated[
         str, typer.Option(metavar="float32|tf32|tf32x3", help="How a GPU multiplies float32 matrices.")
     ] = "float32"
@@ -154,6 +158,26 @@ class Compiling(Target):
             metavar="float16|bfloat16", help="Convert a float32 model; inputs and outputs stay.", show_default=False
         ),
     ] = None
+    record: RecordFile = None
+
+    @property
+    def shapes(self) -> Shapes:
+        """Fixed dims of inputs."""
+        return shapes_of(self.input_shape)
+
+
+@dataclass(frozen=True)
+class Compiling(Target):
+    """How a command compiles."""
+
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="default|max-autotune", help="max-autotune: measure kernels first, where that was not done."
+        ),
+    ] = "default"
+    tune_seconds: Seconds = None
+    tuned: Tuned = True
 
     def open(self, path: str, tell: Progress) -> CompiledModel:
         """A compiled model: compiled from ONNX, or loaded from a saved file."""
@@ -179,7 +203,10 @@ class Compiling(Target):
             cache=cache,
             input_shapes=self.shapes,
             accuracy=self.accuracy,
+            mode=self.mode,
+            tune_seconds=self.tune_seconds,
             tuned=self.tuned,
+            record=self.record,
             precision=self.precision,
             dtype=self.dtype,
             progress=lambda stage: tell(f"{stage} done"),  # the compiler names stages as they end

@@ -1,0 +1,133 @@
+"""The manifest of a compiled model: all but code and weights, what calls need and what reports tell."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from onnxc.codegen.calls import KernelCall
+from onnxc.codegen.cpp.program import ENTRY, Program
+from onnxc.errors import UnsupportedError
+from onnxc.ir.expr import Dim
+from onnxc.ir.graph import Graph, Origin, Value
+from onnxc.passes.precision import kept as kept_float32
+from onnxc.passes.precision import summary
+from onnxc.primitives.assumptions import assumptions
+from onnxc.runtime.cpu import Level
+from onnxc.runtime.face import SCHEMA
+from onnxc.runtime.signature import Signature, Tensor
+from onnxc.runtime.sizes import Size, encode, spell
+
+if TYPE_CHECKING:
+    from onnxc.codegen.triton.program import Program as GpuProgram
+
+
+def manifest_of(
+    graph: Graph, program: Program | GpuProgram, cpu: Level, memory_limit: int, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """All but code and weights: what calls need, and what reports tell."""
+    names = graph.dim_names
+    equal, natural = _conditions(graph)
+    offsets = program.offsets
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "onnxc": _version(),
+        "requires": {"machine": cpu.machine, "features": sorted(cpu.features)},
+        "entry": ENTRY,
+        "memory_limit": memory_limit,
+        "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
+        "outputs": [_tensor(n, v, names) for n, v in zip(graph.output_names, graph.outputs, strict=True)],
+        "symbols": program.symbols,
+        "dim_names": names,
+        "equal": equal,
+        "natural": natural,
+        "arena": None if offsets is not None else arena_of(program),
+        # What model.explain() tells:
+        "name": graph.name,
+        "cpu": cpu.name,
+        "lanes": cpu.vector_length,
+        "kernels": [_kernel(call, names) for call in program.calls],
+        "memory": {
+            "arena": program.arena_bytes if offsets is not None else "laid out for each size",
+            "buffers": len(program.buffers),
+            "buffers_total": _spelled(_total(b.nbytes for b in program.buffers), names),
+            "weights": program.weights.nbytes,
+        },
+        "kept": summary(kept_float32(graph)),
+        "stages": dict(seconds),
+        "sources": program.kernels,
+    }
+    unsolved = Signature([Tensor.from_json(row) for row in manifest["inputs"]], (), program.symbols, names).unsolved
+    if unsolved:
+        dims = ", ".join(names.get(s) or s for s in unsolved)
+        raise UnsupportedError(f"the sizes {dims} depend on data, or on no input's shape: give input_shapes")
+    return manifest
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("onnxc")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _tensor(name: str, value: Value, names: Mapping[str, str]) -> list[Any]:
+    sizes, dims = tuple(map(encode, value.shape)), tuple(spell(d, names) for d in value.shape)
+    return Tensor(name, value.dtype, sizes, dims).to_json()
+
+
+def arena_of(program: Program | GpuProgram) -> dict[str, Any]:
+    """The lifetimes of the intermediates, for :class:`onnxc.runtime.model.Arena`."""
+    places: dict[Dim, int] = {}
+    which = [places.setdefault(b.nbytes, len(places)) for b in program.buffers]
+    return {
+        "sizes": [encode(d) for d in places],
+        "which": which,
+        "first": [b.first for b in program.buffers],
+        "last": [b.last for b in program.buffers],
+    }
+
+
+def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
+    work = {name: getattr(call, name) for name in ("reads", "writes", "flops", "pointwise", "turns")}
+    sizes = {name: encode(dim) for name, dim in work.items() if not isinstance(dim, int)}
+    return {
+        "function": call.function,
+        "kind": call.kind,
+        "origins": [[s.number, s.op_type, s.name, s.line] for s in call.origin],
+        "reasons": list(call.reasons),
+        "boundaries": [list(b) for b in call.boundaries],
+        **{name: _spelled(dim, names) for name, dim in work.items()},
+        **({"sizes": sizes} if sizes else {}),  # of those that are dynamic, to be evaluated
+        "weights": call.weights,
+        **({"choice": asdict(call.choice)} if call.choice is not None else {}),
+    }
+
+
+def _spelled(dim: Dim, names: Mapping[str, str]) -> int | str:
+    found = spell(dim, names)
+    return str(dim) if found is None else found
+
+
+def _total(dims: Iterator[Dim]) -> Dim:
+    total: Dim = 0
+    for d in dims:
+        total = total + d
+    return total
+
+
+# ---------------------------------------------------------------- what was taken for granted
+
+
+def _conditions(graph: Graph) -> tuple[list[tuple[Size, Size, str]], list[tuple[Size, str]]]:
+    """Pairs of sizes that must be equal and sizes that must not be negative, each with the node that wants it."""
+    found = assumptions(graph)
+    equal = [(encode(a), encode(b), describe(*place)) for (a, b), place in found.equal.items()]
+    return equal, [(encode(d), describe(*place)) for d, place in found.natural.items()]
+
+
+def describe(origin: Origin, op: str) -> str:
+    """The node of the user's model that something comes from, as ``n3 Gather 'embed'``."""
+    return " or ".join(f"{s} {s.name!r}" if s.name else str(s) for s in origin[:3]) or op
