@@ -14,6 +14,7 @@ from typing import Any
 
 from onnxc.choices import Decisions
 from onnxc.codegen.calls import KernelCall
+from onnxc.codegen.triton.attention_mask import without_masks
 from onnxc.codegen.triton.cubin import INSTALL, Image, KernelError, compile_each, compile_program
 from onnxc.codegen.triton.options import Options, is_template
 from onnxc.codegen.triton.program import (
@@ -156,6 +157,7 @@ def _here(architecture: int) -> str | None:
 
 def planned(graph: Graph, fusion: FusionOptions) -> Plan:
     """From a graph of primitives to the plan of its kernels."""
+    graph = without_masks(graph)
     options = FusionOptions(fusion.vertical, fusion.epilogue, fusion.horizontal, chains=False, split=fusion.split)
     return plan(graph, assign(graph, ENABLED), options, is_template, GPU)
 

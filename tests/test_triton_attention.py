@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -353,6 +353,38 @@ def test_causal_attention_op(simulator: Simulator, past: int, dynamic: bool) -> 
 
 
 @needs_triton
+@pytest.mark.parametrize("sizes", [(70, 70), (1, 1), (17, 17), ("S", "S")], ids=str)
+def test_causal_mask_as_pytorch_exports_it(simulator: Simulator, sizes: tuple[Any, Any]) -> None:
+    """A triangle of ones, and the lowest number where that is 0."""
+    queries, keys = (70 if d == "S" else d for d in sizes)
+    low, half = np.array([-65504.0, 0.5], np.float16).view(np.uint16)  # as text has them: their bits
+    q, k, v = (normal(1, 2, n, 16) for n in (queries, keys, keys))
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    g (float16[1, 2, {sizes[0]}, 16] q, float16[1, 2, {sizes[1]}, 16] k, float16[1, 2, {sizes[1]}, 16] v)
+    => (float16[1, 2, {sizes[0]}, 16] y) <float one = {{1}}, float none = {{0}}, float16 low = {{{low}}},
+        float16 zero = {{0}}, float16[1] scale = {{{half}}}> {{
+        rows = Shape <start = 2, end = 3> (q)
+        columns = Shape <start = 2, end = 3> (k)
+        both = Concat <axis = 0> (rows, columns)
+        square = Expand (one, both)
+        triangle = Trilu <upper = 0> (square)
+        hidden = Equal (triangle, none)
+        mask = Where (hidden, low, zero)
+        turned = Transpose <perm = [0, 1, 3, 2]> (k)
+        qs = Mul (q, scale)
+        ks = Mul (turned, scale)
+        s = MatMul (qs, ks)
+        t = Add (s, mask)
+        p = Softmax <axis = -1> (t)
+        y = MatMul (p, v)
+    }}"""
+    answer = simulator.run(onnx.parser.parse_model(text).SerializeToString(), [q, k, v])
+    assert answer.kinds == ["attention"] and reads_no_mask(answer), "and nobody computes the mask"
+    bias = band(queries, keys, None, 0, -INF)
+    np.testing.assert_allclose(answer.outputs[0].astype(np.float64), wanted(q, k, v, bias), 4e-3, 4e-3)
+
+
+@needs_triton
 @pytest.mark.parametrize("guard", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_stays_so(simulator: Simulator, bad: float, guard: bool) -> None:
@@ -424,6 +456,11 @@ def test_bands_of_comparisons() -> None:
     assert found(b.and_(b.le(key, row), b.le(b.sub(row, two), key))) == Band(-2, 0)
     assert found(b.and_(b.le(key, row), b.le(key, b.add(row, two)))) is None
     assert found(b.le(key, two)) is None
+    ones = b.where(b.le(key, row), b.scalar(1.0, dtypes.float32), zero)
+    assert found(b.eq(ones, zero), low, zero) == found(b.lt(zero, ones)) == Band(None, 0)
+    assert found(b.cast(ones, dtypes.boolean)) == Band(None, 0)
+    assert found(b.eq(ones, b.scalar(2.0, dtypes.float32))) is None
+    assert found(b.eq(ones, b.scalar(np.nan, dtypes.float32))) is None
     huge = b.scalar(1 << 40, dtypes.int64)
     assert found(b.le(key, b.add(row, huge))) is None
     x = b.input(TensorType(dtypes.int64, (keys,)), "x")
@@ -436,22 +473,10 @@ def test_bands_of_comparisons() -> None:
 # ---------------------------------------------------------------- tiles and machine code
 
 
-def test_tiles_are_data() -> None:
+def test_candidates() -> None:
     for depth, bits, queries, keys in ((64, 16, 512, 512), (128, 16, 1, 7), (256, 32, None, None), (16, 32, 3, 3)):
         found = candidates(Facts(queries, keys, None, depth, bits))
         assert len(set(found)) == len(found) > 1 or keys in (3, 7)
-        assert [AttentionTile.from_dict(t.as_dict()) for t in found] == found
-    for wrong in (
-        {"rows": 48},
-        {"keys": 8},
-        {"warps": 3},
-        {"stages": 0},
-        {"resident": 2},
-        {"rows": True},
-        {"depth": 1},
-    ):
-        with pytest.raises(ValueError, match="not a tile"):
-            AttentionTile.from_dict({"rows": 64, "keys": 64, "warps": 4, "stages": 3, **wrong})
 
 
 @needs_triton

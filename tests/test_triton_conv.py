@@ -16,10 +16,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
-from onnxc.codegen.triton import conv_tiles, cubin, strips
-from onnxc.codegen.triton.conv_tiles import Sizes
-from onnxc.codegen.triton.matmul_tiles import Blocks
-from onnxc.codegen.triton.strips import Strips, Windows
+from onnxc.codegen.triton import conv_tiles, cubin, product_tiles, strips
+from onnxc.codegen.triton.product_tiles import Facts
+from onnxc.codegen.triton.strips import Windows
 from onnxc.ir import dtypes
 from tests.triton_simulator import Answer, Request, Simulator, program_of
 
@@ -241,7 +240,7 @@ def test_products_of_open_sizes(simulator: Simulator, channels: int, dynamic: Se
     check(simulator, conv, wide=wide)
 
 
-@pytest.mark.parametrize("candidate", range(1, conv_tiles.CANDIDATES))
+@pytest.mark.parametrize("candidate", range(1, product_tiles.CANDIDATES))
 def test_each_candidate_of_tiles(simulator: Simulator, candidate: int) -> None:
     for kind in ("float32", "float16"):
         check(simulator, Conv((1, 40, 9, 9), (70, 40, 3, 3), pads=(1, 1, 1, 1), kind=kind), candidate=candidate)
@@ -257,30 +256,18 @@ def test_candidates_of_strips() -> None:
     ):
         found = strips.candidates(Windows(channels, rows, width, kernel))
         assert 0 < len(found) <= strips.COUNT and len(set(found)) == len(found)
-        assert all(Strips.from_dict(s.as_dict()) == s for s in found)
     (few,) = strips.candidates(Windows(64, 7, 7, (3, 3)))[:1]
     (many,) = strips.candidates(Windows(64, 32 * 112, 112, (3, 3)))[:1]
     assert few.lanes * few.run < many.lanes * many.run
 
 
-@pytest.mark.parametrize(
-    "numbers", [{"channels": 8}, {"lanes": 96}, {"run": 0}, {"warps": 3}, {"unrolled": 2}, {"lanes": 1 << 20}]
-)
-def test_strips_that_are_none(numbers: dict[str, int]) -> None:
-    whole = Strips(16, 128, 4, 4).as_dict()
-    if numbers != {"channels": 8}:
-        numbers = {**whole, **numbers}
-    with pytest.raises(ValueError, match="not strips"):
-        Strips.from_dict(numbers)
-
-
 def test_candidates_of_tiles() -> None:
     for rows, outputs, channels, exact in itertools.product((1, 49, 100352), (5, 64, 2048), (16, 100, 512), (0, 1)):
         dtype = dtypes.float32 if exact else dtypes.float16
-        found = conv_tiles.candidates(Sizes(rows, outputs, channels, 9, 1, dtype, bool(exact)))
-        assert len(set(found)) == len(found) and all(Blocks.from_dict(b.as_dict()) == b for b in found)
-    few = conv_tiles.candidates(Sizes(49, 512, 512, 9, 1, dtypes.float16, False))[0]
-    many = conv_tiles.candidates(Sizes(100352, 256, 64, 1, 1, dtypes.float16, False))[0]
+        found = conv_tiles.candidates(Facts(rows, outputs, channels, 1, dtype, bool(exact), turns=9))
+        assert len(set(found)) == len(found)
+    few = conv_tiles.candidates(Facts(49, 512, 512, 1, dtypes.float16, False, turns=9))[0]
+    many = conv_tiles.candidates(Facts(100352, 256, 64, 1, dtypes.float16, False))[0]
     assert few.m == 16 and many.m * many.n >= 64 * 128
 
 

@@ -542,7 +542,7 @@ def test_failures_reach_the_test(simulator: Simulator) -> None:
 
 def test_machine_code(simulator: Simulator) -> None:
     """Triton's compiler refuses what its interpreter takes: a variable of two types, say."""
-    from onnxc.codegen.triton.cubin import compile_functions
+    from onnxc.codegen.triton.cubin import compile_program
 
     x = f32(5, 300)
     for case in (
@@ -554,7 +554,7 @@ def test_machine_code(simulator: Simulator) -> None:
     ):
         for dynamic in (False, True):
             _, program = program_of(Request(build(case, dynamic).SerializeToString(), []))
-            assert all(image.code for image in compile_functions(program.source, program.functions, 90))
+            assert all(image.code for image in compile_program(program, 90, 1))
 
 
 @pytest.mark.exhaustive

@@ -14,8 +14,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxc.codegen.triton.cubin import compile_functions
-from onnxc.codegen.triton.matmul_tiles import EXACT, HALF, Blocks, Facts, candidates
+from onnxc.codegen.triton.cubin import compile_program
+from onnxc.codegen.triton.matmul_tiles import candidates
+from onnxc.codegen.triton.product_tiles import Facts
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Sym
 from tests.triton_simulator import Answer, Request, Simulator, program_of
@@ -172,16 +173,6 @@ def test_erf_of_halves(simulator: Simulator) -> None:
 # ---------------------------------------------------------------- the choice
 
 
-def test_blocks_are_plain_numbers() -> None:
-    for cost in (*HALF, *EXACT):
-        assert Blocks.from_dict(cost.blocks.as_dict()) == cost.blocks
-    for wrong in ({"m": 48}, {"m": 8}, {"k": 0}, {"warps": 3}, {"stages": 0}, {"resident": -1}, {"m": True}, {"z": 1}):
-        with pytest.raises(ValueError, match="not a tile"):
-            Blocks.from_dict({**PLAIN, **wrong})
-    with pytest.raises(ValueError, match="not a tile"):
-        Blocks.from_dict({"m": 32})
-
-
 def facts(m: Any, n: Any, k: Any, kind: str = "float16", **more: Any) -> Facts:
     return Facts(m, n, k, 1, dtypes.BY_NAME[kind], kind == "float32", **more)
 
@@ -215,7 +206,8 @@ def test_machine_code(architecture: int) -> None:
     built = model(nodes, [("x", ["M", 64])], "float16", w=w, b=b)
     blocks = {"m": 128, "n": 128, "k": 64, "warps": 8, "stages": 3, "resident": 2}
     _, program = program_of(Request(built.SerializeToString(), [], blocks=blocks))
-    (image,) = compile_functions(program.source, program.functions, architecture)
+    (image,) = compile_program(program, architecture, 1)
     assert image.resident == (2 if architecture >= 90 else 0) and (image.scratch > 0) == (architecture >= 90)
-    (loose,) = compile_functions(program.source, [replace(program.functions[0], loose=(0,))], architecture)
+    without = replace(program, functions=[replace(program.functions[0], loose=(0,))])
+    (loose,) = compile_program(without, architecture, 1)
     assert loose.resident == 0 and loose.scratch == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 import onnxc
 from onnxc.codegen.triton import tiles
+from onnxc.codegen.triton.kernel import power
 from onnxc.codegen.triton.tiles import Facts, Tile, best, candidates
-from tests.triton_simulator import Simulator
+from tests.triton_simulator import Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +59,7 @@ def softmax(x: Array) -> Array:
 def test_softmax_under_any_tile(simulator: Simulator, tile: str, length: int, dtype: str) -> None:
     x = rng.standard_normal((5, length)).astype({"float": np.float32, "float16": np.float16}[dtype])
     text = f"g ({dtype}[5, {length}] x) => ({dtype}[5, {length}] y) {{ y = Softmax(x) }}"
-    (y,) = simulator.run(model(text), [x], tile=TILES[tile].as_dict()).outputs
+    (y,) = simulator.run(model(text), [x], tile=asdict(TILES[tile])).outputs
     np.testing.assert_allclose(y.astype(np.float64), softmax(x), 1e-5 if dtype == "float" else 1e-3)
 
 
@@ -69,7 +71,7 @@ def test_parts_of_several_loops(simulator: Simulator, tile: Tile) -> None:
     text = """g (float16[2, 6, 8, 16] x, float16[6] w, float16[6] b) => (float16[2, 6, 8, 16] y) {
         y = GroupNormalization <num_groups = 2> (x, w, b)
     }"""
-    answer = simulator.run(model(text).replace(b"\x10\x12", b"\x10\x15"), [x, w, b], tile=tile.as_dict())
+    answer = simulator.run(model(text).replace(b"\x10\x12", b"\x10\x15"), [x, w, b], tile=asdict(tile))
     assert len(answer.kinds) == 1
     z = x.astype(np.float64).reshape(2, 2, -1)
     z = ((z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-5)).reshape(x.shape)
@@ -94,19 +96,10 @@ FACTS = [
 
 @pytest.mark.parametrize("facts", FACTS, ids=str)
 def test_candidates(facts: Facts) -> None:
-    """Each is a tile that numbers from elsewhere may name, no two are equal, and the first is the cost model's."""
+    """Sides are powers of two, no two are equal, and the first is the cost model's."""
     found = candidates(facts)
     assert found[0] == best(facts) and len(set(found)) == len(found) <= 40
-    assert all(Tile.from_dict(tile.as_dict()) == tile for tile in found)
-
-
-@pytest.mark.parametrize(
-    "numbers", [{}, {"points": 3}, {"points": 0}, {"points": 2, "turn": 1}, {"points": 1 << 30}, {"points": 2.0},
-                {"points": 1, "stages": 0}, {"points": 1, "warps": 64}, {"points": 1, "resident": 2}, {"points": True}]
-)  # fmt: skip
-def test_what_is_no_tile(numbers: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not a tile"):
-        Tile.from_dict(numbers)
+    assert all(n == power(n) for tile in found for n in (tile.points, tile.turns, tile.warps))
 
 
 @pytest.mark.parametrize("tile", ["whole rows", "packed parts", "pieces ahead"])
@@ -116,6 +109,42 @@ def test_machine_code(tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "g (float16[9, 61] x) => (float16[9, 61] y) { y = Softmax(x) }"
     made = onnxc.compile(onnx.ModelProto.FromString(model(text)), target="cuda:sm_80,sm_90,sm_100", cache=False)
     assert set(made.manifest["cuda"]["images"]) == {"sm_80", "sm_90a", "sm_100a"}
+
+
+# ---------------------------------------------------------------- pieces of one tensor that are joined
+
+HALVES = "a, b = Split <axis = -1, num_outputs = 2> (z) "
+JOINED = {
+    "halves": (HALVES + "n = Neg (b) j = Concat <axis = -1> (n, a)", 4),
+    "the other sign": (HALVES + "n = Neg (a) j = Concat <axis = -1> (b, n)", 4),
+    "uneven": ("a, b = Split <axis = -1> (z, parts) n = Abs (b) j = Concat <axis = -1> (n, a)", 4),
+    "three": ("a, b, c = Split <axis = -1, num_outputs = 3> (z) n = Neg (b) j = Concat <axis = -1> (c, n, a)", 6),
+    "two functions": (HALVES + "n = Neg (b) m = Abs (a) j = Concat <axis = -1> (n, m)", 6),
+    "of rows": ("a, b = Split <axis = 0> (z, rows) c = Concat <axis = 0> (b, a) j = Tanh (c)", 3),
+}
+
+
+@pytest.mark.parametrize(("case", "rows"), [(c, r) for c in JOINED for r in ("7", "N") if (c, r) != ("of rows", "N")])
+def test_joined_pieces_are_read_once(simulator: Simulator, case: str, rows: str) -> None:
+    """Where both sides of a condition are one function of elements some way apart, these are loaded once."""
+    body, loads = JOINED[case]
+    width = 17 if case == "three" else 14
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((7, width), (width,)))
+    text = f"""g (float[{rows}, {width}] x, float[{width}] w) => (float[{rows}, {width}] y)
+        <int64[2] parts = {{5, 9}}, int64[2] rows = {{3, 4}}> {{ z = Mul (x, w) {body} y = Add (z, j) }}"""
+    answer = simulator.run(model(text), [x, w])
+    z = x * w
+    joined = {
+        "halves": lambda: np.concatenate([-z[:, 7:], z[:, :7]], 1),
+        "the other sign": lambda: np.concatenate([z[:, 7:], -z[:, :7]], 1),
+        "uneven": lambda: np.concatenate([np.abs(z[:, 5:]), z[:, :5]], 1),
+        "three": lambda: np.concatenate([z[:, 12:], -z[:, 6:12], z[:, :6]], 1),
+        "two functions": lambda: np.concatenate([-z[:, 7:], np.abs(z[:, :7])], 1),
+        "of rows": lambda: np.tanh(np.concatenate([z[3:], z[:3]])),
+    }[case]()
+    np.testing.assert_allclose(answer.outputs[0], z + joined, 1e-5, 1e-6)
+    _, program = program_of(Request(model(text), []))
+    assert sum(kernel.count("tl.load(") for kernel in program.kernels.values()) == loads
 
 
 # ---------------------------------------------------------------- the best of long rows
@@ -160,7 +189,7 @@ def test_where_the_best_is(simulator: Simulator, tile: str, op: str, last: int) 
     """A NaN counts where it is first of all; of equal elements the first counts, or the last."""
     x = np.array(list(ODD.values()), np.float32)
     text = f"g (float[6, 9] x) => (int64[6] y) {{ y = {op} <axis = 1, keepdims = 0, select_last_index = {last}> (x) }}"
-    (y,) = simulator.run(model(text), [x], tile=TILES[tile].as_dict()).outputs
+    (y,) = simulator.run(model(text), [x], tile=asdict(TILES[tile])).outputs
     key = x if op == "ArgMax" else -x
     some = np.where(np.isnan(key), -np.inf, key)
     best = some == some.max(1, keepdims=True)

@@ -339,36 +339,31 @@ def program_of(request: Request) -> tuple[Any, Any]:
     """The graph and the generated program of a model."""
     import onnx
 
-    from onnxc import compiler
+    from onnxc import compiler, gpu
     from onnxc.choices import Choice, Decisions
-    from onnxc.codegen.triton import kernel, matmul, matmul_tiles, tiles
-    from onnxc.codegen.triton.options import MOST_DEPTH, Options, is_template
+    from onnxc.codegen.triton import kernel, matmul, tiles
+    from onnxc.codegen.triton.options import Options
+    from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
     from onnxc.frontends import onnx_file
     from onnxc.passes.pipeline import PassOptions
-    from onnxc.planner.fusion import plan
     from onnxc.planner.groups import FusionOptions
-    from onnxc.planner.layout import assign
-    from onnxc.planner.machine import GPU
-    from onnxc.planner.templates import ENABLED
 
     class Numbered(Decisions):
         def choose(self, subject: str, names: Sequence[str]) -> Choice:
             return Choice(subject, names[request.candidate % len(names)], tuple(names), "as asked")
 
     graph = onnx_file.load(onnx.ModelProto.FromString(request.model))
-    passes = PassOptions(
-        weight_only=False, integer=False, half_attention=True, attention_depth=MOST_DEPTH, dtype=request.dtype
-    )
+    passes = compiler.pass_options_of(PassOptions.fold_bytes, True, True, request.dtype, on_gpu=True)
     graph = compiler.prepared(graph, passes, compiler.Stages())
-    fused = plan(graph, assign(graph, ENABLED), FusionOptions(**{"chains": False, **request.fusion}), is_template, GPU)
+    fused = gpu.planned(graph, FusionOptions(**request.fusion))
     changed: dict[tuple[Any, str], Any] = {(kernel, "WIDE"): 1} if request.wide else {}
     if request.blocks is not None:
-        blocks = matmul_tiles.Blocks.from_dict(request.blocks)
+        blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
     changed |= {(tiles if hasattr(tiles, k) else matmul, k): v for k, v in request.limits.items()}
     if request.tile is not None:
-        own, ranked = tiles.Tile.from_dict(request.tile), tiles.ranked
+        own, ranked = tiles.Tile(**request.tile), tiles.ranked
         changed[tiles, "ranked"] = lambda f: iter([own]) if f.kind in ("rows", "columns") else ranked(f)
     before = {(module, name): getattr(module, name) for module, name in changed}
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.attention_heads import Sharing, shared_heads
-from onnxc.codegen.triton.attention_mask import Band, Mask, mask_of
+from onnxc.codegen.triton.attention_mask import Band, Mask, known_mask
 from onnxc.codegen.triton.attention_tiles import AttentionTile, Facts
 from onnxc.codegen.triton.attention_tiles import candidates as ranked
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
@@ -72,8 +72,7 @@ def _access(group: Group, layout: Layout) -> AttentionAccess:
 
 def _mask(group: Group, access: AttentionAccess) -> Mask:
     assert group.node is not None
-    _, _, _, *bias = group.node.operands
-    return mask_of(bias[0], *access.sizes[:2]) if bias else Mask(nothing=True)
+    return known_mask(group.node, *access.sizes[:2])
 
 
 def _facts(

@@ -22,8 +22,9 @@ import numpy as np
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, is_nonnegative, of, symbols
-from onnxc.ir.graph import Node, Value
+from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
+from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
@@ -34,6 +35,11 @@ MOST = 1 << 27  # elements of a constant that is looked at
 # scores lie farther apart than this. float16 has no numbers for such scores, nor are they seen in float32.
 HIDES = {"float16": -65504.0}
 HIDES_WIDE = -9.9e8  # bfloat16 rounds -1e9 to a little more
+
+COMPARED = ("le", "lt", "eq")
+FUNCTIONS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "le": np.less_equal, "lt": np.less, "eq": np.equal,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,35 @@ def mask_of(bias: Value, queries: Dim, keys: Dim) -> Mask:
     return Mask(found == 0.0, band, not _varies(bias, at, i))
 
 
+def known_mask(node: Node, queries: Dim, keys: Dim) -> Mask:
+    """What is known of an attention node's mask."""
+    if "band" in node.attrs:
+        return Mask(band=node.attrs["band"])
+    _, _, _, *bias = node.operands
+    return mask_of(bias[0], queries, keys) if bias else Mask(nothing=True)
+
+
+def without_masks(graph: Graph) -> Graph:
+    """The graph with attention nodes that know what their masks are: those that a kernel need not read are no operands
+    any more (a band is an attribute), and nobody computes them.
+    """
+    r = Rewriter(graph)
+    for node in graph.nodes:
+        if node.op != "attention":
+            r.keep(node)
+            continue
+        q, kt, v, *bias = node.operands
+        mask = known_mask(node, q.shape[-2], kt.shape[-1])
+        if not bias or not (mask.nothing or mask.band is not None):
+            r.keep(node)
+            continue
+        attrs = {**node.attrs, **({"band": mask.band} if mask.band is not None else {})}
+        out = Value(node.output.type, node.output.name, node.output.data)
+        r.nodes.append(Node("attention", [r.value(x) for x in (q, kt, v)], [out], attrs, (), node.origin))
+        r.replace(node.output, out)
+    return r.result()
+
+
 def _hidden(found: _Choice) -> Band | None:
     """The band outside of which keys are hidden."""
     if found.inside == 0:
@@ -113,22 +148,37 @@ def _hidden(found: _Choice) -> Band | None:
     return Band(rest.lower, rest.upper, found.inside) if isinstance(rest, Band) and found.outside == 0 else None
 
 
+# ---------------------------------------------------------------- what an element is computed of
+
+
+def _behind_views(v: Value, at: Index) -> tuple[Value, Index]:
+    """The element that views show."""
+    while constant_of(v) is None and (node := v.node) is not None and node.op in VIEWS:
+        v, at = node.operands[0], view_index(node, at)
+    return v, at
+
+
+def _computed(v: Value, at: Index) -> tuple[Node | None, list[tuple[Value, Index]]]:
+    """The pointwise node that computes an element, and its operands' elements; None for others."""
+    node = v.node
+    if node is None or node.op == "iota" or lookup(node.op).kind is not Kind.POINTWISE:
+        return None, []
+    return node, [(x, broadcast(x, at)) for x in node.operands]
+
+
 # ---------------------------------------------------------------- floats
 
 
 def _float(v: Value, at: Index, place: _Place) -> float | _Choice | None:
     """A float that does not depend on other loops than the place's."""
-    array, node = constant_of(v), v.node
+    v, at = _behind_views(v, at)
+    array = constant_of(v)
     if array is not None:
         table = _table(array, at, place)
         return _chosen(table.astype(np.float64), place) if table is not None else None
+    node, operands = _computed(v, at)
     if node is None:
         return None
-    if node.op in VIEWS:
-        return _float(node.operands[0], view_index(node, at), place)
-    if lookup(node.op).kind is not Kind.POINTWISE:
-        return None
-    operands = [(x, broadcast(x, at)) for x in node.operands]
     if node.op == "where":
         seen = _bool(*operands[0], place)
         a, b = (_float(x, i, place) for x, i in operands[1:])
@@ -144,7 +194,7 @@ def _float(v: Value, at: Index, place: _Place) -> float | _Choice | None:
             return float(seen)
         return _Choice(seen, 1.0, 0.0) if seen is not None else None
     if node.op in ("add", "sub", "mul"):
-        return _combined(node, *(_float(x, i, place) for x, i in operands))
+        return _combined(node.op, v.dtype, *(_float(x, i, place) for x, i in operands))
     return None
 
 
@@ -155,19 +205,28 @@ def _each(x: float | _Choice | None, f: Any) -> float | _Choice | None:
         return None if x is None else float(f(x))
 
 
-def _combined(node: Node, a: float | _Choice | None, b: float | _Choice | None) -> float | _Choice | None:
-    """A sum, difference or product as the model computes it, where one of both does not vary."""
-    kind = node.output.dtype.numpy
+def _combined(
+    op: str, dtype: DType, a: float | _Choice | None, b: float | _Choice | None
+) -> float | _Choice | None:  # fmt: skip
+    """An operation of numbers of a dtype as the model computes it, where one of both does not vary."""
 
     def apply(x: float, y: float) -> float:
-        f = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[node.op]
-        return float(f(np.asarray(x, kind), np.asarray(y, kind)))
+        return float(FUNCTIONS[op](np.asarray(x, dtype.numpy), np.asarray(y, dtype.numpy)))
 
     if a is None or b is None or (isinstance(a, _Choice) and isinstance(b, _Choice)):
         return None
     if isinstance(b, _Choice):
         return _each(b, lambda y: apply(a, y))  # type: ignore[arg-type]
     return _each(a, lambda x: apply(x, b))
+
+
+def _where(truth: float | _Choice | None) -> bool | Band | None:
+    """Where a number is not 0."""
+    if not isinstance(truth, _Choice):
+        return None if truth is None else bool(truth)
+    if bool(truth.inside) == bool(truth.outside):
+        return bool(truth.inside)
+    return truth.band if truth.inside else _opposite(truth.band)
 
 
 def _chosen(table: np.ndarray, place: _Place) -> float | _Choice | None:
@@ -203,22 +262,24 @@ def _band(inside: np.ndarray, place: _Place) -> Band | None:
 
 def _bool(v: Value, at: Index, place: _Place) -> bool | Band | None:
     """A condition: always so, or where a band is."""
-    array, node = constant_of(v), v.node
+    v, at = _behind_views(v, at)
+    array = constant_of(v)
     if array is not None:
         table = _table(array, at, place)
         if table is None or table.size == 0:
             return None
         return bool(table.flat[0]) if (table == table.flat[0]).all() else _band(table, place)
+    node, operands = _computed(v, at)
     if node is None:
         return None
-    if node.op in VIEWS:
-        return _bool(node.operands[0], view_index(node, at), place)
-    if lookup(node.op).kind is not Kind.POINTWISE:
-        return None
-    operands = [(x, broadcast(x, at)) for x in node.operands]
-    if node.op in ("le", "lt", "eq") and operands[0][0].dtype in (dtypes.int32, dtypes.int64):
+    kind = operands[0][0].dtype
+    if node.op in COMPARED and kind in (dtypes.int32, dtypes.int64):
         a, b = (_integer(x, i, place) for x, i in operands)
         return None if a is None or b is None else _compared(node.op, b - a, place)
+    if node.op in COMPARED and kind.is_float:
+        return _where(_combined(node.op, kind, *(_float(x, i, place) for x, i in operands)))
+    if node.op == "cast" and kind.is_float:
+        return _where(_each(_float(*operands[0], place), lambda x: float(x != 0)))
     if node.op == "not":
         return _opposite(_bool(*operands[0], place))
     if node.op in ("and", "or"):
@@ -271,21 +332,18 @@ def _joined(op: str, a: bool | Band | None, b: bool | Band | None) -> bool | Ban
 
 def _integer(v: Value, at: Index, place: _Place) -> Dim | None:
     """An integer as an expression of indices and sizes."""
-    array, node = constant_of(v), v.node
+    v, at = _behind_views(v, at)
+    array = constant_of(v)
     if array is not None:
         return _counted(array, at, place)
     if v.data is not None and v.data.size == 1:
         size = v.data.reshape(-1)[0]
         return size if isinstance(size, Expr) else int(size)
+    if v.node is not None and v.node.op == "iota":
+        return at[0]
+    node, operands = _computed(v, at)
     if node is None:
         return None
-    if node.op in VIEWS:
-        return _integer(node.operands[0], view_index(node, at), place)
-    if node.op == "iota":
-        return at[0]
-    if lookup(node.op).kind is not Kind.POINTWISE:
-        return None
-    operands = [(x, broadcast(x, at)) for x in node.operands]
     if node.op == "cast":
         wide = operands[0][0].dtype in (dtypes.int32, dtypes.int64)
         return _integer(*operands[0], place) if wide and v.dtype in (dtypes.int32, dtypes.int64) else None
@@ -340,16 +398,12 @@ def _table(array: np.ndarray, at: Index, place: _Place) -> np.ndarray | None:
 
 def _varies(v: Value, at: Index, row: Symbol) -> bool:
     """Whether an element may depend on a symbol of its index."""
+    v, at = _behind_views(v, at)
     if not any(row in symbols(i) for i in at):
         return False
-    array, node = constant_of(v), v.node
+    array = constant_of(v)
     if array is not None:
         axes = [a for a, i in enumerate(at) if row in symbols(i)]
         return array.size > MOST or any(not (array == array.take([0], a)).all() for a in axes if array.shape[a])
-    if node is None:
-        return True
-    if node.op in VIEWS:
-        return _varies(node.operands[0], view_index(node, at), row)
-    if node.op == "iota" or lookup(node.op).kind is not Kind.POINTWISE:
-        return True
-    return any(_varies(x, broadcast(x, at), row) for x in node.operands)
+    node, operands = _computed(v, at)
+    return node is None or any(_varies(x, i, row) for x, i in operands)

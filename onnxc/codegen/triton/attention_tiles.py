@@ -7,16 +7,15 @@ to compute. Large tiles read keys and values less often, which counts where they
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from onnxc.codegen.triton.kernel import power
 
 LONG = 8192  # keys of a head from which on they do not stay in the L2 cache
-DESCRIBED = 4096  # keys from which on making descriptors pays
+DESCRIBED = 4096  # keys from which on making descriptors pays, and large tiles do
 STREAMED = 512  # keys that are read for few queries: from here on it is the memory that counts
 FEW = 16  # rows that one tile of the matrix units has
-MOST_SIDE = 256
 
 
 @dataclass(frozen=True)
@@ -39,30 +38,6 @@ class AttentionTile:
     stages: int
     resident: int = 0
     described: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(numbers: Mapping[str, int]) -> AttentionTile:
-        """The inverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: a name or number that no tile has.
-        """
-        try:
-            tile = AttentionTile(**numbers)
-        except TypeError as error:
-            raise ValueError(f"not a tile of attention: {dict(numbers)}") from error
-        sides = (tile.rows, tile.keys)
-        powers = all(type(n) is int for n in numbers.values()) and all(n == power(n) for n in (*sides, tile.warps))
-        if not powers or min(sides) < FEW or max(sides) > MOST_SIDE:
-            raise ValueError(f"not a tile of attention: {dict(numbers)}")
-        flags = (tile.resident, tile.described)
-        if not (1 <= tile.warps <= 16 and 1 <= tile.stages <= 8) or flags not in ((0, 0), (1, 0), (0, 1)):
-            raise ValueError(f"not a tile of attention: {dict(numbers)}")
-        return tile
 
 
 @dataclass(frozen=True)
@@ -129,7 +104,7 @@ def _halves(facts: Facts) -> Iterator[AttentionTile]:
         ranked = [(64, 64, 4, 3, 0), (64, 128, 4, 2, 0), (128, 64, 8, 4, 1), (128, 64, 8, 3, 0), (128, 64, 4, 3, 1)]
         ranked += [(64, 64, 4, 2, 0), (64, 32, 4, 3, 0)]
     elif facts.depth <= 128:
-        if facts.causal and keys >= LONG:
+        if keys >= (LONG if facts.causal else DESCRIBED):
             yield AttentionTile(128, 128, 8, 3, resident=1)
         ranked = [(64, 64, 4, 3, 0), (128, 128, 8, 3, 1), (128, 64, 8, 3, 0), (128, 64, 8, 3, 1), (128, 128, 8, 3, 0)]
         ranked += [(64, 32, 4, 2, 0), (64, 32, 4, 3, 0)]

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxc.codegen.triton import spelling, strips
-from onnxc.codegen.triton.conv_tiles import Sizes, candidates
+from onnxc.codegen.triton.conv_tiles import UNKNOWN, candidates
 from onnxc.codegen.triton.depthwise import NOTHING, emit_depthwise, windows
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
-from onnxc.codegen.triton.matmul import Blocks, numbering
+from onnxc.codegen.triton.matmul import numbering
 from onnxc.codegen.triton.options import Options, is_depthwise
+from onnxc.codegen.triton.product_tiles import Blocks, Facts
 from onnxc.codegen.triton.strips import Strips
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
@@ -43,7 +44,7 @@ def emit_convolution(group: Group, layout: Layout, options: Options, choice: Blo
         return emit_depthwise(group, layout, choice)
     assert not isinstance(choice, Strips)
     product = _Product(group, layout, options)
-    return product.kernel(choice or candidates(product.sizes())[0])
+    return product.kernel(choice or candidates(product.facts())[0])
 
 
 def convolution_candidates(group: Group, layout: Layout, options: Options) -> Sequence[Blocks | Strips]:
@@ -51,7 +52,7 @@ def convolution_candidates(group: Group, layout: Layout, options: Options) -> Se
     assert group.node is not None
     if is_depthwise(group.node):
         return strips.candidates(windows(group.node))
-    return candidates(_Product(group, layout, options).sizes())
+    return candidates(_Product(group, layout, options).facts())
 
 
 class _Product:
@@ -84,12 +85,15 @@ class _Product:
         self.place = unflatten(self.m, self.result)
         self.masks: dict[str, str | None] = {}
 
-    def sizes(self) -> Sizes:
+    def facts(self) -> Facts:
         """What the choice of a tile depends on."""
         channels, turns = (self.pairs, 1) if self.pairs else (self.channels, self.taps)
         tested = any(d != 0 for side in ("low", "high") for d in self.node.attrs[side])
         most = FEW_TESTED if self.pairs and tested else None
-        return Sizes(self.rows, self.outputs, channels, turns, self.groups, self.node.output.dtype, self.exact, most)
+        dtype = self.node.output.dtype
+        return Facts(
+            self.rows, self.outputs, channels, self.groups, dtype, self.exact, turns=turns, most=most, unknown=UNKNOWN
+        )
 
     def kernel(self, blocks: Blocks) -> Kernel:
         """All of it."""

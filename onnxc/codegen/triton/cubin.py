@@ -148,16 +148,6 @@ def attempt_functions(source: str, functions: Sequence[Function], architecture: 
     return found
 
 
-def compile_functions(source: str, functions: Sequence[Function], architecture: int) -> list[Image]:
-    """The machine code of some functions of a source.
-
-    Raises:
-        KernelError: Triton refuses one.
-    """
-    compiler = _Compiler(source, architecture)
-    return [compiler.image(f) for f in functions]
-
-
 class _Compiler:
     """Compiles functions of a source for an architecture."""
 

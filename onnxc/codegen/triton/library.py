@@ -147,7 +147,7 @@ def ox_sign(x):
 
 @triton.jit
 def ox_tanh_half(x):
-    """tanh of a float16, to half a unit in its last place: one instruction."""
+    """tanh of a float16 or bfloat16, to a unit in the last place of the former: one instruction, for all numbers."""
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -282,6 +282,34 @@ def ox_quantize(x, scale, zero, low, high):
     y = libdevice.rint(tl.div_rn(x, scale)) + zero
     y = tl.where(y == y, y, low)
     return tl.minimum(tl.maximum(y, low), high).to(tl.int32)
+
+
+@triton.jit
+def ox_rounds(x, y, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr):
+    """Four rounds of Threefry, with these rotations."""
+    x += y
+    y = ((y << a) | (y >> (32 - a))) ^ x
+    x += y
+    y = ((y << b) | (y >> (32 - b))) ^ x
+    x += y
+    y = ((y << c) | (y >> (32 - c))) ^ x
+    x += y
+    y = ((y << d) | (y >> (32 - d))) ^ x
+    return x, y
+
+
+@triton.jit
+def ox_threefry(key, counter):
+    """Threefry-2x32 with 20 rounds: see onnxc/primitives/random.py."""
+    a, b = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    c = a ^ b ^ 0x1BD11BDA
+    x, y = counter.to(tl.uint32) + a, (counter >> 32).to(tl.uint32) + b
+    x, y = ox_rounds(x, y, 13, 15, 26, 6)
+    x, y = ox_rounds(x + b, y + (c + 1), 17, 29, 16, 24)
+    x, y = ox_rounds(x + c, y + (a + 2), 13, 15, 26, 6)
+    x, y = ox_rounds(x + a, y + (b + 3), 17, 29, 16, 24)
+    x, y = ox_rounds(x + b, y + (c + 4), 13, 15, 26, 6)
+    return (x + c).to(tl.uint64) | ((y + (a + 5)).to(tl.uint64) << 32)
 
 
 @triton.jit

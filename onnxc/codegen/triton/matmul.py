@@ -15,8 +15,9 @@ import numpy as np
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
-from onnxc.codegen.triton.matmul_tiles import Blocks, Facts, candidates
+from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.product_tiles import Blocks, Facts
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
 from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, prod
@@ -26,8 +27,6 @@ from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import Matrix, matmul_access
 from onnxc.primitives.builder import constant_of
-
-__all__ = ["Blocks", "emit_matmul", "matmul_candidates", "numbering"]
 
 GROUP = 8  # rows of tiles whose programs follow each other
 VECTOR = 16  # bytes: rows are read fastest that begin at multiples of it, and descriptors know no others

@@ -124,6 +124,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) 
     """A pointwise primitive over tiles. `operand` is the dtype of the first (last, for where) operand."""
     if op == "cast":
         return cast(args[0], operand, dtype)
+    if op == "bitcast":
+        return _bitcast(args[0], operand, dtype)
     if op == "copy":
         return args[0]
     if op in _INFIX:
@@ -132,6 +134,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) 
         return args[0]
     if operand.name == "float16" and op in _OF_HALF:
         return _OF_HALF[op].format(*args)
+    if operand.name in ("float16", "bfloat16") and op == "tanh":
+        return f"ox_tanh_half({args[0]})"
     if operand.name in ("float16", "bfloat16") and op == "erf":
         return f"ox_erf_half({args[0]}, {operand.name == 'bfloat16'})"
     if op in _LIBDEVICE:
@@ -139,8 +143,15 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) 
     return _OTHER[op](args, operand, attrs)
 
 
+def _bitcast(x: str, source: DType, target: DType) -> str:
+    """The same bits as another dtype. (In Triton a bool has one.)"""
+    if target.name == "bool":
+        return f"({x}.to({stored(source)}).to(tl.uint8, bitcast=True) != 0)"
+    return f"{x}.to({stored(source)}).to({stored(target)}, bitcast=True).to({computed(target)})"
+
+
 # Of float16 numbers, which have 11 bits: in float32, to some units in the last place of that.
-_OF_HALF = {"exp": "tl.exp({0})", "div": "({0} / {1})", "sqrt": "tl.sqrt({0})", "tanh": "ox_tanh_half({0})"}
+_OF_HALF = {"exp": "tl.exp({0})", "div": "({0} / {1})", "sqrt": "tl.sqrt({0})"}
 
 
 def _by_kind(of_floats: str, of_integers: str) -> Callable[[list[str], DType, Attrs], str]:
@@ -190,6 +201,7 @@ _OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
         f"ox_isinf({args[0]}, {bool(attrs.get('positive', True))}, {bool(attrs.get('negative', True))})"
     ),
     "quantize": _quantize,
+    "threefry": lambda args, t, attrs: f"ox_threefry({', '.join(args)})",
 }
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from onnxc.codegen.triton.kernel import power
 
@@ -41,28 +40,6 @@ class Strips:
     run: int
     warps: int
     unrolled: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(numbers: Mapping[str, int]) -> Strips:
-        """The inverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: a name or number that no choice has.
-        """
-        try:
-            found = Strips(**numbers)
-        except TypeError as error:
-            raise ValueError(f"not strips: {dict(numbers)}") from error
-        whole = all(type(n) is int for n in numbers.values()) and found.unrolled in (0, 1)
-        powers = all(n > 0 and n & (n - 1) == 0 for n in (found.lanes, found.warps))
-        within = powers and found.lanes <= 8192 and found.warps <= 32 and 0 < found.run <= 64 and found.channels > 0
-        if not (whole and within):
-            raise ValueError(f"not strips: {dict(numbers)}")
-        return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from onnxc.codegen.triton import spelling
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Expr, Symbol, symbols
+from onnxc.ir.expr import Dim, Expr, Symbol, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
-from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term
+from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term, walk
 
 Key = object  # a loop symbol, or ("reduced", key)
 Guarding = tuple[tuple[tuple[Dim, ...], bool], ...]  # conditions, and whether they hold or not
@@ -115,6 +115,8 @@ class TermEmitter:
         self.result_symbols: frozenset[Symbol] = frozenset()
         self.packed = False  # whether elements are kept as they are in memory, and widened wherever they are used
         self._deps: dict[Term, frozenset[Key]] = {}
+        self._sides: dict[tuple[Dim, ...], Symbol] = {}
+        self._conditions: dict[Symbol, tuple[Dim, ...]] = {}
 
     # ------------------------------------------------------------ what terms depend on
 
@@ -145,6 +147,8 @@ class TermEmitter:
             for s in symbols(e):
                 if s in self.lookups:
                     found |= self.deps(self.lookups[s].term)
+                elif s in self._conditions:
+                    found |= self._of(self._conditions[s])
                 elif is_size(s):
                     self.buffers.sizes.add(s.key)
                     self.names[s] = s.key
@@ -229,6 +233,9 @@ class TermEmitter:
         self._of((d,))
         for s in sorted(symbols(d) & self.lookups.keys(), key=lambda s: s.key):
             self.names[s] = self._lookup(s, scope, guarding)
+        for s in sorted(symbols(d) & self._conditions.keys(), key=lambda s: s.key):
+            holds = self._condition(self._conditions[s], True, scope, guarding)
+            self.names[s] = f"tl.where({holds}, 0, 1)"
         return spelling.index(d, self.names)
 
     # ------------------------------------------------------------ masks
@@ -273,9 +280,49 @@ class TermEmitter:
             return self.emit(term.outside, scope, guarding)
         if not conditions:
             return self.emit(term.inside, scope, guarding)
-        inside = self.emit(term.inside, scope, (*guarding, (conditions, True)))
-        outside = self.emit(term.outside, scope, (*guarding, (conditions, False)))
+        one = self._one(conditions, term.inside, term.outside)
+        if one is not None:
+            inside, outside = (self.emit(t, scope, guarding) for t in one)
+        else:
+            inside = self.emit(term.inside, scope, (*guarding, (conditions, True)))
+            outside = self.emit(term.outside, scope, (*guarding, (conditions, False)))
         return f"tl.where({self._condition(conditions, True, scope, guarding)}, {inside}, {outside})"
+
+    # Rotary positions, and whatever else joins pieces of one tensor: both sides are the same function of elements that
+    # lie some way apart. Then these are read once, from where the condition says, and computed with once.
+
+    def _one(self, conditions: tuple[Dim, ...], inside: Term, outside: Term) -> tuple[Term, Term] | None:
+        """Both sides of a guard in terms of loads that they share; None where they are too different."""
+        for a, b in ((inside, outside), (_argument(inside), outside), (inside, _argument(outside))):
+            both = self._joined(conditions, a, b) if a is not None and b is not None else None
+            if both is not None and both not in (a, b):
+                return (
+                    both if a is inside else replace(inside, args=(both,)),  # type: ignore[call-arg]
+                    both if b is outside else replace(outside, args=(both,)),  # type: ignore[call-arg]
+                )
+        return None
+
+    def _joined(self, conditions: tuple[Dim, ...], a: Term, b: Term) -> Term | None:
+        """A term that is `a` where the conditions hold and `b` elsewhere, but for where it reads."""
+        if a == b:
+            return None if _guarded(a) else a
+        if isinstance(a, Load) and isinstance(b, Load) and a.value is b.value and a.dtype is b.dtype:
+            ((x,), (y,)) = a.index, b.index
+            apart = y - x
+            if not isinstance(apart, int) or symbols(x) & self.lookups.keys():
+                return None
+            return Load(a.dtype, a.value, (x + apart * self._side(conditions),))
+        if isinstance(a, Apply) and isinstance(b, Apply) and (a.op, a.attrs, a.dtype) == (b.op, b.attrs, b.dtype):
+            args = [self._joined(conditions, x, y) for x, y in zip(a.args, b.args, strict=True)]
+            return replace(a, args=tuple(x for x in args if x)) if all(args) else None
+        return None
+
+    def _side(self, conditions: tuple[Dim, ...]) -> Expr:
+        """0 where the conditions hold, else 1: a number in index expressions."""
+        if conditions not in self._sides:
+            self._sides[conditions] = symbol = Symbol(self.buffers.fresh("side"), 0, 1)
+            self._conditions[symbol] = conditions
+        return of(self._sides[conditions])
 
     # ------------------------------------------------------------ memory
 
@@ -369,6 +416,16 @@ class TermEmitter:
         if not (self.axes(deps) or mask):
             test = f"({test}) & tl.full({spelling.ones(len(self.shape))}, True, tl.int1)"
         scope.lines.append(f"ox_report(error, {test}, {code}, call, {value})")
+
+
+def _argument(term: Term) -> Term | None:
+    """What a function of one argument is applied to."""
+    return term.args[0] if isinstance(term, Apply) and len(term.args) == 1 else None
+
+
+def _guarded(term: Term) -> bool:
+    """Whether part of a term may be read under conditions of its own alone."""
+    return any(isinstance(t, Guard) for t in walk(term))
 
 
 def _reads(term: Term) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from onnxc.codegen.triton.kernel import power
 
@@ -29,7 +29,7 @@ PROGRAMS = 132  # programs enough for a GPU: one for each multiprocessor
 PACKED = 16384  # lanes of a row of 16-bit elements that are kept so
 MOST_WARPS = 16
 MOST_PARTS = 16  # of a row that stays in registers
-MOST_LANES = 1 << 17  # of a tile
+NARROW = 4  # neighbours of a row that are fewer than a thread reads at once
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,6 @@ class Tile:
     resident: int = 0
     packed: int = 0
     stages: int = 1
-
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(numbers: Mapping[str, int]) -> Tile:
-        """The inverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: a name or number that no tile has.
-        """
-        try:
-            tile = Tile(**numbers)
-        except TypeError as error:
-            raise ValueError(f"not a tile: {dict(numbers)}") from error
-        sizes = (tile.points, tile.turns, tile.warps)
-        if not all(type(n) is int for n in numbers.values()) or any(n < 1 or n & (n - 1) for n in sizes):
-            raise ValueError(f"not a tile: {dict(numbers)}")
-        within = tile.points * tile.turns <= MOST_LANES and tile.warps <= 32 and 1 <= tile.stages <= 8
-        if not within or tile.resident not in (0, 1) or tile.packed not in (0, 1):
-            raise ValueError(f"not a tile: {dict(numbers)}")
-        return tile
 
 
 @dataclass(frozen=True)
@@ -148,11 +125,24 @@ def _turned(facts: Facts) -> Iterator[Tile]:
         yield Tile(sides[0], sides[1], _warps(math.prod(sides), each))
 
 
+def _is_window(facts: Facts) -> bool:
+    """Whether rows are so short that a thread can walk them alone, all reads written out: the taps of a pooling."""
+    return facts.turns is not None and 1 < facts.turns <= MOST_PARTS and facts.phases == 1
+
+
+def _windows(facts: Facts, lanes: tuple[int, ...], each: int) -> Iterator[Tile]:
+    """Tiles of so many lanes, `each` for a warp."""
+    for points in (min(n, power(_many(facts))) for n in lanes):
+        yield Tile(points, 1, _warps(points, each), 1)
+
+
 # ---------------------------------------------------------------- rows whose elements are neighbours
 
 
 def _rows(facts: Facts) -> Iterator[Tile]:
     """Rows stay in registers where several phases read them and they fit, and where they are short."""
+    if _is_window(facts) and facts.run is not None and facts.run <= NARROW:
+        yield from _windows(facts, (256, 512, 128, 1024), 64)
     whole = power(facts.turns) if facts.turns is not None else None
     if whole is None or whole > 2 * PERSISTENT:
         yield from _looped_rows(facts)
@@ -166,7 +156,7 @@ def _rows(facts: Facts) -> Iterator[Tile]:
 
 def _resident_rows(facts: Facts, whole: int) -> Iterator[Tile]:
     assert facts.turns is not None
-    short = 2 * ROWS if facts.phases == 1 and facts.bits == 16 and whole == facts.turns else ROWS
+    short = 2 * ROWS if facts.phases == 1 and facts.bits == 16 else ROWS
     parts = _parts(facts, whole)
     turns = whole if whole <= WHOLE else parts[-1]
     lanes = _lanes(facts, turns)
@@ -222,6 +212,8 @@ def _looped_rows(facts: Facts) -> Iterator[Tile]:
 
 
 def _columns(facts: Facts) -> Iterator[Tile]:
+    if _is_window(facts):
+        yield from _windows(facts, (1024, 512, 2048, 256), 256)
     whole = power(facts.turns) if facts.turns is not None else None
     points = _spread(min(COLUMNS, power(_many(facts))), facts, 16, 4 * PROGRAMS - 16)
     if whole is not None and whole * points <= TILE and (facts.phases > 1 or facts.mixed):
@@ -230,7 +222,8 @@ def _columns(facts: Facts) -> Iterator[Tile]:
         yield Tile(ALONE, 2, 4)
     else:
         turns = min(DEPTH, whole) if whole is not None else DEPTH
-        yield Tile(points, turns, _warps(points * turns, 512 if points < COLUMNS else PER_WARP))
+        each = 2 * PER_WARP if facts.mixed else PER_WARP  # a tile that is turned waits at barriers
+        yield Tile(points, turns, _warps(points * turns, 512 if points < COLUMNS else each))
     for columns, turns, warps in _COLUMN_SHAPES:
         if columns <= power(_many(facts)):
             if whole is None or turns < whole:
