@@ -10,7 +10,7 @@ from onnx import GraphProto, ValueInfoProto
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends.onnx_tensors import dtype_of, text
 from onnxc.ir.expr import Dim, Sym
-from onnxc.ir.types import TensorType
+from onnxc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type
 
 MAX_DIM = 1 << 40
 
@@ -49,21 +49,33 @@ class Dims:
             if param and isinstance(size, int) and self._fixed.setdefault(param, size) != size:
                 raise InputError(f"input_shapes gives the dim {param!r} the sizes {self._fixed[param]} and {size}")
 
-    def type_of(self, info: ValueInfoProto) -> TensorType:
-        """The type of a graph input."""
-        name = text(info.name)
-        kind = info.type.WhichOneof("value")
-        if kind != "tensor_type":
-            raise ModelError(
-                f"input {name!r} is a {(kind or 'value without a type').replace('_type', '')}, not a tensor"
-            )
-        tensor = info.type.tensor_type
+    def type_of(self, info: ValueInfoProto) -> Type | None:
+        """The type of a graph input; None where the model does not tell a tensor's rank."""
+        return self._type(text(info.name), info.type, self._overrides.get(text(info.name)))
+
+    def _type(
+        self, name: str, declared: onnx.TypeProto, given: Sequence[int | str | None] | None = None
+    ) -> Type | None:
+        kind = declared.WhichOneof("value")
+        if kind == "tensor_type":
+            return self._tensor(name, declared.tensor_type, given)
+        if given is not None:
+            raise InputError(f"input_shapes names {name!r}, which is no tensor")
+        if kind == "sequence_type":
+            return SequenceType(self._type(name, declared.sequence_type.elem_type))
+        if kind == "optional_type":
+            return OptionalType(self._type(name, declared.optional_type.elem_type))
+        if kind == "map_type":
+            key, value = declared.map_type.key_type, declared.map_type.value_type.tensor_type.elem_type
+            return MapType(dtype_of(key, f"input {name!r}"), dtype_of(value, f"input {name!r}"))
+        raise ModelError(f"input {name!r} is a {(kind or 'value without a type').replace('_type', '')}, not a tensor")
+
+    def _tensor(
+        self, name: str, tensor: onnx.TypeProto.Tensor, given: Sequence[int | str | None] | None
+    ) -> TensorType | None:
         dtype = dtype_of(tensor.elem_type, f"input {name!r}")
-        given = self._overrides.get(name)
         if not tensor.HasField("shape"):
-            if given is None:
-                raise ModelError(f"input {name!r} has no rank in the model: give its shape in input_shapes")
-            return TensorType(dtype, tuple(self._symbol(d) for d in given))
+            return None if given is None else TensorType(dtype, tuple(self._symbol(d) for d in given))
         wanted = [None] * len(tensor.shape.dim) if given is None else list(given)
         return TensorType(dtype, tuple(self._dim(name, d, w) for d, w in zip(tensor.shape.dim, wanted, strict=True)))
 

@@ -20,7 +20,7 @@ from typing import Any, Union
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends.onnx_attributes import constant_array, kind_of, resolve, value_of
@@ -31,7 +31,7 @@ from onnxc.frontends.onnx_scope import Scope, domain_of, label_of, meaning, opse
 from onnxc.frontends.onnx_tensors import DataFolder, array_of, dense, dtype_of, open_regular, text
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Source, Value
-from onnxc.ir.types import TensorType
+from onnxc.ir.types import OptionalType, SequenceType, TensorType
 
 __all__ = ["InputShapes", "Model", "load"]
 
@@ -136,6 +136,7 @@ class _Importer:
             "ir_version": int(self.model.ir_version),
             "producer": f"{text(self.model.producer_name)} {text(self.model.producer_version)}".strip(),
             "output_types": {text(o.name): _declared(o) for o in proto.output if o.type.tensor_type.elem_type},
+            "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, proto)) is not None},
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
         return body
@@ -328,6 +329,26 @@ class _Importer:
         if regions:
             attrs["regions"] = tuple(regions)
         return attrs, list(regions.values())
+
+
+def _unranked(value: Value, proto: GraphProto) -> list[Any] | None:
+    """What the model says of an input with a tensor whose rank it leaves open: `["sequence", ["any", "float32"]]`.
+
+    None where the type of the input says it all.
+    """
+    t = value.type
+    while isinstance(t, (SequenceType, OptionalType)):
+        t = t.element
+    declared = next(i.type for i in proto.input if text(i.name) == value.name)
+    return _kind(declared, value.name) if t is None else None
+
+
+def _kind(declared: TypeProto, name: str) -> list[Any]:
+    if declared.HasField("sequence_type"):
+        return ["sequence", _kind(declared.sequence_type.elem_type, name)]
+    if declared.HasField("optional_type"):
+        return ["optional", _kind(declared.optional_type.elem_type, name)]
+    return ["any", dtype_of(declared.tensor_type.elem_type, f"input {name!r}").name]
 
 
 def _declared(info: ValueInfoProto) -> list[Any] | None:

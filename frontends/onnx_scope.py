@@ -14,7 +14,7 @@ from onnxc.errors import LimitError, ModelError
 from onnxc.frontends.onnx_tensors import text
 from onnxc.ir.graph import Node, Value
 
-MIN_OPSET, MAX_OPSET = 7, 28
+MIN_OPSET, MAX_OPSET = 1, 28
 MAX_DEPTH = 64  # of subgraphs and local functions in each other
 
 Attribute = tuple[AttributeProto, "Scope"]

@@ -1,0 +1,252 @@
+"""Imports FX graphs of ATen ops, as AOTAutograd makes them, into the graph IR.
+
+    sizes = Sizes()
+    missing = unsupported(module, sizes)          # node -> why it cannot be imported
+    part = imported(module, nodes, outputs, sizes)
+    onnxc.compile(part.graph)
+
+Unlike an ONNX file, which comes as ONNX operators, the result is a graph of primitives already: the rules of
+`torch_fx_pointwise`, `torch_fx_nn` and the like build it, out of ONNX's own definitions where there are such.
+Each node's origin is the ATen op with the line of the user's source.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onnxc.errors import InternalError, OnnxcError, UnsupportedError
+from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
+    torch_fx_indexing,
+    torch_fx_movement,
+    torch_fx_nn,
+    torch_fx_pointwise,
+    torch_fx_reduction,
+)
+from onnxc.frontends.torch_fx_sizes import Sizes
+from onnxc.frontends.torch_fx_table import RULES, Call
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Expr, never_equal
+from onnxc.ir.graph import Graph, Source, Value
+from onnxc.ir.types import TensorType
+from onnxc.primitives.builder import Builder
+from onnxc.primitives.symbols import symbols_of
+
+__all__ = ["RULES", "Imported", "Sizes", "imported", "is_size", "source_line", "unsupported"]
+
+# What rules raise for arguments that they were not written for: then PyTorch computes the node.
+_MISFITS = (ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError, ZeroDivisionError)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A part of an FX graph as a graph of primitives.
+
+    Attributes:
+        graph: its inputs are those of `inputs`, then one of shape [size, 0] for each of `sizes`.
+        inputs: the FX nodes whose tensors it reads.
+        sizes: PyTorch's symbols that are no dim of these tensors.
+    """
+
+    graph: Graph
+    inputs: tuple[fx.Node, ...]
+    sizes: tuple[sympy.Symbol, ...]
+
+
+def imported(
+    module: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    sizes: Sizes,
+    frozen: Mapping[fx.Node, np.ndarray[Any, Any]] | None = None,
+    orders: Mapping[fx.Node, Sequence[int]] | None = None,
+) -> Imported:
+    """The graph of some nodes of a module.
+
+    Args:
+        module: a graph of ATen ops with fake tensors in ``meta["val"]``.
+        nodes: the nodes, in order. What they read from elsewhere are inputs.
+        outputs: those of the nodes whose values the graph returns.
+        frozen: what of the inputs is constant.
+        orders: outputs that are returned with permuted axes.
+
+    Raises:
+        UnsupportedError: a node cannot be imported; `unsupported` tells before.
+    """
+    work = _Importer(module, sizes)
+    for node, array in (frozen or {}).items():
+        work.values[node] = work.b.constant(array)
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source not in work.values and source.op != "get_attr" and not is_size(source):
+                work.add_input(source)
+        work.add(node)
+    results = [work.value(n) for n in outputs]
+    turned = [
+        work.b.transpose(v, orders[n]) if orders and n in orders else v for n, v in zip(outputs, results, strict=True)
+    ]
+    return work.finished(turned)
+
+
+def unsupported(module: fx.GraphModule, sizes: Sizes) -> dict[fx.Node, str]:
+    """The nodes that compute tensors and cannot be imported, each with the reason."""
+    work = _Importer(module, sizes)
+    missing: dict[fx.Node, str] = {}
+    for node in module.graph.nodes:
+        if node.op in ("output", "get_attr") or is_size(node):
+            continue
+        try:
+            if node.op == "placeholder":
+                work.add_input(node)
+            elif node.target is operator.getitem and node.args[0] in missing:
+                missing[node] = missing[node.args[0]]
+            else:
+                work.add(node)
+        except (OnnxcError, *_MISFITS) as error:
+            if node.op != "placeholder":
+                missing[node] = str(error) if isinstance(error, OnnxcError) else f"{type(error).__name__}: {error}"
+        if node in missing:
+            work.stand_in(node)
+    return missing
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether a node is a number (a SymInt, say), which is known without its being computed."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+class _Importer:
+    """One import: the builder, and what the FX nodes became."""
+
+    def __init__(self, module: fx.GraphModule, sizes: Sizes) -> None:
+        self.module, self.sizes = module, sizes
+        self.b = Builder()
+        self.values: dict[fx.Node, Any] = {}
+        self.inputs: list[fx.Node] = []
+        self.numbers = {node: k for k, node in enumerate(module.graph.nodes)}
+
+    def add_input(self, node: fx.Node) -> None:
+        """A tensor from outside."""
+        self.values[node] = self.b.input(self._type(node.meta.get("val")), f"x{len(self.inputs)}")
+        self.inputs.append(node)
+
+    def stand_in(self, node: fx.Node) -> None:
+        """Inputs in the place of a node's results, so that what reads them can be looked at."""
+        try:
+            value = node.meta.get("val")
+            many = isinstance(value, (list, tuple))
+            found = [self.b.input(self._type(v)) for v in value] if many else self.b.input(self._type(value))
+            self.values[node] = found
+        except OnnxcError:
+            pass  # what reads it is missing too
+
+    def _type(self, value: Any) -> TensorType:
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedError(f"a {type(value).__name__} is no tensor")
+        return self.sizes.type(value)
+
+    def value(self, node: fx.Node) -> Value:
+        """What a node became. UnsupportedError where it is no one tensor."""
+        found = self.values.get(node)
+        if node.op == "get_attr" and found is None:
+            found = self.values[node] = self._attribute(node)
+        if not isinstance(found, Value):
+            raise UnsupportedError(f"what {node.name} gives is not there as a tensor")
+        return found
+
+    def _attribute(self, node: fx.Node) -> Value:
+        tensor = operator.attrgetter(str(node.target))(self.module)
+        if not isinstance(tensor, torch.Tensor) or tensor.is_quantized or tensor.device.type != "cpu":
+            raise UnsupportedError(f"the constant {node.target} is no dense tensor on the CPU")
+        self._type(tensor)
+        with unset_fake_temporarily():
+            return self.b.constant(tensor.detach().contiguous().resolve_neg().numpy())
+
+    # ------------------------------------------------------------ nodes
+
+    def add(self, node: fx.Node) -> None:
+        """Builds one node. Raises UnsupportedError where it cannot be."""
+        if node.target is operator.getitem:
+            whole, index = node.args
+            assert isinstance(whole, fx.Node) and isinstance(index, int)
+            self.values[node] = self.values[whole][index]
+            self.value(node)
+            return
+        rule = RULES.get(node.target)
+        if node.op != "call_function" or rule is None:
+            raise UnsupportedError("there is no rule for it")
+        expected = node.meta.get("val")
+        many = isinstance(expected, (list, tuple))
+        listed = list(expected) if many else [expected]
+        types = tuple(None if v is None else self._type(v) for v in listed)
+        source = Source(self.numbers[node], str(node.target).removeprefix("aten."), node.name, source_line(node))
+        with self.b.from_origin((source,)):
+            result = rule(
+                Call(self.b, types),
+                *(self._argument(a) for a in node.args),
+                **{k: self._argument(v) for k, v in node.kwargs.items()},
+            )
+            results = [result] if isinstance(result, Value) else list(result)
+            checked = [self._checked(v, t, node) for v, t in zip(results, types, strict=True)]
+        self.values[node] = checked if many else checked[0]
+
+    def _checked(self, value: Value | None, expected: TensorType | None, node: fx.Node) -> Value | None:
+        """The value in the dtype that PyTorch has; its shape must be PyTorch's too."""
+        if value is None or expected is None:
+            return None
+        value = self.b.cast(value, expected.dtype)
+        same = value.rank == expected.rank
+        if not same or any(never_equal(a, d) for a, d in zip(value.shape, expected.shape, strict=True)):
+            raise InternalError(f"{node.target} became {value.type} and should be {expected}")
+        return self.b.reshape(value, expected.shape)
+
+    def _argument(self, x: Any) -> Any:
+        if isinstance(x, fx.Node):
+            return self._size(x.meta["val"]) if is_size(x) else self.value(x)
+        if isinstance(x, (list, tuple)):
+            return [self._argument(v) for v in x]
+        return self._size(x) if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+
+    def _size(self, x: Any) -> int | float | Expr:
+        if isinstance(x, (int, float)):
+            return x
+        if isinstance(x, torch.SymInt):
+            return self.sizes.dim(x)
+        raise UnsupportedError(f"a number {x} that sizes decide")
+
+    def finished(self, outputs: Sequence[Value]) -> Imported:
+        """The graph, with inputs for the sizes that no tensor tells."""
+        graph = self.b.graph(outputs, [f"y{k}" for k in range(len(outputs))])
+        graph.name = "torch"
+        told = {d for v in graph.inputs for d in v.shape if isinstance(d, Expr)}
+        hidden = [s for s, d in self.sizes.symbols.items() if d not in told and _uses(graph, d)]
+        for s in hidden:
+            size = TensorType(dtypes.uint8, (self.sizes.symbols[s], 0))
+            graph.inputs.append(Value(size, f"x{len(graph.inputs)}"))
+        graph.dim_names = {str(d): str(s) for s, d in self.sizes.symbols.items()}
+        return Imported(graph, tuple(self.inputs), tuple(hidden))
+
+
+def _uses(graph: Graph, size: Any) -> bool:
+    return bool(size.symbols() & symbols_of(graph))
+
+
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+)')
+_OWN = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def source_line(node: fx.Node) -> str:
+    """`file.py:123`: the innermost line outside of PyTorch that a node comes from, else the innermost of all."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [f for f in frames if not f[0].startswith(_OWN)]
+    return ":".join((own or frames)[-1]) if frames else ""

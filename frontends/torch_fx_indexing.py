@@ -1,0 +1,168 @@
+"""ATen ops that read and write at positions that are data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_table import Call, Operand, aten, axis_of
+from onnxc.ir import dtypes
+from onnxc.ir.expr import always_equal
+from onnxc.ir.graph import Value
+from onnxc.primitives.base import broadcast_shapes
+
+
+@aten("unfold")
+def unfold(c: Call, x: Value, axis: int, size: int, step: int) -> Value:
+    """Windows along an axis; their elements become the last axis."""
+    if x.rank == 0:
+        return c.b.reshape(x, c.type.shape)
+    at = axis_of(c, axis, x.rank)
+    count = c.type.shape[at]
+    starts = c.b.reshape(c.b.mul(c.b.iota(count), step), (count, 1))
+    windows = c.b.gather(x, c.b.add(starts, c.b.iota(size)), at)
+    return c.b.transpose(windows, [i for i in range(windows.rank) if i != at + 1] + [at + 1])
+
+
+@aten("embedding")
+def embedding(c: Call, weight: Value, index: Value, *rest: Any, **options: Any) -> Value:
+    return c.b.gather(weight, index, 0)
+
+
+@aten("index_select")
+def index_select(c: Call, x: Value, axis: int, index: Value) -> Value:
+    if x.rank == 0:
+        return x
+    index = c.b.reshape(index, (1,)) if index.rank == 0 else index
+    return c.b.gather(x, index, axis_of(c, axis, x.rank))
+
+
+@aten("gather")
+def gather(c: Call, x: Value, axis: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    x, index = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, index))
+    found = c.b.one("gather_elements", x, index, axis=axis_of(c, axis, x.rank))
+    return c.b.reshape(found, c.type.shape)
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    axes = _indexed(indices)
+    if len(axes) == 1:
+        (axis,) = axes
+        given = indices[axis]
+        assert given is not None
+        return c.b.gather(x, given, axis)
+    front = c.b.transpose(x, _to_front(axes, x.rank))
+    picked = _stacked(c, [i for i in indices if i is not None])
+    found = c.b.one("gather_nd", front, picked, batch_dims=0)
+    return c.b.transpose(found, _back(axes, picked.rank - 1, found.rank))
+
+
+@aten("index_put", "_unsafe_index_put")
+def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype is dtypes.boolean and not accumulate and indices[0] is not None:
+        return _masked_put(c, x, given[0], values)
+    axes = _indexed(indices)
+    b, order = c.b, _to_front(axes, x.rank)
+    front, picked = b.transpose(x, order), _stacked(c, given)
+    # The values broadcast to the shape that reading there has; then the indexed axes go to the front.
+    shape = (*picked.shape[:-1], *front.shape[len(axes) :])
+    back = _back(axes, picked.rank - 1, len(shape))
+    values = b.expand(values, [shape[p] for p in back])
+    values = b.transpose(values, [back.index(i) for i in range(len(back))])
+    put = b.one("scatter_nd", front, picked, values, reduction="add" if accumulate else "none")
+    return b.transpose(put, [order.index(i) for i in range(x.rank)])
+
+
+def _masked_put(c: Call, x: Value, mask: Value, values: Value) -> Value:
+    if values.rank:
+        raise UnsupportedError("values at the places of a mask, of which only a run tells how many there are")
+    mask = c.b.reshape(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
+    return c.b.where(mask, values, x)
+
+
+def _indexed(indices: Sequence[Value | None]) -> list[int]:
+    """The axes that indices are given for."""
+    for value in indices:
+        if value is not None and value.dtype in (dtypes.boolean, dtypes.uint8):
+            raise UnsupportedError("a mask as an index, of which only a run tells how much it selects")
+    return [i for i, value in enumerate(indices) if value is not None]
+
+
+def _to_front(axes: Sequence[int], rank: int) -> list[int]:
+    return [*axes, *(i for i in range(rank) if i not in axes)]
+
+
+def _back(axes: Sequence[int], depth: int, rank: int) -> list[int]:
+    """The permutation of [index dims, other dims] that puts the former where PyTorch has them: in the place of
+    neighbouring axes, else in front.
+    """
+    first = axes[0] if list(axes) == list(range(axes[0], axes[0] + len(axes))) else 0
+    rest = list(range(depth, rank))
+    return [*rest[:first], *range(depth), *rest[first:]]
+
+
+def _stacked(c: Call, indices: Sequence[Value]) -> Value:
+    """[shape..., number of indices]"""
+    shape = broadcast_shapes(*(i.shape for i in indices))
+    columns = [c.b.reshape(c.b.expand(c.b.cast(i, dtypes.int64), shape), (*shape, 1)) for i in indices]
+    return c.b.concat(columns, len(shape))
+
+
+def _scattered(c: Call, x: Value, axis: int, index: Value, source: Value, reduction: str) -> Value:
+    shape = x.shape
+    x, index, source = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, index, source))
+    for a, (have, want) in enumerate(zip(source.shape, index.shape, strict=True)):
+        if not always_equal(have, want):
+            source = c.b.slice(source, a, 0, want)
+    if index.dtype is not dtypes.int64:
+        index = c.b.cast(index, dtypes.int64)
+    out = c.b.one("scatter_elements", x, index, source, axis=axis_of(c, axis, x.rank), reduction=reduction)
+    return c.b.reshape(out, shape)
+
+
+@aten("scatter.src")
+def scatter(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
+    return _scattered(c, x, axis, index, source, "none")
+
+
+@aten("scatter.value")
+def scatter_value(c: Call, x: Value, axis: int, index: Value, value: Operand) -> Value:
+    return _scattered(c, x, axis, index, c.b.expand(c.operand(value, x.dtype), index.shape), "none")
+
+
+@aten("scatter_add")
+def scatter_add(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
+    return _scattered(c, x, axis, index, source, "add")
+
+
+_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+_REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(
+    c: Call, x: Value, axis: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    if not x.dtype.is_float and (reduce == "mean" or not include_self):
+        raise UnsupportedError(f"scatter_reduce {reduce!r} of integers with include_self={include_self}")
+    if not include_self:  # what is written to begins with the neutral element
+        x = scatter_value(c, x, axis, index, _NEUTRAL[reduce])
+    if reduce != "mean":
+        return _scattered(c, x, axis, index, source, _REDUCTIONS[reduce])
+    total = _scattered(c, x, axis, index, source, "add")
+    one = c.b.full(x.shape, 1.0, x.dtype)
+    begin = one if include_self else scatter_value(c, one, axis, index, 0.0)
+    count = _scattered(c, begin, axis, index, c.b.full(index.shape, 1.0, x.dtype), "add")
+    return c.b.div(total, count)
+
+
+@aten("scatter.reduce", "scatter.value_reduce")
+def scatter_with(c: Call, x: Value, axis: int, index: Value, source: Operand, *, reduce: str) -> Value:
+    names = {"add": "add", "multiply": "mul"}
+    if not isinstance(source, Value):
+        source = c.b.expand(c.operand(source, x.dtype), index.shape)
+    return _scattered(c, x, axis, index, source, names[reduce])

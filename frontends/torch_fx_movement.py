@@ -1,0 +1,282 @@
+"""ATen ops that make tensors, and that move their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_table import Call, Operand, aten, axes_of, axis_of, static
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, always_equal, is_nonnegative, maximum, minimum
+from onnxc.ir.graph import Value
+
+_TABLE = 1 << 16  # numbers of a range that are a constant
+
+
+@aten("view", "reshape", "_unsafe_view")
+def view(c: Call, x: Value, size: Sequence[Dim]) -> Value:
+    return c.b.reshape(x, c.type.shape)
+
+
+@aten("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze")
+def reshaped(c: Call, x: Value, axes: int | Sequence[int] = ()) -> Value:
+    return c.b.reshape(x, c.type.shape)
+
+
+@aten("permute")
+def permute(c: Call, x: Value, dims: Sequence[int]) -> Value:
+    return c.b.transpose(x, [axis_of(c, d, x.rank) for d in dims])
+
+
+@aten("t")
+def t(c: Call, x: Value) -> Value:
+    return c.b.swap(x, 0, 1) if x.rank == 2 else x
+
+
+@aten("transpose.int")
+def transpose(c: Call, x: Value, a: int, b: int) -> Value:
+    return c.b.swap(x, axis_of(c, a, x.rank), axis_of(c, b, x.rank)) if x.rank else x
+
+
+@aten("expand")
+def expand(c: Call, x: Value, size: Sequence[Dim], *, implicit: bool = False) -> Value:
+    return c.b.expand(x, c.type.shape)
+
+
+@aten("repeat")
+def repeat(c: Call, x: Value, repeats: Sequence[Dim]) -> Value:
+    shape = (1,) * (len(repeats) - x.rank) + x.shape
+    between = [d for pair in zip(repeats, shape, strict=True) for d in (1, pair[1])]
+    tiled = [d for pair in zip(repeats, shape, strict=True) for d in pair]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, between), tiled), c.type.shape)
+
+
+def _inside(position: Dim | None, size: Dim, default: Dim) -> Dim:
+    """A start or an end of a slice, from 0 to the size."""
+    if position is None or (isinstance(position, int) and position >= 2**63 - 1):
+        return default
+    if isinstance(position, int) and position < 0:
+        return maximum(size + position, 0)
+    if isinstance(position, int) or is_nonnegative(position):
+        return minimum(position, size)
+    raise UnsupportedError(f"a slice at {position}, whose sign is not known")
+
+
+@aten("slice.Tensor")
+def slice_(c: Call, x: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Value:
+    axis = axis_of(c, axis, x.rank)
+    size = x.shape[axis]
+    first = _inside(start, size, 0)
+    return c.b.slice(x, axis, first, maximum(_inside(end, size, size), first), static(step, "the step of a slice"))
+
+
+@aten("select.int")
+def select(c: Call, x: Value, axis: int, index: Dim) -> Value:
+    axis = axis_of(c, axis, x.rank)
+    at = _position(index, x.shape[axis])
+    return c.b.reshape(c.b.slice(x, axis, at, at + 1), x.shape[:axis] + x.shape[axis + 1 :])
+
+
+def _position(index: Dim, size: Dim) -> Dim:
+    if isinstance(index, int):
+        return index if index >= 0 else size + index
+    if is_nonnegative(index):
+        return index
+    raise UnsupportedError(f"an index {index}, whose sign is not known")
+
+
+@aten("slice_scatter")
+def slice_scatter(
+    c: Call, x: Value, source: Value, axis: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+) -> Value:
+    axis = axis_of(c, axis, x.rank)
+    size = x.shape[axis]
+    first = _inside(start, size, 0)
+    last = maximum(_inside(end, size, size), first)
+    if step == 1:
+        source = c.b.expand(source, (*x.shape[:axis], last - first, *x.shape[axis + 1 :]))
+        parts = [c.b.slice(x, axis, 0, first), source, c.b.slice(x, axis, last, size)]
+        return c.b.concat([p for p in parts if p.shape[axis] != 0], axis) if size != 0 else x
+    count = c.b.slice(x, axis, first, last, step).shape[axis]
+    places = c.b.add(c.b.mul(c.b.iota(count), step), c.b.size_as(first, dtypes.int64))
+    index = c.b.reshape(places, (count, *(1,) * (x.rank - 1 - axis)))
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    return c.b.one(
+        "scatter_elements", x, c.b.expand(index, shape), c.b.expand(source, shape), axis=axis, reduction="none"
+    )
+
+
+@aten("select_scatter")
+def select_scatter(c: Call, x: Value, source: Value, axis: int, index: Dim) -> Value:
+    axis = axis_of(c, axis, x.rank)
+    at = _position(index, x.shape[axis])
+    row = c.b.reshape(source, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    return slice_scatter(c, x, row, axis, at, at + 1)
+
+
+@aten("cat")
+def cat(c: Call, xs: Sequence[Value], axis: int = 0) -> Value:
+    kept = [x for x in xs if not (x.rank == 1 and x.shape[0] == 0 and c.type.rank != 1)]  # PyTorch's old empty tensors
+    if not kept:
+        return c.b.full(c.type.shape, 0, c.type.dtype)
+    return c.b.concat([c.b.cast(x, c.type.dtype) for x in kept], axis_of(c, axis, kept[0].rank))
+
+
+@aten("stack")
+def stack(c: Call, xs: Sequence[Value], axis: int = 0) -> Value:
+    axis = c.b.axis(axis, xs[0].rank + 1)
+    rows = [c.b.cast(x, c.type.dtype) for x in xs]
+    return c.b.concat([c.b.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])) for x in rows], axis)
+
+
+@aten("split_with_sizes")
+def split_with_sizes(c: Call, x: Value, sizes: Sequence[Dim], axis: int = 0) -> list[Value]:
+    return c.b.split(x, axis_of(c, axis, x.rank), sizes)
+
+
+@aten("split.Tensor")
+def split(c: Call, x: Value, size: Dim, axis: int = 0) -> list[Value]:
+    axis = axis_of(c, axis, x.rank)
+    return c.b.split(x, axis, [t.shape[axis] for t in c.types if t is not None])
+
+
+@aten("unbind.int")
+def unbind(c: Call, x: Value, axis: int = 0) -> list[Value]:
+    return [select(c, x, axis, i) for i in range(len(c.types))]
+
+
+@aten("flip")
+def flip(c: Call, x: Value, dims: Sequence[int]) -> Value:
+    return c.b.flip(x, axes_of(c, dims, x.rank) if dims else ())
+
+
+@aten("constant_pad_nd")
+def constant_pad_nd(c: Call, x: Value, pad: Sequence[Dim], value: Operand = 0) -> Value:
+    low, high = _pads(x, pad)
+    x = _cropped(c, x, low, high)
+    below, above = ([maximum(d, 0) for d in side] for side in (low, high))
+    return c.b.pad(x, below, above, c.operand(value, x.dtype))
+
+
+def _pads(x: Value, pad: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
+    """By axis; PyTorch counts axes from the last."""
+    low: list[Dim] = [0] * x.rank
+    high: list[Dim] = [0] * x.rank
+    for i in range(len(pad) // 2):
+        low[x.rank - 1 - i], high[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    return low, high
+
+
+def _cropped(c: Call, x: Value, low: Sequence[Dim], high: Sequence[Dim]) -> Value:
+    """Without what negative padding takes away."""
+    for axis, (a, z) in enumerate(zip(low, high, strict=True)):
+        if not all(isinstance(d, int) or is_nonnegative(d) for d in (a, z)):
+            raise UnsupportedError(f"padding by {a} and {z}, whose signs are not known")
+        x = c.b.slice(x, axis, -minimum(a, 0), x.shape[axis] + minimum(z, 0))
+    return x
+
+
+def _padded_like(mode: str) -> Callable[[Call, Value, Sequence[Dim]], Value]:
+    def rule(c: Call, x: Value, pad: Sequence[Dim]) -> Value:
+        low, high = _pads(x, pad)
+        if not all(isinstance(d, int) for d in (*low, *high)):
+            raise UnsupportedError(f"padding by {low} and {high}, which are not static")
+        x = _cropped(c, x, low, high) if mode == "edge" else x
+        low, high = [[maximum(d, 0) for d in side] if mode == "edge" else side for side in (low, high)]
+        return c.onnx("Pad", x, c.b.constant(np.array([*low, *high], np.int64)), mode=mode)[0]  # type: ignore[no-any-return]
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    aten(f"reflection_pad{_rank}d")(_padded_like("reflect"))
+    aten(f"replication_pad{_rank}d")(_padded_like("edge"))
+
+
+@aten("diagonal")
+def diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """The elements [i + down, i + right] of the two axes, by a reshape of rows one longer than they are wide."""
+    a, z = axis_of(c, dim1, x.rank), axis_of(c, dim2, x.rank)
+    rest = [i for i in range(x.rank) if i not in (a, z)]
+    x = c.b.transpose(x, [*rest, a, z])
+    down, right = max(-offset, 0), max(offset, 0)
+    count = c.type.shape[-1]
+    x = c.b.slice(x, x.rank - 2, down, down + count) if count != 0 else x
+    x = c.b.slice(x, x.rank - 1, right, right + count) if count != 0 else x
+    if count == 0:
+        return c.b.full(c.type.shape, 0, x.dtype)
+    index = c.b.iota(count)
+    index = c.b.expand(c.b.reshape(index, (count, 1)), (*x.shape[:-1], 1))
+    return c.b.reshape(c.b.one("gather_elements", x, index, axis=x.rank - 1), c.type.shape)
+
+
+@aten("as_strided")
+def as_strided(
+    c: Call, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
+    dense: Dim = 1
+    for d, s in zip(reversed(c.type.shape), reversed(stride), strict=True):
+        if not always_equal(d, 1) and not always_equal(s, dense):
+            raise UnsupportedError("strides that are not those of a dense tensor")
+        dense = dense * d
+    if storage_offset not in (None, 0) or not always_equal(dense, x.t.size):
+        raise UnsupportedError("a part of a tensor's memory")
+    return c.b.reshape(x, c.type.shape)
+
+
+# ---------------------------------------------------------------- tensors out of nothing
+
+
+@aten("full", "full_like", "fill.Scalar", "scalar_tensor", "new_full")
+def full(c: Call, *args: Any, **options: Any) -> Value:
+    given = [*args, *(v for k, v in options.items() if k == "fill_value")]
+    return c.b.expand(c.operand(given[-1], c.type.dtype), c.type.shape)
+
+
+@aten("fill.Tensor")
+def fill(c: Call, x: Value, value: Value) -> Value:
+    return c.b.expand(c.b.cast(value, c.type.dtype), c.type.shape)
+
+
+@aten("empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "zeros_like", "zeros")
+def zeros(c: Call, *args: Any, **options: Any) -> Value:
+    """What is empty may hold anything."""
+    return c.b.full(c.type.shape, 0, c.type.dtype)
+
+
+@aten("ones", "ones_like")
+def ones(c: Call, *args: Any, **options: Any) -> Value:
+    return c.b.full(c.type.shape, 1, c.type.dtype)
+
+
+@aten("arange.start_step")
+def arange(c: Call, start: Operand, end: Operand, step: Operand = 1, **options: Any) -> Value:
+    """start + i * step, of floats in float64 as PyTorch has it."""
+    b, dtype = c.b, c.type.dtype
+    (count,) = c.type.shape
+    if isinstance(step, float) or isinstance(start, float) or dtype.is_float:
+        if not all(isinstance(v, (int, float)) for v in (start, step)):
+            raise UnsupportedError("a range of floats that begins at a size")
+        first, stride = float(start), float(step)  # type: ignore[arg-type]
+        if isinstance(count, int) and count <= _TABLE:
+            table = first + np.arange(count, dtype=np.float64) * stride
+            return b.cast(b.constant(table.astype(dtype.numpy)), dtype)
+        return b.cast(b.add(b.mul(b.cast(b.iota(count), dtypes.float64), stride), first), dtype)
+    row = b.mul(b.iota(count), c.operand(step, dtypes.int64))
+    return b.cast(b.add(row, c.operand(start, dtypes.int64)), dtype)
+
+
+@aten("eye", "eye.m")
+def eye(c: Call, *args: Any, **options: Any) -> Value:
+    rows, columns = c.type.shape
+    same = c.b.eq(c.b.reshape(c.b.iota(rows), (rows, 1)), c.b.iota(columns))
+    return c.b.cast(same, c.type.dtype)
+
+
+@aten("prims.iota")
+def iota(c: Call, length: Dim, *, start: Operand, step: Operand, **options: Any) -> Value:
+    row = c.b.mul(c.b.iota(length), c.operand(step, dtypes.int64))
+    return c.b.cast(c.b.add(row, c.operand(start, dtypes.int64)), c.type.dtype)

@@ -1,0 +1,346 @@
+"""ATen ops of neural networks: products, convolutions, pools, norms, attention, resizing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_table import Call, aten, axis_of
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, always_equal, floordiv, mod, prod
+from onnxc.ir.graph import Value
+from onnxc.primitives.builder import Builder
+
+
+def _widened(b: Builder, *xs: Value | None) -> list[Any]:
+    """float16 and bfloat16 as float32."""
+    return [b.cast(x, dtypes.float32) if x is not None and x.dtype.is_float and x.dtype.bits < 32 else x for x in xs]
+
+
+# ---------------------------------------------------------------- products
+
+
+@aten("mm", "bmm")
+def matmul(c: Call, x: Value, y: Value) -> Value:
+    return c.b.matmul(*_widened(c.b, x, y))
+
+
+@aten("addmm", "baddbmm")
+def addmm(c: Call, bias: Value, x: Value, y: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    b, (bias, x, y) = c.b, _widened(c.b, bias, x, y)
+    product = b.matmul(x, y)
+    if alpha != 1:
+        product = b.mul(product, alpha)
+    if beta == 0:
+        return product
+    return b.add(product, bias if beta == 1 else b.mul(bias, beta))
+
+
+@aten("mv", "dot", "vdot")
+def matvec(c: Call, x: Value, y: Value) -> Value:
+    b, (x, y) = c.b, _widened(c.b, x, y)
+    rows = x if x.rank == 2 else b.reshape(x, (1, x.shape[0]))
+    return b.reshape(b.matmul(rows, b.reshape(y, (y.shape[0], 1))), c.type.shape)
+
+
+@aten("addmv")
+def addmv(c: Call, bias: Value, x: Value, y: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    column = addmm(c, c.b.reshape(bias, (*bias.shape, 1)), x, c.b.reshape(y, (*y.shape, 1)), beta=beta, alpha=alpha)
+    return c.b.reshape(column, c.type.shape)
+
+
+@aten("addbmm")
+def addbmm(c: Call, bias: Value, x: Value, y: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    b = c.b
+    long = b.reshape(b.transpose(x, (1, 0, 2)), (x.shape[1], x.shape[0] * x.shape[2]))
+    return addmm(c, bias, long, b.reshape(y, (y.shape[0] * y.shape[1], y.shape[2])), beta=beta, alpha=alpha)
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu")
+def attention(
+    c: Call, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Value | None = None, scale: float | None = None,
+) -> list[Value | None]:  # fmt: skip
+    """softmax(q k^T * scale + mask) v; a row all of whose keys are masked counts as zero. No second output, which
+    only a backward pass reads.
+    """
+    if dropout_p:
+        raise UnsupportedError("attention with dropout")
+    if scale is None and not isinstance(q.shape[-1], int):
+        raise UnsupportedError("attention over heads of a dynamic size")
+    b, (q, k, v, mask) = c.b, _widened(c.b, q, k, v, attn_mask)
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = b.mul(b.matmul(q, b.swap(k, k.rank - 2, k.rank - 1)), factor)
+    if mask is not None and mask.dtype is dtypes.boolean:
+        mask = b.where(mask, b.scalar(0.0, scores.dtype), -math.inf)
+    if is_causal:
+        rows, columns = scores.shape[-2:]
+        below = b.le(b.iota(columns), b.reshape(b.iota(rows), (rows, 1)))
+        mask = b.where(below, b.scalar(0.0, scores.dtype), -math.inf)
+    scores = scores if mask is None else b.add(scores, b.cast(mask, scores.dtype))
+    weights = b.softmax(scores, scores.rank - 1)
+    if mask is not None and not is_causal:
+        weights = b.where(b.isnan(weights), 0.0, weights)
+    return [b.matmul(weights, v), None]
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+def _each(value: int | Sequence[Any], count: int) -> list[Any]:
+    """One entry for each spatial axis."""
+    given = [value] if isinstance(value, int) else list(value)
+    return given * count if len(given) == 1 else given
+
+
+@aten("convolution")
+def convolution(
+    c: Call, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    if x.dtype.is_integer:
+        raise UnsupportedError("a convolution of integers")
+    n = w.rank - 2
+    single = x.rank == n + 1  # an image without a batch
+    x, w, bias = _widened(c.b, c.b.reshape(x, (1, *x.shape)) if single else x, w, bias)
+    pads = _each(padding, n)
+    shared: dict[str, Any] = {
+        "strides": _each(stride, n),
+        "dilations": _each(dilation, n),
+        "group": groups,
+        "pads": pads * 2,
+    }
+    if transposed:
+        (y,) = c.onnx("ConvTranspose", x, w, bias, output_padding=_each(output_padding, n), **shared)
+    else:
+        (y,) = c.onnx("Conv", x, w, bias, **shared)
+    return c.b.reshape(y, y.shape[1:]) if single else y
+
+
+# ---------------------------------------------------------------- pools
+
+
+def _batched(c: Call, x: Value, spatial: int) -> tuple[Value, bool]:
+    single = x.rank == spatial + 1
+    return (c.b.reshape(x, (1, *x.shape)) if single else x), single
+
+
+def _window(kernel: Any, stride: Any, padding: Any, n: int) -> dict[str, Any]:
+    sizes = _each(kernel, n)
+    strides = _each(stride, n) if stride or isinstance(stride, int) else sizes
+    return {"kernel_shape": sizes, "strides": strides, "pads": _each(padding, n) * 2}
+
+
+def _max_pool(n: int) -> Callable[..., list[Value]]:
+    def rule(
+        c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1, ceil_mode: bool = False,
+    ) -> list[Value]:  # fmt: skip
+        b, (x, single) = c.b, _batched(c, x, n)
+        options = {**_window(kernel, stride, padding, n), "dilations": _each(dilation, n), "ceil_mode": int(ceil_mode)}
+        y, index = c.onnx("MaxPool", x, outputs=2, **options)
+        # ONNX counts positions in the whole tensor, PyTorch in each plane.
+        planes = b.mul(b.iota(x.shape[0] * x.shape[1]), b.size_as(prod(x.shape[2:]), dtypes.int64))
+        index = b.sub(index, b.reshape(planes, (*x.shape[:2], *(1,) * n)))
+        return [b.reshape(v, v.shape[1:]) if single else v for v in (y, index)]
+
+    return rule
+
+
+def _average_pool(n: int) -> Callable[..., Value]:
+    def rule(
+        c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Value:  # fmt: skip
+        if x.dtype.is_integer:
+            raise UnsupportedError("an average pool of integers")
+        x, single = _batched(c, x, n)
+        (x,) = _widened(c.b, x)
+        options = _window(kernel, stride, padding, n)
+        if divisor_override is not None:
+            if ceil_mode:
+                raise UnsupportedError("an average pool with a divisor of its own, and windows beyond the padding")
+            count_include_pad = True  # every window then counts as many elements
+            x = c.b.mul(x, math.prod(options["kernel_shape"]) / divisor_override)
+        (y,) = c.onnx("AveragePool", x, **options, ceil_mode=int(ceil_mode), count_include_pad=int(count_include_pad))
+        return c.b.reshape(y, y.shape[1:]) if single else y
+
+    return rule
+
+
+for _n in (1, 2, 3):
+    aten(f"max_pool{_n}d_with_indices")(_max_pool(_n))
+    aten(f"avg_pool{_n}d")(_average_pool(_n))
+
+
+def _adaptive_average(n: int) -> Callable[..., Value]:
+    """Windows of equal size where the sizes divide; else each window is a product with a row of weights."""
+
+    def rule(c: Call, x: Value, size: Sequence[Dim]) -> Value:
+        b, (x,) = c.b, _widened(c.b, x)
+        lead = x.rank - n
+        if all(always_equal(d, 1) for d in size):
+            return b.mean(x, range(lead, x.rank), True)
+        for axis, want in zip(range(lead, x.rank), size, strict=True):
+            have = x.shape[axis]
+            if isinstance(want, int) and want and always_equal(mod(have, want), 0):
+                parted = b.reshape(x, (*x.shape[:axis], want, floordiv(have, want), *x.shape[axis + 1 :]))
+                x = b.mean(parted, [axis + 1])
+            else:
+                x = b.swap(b.matmul(b.swap(x, axis, x.rank - 1), _windows(b, have, want, x)), axis, x.rank - 1)
+        return x
+
+    return rule
+
+
+def _windows(b: Builder, have: Dim, want: Dim, x: Value) -> Value:
+    """[have, want] weights of the means of adaptive windows."""
+    if not isinstance(have, int) or not isinstance(want, int):
+        raise UnsupportedError(f"adaptive pooling from {have} to {want}, which are not static")
+    if have * want > 1 << 22:
+        raise UnsupportedError(f"adaptive pooling from {have} to {want}")
+    weights = np.zeros((have, want), x.dtype.numpy)
+    for i in range(want):
+        start, end = i * have // want, -(-(i + 1) * have // want)
+        weights[start:end, i] = 1 / (end - start)
+    return b.constant(weights)
+
+
+aten("_adaptive_avg_pool2d")(_adaptive_average(2))
+aten("_adaptive_avg_pool3d")(_adaptive_average(3))
+
+
+# ---------------------------------------------------------------- norms, softmax
+
+
+@aten("native_layer_norm")
+def native_layer_norm(
+    c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
+) -> list[Value]:
+    b, (x, weight, bias) = c.b, _widened(c.b, x, weight, bias)
+    first = x.rank - len(shape)
+    if weight is None:
+        weight = b.full(x.shape[first:], 1.0, x.dtype)
+    if not len(shape):
+        raise UnsupportedError("a layer norm over no axes")
+    outputs = c.onnx("LayerNormalization", x, weight, bias, axis=first, epsilon=eps, outputs=3)
+    return outputs
+
+
+@aten("native_group_norm")
+def native_group_norm(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, n: Dim, channels: Dim, inner: Dim, group: int,
+    eps: float,
+) -> list[Value]:  # fmt: skip
+    b, (wide, weight, bias) = c.b, _widened(c.b, x, weight, bias)
+    rows = b.reshape(wide, (n, group, floordiv(channels, group) * inner))
+    mean = b.mean(rows, [2], True)
+    centered = b.sub(rows, mean)
+    inverse = b.div(1.0, b.sqrt(b.add(b.mean(b.mul(centered, centered), [2], True), eps)))
+    y = b.reshape(b.mul(centered, inverse), x.shape)
+    column = (channels, *(1,) * (x.rank - 2))
+    y = y if weight is None else b.mul(y, b.reshape(weight, column))
+    y = y if bias is None else b.add(y, b.reshape(bias, column))
+    return [y, b.reshape(mean, (n, group)), b.reshape(inverse, (n, group))]
+
+
+@aten("_native_batch_norm_legit_no_training")
+def batch_norm(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float, eps: float
+) -> list[Value | None]:
+    b, (x, weight, bias, mean, var) = c.b, _widened(c.b, x, weight, bias, mean, var)
+    channels = mean.shape
+    weight = b.full(channels, 1.0, x.dtype) if weight is None else weight
+    bias = b.full(channels, 0.0, x.dtype) if bias is None else bias
+    (y,) = c.onnx("BatchNormalization", x, weight, bias, mean, var, epsilon=eps)
+    empty = b.full((0,), 0.0, x.dtype)
+    return [y, empty, empty]
+
+
+@aten("_softmax")
+def softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
+    (x,) = _widened(c.b, x)
+    return c.b.softmax(x, axis_of(c, axis, x.rank)) if x.rank else c.b.full((), 1.0, x.dtype)
+
+
+@aten("_safe_softmax")
+def safe_softmax(c: Call, x: Value, axis: int, dtype: Any = None) -> Value:
+    """Zero where all of a row is -inf."""
+    b, (x,) = c.b, _widened(c.b, c.b.cast(x, c.type.dtype))
+    at = axis_of(c, axis, x.rank)
+    masked = b.eq(b.reduce("max", x, [at], True), -math.inf)
+    return b.where(masked, 0.0, b.softmax(x, at))
+
+
+@aten("_log_softmax")
+def log_softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
+    (x,) = _widened(c.b, x)
+    if not x.rank:
+        return c.b.full((), 0.0, x.dtype)
+    return c.onnx("LogSoftmax", x, axis=axis_of(c, axis, x.rank))[0]  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------- resizing
+
+
+def _resized(c: Call, x: Value, scales: Sequence[float | None] | None, **style: Any) -> Value:
+    """To the sizes that PyTorch gives the output. Where it was told factors, positions are divided by these."""
+    n = x.rank - 2
+    (wide,) = _widened(c.b, x)
+    sizes = c.type.shape[2:]
+    if not all(isinstance(d, int) for d in (*x.shape[2:], *sizes)):
+        raise UnsupportedError("resizing of an image whose size is not static")
+    given = [None] * n if scales is None else list(scales)
+    implied = [o / i for o, i in zip(sizes, x.shape[2:], strict=True)]
+    if any(s is not None and not math.isclose(s, f, rel_tol=1e-12) for s, f in zip(given, implied, strict=True)):
+        raise UnsupportedError(f"resizing by {given}, from {list(x.shape)} to {list(c.type.shape)}")
+    wanted = c.b.constant(np.array(sizes, np.int64))
+    (y,) = c.onnx("Resize", wide, None, None, wanted, axes=list(range(2, x.rank)), **style)
+    return y  # type: ignore[no-any-return]
+
+
+@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest_vec(c: Call, x: Value, size: Any, scales: Sequence[float | None] | None) -> Value:
+    return _resized(c, x, scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+
+@aten("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+def upsample_nearest(c: Call, x: Value, size: Any, *scales: float | None, **named: float | None) -> Value:
+    return upsample_nearest_vec(c, x, size, [*scales, *named.values()] or None)
+
+
+def _linear(mode: str) -> dict[str, Callable[..., Value]]:
+    def vec(c: Call, x: Value, size: Any, align: bool, scales: Sequence[float | None] | None) -> Value:
+        place = "align_corners" if align else "half_pixel"
+        return _resized(c, x, scales, mode=mode, coordinate_transformation_mode=place)
+
+    def plain(c: Call, x: Value, size: Any, align: bool, *scales: float | None, **named: float | None) -> Value:
+        return vec(c, x, size, align, [*scales, *named.values()] or None)
+
+    return {"vec": vec, "plain": plain}
+
+
+for _name, _mode in {
+    "linear1d": "linear", "bilinear2d": "linear", "trilinear3d": "linear", "bicubic2d": "cubic",
+}.items():  # fmt: skip
+    _rules = _linear(_mode)
+    aten(f"upsample_{_name}.vec")(_rules["vec"])
+    aten(f"upsample_{_name}")(_rules["plain"])
+
+
+@aten("grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(c: Call, x: Value, grid: Value, mode: int, padding: int, align: bool) -> Value:
+    modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    (y,) = c.onnx("GridSample", x, grid, mode=modes[mode], padding_mode=paddings[padding], align_corners=int(align))
+    return y  # type: ignore[no-any-return]
+
+
+@aten("native_dropout")
+def native_dropout(c: Call, x: Value, p: float, train: bool | None) -> list[Value]:
+    if train or train is None:
+        raise UnsupportedError("dropout that draws: the numbers are PyTorch's generator's")
+    return [x, c.b.full(x.shape, True, dtypes.boolean)]

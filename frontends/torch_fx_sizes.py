@@ -1,0 +1,89 @@
+"""PyTorch's symbolic sizes (sympy) as expressions of the graph IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+
+from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_table import dtype_of
+from onnxc.ir.expr import Dim, Sym, ceildiv, floordiv, maximum, minimum, mod, prod, symbols
+from onnxc.ir.types import TensorType
+
+_MOST = 1 << 40  # a bound beyond which is none
+
+_BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
+    "FloorDiv": floordiv, "CleanDiv": floordiv, "Mod": mod, "PythonMod": mod, "CeilDiv": ceildiv,
+    "Max": maximum, "Min": minimum,
+}  # fmt: skip
+
+
+class Sizes:
+    """One symbol here for each of PyTorch's, with the range that PyTorch knows."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[sympy.Symbol, Dim] = {}
+
+    def dim(self, size: int | torch.SymInt) -> Dim:
+        """A size. UnsupportedError for one that is no polynomial with divisions, or that data decides."""
+        if isinstance(size, int):
+            return size
+        return self._convert(size.node.expr, size.node.shape_env)
+
+    def type(self, tensor: torch.Tensor) -> TensorType:
+        """The type of a (fake) tensor on the CPU. UnsupportedError for one that has none here."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+            raise UnsupportedError(
+                f"a tensor of {tensor.layout} on {tensor.device}: dense ones on the CPU are supported"
+            )
+        return TensorType(dtype_of(tensor.dtype), tuple(self.dim(d) for d in tensor.shape))
+
+    def symbol(self, key: str) -> sympy.Symbol:
+        """PyTorch's symbol behind one of ours."""
+        return next(s for s, d in self.symbols.items() if key in {found.key for found in symbols(d)})
+
+    def _convert(self, e: Any, env: Any) -> Dim:
+        if e.is_Integer:
+            return int(e)
+        if e.is_Symbol:
+            return self._symbol(e, env)
+        args = [self._convert(a, env) for a in e.args] if not e.is_Pow else []
+        if e.is_Add:
+            total: Dim = 0
+            for a in args:
+                total = total + a
+            return total
+        if e.is_Mul:
+            return prod(args)
+        if e.is_Pow and e.exp.is_Integer and 0 < int(e.exp) <= 8:
+            return prod([self._convert(e.base, env)] * int(e.exp))
+        name = type(e).__name__
+        if name == "ModularIndexing":
+            x, by, modulus = args
+            return mod(floordiv(x, by), modulus)
+        if name in _BINARY and args:
+            result = args[0]
+            for a in args[1:]:
+                result = _BINARY[name](result, a)
+            return result
+        raise UnsupportedError(f"a size {e}")
+
+    def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
+        if s not in self.symbols:
+            if str(s).startswith("u") or s not in env.var_to_range:
+                raise UnsupportedError(f"a size {s} that data decides")
+            found = env.var_to_range[s]
+            low, high = (_bound(v) for v in (found.lower, found.upper))
+            self.symbols[s] = Sym(f"s{len(self.symbols)}", max(low or 0, 0), high)
+        return self.symbols[s]
+
+
+def _bound(v: Any) -> int | None:
+    try:
+        n = int(v)
+    except (TypeError, ValueError, OverflowError, AttributeError):  # infinities of PyTorch's own
+        return None
+    return n if abs(n) < _MOST else None

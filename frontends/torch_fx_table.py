@@ -1,0 +1,145 @@
+"""The table of ATen overloads: each is a function that builds its meaning out of primitives.
+
+    @aten("leaky_relu")
+    def leaky_relu(c: Call, x: Value, slope: float = 0.01) -> Value:
+        return c.b.where(c.b.lt(x, 0.0), c.b.mul(x, slope), x)
+
+A rule gets the arguments of the FX node as PyTorch's schema orders and names them: tensors as values, SymInts as sizes
+(ints or expressions), the rest as it is. Its results are converted to the dtypes that PyTorch gives the node's outputs,
+so a rule has to care only about the dtype in which it computes. What it cannot build is an UnsupportedError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
+from torch._prims_common import elementwise_dtypes
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onnxc.errors import UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim, Expr
+from onnxc.ir.graph import Value
+from onnxc.ir.types import TensorType
+from onnxc.ops.registry import apply, find
+from onnxc.primitives.builder import Builder
+
+Operand = Value | float | int | bool | Expr
+Result = Value | Sequence[Value | None]
+Rule = Callable[..., Result]
+F = TypeVar("F", bound=Rule)
+RULES: dict[Any, Rule] = {}
+_OPSET = 23  # of the ONNX operators that rules are made of
+
+
+def aten(*names: str) -> Callable[[F], F]:
+    """Registers the decorated function for overloads of ``torch.ops.aten``: ``add.Tensor``; ``relu`` is
+    ``relu.default``. A name that the installed PyTorch lacks is left out.
+    """
+
+    def add(rule: F) -> F:
+        for name in names:
+            packet, _, overload = name.partition(".")
+            found = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if found is not None:
+                RULES[found] = rule
+        return rule
+
+    return add
+
+
+@dataclass
+class Call:
+    """One node that is being imported: where to build, and the types that PyTorch gives its outputs (None for what is
+    no tensor).
+    """
+
+    b: Builder
+    types: tuple[TensorType | None, ...]
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the first output."""
+        first = self.types[0]
+        if first is None:
+            raise UnsupportedError("its output is no tensor")
+        return first
+
+    def operand(self, x: Operand, dtype: DType) -> Value:
+        """A tensor, a number or a size in this dtype."""
+        if isinstance(x, Value):
+            return self.b.cast(x, dtype)
+        if isinstance(x, Expr):
+            return self.b.size_as(x, dtype)
+        return self.b.scalar(x, dtype)
+
+    def promoted(self, *xs: Operand, kind: Promotion = Promotion.DEFAULT) -> list[Value]:
+        """The operands in the dtype in which PyTorch computes with them: float32 where they are halves."""
+        dtype = computed_in(kind, *xs)
+        return [self.operand(x, dtype) for x in xs]
+
+    def floats(self, *xs: Operand) -> list[Value]:
+        """As `promoted`, integers as floats."""
+        return self.promoted(*xs, kind=Promotion.INT_TO_FLOAT)
+
+    def onnx(self, name: str, *inputs: Value | None, outputs: int = 1, **attributes: Any) -> list[Any]:
+        """The outputs of an ONNX operator."""
+        definition = find("", name, _OPSET)
+        assert definition is not None, name
+        return apply(definition, self.b, inputs, attributes, _OPSET, outputs)
+
+
+def computed_in(kind: Promotion, *xs: Operand) -> DType:
+    """PyTorch's rule of promotion: a tensor of rank 0 counts less than others, and a number less than that."""
+    specimens = [
+        _specimen(x.dtype, x.rank > 0) if isinstance(x, Value) else 1 if isinstance(x, Expr) else x for x in xs
+    ]
+    return dtype_of(elementwise_dtypes(*specimens, type_promotion_kind=kind)[0])
+
+
+@cache
+def _specimen(dtype: DType, ranked: bool) -> torch.Tensor:
+    with unset_fake_temporarily():  # it outlives the trace in which it is first wanted
+        return torch.empty((1,) if ranked else (), dtype=_TORCH[dtype], device="meta")
+
+
+_TORCH: dict[DType, torch.dtype] = {}
+_DTYPES: dict[torch.dtype, DType] = {}
+for _dtype in dtypes.ALL:
+    _name = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}.get(_dtype.name, _dtype.name)
+    _found = getattr(torch, _name, None)
+    if isinstance(_found, torch.dtype) and _dtype.kind in ("float", "int", "uint", "bool") and _dtype.bits >= 8:
+        _TORCH[_dtype], _DTYPES[_found] = _found, _dtype
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """The element type that a tensor of this dtype has here. UnsupportedError for complex and quantized ones."""
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"tensors of {dtype} are not supported")
+    return _DTYPES[dtype]
+
+
+def axis_of(c: Call, axis: int, rank: int) -> int:
+    """A possibly negative axis. A scalar has one for PyTorch, which is no axis here."""
+    return c.b.axis(axis, max(rank, 1))
+
+
+def axes_of(c: Call, axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Axes as PyTorch gives them: none or an empty list mean all."""
+    if axes is None or (not isinstance(axes, int) and not axes):
+        return tuple(range(rank))
+    given = [axes] if isinstance(axes, int) else axes
+    return tuple(sorted({a for a in (axis_of(c, a, rank) for a in given) if a < rank}))
+
+
+def static(d: Dim, what: str) -> int:
+    """A size that must be known at compile time."""
+    if not isinstance(d, int):
+        raise UnsupportedError(f"{what} must be static, but is {d}")
+    return d

@@ -1,0 +1,42 @@
+"""Tensors of PyTorch as numpy arrays and back, in the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, Any]
+
+# What numpy has no dtype of its own for: the integer of the same width, and the dtype that ml_dtypes has.
+_FOREIGN: dict[torch.dtype, tuple[torch.dtype, type]] = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+}
+_BACK: dict[np.dtype[Any], tuple[np.dtype[Any], torch.dtype]] = {
+    np.dtype(own): (np.dtype(np.int16 if integer is torch.int16 else np.uint8), dtype)
+    for dtype, (integer, own) in _FOREIGN.items()
+}
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """A view of a tensor on the CPU, with its strides; a copy where its elements stand conjugated or negated."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    foreign = _FOREIGN.get(tensor.dtype)
+    if foreign is not None:
+        return tensor.view(foreign[0]).numpy().view(foreign[1])  # type: ignore[no-any-return]
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """A tensor in an array's memory."""
+    foreign = _BACK.get(array.dtype)
+    if foreign is not None:
+        return torch.from_numpy(array.view(foreign[0])).view(foreign[1])
+    return torch.from_numpy(array)

@@ -1,0 +1,165 @@
+"""``torch.compile(module, backend="onnxc")``: the backend that Dynamo finds through the entry point.
+
+Dynamo traces the Python code and guards it; AOTAutograd makes one graph of ATen ops of it, without mutations and
+aliases; that graph is a :class:`onnxc.torch.program.Program`. Without gradients, parameters and buffers are constants,
+packed as kernels want them. With gradients, AOTAutograd's forward and backward graphs are two programs, and all weights
+are inputs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+
+from onnxc.errors import InputError
+from onnxc.frontends.torch_fx import RULES
+from onnxc.report import Report
+from onnxc.torch.program import Fallback, Options, Program
+
+_OWN = ("freezing", "fallback")
+_PASSED = ("threads", "cache", "accuracy", "tuned", "mode", "fusion", "attention", "dtype", "memory_limit", "record")
+_programs: list[tuple[str, weakref.ref[Program]]] = []
+
+
+def backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """What ``torch.compile`` calls for each graph.
+
+    Args:
+        module: Dynamo's graph.
+        inputs: example inputs.
+        options: ``freezing`` (weights are constants, where no gradient is asked for; default True), ``fallback``
+            (PyTorch computes what cannot be compiled; default True), and options of :func:`onnxc.compile`:
+            ``threads``, ``cache``, ``accuracy``, ``tuned``, ``fusion``, ``attention``, ``dtype``, ``memory_limit``,
+            ``record``.
+        mode: ``max-autotune``, as of :func:`onnxc.compile`.
+
+    Raises:
+        InputError: an option that does not exist.
+    """
+    given = dict(options or {}) | ({"mode": mode} if mode else {})
+    unknown = sorted(set(given) - {*_OWN, *_PASSED})
+    if unknown:
+        raise InputError(
+            f"torch.compile(backend='onnxc') has no option {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join((*_OWN, *_PASSED))}"
+        )
+    passed = {k: v for k, v in given.items() if k in _PASSED}
+    chosen = Options((), bool(given.get("fallback", True)), passed)
+    freezing = bool(given.get("freezing", True))
+
+    def compiled(kind: str, frozen: bool) -> Callable[..., Any]:
+        def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            positions = _weights() if frozen else ()
+            program = Program(graph, Options(positions, chosen.fallback, chosen.compile))
+            _programs[:] = [*((k, ref) for k, ref in _programs if ref() is not None), (kind, weakref.ref(program))]
+            return make_boxed_func(lambda *args: program(args))  # type: ignore[no-any-return]
+
+        return compiler
+
+    traced = aot_autograd(
+        fw_compiler=compiled("forward", False),
+        bw_compiler=compiled("backward", False),
+        inference_compiler=compiled("inference", freezing),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions(),
+    )
+    return traced(module, inputs)  # type: ignore[no-any-return]
+
+
+def _weights() -> tuple[int, ...]:
+    """Positions of the parameters and buffers in the graph that is being compiled, but for those that it changes."""
+    context = TracingContext.try_get()
+    facts = None if context is None else context.fw_metadata
+    if facts is None:
+        return ()
+    changed = set(facts.mutated_inp_runtime_indices)
+    return tuple(k for k in facts.static_input_indices or () if k not in changed)
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's core ATen decompositions, and some others of its, for what has no rule here."""
+    found = dict(core_aten_decompositions().items())
+    for name in _ALSO:
+        packet = getattr(torch.ops.aten, name, None)
+        overloads = [getattr(packet, o) for o in packet.overloads()] if packet is not None else []
+        found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
+    return {op: f for op, f in found.items() if op not in RULES}
+
+
+_ALSO = (
+    "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm",
+    "_batch_norm_with_update_functional", "batch_norm_backward", "embedding_dense_backward",
+    "_softmax_backward_data", "_log_softmax_backward_data", "linalg_vector_norm", "ldexp", "bucketize",
+    "dist", "permute_copy", "narrow_copy", "_upsample_bilinear2d_aa", "cumprod",
+    "hardtanh_backward", "max_pool2d_with_indices_backward",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- what became of it
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One graph that ``torch.compile`` gave to this backend.
+
+    Attributes:
+        kind: ``inference``, ``forward`` or ``backward``.
+        nodes: how many ATen ops it has.
+        fallbacks: the ops that PyTorch computes.
+        programs: the reports of its programs, as :meth:`onnxc.CompiledModel.explain` has them; none before a call.
+        compiles: how often it was compiled: a second time where weights changed.
+    """
+
+    kind: str
+    nodes: int
+    fallbacks: tuple[Fallback, ...]
+    programs: tuple[Report, ...]
+    compiles: int
+
+    def __str__(self) -> str:
+        counted: dict[str, int] = {}
+        for f in self.fallbacks:
+            counted[str(f)] = counted.get(str(f), 0) + 1
+        head = f"{self.kind}: {self.nodes} nodes, {len(self.programs)} programs, {len(self.fallbacks)} nodes in PyTorch"
+        return "\n".join([head, *(f"  {n} x {text}" for text, n in counted.items())])
+
+
+@dataclass(frozen=True)
+class TorchReport:
+    """What ``torch.compile(backend="onnxc")`` has compiled and is still alive. Prints as a list of fallbacks."""
+
+    graphs: tuple[GraphReport, ...] = field(default_factory=tuple)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.graphs)) or "nothing has been compiled"
+
+
+def report() -> TorchReport:
+    """The graphs compiled so far in this process: what fell back to PyTorch, and why; which kernels the rest became."""
+    alive = [(kind, program) for kind, ref in _programs if (program := ref()) is not None]
+    return TorchReport(tuple(_described(kind, program) for kind, program in alive))
+
+
+def _described(kind: str, program: Program) -> GraphReport:
+    nodes = sum(n.op == "call_function" for n in program.module.graph.nodes)
+    reports = tuple(m.explain() for m in program.models)
+    return GraphReport(kind, nodes, tuple(program.fallbacks), reports, program.compiles)

@@ -1,0 +1,361 @@
+"""An FX graph as something to call: compiled programs, and between them what only PyTorch can compute.
+
+Tensors go in and come out in place: a program reads a contiguous tensor where it lies, and its outputs are tensors in
+the arrays that it wrote.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch import fx
+
+from onnxc.compiler import compile
+from onnxc.errors import OnnxcError, UnsupportedError, UnsupportedOpError
+from onnxc.frontends.torch_fx import Imported, Sizes, imported, source_line, unsupported
+from onnxc.runtime.model import CompiledModel
+from onnxc.torch.arrays import Array, array_of, tensor_of
+from onnxc.torch.stages import is_ordered, stages
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """An op that PyTorch computes.
+
+    Attributes:
+        op: its overload, ``aten.nonzero.default``.
+        reason: why it is not compiled.
+        line: ``file.py:123``, where the user's source calls it.
+    """
+
+    op: str
+    reason: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.reason}" + (f" ({self.line})" if self.line else "")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a graph is compiled.
+
+    Attributes:
+        frozen: positions of the inputs that are constants as long as they do not change.
+        fallback: whether PyTorch computes what cannot be compiled; else that is an error.
+        compile: options of :func:`onnxc.compile`.
+    """
+
+    frozen: tuple[int, ...] = ()
+    fallback: bool = True
+    compile: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Program:
+    """A graph of ATen ops that is called with a list of tensors and numbers, and returns a list of such.
+
+    Sections are compiled at the first call, when the weights are known. Weights that are constants are looked at in
+    each call: where one is another tensor, or was changed in place, the graph is compiled once more, with all weights
+    as inputs, and stays so.
+
+    Args:
+        module: the graph, with fake tensors in ``meta["val"]``.
+        options: how it is compiled.
+
+    Raises:
+        UnsupportedError: it has nodes that cannot be compiled, and `options.fallback` is off.
+    """
+
+    def __init__(self, module: fx.GraphModule, options: Options) -> None:
+        self.module, self.options = module, options
+        self.sizes = Sizes()
+        missing = unsupported(module, self.sizes)
+        self.fallbacks = [
+            Fallback(str(n.target), why, source_line(n))
+            for n, why in missing.items()
+            if n.target is not operator.getitem
+        ]
+        if self.fallbacks and not options.fallback:
+            raise _not_compiled(self.fallbacks)
+        self.stages = stages(module.graph, missing)
+        self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        (end,) = (n for n in module.graph.nodes if n.op == "output")
+        self.outputs: list[Any] = list(end.args[0])
+        self.models: list[CompiledModel] = []
+        self.compiles = 0
+        self._lock = threading.Lock()
+        self._ready: tuple[Guard, Run] | None = None  # replaced as a whole: other threads may be calling
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        ready = self._ready
+        if ready is None or not ready[0].holds(args):
+            ready = self._prepared(args)
+        return ready[1](args)
+
+    def _prepared(self, args: Sequence[Any]) -> tuple[Guard, Run]:
+        with self._lock:
+            if self._ready is None or not self._ready[0].holds(args):
+                self._ready = self._compiled(args)
+            return self._ready
+
+    # ------------------------------------------------------------ compiling
+
+    def _compiled(self, args: Sequence[Any]) -> tuple[Guard, Run]:
+        """For these weights the first time, for weights as inputs from then on."""
+        frozen = {k: args[k] for k in self.options.frozen if is_freezable(args[k])} if not self.compiles else {}
+        self.compiles += 1
+        guard = Guard(frozen)
+        self.models = []
+        constants = {self.placeholders[k]: array_of(t) for k, t in frozen.items()}
+        sources = self._sources()
+        ends = set(self._needed())
+        steps: list[Any] = []
+        for stage in self.stages:
+            if stage.compiled:
+                steps.append(self._section(stage.compiled, ends, constants, sources))
+            steps += [Eager(n) for n in stage.eager]
+        return guard, _sequence(steps, self.placeholders, self.outputs, self.module)
+
+    def _section(
+        self, nodes: list[fx.Node], ends: set[fx.Node], constants: Mapping[fx.Node, Array], sources: Sources
+    ) -> Section | Interpreted:
+        inside = set(nodes)
+        last = {o for o in self.outputs if isinstance(o, fx.Node)}
+        outputs = [n for n in nodes if (n in ends or any(u not in inside for u in _readers(n))) and _is_tensor(n)]
+        orders = {n: o for n in outputs if n in last and (o := memory_order(n.meta["val"])) is not None}
+        try:
+            part = imported(self.module, nodes, outputs, self.sizes, constants, orders)
+            _check_told(part, sources)
+            model = compile(part.graph, **self.options.compile)
+        except OnnxcError as error:
+            if not self.options.fallback:
+                raise
+            self.fallbacks += [Fallback(str(n.target), f"its program: {error}", source_line(n)) for n in nodes]
+            return Interpreted(nodes)
+        self.models.append(model)
+        return Section(part, model, outputs, orders, sources)
+
+    def _needed(self) -> list[fx.Node]:
+        return [o for o in self.outputs if isinstance(o, fx.Node)]
+
+    def _sources(self) -> Sources:
+        """Where a call tells the value of each symbol."""
+        found: Sources = {}
+        for node in self.placeholders:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt):
+                found.setdefault(value.node.expr, (node, None))
+        for node in self.placeholders:
+            value = node.meta.get("val")
+            for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(size.node.expr, (node, axis))
+        return found
+
+
+Run = Callable[[Sequence[Any]], list[Any]]
+Sources = dict[sympy.Expr, tuple[fx.Node, "int | None"]]
+
+
+def _check_told(part: Imported, sources: Sources) -> None:
+    unknown = [str(s) for s in part.sizes if s not in sources]
+    if unknown:
+        raise UnsupportedError(f"no input tells the sizes {', '.join(unknown)}")
+
+
+def _not_compiled(fallbacks: Sequence[Fallback]) -> OnnxcError:
+    return UnsupportedOpError([(f.line, f"{f.op} ({f.reason})") for f in fallbacks])
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Who reads a tensor: not nodes that ask for its sizes, which are known."""
+    return [u for u in node.users if u.op != "output"]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes from the slowest to the fastest, where a dense tensor has them in another order than a row-major one."""
+    if value.is_contiguous() or value.dim() < 2:
+        return None
+    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in value.stride()]
+    sizes = [int(d.node.hint) if isinstance(d, torch.SymInt) else d for d in value.shape]
+    order = sorted(range(len(strides)), key=lambda i: -strides[i])
+    dense = 1
+    for i in reversed(order):
+        if sizes[i] != 1 and strides[i] != dense:
+            return None
+        dense *= sizes[i]
+    return tuple(order)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def is_freezable(tensor: object) -> bool:
+    """Whether a tensor tells when it is changed: one made in inference mode has no version."""
+    plain = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return plain and not tensor.is_inference()  # type: ignore[attr-defined]
+
+
+class Guard:
+    """Watches tensors that were compiled in: each must be the same object, of the same version, in the same memory."""
+
+    def __init__(self, tensors: Mapping[int, torch.Tensor] | None = None) -> None:
+        given = tensors or {}
+        self._positions = tuple(given)
+        self._tensors = tuple(given.values())
+        self._versions = [t._version for t in self._tensors]
+        self._memory = [t.data_ptr() for t in self._tensors]
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether nothing has changed."""
+        tensors = self._tensors
+        if not tensors:
+            return True
+        if not all(map(operator.is_, map(args.__getitem__, self._positions), tensors)):
+            return False
+        return [t._version for t in tensors] == self._versions and [t.data_ptr() for t in tensors] == self._memory
+
+
+# ---------------------------------------------------------------- steps
+
+
+class Section:
+    """A compiled part: reads tensors of the environment, and writes some."""
+
+    def __init__(
+        self,
+        part: Imported,
+        model: CompiledModel,
+        outputs: Sequence[fx.Node],
+        orders: Mapping[fx.Node, Sequence[int]],
+        sources: Sources,
+    ) -> None:
+        self.model, self.inputs, self.outputs = model, part.inputs, tuple(outputs)
+        self.hidden = [sources[s] for s in part.sizes]
+        self.turns = [(k, np.argsort(orders[n]).tolist()) for k, n in enumerate(outputs) if n in orders]
+
+    def call(self, tensors: Sequence[torch.Tensor], hidden: Sequence[int]) -> list[torch.Tensor]:
+        """Runs the program."""
+        arrays = [*map(array_of, tensors), *(np.empty((n, 0), np.uint8) for n in hidden)]
+        found = [tensor_of(a) for a in self.model(*arrays)]
+        for k, order in self.turns:
+            found[k] = found[k].permute(order)
+        return found
+
+    def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
+        hidden = [env[n] if axis is None else env[n].shape[axis] for n, axis in self.hidden]
+        env.update(zip(self.outputs, self.call([env[n] for n in self.inputs], hidden), strict=True))
+
+    @property
+    def reads(self) -> list[fx.Node]:
+        return [*self.inputs, *(n for n, _ in self.hidden)]
+
+
+class Eager:
+    """One node that PyTorch computes."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+
+    def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
+        def value(n: fx.Node) -> Any:
+            return operator.attrgetter(str(n.target))(module) if n.op == "get_attr" else env[n]
+
+        node = self.node
+        args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
+        assert callable(node.target)
+        env[node] = node.target(*args, **kwargs)
+
+    @property
+    def reads(self) -> list[fx.Node]:
+        return list(self.node.all_input_nodes)
+
+
+class Interpreted:
+    """Nodes whose program could not be compiled."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self.steps = [Eager(n) for n in nodes]
+
+    def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
+        for step in self.steps:
+            step(env, module)
+
+    @property
+    def reads(self) -> list[fx.Node]:
+        return [n for step in self.steps for n in step.reads]
+
+
+def _sequence(
+    steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence[Any], module: fx.GraphModule
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """What runs the steps; the shortest way where one program is all."""
+    steps = _live(steps, outputs)
+    direct = _direct(steps, placeholders, outputs)
+    if direct is not None:
+        return direct
+    last = {n: k for k, step in enumerate(steps) for n in step.reads}
+    kept = {o for o in outputs if isinstance(o, fx.Node)}
+    dead = [[n for n, at in last.items() if at == k and n not in kept] for k in range(len(steps))]
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        env = dict(zip(placeholders, args, strict=True))
+        for step, gone in zip(steps, dead, strict=True):
+            step(env, module)
+            for n in gone:
+                env.pop(n, None)
+        return [_output(o, env, module) for o in outputs]
+
+    return run
+
+
+def _output(o: Any, env: Mapping[fx.Node, Any], module: fx.GraphModule) -> Any:
+    if not isinstance(o, fx.Node):
+        return o
+    return operator.attrgetter(str(o.target))(module) if o.op == "get_attr" else env[o]
+
+
+def _live(steps: list[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Without single nodes that nothing reads: sizes that the programs know themselves."""
+    needed = {o for o in outputs if isinstance(o, fx.Node)}
+    kept = []
+    for step in reversed(steps):
+        if isinstance(step, Eager) and step.node not in needed and not is_ordered(step.node):
+            continue
+        kept.append(step)
+        needed |= set(step.reads)
+    return kept[::-1]
+
+
+def _direct(
+    steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence[Any]
+) -> Callable[[Sequence[Any]], list[Any]] | None:
+    """For one program that gives all outputs in order, from the arguments alone."""
+    if len(steps) != 1 or not isinstance(steps[0], Section):
+        return None
+    section = steps[0]
+    if list(section.outputs) != list(outputs):
+        return None
+    position = {n: k for k, n in enumerate(placeholders)}
+    reads = [position[n] for n in section.inputs]
+    hidden = [(position[n], axis) for n, axis in section.hidden]
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        sizes = [args[k] if axis is None else args[k].shape[axis] for k, axis in hidden]
+        return section.call([args[k] for k in reads], sizes)
+
+    return run
+
+
+__all__ = ["Fallback", "Guard", "Options", "Program"]

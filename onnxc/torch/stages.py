@@ -1,0 +1,54 @@
+"""Which nodes of an FX graph are one program, and which PyTorch computes between programs.
+
+Every node has a time, as early as what it reads allows: what is imported runs in the program of that time, what is not
+runs after it. So a graph with one node that is missing becomes two programs, however the nodes stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from onnxc.frontends.torch_fx import is_size
+
+
+@dataclass
+class Stage:
+    """Nodes that are compiled together, then nodes that PyTorch computes one by one."""
+
+    compiled: list[fx.Node] = field(default_factory=list)
+    eager: list[fx.Node] = field(default_factory=list)
+
+
+def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
+    """The stages of a graph in order. Nodes that draw random numbers, or act otherwise, keep their order."""
+    times: dict[fx.Node, int] = {}
+    eager: set[fx.Node] = set()
+    found: list[Stage] = []
+    last = 0
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            times[node] = 0
+            continue
+        if node in missing or is_size(node) or node.op != "call_function":
+            eager.add(node)
+            time = max([times[n] for n in node.all_input_nodes], default=0)
+            if is_ordered(node):
+                time = last = max(time, last)
+        else:
+            read = [n for n in node.all_input_nodes if not is_size(n)]
+            time = max([times[n] + (n in eager) for n in read], default=0)
+        times[node] = time
+        while len(found) <= time:
+            found.append(Stage())
+        (found[time].eager if node in eager else found[time].compiled).append(node)
+    return found
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Whether a node must run, and in its place: it draws random numbers, or changes something."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or node.is_impure()

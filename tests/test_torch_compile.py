@@ -1,0 +1,242 @@
+"""torch.compile(backend="onnxc"): answers, sizes, weights that change, what falls back, gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxc
+from onnxc.errors import InputError, UnsupportedOpError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from onnxc.torch.backend import backend  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+def through(f: Any, **options: Any) -> Callable[..., Any]:
+    return torch.compile(f, backend=backend, **options)
+
+
+def close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Net(nn.Module):
+    """A small network with what models have: a convolution, norms, attention, an embedding, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(7, 17, 3, padding=1)
+        self.norm = nn.BatchNorm1d(17)
+        self.table = nn.Embedding(11, 17)
+        self.out = nn.Linear(17, 5)
+        self.register_buffer("scale", torch.full((17,), 0.5))
+
+    def forward(self, x: Any, ids: Any) -> dict[str, Any]:
+        y = F.silu(self.norm(self.conv(x))).transpose(1, 2) * self.scale + self.table(ids)
+        y = F.scaled_dot_product_attention(y[:, None], y[:, None], y[:, None], is_causal=True)[:, 0]
+        return {
+            "y": F.log_softmax(self.out(F.layer_norm(y, (17,))), -1),
+            "best": y.argmax(-1),
+            "length": x.shape[2] * 2,
+        }
+
+
+def feeds(batch: int, length: int) -> tuple[Any, Any]:
+    return torch.randn(batch, 7, length), torch.randint(0, 11, (batch, length))
+
+
+@pytest.mark.parametrize("length", [1, 13])
+def test_a_network(length: int) -> None:
+    net = Net().eval()
+    x, ids = feeds(3, length)
+    found, expected = through(net)(x, ids), net(x, ids)
+    assert found["length"] == expected["length"] and torch.equal(found["best"], expected["best"])
+    close(found["y"], expected["y"])
+    assert found["y"].stride() == expected["y"].stride()
+
+
+def test_one_compile_for_all_sizes() -> None:
+    net = Net().eval()
+    compiled = through(net, dynamic=True)
+    for batch, length in ((2, 5), (3, 17), (5, 2), (7, 31)):
+        x, ids = feeds(batch, length)
+        found = compiled(x, ids)
+        close(found["y"], net(x, ids)["y"])
+        assert found["length"] == 2 * length
+    (graph,) = onnxc.torch.report().graphs
+    assert graph.compiles == 1 and not graph.fallbacks
+
+
+def test_a_size_that_is_no_dim_of_a_tensor() -> None:
+    def f(x: Any, n: int) -> Any:
+        return x.sum() + torch.arange(n).float() * n
+
+    compiled = through(f, dynamic=True)
+    for n in (3, 7, 12):
+        close(compiled(torch.ones(n + 1), n), f(torch.ones(n + 1), n))
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "data"])
+def test_weights_that_change_are_seen(how: str) -> None:
+    net = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)).eval()
+    x = torch.randn(3, 7)
+    compiled = through(net)
+    close(compiled(x), net(x))
+    if how == "in place":
+        net[0].weight.mul_(3)
+        net[1].running_mean.add_(1)
+    elif how == "replaced":
+        net[0].weight = nn.Parameter(torch.randn(5, 7))
+    else:
+        net[0].weight.data = torch.randn(5, 7)
+    close(compiled(x), net(x))
+    net[0].bias.fill_(2)
+    close(compiled(x), net(x))
+
+
+def test_a_module_that_changes_its_buffer() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            self.count.add_(x)
+            return self.count * 2
+
+    plain, compiled = Counter(), Counter()
+    f = through(compiled)
+    for _ in range(3):
+        close(f(torch.ones(3)), plain(torch.ones(3)))
+    close(compiled.count, plain.count)
+
+
+def test_inputs_that_are_written_to_and_views() -> None:
+    def f(x: Any, y: Any) -> Any:
+        x[:, 1:3] = 7
+        x.add_(y)
+        return x.t(), y.expand(4, 5)
+
+    a, b = torch.randn(4, 5), torch.randn(5)
+    c = a.clone()
+    found, expected = through(f)(a, b), f(c, b)
+    for p, q in zip(found, expected, strict=True):
+        close(p, q)
+    close(a, c)
+    assert found[0].data_ptr() == a.data_ptr()
+
+
+def test_tensors_with_gaps_and_other_dtypes() -> None:
+    def f(x: Any, y: Any, m: Any) -> Any:
+        return x * 2 + y, m.float().sum(), (y.to(torch.bfloat16) * 3), x.double() / 3, m & (x > 0)
+
+    x, y = torch.randn(5, 14)[:, ::2], torch.randn(7, 5).t()
+    m = torch.rand(5, 7) > 0.5
+    for p, q in zip(through(f)(x, y, m), f(x, y, m), strict=True):
+        assert p.dtype == q.dtype
+        close(p, q)
+
+
+def test_memory_formats_are_kept() -> None:
+    x = torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    compiled, plain = through(lambda t: t * 2)(x), x * 2
+    assert compiled.stride() == plain.stride()
+    close(compiled, plain)
+
+
+def test_what_is_missing_falls_back() -> None:
+    def f(x: Any) -> Any:
+        y = torch.relu(x) + 1
+        q, r = torch.linalg.qr(y)
+        return torch.exp(q @ r) - y
+
+    x = torch.randn(5, 5)
+    compiled = through(f)
+    close(compiled(x), f(x))
+    (graph,) = onnxc.torch.report().graphs
+    assert {fall.op for fall in graph.fallbacks} == {"aten.linalg_qr.default"}
+    assert "test_torch_compile.py" in graph.fallbacks[0].line
+    assert len(graph.programs) == 2
+    assert "linalg_qr" in str(onnxc.torch.report())
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="linalg_qr") as failure:
+        through(f, options={"fallback": False})(x)
+    assert isinstance(failure.value.__cause__ or failure.value, UnsupportedOpError) or "UnsupportedOpError" in str(
+        failure.value
+    )
+
+
+def test_random_numbers_are_pytorchs_own() -> None:
+    def f(x: Any) -> Any:
+        return torch.rand(3) * x + torch.randn(3)
+
+    torch.manual_seed(7)
+    found = through(f)(torch.ones(3))
+    torch.manual_seed(7)
+    close(found, f(torch.ones(3)))
+
+
+def test_source_lines_are_origins() -> None:
+    net = Net().eval()
+    through(net)(*feeds(2, 3))
+    (graph,) = onnxc.torch.report().graphs
+    lines = {o.line for report in graph.programs for k in report.kernels for o in k.origins}
+    assert any("test_torch_compile.py:" in line for line in lines)
+    assert not any("torch/nn" in line for line in lines)
+
+
+def test_gradients() -> None:
+    plain, net = Net(), Net()
+    net.load_state_dict(plain.state_dict())
+    x, ids = feeds(3, 5)
+    with torch.enable_grad():
+        F.nll_loss(through(net)(x, ids)["y"].flatten(0, 1), ids.flatten() % 5).backward()
+        F.nll_loss(plain(x, ids)["y"].flatten(0, 1), ids.flatten() % 5).backward()
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        close(p.grad, q.grad)
+    close(net.norm.running_mean, plain.norm.running_mean)
+
+
+def test_an_option_that_does_not_exist() -> None:
+    with pytest.raises(Exception, match="has no option 'quick'") as failure:
+        through(torch.relu, options={"quick": True})(torch.ones(3))
+    assert isinstance(failure.value.__cause__ or failure.value, InputError) or "InputError" in str(failure.value)
+
+
+def test_the_compiler_imports_no_torch() -> None:
+    code = "import sys, onnxc, onnxc.torch, onnxc.compiler; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_arrays_share_memory() -> None:
+    from onnxc.torch.arrays import array_of, tensor_of
+
+    t = torch.arange(6.0).reshape(2, 3)
+    assert array_of(t).ctypes.data == t.data_ptr()
+    h = torch.arange(6, dtype=torch.bfloat16)
+    assert array_of(h).ctypes.data == h.data_ptr() and torch.equal(tensor_of(array_of(h)), h)
+    assert tensor_of(np.zeros(3, np.float32)).dtype == torch.float32
+
+
+def test_the_entry_point_names_this_backend() -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["torch_dynamo_backends"] == {"onnxc": f"{backend.__module__}:{backend.__name__}"}

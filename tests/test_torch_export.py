@@ -1,0 +1,68 @@
+"""onnxc.from_torch: calls as the module's, dynamic shapes, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxc
+from onnxc.errors import InputError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+
+class Nested(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(7, 3)
+
+    def forward(self, x: Any, pair: dict[str, list[Any]], *, scale: float = 2.0) -> dict[str, Any]:
+        y = self.linear(x) * scale
+        return {"a": y + pair["p"][0], "b": (y.sum(0), None, pair["p"][1] * 2)}
+
+
+@pytest.fixture
+def module() -> Nested:
+    torch.manual_seed(0)
+    return Nested().eval()
+
+
+PAIR = {"p": [torch.ones(3), torch.ones(2)]}
+
+
+def test_nested_arguments_and_results(module: Nested) -> None:
+    x = torch.randn(5, 7)
+    compiled = onnxc.from_torch(module, (x, PAIR), {"scale": 3.0})
+    with torch.no_grad():
+        expected = module(x, PAIR, scale=3.0)
+    found = compiled(x, PAIR, scale=3.0)
+    torch.testing.assert_close(found, expected)
+    arrays = compiled(x.numpy(), {"p": [t.numpy() for t in PAIR["p"]]}, scale=3.0)
+    assert isinstance(arrays["a"], np.ndarray) and arrays["b"][1] is None
+    np.testing.assert_array_equal(arrays["a"], found["a"].numpy())
+    with pytest.raises(InputError, match=r"3\.0 when the module was exported"):
+        compiled(x, PAIR, scale=2.0)
+    with pytest.raises(InputError, match="nested"):
+        compiled(x, {"p": [torch.ones(3)]}, scale=3.0)
+
+
+def test_dynamic_shapes(module: Nested) -> None:
+    shapes = {"x": {0: torch.export.Dim("rows")}, "pair": {"p": [None, None]}}
+    compiled = onnxc.from_torch(module, (torch.randn(5, 7), PAIR), dynamic_shapes=shapes)
+    for rows in (2, 13):
+        x = torch.randn(rows, 7)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, PAIR), module(x, PAIR))
+
+
+def test_a_failure_carries_the_report() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(onnxc.torch.ExportError, match="data-dependent") as failure:
+        onnxc.from_torch(Branch(), torch.ones(3))
+    assert "TracerWarning" in str(failure.value) and "Conversion Error Report" in failure.value.report

@@ -1,0 +1,73 @@
+"""The rules for ATen ops against eager PyTorch, on PyTorch's own samples (OpInfo).
+
+`python tests/torch_opinfo.py` runs all ops; here are those that models are made of, interpreted by numpy, and a few
+compiled.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest", reason="PyTorch's lists of samples import it")
+
+from onnxc.torch import program  # noqa: E402
+from tests.torch_opinfo import Interpreted, checked  # noqa: E402
+
+POINTWISE = (
+    "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_not", "ceil", "clamp",
+    "copysign", "cos", "cosh", "div", "eq", "erf", "exp", "exp2", "expm1", "floor", "floor_divide", "fmax", "fmin",
+    "fmod", "ge", "gt", "hypot", "isinf", "isnan", "le", "log", "log10", "log1p", "log2", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mul", "ne", "neg", "pow", "reciprocal",
+    "remainder", "round", "rsqrt", "rsub", "sigmoid", "sign", "signbit", "sin", "sinh", "sqrt", "sub", "tan", "tanh",
+    "trunc", "where", "masked_fill",
+)  # fmt: skip
+MOVING = (
+    "as_strided", "cat", "clone", "constant_pad_nd", "diagonal", "expand", "fill", "flip", "full_like", "permute",
+    "repeat", "reshape", "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze",
+    "stack", "t", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "arange", "eye", "roll",
+    "rot90", "tile", "meshgrid",
+)  # fmt: skip
+REDUCING = (
+    "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "cumsum", "logsumexp", "max", "mean", "min", "norm",
+    "prod", "sort", "std", "sum", "topk", "var", "var_mean",
+)  # fmt: skip
+INDEXING = [
+    "gather",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "index_select",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "take_along_dim",
+]
+NETWORKS = (
+    "addbmm", "addmm", "addmv", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "log_softmax", "softmax",
+    "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool2d", "nn.functional.batch_norm",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv_transpose2d", "nn.functional.elu",
+    "nn.functional.embedding", "nn.functional.gelu", "nn.functional.glu", "nn.functional.grid_sample",
+    "nn.functional.group_norm", "nn.functional.hardswish", "nn.functional.instance_norm", "nn.functional.interpolate",
+    "nn.functional.layer_norm", "nn.functional.leaky_relu", "nn.functional.linear", "nn.functional.max_pool2d",
+    "nn.functional.mish", "nn.functional.pad", "nn.functional.pixel_shuffle", "nn.functional.relu",
+    "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
+    "nn.functional.softplus", "nn.functional.upsample_bilinear", "nn.functional.upsample_nearest",
+)  # fmt: skip
+# Where some samples are no graph that can be compiled: data decides about sizes, or memory is no dense tensor.
+PARTLY = {"as_strided", "index_put", "gather", "norm", "nn.functional.avg_pool2d", "nn.functional.pad"}
+COMPILED = ("atan2", "floor_divide", "topk", "var", "index_select", "nn.functional.max_pool2d")
+
+
+@pytest.mark.parametrize("name", [*POINTWISE, *MOVING, *REDUCING, *INDEXING, *NETWORKS])
+def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    outcome = checked(name, most=4)
+    assert not outcome.wrong and not outcome.failed and not outcome.breaks
+    assert not outcome.fallbacks or name in PARTLY or outcome.draws
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_samples_compiled(name: str) -> None:
+    outcome = checked(name, most=2)
+    assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.fallbacks
