@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from onnxc.export.common import Spelling, direct, operand
 from onnxc.export.kernels import wide_dtype
 from onnxc.export.nodes import NodeWriter
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Node
+from onnxc.primitives.random import PARITY, ROTATIONS, ROUNDS
 
 
 def _predicate(op_type: str) -> Spelling:
@@ -83,6 +86,38 @@ def _quantize(w: NodeWriter, node: Node, xs: list[str]) -> str:
     return w.cast(w.one("Clip", y, w.scalar(a["low"], to), w.scalar(a["high"], to)), dtypes.int32)
 
 
+def _threefry(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    """In uint32, whose sums onnxruntime has as int64 alone."""
+    word = dtypes.uint32
+
+    def add(*parts: str) -> str:
+        wide = [w.cast(p, dtypes.int64) for p in parts]
+        total = w.one("Add", *wide[:2])
+        for part in wide[2:]:
+            total = w.one("Add", total, part)
+        return w.cast(w.one("BitwiseAnd", total, w.scalar(0xFFFFFFFF, dtypes.int64)), word)
+
+    def shift(x: str, by: int, direction: str, dtype: DType) -> str:
+        return w.one("BitShift", x, w.scalar(by, dtype), direction=direction)
+
+    def halves(x: str) -> tuple[str, str]:
+        low = w.one("BitwiseAnd", x, w.scalar(0xFFFFFFFF, dtypes.uint64))
+        return w.cast(low, word), w.cast(shift(x, 32, "RIGHT", dtypes.uint64), word)
+
+    (a, b), (x, y) = halves(xs[0]), halves(w.cast(xs[1], dtypes.uint64))
+    keys = (a, b, w.one("BitwiseXor", w.one("BitwiseXor", a, b), w.scalar(PARITY, word)))
+    x, y = add(x, a), add(y, b)
+    for step in range(ROUNDS // 4):
+        for r in ROTATIONS[step % 2]:
+            x = add(x, y)
+            turned = w.one("BitwiseOr", shift(y, r, "LEFT", word), shift(y, 32 - r, "RIGHT", word))
+            y = w.one("BitwiseXor", turned, x)
+        x = add(x, keys[(step + 1) % 3])
+        y = add(y, keys[(step + 2) % 3], w.scalar(step + 1, word))
+    high = shift(w.cast(y, dtypes.uint64), 32, "LEFT", dtypes.uint64)
+    return w.one("BitwiseOr", w.cast(x, dtypes.uint64), high)
+
+
 _SAME_NAME = {
     "neg": "Neg", "abs": "Abs", "sign": "Sign", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin",
     "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
@@ -100,10 +135,14 @@ SPELLINGS: dict[str, Spelling] = {
     "isinf": _isinf,
     "where": _where,
     "cast": _cast,
+    "bitcast": lambda w, node, xs: w.one("BitCast", *xs, to=node.attrs["to"].onnx),
     "copy": lambda w, node, xs: w.one("Identity", *xs),
+    "with_gradient": lambda w, node, xs: [w.one("Identity", x) for x in xs[: node.attrs["results"]]],
     "mod": _mod,
     "fmod": direct("Mod", fmod=1),
     "shl": _shift("LEFT"),
     "shr": _shift("RIGHT"),
     "quantize": _quantize,
+    "threefry": _threefry,
+    "random_state": lambda w, node, xs: w.constant(np.zeros(2, np.uint64)),
 }

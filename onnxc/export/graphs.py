@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,18 @@ from google.protobuf import text_format
 from onnx import AttributeProto, GraphProto, helper
 
 from onnxc.errors import InternalError, UnsupportedOpError
+from onnxc.export.control import CONTROL
 from onnxc.export.nodes import NodeWriter
 from onnxc.export.spellings import SPELLINGS
 from onnxc.export.tensors import External, tensor_proto
+from onnxc.export.types import declared_proto, type_proto
 from onnxc.ir import dtypes
-from onnxc.ir.graph import Graph, Node
-from onnxc.ir.types import TensorType
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.types import Type
+from onnxc.passes.random_state import state_input
+from onnxc.primitives.host import is_host
+
+WEIGHTS = "weights"  # of a graph's metadata: the names of constants that are initializers under these names
 
 
 class GraphWriter(NodeWriter):
@@ -31,17 +36,27 @@ class GraphWriter(NodeWriter):
         external: External | None,
         parent: GraphWriter | None = None,
     ) -> None:
-        super().__init__(prefix, external, parent)
-        self.opsets, self.dim_names = opsets, dim_names
-        self.names: dict[int, str] = dict(parent.names) if parent else {}  # of values, by id
+        super().__init__(prefix, external, dim_names, parent)
+        self.opsets = opsets
+        self.weights: set[str] = set()  # names of constants that keep them
 
     def top(self, graph: Graph) -> GraphProto:
         """The main graph."""
+        self.weights = set(graph.metadata.get(WEIGHTS, ())) - {*graph.input_names, *graph.output_names}
         for value in graph.inputs:
             self.names[value.id] = value.name
         self.symbols(graph.inputs)
         declared = graph.metadata.get("output_types", {})
-        inputs = [self.info(v.name, v.type) for v in graph.inputs]
+        given = graph.metadata.get("input_types", {})
+        inputs = [
+            helper.make_value_info(v.name, declared_proto(given[v.name]))
+            if v.name in given
+            else self.info(v.name, v.type)
+            for v in graph.inputs
+        ]
+        state = state_input(graph)
+        if state is not None:  # other runtimes do not fill it in: they have the numbers of a first call
+            self.initializers.append(tensor_proto(np.zeros(2, np.uint64), state.name))
         self.body(graph, graph.output_names)
         outputs = [
             self.info(name, v.type, declared.get(name))
@@ -51,15 +66,32 @@ class GraphWriter(NodeWriter):
 
     def region(self, graph: Graph) -> GraphProto:
         """A subgraph. Its names are generated, since none may be used twice in a model."""
-        inner = GraphWriter(self.opsets, self.dim_names, self.prefix, self.external, self)
-        inputs = []
-        for value in graph.inputs:
-            inner.names[value.id] = inner.fresh()
-            inputs.append(self.info(inner.names[value.id], value.type))
-        names = [inner.fresh() for _ in graph.outputs]
-        inner.body(graph, names)
-        outputs = [self.info(n, v.type) for n, v in zip(names, graph.outputs, strict=True)]
-        return helper.make_graph(inner.nodes, inner.fresh(), inputs, outputs, inner.initializers)
+        inner = self.inner()
+        inputs = [inner.declare(v) for v in graph.inputs]
+        return inner.closed(inputs, inner.ended(graph))
+
+    def inner(self, opsets: Mapping[str, int] | None = None) -> GraphWriter:
+        """The writer of a graph inside of this one."""
+        return GraphWriter(opsets or self.opsets, self.dim_names, self.prefix, self.external, self)
+
+    def declare(self, value: Value) -> onnx.ValueInfoProto:
+        """An input of this graph, under a new name."""
+        self.names[value.id] = self.fresh()
+        return self.info(self.names[value.id], value.type)
+
+    def call(self, inputs: Sequence[Value], names: Sequence[str]) -> None:
+        """Inputs of a region that stand for values outside, which have these names."""
+        self.names.update({v.id: name for v, name in zip(inputs, names, strict=True)})
+
+    def ended(self, graph: Graph) -> list[onnx.ValueInfoProto]:
+        """Writes the graph's nodes; its outputs, under new names."""
+        names = [self.fresh() for _ in graph.outputs]
+        self.body(graph, names)
+        return [self.info(n, v.type) for n, v in zip(names, graph.outputs, strict=True)]
+
+    def closed(self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> GraphProto:
+        """The graph of all that was written."""
+        return helper.make_graph(self.nodes, self.fresh(), inputs, outputs, self.initializers)
 
     def body(self, graph: Graph, output_names: Sequence[str]) -> None:
         """Nodes. A node's output that is a graph output has its name at once, all else goes through an Identity."""
@@ -77,13 +109,14 @@ class GraphWriter(NodeWriter):
     def write(self, node: Node, wanted: Mapping[int, str]) -> None:
         """A node; `wanted` are the names of those values that are outputs of the graph."""
         if node.op == "constant":
-            self.names[node.output.id] = self.constant(node.attrs["value"])
+            named = node.output.name if node.output.name in self.weights else None
+            self.names[node.output.id] = self.constant(node.attrs["value"], named)
             return
         if "." in node.op or "@" in node.op:
             return self.imported(node, wanted)
-        inputs = [self.names[v.id] for v in node.inputs if v is not None]
-        if node.op == "scan":
-            made: str | list[str] = self.loop(node, inputs)
+        inputs = ["" if v is None else self.names[v.id] for v in node.inputs]
+        if node.op in CONTROL:
+            made: str | list[str] = CONTROL[node.op](self, node, inputs)
         elif node.op in SPELLINGS:
             made = SPELLINGS[node.op](self, node, inputs)
         else:
@@ -95,33 +128,8 @@ class GraphWriter(NodeWriter):
             if value.id in wanted:
                 self.rename(name, wanted[value.id], inputs)
                 self.names[value.id] = wanted[value.id]
-
-    def loop(self, node: Node, inputs: Sequence[str]) -> list[str]:
-        """A scan as a Loop, whose steps take their slices by the number of the step."""
-        (region,) = node.regions
-        n, m = node.attrs["states"], node.attrs["scanned"]
-        inner = GraphWriter(self.opsets, self.dim_names, self.prefix, self.external, self)
-        step, going = inner.fresh(), inner.fresh()
-        infos = [
-            helper.make_tensor_value_info(step, onnx.TensorProto.INT64, []),
-            helper.make_tensor_value_info(going, onnx.TensorProto.BOOL, []),
-        ]
-        for value in region.inputs[:n]:
-            inner.names[value.id] = inner.fresh()
-            infos.append(self.info(inner.names[value.id], value.type))
-        for value, x in zip(region.inputs[n : n + m], inputs[n : n + m], strict=True):
-            inner.names[value.id] = inner.one("Gather", x, step, axis=0)
-        for value, x in zip(region.inputs[n + m :], inputs[n + m :], strict=True):
-            inner.names[value.id] = x
-        ends = [region.outputs[k] for k in node.attrs["results"]]
-        names = [inner.fresh() for _ in ends]
-        inner.body(replace(region, outputs=ends), names)
-        still = inner.one("Identity", going)
-        outputs = [self.info(name, v.type) for name, v in zip(names, ends, strict=True)]
-        outputs = [helper.make_tensor_value_info(still, onnx.TensorProto.BOOL, []), *outputs]
-        body = helper.make_graph(inner.nodes, inner.fresh(), infos, outputs, inner.initializers)
-        trip = self.one("Reshape", self.dim(node.attrs["trip"]), self.shape(()))
-        return self.several("Loop", [trip, "", *inputs[:n]], len(ends), body=body)
+        if is_host(node):
+            self.symbols(node.outputs)
 
     def rename(self, name: str, to: str, inputs: Sequence[str]) -> None:
         """Gives a value that has just been made (so it is not one of the node's inputs) its final name."""
@@ -151,11 +159,11 @@ class GraphWriter(NodeWriter):
             proto.attribute.append(helper.make_attribute(name, self.region(region)))
         self.nodes.append(proto)
 
-    def info(self, name: str, type: TensorType | None, declared: Any = None) -> onnx.ValueInfoProto:
+    def info(self, name: str, type: Type | None, declared: Any = None) -> onnx.ValueInfoProto:
         """A graph input or output with its type; of an imported graph's output, the one that the model declares."""
-        if type is not None:
-            dims = [d if isinstance(d, int) else self.dim_names.get(repr(d), repr(d)) for d in type.shape]
-            return helper.make_tensor_value_info(name, type.dtype.onnx, dims)
+        proto = type_proto(type, self.dim_names)
+        if proto is not None:
+            return helper.make_value_info(name, proto)
         if declared is not None:
             dtype, shape = declared
             return helper.make_tensor_value_info(name, dtypes.BY_NAME[dtype].onnx, shape)

@@ -10,12 +10,13 @@ import onnx
 from onnx import ModelProto, helper
 
 from onnxc.errors import InternalError
-from onnxc.export.graphs import GraphWriter
+from onnxc.export.graphs import WEIGHTS, GraphWriter
 from onnxc.export.tensors import External
 from onnxc.ir.graph import Graph
 
 OPSET = 21  # what primitives are spelled in
-MIN_OPSET = 20  # the least opset that has all the spellings
+MIN_OPSET = 20  # the least opset that has all the spellings but
+_SINCE = {"bitcast": 26}
 
 
 def to_onnx(graph: Graph, *, opset: int | None = None, ir_version: int | None = None) -> ModelProto:
@@ -60,10 +61,14 @@ def _imports(graph: Graph, opset: int | None) -> dict[str, int]:
     ops = set(_ops(graph))
     own = graph.metadata.get("opsets", {})
     imported = any(op.startswith("onnx.") for op in ops)
-    chosen = opset or (own.get("", OPSET) if imported else OPSET)
+    waiting = list(_waiting(graph))  # their opset may be higher than that of our own choice, never lower
+    newest = max([OPSET, *(_SINCE.get(op, 0) for op in ops), *(g.metadata["opsets"].get("", 1) for g in waiting)])
+    chosen = opset or (own.get("", newest) if imported else newest)
     spelled = sorted(op for op in ops if "." not in op and op != "constant")
-    if spelled and chosen < MIN_OPSET:
-        raise InternalError(f"{spelled[0]} has no spelling in opset {chosen}: primitives need {MIN_OPSET} at least")
+    least = max([MIN_OPSET, *(_SINCE.get(op, 0) for op in spelled)])
+    if spelled and chosen < least:
+        raise InternalError(f"{spelled[0]} has no spelling in opset {chosen}: primitives need {least} at least")
+    ops |= {op for g in waiting for op in _ops(g)}
     domains = sorted({op.rpartition(".")[0] for op in ops if "." in op} - {"onnx"})
     return {"": chosen, **{d: own.get(d, 1) for d in domains}}
 
@@ -71,13 +76,20 @@ def _imports(graph: Graph, opset: int | None) -> dict[str, int]:
 def _ops(graph: Graph) -> Iterable[str]:
     for node in graph.nodes:
         yield node.op.partition("@")[0]
-        for region in node.regions:
+        for region in node.regions if node.op != "later" else ():
             yield from _ops(region)
+
+
+def _waiting(graph: Graph) -> Iterable[Graph]:
+    """The ONNX nodes that are built when the model runs."""
+    for node in graph.nodes:
+        for region in node.regions:
+            yield from [region] if node.op == "later" else _waiting(region)
 
 
 def _prefix(graph: Graph) -> str:
     """A prefix for generated names that none of the model's names begins with."""
-    names, prefix = [*graph.input_names, *graph.output_names], "v"
+    names, prefix = [*graph.input_names, *graph.output_names, *graph.metadata.get(WEIGHTS, ())], "v"
     while any(n.startswith(prefix) and n[len(prefix) :].isdigit() for n in names):
         prefix += "_"
     return prefix

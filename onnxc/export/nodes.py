@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnxc.export.tensors import EXTERNAL_BYTES, External, tensor_proto
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Atom, Call, Dim, Expr, Symbol, is_nonnegative, of
 from onnxc.ir.graph import Value
+from onnxc.ir.types import TensorType
 
 
 class NodeWriter:
@@ -22,11 +23,15 @@ class NodeWriter:
     Generated names begin with `prefix`. The writer of a region inside has `parent`, whose constants and sizes it sees.
     """
 
-    def __init__(self, prefix: str, external: External | None, parent: NodeWriter | None = None) -> None:
-        self.prefix, self.external = prefix, external
+    def __init__(
+        self, prefix: str, external: External | None, dim_names: Mapping[str, str], parent: NodeWriter | None = None
+    ) -> None:
+        self.prefix, self.external, self.dim_names = prefix, external, dim_names
+        self.names: dict[int, str] = dict(parent.names) if parent else {}  # of values, by id
         self.counter: list[int] = parent.counter if parent else [0]
         self.dims: dict[Dim, str] = dict(parent.dims) if parent else {}
         self.constants: dict[tuple[Any, ...], str] = dict(parent.constants) if parent else {}
+        self.kept: list[np.ndarray] = []  # arrays that constants are known by: they must outlive the writer
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
 
@@ -78,12 +83,15 @@ class NodeWriter:
 
     # ------------------------------------------------------------ constants
 
-    def constant(self, array: np.ndarray) -> str:
-        """An initializer; small ones that are equal are one."""
+    def constant(self, array: np.ndarray, named: str | None = None) -> str:
+        """An initializer; small ones that are equal are one, but for those with a name of their own."""
         small = array.size <= 64 and array.dtype != object
-        key = (array.dtype.str, array.dtype.name, array.shape, array.tobytes()) if small else (id(array),)
+        key: tuple[object, ...] = (named,)
+        if named is None:
+            key = (array.dtype.str, array.dtype.name, array.shape, array.tobytes()) if small else (id(array),)
         if key not in self.constants:
-            name = self.constants[key] = self.fresh()
+            name = self.constants[key] = named or self.fresh()
+            self.kept.append(array)
             large = array.nbytes >= EXTERNAL_BYTES and array.dtype != object
             out = self.external.add(array, name) if self.external and large else tensor_proto(array, name)
             self.initializers.append(out)
@@ -97,18 +105,18 @@ class NodeWriter:
 
     # ------------------------------------------------------------ sizes
 
-    def symbols(self, inputs: Sequence[Value]) -> None:
-        """Reads each symbol from the first graph input that has it as a dim, alone or as `a * s + b`."""
+    def symbols(self, values: Sequence[Value]) -> None:
+        """Reads each symbol from the first of these tensors that has it as a dim, alone or as `a * s + b`."""
         found: list[tuple[Value, int, Symbol, int, int]] = []
-        for value in inputs:
-            for axis, dim in enumerate(value.shape):
+        for value in values:
+            for axis, dim in enumerate(value.shape if isinstance(value.type, TensorType) else ()):
                 line = _line(dim)
                 if line is not None:
                     found.append((value, axis, *line))
         for value, axis, symbol, factor, offset in sorted(found, key=lambda f: (f[3], f[4]) != (1, 0)):
             if of(symbol) in self.dims:
                 continue
-            size = self.one("Shape", value.name, start=axis, end=axis + 1)
+            size = self.one("Shape", self.names[value.id], start=axis, end=axis + 1)
             if offset:
                 size = self.one("Sub", size, self.ints(offset))
             self.dims[of(symbol)] = self.one("Div", size, self.ints(factor)) if factor != 1 else size

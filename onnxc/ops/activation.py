@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from onnxc.errors import UnsupportedError
-from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.common import merge_axes, scalar_of
 from onnxc.ops.registry import op
-from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.builder import Builder
 
 
 @op("Relu", 1)
@@ -172,23 +170,3 @@ def _coerced(name: str, newer: Callable[..., Value]) -> None:
 _coerced("Softmax", softmax_13)
 _coerced("LogSoftmax", log_softmax_13)
 _coerced("Hardmax", hardmax_13)
-
-
-@op("Dropout", 7, 11)
-def dropout_7(b: Builder, x: Value, *, ratio: float = 0.5, opset: int) -> list[Value]:
-    """Inference: the identity, with a mask of zeros (onnxruntime's choice; the standard leaves it open)."""
-    return [x, b.full(x.shape, 0, x.dtype if opset < 10 else dtypes.boolean)]
-
-
-@op("Dropout", 12)
-def dropout_12(
-    b: Builder, x: Value, ratio: Value | None = None, training_mode: Value | None = None, *, seed: int = 0,
-) -> list[Value]:  # fmt: skip
-    """Inference: the identity, with a mask of all true. In training mode
-    elements would be dropped, unless the ratio is 0.
-    """
-    if training_mode is not None:
-        training, share = constant_of(training_mode), constant_of(ratio)
-        if training is None or (training.item() and (share is None or share.item() != 0)):
-            raise UnsupportedError("Dropout that may be in training mode is not supported")
-    return [x, b.full(x.shape, True, dtypes.boolean)]

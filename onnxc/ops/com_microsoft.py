@@ -11,6 +11,7 @@ from onnxc.ops import activation
 from onnxc.ops.conv import conv
 from onnxc.ops.matmul import gemm, matmul
 from onnxc.ops.normalization import layer_norm, rms_norm, stash_of
+from onnxc.ops.quantization import dequantize_linear
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -54,10 +55,26 @@ def bias_add(b: Builder, x: Value, bias: Value, skip: Value) -> Value:
     return b.add(b.add(x, bias), skip)
 
 
+def _scaled_tanh(b: Builder, x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
+    return b.mul(b.tanh(b.mul(x, beta)), alpha)
+
+
+def _parametric_softplus(b: Builder, x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
+    return b.mul(activation.softplus(b, b.mul(x, beta)), alpha)
+
+
+def _hard_swish(b: Builder, x: Value, *, alpha: float = 1 / 6, beta: float = 0.5) -> Value:
+    return b.mul(x, activation.hard_sigmoid(b, x, alpha=alpha, beta=beta))
+
+
 _ACTIVATIONS: dict[str, tuple[Callable[..., Value], tuple[str, ...]]] = {
     "Relu": (activation.relu, ()), "Tanh": (activation.tanh, ()), "Sigmoid": (activation.sigmoid, ()),
-    "LeakyRelu": (activation.leaky_relu, ("alpha",)), "Clip": (activation.clip_6, ("min", "max")),
-    "HardSigmoid": (activation.hard_sigmoid, ("alpha", "beta")),
+    "Softplus": (activation.softplus, ()), "Softsign": (activation.softsign, ()),
+    "LeakyRelu": (activation.leaky_relu, ("alpha",)), "Elu": (activation.elu, ("alpha",)),
+    "Celu": (activation.celu, ("alpha",)), "ThresholdedRelu": (activation.thresholded_relu, ("alpha",)),
+    "HardSigmoid": (activation.hard_sigmoid, ("alpha", "beta")), "HardSwish": (_hard_swish, ("alpha", "beta")),
+    "ScaledTanh": (_scaled_tanh, ("alpha", "beta")), "ParametricSoftplus": (_parametric_softplus, ("alpha", "beta")),
+    "Selu": (activation.selu, ("alpha", "gamma")), "Clip": (activation.clip_6, ("min", "max")),
 }  # fmt: skip
 
 
@@ -69,6 +86,13 @@ def activate(b: Builder, x: Value, name: str, parameters: list[float] | None) ->
         raise UnsupportedError(f"the fused activation {name!r} is not supported")
     define, names = _ACTIVATIONS[name]
     return define(b, x, **dict(zip(names, parameters or (), strict=False)))
+
+
+def activate_named(b: Builder, x: Value, name: str, alpha: float, beta: float, gamma: float) -> Value:
+    """The same for a node whose attributes name the parameters."""
+    names = _ACTIVATIONS[name][1] if name in _ACTIVATIONS else ()
+    given = {"alpha": alpha, "beta": beta, "gamma": gamma}
+    return activate(b, x, name, [given[k] for k in names if k in given])
 
 
 # ---------------------------------------------------------------- matmul and convolution
@@ -104,7 +128,7 @@ def fused_gemm(
     alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
 ) -> Value:  # fmt: skip
     out = gemm(b, x, y, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
-    return activate(b, out, activation, [activation_alpha, activation_beta])
+    return activate_named(b, out, activation, activation_alpha, activation_beta, activation_gamma)
 
 
 @op("FusedConv", 1, domain=MS)
@@ -182,3 +206,22 @@ def embed_layer_normalization(
         b.full((ids.shape[0],), 0, dtypes.int32) if mask is None else b.reduce("sum", b.cast(mask, dtypes.int32), [1])
     )
     return [layer_norm(b, total, gamma, beta, [2], epsilon, stash_of(words, 1))[0], lengths, total]
+
+
+@op("QEmbedLayerNormalization", 1, domain=MS)
+def q_embed_layer_normalization(
+    b: Builder, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None,
+    gamma: Value, beta: Value, mask: Value | None, words_scale: Value, positions_scale: Value,
+    segments_scale: Value | None, gamma_scale: Value, beta_scale: Value, words_zero: Value, positions_zero: Value,
+    segments_zero: Value | None, gamma_zero: Value, beta_zero: Value, *, epsilon: float = 1e-12,
+) -> list[Value]:  # fmt: skip
+    """EmbedLayerNormalization of quantized tables and weights. Outputs: normalized sum, length of each sequence."""
+    first = dequantize_linear(b, words, words_scale, words_zero)
+    second = dequantize_linear(b, positions, positions_scale, positions_zero)
+    third: Value | None = None
+    if segment_table is not None and segments_scale is not None:
+        third = dequantize_linear(b, segment_table, segments_scale, segments_zero)
+    scale = dequantize_linear(b, gamma, gamma_scale, gamma_zero)
+    shift = dequantize_linear(b, beta, beta_scale, beta_zero)
+    made = embed_layer_normalization(b, ids, segments, first, second, third, scale, shift, mask, epsilon=epsilon)
+    return made[:2]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, always_equal, maximum
 from onnxc.ir.graph import Value
 from onnxc.ops.attention import (
     additive,
@@ -19,6 +21,7 @@ from onnxc.ops.attention import (
     window_mask,
 )
 from onnxc.ops.com_microsoft import MS
+from onnxc.ops.common import TABLE_ELEMENTS, along
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -42,6 +45,43 @@ def rotary_embedding(
     return rotary(b, x, cos, sin, position_ids, heads, width, bool(interleaved))
 
 
+@op("MRotaryEmbedding", 1, domain=MS)
+def m_rotary_embedding(
+    b: Builder, x: Value, position_ids: Value, cos: Value, sin: Value, *, interleaved: int = 0,
+    is_packed_batching: int = 0, mrope_layout: int = 0, mrope_section: list[int], num_heads: int = 0,
+    rotary_embedding_dim: int = 0, scale: float = 1.0,
+) -> Value:  # fmt: skip
+    """Positions [3, batch, sequence] of time, height and width; each pair of elements turns by one of them."""
+    if is_packed_batching:
+        raise UnsupportedError("MRotaryEmbedding of packed batches is not supported")
+    stream = _streams(mrope_section, bool(mrope_layout))
+    if not always_equal(len(stream), cos.shape[1]):
+        raise ShapeError(f"MRotaryEmbedding: mrope_section {mrope_section} does not fit the caches {cos.t}")
+    turned = [b.gather(t, position_ids, 0) for t in (cos, sin)]  # [3, batch, sequence, pairs]
+    chosen = []
+    for t in turned:
+        parts = [b.reshape(p, p.shape[1:]) for p in b.split(t, 0, [1, 1, 1])]
+        of = [b.constant(np.array([s == k for s in stream])) for k in (0, 1)]
+        chosen.append(b.where(of[0], parts[0], b.where(of[1], parts[1], parts[2])))
+    heads = num_heads or (x.shape[2] // (2 * len(stream)) if x.rank == 3 else x.shape[1])
+    if not isinstance(heads, int):
+        raise ShapeError(f"MRotaryEmbedding of {x.t}: the number of heads must be static")
+    return rotary(b, x, chosen[0], chosen[1], None, heads, 2 * len(stream), bool(interleaved))
+
+
+def _streams(section: Sequence[int], interleaved: bool) -> list[int]:
+    """Which of the three positions each pair of elements turns by: in chunks, or by turns while there are some."""
+    if len(section) != 3 or min(section) < 0 or sum(section) > TABLE_ELEMENTS:
+        raise ModelError(f"mrope_section {section} must be three numbers that are not negative")
+    if not interleaved:
+        return [k for k, count in enumerate(section) for _ in range(count)]
+    stream = [0] * sum(section)
+    for k in (1, 2):
+        for at in range(k, min(section[k] * 3, len(stream)), 3):
+            stream[at] = k
+    return stream
+
+
 @op("MultiHeadAttention", 1, domain=MS)
 def multi_head_attention(
     b: Builder, q: Value, k: Value | None = None, v: Value | None = None, bias: Value | None = None,
@@ -51,8 +91,8 @@ def multi_head_attention(
     scale: float | None = None, unidirectional: int = 0,
 ) -> list[Value]:  # fmt: skip
     """q [batch, sequence, hidden]; k and v alike, or already in heads, or all three packed in q."""
-    if past_sequence_length is not None or cache_indirection is not None:
-        raise UnsupportedError("MultiHeadAttention with a shared cache is not supported")
+    if cache_indirection is not None:
+        raise UnsupportedError("MultiHeadAttention with cache_indirection is not supported")
     if q.rank == 5:  # packed [batch, sequence, heads, 3, size]
         q, k, v = (b.reshape(t, (*q.shape[:2], q.shape[2] * q.shape[4])) for t in b.split(q, 3, [1, 1, 1]))
     elif k is not None and k.rank == 5:  # keys and values packed in the same way
@@ -63,29 +103,87 @@ def multi_head_attention(
         q, k, v = _with_biases(b, q, k, v, bias)
     qh = split_heads(b, q, num_heads)
     kh, vh = (t if t.rank == 4 else split_heads(b, t, num_heads) for t in (k, v))
-    if past_key is not None and past_value is not None:
+    past: Dim = 0
+    if past_sequence_length is not None:
+        kh, vh, attention_bias = _in_shared_cache(b, kh, vh, past_key, past_value, past_sequence_length, attention_bias)
+        if key_padding_mask is not None and key_padding_mask.rank > 1:
+            key_padding_mask = to_width(b, key_padding_mask, kh.shape[2])
+    elif past_key is not None and past_value is not None:
+        past = past_key.shape[2]
         kh, vh = b.concat([past_key, kh], 2), b.concat([past_value, vh], 2)
-    mask = _padding_mask(b, qh, kh, key_padding_mask, mask_filter_value)
-    if unidirectional:
-        offset = b.size_as(kh.shape[2] - qh.shape[2], dtypes.int64)
-        mask = _both(
-            b,
-            mask,
-            additive(b, window_mask(b, qh.shape[2], kh.shape[2], offset, -1, 0), q.dtype, mask_filter_value),
-        )
-    if attention_bias is not None:
-        mask = _both(b, mask, attention_bias)
-    return [merge_heads(b, attend(b, qh, kh, vh, mask, scale)), kh, vh]
+    mask = _masked(b, qh, kh, key_padding_mask, mask_filter_value, past if unidirectional else None, attention_bias)
+    y, scores = attend(b, qh, kh, vh, mask, scale)
+    return [merge_heads(b, y), kh, vh, scores]
 
 
-def attend(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: float | None) -> Value:
-    """softmax(q k' * scale + mask) v, for [batch, heads, sequence, size]."""
-    size = q.shape[3]
-    if not scale and not isinstance(size, int):
-        raise ShapeError(f"attention of {q.t}: the size of a head must be static")
-    scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale or 1 / math.sqrt(size))
+def _in_shared_cache(
+    b: Builder, k: Value, v: Value, past_k: Value | None, past_v: Value | None, count: Value, bias: Value | None
+) -> tuple[Value, Value, Value]:
+    """Caches that hold `count` keys and have room for the new ones, with these; and a bias for keys behind them."""
+    if past_k is None or past_v is None:
+        raise ModelError("past_sequence_length needs past_key and past_value")
+    before = b.reshape(b.cast(count, dtypes.int64), (1, 1, 1, 1))
+    room = past_k.shape[2]
+    held = b.lt(b.iota(room), b.add(before, b.size_as(k.shape[2], dtypes.int64)))
+    filled = additive(b, held, k.dtype)
+    total = filled if bias is None else b.add(to_width(b, bias, room), filled)
+    return cached(b, past_k, k, before, room, True), cached(b, past_v, v, before, room, True), total
+
+
+def cached(b: Builder, past: Value | None, new: Value, before: Value, total: Dim, keep: bool) -> Value:
+    """[batch, heads, cache, size] with new rows written behind the `before` first ones of each batch.
+
+    What lies behind them stays with `keep`, else it is zero. The cache has at least `total` rows.
+    """
+    batch, heads, count, size = new.shape
+    if past is None:
+        return b.pad(new, (0, 0, 0, 0), (0, 0, total - count, 0)) if not always_equal(total, count) else new
+    length = maximum(past.shape[2], total)
+    at = b.reshape(b.iota(length), (length, 1))
+    if always_equal(count, 1):
+        row = new
+    else:
+        source = b.clip(b.sub(at, before), 0, b.sub(b.size_as(count, dtypes.int64), 1))
+        row = b.one("gather_elements", new, b.expand(source, (batch, heads, length, size)), axis=2)
+    old = b.pad(past, (0, 0, 0, 0), (0, 0, length - past.shape[2], 0))
+    end = b.add(before, b.size_as(count, dtypes.int64))
+    return b.where(b.lt(at, before), old, b.where(b.lt(at, end), row, old if keep else 0.0))
+
+
+def to_width(b: Builder, bias: Value, keys: Dim) -> Value:
+    """A bias [..., keys] or a mask for a cache that may be longer."""
+    gap = keys - bias.shape[-1]
+    return bias if always_equal(gap, 0) else b.pad(bias, (0,) * bias.rank, (*(0,) * (bias.rank - 1), gap), 0)
+
+
+def attend(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: float | None) -> tuple[Value, Value]:
+    """softmax(q k' * scale + mask) v, for [batch, heads, sequence, size]; and what the softmax is taken of."""
+    scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale or head_scale(q))
     scores = scores if mask is None else b.add(scores, mask)
-    return b.matmul(b.softmax(scores, 3), share_heads(b, v, q.shape[1]))
+    return b.matmul(b.softmax(scores, 3), share_heads(b, v, q.shape[1])), scores
+
+
+def head_scale(q: Value) -> float:
+    """1 / sqrt(size), for [batch, heads, sequence, size]."""
+    size = q.shape[3]
+    if not isinstance(size, int):
+        raise ShapeError(f"attention of {q.t}: the size of a head must be static")
+    return 1 / math.sqrt(size)
+
+
+def _masked(
+    b: Builder, q: Value, k: Value, mask: Value | None, filtered: float, past: Dim | None, bias: Value | None
+) -> Value | None:
+    """What is added to the scores: for padded keys, for keys to come (where `past`, their first, is given), a bias."""
+    total = _padding_mask(b, q, k, mask, filtered)
+    if past is not None:
+        offset = b.size_as(past, dtypes.int64)
+        causal = window_mask(b, q.shape[2], k.shape[2], offset, -1, 0)
+        if not always_equal(q.shape[2] + past, k.shape[2]):  # the last query of a cross attention sees all, as there
+            last = b.eq(b.iota(q.shape[2]), b.size_as(q.shape[2] - 1, dtypes.int64))
+            causal = b.or_(causal, along(b, last, 2, 0))
+        total = _both(b, total, additive(b, causal, q.dtype, -np.inf))
+    return total if bias is None else _both(b, total, bias)
 
 
 def _both(b: Builder, x: Value | None, y: Value) -> Value:
@@ -102,18 +200,30 @@ def _with_biases(b: Builder, q: Value, k: Value, v: Value, bias: Value) -> tuple
 
 
 def _padding_mask(b: Builder, q: Value, k: Value, mask: Value | None, filtered: float) -> Value | None:
-    """The mask of padded keys as a bias: [batch] lengths, [batch, keys], or [batch, queries, keys]."""
+    """The mask of padded keys as a bias: [batch] ends, [2 * batch] ends and starts, [batch, (queries,) keys]."""
     if mask is None:
         return None
     keys, batch = k.shape[2], q.shape[0]
-    if mask.rank == 1 and mask.shape[0] != batch:
-        raise UnsupportedError(f"a key_padding_mask {mask.t} is not supported")
     if mask.rank == 1:
-        allowed = b.lt(b.iota(keys), b.reshape(b.cast(mask, dtypes.int64), (batch, 1, 1, 1)))
-    else:
+        allowed = _between(b, mask, keys, batch)
+    elif mask.rank <= 3:
         shape = (batch, 1, 1, keys) if mask.rank == 2 else (batch, 1, *mask.shape[1:])
         allowed = b.reshape(b.lt(b.scalar(0, mask.dtype), mask), shape)
+    else:
+        raise UnsupportedError(f"a mask {mask.t} of keys is not supported")
     return additive(b, allowed, q.dtype, filtered)
+
+
+def _between(b: Builder, mask: Value, keys: Dim, batch: Dim) -> Value:
+    """Keys before the ends, and from the starts on where the mask has them."""
+    at = b.iota(keys)
+    limits = b.cast(mask, dtypes.int64)
+    if always_equal(mask.shape[0], batch):
+        return b.lt(at, b.reshape(limits, (batch, 1, 1, 1)))
+    if not always_equal(mask.shape[0], 2 * batch):
+        raise UnsupportedError(f"a mask {mask.t} of keys is not supported: it has neither {batch} nor twice as many")
+    ends, starts = (b.reshape(t, (batch, 1, 1, 1)) for t in b.split(limits, 0, [batch, batch]))
+    return b.and_(b.le(starts, at), b.lt(at, ends))
 
 
 @op("Attention", 1, domain=MS)
@@ -127,22 +237,47 @@ def attention(
     """Self attention with its projection: x [batch, sequence, input], weights [input, q + k + v hidden]."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise UnsupportedError("Attention with rotary embedding or a shared cache is not supported")
-    if mask is not None and (mask.rank > 3 or (mask.rank == 1 and mask.shape[0] != x.shape[0])):
-        raise UnsupportedError(f"Attention with the mask {mask.t} is not supported")
     projected = b.matmul(x, b.reshape(weights, (1, *weights.shape)))
     projected = projected if bias is None else b.add(projected, bias)
-    third = weights.shape[1] // 3
-    q, k, v = (split_heads(b, t, num_heads) for t in b.split(projected, 2, qkv_hidden_sizes or [third] * 3))
-    present = []
+    sizes = qkv_hidden_sizes or [weights.shape[1] // 3] * 3
+    return projected_attention(
+        b, projected, sizes, num_heads, mask, past, attention_bias, mask_filter_value, scale, bool(unidirectional)
+    )
+
+
+def projected_attention(
+    b: Builder, projected: Value, sizes: Sequence[Dim], heads: int, mask: Value | None, past: Value | None,
+    bias: Value | None, filtered: float, scale: float | None, causal: bool,
+) -> list[Value]:  # fmt: skip
+    """Attention of what a projection gave, [batch, sequence, q + k + v hidden]: the output, and the new cache."""
+    q, k, v = (split_heads(b, t, heads) for t in b.split(projected, 2, sizes))
+    before: Dim = 0
     if past is not None:
+        before = past.shape[3]
         old_k, old_v = (b.reshape(t, t.shape[1:]) for t in b.split(past, 0, [1, 1]))
         k, v = b.concat([old_k, k], 2), b.concat([old_v, v], 2)
+    present = []
     if k.shape == v.shape:
         present = [b.concat([b.reshape(t, (1, *t.shape)) for t in (k, v)], 0)]
-    total = _padding_mask(b, q, k, mask, mask_filter_value)
-    if unidirectional:
-        offset = b.size_as(k.shape[2] - q.shape[2], dtypes.int64)
-        total = _both(b, total, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, -1, 0), q.dtype, -np.inf))
-    if attention_bias is not None:
-        total = _both(b, total, attention_bias)
-    return [merge_heads(b, attend(b, q, k, v, total, scale)), *present]
+    y, _ = attend(b, q, k, v, _masked(b, q, k, mask, filtered, before if causal else None, bias), scale)
+    return [merge_heads(b, y), *present]
+
+
+@op("DecoderMaskedMultiHeadAttention", 1, domain=MS)
+def decoder_masked_multi_head_attention(
+    b: Builder, q: Value, k: Value | None = None, v: Value | None = None, mask: Value | None = None,
+    attention_bias: Value | None = None, past_key: Value | None = None, past_value: Value | None = None,
+    past_sequence_length: Value | None = None, beam_width: Value | None = None,
+    cache_indirection: Value | None = None, bias: Value | None = None, *, mask_filter_value: float = -10000.0,
+    num_heads: int, output_qk: int = 0, past_present_share_buffer: int = 0, scale: float | None = None,
+) -> list[Value]:  # fmt: skip
+    """MultiHeadAttention of one new query, [batch, 1, hidden], alone or with its key and value behind it."""
+    if k is None and v is None:
+        q, k, v = b.split(q, 2, [q.shape[2] // 3] * 3)
+    if k is not None and k.rank == 4:
+        past_key = past_value = past_sequence_length = None
+    return multi_head_attention(
+        b, q, k, v, bias, mask, attention_bias, past_key, past_value,
+        past_sequence_length if past_present_share_buffer else None, cache_indirection,
+        mask_filter_value=mask_filter_value, num_heads=num_heads, scale=scale,
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from onnxc.ir.expr import prod
 from onnxc.ir.graph import Value
 from onnxc.ops import activation
 from onnxc.ops.com_microsoft import MS
+from onnxc.ops.com_microsoft_attention import projected_attention
 from onnxc.ops.common import axes_of, merge_axes
 from onnxc.ops.matmul import matmul
 from onnxc.ops.quantization import (
@@ -74,6 +75,17 @@ _qlinear_binary("QLinearMul", lambda b, x, y: b.mul(x, y))
 def quantize_as(b: Builder, x: Value, scale: Value, zero: Value | None, to: DType) -> Value:
     """Quantized to the type of the zero point, or where there is none, to the given one."""
     return _whole(b, x, scale, zero if zero is not None else b.scalar(0, to))
+
+
+@op("QLinearWhere", 1, domain=MS)
+def qlinear_where(
+    b: Builder, condition: Value, x: Value, x_scale: Value, x_zero: Value, y: Value, y_scale: Value, y_zero: Value,
+    scale: Value, zero: Value,
+) -> Value:  # fmt: skip
+    """Each side is quantized anew before it is chosen from."""
+    sides = ((x, x_scale, x_zero), (y, y_scale, y_zero))
+    left, right = (quantize_as(b, _real(b, *side), scale, zero, x.dtype) for side in sides)
+    return b.where(condition, left, right)
 
 
 @op("QLinearSigmoid", 1, domain=MS)
@@ -145,6 +157,23 @@ def qgemm(
         return b.mul(real, factor)
     point = None if zero is None else _single(b, zero)
     return to_quantized(b, b.mul(real, b.div(factor, _single(b, scale))), point, zero.dtype if zero else x.dtype)
+
+
+@op("QAttention", 1, domain=MS)
+def qattention(
+    b: Builder, x: Value, weights: Value, bias: Value, x_scale: Value, w_scale: Value, mask: Value | None = None,
+    x_zero: Value | None = None, w_zero: Value | None = None, past: Value | None = None, *, do_rotary: int = 0,
+    mask_filter_value: float = -10000.0, num_heads: int, past_present_share_buffer: int = 0,
+    scale: float | None = None, unidirectional: int = 0,
+) -> list[Value]:  # fmt: skip
+    """Attention whose projection is of integers: x [batch, sequence, input], weights [input, 3 * hidden]."""
+    if do_rotary or past_present_share_buffer:
+        raise UnsupportedError("QAttention with rotary embedding or a shared cache is not supported")
+    projected = matmul_integer_to_float(b, x, weights, x_scale, w_scale, x_zero, w_zero, bias)
+    sizes = [weights.shape[1] // 3] * 3
+    return projected_attention(
+        b, projected, sizes, num_heads, mask, past, None, mask_filter_value, scale, bool(unidirectional)
+    )
 
 
 @op("MatMulNBits", 1, domain=MS)

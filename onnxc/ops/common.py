@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxc.errors import LimitError, ModelError, UnsupportedError
+from onnxc.errors import LimitError, ModelError, NeedsContentError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
@@ -55,7 +55,7 @@ def constant_input(value: Value, what: str) -> np.ndarray:
     """The array of an input that must be constant."""
     array = constant_of(value)
     if array is None:
-        raise UnsupportedError(f"{what} must be constant")
+        raise NeedsContentError(f"{what} must be constant", value)
     return array
 
 
@@ -96,9 +96,7 @@ def widened(b: Builder, x: Value) -> Value:
 
 def limits(dtype: DType) -> tuple[int, int]:
     """Least and greatest value of an integer type, four and two bits wide ones too."""
-    if dtype.kind == "uint":
-        return 0, 2**dtype.bits - 1
-    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+    return dtype.limits
 
 
 def lowest(dtype: DType) -> float | int:

@@ -6,6 +6,7 @@ import string
 from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError
+from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.registry import op
@@ -69,7 +70,10 @@ def _diagonal(b: Builder, x: Value, text: str) -> Labelled:
         if not always_equal(n, x.shape[1]):
             raise ShapeError(f"Einsum takes the diagonal of axes of sizes {n} and {x.shape[1]}")
         flat = b.reshape(x, (n * n, *rest))
-        x = b.one("slice", flat, starts=(0,) * flat.rank, sizes=(n, *rest), steps=(n + 1, *(1,) * len(rest)))
+        if isinstance(n, int):
+            x = b.one("slice", flat, starts=(0,) * flat.rank, sizes=(n, *rest), steps=(n + 1, *(1,) * len(rest)))
+        else:
+            x = b.gather(flat, b.mul(b.iota(n), b.size_as(n + 1, dtypes.int64)), 0)
         text = "".join(text[k] for k in order if k != j)
     return x, text
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxc.errors import ModelError, UnsupportedError
+from onnxc.errors import ModelError, NeedsContentError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, constant_input, scalar_of
+from onnxc.ops.computed import positions_where, unravelled
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -68,7 +69,7 @@ def tensor_scatter(
 def one_hot(b: Builder, index: Value, depth: Value, values: Value, *, axis: int = -1) -> Value:
     """values[1] where the place along the new axis is the index (negative from the end), else values[0]."""
     exact = constant_of(depth)
-    count: Dim = int(exact.item()) if exact is not None else b.ints(depth, "the depth of OneHot")[0]
+    count: Dim = int(exact.item()) if exact is not None else _depth(b, depth)
     axis = b.axis(axis, index.rank + 1)
     place = b.cast(index, dtypes.int64)
     place = b.where(b.lt(place, 0), b.add(place, b.size_as(count, dtypes.int64)), place)
@@ -76,6 +77,12 @@ def one_hot(b: Builder, index: Value, depth: Value, values: Value, *, axis: int 
     hot = b.eq(place, along(b, b.iota(count), index.rank + 1, axis))
     off, on = (scalar_of(b, v) for v in b.split(values, 0, [1, 1]))
     return b.where(hot, on, off)
+
+
+def _depth(b: Builder, depth: Value) -> Dim:
+    if b.known(depth) is None and b.run_time is not None:
+        depth = b.cast(depth, dtypes.int64)
+    return b.extents(depth, "the depth of OneHot")[0]
 
 
 def triangle(b: Builder, rows: Dim, columns: Dim, k: Value | int, upper: bool) -> Value:
@@ -105,23 +112,32 @@ def top_k_10(
     b: Builder, x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1,
 ) -> list[Value]:  # fmt: skip
     """Sorted in any case: without `sorted` every order is right."""
-    (count,) = b.ints(k, "the count of TopK")
+    (count,) = b.extents(k, "the count of TopK")
     return _top_k(b, x, count, axis, bool(largest))
 
 
 @op("Compress", 9)
 def compress(b: Builder, x: Value, condition: Value, *, axis: int | None = None) -> Value:
-    """The slices whose condition is true; how many they are must be known."""
-    (keep,) = np.nonzero(constant_input(condition, "the condition of Compress").ravel())
+    """The slices whose condition is true; what the condition is too short for is left out."""
     if axis is None:
         x, axis = b.reshape(x, (prod(x.shape),)), 0
-    return b.gather(x, b.constant(keep.astype(np.int64)), b.axis(axis, x.rank))
+    if b.run_time is not None and constant_of(condition) is None:
+        keep = positions_where(b, b.reshape(condition, (condition.t.size,)))
+    else:
+        (places,) = np.nonzero(constant_input(condition, "the condition of Compress").ravel())
+        keep = b.constant(places.astype(np.int64))
+    return b.gather(x, keep, b.axis(axis, x.rank))
 
 
 @op("NonZero", 9)
 def non_zero(b: Builder, x: Value) -> Value:
-    """The positions of what is not zero; how many they are must be known."""
+    """The positions of what is not zero, int64 [rank, count], in the order of the elements."""
     content = constant_of(x)
-    if content is None:
-        raise UnsupportedError("NonZero of data gives a shape that depends on the data, which is not supported yet")
-    return b.constant(np.array(np.nonzero(np.atleast_1d(content)), dtype=np.int64))
+    if content is not None:
+        return b.constant(np.array(np.nonzero(np.atleast_1d(content)), dtype=np.int64))
+    if b.run_time is None:
+        raise NeedsContentError("the size of NonZero depends on data, which is not supported here", x)
+    shape = x.shape or (1,)
+    flat = b.reshape(x, (prod(shape),))
+    mask = flat if x.dtype is dtypes.boolean else b.unary("not", b.eq(flat, 0))
+    return unravelled(b, positions_where(b, mask), shape)

@@ -6,11 +6,14 @@ from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.common import numeric
 from onnxc.ops.registry import op
+from onnxc.ops.text import equal_text
 from onnxc.primitives.builder import Builder
 
 
 @op("Equal", 7)
 def equal(b: Builder, x: Value, y: Value) -> Value:
+    if x.dtype is dtypes.string:
+        return equal_text(b, x, y)
     numeric(x.dtype, "Equal")
     return b.eq(x, y)
 

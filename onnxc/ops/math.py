@@ -10,6 +10,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, ceildiv, maximum
 from onnxc.ir.graph import Value
 from onnxc.ops.common import scalar_of
+from onnxc.ops.computed import is_computed, range_size
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -43,8 +44,10 @@ def _binary(name: str, first: int, primitive: str) -> None:
         return b.binary(primitive, x, y)
 
 
-def _variadic(name: str, first: int, primitive: str) -> None:
-    @op(name, first)
+def variadic(name: str, first: int, primitive: str, last: int | None = None) -> None:
+    """Registers an op that combines any number of inputs, one after the other."""
+
+    @op(name, first, last)
     def define(b: Builder, *xs: Value) -> Value:
         if not xs:
             raise ModelError(f"{name} needs at least one input")
@@ -56,7 +59,7 @@ for _row in _UNARY:
 for _row in _BINARY:
     _binary(*_row)
 for _row in _VARIADIC:
-    _variadic(*_row)
+    variadic(*_row)
 
 
 @op("Mean", 6)
@@ -102,7 +105,8 @@ def bit_shift(b: Builder, x: Value, y: Value, *, direction: str) -> Value:
 @op("Range", 11)
 def range_(b: Builder, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
     """start, start + delta, ... up to, not with, limit."""
-    size = _range_size(b, start, limit, delta)
+    computed = is_computed(b, start, limit, delta) and any(constant_of(v) is None for v in (start, limit, delta))
+    size = (range_size if computed else _range_size)(b, start, limit, delta)
     steps = b.cast(b.iota(size), start.dtype)
     return b.add(b.mul(steps, scalar_of(b, delta)), scalar_of(b, start))
 

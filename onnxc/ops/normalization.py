@@ -30,16 +30,21 @@ def _channels(b: Builder, v: Value, rank: int) -> Value:
     return b.reshape(v, (1, *v.shape, *(1,) * (rank - 2))) if rank > 1 else v
 
 
-def _inference(
-    b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float,
+def at_test_time(
+    b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, spatial: bool = True,
 ) -> Value:  # fmt: skip
-    """x * factor + offset: the statistics are constants, so both fold into weights."""
+    """x * factor + offset: the statistics are constants, so both fold into weights.
+
+    They are one number for each channel or, not `spatial`, for each element of a sample.
+    """
     wide = [widened(b, v) for v in (scale, bias, mean, var)]
     wide = [b.cast(v, wide[3].dtype) for v in wide]
     factor = b.mul(wide[0], inverse_root(b, wide[3], epsilon))
     offset = b.sub(wide[1], b.mul(wide[2], factor))
     inner = b.cast(x, wide[3].dtype) if is_narrow(x.dtype) else x
-    factor, offset = (_channels(b, b.cast(v, inner.dtype), x.rank) for v in (factor, offset))
+    factor, offset = (b.cast(v, inner.dtype) for v in (factor, offset))
+    if spatial:
+        factor, offset = _channels(b, factor, x.rank), _channels(b, offset, x.rank)
     return b.cast(b.add(b.mul(inner, factor), offset), x.dtype)
 
 
@@ -48,9 +53,9 @@ def batch_normalization_7(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
     momentum: float = 0.9, spatial: int = 1, n_outputs: int,
 ) -> Value:  # fmt: skip
-    if n_outputs > 1 or not spatial:
-        raise UnsupportedError("BatchNormalization in training mode, or not spatial, is not supported before opset 14")
-    return _inference(b, x, scale, bias, mean, var, epsilon)
+    if n_outputs > 1:
+        raise UnsupportedError("BatchNormalization in training mode is not supported before opset 14")
+    return at_test_time(b, x, scale, bias, mean, var, epsilon, bool(spatial))
 
 
 @op("BatchNormalization", 14)
@@ -60,7 +65,7 @@ def batch_normalization_14(
 ) -> Value | list[Value]:  # fmt: skip
     """In training mode with the batch's own statistics, which also update the running ones."""
     if not training_mode:
-        return _inference(b, x, scale, bias, mean, var, epsilon)
+        return at_test_time(b, x, scale, bias, mean, var, epsilon)
     axes = [i for i in range(x.rank) if i != 1]
     centered, own_mean, own_var = moments(b, x, axes)
     factor = b.mul(_channels(b, b.cast(scale, x.dtype), x.rank), inverse_root(b, own_var, epsilon))

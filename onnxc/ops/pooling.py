@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import reduce as fold
 from itertools import product
 
-from onnxc.errors import LimitError, UnsupportedError
+from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
@@ -185,17 +185,17 @@ def max_unpool(
     b: Builder, x: Value, index: Value, output_shape: Value | None = None, *, kernel_shape: list[int],
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    """Zeros, with the elements of x at the positions that MaxPool gave."""
+    """Zeros, with the elements of x at the positions that MaxPool gave.
+
+    Positions count in a tensor of the size that follows from the window; a larger output has zeros behind it.
+    """
     n = x.rank - 2
     step, around = strides or [1] * n, pads or [0] * (2 * n)
     inferred = [
         (d - 1) * s - around[i] - around[n + i] + k
         for i, (d, s, k) in enumerate(zip(x.shape[2:], step, kernel_shape, strict=True))
     ]
-    shape = [*x.shape[:2], *inferred] if output_shape is None else b.ints(output_shape, "the shape of MaxUnpool")
-    if output_shape is not None and len(shape) != x.rank:
-        raise UnsupportedError(f"MaxUnpool to the shape {shape} of another rank")
-    # Positions count in the output's own memory, as in onnxruntime, also where it is larger than inferred.
+    shape = [*x.shape[:2], *inferred]
     flat = b.full((prod(shape),), 0, x.dtype)
     where = b.reshape(index, (prod(index.shape),))
     filled = b.one(
@@ -206,4 +206,11 @@ def max_unpool(
         axis=0,
         reduction="none",
     )
-    return b.reshape(filled, shape)
+    y = b.reshape(filled, shape)
+    if output_shape is None:
+        return y
+    wanted = b.ints(output_shape, "the shape of MaxUnpool")
+    behind = [d - own for d, own in zip(wanted, shape, strict=True)]
+    if any(isinstance(d, int) and d < 0 for d in behind):
+        raise ShapeError(f"MaxUnpool to {wanted} needs {shape} at least")
+    return b.pad(y, [0] * y.rank, behind)

@@ -104,11 +104,16 @@ def dynamic_quantize_linear(b: Builder, x: Value) -> list[Value]:
     """uint8 with a scale and zero point that span the tensor's own range and zero."""
     axes = range(x.rank)
     high, low = b.max(b.reduce("max", x, axes), 0.0), b.min(b.reduce("min", x, axes), 0.0)
+    return list(quantized_from(b, x, low, high))
+
+
+def quantized_from(b: Builder, x: Value, low: Value, high: Value) -> tuple[Value, Value, Value]:
+    """x as uint8 over the range from low to high, which has zero in it; the scale and the zero point."""
     scale = b.div(b.sub(high, low), 255.0)
     scale = b.where(b.eq(scale, 0.0), 1.0, scale)
     zero = b.clip(b.round(b.clip(b.div(b.neg(low), scale), 0.0, 255.0)), 0.0, 255.0)
     zero = b.cast(zero, dtypes.uint8)
-    return [to_quantized(b, b.div(x, scale), zero, dtypes.uint8), scale, zero]
+    return to_quantized(b, b.div(x, scale), zero, dtypes.uint8), scale, zero
 
 
 def _row_zero(b: Builder, zero: Value | None) -> Value | None:

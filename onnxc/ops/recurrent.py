@@ -13,6 +13,7 @@ from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
 Activation = Callable[[Builder, Value], Value]
+Product = Callable[[Builder, Value], Value]  # of the state [B, H] and the recurrent weights
 
 
 def _affine(alpha: float, beta: float) -> Activation:
@@ -41,9 +42,10 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Activatio
     return simple[name.lower()]
 
 
-def _activations(
+def activations_of(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float], default: Sequence[str], directions: int
 ) -> list[list[Activation]]:
+    """The functions of each direction that the attributes of a recurrent op name."""
     chosen = list(names) or list(default) * directions
     if len(chosen) != len(default) * directions:
         raise ModelError(f"{len(chosen)} activations given, {len(default) * directions} needed")
@@ -80,16 +82,14 @@ def _reverse(b: Builder, x: Value, lens: Value | None) -> Value:
     return b.one("gather_elements", x, index, axis=0)
 
 
-class _Recurrence:
-    """What the three ops share: layout, directions, sequence lengths. `gates` is the number of gates."""
+class Recurrence:
+    """What the three ops share: layout, directions, sequence lengths. `hidden` is the size of the state."""
 
-    def __init__(
-        self, b: Builder, x: Value, w: Value, lens: Value | None, direction: str, layout: int, gates: int
-    ) -> None:
+    def __init__(self, b: Builder, x: Value, hidden: Dim, lens: Value | None, direction: str, layout: int) -> None:
         self.b, self.lens, self.layout = b, lens, layout
         self.x = b.swap(x, 0, 1) if layout else x
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
-        self.hidden = w.shape[1] // gates
+        self.hidden = hidden
         self.directions = 2 if direction == "bidirectional" else 1
         self.backwards = [False, True] if self.directions == 2 else [direction == "reverse"]
 
@@ -104,11 +104,14 @@ class _Recurrence:
         """Direction d of a tensor with a leading axis of directions."""
         return self.b.reshape(self.b.slice(v, 0, d, d + 1), v.shape[1:])
 
+    def ordered(self, d: int) -> Value:
+        """x in the order of direction d: [T, B, input]."""
+        return _reverse(self.b, self.x, self.lens) if self.backwards[d] else self.x
+
     def projected(self, d: int, w: Value, bias: Value | None) -> Value:
         """x W^T + bias for all steps: [T, B, gates * hidden]."""
         b = self.b
-        x = _reverse(b, self.x, self.lens) if self.backwards[d] else self.x
-        y = b.matmul(x, b.swap(self.part(w, d), 0, 1))
+        y = b.matmul(self.ordered(d), b.swap(self.part(w, d), 0, 1))
         return y if bias is None else b.add(y, bias)
 
     def alive(self, b: Builder, t: Value, lens: Value | None) -> Value | None:
@@ -150,7 +153,7 @@ class _Recurrence:
         return [y, *states]
 
 
-def _biases(r: _Recurrence, bias: Value | None, d: int, gates: int) -> tuple[Value | None, Value | None]:
+def _biases(r: Recurrence, bias: Value | None, d: int, gates: int) -> tuple[Value | None, Value | None]:
     """The input's and the recurrence's bias of direction d, each [gates * hidden]."""
     if bias is None:
         return None, None
@@ -159,31 +162,51 @@ def _biases(r: _Recurrence, bias: Value | None, d: int, gates: int) -> tuple[Val
     return r.b.slice(both, 0, 0, n), r.b.slice(both, 0, n, 2 * n)
 
 
-@op("LSTM", 7)
+def summed_biases(r: Recurrence, bias: Value | None, d: int, gates: int) -> Value | None:
+    """The sum of the biases of direction d."""
+    wb, rb = _biases(r, bias, d, gates)
+    return None if wb is None or rb is None else r.b.add(wb, rb)
+
+
+@op("LSTM", 1)
 def lstm(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
     initial_h: Value | None = None, initial_c: Value | None = None, p: Value | None = None, *, hidden_size: int = 0,
-    direction: str = "forward", layout: int = 0, input_forget: int = 0, clip: float = 0.0,
+    direction: str = "forward", layout: int = 0, input_forget: int = 0, clip: float = 0.0, output_sequence: int = 0,
     activations: Sequence[str] = (), activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """i, o, f, c gates; peepholes P for i, o, f. Y, Y_h, Y_c."""
-    rec = _Recurrence(b, x, w, lens, direction, layout, 4)
-    h = rec.hidden
-    functions = _activations(
+    rec = Recurrence(b, x, w.shape[1] // 4, lens, direction, layout)
+    functions = activations_of(
         activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions
     )
+
+    def recurrent(d: int) -> Product:
+        rt = b.swap(rec.part(r, d), 0, 1)
+        return lambda inner, before: inner.matmul(before, rt)
+
+    xws = [rec.projected(d, w, summed_biases(rec, bias, d, 4)) for d in range(rec.directions)]
+    return lstm_steps(b, rec, xws, recurrent, functions, initial_h, initial_c, p, bool(input_forget), clip)
+
+
+def lstm_steps(
+    b: Builder, rec: Recurrence, xws: Sequence[Value], recurrent: Callable[[int], Product],
+    functions: Sequence[Sequence[Activation]], initial_h: Value | None, initial_c: Value | None, p: Value | None,
+    input_forget: bool, clip: float,
+) -> list[Value]:  # fmt: skip
+    """The recurrence of LSTM. `xws` is the input's share of each direction, `recurrent` gives the state's product."""
+    h = rec.hidden
     ys, finals = [], []
     for d in range(rec.directions):
         f, g, k = functions[d]
-        wb, rb = _biases(rec, bias, d, 4)
-        xw = rec.projected(d, w, None if wb is None or rb is None else b.add(wb, rb))
-        rt = b.swap(rec.part(r, d), 0, 1)
+        times = recurrent(d)
         peep = [b.slice(rec.part(p, d), 0, i * h, (i + 1) * h) for i in range(3)] if p is not None else None
 
         def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
-                 k: Activation = k, rt: Value = rt, peep: list[Value] | None = peep) -> list[Value]:  # fmt: skip
+                 k: Activation = k, times: Product = times,
+                 peep: list[Value] | None = peep) -> list[Value]:  # fmt: skip
             before, cell = states
-            gates = inner.add(inner.matmul(before, rt), slices[0])
+            gates = inner.add(times(inner, before), slices[0])
             gi, go, gf, gc = inner.split(gates, 1, [h] * 4)
             if peep is not None:
                 gi = inner.add(gi, inner.mul(cell, peep[0]))
@@ -195,23 +218,23 @@ def lstm(
                 go = inner.add(go, inner.mul(c, peep[1]))
             return [inner.mul(f(inner, _clip(inner, go, clip)), k(inner, c)), c]
 
-        final, y = rec.run(d, [rec.initial(initial_h, d), rec.initial(initial_c, d)], [xw], step)
+        final, y = rec.run(d, [rec.initial(initial_h, d), rec.initial(initial_c, d)], [xws[d]], step)
         ys.append(y)
         finals.append(final)
     return rec.outputs(ys, finals)
 
 
-@op("GRU", 7)
+@op("GRU", 1)
 def gru(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
     initial_h: Value | None = None, *, hidden_size: int = 0, direction: str = "forward", layout: int = 0,
-    linear_before_reset: int = 0, clip: float = 0.0, activations: Sequence[str] = (),
+    linear_before_reset: int = 0, clip: float = 0.0, output_sequence: int = 0, activations: Sequence[str] = (),
     activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """z, r, h gates. Y, Y_h."""
-    rec = _Recurrence(b, x, w, lens, direction, layout, 3)
+    rec = Recurrence(b, x, w.shape[1] // 3, lens, direction, layout)
     n = rec.hidden
-    functions = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), rec.directions)
+    functions = activations_of(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), rec.directions)
     ys, finals = [], []
     for d in range(rec.directions):
         f, g = functions[d]
@@ -248,21 +271,20 @@ def gru(
     return rec.outputs(ys, finals)
 
 
-@op("RNN", 7)
+@op("RNN", 1)
 def rnn(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
     initial_h: Value | None = None, *, hidden_size: int = 0, direction: str = "forward", layout: int = 0,
-    clip: float = 0.0, activations: Sequence[str] = (), activation_alpha: Sequence[float] = (),
-    activation_beta: Sequence[float] = (),
+    clip: float = 0.0, output_sequence: int = 0, activations: Sequence[str] = (),
+    activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """One gate. Y, Y_h."""
-    rec = _Recurrence(b, x, w, lens, direction, layout, 1)
-    functions = _activations(activations, activation_alpha, activation_beta, ("Tanh",), rec.directions)
+    rec = Recurrence(b, x, w.shape[1], lens, direction, layout)
+    functions = activations_of(activations, activation_alpha, activation_beta, ("Tanh",), rec.directions)
     ys, finals = [], []
     for d in range(rec.directions):
         (f,) = functions[d]
-        wb, rb = _biases(rec, bias, d, 1)
-        xw = rec.projected(d, w, None if wb is None or rb is None else b.add(wb, rb))
+        xw = rec.projected(d, w, summed_biases(rec, bias, d, 1))
         rt = b.swap(rec.part(r, d), 0, 1)
 
         def step(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,8 +27,15 @@ import onnxc.ops
 from onnxc.errors import ModelError, UnsupportedError
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.custom import with_gradient
 
 Definition = Callable[..., "Value | Sequence[Value | None]"]
+Gradient = Callable[..., "Value | Sequence[Value | None] | None"]
+"""(builder, dys, xs, ys, **attributes) to the cotangents of the inputs, each in the shape and dtype of its input.
+
+`dys` are those of the outputs, None where nothing depends on one; `xs` and `ys` the inputs and outputs. The result has
+one for each input, None for zero; a single one may stand alone. The attributes are those that its keywords name.
+"""
 F = TypeVar("F", bound=Definition)
 
 
@@ -40,6 +48,7 @@ class OpDef:
     first: int
     last: int | None
     define: Definition
+    gradient: Gradient | None = None
 
     def covers(self, opset: int) -> bool:
         return self.first <= opset and (self.last is None or opset <= self.last)
@@ -48,11 +57,16 @@ class OpDef:
 _TABLE: dict[tuple[str, str], list[OpDef]] = {}
 
 
-def op(name: str, first: int, last: int | None = None, domain: str = "") -> Callable[[F], F]:
-    """Registers the decorated function as the meaning of an op from opset `first` to `last` (None: to the newest)."""
+def op(
+    name: str, first: int, last: int | None = None, domain: str = "", *, gradient: Gradient | None = None
+) -> Callable[[F], F]:
+    """Registers the decorated function as the meaning of an op from opset `first` to `last` (None: to the newest).
+
+    Its derivative is that of what it builds, or what `gradient` builds.
+    """
 
     def add(define: F) -> F:
-        _TABLE.setdefault((domain, name), []).append(OpDef(name, domain, first, last, define))
+        _TABLE.setdefault((domain, name), []).append(OpDef(name, domain, first, last, define, gradient))
         return define
 
     return add
@@ -91,6 +105,7 @@ def apply(
     if len(args) > count and not variadic:
         raise ModelError(f"{definition.name} takes at most {count} inputs, got {len(args)}")
     args += [None] * (count - len(args))
+    attrs = {k: v for k, v in attrs.items() if k not in _HINTS}
     given = {k: v for k, v in attrs.items() if k in keywords}
     unknown = sorted(set(attrs) - set(keywords))
     if unknown:
@@ -103,10 +118,20 @@ def apply(
             raise ModelError(
                 f"the attribute {k} of {definition.name} is {v!r}, not of the type {keywords[k].annotation}"
             )
-    known = {"opset": opset, "n_outputs": n_outputs}
+    known: dict[str, Any] = {k: _as_stored(p.default) for k, p in keywords.items() if isinstance(p.default, float)}
+    known |= {"opset": opset, "n_outputs": n_outputs}
     filled = {k: v for k, v in known.items() if k in keywords and k not in given}
     result = definition.define(b, *args, **given, **filled)
-    return [result] if isinstance(result, Value) else list(result)
+    outputs: list[Value | None] = [result] if isinstance(result, Value) else list(result)
+    if definition.gradient is None or not b.differentiable:
+        return outputs
+    rule = (definition.domain, definition.name, definition.first, tuple(sorted(given.items())))
+    return with_gradient(b, rule, list(inputs), outputs)
+
+
+def _as_stored(default: float) -> float:
+    """The default of an attribute, as precise as the attribute would be: a float32."""
+    return struct.unpack("f", struct.pack("f", default))[0]  # type: ignore[no-any-return]
 
 
 _PLAIN = {"int": (int,), "float": (float, int), "str": (str,)}
@@ -124,4 +149,5 @@ def _fits(value: Any, annotation: str) -> bool:
 
 
 _SCALARS = (int, float, str, tuple)
+_HINTS = ("consumed_inputs",)  # of opsets 1 to 5: which buffers may be written over
 _FILLED = ("opset", "n_outputs")

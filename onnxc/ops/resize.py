@@ -54,7 +54,7 @@ class _Grid:
         self.before = b.size_as(axis.before, dtypes.float32)
         self.after = b.size_as(axis.after, dtypes.float32)
         self.scale = b.div(self.after, self.before) if axis.scale is None else b.scalar(axis.scale, dtypes.float32)
-        self.crop = axis.crop
+        self.given, self.crop = axis.scale, axis.crop
 
     def half_pixel(self) -> Value:
         return self.b.sub(self.b.div(self.b.add(self.i, 0.5), self.scale), 0.5)
@@ -71,9 +71,15 @@ class _Grid:
         return self._unless_single(self.half_pixel(), 0.0)
 
     def align_corners(self) -> Value:
+        """The last element lies on the last one, if the size is a whole one before it is cut to that."""
         b = self.b
-        last = b.max(b.sub(self.after, 1.0), 1.0)
-        return self._unless_single(b.div(b.mul(self.i, b.sub(self.before, 1.0)), last), 0.0)
+        i, before, after = self.i, self.before, self.after
+        if self.given is not None:
+            i, before, scale = (b.cast(v, dtypes.float64) for v in (i, before, self.scale))
+            after = b.mul(scale, before)
+        last = b.max(b.sub(after, 1.0), 1.0)
+        at = b.cast(b.div(b.mul(i, b.sub(before, 1.0)), last), dtypes.float32)
+        return self._unless_single(at, 0.0)
 
     def asymmetric(self) -> Value:
         return self.b.div(self.i, self.scale)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxc.errors import ModelError, ShapeError
-from onnxc.ir.expr import Dim, ceildiv, prod
+from onnxc.errors import ModelError, NeedsSizesError, ShapeError
+from onnxc.ir.expr import Dim, ceildiv, never_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import axes_of
+from onnxc.ops.computed import expanded, is_computed, reshape_sizes, split_sizes
 from onnxc.ops.registry import op
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
@@ -39,6 +40,8 @@ def _vector(dims: Sequence[Dim]) -> np.ndarray:
 
 @op("Reshape", 5)
 def reshape(b: Builder, x: Value, shape: Value, *, allowzero: int = 0) -> Value:
+    if is_computed(b, shape):
+        return b.reshape(x, reshape_sizes(b, x, shape, bool(allowzero)))
     wanted = b.ints(shape, "the shape of Reshape")
     if not allowzero:
         if any(isinstance(d, int) and d == 0 and i >= x.rank for i, d in enumerate(wanted)):
@@ -79,8 +82,10 @@ def transpose(b: Builder, x: Value, *, perm: list[int] | None = None) -> Value:
 
 
 def _squeeze(b: Builder, x: Value, axes: tuple[int, ...] | None) -> Value:
-    """Drops axes of size 1. Without axes, those that are known to be of size 1."""
+    """Drops axes of size 1; without axes, all of them."""
     if axes is None:
+        if not all(d == 1 or never_equal(d, 1) for d in x.shape):
+            raise NeedsSizesError(f"which axes of {x.t} Squeeze drops depends on sizes: give them, or axes", x)
         axes = tuple(i for i, d in enumerate(x.shape) if d == 1)
     wrong = [i for i in axes if isinstance(x.shape[i], int) and x.shape[i] != 1]
     if wrong:
@@ -117,13 +122,15 @@ def unsqueeze_13(b: Builder, x: Value, axes: Value) -> Value:
 
 @op("Expand", 8)
 def expand(b: Builder, x: Value, shape: Value) -> Value:
+    if is_computed(b, shape):
+        return expanded(b, x, shape)
     # Of two symbolic dims the wanted one is the result's: that the other equals it is checked at a call.
     return b.expand(x, broadcast_shapes(tuple(b.ints(shape, "the shape of Expand")), x.shape))
 
 
 @op("Tile", 6)
 def tile(b: Builder, x: Value, repeats: Value) -> Value:
-    return repeat_whole(b, x, b.ints(repeats, "the repeats of Tile"))
+    return repeat_whole(b, x, b.extents(repeats, "the repeats of Tile"))
 
 
 def repeat_whole(b: Builder, x: Value, repeats: Sequence[Dim]) -> Value:
@@ -164,7 +171,7 @@ def _split(
     return b.split(x, axis, sizes)
 
 
-@op("Split", 1, 12)
+@op("Split", 2, 12)
 def split_1(
     b: Builder, x: Value, *, axis: int = 0, split: list[int] | None = None, n_outputs: int,
 ) -> list[Value]:  # fmt: skip
@@ -178,7 +185,10 @@ def split_13(
 ) -> list[Value]:  # fmt: skip
     if num_outputs is not None and num_outputs != n_outputs:
         raise ModelError(f"Split has {n_outputs} outputs, and num_outputs = {num_outputs}")
-    sizes = None if split is None else b.ints(split, "the sizes of Split")
+    if split is not None and is_computed(b, split):
+        sizes: Sequence[Dim] | None = split_sizes(b, x.shape[b.axis(axis, x.rank)], split)
+    else:
+        sizes = None if split is None else b.ints(split, "the sizes of Split")
     if sizes is not None and len(sizes) != n_outputs:
         raise ModelError(f"Split has {n_outputs} outputs, and {len(sizes)} sizes")
     return _split(b, x, axis, sizes, num_outputs or n_outputs, num_outputs is not None)

@@ -8,7 +8,8 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, bounds, ceildiv, maximum, minimum
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, scalar_of, static_shape
+from onnxc.ops.common import along, scalar_of, static_dim, static_shape
+from onnxc.ops.computed import is_computed, pad_sizes, slice_sizes
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, Operand
 from onnxc.primitives.movement import slice_size
@@ -53,12 +54,14 @@ def _slice(
         if step == 0:
             raise ModelError("Slice has a step of zero")
         low, high = (0, d) if step > 0 else (-1, d - 1)
-        first = clamp(start, d, 0 if step < 0 else low, high)
+        backwards = step < 0 and start != -1  # from the last element there is no clamp; else an axis may be too short
+        first = clamp(start, d, 0 if backwards else low, high)
         last = clamp(end, d, low, high)
         if step == 1 and last == d and isinstance(start, int) and 0 <= start < FAR:
             count = maximum(d - start, 0)  # the same as d - min(start, d), and stays short when slices follow
         else:
             count = _count(first, last, d, step)
+        count = minimum(count, d) if backwards and isinstance(start, int) and start < 0 else count
         at[i], sizes[i], strides[i] = (0 if count == 0 else first), count, step
     if sizes == list(x.shape) and all(s == 1 for s in strides):
         return x
@@ -76,10 +79,30 @@ def slice_1(
 def slice_10(
     b: Builder, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None,
 ) -> Value:  # fmt: skip
+    count = static_dim(starts.t.size, "the number of starts of Slice")
+    along_axes = list(range(count)) if axes is None else b.static_ints(axes, "the axes of Slice")
+    strides = [1] * count if steps is None else b.static_ints(steps, "the steps of Slice")
+    if is_computed(b, starts, ends):
+        return _slice_computed(b, x, starts, ends, along_axes, strides)
     first = b.ints(starts, "the start of Slice")
-    along_axes = list(range(len(first))) if axes is None else b.static_ints(axes, "the axes of Slice")
-    strides = [1] * len(first) if steps is None else b.static_ints(steps, "the steps of Slice")
     return _slice(b, x, first, b.ints(ends, "the end of Slice"), along_axes, strides)
+
+
+def _slice_computed(
+    b: Builder, x: Value, starts: Value, ends: Value, axes: Sequence[int], steps: Sequence[int]
+) -> Value:
+    """The same, with ends that are read at run time."""
+    if not static_dim(starts.t.size, "starts") == static_dim(ends.t.size, "ends") == len(axes) == len(steps):
+        raise ModelError("Slice has starts, ends, axes and steps of different lengths")
+    if 0 in steps:
+        raise ModelError("Slice has a step of zero")
+    places = [b.axis(a, x.rank) for a in axes]
+    first, count = slice_sizes(b, starts, ends, [x.shape[i] for i in places], steps)
+    at: list[Dim] = [0] * x.rank
+    sizes, strides = list(x.shape), [1] * x.rank
+    for i, start, size, step in zip(places, first, count, steps, strict=True):
+        at[i], sizes[i], strides[i] = start, size, step
+    return b.one("slice", x, starts=tuple(at), sizes=tuple(sizes), steps=tuple(strides))
 
 
 def _pad(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: str, value: Operand) -> Value:
@@ -167,7 +190,13 @@ def pad_11(
     mode: str = "constant",
 ) -> Value:  # fmt: skip
     places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
-    low, high = pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank)
+    if is_computed(b, pads):
+        cut, added = pad_sizes(b, pads, [x.shape[axis] for axis in places])
+        for axis, low_, high_ in zip(range(x.rank), *pads_by_axis(cut, places, x.rank), strict=True):
+            x = b.slice(x, axis, low_, x.shape[axis] - high_)
+        low, high = pads_by_axis(added, places, x.rank)
+    else:
+        low, high = pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank)
     value: Operand = 0 if constant_value is None else scalar_of(b, constant_value)
     if x.dtype is not dtypes.boolean:
         return _pad(b, x, low, high, mode, value)

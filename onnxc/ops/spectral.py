@@ -1,8 +1,9 @@
-"""Fourier transforms, as products with the transform's matrix, and the windows and filters beside them."""
+"""Fourier transforms, as products with matrices of short ones, and the windows and filters beside them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from onnxc.ops.common import constant_input, dtype_of, limited, static_dim, stat
 from onnxc.ops.registry import op
 from onnxc.ops.slicing import crop_or_pad
 from onnxc.primitives.builder import Builder
+
+Complex = tuple[Value, Value | None]  # real and imaginary parts; without the latter, of real numbers
 
 
 def _parts(b: Builder, x: Value) -> tuple[Value, Value | None]:
@@ -41,25 +44,89 @@ def _product(b: Builder, x: Value, matrix: np.ndarray) -> Value:
     return b.matmul(x, m) if x.rank > 1 else b.reshape(b.matmul(b.reshape(x, (1, *x.shape)), m), (matrix.shape[1],))
 
 
+def _roots(numbers: np.ndarray, length: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """Real and imaginary parts of e^(sign 2 pi i n / length), with exact zeros."""
+    angle = 2 * math.pi * (numbers % length) / length
+    cos, sin = np.cos(angle), sign * np.sin(angle)
+    return np.where(np.abs(cos) < 1e-12, 0, cos), np.where(np.abs(sin) < 1e-12, 0, sin)
+
+
+def _turned(b: Builder, x: Complex, cos: Value, sin: Value) -> Complex:
+    """The product with numbers of the length 1."""
+    real, imaginary = x
+    out = b.mul(real, cos), b.mul(real, sin)
+    if imaginary is None:
+        return out
+    return b.sub(out[0], b.mul(imaginary, sin)), b.add(out[1], b.mul(imaginary, cos))
+
+
+def _direct(b: Builder, x: Complex, length: int, bins: int, sign: int) -> Complex:
+    """The first bins of a transform along the last axis, as a product with its matrix."""
+    limited(length * bins, "DFT")
+    cos, sin = _roots(np.outer(np.arange(length), np.arange(bins)), length, sign)
+    real, imaginary = x
+    out = _product(b, real, cos), _product(b, real, sin)
+    if imaginary is None:
+        return out
+    return b.sub(out[0], _product(b, imaginary, sin)), b.add(out[1], _product(b, imaginary, cos))
+
+
+# A transform of real numbers is a product up to this length: it is one kernel, and reads what it needs once.
+MOST_DIRECT = 2048
+
+
+def _radix(length: int, real: bool) -> int:
+    """The first factor by which a transform is divided, or the length itself."""
+    if real and length <= MOST_DIRECT:
+        return length
+    return next((r for r in (8, 4, 2, 3, 5, 7, 11, 13) if length % r == 0), length)
+
+
+def _fourier(b: Builder, x: Complex, length: int, sign: int) -> Complex:
+    """The transform along the last axis: short ones of r elements, turned, then those of what is left (Cooley, Tukey).
+
+    X[k1 + r k2] = sum over n2 of w_m^(n2 k2) w_N^(n2 k1) sum over n1 of w_r^(n1 k1) x[m n1 + n2], for N = r m.
+    """
+    r = _radix(length, x[1] is None)
+    if r == length:
+        return _direct(b, x, length, length, sign)
+    m = length // r
+    lead = x[0].shape[:-1]
+    rank = len(lead) + 2
+
+    def each(x: Complex, f: Callable[[Value], Value]) -> Complex:
+        return f(x[0]), None if x[1] is None else f(x[1])
+
+    columns = each(x, lambda v: b.swap(b.reshape(v, (*lead, r, m)), rank - 2, rank - 1))
+    short = _direct(b, columns, r, r, sign)  # [..., n2, k1]
+    tables = _roots(np.outer(np.arange(m), np.arange(r)), length, sign)
+    cos, sin = (b.constant(t.astype(x[0].dtype.numpy)) for t in tables)
+    rows = each(_turned(b, short, cos, sin), lambda v: b.swap(v, rank - 2, rank - 1))
+    found = _fourier(b, rows, m, sign)  # [..., k1, k2]
+    return each(found, lambda v: b.reshape(b.swap(v, rank - 2, rank - 1), (*lead, length)))
+
+
 def transform(b: Builder, x: Value, axis: int, length: int, inverse: bool, onesided: bool) -> Value:
     """The discrete Fourier transform of [..., 1 or 2] along an axis of that length, cropped or padded."""
     half = length // 2 + 1
     if length < 1:
         raise ModelError(f"DFT has the length {length}")
-    limited(length * length, "DFT")
     if onesided and inverse:
+        limited(length * half, "DFT")
         return _real_inverse(b, x, axis, length)
     real, imaginary = (None if p is None else _last(b, crop_or_pad(b, p, axis, length), axis) for p in _parts(b, x))
     assert real is not None
-    angle = 2 * math.pi * np.outer(np.arange(length), np.arange(half if onesided else length)) / length
-    cos, sin = np.cos(angle), np.sin(angle) * (1 if inverse else -1)
-    if inverse:
-        cos, sin = cos / length, sin / length
-    out_real, out_imaginary = _product(b, real, cos), _product(b, real, sin)
-    if imaginary is not None:
-        out_real = b.sub(out_real, _product(b, imaginary, sin))
-        out_imaginary = b.add(out_imaginary, _product(b, imaginary, cos))
-    parts = [_first(b, p, axis) for p in (out_real, out_imaginary)]
+    sign, bins = 1 if inverse else -1, half if onesided else length
+    if _radix(length, imaginary is None) == length:
+        found = _direct(b, (real, imaginary), length, bins, sign)
+    else:
+        limited(length, "DFT")
+        found = _fourier(b, (real, imaginary), length, sign)
+    parts = []
+    for part in found:
+        assert part is not None
+        part = b.slice(part, part.rank - 1, 0, bins)
+        parts.append(_first(b, b.mul(part, 1 / length) if inverse else part, axis))
     return b.concat([b.reshape(p, (*p.shape, 1)) for p in parts], x.rank - 1)
 
 

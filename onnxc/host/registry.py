@@ -1,0 +1,40 @@
+"""The table of the functions that steps on the host run."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import onnxc.host
+from onnxc.errors import InternalError
+
+Function = Callable[..., Any]
+_F = TypeVar("_F", bound=Function)
+_TABLE: dict[str, Function] = {}
+
+
+def host_function(define: _F) -> _F:
+    """Adds a function, under its own name. It returns an array, a list or None, or a tuple of several outputs."""
+    if define.__name__ in _TABLE:
+        raise InternalError(f"the host function {define.__name__} is defined twice")
+    _TABLE[define.__name__] = define
+    return define
+
+
+@cache
+def table() -> dict[str, Function]:
+    """Every function by name. Importing the modules of `onnxc.host` fills it."""
+    for module in pkgutil.iter_modules(onnxc.host.__path__, "onnxc.host."):
+        importlib.import_module(module.name)
+    return _TABLE
+
+
+def function(name: str) -> Function:
+    """The function of that name."""
+    try:
+        return table()[name]
+    except KeyError:
+        raise InternalError(f"there is no host function {name!r}; they are defined in onnxc/host/") from None

@@ -1,0 +1,129 @@
+"""onnxruntime's GroupQueryAttention: queries that share keys, over a cache that may be longer than what it holds."""
+
+from __future__ import annotations
+
+from onnxc.errors import ModelError, UnsupportedError
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, always_equal
+from onnxc.ir.graph import Value
+from onnxc.ops.attention import additive, merge_heads, rotary, scaled_scores, share_heads, split_heads
+from onnxc.ops.com_microsoft import MS
+from onnxc.ops.com_microsoft_attention import cached, head_scale, to_width
+from onnxc.ops.normalization import rms_norm
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+
+
+@op("GroupQueryAttention", 1, domain=MS)
+def group_query_attention(
+    b: Builder, query: Value, key: Value | None, value: Value | None, past_key: Value | None,
+    past_value: Value | None, seqlens_k: Value, total_sequence_length: Value, cos_cache: Value | None = None,
+    sin_cache: Value | None = None, position_ids: Value | None = None, attention_bias: Value | None = None,
+    head_sink: Value | None = None, k_scale: Value | None = None, v_scale: Value | None = None,
+    q_norm_weight: Value | None = None, k_norm_weight: Value | None = None, *, causal: int = 1, do_rotary: int = 0,
+    k_quant_type: str = "NONE", kv_cache_bit_width: int = 0, kv_num_heads: int, local_window_size: int = -1,
+    num_heads: int, qk_norm_epsilon: float = 1e-6, qk_output: int = 0, rotary_interleaved: int = 0,
+    scale: float = 0.0, sliding_window_cache: int = 0, smooth_softmax: int = -1, softcap: float = 0.0,
+    v_quant_type: str = "NONE",
+) -> list[Value]:  # fmt: skip
+    """Row i of the batch has `seqlens_k[i] + 1` keys, the new ones last; those before them lie in the cache.
+
+    query [batch, sequence, heads * size], or with keys and values behind it; past_key [batch, kv heads, cache, size].
+    Outputs: y, the cache with the new keys and values, and the scores before (1) or after (2) the softmax.
+    """
+    if (k_quant_type, v_quant_type) != ("NONE", "NONE") or k_scale is not None or v_scale is not None:
+        raise UnsupportedError("GroupQueryAttention with a quantized cache is not supported")
+    if sliding_window_cache:
+        raise UnsupportedError("GroupQueryAttention with sliding_window_cache is not supported")
+    if min(num_heads, kv_num_heads) < 1 or num_heads % kv_num_heads:
+        raise ModelError(f"GroupQueryAttention: {kv_num_heads} heads of keys cannot serve {num_heads} heads of queries")
+    q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q, k = (_normalized(b, t, w, qk_norm_epsilon) for t, w in ((q, q_norm_weight), (k, k_norm_weight)))
+    new = q.shape[2]
+    (total,) = b.ints(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
+    before = _before(b, seqlens_k, new, total)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise ModelError("GroupQueryAttention with do_rotary needs cos_cache and sin_cache")
+        at = _positions(b, seqlens_k, before, new)
+        if position_ids is not None:
+            at = _given_positions(b, position_ids, new, total)
+        width = cos_cache.shape[1] * 2
+        if not isinstance(width, int):
+            raise UnsupportedError("GroupQueryAttention: the width of cos_cache must be static")
+        q, k = (rotary(b, t, cos_cache, sin_cache, at, 0, width, bool(rotary_interleaved)) for t in (q, k))
+    k, v = (cached(b, t, n, before, total, False) for t, n in ((past_key, k), (past_value, v)))
+    scores = scaled_scores(b, q, share_heads(b, k, num_heads), scale or head_scale(q))
+    if softcap:
+        scores = b.mul(b.tanh(b.div(scores, softcap)), softcap)
+    if attention_bias is not None:
+        scores = b.add(scores, to_width(b, attention_bias, k.shape[2]))
+    allowed = _allowed(b, seqlens_k, before, new, k.shape[2], bool(causal), local_window_size)
+    masked = b.add(scores, additive(b, allowed, q.dtype))
+    if head_sink is not None:
+        p = _with_sink(b, masked, b.reshape(head_sink, (1, num_heads, 1, 1)))
+    else:
+        p = _with_sink(b, masked, b.scalar(0.0, q.dtype)) if smooth_softmax == 1 else b.softmax(masked, 3)
+    y = merge_heads(b, b.matmul(p, share_heads(b, v, num_heads)))
+    shown = p if qk_output == 2 else b.where(allowed, scores, 0.0)
+    return [y, k, v, b.slice(shown, 3, 0, total)]
+
+
+def _heads(
+    b: Builder, query: Value, key: Value | None, value: Value | None, heads: int, kv_heads: int
+) -> tuple[Value, Value, Value]:
+    """Queries, keys and values as [batch, heads, sequence, size]."""
+    if key is not None and value is not None:
+        return split_heads(b, query, heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
+    size = query.shape[2] // (heads + 2 * kv_heads)
+    q, k, v = b.split(query, 2, [heads * size, kv_heads * size, kv_heads * size])
+    return split_heads(b, q, heads), split_heads(b, k, kv_heads), split_heads(b, v, kv_heads)
+
+
+def _normalized(b: Builder, x: Value, weight: Value, epsilon: float) -> Value:
+    return b.mul(rms_norm(b, x, [3], epsilon, dtypes.float32)[0], weight)
+
+
+def _before(b: Builder, seqlens_k: Value, new: Dim, total: Dim) -> Value:
+    """How many keys of each row come before the new ones, [batch, 1, 1, 1]: none where all keys are new."""
+    lengths = b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1))
+    if always_equal(new, total):
+        return b.mul(lengths, 0)
+    count = b.sub(b.add(lengths, 1), b.size_as(new, dtypes.int64))
+    prompt = b.eq(b.size_as(new, dtypes.int64), b.size_as(total, dtypes.int64))
+    return b.where(prompt, 0, count)
+
+
+def _positions(b: Builder, seqlens_k: Value, before: Value, new: Dim) -> Value:
+    """The position of each new key, [batch, sequence]; onnxruntime gives padding behind a prompt the position 1."""
+    batch = seqlens_k.t.size
+    lengths = b.reshape(b.cast(seqlens_k, dtypes.int64), (batch, 1))
+    at = b.add(b.reshape(before, (batch, 1)), b.iota(new))
+    return b.where(b.le(at, lengths), at, 1)
+
+
+def _given_positions(b: Builder, given: Value, new: Dim, total: Dim) -> Value:
+    """Positions [batch, sequence] as they are given; of a prompt onnxruntime takes the first, and counts on."""
+    first = b.reshape(b.slice(b.reshape(given, (given.t.size,)), 0, 0, 1), (1, 1))
+    counted = b.add(b.expand(first, given.shape), b.iota(new))
+    if always_equal(new, total):
+        return counted
+    return b.where(b.eq(b.size_as(new, dtypes.int64), b.size_as(total, dtypes.int64)), counted, given)
+
+
+def _allowed(b: Builder, seqlens_k: Value, before: Value, new: Dim, keys: Dim, causal: bool, window: int) -> Value:
+    """Which keys each query sees, [batch, 1, queries, keys]: with a window, itself and those before in it."""
+    at = b.iota(keys)
+    if not causal:
+        return b.le(at, b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1)))
+    query = b.add(before, b.reshape(b.iota(new), (new, 1)))
+    allowed = b.le(at, query)
+    return b.and_(allowed, b.lt(b.sub(query, window), at)) if window > 0 else allowed
+
+
+def _with_sink(b: Builder, scores: Value, sink: Value) -> Value:
+    """Softmax over the last axis with one more score, `sink`, that counts in the sum alone."""
+    top = b.detach(b.max(b.reduce("max", scores, [3], True), sink))
+    e = b.exp(b.sub(scores, top))
+    return b.div(e, b.add(b.reduce("sum", e, [3], True), b.exp(b.sub(sink, top))))

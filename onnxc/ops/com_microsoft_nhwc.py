@@ -1,0 +1,94 @@
+"""onnxruntime's convolutions and pools of channels-last images, and its quantized pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnxc.ir.graph import Value
+from onnxc.ops.com_microsoft import MS, fused_conv
+from onnxc.ops.com_microsoft_quantized import quantize_as
+from onnxc.ops.pooling import average_pool, max_pool
+from onnxc.ops.quantization import dequantize_linear, qlinear_conv
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+
+
+def of_channels_last(b: Builder, x: Value, define: Callable[[Value], Value]) -> Value:
+    """What an op of channels-first images [N, C, spatial...] gives for channels-last ones."""
+    first = b.transpose(x, (0, x.rank - 1, *range(1, x.rank - 1)))
+    y = define(first)
+    return b.transpose(y, (0, *range(2, y.rank), 1))
+
+
+@op("QLinearConv", 1, domain=MS)
+def qlinear_conv_ms(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value,
+    scale: Value, zero: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET", channels_last: int = 0,
+    dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """ONNX's QLinearConv, for images of either order; weights are [M, C / group, spatial...] in both."""
+
+    def define(image: Value) -> Value:
+        return qlinear_conv(
+            b, image, x_scale, x_zero, w, w_scale, w_zero, scale, zero, bias, auto_pad=auto_pad,
+            dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
+        )  # fmt: skip
+
+    return _in_order(b, x, channels_last, define)
+
+
+def _in_order(b: Builder, x: Value, last: int, define: Callable[[Value], Value]) -> Value:
+    return of_channels_last(b, x, define) if last else define(x)
+
+
+@op("QLinearAveragePool", 1, domain=MS)
+def qlinear_average_pool(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
+    kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    def define(image: Value) -> Value:
+        return average_pool(
+            b, image, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad, pads=pads, strides=strides,
+        )  # fmt: skip
+
+    real = dequantize_linear(b, x, x_scale, x_zero)
+    return quantize_as(b, _in_order(b, real, channels_last, define), scale, zero, x.dtype)
+
+
+@op("NhwcMaxPool", 1, domain=MS)
+def nhwc_max_pool(
+    b: Builder, x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: list[int] | None = None,
+    kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    def define(image: Value) -> Value:
+        (y,) = max_pool(
+            b, image, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
+            pads=pads, strides=strides, n_outputs=1,
+        )  # fmt: skip
+        return y
+
+    return of_channels_last(b, x, define)
+
+
+@op("NhwcConv", 1, domain=MS)
+@op("NhwcFusedConv", 1, domain=MS)
+def nhwc_fused_conv(
+    b: Builder, x: Value, w: Value, bias: Value | None = None, z: Value | None = None, *,
+    activation: str = "", activation_params: list[float] | None = None, auto_pad: str = "NOTSET",
+    dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """FusedConv of a channels-last image; weights are [M, C / group, spatial...]."""
+    added = None if z is None else b.transpose(z, (0, z.rank - 1, *range(1, z.rank - 1)))
+
+    def define(image: Value) -> Value:
+        return fused_conv(
+            b, image, w, bias, added, activation=activation, activation_params=activation_params,
+            auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
+            strides=strides,
+        )  # fmt: skip
+
+    return of_channels_last(b, x, define)

@@ -1,0 +1,278 @@
+"""What prepares features: scaling, imputing, encoding, and what connects tensors with strings and maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import ModelError
+from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
+from onnxc.ir.graph import Value
+from onnxc.ir.types import MapType, SequenceType, TensorType
+from onnxc.ops.ml_common import ML, as_float32, row
+from onnxc.ops.registry import op
+from onnxc.primitives.builder import Builder
+from onnxc.primitives.host import on_host
+
+
+def _fits(x: Value, values: Sequence[float], what: str) -> None:
+    """Values for each feature of x, or one for all."""
+    width = x.shape[-1] if x.rank else 1
+    if len(values) != 1 and isinstance(width, int) and width != len(values):
+        raise ModelError(f"{what} has {len(values)} values for {width} features")
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@op("Scaler", 1, domain=ML)
+def scaler(b: Builder, x: Value, *, offset: list[float] | None = None, scale: list[float] | None = None) -> Value:
+    """(x - offset) * scale, in float32."""
+    shift, factor = offset or [0.0], scale or [1.0]
+    for values in (shift, factor):
+        _fits(x, values, "Scaler")
+    return b.mul(b.sub(as_float32(b, x), row(b, shift)), row(b, factor))
+
+
+@op("Binarizer", 1, domain=ML)
+def binarizer(b: Builder, x: Value, *, threshold: float = 0.0) -> Value:
+    """1 where x is above the threshold, else 0."""
+    limit = b.scalar(np.float32(threshold), x.dtype)
+    return b.cast(b.lt(limit, x), x.dtype)
+
+
+@op("Imputer", 1, domain=ML)
+def imputer(
+    b: Builder, x: Value, *, imputed_value_floats: list[float] | None = None,
+    imputed_value_int64s: list[int] | None = None, replaced_value_float: float = 0.0, replaced_value_int64: int = 0,
+) -> Value:  # fmt: skip
+    """Values, one for each feature or one for all, in place of a certain number or of NaN."""
+    if x.dtype.is_float:
+        values: Sequence[float] | None = imputed_value_floats
+        replaced: float = replaced_value_float
+    else:
+        values, replaced = imputed_value_int64s, replaced_value_int64
+    if not values:
+        raise ModelError(f"Imputer has no values for {x.t}")
+    _fits(x, values, "Imputer")
+    gone = b.isnan(x) if replaced != replaced else b.eq(x, b.scalar(replaced, x.dtype))
+    return b.where(gone, b.constant(np.asarray(values).astype(x.dtype.numpy)), x)
+
+
+@op("Normalizer", 1, domain=ML)
+def normalizer(b: Builder, x: Value, *, norm: str = "MAX") -> Value:
+    """Rows over their greatest element, the sum of magnitudes, or the root of the sum of squares, in float32."""
+    wide = as_float32(b, x)
+    axis = [x.rank - 1]
+    if norm == "MAX":
+        size = b.reduce("max", wide, axis, True)
+    elif norm == "L1":
+        size = b.reduce("sum", b.abs(wide), axis, True)
+    elif norm == "L2":
+        size = b.sqrt(b.reduce("sum", b.mul(wide, wide), axis, True))
+    else:
+        raise ModelError(f"Normalizer has the norm {norm!r}; MAX, L1 and L2 exist")
+    return b.where(b.eq(size, 0.0), wide, b.div(wide, size))
+
+
+@op("FeatureVectorizer", 1, domain=ML)
+def feature_vectorizer(b: Builder, *xs: Value, inputdimensions: list[int] | None = None) -> Value:
+    """Inputs [rows, features], or [features] of a single row, side by side in float32."""
+    parts = []
+    for x in xs:
+        wide = as_float32(b, x)
+        parts.append(b.reshape(wide, (1, *x.shape)) if x.rank == 1 else wide)
+    for part, size in zip(parts, inputdimensions or (), strict=False):
+        if isinstance(part.shape[1], int) and part.shape[1] != size:
+            raise ModelError(f"FeatureVectorizer: an input has {part.shape[1]} features, not {size}")
+    return b.concat(parts, 1)
+
+
+@op("ArrayFeatureExtractor", 1, domain=ML)
+def array_feature_extractor(b: Builder, x: Value, index: Value) -> Value:
+    """The elements of the last axis at these positions; of a vector as a row."""
+    if not x.rank:
+        raise ModelError("ArrayFeatureExtractor takes at least a vector")
+    if x.dtype is dtypes.string:
+        shape = (*(x.shape[:-1] if x.rank > 1 else (1,)), index.t.size)
+        return on_host(b, "ml_extract", [x, index], [TensorType(dtypes.string, shape)])[0]
+    y = b.gather(x, b.reshape(index, (index.t.size,)), x.rank - 1)
+    return b.reshape(y, (1, *y.shape)) if x.rank == 1 else y
+
+
+# ---------------------------------------------------------------- categories
+
+
+@op("OneHotEncoder", 1, domain=ML)
+def one_hot_encoder(
+    b: Builder, x: Value, *, cats_int64s: list[int] | None = None, cats_strings: list[str] | None = None,
+    zeros: int = 1,
+) -> Value:  # fmt: skip
+    """A new last axis with a one at the place of each element among the categories."""
+    if bool(cats_int64s) == bool(cats_strings) or (x.dtype is dtypes.string) != bool(cats_strings):
+        raise ModelError(f"OneHotEncoder of {x.t} needs categories of its kind")
+    if cats_strings:
+        shape = (*x.shape, len(cats_strings))
+        return on_host(
+            b, "ml_one_hot", [x], [TensorType(dtypes.float32, shape)], categories=tuple(cats_strings), zeros=zeros
+        )[0]
+    whole = b.reshape(b.cast(x, dtypes.int64), (*x.shape, 1))
+    hot = b.cast(b.eq(whole, b.constant(np.asarray(cats_int64s, np.int64))), dtypes.float32)
+    if zeros:
+        return hot
+    missing = b.eq(b.reduce("max", hot, [x.rank], True), 0.0)
+    # There is no third element to gather: an unknown category is an error of the run.
+    at = b.where(missing, b.scalar(2, dtypes.int64), b.scalar(0, dtypes.int64))
+    return b.mul(hot, b.gather(b.constant(np.ones(2, np.float32)), at, 0))
+
+
+def search(b: Builder, x: Value, keys: np.ndarray) -> tuple[Value, Value]:
+    """Where x is among keys, which are in order and differ: (whether it is there, its position). NaN is no key."""
+    count = len(keys)
+    table, at = b.constant(keys), b.mul(b.cast(x, dtypes.int64), 0) if x.dtype.is_integer else None
+    at = b.expand(b.scalar(0, dtypes.int64), x.shape) if at is None else at
+    step = 1 << max(count.bit_length() - 1, 0)
+    while step:
+        further = b.add(at, step)
+        probe = b.gather(table, b.clip(b.sub(further, 1), 0, count - 1), 0)
+        at = b.where(b.and_(b.le(further, count), b.lt(probe, x)), further, at)
+        step //= 2
+    at = b.clip(at, 0, count - 1)
+    return b.eq(b.gather(table, at, 0), x), at
+
+
+def encoded(
+    b: Builder, x: Value, keys: Sequence[Any], values: Sequence[Any], default: Any, to: DType, nan: bool = False
+) -> Value:
+    """Each element by the table from keys to values; the default where it has none. Of a repeated key the first.
+
+    With `nan`, NaN is a key like any other; else it is in no table.
+    """
+    if len(keys) != len(values):
+        raise ModelError(f"{len(keys)} keys for {len(values)} values")
+    if x.dtype.is_float and not nan:
+        known = [k == k for k in keys]
+        keys, values = ([v for v, there in zip(given, known, strict=True) if there] for given in (keys, values))
+    if x.dtype is dtypes.string or to is dtypes.string:
+        kind = "string" if to is dtypes.string else to.name
+        out = TensorType(to, x.shape)
+        plain = [v.item() if isinstance(v, np.generic) else v for v in (*keys, *values, default)]
+        n = len(keys)
+        options = {"keys": tuple(plain[:n]), "values": tuple(plain[n : 2 * n]), "default": plain[-1], "to": kind}
+        return on_host(b, "ml_encode", [x], [out], **options)[0]
+    other = b.scalar(default, to)
+    if not keys:
+        return b.expand(other, x.shape)
+    column, results = np.asarray(keys, x.dtype.numpy), np.asarray(values, to.numpy)
+    order, places = np.unique(column, return_index=True)
+    unordered = np.isnan(order) if x.dtype.is_float else np.zeros(len(order), bool)
+    y = b.expand(other, x.shape)
+    if not unordered.all():
+        there, at = search(b, x, order[~unordered])
+        y = b.where(there, b.gather(b.constant(results[places[~unordered]]), at, 0), y)
+    return b.where(b.isnan(x), b.scalar(results[places[unordered][0]], to), y) if unordered.any() else y
+
+
+@op("LabelEncoder", 1, 1, domain=ML)
+def label_encoder_1(
+    b: Builder, x: Value, *, classes_strings: Sequence[str] = (), default_int64: int = -1,
+    default_string: str = "_Unused",
+) -> Value:  # fmt: skip
+    """Strings to their places in a list, or places to strings."""
+    places = range(len(classes_strings))
+    if x.dtype is dtypes.string:
+        return encoded(b, x, classes_strings, places, default_int64, dtypes.int64)
+    return encoded(b, x, places, classes_strings, default_string, dtypes.string)
+
+
+@op("CategoryMapper", 1, domain=ML)
+def category_mapper(
+    b: Builder, x: Value, *, cats_int64s: Sequence[int] = (), cats_strings: Sequence[str] = (),
+    default_int64: int = -1, default_string: str = "_Unused",
+) -> Value:  # fmt: skip
+    """Strings to integers, or integers to strings."""
+    if x.dtype is dtypes.string:
+        return encoded(b, x, cats_strings, cats_int64s, default_int64, dtypes.int64)
+    return encoded(b, x, cats_int64s, cats_strings, default_string, dtypes.string)
+
+
+@op("LabelEncoder", 2, domain=ML)
+def label_encoder_2(
+    b: Builder, x: Value, *, default_float: float = -0.0, default_int64: int = -1, default_string: str = "_Unused",
+    default_tensor: np.ndarray | None = None, keys_floats: list[float] | None = None,
+    keys_int64s: list[int] | None = None, keys_strings: list[str] | None = None,
+    keys_tensor: np.ndarray | None = None, values_floats: list[float] | None = None,
+    values_int64s: list[int] | None = None, values_strings: list[str] | None = None,
+    values_tensor: np.ndarray | None = None, opset: int,
+) -> Value:  # fmt: skip
+    """Each element by a table of keys and values; from version 4 on NaN may be a key, and tensors may give them."""
+    keys = _one_of("keys", keys_floats, keys_int64s, keys_strings, keys_tensor)
+    lists = (
+        (values_floats, default_float, dtypes.float32), (values_int64s, default_int64, dtypes.int64),
+        (values_strings, default_string, dtypes.string),
+    )  # fmt: skip
+    values = _one_of("values", values_floats, values_int64s, values_strings, values_tensor)
+    for given, default, to in lists:
+        if given is not None:
+            return encoded(b, x, keys, values, default, to, opset >= 4)
+    assert values_tensor is not None
+    to = dtypes.string if values_tensor.dtype == object else dtypes.from_numpy(values_tensor.dtype)
+    own: dict[str, Any] = {"string": default_string, "float": default_float}
+    fallback = own.get(to.kind, default_int64)
+    if default_tensor is not None and default_tensor.size == 1:
+        fallback = default_tensor.reshape(-1)[0]
+    return encoded(b, x, keys, values, fallback, to, opset >= 4)
+
+
+def _one_of(what: str, *given: Sequence[Any] | np.ndarray | None) -> Sequence[Any]:
+    """The one list or tensor that is given."""
+    found = [list(v.reshape(-1)) if isinstance(v, np.ndarray) else v for v in given if v is not None]
+    if len(found) != 1:
+        raise ModelError(f"LabelEncoder needs one attribute of {what}, and has {len(found)}")
+    return found[0]
+
+
+# ---------------------------------------------------------------- maps
+
+
+@op("DictVectorizer", 1, domain=ML)
+def dict_vectorizer(
+    b: Builder, x: Value, *, int64_vocabulary: list[int] | None = None, string_vocabulary: list[str] | None = None,
+) -> Value:  # fmt: skip
+    """The values of a map in the order of a vocabulary, [1, keys]."""
+    if bool(int64_vocabulary) == bool(string_vocabulary):
+        raise ModelError("DictVectorizer needs one vocabulary, of integers or of strings")
+    if not isinstance(x.type, MapType):
+        raise ModelError(f"DictVectorizer takes a map, not {x.type}")
+    words = tuple(string_vocabulary or int64_vocabulary or ())
+    out = TensorType(x.type.value, (1, len(words)))
+    return on_host(b, "ml_dict_vectorize", [x], [out], vocabulary=words, to=out.dtype.name)[0]
+
+
+@op("CastMap", 1, domain=ML)
+def cast_map(b: Builder, x: Value, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> Value:
+    """The values of a map from integers, in the order of its keys or each at the place of its key."""
+    kinds = {"TO_FLOAT": dtypes.float32, "TO_STRING": dtypes.string, "TO_INT64": dtypes.int64}
+    if cast_to not in kinds or map_form not in ("DENSE", "SPARSE"):
+        raise ModelError(f"CastMap has cast_to {cast_to!r} and map_form {map_form!r}")
+    dense, to = map_form == "DENSE", kinds[cast_to]
+    size = b.run_time.size() if dense and b.run_time is not None else max_map
+    options = {"to": to.name, "dense": int(dense), "size": max_map}
+    return on_host(b, "ml_cast_map", [x], [TensorType(to, (1, size))], **options)[0]
+
+
+@op("ZipMap", 1, domain=ML)
+def zip_map(
+    b: Builder, x: Value, *, classlabels_int64s: list[int] | None = None,
+    classlabels_strings: list[str] | None = None,
+) -> Value:  # fmt: skip
+    """Each row as a map from class labels to scores: a sequence of maps."""
+    if bool(classlabels_int64s) == bool(classlabels_strings):
+        raise ModelError("ZipMap needs class labels, either strings or integers")
+    key = dtypes.string if classlabels_strings else dtypes.int64
+    labels = tuple(classlabels_strings or classlabels_int64s or ())
+    out = SequenceType(MapType(key, dtypes.float32))
+    return on_host(b, "ml_zip_map", [as_float32(b, x)], [out], keys=labels)[0]

@@ -1,0 +1,1 @@
+"""Graphs that are several programs, with steps on the host between them."""
