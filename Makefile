@@ -14,12 +14,12 @@ DEMO   := build/demo
 
 export ONNXC_ZOO ?= $(CURDIR)/build/zoo
 
-.PHONY: help demo test test-gpu zoo check lint types layers format bench figures models clean
+.PHONY: help demo test test-gpu fuzz zoo check lint types layers format bench figures models clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '2,6s/^# \{0,1\}//p' Makefile
-	@echo '  make test-gpu | bench | figures | zoo | models | format | clean'
+	@echo '  make test-gpu | fuzz | bench | figures | zoo | models | format | clean'
 
 # ------------------------------------------------------------------------------------------------ set-up
 # One stamp for each level of set-up; pyproject.toml is what makes them stale.
@@ -54,6 +54,12 @@ test: $(VENV)/.dev zoo
 
 test-gpu: $(VENV)/.dev zoo  # on a machine with an NVIDIA GPU: the tests of answers, compiled for it
 	$(BIN)/python -m pytest --target cuda -n $(JOBS) --dist worksteal --durations=15 $(TESTS)
+
+# Random models against onnxruntime; those that differ are shrunk, and stored under build/fuzz.
+SECONDS ?= 600
+SEED    ?= 100000
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --first $(SEED)
 
 zoo: $(VENV)/.dev
 	$(BIN)/python -m models.zoo

@@ -89,6 +89,7 @@ class Tuner:
         turns = list(self._turns())
         if not turns:
             return self.rows()
+        first.seed(0)  # random operators draw the same in all variants
         answers = first.run(None, self.feeds)
         done = 0
         try:
@@ -154,6 +155,7 @@ class Tuner:
             for s, name in decided.items():
                 if taken.get(s) != name:  # it did not compile
                     self.refused.setdefault(s, set()).add(name)
+            model.seed(0)
             if agree(model.run(None, self.feeds), answers, self.method.tolerance):
                 return [model]
         except LimitError:

@@ -37,12 +37,19 @@ if TYPE_CHECKING:
 
     from onnxc.report import Report
     from onnxc.runtime.signature import Tensor
+    from onnxc.runtime.staged import Plain
 
 
-def types_of(tensors: Sequence[Tensor]) -> dict[str, str]:
-    """Inputs or outputs of a compiled model: `{"x": "float32[batch, 3]"}`."""
-    shapes = {t.name: ", ".join("?" if d is None else str(d) for d in t.dims) for t in tensors}
-    return {t.name: f"{t.dtype.name}[{shapes[t.name]}]" for t in tensors}
+def types_of(tensors: Sequence[Tensor | Plain]) -> dict[str, str]:
+    """Inputs or outputs of a compiled model: `{"x": "float32[batch, 3]"}`; onnxruntime's word for what is no tensor."""
+    from onnxc.runtime.signature import Tensor
+
+    def text(t: Tensor | Plain) -> str:
+        if not isinstance(t, Tensor):
+            return t.type
+        return f"{t.dtype.name}[{', '.join('?' if d is None else str(d) for d in t.dims)}]"
+
+    return {t.name: text(t) for t in tensors}
 
 
 def print_types(console: Console, title: str, types: Mapping[str, str]) -> None:
@@ -126,8 +133,10 @@ def show_machine(as_json: bool) -> None:
 def show_saved(path: str, as_json: bool) -> None:
     """`info` for a saved model, read without loading it."""
     from onnxc.report import Report, size
+    from onnxc.runtime.face import STAGED
     from onnxc.runtime.package import open_package
     from onnxc.runtime.signature import Tensor
+    from onnxc.runtime.staged import described
 
     with open_package(path) as package:
         manifest = package.manifest
@@ -138,7 +147,8 @@ def show_saved(path: str, as_json: bool) -> None:
     for row in Report.from_manifest(manifest).summary():
         console.print(row)
     for title in ("inputs", "outputs"):
-        rows = [Tensor.from_json(row) for row in manifest[title]]
+        staged = manifest.get("target") == STAGED
+        rows = [described(*row) if staged else Tensor.from_json(row) for row in manifest[title]]
         print_types(console, title, types_of(rows))
     console.print(f"file: {size(os.path.getsize(path))}", markup=False)
 
@@ -208,10 +218,21 @@ def run(
     if output_path:
         write_arrays(output_path, results)
     console = output()
-    for name, array in results.items():
-        console.print(f"{name}  {array.dtype}{list(array.shape)}  {_digest(array)}", markup=False)
+    for name, value in results.items():
+        for line in _lines(name, value):
+            console.print(line, markup=False)
     if output_path:
         console.print(f"written to {output_path}", markup=False)
+
+
+def _lines(name: str, value: Any) -> list[str]:
+    """An output in a line; a sequence in one for itself and one for each value."""
+    if isinstance(value, list):
+        inside = [line for k, v in enumerate(value) for line in _lines(f"{name}[{k}]", v)]
+        return [f"{name}  a sequence of {len(value)}", *inside]
+    if value is None:
+        return [f"{name}  nothing"]
+    return [f"{name}  {value.dtype}{list(value.shape)}  {_digest(value)}"]
 
 
 def _digest(array: Any) -> str:

@@ -12,6 +12,7 @@ code, weights, source). The cache keeps both in the same one file that ``model.s
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import onnxc.codegen.cpp as cpp
+from onnxc.autodiff.operator import expand_gradients
 from onnxc.autotune import Decided, Method, Tuner
 from onnxc.choices import Decisions
 from onnxc.codegen.cpp.choices import KernelOptions
@@ -35,14 +37,16 @@ from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, Pack
 from onnxc.fingerprint import Fingerprint, code_digest, fingerprint, fingerprint_graph
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
-from onnxc.ir.graph import Graph
+from onnxc.ir.graph import Graph, copied
+from onnxc.ir.types import TensorType
 from onnxc.manifest import arena_of, manifest_of
 from onnxc.passes.decompose import decompose
 from onnxc.passes.pipeline import PassOptions, passes
-from onnxc.planner.fusion import plan
+from onnxc.passes.random_state import lift_random_state
+from onnxc.passes.simplify import eliminate_dead
 from onnxc.planner.groups import FusionOptions
-from onnxc.planner.layout import assign
-from onnxc.planner.templates import ENABLED
+from onnxc.planner.partition import planned
+from onnxc.primitives.host import is_host
 from onnxc.primitives.verify import verify
 from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.runtime.cache import Buffer, Cache, digest
@@ -50,7 +54,10 @@ from onnxc.runtime.cpu import Level, available_cpus, has_byte_products, level
 from onnxc.runtime.library import ABI, NATIVE, Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SCHEMA, SOURCE, WEIGHTS, CompiledModel
 from onnxc.runtime.package import MANIFEST, open_package, write_package
+from onnxc.runtime.staged import StagedModel, set_compiler
 from onnxc.runtime.toolchain import Source, compile_library, find_compiler
+from onnxc.staged import assembled
+from onnxc.staging.cut import cut
 from onnxc.tuned import Record, cpu_place
 
 if TYPE_CHECKING:
@@ -127,7 +134,7 @@ def generate(
 
 def _program(graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOptions, stages: Stages) -> Program:
     with _no_surprises("planning"):
-        fused = plan(graph, assign(graph, ENABLED), options)
+        fused = planned(graph, options)
     stages.done("plan")
     with _no_surprises("code generation"):
         kernels = replace(kernels, vnni=has_byte_products(cpu))
@@ -245,6 +252,7 @@ def compile(
     device: int = 0,
     fold_bytes: int = PassOptions.fold_bytes,
     memory_limit: int | None = None,
+    seed: int | None = None,
     progress: Progress | None = None,
 ) -> CompiledModel:
     """Compile a model.
@@ -280,6 +288,8 @@ def compile(
         fold_bytes: the most bytes that constant folding may add to the weights.
         memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.
             Default: what the machine has.
+        seed: what random operators draw from, as :meth:`CompiledModel.seed` takes it: by default another in each model.
+            It is no part of a saved model.
         progress: is called with the name of each stage that has ended.
 
     Raises:
@@ -302,7 +312,12 @@ def compile(
         target, precision, cpu, dtype, fusion, attention, integer, fold_bytes, accuracy, input_shapes or {},
         tuple(keep_inputs), memory_limit or 0,
     )  # fmt: skip
-    job = _Job(request, kept, Stages(progress=progress), threads, own, tuned)
+    options = {
+        "target": target, "cpu": cpu, "fusion": fusion if isinstance(fusion, bool) else asdict(fusion),
+        "attention": attention, "integer": integer, "accuracy": accuracy, "precision": precision, "dtype": dtype,
+        "fold_bytes": fold_bytes, "memory_limit": memory_limit,
+    }  # fmt: skip
+    job = _Job(request, kept, Stages(progress=progress), threads, own, tuned, options=options)
     if mode != "default":
         if tuned is not True:
             raise InputError(f"mode={mode!r} takes what it measures, and tuned={tuned!r} says otherwise")
@@ -311,7 +326,32 @@ def compile(
     found = job.compiled(model, base_dir)
     if device:
         found.attach(device)
+    if seed is not None:
+        found.seed(seed)
+    if symbols_meet(found.manifest) and not isinstance(model, Graph):
+        again = functools.partial(
+            compile, model, target=target, cpu=cpu, threads=threads, cache=cache, base_dir=base_dir,
+            keep_inputs=keep_inputs, fusion=fusion, attention=attention, integer=integer, accuracy=accuracy,
+            tuned=tuned, record=record, precision=precision, dtype=dtype, device=device, fold_bytes=fold_bytes,
+            memory_limit=memory_limit,
+        )  # fmt: skip
+        shapes = input_shapes or {}
+        found.vary(lambda ones: again(input_shapes=_with_ones(shapes, ones)))
     return found
+
+
+def symbols_meet(manifest: Mapping[str, Any]) -> bool:
+    """Whether a program takes open dims for granted to be equal."""
+    return bool(manifest.get("equal")) or any(part["equal"] for part in manifest.get("parts", ()))
+
+
+def _with_ones(given: InputShapes, ones: Mapping[str, Sequence[int | None]]) -> InputShapes:
+    """Shapes that were asked for, and dims that are 1."""
+    merged = {name: tuple(shape) for name, shape in given.items()}
+    for name, shape in ones.items():
+        before = merged.get(name, (None,) * len(shape))
+        merged[name] = tuple(b if a is None else a for a, b in zip(shape, before, strict=True))
+    return merged
 
 
 def _for_device(target: str, device: int, mode: str) -> str:
@@ -348,7 +388,10 @@ def measure(
     job = _Job(request, kept, Stages(progress=progress), threads, Record.of(kept, record), True, tuning)
     job.check_tuning()
     assert job.record is not None
-    tuner, _ = job.tuned(_import(model, None, request, job.stages))
+    graph = _import(model, None, request, job.stages)
+    if is_staged(_lowered(graph)):
+        raise InputError("the model is several programs: mode='max-autotune' measures each of them as it is compiled")
+    tuner, _ = job.tuned(graph)
     return tuner, job.record
 
 
@@ -365,7 +408,7 @@ def _request(
     return _Request(
         level(cpu),
         fusion if isinstance(fusion, FusionOptions) else _all_fusion(fusion),
-        _pass_options(fold_bytes, attention, integer, dtype, on_gpu=on_gpu is not None),
+        pass_options_of(fold_bytes, attention, integer, dtype, on_gpu=on_gpu is not None),
         KernelOptions(winograd=accuracy != "strict"),
         input_shapes,
         keep_inputs,
@@ -380,7 +423,8 @@ def _gpu_target(target: str, precision: str) -> gpu.GpuTarget:
     return gpu.parse_target(target, precision)
 
 
-def _pass_options(fold_bytes: int, attention: bool, integer: bool, dtype: str | None, *, on_gpu: bool) -> PassOptions:
+def pass_options_of(fold_bytes: int, attention: bool, integer: bool, dtype: str | None, *, on_gpu: bool) -> PassOptions:
+    """What the passes do for a target."""
     return PassOptions(
         fold_bytes,
         attention and (on_gpu or dtype is None),  # the CPU has a kernel for float32 alone
@@ -391,6 +435,8 @@ def _pass_options(fold_bytes: int, attention: bool, integer: bool, dtype: str | 
         dtype=dtype,
         merge=on_gpu,
         weight_gradients=not on_gpu,
+        widen=not on_gpu,
+        positions=not on_gpu,
     )
 
 
@@ -412,10 +458,10 @@ def _open_cache(cache: bool | str | os.PathLike[str] | Cache) -> Cache | None:
 
 def _import(model: Model | Graph, base_dir: str | os.PathLike[str] | None, request: _Request, stages: Stages) -> Graph:
     if isinstance(model, Graph):
-        return model
+        return expand_gradients(model)
     graph = onnx_file.load(model, base_dir=base_dir, input_shapes=request.input_shapes, keep_inputs=request.keep_inputs)
     stages.done("import")
-    return graph
+    return expand_gradients(graph)
 
 
 @dataclass
@@ -426,6 +472,7 @@ class _Job:
         record: of measurements; None where there is no place for one.
         decided: whether the record decides; or decisions by subject.
         tuning: what to measure before; None for nothing.
+        options: of `compile`, for parts of the model that are compiled when it runs.
     """
 
     request: _Request
@@ -435,6 +482,7 @@ class _Job:
     record: Record | None
     decided: bool | Mapping[str, str]
     tuning: Measuring | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._look_up()
@@ -519,17 +567,52 @@ class _Job:
 
     def _compile(self, graph: Graph) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """The manifest and the sections of a graph."""
-        if self.tuning is not None:
+        lowered = _lowered(graph)
+        if is_staged(lowered):
+            manifest, sections = self._staged(lowered)
+        elif self.tuning is not None:
             _, graph = self.tuned(graph)
             manifest, sections = _make_ready(graph, self.request, self.cache, self.stages, None)
         else:
-            manifest, sections = _make(graph, self.request, self.cache, self.stages)
+            manifest, sections = _make(lowered, self.request, self.cache, self.stages)
         del graph
-        if len(sections[WEIGHTS]) > _LARGE:
+        if len(sections.get(WEIGHTS, b"")) > _LARGE:
             gc.collect()  # graphs are full of cycles, and hold the model's own weights
         return manifest, sections
 
+    def _staged(self, graph: Graph) -> tuple[dict[str, Any], dict[str, Buffer]]:
+        """Of a graph with steps on the host."""
+        if os.environ.get("ONNXC_VERIFY") == "1":
+            verify(graph, "decompose")
+        with _no_surprises("planning"):
+            plan = cut(eliminate_dead(graph), chunks=self.request.gpu is None)
+        parts: list[Graph] = []
+
+        def made(part: Graph) -> tuple[dict[str, Any], dict[str, Buffer]]:
+            parts.append(part)
+            return _make(copied(part), self.request, self.cache, self.stages)
+
+        found = assembled(graph, plan, made, self.options, self.stages.seconds)
+        if self.tuning is None or not self._tuned_parts(graph, StagedModel(*found, threads=self.threads), parts):
+            return found
+        return assembled(graph, plan, made, self.options, self.stages.seconds)
+
     # ------------------------------------------------------------ measuring
+
+    def _tuned_parts(self, graph: Graph, model: StagedModel, parts: Sequence[Graph]) -> bool:
+        """Measures the choices of each program, with what it is given in a call of the model. Whether there are any."""
+        tuning = self.tuning
+        assert tuning is not None
+        if not _choices(model.manifest):
+            return False
+        feeds = tuning.inputs or random_inputs(graph, seed=tuning.seed, dims=tuning.dims)
+        for number, args in model.arguments(list(feeds.values())).items():
+            if _choices(model.manifest["parts"][number]):
+                part = copied(parts[number])
+                self.tuning = replace(tuning, inputs=dict(zip(part.input_names, args, strict=True)))
+                self.tuned(part)
+        self.tuning = tuning
+        return True
 
     def tuned(self, graph: Graph) -> tuple[Tuner, Graph]:
         """Measures the choices of a graph, as `tuning` says; what follows is compiled with the result.
@@ -569,6 +652,17 @@ class _Job:
             return CompiledModel(manifest, sections, threads=self.threads, cache=self.cache)
 
         return variant, lambda batch: None
+
+
+def _lowered(graph: Graph) -> Graph:
+    """In primitives and steps on the host."""
+    with _no_surprises("the pass 'decompose'"):
+        return lift_random_state(decompose(graph, staged=True))
+
+
+def is_staged(graph: Graph) -> bool:
+    """Whether a graph of primitives is to become several programs."""
+    return any(is_host(n) for n in graph.nodes) or not all(isinstance(v.type, TensorType) for v in graph.inputs)
 
 
 def _gpu_variants(
@@ -685,5 +779,13 @@ def _make_for_cpu(
     }  # fmt: skip
     return manifest, sections
 
+
+def _compile_later(graph: Graph, options: Mapping[str, Any]) -> CompiledModel:
+    """A part of a model, when the model runs and its types are known."""
+    fusion = options["fusion"]
+    return compile(graph, **{**options, "fusion": fusion if isinstance(fusion, bool) else FusionOptions(**fusion)})
+
+
+set_compiler(_compile_later)
 
 __all__ = ["Stages", "build", "compile", "generate", "level", "prepared", "weights_block"]

@@ -19,7 +19,12 @@ class OnnxcError(Exception):
         node: the node (its number and op type, or the model's name for it) where it went wrong.
         shapes: shapes by value name, as tuples of ints or symbolic dims.
         cause: the exception behind this one; also set as ``__cause__``.
+
+    Attributes:
+        partial: whether a program had changed some of the arrays that it updates in place when it failed.
     """
+
+    partial = False
 
     def __init__(
         self,
@@ -52,6 +57,23 @@ class UnsupportedError(OnnxcError):
     """The model is valid, but asks for something that onnxc cannot do yet."""
 
 
+class NeedsContentError(UnsupportedError):
+    """An op can be built only for known content of one of its inputs, and this is computed at run time.
+
+    Args:
+        message: as of every error.
+        value: the value whose content is wanted (`onnxc.ir.graph.Value`).
+    """
+
+    def __init__(self, message: str, value: object) -> None:
+        super().__init__(message)
+        self.value = value
+
+
+class NeedsSizesError(NeedsContentError):
+    """An op can be built only for known sizes of one of its inputs: they decide about ranks."""
+
+
 class UnsupportedOpError(UnsupportedError):
     """The model uses ops that onnxc does not have; all of them are listed.
 
@@ -73,6 +95,10 @@ class ShapeError(OnnxcError):
 
 class InputError(OnnxcError):
     """A call's inputs have a wrong name, dtype, rank or size."""
+
+
+class SizesError(InputError):
+    """Dims of inputs meet inside the model with sizes that the program was not compiled for."""
 
 
 class ToolchainError(OnnxcError):

@@ -13,12 +13,14 @@ from onnxc.autodiff.clean import drop_unused, without_hints, without_turned_prod
 from onnxc.autodiff.control import keep_steps
 from onnxc.autodiff.elementwise import zeros_like
 from onnxc.autodiff.reverse import gradients
-from onnxc.errors import InputError
+from onnxc.errors import InputError, UnsupportedError
+from onnxc.export.graphs import WEIGHTS
 from onnxc.export.model import to_onnx, write_onnx
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.decompose import decompose
+from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.simplify import eliminate_dead, share_common
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -44,7 +46,7 @@ def backward(
         model: a path, the bytes of a file, or a ModelProto.
         loss: what is differentiated: the name of a value, or of several, which add up. By default the only output.
         wrt: by what: names of inputs, of weights (initializers) or of values between. By default all weights of a
-            float dtype that the loss depends on.
+            float dtype that the loss depends on, but for scalars, as exporters write the numbers of a formula.
         cotangents: the gradient is that of sum(loss * cotangent), with a further input `<name>_cotangent` for each
             loss, in its shape (a vector-Jacobian product). Without it every loss must be a scalar.
         stop_gradient: names of values that count as constants.
@@ -75,6 +77,7 @@ class Joint:
         gradients: for each of them, None where the loss does not depend on it.
         weights: the arrays of those that were weights, and of the buffers, by name.
         buffers: what each buffer becomes, by the buffer's name.
+        cotangents: inputs that are those of the losses, where they were asked for.
     """
 
     graph: Graph
@@ -82,6 +85,7 @@ class Joint:
     gradients: tuple[Value | None, ...]
     weights: Mapping[str, np.ndarray]
     buffers: Mapping[str, Value]
+    cotangents: tuple[Value, ...] = ()
 
 
 def differentiate(
@@ -94,7 +98,7 @@ def differentiate(
     outputs: bool = True,
 ) -> Graph:
     """:func:`backward` from an imported graph to a graph of primitives."""
-    both = joint(imported, loss, wrt, cotangents=cotangents, stop_gradient=stop_gradient)
+    both = joint(imported, loss, wrt, cotangents=cotangents, stop_gradient=stop_gradient, staged=True)
     b = Builder()
     named = [
         (f"{v.name}_grad", zeros_like(b, v) if dx is None else dx)
@@ -107,7 +111,8 @@ def differentiate(
         both.graph, nodes=[*both.graph.nodes, *b.nodes], outputs=[v for _, v in (*own, *named)],
         output_names=[*own_names, *_unique([n for n, _ in named], [*own_names, *both.graph.input_names])],
     )  # fmt: skip
-    return cleaned(_bound(graph, both.weights))
+    graph.metadata = {**graph.metadata, WEIGHTS: list(both.weights)}
+    return _bound(lift_random_state(cleaned(graph)), both.weights)  # at last, so that equal weights stay apart
 
 
 def cleaned(graph: Graph) -> Graph:
@@ -123,10 +128,12 @@ def joint(
     cotangents: bool = False,
     stop_gradient: Sequence[str] = (),
     buffers: Mapping[str, Value] | None = None,
+    staged: bool = False,
 ) -> Joint:
     """The model with its gradient; arguments and errors as those of :func:`backward`.
 
-    `buffers` are weights that a run replaces by values of the model: these become inputs too.
+    With `staged` the model may have steps on the host, of which an If has a derivative. `buffers` are weights that a
+    run replaces by values of the model: these become inputs too.
     """
     buffers = buffers or {}
     names = _Names(imported)
@@ -137,7 +144,7 @@ def joint(
     lifted, weights = _lifted(imported, [*chosen, *(names.value(n, "buffers") for n in buffers)])
     marked = [*losses, *chosen, *buffers.values(), *stops]
     every = [*lifted.output_names, *(v.name for v in marked)]
-    primal = decompose(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every), differentiable=True)
+    primal = _decomposed(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every), staged)
     own, rest = primal.outputs[: len(imported.outputs)], primal.outputs[len(imported.outputs) :]
     ends, ways, rest = _parts(rest, len(losses), len(chosen))
     after, stopped = rest[: len(buffers)], rest[len(buffers) :]
@@ -149,7 +156,22 @@ def joint(
     for way, v in zip(ways, chosen, strict=True):
         way.name = v.name
     graph = replace(primal, inputs=b.inputs, nodes=b.nodes, outputs=own, output_names=list(imported.output_names))
-    return Joint(graph, tuple(ways), tuple(found), weights, dict(zip(buffers, after, strict=True)))
+    asked = tuple(b.inputs[len(primal.inputs) :])
+    return Joint(graph, tuple(ways), tuple(found), weights, dict(zip(buffers, after, strict=True)), asked)
+
+
+def _decomposed(graph: Graph, staged: bool) -> Graph:
+    """Primitives with the hints of derivative rules; with steps on the host only where an If needs them."""
+    try:
+        return decompose(graph, differentiable=True)
+    except UnsupportedError:
+        if not staged:
+            raise
+        found = decompose(graph, differentiable=True, staged=True)
+        steps = {node.op for node in found.nodes}
+        if "if" not in steps or "later" in steps:  # what is not known has no derivative
+            raise
+        return found
 
 
 def _parts(values: list[Value], first: int, second: int) -> tuple[list[Value], list[Value], list[Value]]:
@@ -175,14 +197,17 @@ class _Names:
         return self._values[name]
 
     def weights(self) -> list[Value]:
-        """Initializers of a float dtype, without those that are no parameters: sizes, bounds, statistics."""
+        """Initializers of a float dtype, without those that are no parameters: sizes, bounds, statistics, and scalars,
+        as exporters write the numbers of a formula.
+        """
         uses: set[int] = set()
         for node in self._graph.nodes:
             fixed = _fixed_inputs(node.op, self._graph.metadata.get("opsets", {}))
             uses.update(v.id for k, v in enumerate(node.inputs) if v is not None and k not in fixed)
             uses.update(v.id for region in node.regions for v in region.captures())
         nodes = [n for n in self._graph.nodes if n.op == "constant" and not n.origin]
-        return [n.output for n in nodes if n.output.name and n.output.dtype.is_float and n.output.id in uses]
+        found = [n.output for n in nodes if n.output.name and n.output.dtype.is_float and n.output.id in uses]
+        return [v for v in found if v.rank]
 
 
 # Running statistics, and the exponent of a power, which exporters write as an initializer.

@@ -14,6 +14,8 @@ from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Origin, Value
 from onnxc.passes.precision import kept as kept_float32
 from onnxc.passes.precision import summary
+from onnxc.passes.random_state import state_input
+from onnxc.planner.in_place import own_outputs
 from onnxc.primitives.assumptions import assumptions
 from onnxc.runtime.cpu import Level
 from onnxc.runtime.face import SCHEMA
@@ -38,12 +40,13 @@ def manifest_of(
         "entry": ENTRY,
         "memory_limit": memory_limit,
         "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
-        "outputs": [_tensor(n, v, names) for n, v in zip(graph.output_names, graph.outputs, strict=True)],
+        "outputs": [_tensor(n, v, names) for n, v in own_outputs(graph)],
         "symbols": program.symbols,
         "dim_names": names,
         "equal": equal,
         "natural": natural,
         "arena": None if offsets is not None else arena_of(program),
+        "random_state": state_input(graph) is not None,  # the last input is the runtime's
         # What model.explain() tells:
         "name": graph.name,
         "cpu": cpu.name,
@@ -59,6 +62,9 @@ def manifest_of(
         "stages": dict(seconds),
         "sources": program.kernels,
     }
+    updates = getattr(program, "updates", None)
+    if updates is not None:
+        manifest["updates"] = {"inputs": list(updates.inputs), "first": updates.first}
     unsolved = Signature([Tensor.from_json(row) for row in manifest["inputs"]], (), program.symbols, names).unsolved
     if unsolved:
         dims = ", ".join(names.get(s) or s for s in unsolved)

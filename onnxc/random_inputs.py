@@ -11,13 +11,15 @@ from onnxc.errors import InputError
 from onnxc.ir.dtypes import BY_NAME, DType
 from onnxc.ir.expr import Dim, Sym, Symbol, evaluate, symbols
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.ir.types import TensorType
+from onnxc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type, shape_within
 from onnxc.primitives.base import Kind, lookup
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 MAX_ELEMENTS = 1 << 31
+SEQUENCE = 2  # values in a random sequence
+ANY_SHAPE = (2, 16)  # of a random tensor of any rank
 _INDEXED = {"gather": 1, "gather_elements": 1, "gather_nd": 1, "scatter_elements": 1, "scatter_nd": 1}
 
 
@@ -28,11 +30,34 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
     `mask` in their name are all ones in the first sample; in later ones, each row ends in zeros. Other
     integers are small and positive. Dynamic dims take their sizes from `dims`, by the model's name for the
     dim, and else from `default_dims`.
+
+    A sequence is a list of two values, an optional has its value, a tensor of any rank has rank 2.
     """
     rng = np.random.default_rng([seed, sample])
     sizes = choose_dims(graph, dims or {})
     limits = index_limits(graph, sizes)
-    return {v.name: _random(v, _shape(v, sizes), limits.get(v.id), rng, sample) for v in graph.inputs}
+    declared = graph.metadata.get("input_types", {})
+
+    def value(v: Value, t: Type | None) -> Any:
+        if isinstance(t, SequenceType):
+            return [value(v, t.element) for _ in range(SEQUENCE)]
+        if isinstance(t, OptionalType):
+            return value(v, t.element)
+        if isinstance(t, MapType):
+            raise InputError(f"input {v.name!r} is a {t}: random inputs have none")
+        tensor = TensorType(_innermost(declared[v.name]), ANY_SHAPE) if t is None else t
+        assert isinstance(tensor, TensorType)
+        one = Value(tensor, v.name)
+        return _random(one, _shape(one, sizes), limits.get(v.id), rng, sample)
+
+    return {v.name: value(v, v.type) for v in graph.inputs}
+
+
+def _innermost(declared: Sequence[Any]) -> DType:
+    """The dtype of ``["sequence", ["any", "float32"]]``."""
+    while declared[0] != "any":
+        declared = declared[1]
+    return BY_NAME[declared[1]]
 
 
 def random_for_signature(
@@ -55,6 +80,8 @@ def random_for_signature(
 
 
 def _dtype_of_tensor(type_: str) -> DType:
+    if not type_.startswith("tensor("):
+        raise InputError(f"there are no random inputs of type {type_} for a saved model: give the inputs")
     name = type_.removeprefix("tensor(").removesuffix(")")
     return BY_NAME[{"float": "float32", "double": "float64"}.get(name, name)]
 
@@ -108,9 +135,11 @@ def default_dims(graph: Graph) -> dict[str, int]:
     """2 for a batch (the first axis), 64 for the axes of an image, 16 for everything else, by symbol."""
     sizes: dict[str, int] = {}
     for value in graph.inputs:
-        for axis, d in enumerate(value.shape):
+        shape = shape_within(value.type)
+        image = isinstance(value.type, TensorType) and value.rank >= 4 and value.dtype.is_float
+        for axis, d in enumerate(shape):
             for symbol in _in_order(d):
-                size = 2 if axis == 0 else 64 if value.rank >= 4 and axis >= 2 and value.dtype.is_float else 16
+                size = 2 if axis == 0 else 64 if image and axis >= 2 else 16
                 sizes.setdefault(symbol.key, size)
     return sizes
 
@@ -121,7 +150,7 @@ def dim_names(graph: Graph) -> list[str]:
 
 
 def _symbols(graph: Graph) -> list[Symbol]:
-    return list(dict.fromkeys(s for v in graph.inputs for d in v.shape for s in _in_order(d)))
+    return list(dict.fromkeys(s for v in graph.inputs for d in shape_within(v.type) for s in _in_order(d)))
 
 
 def _in_order(d: Dim) -> list[Symbol]:
@@ -135,11 +164,16 @@ def index_limits(graph: Graph, sizes: Mapping[str, int]) -> dict[int, int]:
     """
     limits: dict[int, int] = {}
     for node in graph.nodes:
-        if node.op in _INDEXED:
+        if node.op in _INDEXED and _is_known(node, sizes):
             limit = _table_size(node, sizes)
             for value in _sources(node.operands[_INDEXED[node.op]]):
                 limits[value.id] = min(limit, limits.get(value.id, limit))
     return {vid: max(limit, 1) for vid, limit in limits.items()}
+
+
+def _is_known(node: Node, sizes: Mapping[str, int]) -> bool:
+    """Whether the size of the table follows from those of the inputs."""
+    return all(s.key in sizes for d in node.operands[0].shape for s in symbols(d))
 
 
 def _table_size(node: Node, sizes: Mapping[str, int]) -> int:
@@ -155,7 +189,7 @@ def _sources(value: Value) -> list[Value]:
     pending = [value]
     while pending:
         v = pending.pop()
-        if v.id in seen or not v.dtype.is_integer:
+        if v.id in seen or not isinstance(v.type, TensorType) or not v.dtype.is_integer:
             continue
         seen.add(v.id)
         if v.node is None:

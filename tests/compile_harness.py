@@ -157,12 +157,9 @@ def join(programs: Sequence[Program]) -> str:
         *includes,
         head[head.index("struct ox_call") : head.index(spelling.PRELUDE)],
         spelling.PRELUDE,
-        spelling.HALF,
     ]
     for k, p in enumerate(programs):
-        body = "\n".join(
-            u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :].replace(spelling.HALF, "") for u in p.sources
-        )
+        body = "\n".join(u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :] for u in p.sources)
         text += [f"namespace program_{k} {{", body.replace(f"{ENTRY}(", f"run_{k}("), "}"]
     return "\n".join(text)
 

@@ -236,6 +236,11 @@ NOTES = {
 }  # fmt: skip
 
 
+BRANCHES = {  # checked by tests/test_gradients_branches.py
+    "If": "of the branch that runs", "Loop": "where the number of iterations is known before", "Scan": "",
+}  # fmt: skip
+
+
 def table() -> str:
     """A row for each operator: the inputs by which some case is differentiated, and what holds where there is no
     derivative.
@@ -247,8 +252,10 @@ def table() -> str:
     for op in sorted(OPS):
         inputs, reasons = _covered(every.get(op, []))
         note = NOTES.get(op, "")
-        if not inputs:
-            note = "; ".join(sorted(reasons)) or "the operator is not supported yet"
+        if op in CONTROL:
+            inputs, note = ["what it carries and reads"], BRANCHES[op]
+        elif not inputs:
+            note = "; ".join(sorted(reasons)) or "no case of the suite has floats that can be differentiated"
         count += bool(inputs)
         rows.append(f"| {op} | {', '.join(inputs) or 'none'} | {note} |")
     head = [f"{count} of {len(OPS)} operators have gradients.", "", "| operator | by | |", "| --- | --- | --- |"]

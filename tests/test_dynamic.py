@@ -205,10 +205,20 @@ def test_equal_names_are_equal_sizes() -> None:
 def test_different_names_that_must_agree() -> None:
     model = onnxc.compile(parse("(float[N] x, float[M] y) => (float[N] z) { z = Add(x, y) }"))
     np.testing.assert_array_equal(model(floats(3), floats(3))[0], 2 * floats(3))
-    for n, m in ((3, 4), (3, 1), (1, 3)):
-        with pytest.raises(errors.InputError, match="must be equal") as caught:
-            model(floats(n), floats(m))
-        assert caught.value.node == "n0 Add" and f"N = {n}, M = {m}" in str(caught.value)
+    with pytest.raises(errors.SizesError, match="must be equal") as caught:
+        model(floats(3), floats(4))
+    assert caught.value.node == "n0 Add" and "N = 3, M = 4" in str(caught.value)
+
+
+def test_open_dims_that_turn_out_to_be_one_are_broadcast(tmp_path: Path) -> None:
+    """By a program of their own; a saved model has none."""
+    model = onnxc.compile(parse("(float[N] x, float[M] y) => (float[K] z) { z = Add(x, y) }"))
+    for n, m in ((3, 1), (1, 3), (3, 3), (1, 1), (2, 1)):
+        (z,) = model(floats(n), floats(m))
+        np.testing.assert_array_equal(z, floats(n) + floats(m))
+    model.save(tmp_path / "m.onnxc")
+    with pytest.raises(errors.SizesError, match="N = 3, M = 1"):
+        onnxc.load(tmp_path / "m.onnxc")(floats(3), floats(1))
 
 
 @pytest.mark.parametrize(

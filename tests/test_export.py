@@ -14,13 +14,17 @@ from onnx import helper
 
 from onnxc.errors import InternalError, UnsupportedOpError
 from onnxc.export import SPELLINGS, to_onnx, write_onnx
+from onnxc.export.control import CONTROL
+from onnxc.export.host import HOST_SPELLINGS
 from onnxc.frontends.onnx_file import load
+from onnxc.host.registry import table as host_functions
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Sym, floordiv, maximum, minimum, mod
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import TABLE
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.host import HOST_OPS
 from onnxc.primitives.verify import verify
 
 
@@ -527,7 +531,10 @@ def test_a_node_that_does_nothing_does_not_take_its_operands_name() -> None:
 
 def test_every_primitive_has_a_spelling() -> None:
     without = {"constant"} | {name for name, p in TABLE.items() if p.kind.name == "CONTROL"}
-    assert set(TABLE) - set(SPELLINGS) - without == set()
+    assert set(TABLE) - set(SPELLINGS) - set(CONTROL) - without == set()
+    assert set(HOST_OPS) <= set(CONTROL)
+    standard = {name for name in host_functions() if not name.startswith("ml_")}
+    assert standard - set(HOST_SPELLINGS) == set()
 
 
 def test_a_primitive_without_a_spelling_says_where_to_write_it() -> None:

@@ -40,6 +40,18 @@ def copying(body: str = LANES, loose: Sequence[int] = ()) -> tuple[str, list[Fun
     return COPY.format(body), [Function("k0", (("a", "*fp32"), ("b", "*fp32")), 1, 3, tuple(loose))]
 
 
+def image(source: str, functions: Sequence[Function], architecture: int) -> Image:
+    """The machine code of one function.
+
+    Raises:
+        ToolchainError: Triton refuses it.
+    """
+    (found,) = cubin.compile_each(source, functions, architecture)
+    if isinstance(found, str):
+        raise ToolchainError(found)
+    return found
+
+
 def test_a_file_for_several_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnxc.compile(parse(ADD), target="cuda:sm_90,sm_80", cache=False)
     assert "k0" in str(model.explain()) and "def k0" in model.source
@@ -90,7 +102,7 @@ def test_only_whole_buffers_are_aligned() -> None:
     t, n = Sym("t0"), Sym("s0")
     assert Place("arena", 0).is_aligned and Place("input", 0, t * 32).is_aligned
     assert not Place("input", 0, t * 28).is_aligned and not Place("arena", 0, t * n * 4).is_aligned
-    plain, loose = (cubin.compile_functions(*copying(loose=k), 90)[0].code for k in ((), (0, 1)))
+    plain, loose = (image(*copying(loose=k), 90).code for k in ((), (0, 1)))
     assert plain != loose
 
 
@@ -103,18 +115,18 @@ def test_stages_that_do_not_fit_are_given_up(monkeypatch: pytest.MonkeyPatch) ->
     tl.store(a + at, acc)"""
     source, _ = copying(body)
     function = Function("k0", (("a", "*fp32"), ("b", "*fp32")), 4, 3)
-    (free,) = cubin.compile_functions(source, [function], 80)
+    free = image(source, [function], 80)
     monkeypatch.setitem(cubin.SHARED, 80, free.shared - 1)
-    (fewer,) = cubin.compile_functions(source, [function], 80)
+    fewer = image(source, [function], 80)
     assert fewer.shared < free.shared
     monkeypatch.setitem(cubin.SHARED, 80, 1)
     with pytest.raises(ToolchainError, match="shared memory"):
-        cubin.compile_functions(source, [function], 80)
+        image(source, [function], 80)
 
 
 def test_refused_kernels_are_named() -> None:
     with pytest.raises(ToolchainError, match="cannot compile k0"):
-        cubin.compile_functions(*copying("tl.store(b, nothing)"), 90)
+        image(*copying("tl.store(b, nothing)"), 90)
     found = cubin._elsewhere(*copying("tl.store(b, nothing)"), 90)["k0"]
     assert isinstance(found, str) and "cannot compile k0" in found
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
 import onnxc
 from onnxc.errors import InputError
@@ -18,6 +19,7 @@ from onnxc.passes.decompose import decompose
 from onnxc.primitives.interpret import interpret
 from tests.gradient_harness import Array, compare, cotangents_of, measured
 from tests.gradient_ops import cases, derive
+from tests.small_models import parse
 
 SMALL = '<ir_version: 10, opset_import: ["" : 21]>'
 
@@ -254,3 +256,16 @@ def test_second_order(name: str) -> None:
 def _dys(case: Any, model: onnx.ModelProto) -> Sequence[Array]:
     forward = decompose(load(model))
     return cotangents_of(interpret(forward, [case.inputs[n] for n in forward.input_names]))
+
+
+def test_weights_keep_their_names_and_equal_ones_stay_apart() -> None:
+    text = """(float[n, 4] x, float[4, 4] first, float[4, 4] second, float[4] gain) => (float loss)
+        { a = MatMul(x, first) g = Mul(a, gain) b = MatMul(g, second) loss = ReduceSumSquare<keepdims = 0>(b) }"""
+    proto = parse(text, 20)
+    for name, shape in (("first", (4, 4)), ("second", (4, 4)), ("gain", (4,))):
+        proto.graph.initializer.append(numpy_helper.from_array(np.full(shape, 0.5, np.float32), name))
+    gradient = onnxc.backward(proto)
+    assert gradient is not None
+    assert {"first", "second", "gain"} <= {t.name for t in gradient.graph.initializer}
+    again = onnxc.backward(gradient, loss="loss")
+    assert again is not None and {o.name for o in again.graph.output} >= {"first_grad_", "second_grad_", "gain_grad_"}

@@ -23,6 +23,7 @@ DIRECTIONS = 3
 
 def _inputs(found: Derived, case: NodeCase, dys: list[Array]) -> list[Array]:
     given = {**case.inputs, **{f"{n}_cotangent": dy for n, dy in zip(found.losses, dys, strict=True)}}
+    given["random_state"] = np.zeros(2, np.uint64)  # what the forward pass draws from here, too
     return [given[n] for n in found.gradient.input_names]
 
 

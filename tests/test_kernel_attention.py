@@ -72,7 +72,7 @@ template <bool GUARD> static void kinds(const Call &c) {
       return sel<f32>(m, s, vf{} - __builtin_inff());
     });
     default: return rows<GUARD>(c, [&](i64 r, i64 k, vf s, auto) OX_LAMBDA {
-      vf far;
+      vf far = {};
       for (int i = 0; i < VL; i++) far[i] = (f32)(k + i - r % c.sq);
       return s + far * c.slope;
     });

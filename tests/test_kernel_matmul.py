@@ -61,6 +61,14 @@ extern "C" void squared(const f32 *a, const f32 *bp, f32 *c, i64 N, i64 K, i64 m
   auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m * N + n, v, lanes); };
   matmul_block<f32>(mm_map<f32>(sq), bp, N, K, m0, m1, p0, p1, (f32 *)scratch, epi);
 }
+// A B that nothing has packed, by tasks that pack some panels at a time.
+extern "C" void run_loose(const f32 *a, const f32 *b, i64 sk, i64 sn, f32 *c, i64 M, i64 N, i64 K, i64 panels,
+                          f32 *room, i64 threads) {
+  auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m * N + n, v, lanes); };
+  MmGrid g = mm_loose_grid(M, N, K, threads);
+  for (i64 t = g.tasks; t-- > 0;)
+    mm_loose_task(g, t, MmRows<f32>{a, K}, MmLoose<f32>{b, sk, sn}, M, N, K, panels, room, (f32 *)scratch, epi);
+}
 // Short sums, the tasks of a grid for three threads.
 extern "C" void run_short(const f32 *a, i64 lda, const f32 *bp, f32 *c, i64 ldc, i64 M, i64 N, i64 K) {
   auto epi = [=](i64 m, i64 n, vf v, auto lanes) OX_LAMBDA { stl(c + m * ldc + n, v, lanes); };
@@ -166,6 +174,22 @@ def test_odd_sizes(kernel: Kernel, dtype: str) -> None:
     for m, n, k in itertools.product(SIZES, SIZES, SIZES):
         a, b, bias = normal(m, k, dtype=dtype), normal(k, n, dtype=dtype), normal(n, dtype=dtype)
         check(kernel.matmul(a, b, bias), a, b, bias)
+
+
+@pytest.mark.parametrize("shape", [(7, 17, 1), (31, 300, 70), (129, 1, 33), (150, 520, 257)])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("panels", "threads"), [(1, 1), (2, 3), (50, 2)])
+def test_tasks_that_pack_for_themselves(
+    kernel: Kernel, shape: tuple[int, int, int], turned: bool, panels: int, threads: int
+) -> None:
+    m, k, n = shape
+    a, b = normal(m, k), normal(n, k).T if turned else normal(k, n)
+    room = np.full(panels * kernel.number("panel_width") * k + 64, 77, np.float32)
+    c = np.full((m + 1, n), 99, np.float32)
+    steps = [s // b.itemsize for s in b.strides]
+    kernel.call("run_loose", a, b, *steps, c, m, n, k, panels, room[-room.ctypes.data % 64 // 4 :], threads)
+    np.testing.assert_array_equal(c[:m], kernel.matmul(a, b))
+    assert (c[m] == 99).all()
 
 
 def test_every_row_count_and_lane_count(kernel: Kernel) -> None:

@@ -520,19 +520,15 @@ def resizes() -> Iterator[Case]:
         ]
         for how in coordinates:
             base = {"coordinate_transformation_mode": how}
+            # onnxruntime takes the last corner's place from the size that is cut to a whole one.
+            cut = how == "align_corners" and scales == [1, 1, 0.6, 1.7]
+            common: dict[str, Any] = {"opset": 19, "const": [2, 3], **({"oracle": "reference"} if cut else {})}
             for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
-                yield Case("Resize", [x, *tail], {**base, "nearest_mode": nearest}, opset=19, const=[2, 3])
-            yield Case("Resize", [x, *tail], {**base, "mode": "linear"}, opset=19, const=[2, 3])
-            yield Case("Resize", [x, *tail], {**base, "mode": "cubic"}, opset=19, const=[2, 3], rtol=1e-4)
-            yield Case(
-                "Resize",
-                [x, *tail],
-                {**base, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5},
-                opset=19,
-                const=[2, 3],
-                rtol=1e-4,
-                atol=1e-5,
-            )
+                yield Case("Resize", [x, *tail], {**base, "nearest_mode": nearest}, **common)
+            yield Case("Resize", [x, *tail], {**base, "mode": "linear"}, **common)
+            yield Case("Resize", [x, *tail], {**base, "mode": "cubic"}, rtol=1e-4, **common)
+            attrs = {**base, "mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5}
+            yield Case("Resize", [x, *tail], attrs, rtol=1e-4, atol=1e-5, **common)
     roi = np.array([0, 0, 0.1, -0.2, 1, 1, 0.8, 1.3], np.float32)
     crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}
     for mode in ("nearest", "linear"):
@@ -824,6 +820,32 @@ def samplings() -> Iterator[Case]:
         yield Case("Det", [f32(2, n, n)], keep=(n,), atol=1e-5)
 
 
+def linear_attentions() -> Iterator[Case]:
+    """onnx's reference evaluator is the oracle: onnxruntime does not have it."""
+    q, k, v = (f32(2, 5, n) * 0.5 for n in (12, 6, 14))
+    decay, beta = -np.abs(f32(2, 5, 2)), np.abs(f32(2, 5, 2))
+    state = f32(2, 2, 3, 7)
+    common = {"q_num_heads": 4, "kv_num_heads": 2}
+    rules: list[tuple[str, list[Any]]] = [
+        ("linear", []), ("gated", [decay]), ("gated", [-np.abs(f32(2, 5, 6))]), ("delta", [None, beta]),
+        ("gated_delta", [decay, beta]), ("gated_delta", [decay, beta[:, :, :1]]),
+    ]  # fmt: skip
+    for rule, extra in rules:
+        attrs = {**common, "update_rule": rule}
+        for past in (None, state):
+            yield Case("LinearAttention", [q, k, v, past, *extra], attrs, opset=27, outputs=2, dynamic=False)
+    scaled = {**common, "update_rule": "linear", "scale": 0.3}
+    yield Case("LinearAttention", [q, k, v], scaled, opset=27, outputs=2, keep=(12, 6, 14))
+
+
+def pooled_regions() -> Iterator[Case]:
+    x = f32(2, 3, 11, 13)
+    corners = np.sort(rng.uniform(-3, 16, (17, 2, 2)), 1).reshape(17, 4)
+    rois = np.concatenate([ints(0, 2, 17, 1), corners], 1).astype(np.float32)
+    for shape, scale in (([2, 3], 1.0), ([3, 3], 0.5), ([1, 7], 0.0625), ([5, 2], 0.7)):
+        yield Case("MaxRoiPool", [x, rois], {"pooled_shape": shape, "spatial_scale": scale}, opset=13, keep=(5,))
+
+
 FAMILIES = [
     activations,
     arithmetic,
@@ -844,6 +866,8 @@ FAMILIES = [
     losses,
     spectra,
     samplings,
+    linear_attentions,
+    pooled_regions,
 ]
 CASES = [
     pytest.param(case, id=f"{family.__name__}-{i}-{case}") for family in FAMILIES for i, case in enumerate(family())

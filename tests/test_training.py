@@ -286,3 +286,39 @@ def test_parameters_can_be_set() -> None:
     assert step.parameters["w"].dtype == np.float32
     assert not step.parameters["w"].any()
     assert isinstance(step(*batch()), onnxc.runtime.face.Outputs)
+
+
+def test_files_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    proto, _ = model()
+    step = compile_training(proto, loss="loss", optimizer=SGD())
+    missing = tmp_path / "nowhere"
+    with pytest.raises(InputError, match="cannot be written"):
+        step.save(missing / "state.safetensors")
+    with pytest.raises(InputError, match="cannot be written"):
+        step.to_onnx(missing / "model.onnx")
+    with pytest.raises(InputError, match="cannot be read"):
+        step.to_onnx(model=missing / "model.onnx")
+    path = tmp_path / "other.onnx"
+    onnx.save_model(proto, str(path), save_as_external_data=True, location="other.data", size_threshold=0)
+    apart = onnx.load(str(path), load_external_data=False)
+    with pytest.raises(InputError, match="base_dir"):
+        step.to_onnx(model=apart)
+    assert step.to_onnx(model=apart, base_dir=tmp_path) is not None
+
+
+def test_a_state_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proto, _ = model()
+    step = compile_training(proto, loss="loss", optimizer=SGD(lr=0.1, momentum=0.9))
+    path = tmp_path / "state.safetensors"
+    step.save(path)
+    before = path.read_bytes()
+    step(*batch())
+
+    def fails(*args: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as m:
+        m.setattr("os.replace", fails)
+        with pytest.raises(InputError, match="no space left"):
+            step.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -43,6 +43,27 @@ def test_losses_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.zoo
 @pytest.mark.slow
+@pytest.mark.parametrize("budget", [1.0, 0.5])
+def test_gradients_with_a_memory_budget_are_those_of_pytorch(budget: float, tmp_path: Path) -> None:
+    """What is computed again is what it was: gradients, as Adam's losses hide how large they are."""
+    module, batch = training.build("gpt2_small")
+    training.export(copy.deepcopy(module), batch, str(tmp_path / "model.onnx"))
+    step = compile_training(tmp_path / "model.onnx", optimizer=SGD(lr=1.0), memory_budget=budget)
+    before = step.parameters
+    step(*(x.numpy() for x in batch))
+    after = step.parameters
+    module(*batch).backward()
+    theirs = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+    names = {n: next((m for m in theirs if n.endswith(m)), None) for n in after}
+    matched = {n: m for n, m in names.items() if m is not None and theirs[m].shape == after[n].shape}
+    assert len(matched) > 20
+    for n, m in matched.items():
+        error = np.linalg.norm(before[n] - after[n] - theirs[m]) / np.linalg.norm(theirs[m])
+        assert error < 1e-3, n
+
+
+@pytest.mark.zoo
+@pytest.mark.slow
 def test_an_ill_conditioned_gradient_is_as_near_as_that_of_pytorch(tmp_path: Path) -> None:
     """An untrained ResNet-50 with batch norms, at four images: PyTorch's gradients in float32 and in float64 differ by
     2 %, and so do ours.

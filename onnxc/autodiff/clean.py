@@ -8,6 +8,7 @@ from dataclasses import replace
 from onnxc.ir.graph import Graph, Node, Value, merge_origins
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.custom import OWN
 
 HINTS = ("tie", "saved")  # attributes that say nothing of a node's results
 
@@ -16,7 +17,10 @@ def without_hints(graph: Graph) -> Graph:
     """The graph without copies and attributes that are there for derivative rules."""
     r = Rewriter(graph)
     for node in graph.nodes:
-        if node.op == "copy" and ("stop" in node.attrs or "rule" in node.attrs):
+        if node.op == OWN:
+            for old, kept in zip(node.outputs, node.operands, strict=False):
+                r.replace(old, r.replaced.get(kept.id, kept))
+        elif node.op == "copy" and ("stop" in node.attrs or "rule" in node.attrs):
             source = r.value(node.operands[0])
             assert source is not None
             r.replace(node.output, source)

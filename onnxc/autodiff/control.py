@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.autodiff.elementwise import zeros_like
 from onnxc.autodiff.reverse import active_values, gradients
 from onnxc.autodiff.rules import Gradients, Step, rule
-from onnxc.errors import InternalError
+from onnxc.errors import InternalError, UnsupportedError
 from onnxc.ir.expr import prod
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import eliminate_dead
@@ -90,6 +90,8 @@ def scan(s: Step) -> Gradients:
     one product of all steps at once.
     """
     it = _Scan(s.node)
+    if "going" in s.node.attrs:
+        raise UnsupportedError("a loop that data ends has no derivative")
     back = _Back(s, it, it.carried(s.needed))
     return back.build()
 

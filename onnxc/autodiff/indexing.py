@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from onnxc.autodiff.elementwise import zeros_like
 from onnxc.autodiff.rules import Gradients, Step, rule
 from onnxc.ir.dtypes import int64
+from onnxc.ir.expr import always_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
+
+FEW = 4  # a table with so many times the rows that are read has a gradient that is mostly zeros
 
 
 @rule("gather")
@@ -18,10 +23,28 @@ def gather(s: Step) -> Gradients:
     ahead = list(range(axis, axis + index.rank))
     rest = [k for k in range(s.dy.rank) if k not in ahead]
     updates = b.transpose(s.dy, [*ahead, *rest])
-    zeros = zeros_like(b, b.transpose(x, [axis, *(k for k in range(x.rank) if k != axis)]))
-    found = _scatter(b, zeros, b.reshape(index, (*index.shape, 1)), updates)
+    rows, n = x.shape[axis], prod(index.shape)
+    if isinstance(rows, int) and isinstance(n, int) and n * FEW <= rows:
+        found = _few_rows(b, updates, index, n, rows)
+    else:
+        zeros = zeros_like(b, b.transpose(x, [axis, *(k for k in range(x.rank) if k != axis)]))
+        found = _scatter(b, zeros, b.reshape(index, (*index.shape, 1)), updates)
     back = [*range(1, axis + 1), 0, *range(axis + 1, x.rank)]
     return b.transpose(found, back), None
+
+
+def _few_rows(b: Builder, updates: Value, index: Value, n: int, rows: int) -> Value:
+    """The gradient of a large table, `n` rows of which are read, as a read: of sums in a small table, whose last row,
+    which nothing adds to, stands for those that were not read. Whoever needs the gradient can then read it in place,
+    and it is never in memory.
+    """
+    updates = b.reshape(updates, (n, *updates.shape[index.rank :]))
+    index = b.reshape(b.cast(index, int64), (n, 1))
+    nowhere = b.full((rows,), b.scalar(n, int64), int64)
+    slots = _scatter(b, nowhere, index, b.iota(n), "none")  # of a row that is read twice, one of the two
+    own = b.one("gather_nd", slots, index, batch_dims=0)
+    zeros = b.full((n + 1, *updates.shape[1:]), b.scalar(0, updates.dtype), updates.dtype)
+    return b.gather(_scatter(b, zeros, b.reshape(own, (n, 1)), updates), slots, 0)
 
 
 def _scatter(b: Builder, x: Value, index: Value, updates: Value, reduction: str = "add") -> Value:
@@ -30,8 +53,15 @@ def _scatter(b: Builder, x: Value, index: Value, updates: Value, reduction: str 
 
 @rule("gather_elements")
 def gather_elements(s: Step) -> Gradients:
-    b, (x, index) = s.b, s.operands
-    return b.one("scatter_elements", zeros_like(b, x), index, s.dy, axis=s.node.attrs["axis"], reduction="add"), None
+    """One element along the axis, as a loss picks that of its class, is found by comparison with all places."""
+    b, (x, index), axis = s.b, s.operands, s.node.attrs["axis"]
+    same = all(k == axis or always_equal(d, n) for k, (d, n) in enumerate(zip(x.shape, index.shape, strict=True)))
+    if same and always_equal(index.shape[axis], 1):
+        size = b.cast(b.sizes(np.asarray(x.shape[axis], object)), index.dtype)
+        at = b.where(b.lt(index, 0), b.add(index, size), index)
+        along = [x.shape[axis] if k == axis else 1 for k in range(x.rank)]
+        return b.where(b.eq(at, b.reshape(b.iota(x.shape[axis], index.dtype), along)), s.dy, 0.0), None
+    return b.one("scatter_elements", zeros_like(b, x), index, s.dy, axis=axis, reduction="add"), None
 
 
 @rule("gather_nd")

@@ -8,6 +8,7 @@ from onnxc.autodiff.movement import summed_to
 from onnxc.autodiff.rules import Step, rules
 from onnxc.errors import UnsupportedError
 from onnxc.ir.graph import Node, Value
+from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder
 
@@ -57,7 +58,7 @@ def active_values(nodes: Sequence[Node], wrt: Sequence[Value], stops: Collection
     active = {v.id for v in wrt}
     for node in nodes:
         if any(v.id in active and v.id not in stops for v in node.operands) and not node.attrs.get("stop"):
-            active.update(v.id for v in node.outputs if v.dtype.is_float)
+            active.update(v.id for v in node.outputs if isinstance(v.type, TensorType) and v.dtype.is_float)
     return active - {v for v in stops if v not in {w.id for w in wrt}}
 
 

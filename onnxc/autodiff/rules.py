@@ -87,6 +87,6 @@ def constant_almost_everywhere(s: Step) -> Gradients:
 @cache
 def rules() -> dict[str, Rule]:
     """Every rule, by the name of its primitive."""
-    for family in ("elementwise", "movement", "reduction", "contraction", "indexing", "control"):
+    for family in ("elementwise", "movement", "reduction", "contraction", "indexing", "control", "branches", "custom"):
         importlib.import_module(f"onnxc.autodiff.{family}")
     return _TABLE

@@ -36,6 +36,13 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Least and greatest value of an integer type. (numpy has none for those of fewer than 8 bits.)"""
+        if self.kind == "uint":
+            return 0, (1 << self.bits) - 1
+        return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
+
     def __repr__(self) -> str:
         return self.name
 

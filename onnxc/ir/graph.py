@@ -8,7 +8,7 @@ pass leaves alone are shared between the old graph and the new one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from onnxc.ir.types import TensorType
+from onnxc.errors import ShapeError
+from onnxc.ir.types import TensorType, Type
 
 Attrs = Mapping[str, Any]
 _ids = count()
@@ -46,13 +47,15 @@ def merge_origins(origins: Iterable[Origin]) -> Origin:
 class Value:
     """One tensor of the graph: a graph input or an output of a node.
 
-    `type` is None only in a graph as imported. `data` is the content where it is known at compile time and small:
-    an int64 array, or an object array of ints and symbolic expressions (the sizes a shape computation works on).
+    `type` is None in a graph as imported, and where only a run will tell (`onnxc.primitives.host`); values that
+    steps on the host work on may be sequences, optionals and maps. `data` is the content where it is known at compile
+    time and small: an int64 array, or an object array of ints and symbolic expressions (the sizes a shape computation
+    works on).
     """
 
     __slots__ = ("data", "id", "index", "name", "node", "type")
 
-    def __init__(self, type: TensorType | None, name: str = "", data: np.ndarray | None = None) -> None:
+    def __init__(self, type: Type | None, name: str = "", data: np.ndarray | None = None) -> None:
         self.id = next(_ids)
         self.type = type
         self.name = name
@@ -62,8 +65,10 @@ class Value:
 
     @property
     def t(self) -> TensorType:
-        """The type, where it must be known."""
-        assert self.type is not None, f"value {self.name or self.id} has no type yet"
+        """The type, where it must be known and a tensor's."""
+        if type(self.type) is not TensorType:
+            what = "a value of unknown type" if self.type is None else f"a {self.type}"
+            raise ShapeError(f"a tensor is expected, and {what} was given")
         return self.type
 
     @property
@@ -168,6 +173,36 @@ class Graph:
                 if value.node is not None and id(value.node) in position:
                     g.add_edge(position[id(value.node)], i, key=k, value=value)
         return g
+
+
+def cloned(nodes: Iterable[Node], values: dict[int, Value]) -> list[Node]:
+    """Copies of nodes, regions included, that read `values` (by id) where they are there; the copies' outputs are
+    added to it.
+    """
+    made = []
+    for node in nodes:
+        regions = []
+        for region in node.regions:
+            inner = dict(values)
+            inputs = [Value(v.type, v.name, v.data) for v in region.inputs]
+            inner.update({old.id: new for old, new in zip(region.inputs, inputs, strict=True)})
+            body = cloned(region.nodes, inner)
+            regions.append(
+                replace(region, inputs=inputs, nodes=body, outputs=[inner.get(v.id, v) for v in region.outputs])
+            )
+        outputs = [Value(v.type, v.name, v.data) for v in node.outputs]
+        inputs_ = [None if v is None else values.get(v.id, v) for v in node.inputs]
+        made.append(Node(node.op, inputs_, outputs, node.attrs, regions, node.origin))
+        values.update({old.id: new for old, new in zip(node.outputs, outputs, strict=True)})
+    return made
+
+
+def copied(graph: Graph) -> Graph:
+    """The same graph, made of values and nodes of its own: passes may take the copy apart."""
+    inputs = [Value(v.type, v.name, v.data) for v in graph.inputs]
+    values = {old.id: new for old, new in zip(graph.inputs, inputs, strict=True)}
+    nodes = cloned(graph.nodes, values)
+    return replace(graph, inputs=inputs, nodes=nodes, outputs=[values[v.id] for v in graph.outputs])
 
 
 def topological(nodes: Iterable[Node]) -> list[Node]:

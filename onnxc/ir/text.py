@@ -30,7 +30,7 @@ from onnxc.ir import dtypes, expr
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Call, Dim, Expr, Sym
 from onnxc.ir.graph import Graph, Node, Origin, Source, Value
-from onnxc.ir.types import TensorType
+from onnxc.ir.types import EmptyType, MapType, OptionalType, SequenceType, TensorType, Type, shape_within
 
 INLINE = 64  # constants of up to this many elements are written out
 _BARE = re.compile(r"[A-Za-z_]\w*(\.\w+)*(@\d+)?")
@@ -168,7 +168,7 @@ class _Printer:
 def _graph_symbols(graph: Graph) -> set[expr.Symbol]:
     found: set[expr.Symbol] = set()
     for value in graph.values():
-        for dim in value.type.shape if value.type is not None else ():
+        for dim in shape_within(value.type):
             found |= expr.symbols(dim)
         for dim in value.data.ravel() if value.data is not None and value.data.dtype == object else ():
             found |= expr.symbols(dim)
@@ -415,7 +415,7 @@ class _Parser:
         return self.values[self.tokens.pop()[1]]
 
     def _value_type(self, value: Value, constant: Any = None) -> None:
-        value.type = None if self._accept("?") else self._tensor_type()
+        value.type = self._type()
         if not self._accept("="):
             return
         if self._accept("value"):
@@ -425,13 +425,33 @@ class _Parser:
         if not isinstance(content, tuple):
             raise self.fail("the content as a tuple")
         symbolic = any(isinstance(c, Expr) for c in content)
-        plain = np.int64 if value.type is None else value.type.dtype.numpy
-        data = np.empty(len(content), object if symbolic else plain)
+        tensor = value.type if isinstance(value.type, TensorType) else None
+        data = np.empty(len(content), object if symbolic else np.int64 if tensor is None else tensor.dtype.numpy)
         data[:] = content
-        rank = 1 if value.type is None else value.type.rank
+        rank = 1 if tensor is None else tensor.rank
         value.data = data.reshape(()) if rank == 0 else data
 
-    def _tensor_type(self) -> TensorType:
+    def _type(self) -> Type | None:
+        if self._accept("?"):
+            return None
+        for word, make in (("sequence", SequenceType), ("optional", OptionalType)):
+            if self._accept(word):
+                self._expect("(")
+                element = self._type()
+                self._expect(")")
+                return make(element)
+        if self._accept("nothing"):
+            self._expect("(")
+            dtype = self._dtype()
+            self._expect(")")
+            return EmptyType(dtype)
+        if self._accept("map"):
+            self._expect("(")
+            key = self._dtype()
+            self._expect(",")
+            value = self._dtype()
+            self._expect(")")
+            return MapType(key, value)
         return TensorType(self._dtype(), self._shape())
 
     def _dtype(self) -> DType:

@@ -1,4 +1,4 @@
-"""The type of a value: element type and shape."""
+"""The type of a value: a tensor's element type and shape, or what a sequence, an optional or a map holds."""
 
 from __future__ import annotations
 
@@ -48,6 +48,60 @@ class TensorType:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True)
+class SequenceType:
+    """A list of values of one kind. `element` is what is known of all of them; None for nothing.
+
+    A dim of the elements that is a symbol may be another number in each of them.
+    """
+
+    element: Type | None
+
+    def __repr__(self) -> str:
+        return f"sequence({'?' if self.element is None else self.element})"
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """A value that may be missing (Python's None)."""
+
+    element: Type | None
+
+    def __repr__(self) -> str:
+        return f"optional({'?' if self.element is None else self.element})"
+
+
+@dataclass(frozen=True)
+class EmptyType:
+    """What is inside of a sequence or an optional that is known to be empty: it may become tensors of this dtype."""
+
+    dtype: DType
+
+    def __repr__(self) -> str:
+        return f"nothing({self.dtype})"
+
+
+@dataclass(frozen=True)
+class MapType:
+    """A dict from integers or strings to scalars."""
+
+    key: DType
+    value: DType
+
+    def __repr__(self) -> str:
+        return f"map({self.key}, {self.value})"
+
+
+Type = TensorType | SequenceType | OptionalType | MapType | EmptyType
+
+
 def same_shape(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     """True where both shapes are certainly equal."""
     return len(a) == len(b) and all(always_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def shape_within(of: Type | None) -> tuple[Dim, ...]:
+    """The shape of a tensor, or of the tensors inside a sequence or an optional; no dims where there are none."""
+    while isinstance(of, (SequenceType, OptionalType)):
+        of = of.element
+    return of.shape if isinstance(of, TensorType) else ()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any, TypeGuard
 
+import numpy as np
 import onnx
 
-from onnxc.errors import ModelError, OnnxcError, ShapeError, UnsupportedOpError
+from onnxc.errors import ModelError, NeedsContentError, NeedsSizesError, OnnxcError, ShapeError, UnsupportedOpError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.expr import symbols
+from onnxc.ir.graph import Graph, Node, Value, cloned, merge_origins
+from onnxc.ir.types import TensorType, shape_within
 from onnxc.ops.registry import OpDef, apply, find
+from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import check_type
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.host import RunTime
 
 # What a definition raises for inputs that it cannot be built from (a rank that does not fit, an attribute of
 # a wrong type): the model's fault, as the definitions themselves are tested.
@@ -30,36 +36,181 @@ _MISFITS = (
 )
 
 
-def decompose(graph: Graph, differentiable: bool = False) -> Graph:
+def decompose(graph: Graph, differentiable: bool = False, staged: bool = False) -> Graph:
     """The graph with every ONNX op replaced by primitives, and all types known.
 
     Before: as imported (`onnxc.frontends.onnx_file.load`), the opsets in its metadata. After: nodes
     of primitives, each with the origin of the ONNX node that it comes from, none that no output needs. A graph of
     primitives stays as it is.
 
-    With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`).
+    With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`). With `staged`, the
+    graph may have steps on the host (`onnxc.primitives.host`); without, what needs them is an UnsupportedError.
 
     Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node,
     its op type and the shapes of its inputs.
     """
     if not any("." in node.op for node in graph.nodes):
         return graph
-    definitions = _definitions(graph)
-    b = Builder(differentiable)
+    b = Builder(differentiable, RunTime(_symbols_taken(graph)) if staged else None)
     b.inputs = list(graph.inputs)
-    values: dict[int, Value] = {v.id: v for v in graph.inputs}
     for v in graph.inputs:
-        _check_input(v)
-    for node in graph.nodes:
-        with b.from_origin(node.origin):
-            for old, new in zip(node.outputs, _build(b, node, definitions, values, graph), strict=False):
-                if new is not None:
-                    values[old.id] = new
-    missing = [name for v, name in zip(graph.outputs, graph.output_names, strict=True) if v.id not in values]
-    if missing:
-        raise ModelError(f"the outputs {', '.join(map(repr, missing))} are not made by any node")
-    outputs = [values[v.id] for v in graph.outputs]
-    return replace(graph, outputs=outputs, nodes=_needed(b.nodes, outputs))
+        _check_input(v, staged)
+    work = _Decomposer(b, graph.metadata["opsets"], _definitions(graph), {v.id: v for v in graph.inputs})
+    work.build(graph)
+    return eliminate_dead(replace(graph, outputs=work.outputs(graph), nodes=b.nodes))
+
+
+def _symbols_taken(graph: Graph) -> int:
+    """The number of the first symbol that no input's shape has."""
+    taken = [s.key[1:] for v in graph.inputs for d in shape_within(v.type) for s in symbols(d)]
+    return 1 + max((int(number) for number in taken if number.isdigit()), default=-1)
+
+
+class _Decomposer:
+    """Builds the nodes of one imported graph (or of a subgraph) in a builder.
+
+    What cannot be built before the model runs goes into one `later` node, with all that depends on it.
+    """
+
+    def __init__(
+        self, b: Builder, opsets: Mapping[str, int], definitions: Mapping[str, OpDef], values: dict[int, Value]
+    ) -> None:
+        self.b, self.opsets, self.definitions = b, opsets, definitions
+        self.values = values  # by id of the imported value
+        self.later: list[Node] = []
+        self.unknown: set[int] = {vid for vid, v in values.items() if v.type is None}
+        self.fixed: set[int] = set()  # imported values whose content is wanted
+        b.lower = self.lower
+
+    def build(self, graph: Graph) -> None:
+        """All nodes of the graph."""
+        for node in graph.nodes:
+            with self.b.from_origin(node.origin):
+                if any(v.id in self.unknown for v in node.operands):
+                    self._put_off(node)
+                else:
+                    self._node(node)
+        if self.later:
+            self._build_later({v.id for v in graph.outputs})
+
+    def _node(self, node: Node) -> None:
+        if node.op == "constant":
+            self.values[node.output.id] = self.b.constant(node.attrs["value"])
+            return
+        try:
+            outputs = self._apply(node)
+        except NeedsContentError as error:
+            if not self._can_wait(node, error):
+                raise
+            self._put_off(node)
+            return
+        for old, new in zip(node.outputs, outputs, strict=False):
+            if new is not None:
+                self.values[old.id] = new
+                if new.type is None:
+                    self.unknown.add(old.id)
+
+    def _apply(self, node: Node) -> Sequence[Value | None]:
+        """One node's outputs in the new graph."""
+        definition = self.definitions[node.op]
+        _, _, version = _target(node.op, self.opsets)
+        inputs = [None if v is None else self.values.get(v.id) for v in node.inputs]
+        lost = [v for v, new in zip(node.inputs, inputs, strict=True) if v is not None and new is None]
+        try:
+            if lost:
+                raise ModelError(f"the input {lost[0].name!r} is an optional output that its node does not give")
+            _check_operands(definition, inputs, version)
+            outputs = apply(definition, self.b, inputs, _attributes(node), version, len(node.outputs))
+            if len(outputs) < len(node.outputs):
+                raise ModelError(f"{definition.name} has {len(outputs)} outputs, not {len(node.outputs)}")
+            return outputs
+        except OnnxcError as error:
+            _place(error, node, inputs)
+            raise
+        except _MISFITS as error:
+            wrapped = ModelError(f"its inputs or attributes do not fit {definition.name}: {error}", cause=error)
+            _place(wrapped, node, inputs)
+            raise wrapped from error
+
+    def lower(self, b: Builder, graph: Graph, inputs: Sequence[Value | None]) -> list[Value]:
+        """Builds a subgraph in another builder; its inputs are these values."""
+        values = {**self.values, **{v.id: new for v, new in zip(graph.inputs, inputs, strict=True) if new is not None}}
+        before = b.lower
+        inner = _Decomposer(b, self.opsets, self.definitions, values)
+        inner.build(graph)
+        b.lower = before  # where the builder is this graph's own
+        return inner.outputs(graph)
+
+    def outputs(self, graph: Graph) -> list[Value]:
+        """The new values of a graph's outputs."""
+        missing = [n for v, n in zip(graph.outputs, graph.output_names, strict=True) if v.id not in self.values]
+        if missing:
+            raise ModelError(f"the outputs {', '.join(map(repr, missing))} are not made by any node")
+        return [self.values[v.id] for v in graph.outputs]
+
+    # ------------------------------------------------------------ what waits for the run
+
+    def _can_wait(self, node: Node, error: NeedsContentError) -> bool:
+        """Whether the node can be built when the model runs; takes note of the contents that it wants."""
+        if self.b.run_time is None:
+            return False
+        if isinstance(error, NeedsSizesError):
+            return not all(v.t.is_static for v in (self.values.get(o.id) for o in node.operands) if _is_tensor(v))
+        new = [v for v in node.operands if self.values.get(v.id) is error.value]
+        # A content that was computed from inputs of this node: all that may decide are wanted.
+        wanted = new or [v for v in node.operands if _may_decide(self.values.get(v.id))]
+        wanted = [v for v in wanted if constant_of(self.values[v.id]) is None]
+        self.fixed.update(v.id for v in wanted)
+        return bool(wanted)
+
+    def _put_off(self, node: Node) -> None:
+        self.later.append(node)
+        self.unknown.update(v.id for v in node.outputs)
+
+    def _build_later(self, asked: set[int]) -> None:
+        """One node for all that waits."""
+        made = {v.id for n in self.later for v in n.outputs}
+        taken = list({v.id: v for n in self.later for v in n.operands if v.id not in made}.values())
+        ends = [v for n in self.later for v in n.outputs if v.id in asked]
+        if not ends:
+            return
+        constants = {v.id: c for v in taken if (c := constant_of(self.values[v.id])) is not None}
+        taken = [v for v in taken if v.id not in constants]
+        # Types come with the values: sizes that are known here are no part of the graph that waits.
+        inner = {v.id: Value(None, v.name) for v in taken}
+        held = [Node("constant", (), [inner.setdefault(vid, _typed(c))], {"value": c}) for vid, c in constants.items()]
+        nodes = held + cloned(self.later, inner)
+        names = [f"out{k}" for k in range(len(ends))]
+        opsets = {"opsets": dict(self.opsets)}
+        region = Graph([inner[v.id] for v in taken], [inner[v.id] for v in ends], nodes, names, metadata=opsets)
+        inputs = [self.values[v.id] for v in taken]
+        sizes = {v.id for v, new in zip(taken, inputs, strict=True) if new.data is not None}
+        fixed = tuple(k for k, v in enumerate(taken) if v.id in self.fixed | sizes)
+        origin = merge_origins(n.origin for n in self.later)
+        node = Node("later", inputs, [Value(None, v.name) for v in ends], {"fixed": fixed}, (region,), origin)
+        self.b.nodes.append(node)
+        self.values.update({old.id: new for old, new in zip(ends, node.outputs, strict=True)})
+
+
+def _is_tensor(value: Value | None) -> TypeGuard[Value]:
+    return value is not None and isinstance(value.type, TensorType)
+
+
+def _typed(array: np.ndarray) -> Value:
+    return Value(TensorType(dtypes.from_numpy(array.dtype), array.shape))
+
+
+def _may_decide(value: Value | None) -> bool:
+    """Whether a value's content may be what an op has to know: not where it is known, nor where it is large."""
+    if value is None or not isinstance(value.type, TensorType) or value.data is not None:
+        return False
+    return value.type.rank <= 1 and constant_of(value) is None
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    """The node's attributes, subgraphs among them."""
+    attrs = {k: v for k, v in node.attrs.items() if k != "regions"}
+    return attrs | dict(zip(node.attrs.get("regions", ()), node.regions, strict=True))
 
 
 def _target(op: str, opsets: Mapping[str, int]) -> tuple[str, str, int]:
@@ -71,11 +222,11 @@ def _target(op: str, opsets: Mapping[str, int]) -> tuple[str, str, int]:
 
 
 def _definitions(graph: Graph) -> dict[str, OpDef]:
-    """The definition of each op of the graph, or one error that lists all ops without one."""
+    """The definition of each op of the graph and its subgraphs, or one error that lists all ops without one."""
     opsets = graph.metadata["opsets"]
     found: dict[str, OpDef] = {}
     missing = []
-    for node in graph.nodes:
+    for node in _all_nodes(graph):
         if node.op in ("constant", *found):
             continue
         domain, op_type, version = _target(node.op, opsets)
@@ -89,38 +240,22 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
     return found
 
 
+def _all_nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        yield node
+        for region in node.regions:
+            yield from _all_nodes(region)
+
+
 def _name(node: Node) -> str:
     return next((s.name for s in node.origin if s.name), "")
 
 
-def _build(
-    b: Builder, node: Node, definitions: Mapping[str, OpDef], values: Mapping[int, Value], graph: Graph,
-) -> Sequence[Value | None]:  # fmt: skip
-    """One node's outputs in the new graph."""
-    if node.op == "constant":
-        return [b.constant(node.attrs["value"])]
-    definition = definitions[node.op]
-    _, _, version = _target(node.op, graph.metadata["opsets"])
-    inputs = [None if v is None else values.get(v.id) for v in node.inputs]
-    lost = [v for v, new in zip(node.inputs, inputs, strict=True) if v is not None and new is None]
-    try:
-        if lost:
-            raise ModelError(f"the input {lost[0].name!r} is an optional output that its node does not give")
-        _check_operands(definition, inputs, version)
-        outputs = apply(definition, b, inputs, node.attrs, version, len(node.outputs))
-        if len(outputs) < len(node.outputs):
-            raise ModelError(f"{definition.name} has {len(outputs)} outputs, not {len(node.outputs)}")
-        return outputs
-    except OnnxcError as error:
-        _place(error, node, inputs)
-        raise
-    except _MISFITS as error:
-        wrapped = ModelError(f"its inputs or attributes do not fit {definition.name}: {error}", cause=error)
-        _place(wrapped, node, inputs)
-        raise wrapped from error
-
-
-def _check_input(v: Value) -> None:
+def _check_input(v: Value, staged: bool) -> None:
+    if staged and not isinstance(v.type, TensorType):
+        return
+    if v.type is None:
+        raise ModelError(f"input {v.name!r} has no rank in the model: give its shape in input_shapes")
     try:
         check_type(v.t)
     except OnnxcError as error:
@@ -138,14 +273,16 @@ def _formals(domain: str, name: str, version: int) -> tuple[int, int, tuple[Form
         schema = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:
         return None
-    free = onnx.defs.OpSchema.FormalParameterOption.Variadic
-    found = []
-    for formal in schema.inputs:
+    kind = onnx.defs.OpSchema.FormalParameterOption
+    fewest, found = 0, []  # not min_input: the standard counts optional inputs before a variadic one
+    for i, formal in enumerate(schema.inputs):
+        needed = formal.min_arity if formal.option == kind.Variadic else formal.option == kind.Single
+        fewest = i + int(needed) if needed else fewest
         names = (t.removeprefix("tensor(").rstrip(")") for t in formal.types if t.startswith("tensor("))
         kinds = frozenset(dtypes.BY_NAME[_OWN_NAMES.get(n, n)].kind for n in names)
-        varied = formal.option == free and not formal.is_homogeneous
+        varied = formal.option == kind.Variadic and not formal.is_homogeneous
         found.append((formal.type_str, kinds, varied))
-    return schema.min_input, schema.max_input, tuple(found)
+    return fewest, schema.max_input, tuple(found)
 
 
 def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: int) -> None:
@@ -154,7 +291,7 @@ def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: 
     Kinds alone (any float for a float): older opsets run in types that only later ones list.
     """
     found = _formals(definition.domain, definition.name, version)
-    if found is None or any(v is not None and v.type is None for v in inputs):
+    if found is None:
         return
     fewest, most, formals = found
     if not fewest <= len(inputs) <= most:
@@ -162,7 +299,7 @@ def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: 
     bound: dict[str, DType] = {}
     for i, v in enumerate(inputs):
         parameter, kinds, varied = formals[min(i, len(formals) - 1)]
-        if v is None:
+        if v is None or not isinstance(v.type, TensorType):
             continue
         if kinds and v.dtype.kind not in kinds:
             raise ModelError(f"input {i} of {definition.name} cannot be {v.t}")
@@ -176,15 +313,5 @@ def _place(error: OnnxcError, node: Node, inputs: Sequence[Value | None]) -> Non
         name = _name(node)
         error.node = " ".join([*(str(s) for s in node.origin[:1]), *([repr(name)] if name else [])]) or node.op
     if not error.shapes:
-        error.shapes = {f"input {i}": v.shape for i, v in enumerate(inputs) if v is not None and v.type is not None}
-
-
-def _needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
-    """The nodes that some output depends on, in order."""
-    used = {v.id for v in outputs}
-    kept = []
-    for node in reversed(nodes):
-        if any(v.id in used for v in node.outputs):
-            used.update(v.id for v in node.operands)
-            kept.append(node)
-    return kept[::-1]
+        tensors = {f"input {i}": v for i, v in enumerate(inputs) if v is not None and isinstance(v.type, TensorType)}
+        error.shapes = {what: v.shape for what, v in tensors.items()}

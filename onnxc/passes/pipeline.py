@@ -9,13 +9,16 @@ from onnxc.ir.graph import Graph
 from onnxc.passes.attention import FLOAT32, HALF, fuse_attention
 from onnxc.passes.decompose import decompose
 from onnxc.passes.merge_products import merge_products
+from onnxc.passes.positions import expand_positions
 from onnxc.passes.precision import convert_precision
 from onnxc.passes.prepare import prepare
 from onnxc.passes.quantized import integer_products
+from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.regions import sink_constants
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
+from onnxc.passes.widen_halves import widen_halves
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class PassOptions:
         keep_io: a converted model's inputs and outputs stay float32.
         merge: products of one value with several constants become one product.
         weight_gradients: recognise gradients of convolutions by their weights.
+        positions: where a vector is true is found by a routine.
+        widen: smooth arithmetic of float16 and bfloat16 is done in float32, where `dtype` asks for no halves.
     """
 
     fold_bytes: int = 1 << 28
@@ -45,13 +50,18 @@ class PassOptions:
     keep_io: bool = True
     merge: bool = False
     weight_gradients: bool = True
+    positions: bool = True
+    widen: bool = True
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Every pass with its name: from a graph as imported to one that the planner takes."""
     pipeline: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("decompose", decompose),
+        ("random-state", lift_random_state),
         ("eliminate-dead", eliminate_dead),
+        *([("widen-halves", widen_halves)] if options.widen and options.dtype is None else []),
+        *([] if options.positions else [("expand-positions", expand_positions)]),
         *([("integer-products", integer_products)] if options.integer else []),
         *([("keep-weights-packed", keep_weights_packed)] if options.weight_only else []),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),

@@ -40,6 +40,7 @@ FLOAT32: dict[str, str] = {
     **dict.fromkeys(("sin", "cos"), "large arguments matter to the last digit"),
     "iota": "positions: a half does not hold large integers", "quantize": "steps are those of the float32 model",
     "matmul_quantized": "its weights stay packed integers, and its activations float32",
+    "bitcast": "the bits of a float32",
     "scan": "the state of a recurrence would be rounded at every step",
 }  # fmt: skip
 SQUARE = "squares have twice the range"

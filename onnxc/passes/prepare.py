@@ -35,21 +35,27 @@ def reads_planes(node: Node) -> bool:
     return few and node.attrs["groups"] == 1 and not node.attrs.get("wide")
 
 
+def at_regions(graph: Graph) -> set[int]:
+    """Values that regions are given, or that come out of them: row-major, as a region takes its inputs."""
+    return {v.id for n in graph.nodes if n.regions for v in (*n.inputs, *n.outputs) if v is not None}
+
+
 def prepare(graph: Graph) -> Graph:
     """Copies outputs that are inputs, constants or other outputs, and graph inputs and constants that a
-    convolution reads.
+    convolution reads, or what goes into and out of regions.
 
-    (A convolution wants its input channels-last, and a graph input is row-major: the copy changes the order.)
+    (A convolution wants its input channels-last, and these are row-major: the copy changes the order.)
     An output that a convolution reads, or makes for other nodes, is copied too: it may then have both orders.
     """
     nodes: list[Node] = []
     moved: dict[int, Value] = {}
     inputs = {v.id for v in graph.inputs}
+    row_major = inputs | at_regions(graph)
     readers = graph.uses()
     for node in graph.nodes:
         images = images_of(node) if not (node.op == "conv" and reads_planes(node)) else ()
         for x in images:
-            if x.id in inputs or constant_of(x) is not None:
+            if x.id in row_major or constant_of(x) is not None:
                 if x.id not in moved:
                     nodes.append(_copy(x))
                     moved[x.id] = nodes[-1].output

@@ -319,7 +319,7 @@ def _greatest(x: Quantized) -> int:
     zero = 0 if x.zero is None else constant_of(x.zero)
     if x.array is not None or zero is None:
         return 510  # zero points are of 8 bits, and so is what they are taken from
-    low, high = np.iinfo(x.dtype.numpy).min, np.iinfo(x.dtype.numpy).max
+    low, high = x.dtype.limits
     return int(max(np.abs(np.asarray(zero, np.int64) - low).max(), np.abs(np.asarray(zero, np.int64) - high).max()))
 
 

@@ -11,22 +11,28 @@ import numpy as np
 
 from onnxc.errors import OnnxcError
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Symbol, symbols
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.symbols import symbols_of_node
 
 FOLD_GROWTH = 4  # a folded result may be this many times larger than what it is computed from ...
 FOLD_FREE_BYTES = 1 << 20  # ... or this large
 
 
 def eliminate_dead(graph: Graph) -> Graph:
-    """Without the nodes that no output needs."""
+    """Without the nodes that no output needs, and no size of a node that one needs."""
     needed = {v.id for v in graph.outputs}
+    reads = any(node.op == "read" for node in graph.nodes)
+    sizes: set[Symbol] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v.id in needed for v in node.outputs):
+        told = {s for d in node.attrs["symbols"] for s in symbols(d)} if node.op == "read" else set()
+        if any(v.id in needed for v in node.outputs) or told & sizes:
             kept.append(node)
             needed.update(v.id for v in node.operands)
+            sizes |= symbols_of_node(node) if reads else set()
     return replace(graph, nodes=kept[::-1])
 
 
@@ -123,6 +129,12 @@ def _worth_storing(node: Node, uses: dict[int, list[Node]]) -> bool:
     return node.op != "expand" or any(op in ("conv", "matmul", "reshape", "transpose") for op in readers)
 
 
+def _static_bytes(v: Value) -> int:
+    """More than any budget for what is not static, as [0, n] is not, which has 0 bytes."""
+    nbytes = v.t.nbytes
+    return nbytes if isinstance(nbytes, int) and v.t.is_static else 1 << 62
+
+
 def fold_constants(graph: Graph, budget: int) -> Graph:
     """Evaluates what depends on constants alone, as long as the results fit in `budget` bytes and do not grow much."""
     r = Rewriter(graph)
@@ -130,7 +142,7 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
     for node in graph.nodes:
         arrays = [constant_of(r.value(v)) for v in node.inputs]
         primitive = lookup(node.op)
-        size = sum(int(v.t.nbytes) if isinstance(v.t.nbytes, int) else 1 << 62 for v in node.outputs)
+        size = sum(_static_bytes(v) for v in node.outputs)
         known = sum(a.nbytes for a in arrays if a is not None)
         worth = size <= budget and (node.op == "expand" or size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known))
         evaluate = primitive.evaluate

@@ -19,6 +19,7 @@ from onnxc.planner.chains import chain_convolutions
 from onnxc.planner.clusters import Clusters
 from onnxc.planner.groups import FusionOptions, Group, Placement, Plan, group_reads
 from onnxc.planner.horizontal import divided, merge_small
+from onnxc.planner.in_place import late_nodes, share_buffers, updates_of
 from onnxc.planner.layout import Layout, assign
 from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.section import Section, cost
@@ -43,6 +44,8 @@ class _Planner:
         self.clusters = Clusters(graph)
         self.uses = graph.uses()
         self.outputs = {v.id for v in graph.outputs}
+        self.updated = updates_of(graph)
+        self.late = late_nodes(graph)
         self.homes: dict[int, list[Group]] = {}  # id(node) -> groups that compute it
         self.groups: list[Group] = []
         self.boundaries: dict[int, str] = {}
@@ -90,7 +93,8 @@ class _Planner:
             self._take(group, section, node, at)
 
     def _length(self, template: Node, candidates: list[Node]) -> int:
-        """How many of the candidates a template takes: as many as leave one value to store.
+        """How many of the candidates a template takes: as many as leave one value to store, or nothing but updates of
+        inputs.
 
         A narrow value (of bytes, say) goes before wider ones that are made from it by a few instructions: whoever reads
         them makes them again, from a quarter of the memory.
@@ -98,7 +102,7 @@ class _Planner:
         best, stored = 0, template.output
         for length in range(1, len(candidates) + 1):
             needed = self._needed(template, candidates[:length])
-            if len(needed) != 1:
+            if len(needed) != 1 and not (needed and all(v.id in self.updated for v in needed)):
                 continue
             more = candidates[best:length]
             bits = stored.dtype.bits
@@ -120,7 +124,7 @@ class _Planner:
                 continue
             done.add(id(node))
             index = self._pushed(group, node, at)
-            if index is None:
+            if index is None or not self._same_pass(node, group):
                 continue
             at[node.output.id] = index
             if node.op not in VIEWS:
@@ -211,6 +215,9 @@ class _Planner:
             if needed:
                 self._open(node, needed)
             return
+        if any(not self._same_pass(node, g) for g in takers):
+            takers = [g for g in takers if self._same_pass(node, g)]
+            needed = needed or "read in the backward pass"
         if not needed and len(takers) == 1 and self._join(node, takers[0], readers, store=False):
             return
         if not needed and len(takers) > 1 and self._reads_as_much(node) and self._duplicate(node, takers):
@@ -241,6 +248,8 @@ class _Planner:
                 section = next((s for s in group.sections if other.output.id in s.members), None)
                 if group.kind != "loops" or section is None or value.id in section.demands:
                     continue
+                if not self._same_pass(node, group):
+                    continue
                 if self._closes_cycle(node, group, readers) or len(section.demands[other.output.id]) != 1:
                     continue
                 section._demand(value, section.demands[other.output.id][0])
@@ -250,6 +259,12 @@ class _Planner:
                     return True
                 del section.demands[value.id], section.values[value.id]
         return False
+
+    def _same_pass(self, node: Node, group: Group) -> bool:
+        """Whether both are of a training step's forward pass, or both of what comes after it. What is saved between
+        the two is the partitioner's decision, which no kernel may undo by computing something early.
+        """
+        return not self.late or (id(node) in self.late) == (id(group.nodes[0]) in self.late)
 
     def _add(self, node: Node, group: Group, section: Section, store: bool) -> None:
         """Computes the node in a section of a kernel."""
@@ -361,7 +376,9 @@ class _Planner:
         sections = [s for g in takers for s in g.sections if node.output.id in s.demands]
         if not self.options.vertical or any(s.accepts(node, False) for s in sections) or len(takers) > 3:
             return False
-        if any(g.kind == "template" for g in takers) or lookup(node.op).kind is not Kind.POINTWISE:
+        if lookup(node.op).kind is not Kind.POINTWISE:
+            return False
+        if any(g.kind == "template" for g in takers):
             return False
         if sum(not _is_small(v, node.output) for v in node.operands) > 1:
             return False
@@ -514,8 +531,8 @@ def plan(
         graph, layout = divide_routines(graph, layout)
     found = _Planner(graph, layout, options, templates, machine).run()
     if options.horizontal:
-        found.groups = merge_small(found.groups, layout, machine)
+        found.groups = merge_small(found.groups, layout, machine, late_nodes(graph))
     found.groups = [part for group in found.groups for part in divided(group, machine)]
     if options.chains:
         found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
-    return found
+    return share_buffers(found) if machine is CPU else found

@@ -5,6 +5,8 @@ And its opposite: a concatenation of many parts becomes several kernels, where a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from onnxc.planner.groups import Group, group_reads
 from onnxc.planner.layout import Layout
 from onnxc.planner.machine import CPU, Machine
@@ -18,10 +20,13 @@ WINDOW = 6  # kernels between the two at most
 MAX_SECTIONS = 64
 
 
-def merge_small(groups: list[Group], layout: Layout, machine: Machine = CPU) -> list[Group]:
+def merge_small(
+    groups: list[Group], layout: Layout, machine: Machine = CPU, late: Collection[int] = frozenset()
+) -> list[Group]:
     """The kernels in an order in which they can run, with small neighbours merged.
 
-    `first` moves down to `second` where nothing in between reads what it writes, or writes what it reads.
+    `first` moves down to `second` where nothing in between reads what it writes, or writes what it reads. A kernel of
+    `late` nodes (by identity) is merged with such kernels only.
     """
     out = list(groups)
     k = 0
@@ -33,6 +38,7 @@ def merge_small(groups: list[Group], layout: Layout, machine: Machine = CPU) -> 
                 fits = fits and (
                     machine.pointers is None or len(_buffers(first) | _buffers(out[j])) <= machine.pointers
                 )
+                fits = fits and (id(first.nodes[0]) in late) == (id(out[j].nodes[0]) in late)
                 if fits and _is_small(out[j]) and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
                     out[j] = _merged(first, out[j])
                     del out[k]

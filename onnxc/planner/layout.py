@@ -2,7 +2,8 @@
 
 Logical shapes never change; a value's memory order is a permutation of its dims from outermost to innermost.
 Convolutions and pooling run channels-last, so their values, and the pointwise values between them, are stored
-channels-last, and no transpose is ever inserted inside a network. Graph inputs and outputs are row-major.
+channels-last, and no transpose is ever inserted inside a network. Graph inputs and outputs are row-major, and so is
+what goes into regions and comes out of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.expr import Dim, recombine
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import Index
+from onnxc.passes.prepare import at_regions
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
@@ -25,6 +27,7 @@ class Layout:
     order: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
     stored: set[int] = field(default_factory=set)  # values that a kernel writes, as far as the planner has decided
+    shared: dict[int, Value] = field(default_factory=dict)  # values that are written over another (see in_place.py)
 
     def order_of(self, value: Value) -> tuple[int, ...]:
         return self.order.get(value.id, tuple(range(value.rank)))
@@ -49,7 +52,8 @@ class Layout:
 
     def storage(self, value: Value) -> Value:
         """The value that owns the buffer."""
-        return self.storage(self.parts[value.id][0]) if value.id in self.parts else value
+        below = self.parts[value.id][0] if value.id in self.parts else self.shared.get(value.id)
+        return value if below is None else self.storage(below)
 
     def address(self, value: Value, at: Index) -> Dim:
         """Position of an element in its storage, in elements."""
@@ -72,7 +76,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 def assign(graph: Graph, templates: frozenset[str]) -> Layout:
     """Chooses the memory order of every value. `templates` are the ops that run as channels-last templates."""
     layout = Layout()
-    pinned = {v.id for v in graph.inputs} | {v.id for v in graph.outputs}
+    pinned = {v.id for v in graph.inputs} | {v.id for v in graph.outputs} | at_regions(graph)
     uses = graph.uses()
     for node in graph.nodes:
         if node.op in ("conv", "conv_weights") and "conv" in templates:

@@ -221,8 +221,8 @@ def _before_narrowing(term: Term, dtype: DType) -> Term | None:
     inner = term.args[0]
     if not isinstance(inner, Apply) or inner.op != "quantize" or not term.dtype.is_integer:
         return None
-    attrs, range_ = dict(inner.attrs), np.iinfo(term.dtype.numpy)
-    return inner if range_.min <= attrs["low"] and attrs["high"] <= range_.max else None
+    attrs, (least, greatest) = dict(inner.attrs), term.dtype.limits
+    return inner if least <= attrs["low"] and attrs["high"] <= greatest else None
 
 
 def _certain(condition: Dim) -> bool:
@@ -232,4 +232,4 @@ def _certain(condition: Dim) -> bool:
 def _lowest(value: Value) -> float | int:
     if value.dtype.is_float:
         return -float("inf")
-    return int(np.iinfo(value.dtype.numpy).min)
+    return int(value.dtype.limits[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan, group_reads
+from onnxc.planner.in_place import own_outputs, updates_of
 from onnxc.planner.offsets import ALIGN, aligned, assign_offsets
 from onnxc.primitives.builder import constant_of
 
@@ -25,7 +26,8 @@ class Buffer:
 
 def lifetimes(plan: Plan) -> list[Buffer]:
     """Every value that lives in the arena, in the order in which they are first written."""
-    fixed = {v.id for v in plan.graph.inputs} | {v.id for v in plan.graph.outputs}
+    fixed = {v.id for v in plan.graph.inputs} | {v.id for _, v in own_outputs(plan.graph)}
+    at_end = updates_of(plan.graph).keys()
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     values: dict[int, Value] = {}
@@ -40,7 +42,8 @@ def lifetimes(plan: Plan) -> list[Buffer]:
             first.setdefault(value.id, k)
             last[value.id] = k
             values[value.id] = value
-    found = [Buffer(v, v.t.nbytes, first[i], last[i]) for i, v in values.items()]
+    end = len(plan.groups)  # when what could not be written over an input is copied there
+    found = [Buffer(v, v.t.nbytes, first[i], end if i in at_end else last[i]) for i, v in values.items()]
     for k, group in enumerate(plan.groups):
         found += [Buffer(v, v.t.nbytes, k, k) for v in region_values(group)]
     return found

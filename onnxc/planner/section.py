@@ -513,7 +513,8 @@ def _call_extent(call: Call, extent: dict[Symbol, Dim]) -> Dim:
 _EXPENSIVE = {
     "exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4,
     "tan": 20, "asin": 20, "acos": 20, "atan": 20, "sinh": 20, "cosh": 20, "asinh": 20, "acosh": 20,
-    "atanh": 20, "mod": 8, "fmod": 8, "gather": 3, "gather_nd": 3, "gather_elements": 3, "reduce_sum": 1,
+    "atanh": 20, "threefry": 20, "mod": 8, "fmod": 8, "gather": 3, "gather_nd": 3,
+    "gather_elements": 3, "reduce_sum": 1,
 }  # fmt: skip
 
 

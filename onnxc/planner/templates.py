@@ -185,19 +185,47 @@ def conv_image(layout: Layout, value: Value, planar: bool = False) -> Image | No
     return Image(layout.storage(source), address, tuple(strides))
 
 
+LARGE = 4 << 20  # bytes of a transposed left factor that is read as it lies: a copy would take no less time, and memory
+
+
+def _factor_is_direct(layout: Layout, node: Node, value: Value) -> bool:
+    """Of a matmul's factor: where a view is in the way of the other one alone, that one is stored."""
+    access = matmul_access(layout, node)
+    if access is not None:
+        return value is not node.operands[0] or _reads_rows(access)
+    left, right = node.operands[:2]
+    stored = {v.id for v in (left, right) if v.node is not None and v.node.op in VIEWS and v.id not in layout.stored}
+    if value.id not in stored or left is right:
+        return False
+    other = left if value is right else right
+    layout.stored.add(other.id)
+    access = matmul_access(layout, node)
+    if other.id in stored:
+        layout.stored.discard(other.id)
+    if access is None:
+        return False
+    return value is right or _reads_rows(access)
+
+
+def _reads_rows(access: MatmulAccess) -> bool:
+    """Whether the template reads the left factor where it lies."""
+    m, _, k = access.sizes
+    if always_equal(access.a.col, 1) or k == 1:
+        return True
+    nbytes = m * k * access.a.value.dtype.itemsize
+    return always_equal(access.a.row, 1) and isinstance(nbytes, int) and nbytes >= LARGE
+
+
 def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     """True where the template can read this operand through its views, with no copy."""
     if node.op in ("matmul", "matmul_quantized"):
-        access = matmul_access(layout, node)
-        return access is not None and (
-            value is not node.operands[0] or always_equal(access.a.col, 1) or access.sizes[2] == 1
-        )
+        return _factor_is_direct(layout, node, value)
     if node.op == "attention":
         return attention_access(layout, node) is not None
     if node.op == "conv_weights":
         return conv_image(layout, value) is not None
     if node.op == "conv":
-        x, w = node.operands
+        x, w = node.operands[:2]  # a third one is the number that pads x
         image = value is not x or conv_image(layout, value) is not None
         return image and (value is not w or conv_image(layout, value, planar=True) is not None)
     return False

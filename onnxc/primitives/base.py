@@ -24,6 +24,7 @@ class Kind(Enum):
     TEMPLATE = auto()  # matmul, convolution, attention: a kernel template or an extern call
     OPAQUE = auto()  # a routine of the runtime (sort, scatter)
     CONTROL = auto()  # has regions
+    HOST = auto()  # a step between programs: see onnxc.primitives.host
 
 
 Infer = Callable[[Sequence[TensorType], Attrs], tuple[TensorType, ...]]

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+import onnxc.primitives.boxes
 import onnxc.primitives.contraction
 import onnxc.primitives.elementwise
 import onnxc.primitives.indexing
 import onnxc.primitives.movement
-import onnxc.primitives.reduction  # noqa: F401  (the modules register their primitives)
-from onnxc.errors import ShapeError, UnsupportedError
+import onnxc.primitives.reduction
+import onnxc.primitives.trees  # noqa: F401  (the modules register their primitives)
+from onnxc.errors import NeedsContentError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, prod
@@ -22,7 +24,9 @@ from onnxc.ir.types import TensorType, same_shape
 from onnxc.primitives.base import check_type, lookup
 from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
+from onnxc.primitives.host import Lower, RunTime, read
 from onnxc.primitives.movement import slice_size
+from onnxc.primitives.random import Draws, Moment, in_loop
 
 Operand = Value | float | int | bool | np.generic
 Step = Callable[["Builder", list[Value], list[Value]], tuple[Sequence[Value], Sequence[Value]]]
@@ -51,13 +55,18 @@ class Builder:
     float32[2, 3]
     """
 
-    def __init__(self, differentiable: bool = False) -> None:
+    def __init__(self, differentiable: bool = False, run_time: RunTime | None = None) -> None:
         self.differentiable = differentiable  # whether nodes carry the hints that derivative rules read
+        self.run_time = run_time  # where the graph may have steps on the host
+        self.lower: Lower | None = None  # how definitions of control flow build their regions
+        self.parts: dict[int, list[Value]] = {}  # what is in a sequence (or an optional), where it is known now
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.origin: Origin = ()
         self.folding = True
         self._scalars: dict[tuple[str, bytes], Value] = {}
+        self.draws = Draws(self)  # of random numbers, here and in regions
+        self.moment: Moment | None = None  # of a region: which of its evaluations draws
 
     # ------------------------------------------------------------ plumbing
 
@@ -136,6 +145,12 @@ class Builder:
             return None
         return (self.sizes(np.asarray(result), types[0].dtype),)
 
+    def inside(self) -> Builder:
+        """A builder for a region of this one's graph."""
+        inner = Builder(self.differentiable, self.run_time)
+        inner.draws, inner.parts = self.draws, self.parts
+        return inner
+
     # ------------------------------------------------------------ constants and sizes
 
     def constant(self, array: np.ndarray) -> Value:
@@ -201,15 +216,21 @@ class Builder:
         """The content of an integer tensor that must be known at compile time (as ints or expressions)."""
         content = np.empty(0, np.int64) if value.shape == (0,) else self.known(value)
         if content is None:
-            raise UnsupportedError(f"{what} depends on the data of a tensor, which is not supported yet")
+            raise NeedsContentError(f"{what} depends on the data of a tensor, which is not supported here", value)
         return [int(d) if isinstance(d, (int, np.integer)) else d for d in np.asarray(content).ravel()]
 
     def static_ints(self, value: Value, what: str) -> list[int]:
         """As `ints`, without symbolic sizes."""
         content = self.ints(value, what)
         if not all(isinstance(d, int) for d in content):
-            raise UnsupportedError(f"{what} must be constant, but is {content}")
+            raise NeedsContentError(f"{what} must be constant, but is {content}", value)
         return [d for d in content if isinstance(d, int)]
+
+    def extents(self, value: Value, what: str) -> list[Dim]:
+        """As `ints`, for sizes, none of which is negative: what is not known now is read at run time."""
+        if self.run_time is None or value.shape == (0,) or self.known(value) is not None:
+            return self.ints(value, what)
+        return self.ints(read(self, value, what), what)
 
     def operand(self, x: Operand, like: Value) -> Value:
         """A Python number as a scalar of the other operand's dtype; a value as it is."""
@@ -263,6 +284,10 @@ class Builder:
 
     def cast(self, x: Value, to: DType) -> Value:
         return x if x.dtype is to else self.one("cast", x, to=to)
+
+    def bitcast(self, x: Value, to: DType) -> Value:
+        """The same bits as another type of the same width."""
+        return x if x.dtype is to else self.one("bitcast", x, to=to)
 
     def add(self, x: Operand, y: Operand) -> Value:
         return self.binary("add", x, y)
@@ -444,22 +469,32 @@ class Builder:
         return self.one("matmul", x, y)
 
     def scan(
-        self, init: Sequence[Value], xs: Sequence[Value], trip: Dim, body: Step
+        self, init: Sequence[Value], xs: Sequence[Value], trip: Dim, body: Step, going: int | None = None
     ) -> tuple[list[Value], list[Value]]:
         """Runs `body(builder, states, slices) -> (new states, results)` over the leading axis of `xs`, `trip` times.
 
+        With `going`, the number of a state that is a bool, it ends as soon as that is false; it has no results then.
         Returns the final states, and the results stacked along a new leading axis.
         """
-        inner = Builder(self.differentiable)
+        inner = self.inside()
         inner.origin = self.origin
         states = [inner.input(v.t) for v in init]
         slices = [inner.input(x.t.with_shape(x.shape[1:])) for x in xs]
+        numbers: list[Value] = []  # of the step, where it draws random numbers
+
+        def number() -> Value:
+            numbers[:] = numbers or [inner.input(TensorType(dtypes.int64, ()))]
+            return numbers[0]
+
+        in_loop(inner, self, number)
         after, results = body(inner, states, slices)
+        xs = [*xs, *(self.iota(trip) for _ in numbers)]
         ends = [*after, *results]
         unique = list({v.id: v for v in ends}.values())
         region, taken = close_region(inner.inputs, inner.nodes, unique)
         places = tuple(next(k for k, u in enumerate(unique) if u is v) for v in ends)
         attrs = {"states": len(init), "scanned": len(xs), "trip": trip, "results": places}
+        attrs |= {} if going is None else {"going": going}
         operands = [*init, *xs, *taken]
         types = scan_types([v.t for v in operands], attrs, region)
         node = Node("scan", operands, [Value(t) for t in types], attrs, (region,), self.origin)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxc.errors import ShapeError
@@ -144,7 +145,30 @@ def _cast_eval(x: np.ndarray, to: dtypes.DType) -> np.ndarray:
             raise Undecided
         return x
     with np.errstate(all="ignore"):
+        if to.name == "float8e8m0":
+            return _power_of_two(x)
         return x.astype(to.numpy)
+
+
+def _power_of_two(x: np.ndarray) -> np.ndarray:
+    """The nearest power of two, halves up; NaN for what is less than 2^-128, or no number."""
+    bits = x.astype(np.float32).view(np.uint32)
+    tiny = np.where(bits < 0x00200000, 255, np.where(bits < 0x00600000, 0, 1))
+    code = np.where(bits < 0x00800000, tiny, (bits + np.uint32(0x00400000)) >> 23)
+    return np.asarray(
+        np.where(bits - np.uint32(1) >= 0x7F7FFFFF, 255, code).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    )
+
+
+def _bitcast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    source, to = types[0].dtype, attrs["to"]
+    if dtypes.string in (source, to) or source.bits != to.bits:
+        raise ShapeError(f"the bits of {source} are not those of {to}")
+    return (types[0].with_dtype(to),)
+
+
+def _bitcast_eval(x: np.ndarray, to: dtypes.DType) -> np.ndarray:
+    return np.ascontiguousarray(x).view(to.numpy).reshape(x.shape)
 
 
 def _isinf(x: np.ndarray, positive: bool = True, negative: bool = True) -> np.ndarray:
@@ -218,3 +242,5 @@ register(Primitive("isnan", Kind.POINTWISE, _predicate, np.isnan))
 register(Primitive("isinf", Kind.POINTWISE, _predicate, _isinf))
 register(Primitive("where", Kind.POINTWISE, _where, _where_eval, True))
 register(Primitive("cast", Kind.POINTWISE, _cast, _cast_eval, True))
+# The same bits as another type of the same width.
+register(Primitive("bitcast", Kind.POINTWISE, _bitcast, _bitcast_eval))

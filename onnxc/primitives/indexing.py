@@ -153,6 +153,21 @@ def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool, runs: int = 0) 
     return np.take_along_axis(x, order, axis), order.astype(np.int64)
 
 
+def _positions(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """Where a bool vector [n] is true: int64 [n], of which the first so many count: int64 []."""
+    (mask,) = types
+    if mask.rank != 1 or mask.dtype is not dtypes.boolean:
+        raise ShapeError(f"positions of {mask}")
+    return TensorType(dtypes.int64, mask.shape), TensorType(dtypes.int64, ())
+
+
+def _positions_eval(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    found = np.flatnonzero(mask)
+    out = np.zeros(mask.shape, np.int64)
+    out[: len(found)] = found
+    return out, np.asarray(len(found), np.int64)
+
+
 def _gather_eval(x: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
     return np.asarray(np.take(x, index.astype(np.int64), axis=axis))
 
@@ -162,4 +177,5 @@ register(Primitive("gather_elements", Kind.INDEXED, _gather_elements, _gather_el
 register(Primitive("gather_nd", Kind.INDEXED, _gather_nd, _gather_nd_eval))
 register(Primitive("scatter_elements", Kind.OPAQUE, _scatter_elements, _scatter_elements_eval))
 register(Primitive("scatter_nd", Kind.OPAQUE, _scatter_nd, _scatter_nd_eval))
+register(Primitive("positions", Kind.OPAQUE, _positions, _positions_eval))
 register(Primitive("top_k", Kind.OPAQUE, _top_k, _top_k_eval))

@@ -88,7 +88,9 @@ def _scan(
     split = attrs["states"] + attrs["scanned"]
     states, scanned, rest = list(args[: attrs["states"]]), args[attrs["states"] : split], args[split:]
     slices: list[list[np.ndarray]] = []
-    for step in range(attrs["trip"]):
+    for step in range(evaluate(attrs["trip"], sizes)):
+        if "going" in attrs and not states[attrs["going"]]:
+            break
         found = _run(region, [*states, *(a[step] for a in scanned), *rest], sizes)
         results = [found[k] for k in attrs["results"]]
         states, collected = results[: len(states)], results[len(states) :]

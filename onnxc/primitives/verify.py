@@ -22,6 +22,7 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType, same_shape
 from onnxc.primitives.base import TABLE
 from onnxc.primitives.control import scan_types
+from onnxc.primitives.host import is_host
 
 
 def verify(graph: Graph, after: str = "") -> None:
@@ -74,7 +75,7 @@ class _Check:
             outside = set(self.defined)
             self.graph(region)
             self.defined = outside  # what a region defines is not seen outside of it
-        if is_primitive(node.op):
+        if is_primitive(node.op) and not is_host(node):
             self.types(node)
         for i, value in enumerate(node.outputs):
             if value.node is not node or value.index != i:

@@ -11,14 +11,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from onnxc.errors import InputError, OnnxcError, PackageError
+import numpy as np
+
+from onnxc.errors import InputError, OnnxcError, PackageError, SizesError
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.library import CallError, call_exception
 from onnxc.runtime.package import write_package
+from onnxc.runtime.random_state import Draws
 from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import evaluate
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # of the manifest
 WEIGHTS, SOURCE = "weights", "source."  # sections: the weights, and how the names of generated sources begin
-CPU, CUDA = "cpu", "cuda"  # targets
+CPU, CUDA, STAGED = "cpu", "cuda", "staged"  # targets; the last is several programs for one of the others
 
 
 class Outputs:
@@ -121,7 +124,11 @@ class CompiledModel:
         self.manifest = manifest
         self._sections = sections
         self._signature = read_signature(manifest)
-        self._names, self._inputs = self._signature.output_names, self._signature.input_names
+        self._draws = Draws() if manifest.get("random_state") else None
+        self._given = self._signature if self._draws is None else self._signature.without_last()
+        self._names, self._inputs = self._signature.output_names, self._given.input_names
+
+    _variants: Variants | None = None
 
     # ------------------------------------------------------------ calls
 
@@ -141,8 +148,8 @@ class CompiledModel:
             LimitError: it needs more memory than there is, or than it may use.
         """
         if kwargs:
-            args = self._named(kwargs) if not args else self._signature.bind(args, kwargs)
-        return Outputs(self._names, self._run(args))
+            args = self._named(kwargs) if not args else self._given.bind(args, kwargs)
+        return Outputs(self._names, self._answer(self._with_state(args)))
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
@@ -154,7 +161,7 @@ class CompiledModel:
             input_feed: the inputs by name.
             run_options: ignored.
         """
-        found = self._run(self._named(input_feed))
+        found = self._answer(self._with_state(self._named(input_feed)))
         if not output_names:
             return list(found)
         unknown = [name for name in output_names if name not in self._names]
@@ -169,7 +176,50 @@ class CompiledModel:
                 return tuple([given[name] for name in self._inputs])
             except KeyError:
                 pass  # bind says what is wrong
-        return self._signature.bind((), given)
+        return self._given.bind((), given)
+
+    def _with_state(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All inputs of the program: those that were given, and what random operators draw from."""
+        if self._draws is None:
+            return args
+        return (*self._given.bind(args, {}), self._draws.next())
+
+    @property
+    def random(self) -> bool:
+        """Whether the model has random operators, so that its calls differ."""
+        return self._draws is not None
+
+    def seed(self, seed: int | None = None, *, calls: int = 0) -> None:
+        """Sets what the model's random operators draw from. (One without such operators is as it was.)
+
+        Calls draw one after the other from a sequence that follows from the seed, operators that have a seed of their
+        own from one that follows from that: the same seed, the same calls, the same numbers, in any number of threads
+        and on any target.
+
+        Args:
+            seed: from 0 to 2^64 - 1; None: one that is unlike any other, as a model has at first.
+            calls: how many calls of the sequence count as made already.
+
+        Raises:
+            InputError: a number out of range.
+        """
+        draws = Draws(seed, calls)
+        if self._draws is not None:
+            self._draws = draws
+
+    def _answer(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The outputs; where dims of size 1 are to be broadcast that were open at compile time, a variant's."""
+        try:
+            return self._run(args)
+        except SizesError:
+            variant = None if self._variants is None else self._variants.find(self.get_inputs(), args)
+            if variant is None:
+                raise
+            return variant._run(args)
+
+    def vary(self, compile: Callable[[Mapping[str, Sequence[int | None]]], CompiledModel]) -> None:
+        """Says how the model is compiled for inputs some of whose dims are 1 (`input_shapes`)."""
+        self._variants = Variants(compile)
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The outputs for inputs in the model's order."""
@@ -182,7 +232,7 @@ class CompiledModel:
 
     def get_inputs(self) -> list[Tensor]:
         """The inputs, each with ``name``, ``type`` and ``shape``, as onnxruntime has them."""
-        return list(self._signature.inputs)
+        return list(self._given.inputs)
 
     def get_outputs(self) -> list[Tensor]:
         """The outputs, each with ``name``, ``type`` and ``shape``, as onnxruntime has them."""
@@ -221,7 +271,7 @@ class CompiledModel:
         """The inputs of a profile, in the model's order."""
         if runs < 1:
             raise InputError(f"runs is at least 1, not {runs!r}")
-        return self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+        return self._with_state(self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
 
     def _profiled(self, values: Mapping[str, int], times: Sequence[Sequence[int]], peaks: Peaks) -> Report:
         """The report of a profile: nanoseconds of each kernel in each run, with these values of the dynamic dims."""
@@ -249,7 +299,7 @@ class CompiledModel:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, side)) for side in (self._signature.inputs, self._signature.outputs))
+        inputs, outputs = (", ".join(map(str, side)) for side in (self._given.inputs, self._signature.outputs))
         return f"<{type(self).__name__} {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
 
     def __reduce__(self) -> Any:
@@ -257,6 +307,33 @@ class CompiledModel:
 
     def _failure(self, error: CallError) -> OnnxcError:
         return failure(self.manifest, error)
+
+
+class Variants:
+    """A model compiled again for dims that are 1: a program takes two open dims that meet to be equal, and where one
+    of them is 1, it is broadcast by a program of its own.
+    """
+
+    def __init__(self, compile: Callable[[Mapping[str, Sequence[int | None]]], CompiledModel]) -> None:
+        self._compile = compile
+        self._made: dict[tuple[Any, ...], CompiledModel] = {}
+
+    def find(self, inputs: Sequence[Any], args: Sequence[Any]) -> CompiledModel | None:
+        """The variant for these inputs; None where no open dim is 1."""
+        shapes: dict[str, tuple[int | None, ...]] = {}
+        for tensor, x in zip(inputs, args, strict=False):
+            if not isinstance(tensor, Tensor):
+                continue
+            ones = zip(np.shape(x), tensor.sizes, strict=True)
+            found = tuple(1 if n == 1 and not isinstance(size, int) else None for n, size in ones)
+            if any(found):
+                shapes[tensor.name] = found
+        if not shapes:
+            return None
+        key = tuple(sorted(shapes.items(), key=lambda item: item[0]))
+        if key not in self._made:
+            self._made[key] = self._compile(shapes)
+        return self._made[key]
 
 
 def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:
@@ -269,6 +346,10 @@ def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:
         from onnxc.runtime.cuda.model import CudaModel
 
         return CudaModel
+    if target == STAGED:
+        from onnxc.runtime.staged import StagedModel
+
+        return StagedModel
     raise PackageError(f"the model was compiled for {str(target)[:40]!r}; this onnxc runs {CPU!r} and {CUDA!r}")
 
 

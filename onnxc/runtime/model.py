@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxc.errors import CpuError, InputError, LimitError, PackageError
+from onnxc.errors import CpuError, InputError, LimitError, OnnxcError, PackageError
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_bytes
 from onnxc.runtime.face import CUDA, SCHEMA, WEIGHTS, CompiledModel, Outputs
@@ -152,6 +152,9 @@ class CpuModel(CompiledModel):
         poison = os.environ.get("ONNXC_POISON") == "1"
         self._empty: Callable[..., Array] = _poisoned if poison else np.empty
         self._pool = OutputPool(poison)
+        updates = manifest.get("updates") or {}
+        self._updated: Sequence[int] = updates.get("inputs", ())
+        self._first_update: float = updates.get("first", math.inf)
         self._runtime = load_runtime(cache, sections.get(RUNTIME))
         self._memory_limit = int(manifest.get("memory_limit") or 0) or memory_bytes()
         self._weights = np.frombuffer(sections[WEIGHTS], np.uint8)
@@ -210,6 +213,7 @@ class CpuModel(CompiledModel):
     def _prepared(self, args: tuple[Any, ...]) -> tuple[_Site, Any, tuple[Array, ...], tuple[Array, ...]]:
         """For a call of the program: site, addresses of buffers, new outputs, and the inputs, to be kept until then."""
         inputs = self._signature.arrays(self._signature.bind(args, {}))
+        self._check_updated(args, inputs)
         shapes = tuple(x.shape for x in inputs)
         site = self._sites.get(shapes)
         if site is None:
@@ -221,6 +225,19 @@ class CpuModel(CompiledModel):
             raise LimitError("no memory for the outputs", cause=error) from error
         addresses = [x.ctypes.data for x in (*inputs, *outputs)]
         return site, (ctypes.c_void_p * (len(addresses) + 1))(*addresses), outputs, inputs
+
+    def _check_updated(self, given: Sequence[Any], inputs: Sequence[Array]) -> None:
+        """Refuses what a call could not change, since it would change a copy."""
+        for k in self._updated:
+            x = given[k]
+            plain = isinstance(x, np.ndarray) and x.ctypes.data == inputs[k].ctypes.data and x.flags.writeable
+            if not plain and inputs[k].size:
+                raise InputError(f"input {self._inputs[k]!r} is updated in place: it must be a writable, plain array")
+
+    def _failure(self, error: CallError) -> OnnxcError:
+        found = super()._failure(error)
+        found.partial = error.node >= self._first_update
+        return found
 
     def _remember(self, shapes: tuple[Shape, ...], site: _Site) -> None:
         # No lock, which a fork could leave locked: each step is atomic, and what is lost is made again.
@@ -273,6 +290,13 @@ class CpuModel(CompiledModel):
         times = [self._times(site, buffers, calls) for _ in range(warm_up + runs)][warm_up:]
         del kept
         return self._profiled(values, times, machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None))
+
+    def timed(self, args: tuple[Any, ...]) -> tuple[tuple[Array, ...], list[int], dict[str, int]]:
+        """A call with a clock around every kernel: outputs, nanoseconds of each kernel, values of the dynamic dims."""
+        site, buffers, outputs, kept = self._prepared(args)
+        times = self._times(site, buffers, len(self.manifest.get("kernels") or ()))
+        del kept
+        return outputs, times, dict(zip(self._signature.symbols, site.dims, strict=False))
 
     def _times(self, site: _Site, buffers: Any, kernels: int) -> list[int]:
         """Nanoseconds of each kernel in one run."""

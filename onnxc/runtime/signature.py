@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.errors import InputError, LimitError
+from onnxc.errors import InputError, LimitError, SizesError
 from onnxc.ir.dtypes import BY_NAME, DType
 from onnxc.runtime.sizes import Size, evaluate
 
@@ -102,6 +102,10 @@ class Signature:
                 if isinstance(size, str):
                     self._given.setdefault(size, (k, axis))
 
+    def without_last(self) -> Signature:
+        """The same without its last input, for what callers give where the runtime gives that one."""
+        return Signature(self.inputs[:-1], self.outputs, self.symbols, self.dim_names, self.equal, self.natural)
+
     @property
     def unsolved(self) -> list[str]:
         """Symbols that no input gives a value."""
@@ -187,7 +191,7 @@ class Signature:
         for a, b, node in self.equal:
             x, y = self._evaluate(a, values, node), self._evaluate(b, values, node)
             if x != y:
-                raise InputError(
+                raise SizesError(
                     f"with {self._sizes(values)} the sizes {x} and {y} meet, which must be equal", node=node
                 )
         for size, node in self.natural:

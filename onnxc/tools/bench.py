@@ -238,7 +238,10 @@ def bench(
         raise InputError("rounds and threads are at least 1")
     tell = progress or (lambda stage: None)
     if inputs is None:
-        inputs = random_inputs(decompose(onnx_file.load(model, input_shapes=input_shapes)), seed=seed, dims=dims)
+        graph = decompose(onnx_file.load(model, input_shapes=input_shapes), staged=True)
+        inputs = random_inputs(graph, seed=seed, dims=dims)
+    if any(not isinstance(x, np.ndarray) for x in inputs.values()):
+        raise InputError("models whose inputs are sequences or optionals cannot be raced")
     with stored_inputs(list(inputs.values())) as path:
         entries = {e: Entry(e, os.fspath(model), path, input_shapes) for e in peers}
         own = Entry("onnxc", os.fspath(model), path, input_shapes, {"accuracy": accuracy, "tuned": tuned})

@@ -28,10 +28,11 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxc.compiler import compile as compile_model
-from onnxc.errors import InputError, OnnxcError, RunError
+from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
+from onnxc.primitives.host import is_host
 from onnxc.random_inputs import random_inputs
 from onnxc.tools.float64 import evaluate_float64
 
@@ -180,6 +181,8 @@ def compare(
             tuned=tuned,
             progress=lambda stage: tell(f"{stage} done"),
         )
+    if getattr(compiled, "random", False):
+        raise InputError("the model has random operators: no other runtime draws the same numbers")
     tell(f"load into {reference}")
     run = judge.runner(reference)
     found: list[OutputComparison] = []
@@ -211,9 +214,9 @@ class _Judge:
 
     @cached_property
     def primitives(self) -> Graph:
-        return decompose(self.graph)
+        return decompose(self.graph, staged=True)
 
-    def named(self, inputs: Mapping[str, Array] | Sequence[Array]) -> Arrays:
+    def named(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         """Given inputs, by name, in the model's order."""
         names = self.graph.input_names
         if not isinstance(inputs, Mapping):
@@ -223,19 +226,25 @@ class _Judge:
         missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
         if missing or unknown:
             raise InputError(f"the model's inputs are {names}; missing: {missing}, unknown: {unknown}")
-        return {name: np.asarray(inputs[name]) for name in names}
+        return {name: x if isinstance(x := inputs[name], list) or x is None else np.asarray(x) for name in names}
 
     def runner(self, reference: str) -> Runner:
         if reference == "float64":
-            return lambda given: evaluate_float64(self.primitives, list(given.values()))
+            return self._exact
         return onnx_runner(self.model) if reference == "onnx" else onnxruntime_runner(self.model)
+
+    def _exact(self, given: Arrays) -> list[Array]:
+        if any(is_host(n) for n in self.primitives.nodes):
+            raise UnsupportedError("a model of several programs is not evaluated in float64")
+        return evaluate_float64(self.primitives, list(given.values()))
 
     def outputs(
         self, sample: int, given: Arrays, ours: Sequence[Array], theirs: Sequence[Array]
     ) -> list[OutputComparison]:
+        names, ours, theirs = flattened(self.graph.output_names, ours, theirs)
         first = [
             self._compare(name, sample, np.asarray(a), np.asarray(b))
-            for name, a, b in zip(self.graph.output_names, ours, theirs, strict=True)
+            for name, a, b in zip(names, ours, theirs, strict=True)
         ]
         doubted = [k for k, o in enumerate(first) if not o.agrees and o.note != "shape"]
         if any(_is_float(ours[k]) for k in doubted):
@@ -287,7 +296,7 @@ class _Judge:
     ) -> list[OutputComparison]:
         self.tell("evaluate in float64")
         try:
-            exact = evaluate_float64(self.primitives, list(given.values()))
+            exact = self._exact(given)
         except OnnxcError as error:
             return [
                 r if r.agrees else _changed(r, note=f"{r.note}; no float64 reference: {error}".strip("; "))
@@ -315,6 +324,7 @@ class _Judge:
         self.tell("evaluate in onnx's reference evaluator")
         try:
             exact = onnx_runner(self.model)(given)
+            _, exact, _ = flattened(self.graph.output_names, exact, exact)
         except OnnxcError as error:
             return [r if r.agrees else _changed(r, note=f"{r.note}; {error}") for r in rows]
         out = []
@@ -323,6 +333,34 @@ class _Judge:
                 row = _changed(row, agrees=True, note=f"{row.note}, but onnx's reference evaluator agrees with onnxc")
             out.append(row)
         return out
+
+
+def flattened(
+    names: Sequence[str], ours: Sequence[Any], theirs: Sequence[Any]
+) -> tuple[list[str], list[Array], list[Array]]:
+    """Outputs as arrays: those in a sequence under `name[0]`, `name[1]`, ..., and None as an empty array.
+
+    Raises RunError where two sequences have different lengths.
+    """
+    flat_names: list[str] = []
+    flat_ours: list[Array] = []
+    flat_theirs: list[Array] = []
+    for name, a, b in zip(names, ours, theirs, strict=True):
+        if isinstance(a, list) or isinstance(b, list):
+            if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
+                raise RunError(f"output {name!r} is {_size(a)}, and the reference's is {_size(b)}")
+            inner = flattened([f"{name}[{k}]" for k in range(len(a))], a, b)
+        else:
+            own, other = (np.empty(0, bool) if x is None else np.asarray(x) for x in (a, b))
+            inner = ([name], [own], [other])
+        flat_names += inner[0]
+        flat_ours += inner[1]
+        flat_theirs += inner[2]
+    return flat_names, flat_ours, flat_theirs
+
+
+def _size(x: Any) -> str:
+    return f"a sequence of {len(x)}" if isinstance(x, list) else "no sequence"
 
 
 def _changed(row: OutputComparison, **changes: Any) -> OutputComparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from onnxc.errors import ModelError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
-from onnxc.ir.types import TensorType
+from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
 from onnxc.ops.registry import find
 from onnxc.primitives.builder import constant_of
 from onnxc.random_inputs import dim_names
@@ -69,13 +69,13 @@ def model_info(model: str | os.PathLike[str]) -> ModelInfo:
     """Reads a model and lists what it holds, also where some of its ops are not supported."""
     graph = onnx_file.load(model)
     constants = [c for n in _nodes(graph) for v in n.outputs if (c := constant_of(v)) is not None]
-    declared = graph.metadata.get("output_types", {})
+    declared, unranked = (graph.metadata.get(f"{side}_types", {}) for side in ("output", "input"))
     opsets = {domain or "ai.onnx": version for domain, version in graph.metadata["opsets"].items()}
     return ModelInfo(
         name=graph.name,
         producer=graph.metadata.get("producer", ""),
         opsets=opsets,
-        inputs={v.name: _type(v.t, graph.dim_names) for v in graph.inputs},
+        inputs={v.name: _type(v.type, graph.dim_names, unranked.get(v.name)) for v in graph.inputs},
         outputs={name: _declared(declared.get(name)) for name in graph.output_names},
         dims=dim_names(graph),
         ops=_ops(graph),
@@ -109,8 +109,14 @@ def _operator(op: str, opsets: dict[str, int]) -> tuple[str, str, int]:
     return domain, op_type, int(version) if version else opsets.get(domain, 1)
 
 
-def _type(t: TensorType, names: dict[str, str]) -> str:
-    return f"{t.dtype.name}[{', '.join(names.get(str(d), str(d)) for d in t.shape)}]"
+def _type(t: Type | None, names: dict[str, str], declared: Sequence[Any] | None = None) -> str:
+    """`float32[batch, 3]`, `sequence(float32[...])`; what is declared says the dtype where the rank is open."""
+    if isinstance(t, TensorType):
+        return f"{t.dtype.name}[{', '.join(names.get(str(d), str(d)) for d in t.shape)}]"
+    if isinstance(t, (SequenceType, OptionalType)):
+        inner = _type(t.element, names, None if declared is None else declared[1])
+        return f"{'sequence' if isinstance(t, SequenceType) else 'optional'}({inner})"
+    return f"{declared[1]}[...]" if t is None and declared is not None else str(t or "?")
 
 
 def _declared(entry: Any) -> str:

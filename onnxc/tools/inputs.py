@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,19 @@ def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
 def _read_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+            return _with_lists({name: stored[name] for name in stored.files})
     except (OSError, ValueError, AttributeError, EOFError) as error:
         raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
+
+
+def _with_lists(arrays: Arrays) -> dict[str, Any]:
+    """`s[0]`, `s[1]`, ... as the list `s`."""
+    lists: dict[str, list[Array]] = {}
+    for name in arrays:
+        base, bracket, rest = name.rpartition("[")
+        if bracket and rest == f"{len(lists.get(base, ()))}]":
+            lists.setdefault(base, []).append(arrays[name])
+    return {**arrays, **lists}
 
 
 def _read_folder(path: Path, names: Sequence[str]) -> Arrays:
@@ -57,11 +68,23 @@ def _read_folder(path: Path, names: Sequence[str]) -> Arrays:
     return found
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
-    """Writes an .npz at exactly this path. Types that numpy lacks (bfloat16) become float32."""
-    plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in arrays.items()}
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array | list[Any] | None]) -> None:
+    """Writes an .npz at exactly this path. Types that numpy lacks (bfloat16) become float32.
+
+    The values of a sequence are `name[0]`, `name[1]`, ...; an empty optional is left out.
+    """
+    flat = dict(_flat(arrays))
+    plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in flat.items()}
     with open(path, "wb") as file:
         np.savez(file, **plain)  # type: ignore[arg-type]  # names are the model's own
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    for name, value in values.items():
+        if isinstance(value, list):
+            yield from _flat({f"{name}[{k}]": v for k, v in enumerate(value)})
+        elif value is not None:
+            yield name, value
 
 
 def parse_shapes(options: Sequence[str]) -> dict[str, tuple[int | str | None, ...]]:

@@ -127,7 +127,7 @@ class Given:
         from onnxc.frontends import onnx_file
         from onnxc.passes.decompose import decompose
 
-        graph = decompose(onnx_file.load(model, input_shapes=shapes))
+        graph = decompose(onnx_file.load(model, input_shapes=shapes), staged=True)
         return random_inputs(graph, seed=self.seed, dims=self.dims)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,11 +11,13 @@ import numpy as np
 from onnxc.errors import InputError
 from onnxc.gradient import Joint, cleaned
 from onnxc.ir import dtypes
-from onnxc.ir.graph import Graph, Value
+from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.optim import Clock, Optimizer
 from onnxc.passes.simplify import Rewriter
-from onnxc.primitives.builder import Builder
+from onnxc.planner.in_place import UPDATES
+from onnxc.primitives.builder import Builder, constant_of
+from onnxc.training.precision import SCALE, SKIPPED, LossScale, all_finite
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class Update:
         clip_norm: the most that their norm, over all parameters, may be; larger ones are scaled down.
         clip_value: the most that an element may be, either way.
         steps: of how many micro-batches the mean is taken before the parameters change.
+        scaling: what the loss is multiplied by, for gradients in float16.
     """
 
     optimizer: Optimizer
     clip_norm: float | None = None
     clip_value: float | None = None
     steps: int = 1
+    scaling: LossScale | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, Optimizer):
@@ -59,19 +64,14 @@ class Slot:
     initial: np.ndarray
 
     @property
+    def type(self) -> TensorType:
+        """Of the tensor."""
+        return TensorType(dtypes.from_numpy(self.initial.dtype), self.initial.shape)
+
+    @property
     def key(self) -> str:
         """A name for files."""
         return f"{self.state or 'parameter'}/{self.name}"
-
-
-@dataclass(frozen=True)
-class StepGraph:
-    """A graph whose inputs are the model's, `rate` and `step` (scalars of float64), then all slots; its outputs are the
-    model's, then the new contents of the slots that change.
-    """
-
-    graph: Graph
-    changed: tuple[int, ...]  # the slots, by number
 
 
 def slots_of(joint: Joint, update: Update) -> list[Slot]:
@@ -81,6 +81,7 @@ def slots_of(joint: Joint, update: Update) -> list[Slot]:
         nothing = np.zeros_like(joint.weights[v.name])
         found += [Slot(v.name, state, nothing) for state in update.optimizer.states]
         found += [Slot(v.name, "gradient", nothing)] if update.steps > 1 else []
+    found += [Slot("", state, initial) for state, initial in update.scaling.states().items()] if update.scaling else []
     return found
 
 
@@ -88,31 +89,65 @@ def _trained(joint: Joint) -> list[Value]:
     return [v for v, g in zip(joint.wrt, joint.gradients, strict=True) if g is not None and v.name in joint.weights]
 
 
-def step_graph(joint: Joint, update: Update, slots: Sequence[Slot], *, last: bool) -> StepGraph:
-    """The graph of a step; without `last`, of one that adds to the gradients only."""
+def step_graph(joint: Joint, update: Update, slots: Sequence[Slot], *, last: bool) -> Graph:
+    """The graph of a step; without `last`, of one that adds to the gradients only.
+
+    Its inputs are the model's, `rate` and `step` (scalars of float64), then all slots; its outputs are the model's,
+    then the new contents of the slots that change, which a run writes over the old ones.
+    """
     b = Builder()
     clock = Clock(*(b.input(TensorType(dtypes.float64, ()), name) for name in ("rate", "step")))
     held = {v.name: v for v in joint.graph.inputs if v.name in joint.weights}
-    own = [v for v in joint.graph.inputs if v.name not in joint.weights]
-    values = [held[s.name] if not s.state else b.input(held[s.name].t) for s in slots]
+    own = [v for v in joint.graph.inputs if v.name not in joint.weights and v not in joint.cotangents]
+    values = [b.input(s.type) if s.state else held[s.name] for s in slots]
     inputs = [*own, clock.rate, clock.step, *values]
     place = {(s.name, s.state): k for k, s in enumerate(slots)}
     total = {v.name: g for v, g in zip(joint.wrt, joint.gradients, strict=True) if g is not None}
+    seeds: list[Node] = []
+    if update.scaling:
+        scale = values[place["", SCALE]]
+        seeds = update.scaling.seeds(scale, joint.cotangents)
+        total = update.scaling.unscaled(b, total, scale)
     if update.steps > 1:
         share = 1 / update.steps
         total = {n: b.add(values[place[n, "gradient"]], b.mul(g, share)) for n, g in total.items()}
     new: dict[int, Value] = {place[name, ""]: value for name, value in joint.buffers.items()}
+    if update.scaling:  # a batch that overflows leaves no trace
+        new = {k: b.where(b.lt(b.abs(v), math.inf), v, values[k]) for k, v in new.items()}
     if last:
         new |= _updated(b, total, values, place, update, clock)
     else:
         new |= {place[n, "gradient"]: g for n, g in total.items()}
-    changed = tuple(sorted(new))
+    changed = sorted(k for k, v in new.items() if v is not values[k])
     outputs = [*joint.graph.outputs, *(new[k] for k in changed)]
-    names = [*joint.graph.output_names, *(f"new:{k}" for k in changed)]
+    prefix = _prefix([*joint.graph.output_names, *(v.name for v in own)])
+    names = [*joint.graph.output_names, *(f"{prefix}new {k}" for k in changed)]
+    updates = {f"{prefix}new {k}": f"{prefix}{k}" for k in changed}
+    first, rest = _of_clock(b.nodes, clock)
     graph = replace(
-        joint.graph, inputs=inputs, nodes=[*joint.graph.nodes, *b.nodes], outputs=outputs, output_names=names
+        joint.graph, inputs=inputs, nodes=[*seeds, *first, *joint.graph.nodes, *rest], outputs=outputs,
+        output_names=names, metadata={**joint.graph.metadata, UPDATES: updates},
+    )  # fmt: skip
+    return _named(
+        cleaned(graph),
+        [
+            *own,
+            *(Value(v.type, prefix + v.name) for v in (clock.rate, clock.step)),
+            *(Value(v.type, f"{prefix}{k}") for k, v in enumerate(values)),
+        ],
     )
-    return StepGraph(_named(cleaned(graph), len(own)), changed)
+
+
+def _of_clock(nodes: Sequence[Node], clock: Clock) -> tuple[list[Node], list[Node]]:
+    """The nodes that follow from the clock alone, and the others. The former run first: no update waits for them."""
+    known = {clock.rate.id, clock.step.id}
+    first: list[Node] = []
+    for node in nodes:
+        if all(v.id in known or constant_of(v) is not None for v in node.operands):
+            first.append(node)
+            known.update(v.id for v in node.outputs)
+    taken = {id(n) for n in first}
+    return first, [n for n in nodes if id(n) not in taken]
 
 
 def _updated(
@@ -120,15 +155,22 @@ def _updated(
     update: Update, clock: Clock,
 ) -> dict[int, Value]:  # fmt: skip
     """New parameters and states, by slot."""
-    gradients = _clipped(b, gradients, update)
     found: dict[int, Value] = {}
+    scaling = {s: values[place["", s]] for s in update.scaling.states()} if update.scaling else {}
+    good = all_finite(b, gradients.values()) if update.scaling else None
+    if update.scaling:
+        clock = clock._replace(step=b.sub(clock.step, scaling[SKIPPED]))
+    gradients = _clipped(b, gradients, update)
     for name, g in gradients.items():
         states = {s: values[place[name, s]] for s in update.optimizer.states}
         p, after = update.optimizer.update(b, values[place[name, ""]], g, states, clock)
         found[place[name, ""]] = p
         found |= {place[name, s]: v for s, v in after.items()}
-        if update.steps > 1:
-            found[place[name, "gradient"]] = b.full(g.shape, b.scalar(0, g.dtype), g.dtype)
+    if update.scaling and good is not None:
+        found = {k: b.where(good, v, values[k]) for k, v in found.items()}
+        found |= {place["", s]: v for s, v in update.scaling.after(b, good, scaling).items()}
+    if update.steps > 1:
+        found |= {place[n, "gradient"]: b.full(g.shape, b.scalar(0, g.dtype), g.dtype) for n, g in gradients.items()}
     return found
 
 
@@ -145,12 +187,19 @@ def _clipped(b: Builder, gradients: Mapping[str, Value], update: Update) -> Mapp
     return {n: b.mul(g, b.cast(scale, g.dtype)) for n, g in gradients.items()}
 
 
-def _named(graph: Graph, own: int) -> Graph:
-    """Inputs that are not the model's get names of their own, so that none of the model's can meet them."""
-    new = [*graph.inputs[:own], *(Value(v.type, f"slot:{k}") for k, v in enumerate(graph.inputs[own:]))]
-    r = Rewriter(replace(graph, inputs=new))
-    for old, value in zip(graph.inputs, new, strict=True):
-        r.replace(old, value)
+def _prefix(taken: Sequence[str]) -> str:
+    """What no name of the model begins with."""
+    prefix = "slot "
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_ "
+    return prefix
+
+
+def _named(graph: Graph, inputs: Sequence[Value]) -> Graph:
+    """The graph with other inputs in the place of its own, of the same types."""
+    r = Rewriter(replace(graph, inputs=list(inputs)))
+    for old, new in zip(graph.inputs, inputs, strict=True):
+        r.replace(old, new)
     for node in graph.nodes:
         r.keep(node)
     return r.result()

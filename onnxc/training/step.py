@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
 from onnxc.compiler import compile as compile_model
-from onnxc.errors import InputError
+from onnxc.errors import InputError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.gradient import joint
 from onnxc.optim import Optimizer
+from onnxc.passes.widen_halves import KEPT
+from onnxc.planner.partition import BUDGET
 from onnxc.report import Report
 from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.runtime.random_state import Draws
 from onnxc.training.graph import Slot, Update, slots_of, step_graph
+from onnxc.training.precision import SCALE, SKIPPED, LossScale, lowered, scaling_of
+from onnxc.training.schedules import Schedule
 from onnxc.training.statistics import running_statistics
 from onnxc.training.weights import checked, trained_model
-
-Schedule = Callable[[int], float]
 
 
 def compile_training(
@@ -36,6 +40,10 @@ def compile_training(
     clip_value: float | None = None,
     accumulate: int = 1,
     stop_gradient: Sequence[str] = (),
+    seed: int | None = None,
+    precision: str = "float32",
+    loss_scale: LossScale | None = None,
+    memory_budget: float = 1.0,
     input_shapes: InputShapes | None = None,
     base_dir: str | os.PathLike[str] | None = None,
     threads: int | None = None,
@@ -49,12 +57,21 @@ def compile_training(
         loss: what is minimised: the name of a value, or of several, which add up. By default the only output.
         optimizer: from :mod:`onnxc.optim`.
         wrt: names of the weights that are trained; all others stay as they are. By default all of a float dtype that
-            the loss depends on.
+            the loss depends on, but for scalars, as exporters write the numbers of a formula.
         schedule: the learning rate of each step, from the number of steps before it. By default the optimizer's.
         clip_norm: the most that the norm of all gradients together may be; larger ones are scaled down.
         clip_value: the most that an element of a gradient may be, either way.
         accumulate: of how many calls the mean gradient is taken before the parameters change.
         stop_gradient: names of values that count as constants.
+        seed: what random operators, as Dropout, draw from, as of :func:`onnxc.compile`: each call draws anew, forward
+            and backward pass from the same numbers. By default another in each training.
+        precision: ``bfloat16`` or ``float16`` runs forward and backward pass in halves where that does no harm;
+            parameters, gradients and the optimizer stay as they are.
+        loss_scale: for ``float16``: what the loss is multiplied by, so that small gradients are not lost. Steps whose
+            gradients overflow change nothing but the scale. By default ``LossScale()``.
+        memory_budget: how much memory the intermediates of a step should take at most, as a fraction of what they take
+            otherwise. Products and convolutions are then computed again in the backward pass, as few as will do; where
+            no choice will, the one with the least memory is taken. The results have the same bits.
         input_shapes, base_dir, threads, cache: as in :func:`onnxc.compile`.
 
     Returns:
@@ -64,22 +81,27 @@ def compile_training(
         InputError: a name that the model does not have, or a loss that is no scalar. UnsupportedError: an operator on
         the way that has no derivative here. Others as :func:`onnxc.compile`.
     """
+    scaling = scaling_of(precision, loss_scale)
     imported = onnx_file.load(model, base_dir=base_dir, input_shapes=input_shapes)
-    both = joint(imported, loss, wrt, stop_gradient=stop_gradient, buffers=running_statistics(imported))
+    both = joint(
+        imported, loss, wrt, cotangents=scaling is not None, stop_gradient=stop_gradient,
+        buffers=running_statistics(imported),
+    )  # fmt: skip
     others = [v.name for v in both.wrt if v.name not in both.weights]
     if others:
         raise InputError(f"wrt: {others} are no weights of the model, and only these are trained")
-    update = Update(optimizer, clip_norm, clip_value, accumulate)
+    budget = _budget(memory_budget)
+    both = lowered(both, precision)
+    update = Update(optimizer, clip_norm, clip_value, accumulate, scaling)
     slots = slots_of(both, update)
     if not any(g is not None for g in both.gradients):
         raise InputError("the loss depends on no weight that could be trained")
-    programs, changed = [], []
-    for last in (False, True) if accumulate > 1 else (True,):
-        step = step_graph(both, update, slots, last=last)
-        programs.append(compile_model(step.graph, threads=threads, cache=cache))
-        changed.append(step.changed)
+    graphs = [step_graph(both, update, slots, last=last) for last in ((False, True) if accumulate > 1 else (True,))]
+    for graph in graphs:
+        graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
+    programs = [compile_model(graph, threads=threads, cache=cache) for graph in graphs]
     names = imported.input_names, imported.output_names
-    return TrainingStep(model, base_dir, names, programs, changed, slots, update, schedule)
+    return TrainingStep(model, base_dir, names, programs, slots, update, schedule, seed)
 
 
 class TrainingStep:
@@ -94,18 +116,21 @@ class TrainingStep:
         base_dir: str | os.PathLike[str] | None,
         names: tuple[Sequence[str], Sequence[str]],
         programs: Sequence[CompiledModel],
-        changed: Sequence[Sequence[int]],
         slots: Sequence[Slot],
         update: Update,
         schedule: Schedule | None,
+        seed: int | None = None,
     ) -> None:
         self._model, self._base_dir = model, base_dir
         self._inputs, self._outputs = map(tuple, names)
-        self._programs, self._changed = list(programs), list(changed)
-        self._slots, self._update = list(slots), update
+        self._programs, self._update = list(programs), update
+        self._keys = {s.key: k for k, s in enumerate(slots)}
+        self._parameters = {s.name: k for k, s in enumerate(slots) if not s.state}
         self.schedule = schedule
         self.calls = 0
-        self._values = [np.array(s.initial) for s in slots]
+        self._seed = Draws(seed).seed
+        self._failed = ""
+        self._values = [np.array(s.initial, order="C") for s in slots]  # programs write into these
 
     def __call__(self, /, *args: Any, learning_rate: float | None = None, **inputs: Any) -> Outputs:
         """One step.
@@ -118,18 +143,24 @@ class TrainingStep:
             The model's outputs, by name, from the parameters before the update.
 
         Raises:
-            InputError: inputs that do not fit the model. The parameters are then as before.
+            InputError: inputs that do not fit the model. RunError: what the inputs hold does not fit, as a class number
+            out of range. The parameters are then as before; where they cannot be, since the program had begun to update
+            them, every later call raises InputError until :meth:`load_state` has given it others.
         """
+        if self._failed:
+            raise InputError(f"a step before failed while it updated the parameters, so load a state: {self._failed}")
         batch = self._bound(args, inputs)
         rate = self.learning_rate if learning_rate is None else _rate(learning_rate)
         turn = self._turn()
         scalars = np.asarray(rate, np.float64), np.asarray(self.steps + 1, np.float64)
-        found = tuple(self._programs[turn](*batch, *scalars, *self._values))
-        own = len(self._outputs)
-        for k, value in zip(self._changed[turn], found[own:], strict=True):
-            self._values[k] = value
+        self._programs[turn].seed(self._seed, calls=self.calls)
+        try:
+            found = self._programs[turn](*batch, *scalars, *self._values)
+        except OnnxcError as error:
+            self._failed = str(error) if error.partial else ""
+            raise
         self.calls += 1
-        return Outputs(self._outputs, found[:own])
+        return found
 
     def _turn(self) -> int:
         """Which program: the last updates the parameters, one before it adds to the gradients."""
@@ -151,6 +182,20 @@ class TrainingStep:
         return self.calls // self._update.steps
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by in the next step; None where it is not scaled."""
+        return self._number(SCALE)
+
+    @property
+    def skipped(self) -> int:
+        """Steps so far whose gradients were not finite, and which changed nothing."""
+        return int(self._number(SKIPPED) or 0)
+
+    def _number(self, state: str) -> float | None:
+        place = self._keys.get(Slot("", state, np.zeros(())).key)
+        return None if place is None else float(self._values[place])
+
+    @property
     def learning_rate(self) -> float:
         """Of the next step."""
         return _rate(self.schedule(self.steps)) if self.schedule is not None else self._update.optimizer.lr
@@ -158,7 +203,7 @@ class TrainingStep:
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
         """Copies of the parameters, and of the statistics that training keeps, by name."""
-        return {s.name: v.copy() for s, v in zip(self._slots, self._values, strict=True) if not s.state}
+        return {name: self._values[k].copy() for name, k in self._parameters.items()}
 
     def set_parameters(self, values: Mapping[str, Any]) -> None:
         """Puts arrays in the place of parameters.
@@ -166,15 +211,15 @@ class TrainingStep:
         Raises:
             InputError: a name or a shape that is not the model's.
         """
-        places = {s.name: k for k, s in enumerate(self._slots) if not s.state}
-        new = {places[n]: v for n, v in checked(values, {n: self._values[k] for n, k in places.items()}).items()}
-        for k, v in new.items():
-            self._values[k] = v
+        wanted = {name: self._values[k] for name, k in self._parameters.items()}
+        for name, v in checked(values, wanted).items():
+            self._values[self._parameters[name]] = v
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the next step depends on: parameters, states of the optimizer, the number of calls."""
-        rows = {s.key: v.copy() for s, v in zip(self._slots, self._values, strict=True)}
-        return rows | {"calls": np.asarray(self.calls)}
+        return {key: self._values[k].copy() for key, k in self._keys.items()} | {
+            "calls": np.asarray(self.calls), "seed": np.asarray(self._seed, np.uint64),
+        }  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`state` gave.
@@ -182,19 +227,33 @@ class TrainingStep:
         Raises:
             InputError: it is not that of this model and optimizer.
         """
-        wanted = {s.key: v for s, v in zip(self._slots, self._values, strict=True)}
-        found = checked(state, wanted | {"calls": np.asarray(0)}, complete=True)
+        wanted = {key: self._values[k] for key, k in self._keys.items()}
+        found = checked(state, wanted | {"calls": np.asarray(0), "seed": np.asarray(0, np.uint64)}, complete=True)
         calls = int(found.pop("calls"))
         if calls < 0:
             raise InputError(f"a state after {calls} calls")
-        self.calls = calls
-        self._values = [found[s.key] for s in self._slots]
+        self.calls, self._seed, self._failed = calls, int(found.pop("seed")), ""
+        self._values = [found[key] for key in self._keys]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the state to a file of safetensors."""
+        """Writes the state to a file of safetensors. A file that is there already is replaced when the new one is
+        complete.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        save_file(self.state(), os.fspath(path))
+        path = os.fspath(path)
+        unfinished = f"{path}.{os.getpid()}.tmp"
+        try:
+            save_file(self.state(), unfinished)
+            os.replace(unfinished, path)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                os.remove(unfinished)
+            raise InputError(f"the state cannot be written to {path!r}: {error}", cause=error) from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from a file that :meth:`save` wrote.
@@ -211,24 +270,48 @@ class TrainingStep:
             raise InputError(f"no state can be read from {os.fspath(path)!r}: {error}", cause=error) from error
 
     def to_onnx(
-        self, path: str | os.PathLike[str] | None = None, *, model: Model | None = None
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        model: Model | None = None,
+        base_dir: str | os.PathLike[str] | None = None,
     ) -> onnx.ModelProto | None:
         """The model that is trained, with its weights as they are now.
 
         Args:
             path: writes it there (weights of over 1 GB to a second file beside it), and returns None.
             model: another model with weights of the same names, into which they go: the one without a loss.
+            base_dir: the folder of that model's external data, where it is bytes or a ModelProto.
 
         Raises:
-            InputError: that model has no weight of these names and shapes.
+            InputError: that model has no weight of these names and shapes, its external data is not there, or the file
+            cannot be written.
         """
         if model is None:
             return trained_model(self._model, self._base_dir, self.parameters, path)
-        return trained_model(model, None, self.parameters, path)
+        return trained_model(model, base_dir, self.parameters, path)
 
     def explain(self) -> Report:
         """The compiled step (the one that updates the parameters)."""
         return self._programs[-1].explain()
+
+    def profile(self, /, *args: Any, runs: int = 10, **inputs: Any) -> Report:
+        """The compiled step with the time of each kernel, as of :meth:`onnxc.CompiledModel.profile`. It is run with
+        copies of the parameters, which stay as they are.
+
+        Raises:
+            InputError, RunError: as a call.
+        """
+        scalars = np.asarray(self.learning_rate, np.float64), np.asarray(self.steps + 1, np.float64)
+        values = [v.copy() for v in self._values]
+        return self._programs[-1].profile([*self._bound(args, inputs), *scalars, *values], runs=runs)
+
+
+def _budget(given: Any) -> float:
+    """A memory budget. InputError for what is none."""
+    if not isinstance(given, (int, float)) or not 0 <= given <= 1:
+        raise InputError(f"memory_budget is a fraction from 0 to 1, and not {given!r}")
+    return float(given)
 
 
 def _rate(given: Any) -> float:

@@ -20,7 +20,7 @@ _INLINE = 1 << 30  # bytes of a model from which on its weights are written to a
 def checked(
     values: Mapping[str, Any], wanted: Mapping[str, np.ndarray], *, complete: bool = False
 ) -> dict[str, np.ndarray]:
-    """The arrays, in the dtypes of those that are wanted.
+    """Copies of the arrays, in the dtypes of those that are wanted, contiguous.
 
     Raises:
         InputError: an array that is not wanted, or has another shape; with `complete`, one that is missing.
@@ -38,7 +38,7 @@ def checked(
             raise InputError(f"{name!r} is no array: {error}", cause=error) from error
         if array.shape != like.shape or array.dtype.kind != like.dtype.kind:
             raise InputError(f"{name!r} is {like.dtype}{list(like.shape)}; {array.dtype}{list(array.shape)} was given")
-        found[name] = np.array(array, like.dtype)
+        found[name] = np.array(array, like.dtype, order="C")
     return found
 
 
@@ -60,10 +60,13 @@ def trained_model(
         tensor.CopyFrom(numpy_helper.from_array(weights[name], name))
     if path is None:
         return proto
-    onnx.save_model(
-        proto, os.fspath(path), save_as_external_data=proto.ByteSize() > _INLINE,
-        location=os.path.basename(os.fspath(path)) + ".data",
-    )  # fmt: skip
+    try:
+        onnx.save_model(
+            proto, os.fspath(path), save_as_external_data=proto.ByteSize() > _INLINE,
+            location=os.path.basename(os.fspath(path)) + ".data",
+        )  # fmt: skip
+    except OSError as error:
+        raise InputError(f"the model cannot be written to {os.fspath(path)!r}: {error}", cause=error) from error
     return None
 
 
@@ -75,8 +78,16 @@ def whole_model(model: Model, base_dir: str | os.PathLike[str] | None) -> onnx.M
     elif isinstance(model, (bytes, bytearray, memoryview)):
         proto.ParseFromString(bytes(model))
     else:
-        proto = onnx.load(os.fspath(model), load_external_data=False)
+        try:
+            proto = onnx.load(os.fspath(model), load_external_data=False)
+        except OSError as error:
+            raise InputError(f"the model {os.fspath(model)!r} cannot be read: {error}", cause=error) from error
         base_dir = base_dir or os.path.dirname(os.path.abspath(os.fspath(model)))
     if any(t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer):
-        load_external_data_for_model(proto, os.fspath(base_dir or "."))
+        folder = os.fspath(base_dir or ".")
+        try:
+            load_external_data_for_model(proto, folder)
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            message = f"the model's external data cannot be read from {folder!r} (base_dir says where it is): {error}"
+            raise InputError(message, cause=error) from error
     return proto

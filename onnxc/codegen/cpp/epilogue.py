@@ -74,9 +74,10 @@ class Epilogue:
     def emit(self) -> list[str]:
         """The statements; they use `acc`, `lanes` and the loops' names."""
         scope = Scope(available=self._known)
-        for store in self.nest.stores():
-            value = self.emitter.emit(store.term, scope)
-            self.emitter.store(store.value, store.address, value, scope)
+        stores = self.nest.stores()
+        values = [self.emitter.emit(s.term, scope) for s in stores]  # all first: a store may overwrite what they read
+        for s, value in zip(stores, values, strict=True):
+            self.emitter.store(s.value, s.address, value, scope)
         return scope.lines
 
 

@@ -141,7 +141,7 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         loops = [(s, d) for s, d in access.batch if s in symbols(b.base)]
         count = self.size(prod(d for _, d in loops))
         panels = f"ig_panels({self.size(n)})"
-        each = f"{panels} * IG_NR * ig_up({self.size(k)}, 2)"
+        each = f"{panels} * IG_NR * ox_up({self.size(k)}, 2)"
         mine: dict[Symbol, str] = {}
         decode = self.loops(loops, "(t / panels)", mine)
         position = "0"

@@ -291,7 +291,7 @@ class NestEmitter:
         extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
         total = prod(d for _, d in loops)
         chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
-        chunks = ceildiv(extent, CHUNK) if chunked else 1
+        chunks = ceildiv(extent, CHUNK) if chunked else 0 if extent == 0 else 1  # no items: not even an index is read
         per_row = self._phase_work(Phase([], [], phase.stores)) * (CHUNK if chunked else extent)
         previous, self.emitter.vector = self.emitter.vector, vector
         grain, head = self._grain(per_row), list[str]()
@@ -338,8 +338,8 @@ class NestEmitter:
             inner = scope.child()
             if not self.outer_vector:
                 inner.lines.append("const Part lanes{1};")
-            for s in phase.stores:
-                value = self.emitter.emit(s.term, scope)
+            values = [self.emitter.emit(s.term, scope) for s in phase.stores]
+            for s, value in zip(phase.stores, values, strict=True):
                 self.emitter.store(s.value, s.address, value, inner)
             scope.lines += ["{", *indent(inner.lines), "}"]
             return
@@ -533,8 +533,8 @@ class NestEmitter:
                 f"{self.emitter.index(stride, scope)}, (int)lanes, (int)({name}_1 - {name}_0));",
             ]
             # A function that is called for single lanes has a vector variable of its own: it starts at that lane.
-            assert self.vector is not None, "tiles are of vectors"
-            lane = self.emitter.name_loop(self.vector)
+            assert self.emitter.vector is not None, "tiles are of vectors"
+            lane = self.emitter.name_loop(self.emitter.vector)  # of this phase: splitting gives each its own
             scope.lines.append(f"const i64 {tile}_at = {lane};")
             self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL + ({lane} - {tile}_at)"
         self.emitter.names[staged.partner] = name
@@ -552,8 +552,8 @@ class NestEmitter:
             self.emitter.cache_at = self._flat(phase)
         for a in accumulators:
             self._accumulate(a, scope, prefix)
-        for s in phase.stores:
-            value = self.emitter.emit(s.term, scope)
+        values = [self.emitter.emit(s.term, scope) for s in phase.stores]  # all first: a store may overwrite an operand
+        for s, value in zip(phase.stores, values, strict=True):
             self.emitter.store(s.value, s.address, value, scope)
         for term, (name, last) in self.caches.items():
             if last == id(phase) and term not in self.emitter.cached:

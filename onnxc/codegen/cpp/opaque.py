@@ -1,4 +1,5 @@
-"""Kernels of the primitives that are no loop nests: cumsum, top_k and the scatters.
+"""Kernels of the primitives that are no loop nests: cumsum, top_k, the scatters, decision trees, and the choice of
+boxes.
 
 Each emitter writes a kernel that divides independent lines (or columns of lines) over parallel items, and
 calls a routine of routines.h for each. Operands and results are stored buffers of any memory order.
@@ -7,7 +8,7 @@ calls a routine of routines.h for each. Operands and results are stored buffers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
@@ -16,7 +17,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, always_equal, is_less, prod
+from onnxc.ir.expr import Dim, always_equal, ceildiv, is_less, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
@@ -24,6 +25,8 @@ from onnxc.primitives.indexing import scatter_depth
 
 # A unit of a copy: enough bytes to be worth a call.
 COPY_CHUNK = 16384
+# Rows that go through each of the trees together.
+TREE_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -343,9 +346,116 @@ class ScatterNDEmitter(ScatterEmitter):
         return [line for a, b in pairs for line in self.require(a, "==", b)]
 
 
+class TreeLeavesEmitter(RoutineEmitter):
+    """A call of `trees::leaves` for each block of rows."""
+
+    def emit(self) -> KernelSource:
+        x, nodes, roots = self.node.operands
+        out, attrs = self.node.output, self.node.attrs
+        rows, trees = out.shape
+        (row, step), (out_row, out_tree) = (self.layout.strides(v) for v in (x, out))
+        (roots_step,) = self.layout.strides(roots)
+        starts = [self.start(v) for v in (nodes, roots, x, out)]
+        sizes = [self.size(d) for d in (roots_step, trees, row, step, out_row, out_tree)]
+        line = (
+            f"trees::leaves<{spelling.storage_type(x.dtype)}, {attrs['flags']}u>({starts[0]}, {starts[1]}, {sizes[0]}, "
+            f"{sizes[1]}, {attrs['steps']}, {starts[2]}, {sizes[2]}, {sizes[3]}, {starts[3]}, {sizes[4]}, {sizes[5]}, "
+            f"t * {TREE_BLOCK}, routines::least((t + 1) * {TREE_BLOCK}, {self.size(rows)}));"
+        )
+        work = f"{self.size(trees)} * {attrs['steps'] * TREE_BLOCK}"
+        head, loop = self.over_units(self.size(ceildiv(rows, TREE_BLOCK)), work, [line])
+        kernel = self.finish(head, [*self.require(attrs["features"], "<=", x.shape[1]), *loop])
+        return replace(kernel, includes=frozenset({"trees.h"}))
+
+
+class NmsEmitter(RoutineEmitter):
+    """Each class finds its boxes in a part of the output of its own; then these are moved together."""
+
+    def emit(self) -> KernelSource:
+        (boxes, scores, *numbers), (rows, count) = self.node.operands, self.node.outputs
+        (batch, box, step), (scores_batch, of, score) = (self.layout.strides(v) for v in (boxes, scores))
+        room, n = self.size(self.node.attrs["room"]), self.size(boxes.shape[1])
+        batches, classes = (self.size(d) for d in scores.shape[:2])
+        each = f"nms::scratch({n}, {room})"
+        most, overlap, *least = (f"*({self.start(v)})" for v in numbers)
+        checks = [
+            *self.require(boxes.shape[0], "==", scores.shape[0]), *self.require(boxes.shape[1], "==", scores.shape[2]),
+            *self.require(boxes.shape[2], "==", 4), *self.require(boxes.shape[1], "<=", (1 << 32) - 1),
+        ]  # fmt: skip
+        sizes = [
+            f"const i64 classes = {classes}, units = {batches} * classes, room = {room};",
+            f"i64 *const counts = (i64 *)(a->scratch + ctx->threads * ({each}));",
+        ]
+        center = "true" if self.node.attrs["center"] else "false"
+        kinds = f"{center}, {'true' if least else 'false'}"
+        args = [
+            f"{self.start(boxes)} + b * {self.size(batch)}", self.size(box), self.size(step),
+            f"{self.start(scores)} + b * {self.size(scores_batch)} + c * {self.size(of)}", self.size(score), n,
+            f"routines::least({most}, room)", "room", overlap, *(least or ["0.0f"]), "b", "c",
+            f"{self.start(rows)} + u * room * 3", f"a->scratch + worker * ({each})",
+        ]  # fmt: skip
+        pointers = [
+            f"{c}{spelling.storage_type(v.dtype)} *const {self.pointer(self.layout.storage(v))} = "
+            f"({c}{spelling.storage_type(v.dtype)} *)a->p[{self.pointer(self.layout.storage(v))[1:]}];"
+            for v, c in ((boxes, "const "), (scores, "const "), *((v, "const ") for v in numbers), (rows, ""))
+        ]
+        before = [
+            "{", "  const auto select = [](void *arg, i64 first, i64 last, int worker) {",
+            *indent([
+                "const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx; @SIZES@", *pointers,
+                *checks, *sizes,
+                "for (i64 u = first; u < last; u++) {",
+                "  const i64 b = u / classes, c = u % classes;",
+                f"  counts[u] = nms::select<{kinds}>({', '.join(args)});", "}",
+            ], 2),
+            "  };", f"  ox_for(ctx, {batches} * {classes}, select, &c);", "}",
+        ]  # fmt: skip
+        checks.append(
+            f"if (!({overlap} >= 0 && {overlap} <= 1)) {{ ctx->api->fail(ctx, OX_ERR_VALUE, 0, 0); return; }}"
+        )
+        end = f"*({self.start(count)}) = nms::close_up({self.start(rows)}, room, counts, units);"
+        scratch = f"ctx->threads * ({each}) + {batches} * {classes} * 8"
+        return self.source([*checks, *sizes, end], "1", "nms.h", scratch, before, "nms")
+
+
+class PositionsEmitter(RoutineEmitter):
+    """Counts of chunks first, and then each chunk's positions."""
+
+    def emit(self) -> KernelSource:
+        (mask,), (places, count) = self.node.operands, self.node.outputs
+        (step,), (apart,) = (self.layout.strides(v) for v in (mask, places))
+        assert always_equal(apart, 1), "a vector of its own"
+        n, at = self.size(mask.shape[0]), self.start(mask)
+        storage = self.pointer(self.layout.storage(mask))
+        sizes = [
+            f"const i64 n = {n}, chunks = routines::up(n, positions::CHUNK);",
+            "i64 *const counts = (i64 *)a->scratch;",
+        ]
+        span = f"(const u8 *)({at}), {self.size(step)}, k * positions::CHUNK, routines::least(n, (k + 1) * positions::CHUNK)"
+        before = [
+            "{", "  const auto count = [](void *arg, i64 first, i64 last, int) {",
+            *indent([
+                "const ox_call *const a = (const ox_call *)arg; @SIZES@",
+                f"const u8 *const {storage} = (const u8 *)a->p[{storage[1:]}];", *sizes, "(void)chunks;",
+                f"for (i64 k = first; k < last; k++) counts[k] = positions::count({span});",
+            ], 2),
+            "  };", f"  const i64 chunks = routines::up({n}, positions::CHUNK);", "  ox_for(ctx, chunks, count, &c);",
+            "  ((i64 *)scratch)[chunks] = positions::running((i64 *)scratch, chunks);", "}",
+        ]  # fmt: skip
+        body = [
+            *sizes, f"if (first == 0) *({self.start(count)}) = counts[chunks];",
+            "for (i64 k = first; k < routines::least(last, chunks); k++)",
+            f"  positions::write({span}, {self.start(places)} + counts[k]);",
+        ]  # fmt: skip
+        room = f"(routines::up({n}, positions::CHUNK) + 1) * 8"
+        items = f"routines::most(1, routines::up({n}, positions::CHUNK))"
+        return self.source(body, items, "positions.h", room, before, "positions")
+
+
 _EMITTERS: dict[str, type[RoutineEmitter]] = {
     "cumsum": CumsumEmitter, "top_k": TopKEmitter,
-    "scatter_elements": ScatterElementsEmitter, "scatter_nd": ScatterNDEmitter,
+    "scatter_elements": ScatterElementsEmitter, "scatter_nd": ScatterNDEmitter, "tree_leaves": TreeLeavesEmitter,
+    "nms": NmsEmitter, "positions": PositionsEmitter,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, evaluate
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan
+from onnxc.planner.in_place import own_outputs, updates_of
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
@@ -25,6 +26,14 @@ from onnxc.primitives.builder import constant_of
 ENTRY = "onnxc_run"
 # Counts every change of what is generated: part of the cache key.
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The inputs that a program overwrites: their positions, and the first call of a kernel that does so."""
+
+    inputs: tuple[int, ...]
+    first: int
 
 
 @dataclass
@@ -39,6 +48,7 @@ class Program:
     symbols: list[str]
     weights: WeightStore
     kernels: dict[str, str] = field(default_factory=dict)  # function -> text
+    updates: Updates | None = None
 
     @property
     def source(self) -> str:
@@ -61,12 +71,14 @@ class ProgramWriter:
         self.turns: Dim = 1
         self.buffers = lifetimes(plan)
         self.symbols = size_symbols(plan)
+        self.updates = updates_of(plan.graph)
+        self._overwriting: list[int] = []  # calls that write over inputs
         self._places = self._fixed_places()
 
     def _fixed_places(self) -> dict[int, str]:
         places = {v.id: f"buf[{k}]" for k, v in enumerate(self.plan.graph.inputs)}
         n = len(places)
-        places |= {v.id: f"buf[{n + k}]" for k, v in enumerate(self.plan.graph.outputs)}
+        places |= {v.id: f"buf[{n + k}]" for k, (_, v) in enumerate(own_outputs(self.plan.graph))}
         sizes = [b.nbytes for b in self.buffers]
         self.offsets: list[int] | None = None
         self.arena_bytes = 0
@@ -78,7 +90,9 @@ class ProgramWriter:
         else:
             base = len(self.symbols)
             places |= {b.value.id: f"arena + s[{base + 1 + k}]" for k, b in enumerate(self.buffers)}
-        return places
+        layout = self.plan.layout
+        shared = [v for v in self.plan.graph.values() if v.id in layout.shared]
+        return places | {v.id: places[layout.storage(v).id] for v in shared}
 
     def place(self, storage: Value) -> str:
         """The C++ expression of a buffer's address."""
@@ -91,7 +105,9 @@ class ProgramWriter:
 
     def write(self) -> Program:
         """The whole source."""
+        spelling.check_complex(self.plan.graph)
         self._run(self.plan)
+        updates = self._update_rest()
         kernels = {name: text for text, name in self.functions.items()}
         return Program(
             self._sources(kernels),
@@ -102,7 +118,19 @@ class ProgramWriter:
             self.symbols,
             self.weights,
             kernels,
+            updates,
         )
+
+    def _update_rest(self) -> Updates | None:
+        """Copies what could not be written over its input there."""
+        if not self.updates:
+            return None
+        apart = [v for v in self.plan.graph.outputs if v.id in self.updates and v.id not in self.plan.layout.shared]
+        self.lines += ["if (ox_failed(ctx)) return ctx->error.code;"] if apart else []
+        self.lines += [self._copy(self.place(self.updates[v.id]), self.place(v), v) for v in apart]
+        position = {v.id: k for k, v in enumerate(self.plan.graph.inputs)}
+        changed = sorted({position[v.id] for v in self.updates.values()})
+        return Updates(tuple(changed), min(self._overwriting, default=len(self.calls)))
 
     def _run(self, plan: Plan) -> None:
         """The calls of a plan's kernels, in order."""
@@ -148,9 +176,11 @@ class ProgramWriter:
         self.depth -= 1
         body, self.lines = self.lines, outside
         states = inner.inputs[:n]
+        going = node.attrs.get("going")
+        on = "" if going is None else f" && *(const unsigned char *)({self.place(states[going])})"
         self.lines += [
             *(self._copy(self.place(s), self.place(x), s) for s, x in zip(states, operands[:n], strict=True)),
-            f"for (i64 {t} = 0; {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_failed(ctx); {t}++) {{", *indent(body), *indent(copies),
+            f"for (i64 {t} = 0; {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_failed(ctx){on}; {t}++) {{", *indent(body), *indent(copies),
             *indent([self._copy(self.place(s), self.place(a), s) for s, a in zip(states, after[:n], strict=True)]), "}",
             *(self._copy(self.place(f), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)),
         ]  # fmt: skip
@@ -167,6 +197,8 @@ class ProgramWriter:
 
     def _call(self, kernel: KernelSource, group: Group) -> None:
         number = len(self.calls)
+        if any(v.id in self.updates and v.id in self.plan.layout.shared for v in group.stored()):
+            self._overwriting.append(number)
         name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
         self.includes |= kernel.includes
         self.scratch.add(kernel.scratch)
@@ -212,11 +244,12 @@ class ProgramWriter:
         return [*units, "\n".join([*head, *declared, *own, *self._entry()])]
 
     def _head(self, kernels: dict[str, str]) -> list[str]:
-        head = [f'#include "{name}"' for name in ("vec.h", "vmath.h", "vreduce.h", *sorted(self.includes))]
+        drawn = {"random.h"} if any("v_threefry" in k for k in kernels.values()) else set()
+        narrow = {"narrow.h"} if any(map(spelling.uses_narrow, kernels.values())) else set()
+        names = ("vec.h", "vmath.h", "vreduce.h", *sorted(self.includes | drawn | narrow))
+        head = [f'#include "{name}"' for name in names]
         head += ['#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; char *scratch; };",
-                 "OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }", spelling.PRELUDE]  # fmt: skip
-        if any("half" in k or "bf16" in k for k in kernels.values()):
-            head.append(spelling.HALF)
+                 spelling.PRELUDE]  # fmt: skip
         return head
 
     def _entry(self) -> list[str]:
@@ -254,7 +287,15 @@ def _can_fail(kernel: KernelSource) -> bool:
     """True where a kernel may report an error: the run then ends after it, and the error names the kernel."""
     return any(
         word in kernel.text
-        for word in ("ox_index(", "ox_idiv", "ox_imod", "->fail(", "routines::scatter<", "routines::place(")
+        for word in (
+            "ox_index(",
+            "ox_indices",
+            "ox_idiv",
+            "ox_imod",
+            "->fail(",
+            "routines::scatter<",
+            "routines::place(",
+        )
     )
 
 

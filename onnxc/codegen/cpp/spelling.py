@@ -1,8 +1,7 @@
 """How C++ spells dtypes, index expressions, constants and pointwise primitives.
 
-Every term of a kernel is a vector of VL lanes. A bool is a mask of int32 lanes (0 or -1); float16 and
-bfloat16 are
-computed as float.
+Every term of a kernel is a vector of VL lanes. A bool is a mask of int32 lanes (0 or -1); floats of 16 bits and
+fewer are computed as float, integers of 4 and 2 bits as bytes.
 """
 
 from __future__ import annotations
@@ -15,15 +14,25 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onnxc.errors import UnsupportedError
+from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Call, Dim, Symbol, of, symbols
+from onnxc.ir.graph import Graph
+from onnxc.ir.types import TensorType
 
+# Elements that are wider in lanes than in memory, and their types in narrow.h.
+NARROW = {
+    "float16": "ox_half", "bfloat16": "ox_bf16", "float8e4m3fn": "ox_e4m3fn", "float8e4m3fnuz": "ox_e4m3fnuz",
+    "float8e5m2": "ox_e5m2", "float8e5m2fnuz": "ox_e5m2fnuz", "float8e8m0": "ox_e8m0", "float6e2m3": "ox_e2m3",
+    "float6e3m2": "ox_e3m2", "float4e2m1": "ox_e2m1", "int4": "ox_int4", "uint4": "ox_uint4", "int2": "ox_int2",
+    "uint2": "ox_uint2",
+}  # fmt: skip
 STORAGE = {
     "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8", "float16": "ox_half",
-    "bfloat16": "ox_bf16",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8", "complex64": "i64", **NARROW,
 }  # fmt: skip
-_LANES = {**STORAGE, "float16": "f32", "bfloat16": "f32", "bool": "i32"}
+_LANES = {**STORAGE, **dict.fromkeys(NARROW, "f32"), "bool": "i32"}
+_LANES |= {"int4": "i8", "uint4": "u8", "int2": "i8", "uint2": "u8"}
 
 
 def storage_type(dtype: DType) -> str:
@@ -38,6 +47,16 @@ def lane_type(dtype: DType) -> str:
     """The C++ element type of a vector of values of this dtype."""
     storage_type(dtype)
     return _LANES[dtype.name]
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether elements are wider in lanes than in memory; loads and stores of such are those of narrow.h."""
+    return dtype.name in NARROW
+
+
+def uses_narrow(text: str) -> bool:
+    """Whether a kernel needs narrow.h."""
+    return any(name in text for name in NARROW.values())
 
 
 def index(d: Dim, names: Mapping[Symbol, str]) -> str:
@@ -100,8 +119,29 @@ def derived_in(text: str) -> list[tuple[str, str]]:
     return list(found.items())
 
 
+# What kernels do with complex numbers: they move them, as 64 bits.
+MOVES = frozenset({
+    "constant", "copy", "where", "bitcast", "reshape", "transpose", "expand", "slice", "pad", "concat", "gather",
+    "gather_elements", "gather_nd", "scatter_elements", "scatter_nd", "scan",
+})  # fmt: skip
+
+
+def check_complex(graph: Graph) -> None:
+    """Raises UnsupportedError for a node that computes with complex numbers."""
+    for node in graph.nodes:
+        for region in node.regions:
+            check_complex(region)
+        kinds = {v.dtype.kind for v in (*node.operands, *node.outputs) if isinstance(v.type, TensorType)}
+        moved = node.op in MOVES and node.attrs.get("reduction", "none") == "none"
+        if "complex" in kinds and not moved:
+            where = ", ".join(map(str, node.origin)) or None
+            raise UnsupportedError(f"kernels move complex numbers; {node.op} of such is not supported", node=where)
+
+
 def literal(raw: bytes, dtype: DType) -> str:
     """A vector constant, exact to the bit."""
+    if dtype.kind == "complex":
+        dtype = dtypes.int64
     value = np.frombuffer(raw, dtype.numpy)[0]
     lane = lane_type(dtype)
     if dtype.name == "bool":
@@ -137,6 +177,7 @@ _MASKS = {
     "max": "{} | {}",
     "min": "{} & {}",
 }
+_OVERFLOWS = {"add", "sub", "mul", "neg", "abs", "pow", "div", "shl", "shr", "bitnot"}
 _COMPARE = {"eq": "v_eq", "lt": "v_lt", "le": "v_le"}
 
 
@@ -147,12 +188,17 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
     lane = lane_type(operand)
     if op == "cast":
         return cast(args[0], operand, dtype)
+    if op == "bitcast":
+        return bitcast(args[0], operand, dtype)
     if op == "copy":
         return args[0]
     if op == "where":
         return f"ox_sel<{lane_type(dtype)}>({', '.join(args)})"
     if operand.name == "bool" and op in _MASKS:
         return "(" + _MASKS[op].format(*args) + ")"
+    if operand.is_integer and is_narrow(operand) and op in _OVERFLOWS:
+        whole = dtypes.BY_NAME[operand.kind + "8"]
+        return f"ox_fit<{NARROW[operand.name]}>({apply(op, args, whole, whole, attrs)})"
     if op in _INFIX:
         return f"({args[0]} {_INFIX[op]} {args[1]})"
     if op in _COMPARE:
@@ -178,14 +224,14 @@ def element(text: str, dtype: DType) -> str:
     """A stored element as a lane."""
     if dtype.name == "bool":
         return f"({text} ? -1 : 0)"
-    return f"ox_get({text})" if dtype.name in ("float16", "bfloat16") else text
+    return f"ox_get({text})" if is_narrow(dtype) else text
 
 
 def put_element(place: str, lane: str, dtype: DType) -> str:
     """The statement that stores a lane."""
     if dtype.name == "bool":
         return f"{place} = (u8)({lane} & 1)"
-    return f"ox_put({place}, {lane})" if dtype.name in ("float16", "bfloat16") else f"{place} = {lane}"
+    return f"ox_put({place}, {lane})" if is_narrow(dtype) else f"{place} = {lane}"
 
 
 def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
@@ -198,10 +244,16 @@ def _isinf(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
 
 
 def _shift(sign: str) -> Callable[[list[str], str, Mapping[str, object]], str]:
-    return lambda args, lane, attrs: (
-        f"ox_sel<{lane}>(ox_mask<{lane}>(v_lt({args[1]}, bc<{lane}>(sizeof({lane}) * 8))), "
-        f"({args[0]} {sign} {args[1]}), V<{lane}>{{}})"
-    )
+    """A shift by the whole width or more leaves zeros; to the right, of a signed number, its sign."""
+
+    def spell(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
+        x, by = args
+        if sign == ">>" and lane[0] == "i":
+            return f"({x} >> v_min({by}, bc<{lane}>(sizeof({lane}) * 8 - 1)))"
+        shifted = f"({x} {sign} {by})"
+        return f"ox_sel<{lane}>(ox_mask<{lane}>(v_lt({by}, bc<{lane}>(sizeof({lane}) * 8))), {shifted}, V<{lane}>{{}})"
+
+    return spell
 
 
 def _quantize(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
@@ -219,6 +271,7 @@ _OTHER: dict[str, Callable[[list[str], str, Mapping[str, object]], str]] = {
     "isnan": lambda args, lane, attrs: f"ox_mask<{lane}>(v_ne({args[0]}, {args[0]}))",
     "isinf": _isinf,
     "quantize": _quantize,
+    "threefry": lambda args, lane, attrs: f"v_threefry({', '.join(args)})",
     "bitnot": lambda args, lane, attrs: f"(~{args[0]})",
     "shl": _shift("<<"),
     "shr": _shift(">>"),
@@ -235,10 +288,27 @@ def cast(x: str, source: DType, target: DType) -> str:
     if source.name == "bool":
         return f"conv<{b}, i32>({x} & 1)"
     if source.is_float and target.is_integer:
-        return f"ox_trunc<{b}, {a}>({x})"
-    if target.name in ("float16", "bfloat16"):
-        return f"ox_round_{STORAGE[target.name][3:]}(conv<f32, {a}>({x}))"
-    return x if a == b else f"conv<{b}, {a}>({x})"
+        x, a = f"ox_trunc<{b}, {a}>({x})", b
+    if is_narrow(target) and target.is_float:
+        if source.bits > 32 or (source.is_integer and source.bits == 32):  # a float would round it once more
+            return f"ox_fit<{NARROW[target.name]}>(ox_odd({x if a == 'f64' else f'conv<f64, {a}>({x})'}))"
+        return f"ox_fit<{NARROW[target.name]}>(conv<f32, {a}>({x}))"
+    x = x if a == b else f"conv<{b}, {a}>({x})"
+    return f"ox_fit<{NARROW[target.name]}>({x})" if is_narrow(target) else x
+
+
+def bitcast(x: str, source: DType, target: DType) -> str:
+    """The same bits as lanes of another dtype."""
+    word = f"u{max(source.bits, 8)}"
+    if source.name == "bool":
+        x = f"conv<u8, i32>({x} & 1)"
+    else:
+        x = f"ox_narrow({x}, ({NARROW[source.name]} *)0)" if is_narrow(source) else f"bits<V<{word}>>({x})"
+    if target.name == "bool":
+        return f"ox_mask<u8>(v_ne({x}, V<u8>{{}}))"
+    if is_narrow(target):
+        return f"ox_widen({x}, ({NARROW[target.name]} *)0)"
+    return f"bits<V<{lane_type(target)}>>({x})"
 
 
 # What the spellings above need beyond vec.h and vmath.h: `OP` names in generated text.
@@ -250,8 +320,6 @@ OX i64 ox_mod(i64 a, i64 b) {
   i64 r = a % b;
   return r + (r && (r < 0) != (b < 0) ? b : 0);
 }
-OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
-OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
 template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) {
   return v_sel(conv<typename int_of<sizeof(T)>::s, i32>(m), a, b);
@@ -305,56 +373,4 @@ template <class L> OX vi ox_ldbool(const u8 *p, L lanes) {
   return __builtin_convertvector(ldl((const i8 *)p, lanes) != V<i8>{}, vi);
 }
 template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, __builtin_convertvector(m & 1, V<u8>), lanes); }
-"""
-HALF = """\
-typedef _Float16 ox_f16;
-struct ox_half { ox_f16 x; };
-struct ox_bf16 { u16 x; };
-OX f32 ox_get(ox_half h) { return (f32)h.x; }
-OX f32 ox_get(ox_bf16 h) { u32 b = (u32)h.x << 16; return bits<f32>(b); }
-OX void ox_put(ox_half &h, f32 x) { h.x = (ox_f16)x; }
-OX void ox_put(ox_bf16 &h, f32 x) {
-  u32 b = bits<u32>(x);
-  h.x = x != x ? (u16)((b >> 16) | 0x40) : (u16)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
-}
-// Whole vectors: lanes of 16 bits to floats and back, rounded to the nearest even.
-OX vf ox_widen(V<u16> h, const ox_bf16 *) { return bits<vf>(conv<u32, u16>(h) << 16); }
-OX V<u16> ox_narrow(vf x, const ox_bf16 *) {
-  const V<u32> b = bits<V<u32>>(x), r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
-  return conv<u16, u32>(v_sel(v_ne(x, x), (b >> 16) | 0x40, r));
-}
-#if OX_512
-OX vf ox_widen(V<u16> h, const ox_half *) {
-  return __builtin_ia32_vcvtph2ps512_mask(bits<V<i16>>(h), vf{}, OX_ALL, OX_CUR);
-}
-OX V<u16> ox_narrow(vf x, const ox_half *) {
-  return bits<V<u16>>(__builtin_ia32_vcvtps2ph512_mask(x, OX_CUR, V<i16>{}, OX_ALL));
-}
-#elif OX_256 && defined(__F16C__)
-OX vf ox_widen(V<u16> h, const ox_half *) { return __builtin_ia32_vcvtph2ps256(bits<V<i16>>(h)); }
-OX V<u16> ox_narrow(vf x, const ox_half *) { return bits<V<u16>>(__builtin_ia32_vcvtps2ph256(x, 4)); }
-#else
-OX vf ox_widen(V<u16> h, const ox_half *) {
-  vf r;
-  for (int i = 0; i < VL; i++) { u16 b = h[i]; r[i] = (f32)bits<ox_f16>(b); }
-  return r;
-}
-OX V<u16> ox_narrow(vf x, const ox_half *) {
-  V<u16> r;
-  for (int i = 0; i < VL; i++) r[i] = bits<u16>((ox_f16)x[i]);
-  return r;
-}
-#endif
-template <class H> OX vf ox_ldhalf(const H *p, i64 s, int n) {
-  return some_lanes<f32>(0, n, [&](int i) OX_LAMBDA { return ox_get(p[i * s]); });
-}
-template <class H> OX vf ox_ldhalf(const H *p, Full) { return ox_widen(ld((const u16 *)p), p); }
-template <class H> OX vf ox_ldhalf(const H *p, Part l) { return ox_widen(ldl((const u16 *)p, l), p); }
-template <class H> OX void ox_sthalf(H *p, vf v, i64 s, int n) {
-  for (int i = 0; i < n; i++) ox_put(p[i * s], v[i]);
-}
-template <class H> OX void ox_sthalf(H *p, vf v, Full) { st((u16 *)p, ox_narrow(v, p)); }
-template <class H> OX void ox_sthalf(H *p, vf v, Part l) { stl((u16 *)p, ox_narrow(v, p), l); }
-OX vf ox_round_half(vf v) { return ox_widen(ox_narrow(v, (ox_half *)0), (ox_half *)0); }
-OX vf ox_round_bf16(vf v) { return ox_widen(ox_narrow(v, (ox_bf16 *)0), (ox_bf16 *)0); }
 """

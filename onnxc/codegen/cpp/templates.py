@@ -21,9 +21,12 @@ from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, atten
 from onnxc.primitives.builder import constant_of
 
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
-MATRICES = 2  # whose lines the matmul template fetches early
+MATRICES = 3  # MM_LINES of matmul.h: whose lines the matmul template fetches early
 PACKED_GROWTH = 2  # matrices of a batch are packed at compile time if that takes so many times their bytes
 MOST_MATRICES = 4096  # of such a batch
+FEW = 24  # MM_FEW of matmul.h, at most
+LOOSE_ROWS = 1024  # most rows of A for which each thread packs the panels of B that it needs, when it needs them
+LOOSE_BYTES = 1 << 20  # of panels that are packed at a time: they should stay in a cache of the second level
 SHORT = 32  # MM_SHORT of matmul.h: up to so many terms, a sum has a plain loop of its own
 
 
@@ -58,6 +61,9 @@ class MatmulEmitter(TemplateEmitter):
         if access.sizes[1] == 1 and access.b.row == 1 and a.startswith("MmRows"):
             return self._column(access, a, decode, names)
         short = a.startswith("MmRows") and isinstance(access.sizes[2], int) and access.sizes[2] <= SHORT
+        panels = self._loose_panels(access) if a.startswith("MmRows") and not short else 0
+        if panels:
+            return self._loose(access, a, panels, decode, names)
         b, before, workspace = self._right(access, names, always_equal(access.b.col, 1) and not short)
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         epilogue = self.epilogue(end)
@@ -74,6 +80,36 @@ class MatmulEmitter(TemplateEmitter):
                 f"  {task}", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * 4) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    def _loose_panels(self, access: MatmulAccess) -> int:
+        """How many panels of B a thread packs at a time, as it needs them; 0 where B is packed beforehand, or not."""
+        m, n, k = access.sizes
+        if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or not FEW < m <= LOOSE_ROWS:
+            return 0
+        panel = PANEL[self.lanes]
+        if constant_of(access.b.value) is not None or k * panel * 4 > LOOSE_BYTES or not k:
+            return 0
+        return min(-(-n // panel), max(LOOSE_BYTES // (k * panel * 4), -(-m // panel)))
+
+    def _loose(
+        self, access: MatmulAccess, a: str, panels: int, decode: list[str], names: dict[Symbol, str]
+    ) -> KernelSource:
+        """A product by a matrix that is computed, or that changes: packed by the tasks themselves."""
+        m, n, k = (self.size(d) for d in access.sizes)
+        b = f"{self.pointer(access.b.value)} + {self.index(access.b.base, names)}"
+        loose = f"MmLoose<f32>{{{b}, {self.size(access.b.row)}, {self.size(access.b.col)}}}"
+        end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
+        epilogue = self.epilogue(end)
+        grid = f"const MmGrid g = mm_loose_grid({m}, {n}, {k}, ctx->threads);"
+        room = self.size(panels * PANEL[self.lanes] * access.sizes[2])
+        body = [grid, f"f32 *const scratch = (f32 *)(a->scratch + worker * ((MM_SCRATCH + {room}) * 4));",
+                "for (i64 t = first; t < last; t++) {", *indent(decode),
+                "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
+                f"  mm_loose_task(g, t % g.tasks, {a}, {loose}, {m}, {n}, {k}, {panels}, scratch + MM_SCRATCH, scratch, epi"
+                f"{self._out(end, access, names)});", "}"]  # fmt: skip
+        batch = self.size(prod(d for _, d in access.batch))
+        scratch = f"ctx->threads * ((MM_SCRATCH + {room}) * 4)"
+        return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid], "matmul")
 
     def _column(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
         """A matrix times a vector."""

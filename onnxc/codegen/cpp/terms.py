@@ -268,8 +268,10 @@ class TermEmitter:
         for s, c in steps:
             assert c is not None
             rest = rest - of(s) * c
-            self._lookup(s, scope)
-            parts.append(self.names[s] if c == 1 else f"{self.names[s]} * bc<i64>({self.index(c, scope)})")
+            data = self.data_index(s, scope)
+            if data.startswith("("):  # in a table, of which the name is the place
+                data = f"ldl({data}, lanes)"
+            parts.append(data if c == 1 else f"{data} * bc<i64>({self.index(c, scope)})")
         if (symbols(rest) - {self.vector}) != symbols(rest):
             return None
         if own != 0:
@@ -288,7 +290,7 @@ class TermEmitter:
         """How many lanes in a row read the same element. A function that is called for single lanes may begin in the
         middle of such a run.
         """
-        if not self.whole_vectors or term.dtype is dtypes.boolean or term.dtype.name in ("float16", "bfloat16"):
+        if not self.whole_vectors or term.dtype is dtypes.boolean or spelling.is_narrow(term.dtype):
             return None
         return None if any(s.lanewise for s in scope.chain()) else repeats(term.index[0], self.vector)
 
@@ -310,9 +312,9 @@ class TermEmitter:
                 if stride == 1
                 else f"sts({at}, conv<u8, i32>({value} & 1), {self.index(stride, scope)}, (int)lanes);"
             )
-        elif dtype.name in ("float16", "bfloat16"):
+        elif spelling.is_narrow(dtype):
             place = "lanes" if stride == 1 else f"{self.index(stride, scope)}, (int)lanes"
-            line = f"ox_sthalf({at}, {value}, {place});"
+            line = f"ox_stnarrow({at}, {value}, {place});"
         elif stride == 1:
             line = f"stl({at}, {value}, lanes);"
         else:
@@ -382,7 +384,7 @@ class TermEmitter:
                 return True
             if isinstance(t, Apply) and t.op in ("div", "mod", "fmod") and t.dtype.is_integer:
                 return True
-            if isinstance(t, Load) and (t.dtype is dtypes.boolean or t.dtype.name in ("float16", "bfloat16")):
+            if isinstance(t, Load) and (t.dtype is dtypes.boolean or spelling.is_narrow(t.dtype)):
                 return True
             if isinstance(t, Load) and self.stride(t.index[0]) is None:
                 return True
@@ -452,10 +454,10 @@ def _load_text(at: str, stride: Dim, step: str, dtype: DType, lanes: str) -> str
         if stride == 0:
             return f"bc<i32>(*({at}) ? -1 : 0)"
         return f"(conv<i32, i8>(lds((const i8 *)({at}), {step}, (int){lanes})) != 0)"
-    if dtype.name in ("float16", "bfloat16"):
+    if spelling.is_narrow(dtype):
         if stride == 0:
-            return f"bc<f32>(ox_get(*({at})))"
-        return f"ox_ldhalf({at}, {lanes})" if stride == 1 else f"ox_ldhalf({at}, {step}, (int){lanes})"
+            return f"bc<{spelling.lane_type(dtype)}>(ox_get(*({at})))"
+        return f"ox_ldnarrow({at}, {lanes})" if stride == 1 else f"ox_ldnarrow({at}, {step}, (int){lanes})"
     if stride == 0:
         return f"bc<{spelling.storage_type(dtype)}>(*({at}))"
     if stride == 1:

@@ -189,11 +189,11 @@ class CudaModel(CompiledModel):
         if self._named_stream and stream is not None:
             kwargs["stream"], stream = stream, None
         if kwargs:
-            args = self._named(kwargs) if not args else self._signature.bind(args, kwargs)
-        return Outputs(self._names, self._run(args, stream))
+            args = self._named(kwargs) if not args else self._given.bind(args, kwargs)
+        return Outputs(self._names, self._run(self._with_state(args), stream))
 
     def _run(self, args: tuple[Any, ...], stream: Any = None) -> tuple[Any, ...]:
-        if len(args) != len(self._inputs):
+        if len(args) != len(self._dtypes):
             args = self._signature.bind(args, {})
         if not self._attached:
             self.attach()
@@ -417,7 +417,7 @@ class CudaModel(CompiledModel):
 
     def _fill(self, site: _Site, addresses: list[int], handle: Any) -> None:
         """Fills the arena and the outputs with NaN: tests then see what was not written."""
-        n = len(self._inputs)
+        n = len(self._dtypes)
         assert self._arena is not None
         places = [(self._arena.address, self._arena.nbytes), *zip(addresses[n:], site.sizes[n:], strict=True)]
         for address, nbytes in places:

@@ -20,17 +20,6 @@
 #pragma once
 #include "vec.h"
 
-#ifndef ONNXC_LANES
-#define ONNXC_LANES
-// How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
-struct Full { constexpr operator int() const { return VL; } };
-struct Part { int n; constexpr operator int() const { return n; } };
-template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
-template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
-template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
-template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
-#endif
-
 namespace attn {
 
 // A matrix of one head: element (row, column) is p[row * rs + column * cs].
@@ -142,7 +131,7 @@ template <int H = VL / 2> OX f32 hsum(vf a) {
 // 2^(x - m) for x <= m and m finite, e^(x - m) where the scores are natural: exactly 0 where x is -inf, NaN for NaN.
 // c: the constants, as whole vectors in memory, because register tiles around have no register left for them.
 static constexpr f32 LOG2E = 1.44269504f;
-#define OX_ALL(x) (vf{} + x)
+#define OX_SPLAT(x) (vf{} + x)
 #if defined(__AVX512DQ__) && ONNXC_VL == 16
 // z = n + i / 32 + f with 0 <= f < 1 / 32: 2^(i / 32) from a table, 2^f a minimax polynomial of degree 2. A sum that is
 // rounded down has i in its last bits; one instruction takes f (0 for an infinity), one multiplies by 2^floor(z). Three
@@ -152,7 +141,7 @@ static const vf COEF[] = {
      1.18920712f, 1.21524736f, 1.24185781f, 1.26905096f, 1.29683955f, 1.32523664f, 1.35425555f, 1.38390988f},
     {1.41421356f, 1.44518081f, 1.47682615f, 1.50916443f, 1.54221083f, 1.57598085f, 1.61049033f, 1.64575548f,
      1.68179283f, 1.7186193f, 1.75625216f, 1.79470908f, 1.83400809f, 1.87416763f, 1.91520656f, 1.95714412f},
-    OX_ALL(0.2426527f), OX_ALL(0.69312376f), OX_ALL(12582912.f / 32), OX_ALL(LOG2E)};
+    OX_SPLAT(0.2426527f), OX_SPLAT(0.69312376f), OX_SPLAT(12582912.f / 32), OX_SPLAT(LOG2E)};
 template <bool NATURAL> OX vf exp_below(vf x, vf m, const vf *c) {
   vf z = x - m;
   if (NATURAL) z *= c[5];
@@ -167,9 +156,9 @@ template <bool NATURAL> OX vf exp_below(vf x, vf m, const vf *c) {
 // z = n + f with f in [-1/2, 1/2]; 2^f is a minimax polynomial of degree 5; 2^n has n + 127 in its exponent bits, read
 // off the rounded sum. 0 below 2^-126.5.
 static const vf COEF[] = {
-    OX_ALL(1.32764666e-3f), OX_ALL(9.67554096e-3f), OX_ALL(5.55071346e-2f), OX_ALL(2.40221202e-1f),
-    OX_ALL(6.93146944e-1f), OX_ALL(1.f), OX_ALL(12582912.f + 127.f),  // 1.5 * 2^23 + the exponent's bias
-    OX_ALL(LOG2E), OX_ALL(-127.f), OX_ALL(-88.0297f)};                // the least x: 2^n is then +0
+    OX_SPLAT(1.32764666e-3f), OX_SPLAT(9.67554096e-3f), OX_SPLAT(5.55071346e-2f), OX_SPLAT(2.40221202e-1f),
+    OX_SPLAT(6.93146944e-1f), OX_SPLAT(1.f), OX_SPLAT(12582912.f + 127.f),  // 1.5 * 2^23 + the exponent's bias
+    OX_SPLAT(LOG2E), OX_SPLAT(-127.f), OX_SPLAT(-88.0297f)};                // the least x: 2^n is then +0
 template <bool NATURAL> OX vf exp_below(vf x, vf m, const vf *c) {
   x = vmax(c[NATURAL ? 9 : 8], x - m);
   vf t = (NATURAL ? x * c[7] : x) + c[6], n = t - c[6], f = (NATURAL ? x * c[7] : x) - n;

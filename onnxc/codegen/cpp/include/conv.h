@@ -21,17 +21,6 @@ static constexpr int CONV_MR = 6;
 #endif
 static constexpr int CONV_NR = 2 * VL;
 
-#ifndef ONNXC_LANES
-#define ONNXC_LANES
-// How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
-struct Full { constexpr operator int() const { return VL; } };
-struct Part { int n; constexpr operator int() const { return n; } };
-template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
-template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
-template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
-template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
-#endif
-
 // An output pixel: its linear index n*OH*OW + y*OW + x, and its coordinates; in a volume ((n*OD + z)*OH + y)*OW + x.
 struct Px { i64 i, n, y, x; };
 struct PxVolume { i64 i, n, y, x, z; };
@@ -79,10 +68,7 @@ OX void conv_next(const ConvVolume &s, PxVolume &q) {
   if (q.z == s.OD) q.z = 0, q.n++;
 }
 
-OX i64 cmin(i64 a, i64 b) { return a < b ? a : b; }
-OX i64 cmax(i64 a, i64 b) { return a > b ? a : b; }
-OX i64 cdiv(i64 a, i64 b) { return (a + b - 1) / b; }
-OX i64 cround(i64 a, i64 b) { return cdiv(a, b) * b; }
+OX i64 cround(i64 a, i64 b) { return ox_up(a, b) * b; }
 
 // ---------------------------------------------------------------------------------------------------
 // The register tile.
@@ -96,8 +82,8 @@ struct ConvRuns {
 };
 
 OX ConvRuns conv_runs(i64 runs, i64 len) {
-  i64 pieces = cmax(1, (len + 128) / 256);
-  return {runs, len, cdiv(len, pieces), 160, false};
+  i64 pieces = ox_max(1, (len + 128) / 256);
+  return {runs, len, ox_up(len, pieces), 160, false};
 }
 
 // Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
@@ -108,7 +94,7 @@ static constexpr i64 CONV_SHARE = 64;                      // cache lines at mos
 
 // The share before tile t of `tiles`, of the piece that follows K rows of weights at B.
 OX void conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
-  i64 lines = K * CONV_NR / 16, share = cdiv(lines, tiles);
+  i64 lines = K * CONV_NR / 16, share = ox_up(lines, tiles);
   const f32 *next = B + K * CONV_NR + share * t * 16;
   if (share <= CONV_SHARE) for (i64 i = 0; i < share; i++) __builtin_prefetch(next + i * 16, 0, 2);
 }
@@ -222,17 +208,17 @@ static constexpr i64 CONV_ITEMS = 16;
 
 // How many blocks of about `best` rows: enough for CONV_ITEMS with the panels' help, but no block under `least`.
 OX i64 conv_blocks(i64 rows, i64 best, i64 least, i64 panels) {
-  return cmax(cmax(1, cdiv(rows, best)), cmin(cdiv(CONV_ITEMS, cmax(panels, 1)), rows / least));
+  return ox_max(ox_max(1, ox_up(rows, best)), ox_min(ox_up(CONV_ITEMS, ox_max(panels, 1)), rows / least));
 }
 
 // The first pixel of block b: whole units, so that only the last block has a remainder.
-OX i64 conv_block_begin(const ConvPlan &p, i64 b) { return cmin(p.pixels, cdiv(p.pixels, p.unit) * b / p.blocks * p.unit); }
+OX i64 conv_block_begin(const ConvPlan &p, i64 b) { return ox_min(p.pixels, ox_up(p.pixels, p.unit) * b / p.blocks * p.unit); }
 
 // Whether the rows of a tile collide: the L1 cache has places for 8 or 12 lines at addresses that are equal modulo 4096,
 // and a tile walks along all of its rows at once. At 1024 channels this costs up to a third of the time.
 OX bool conv_collide(i64 bytes) {
   i64 sets = bytes % 4096 == 0 ? 1 : bytes % 2048 == 0 ? 2 : CONV_MR;
-  return cdiv(CONV_MR, sets) > 8;
+  return ox_up(CONV_MR, sets) > 8;
 }
 
 // Floats from one copied pixel to the next, where they would collide otherwise.
@@ -244,36 +230,36 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   bool one = s.KD * s.KH * s.KW == 1;
   p.gather = collide && one, p.repack = planar || (collide && !one && !S::VOLUME);
   p.apart = collide ? conv_apart(s.CI) : s.CI;
-  p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
+  p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.panels = ox_up(p.cog, CONV_NR);
   bool dense = s.G == 1 && s.DX == 1 && (p.repack || s.ips == s.CI);
   p.rows = dense && s.KW > 1 && s.CI < 64;
   p.R = p.rows ? conv_runs(s.KD * s.KH, s.KW * s.CI) : conv_runs(s.KD * s.KH * s.KW, p.cig);
   p.pixels = s.N * s.OD * s.OH * s.OW;
   // A block's inputs should stay in half of a 512 KB cache while the panels pass over them.
-  i64 bytes = 4 * s.CI * cmin(s.SX, s.KW) * cmin(s.SY, s.KH) * s.KD;
+  i64 bytes = 4 * s.CI * ox_min(s.SX, s.KW) * ox_min(s.SY, s.KH) * s.KD;
   if (s.KD > 1) bytes += 8 * p.R.runs;  // of the table
-  i64 block = cmax(CONV_FEW, cmin(480, 192 * 1024 / cmax(bytes, 1)));
+  i64 block = ox_max(CONV_FEW, ox_min(480, 192 * 1024 / ox_max(bytes, 1)));
   p.unit = 1;
   if (p.repack) {  // whole rows, and many of them, since a block also repacks what its last kernel reaches into
-    block = cmax(1, cmin(16, 192 * 1024 / cmax(4 * s.CI * s.SY * s.W * s.KD, 1))) * s.OW;
-    if (collide) block = cmax(block, cround(CONV_FEW, cmax(s.OW, 1)));
+    block = ox_max(1, ox_min(16, 192 * 1024 / ox_max(4 * s.CI * s.SY * s.W * s.KD, 1))) * s.OW;
+    if (collide) block = ox_max(block, cround(CONV_FEW, ox_max(s.OW, 1)));
     p.unit = s.OW;
   }
   p.blocks = conv_blocks(p.pixels, block, CONV_FEW, p.panels * s.G);
-  p.parts = cmax(1, cmin(p.panels * s.G, cdiv(CONV_ITEMS, p.blocks)));
-  i64 most = cround(cdiv(p.pixels, p.blocks), p.unit) + p.unit;
-  p.max_rows = cmin(s.N * s.OD * s.OH, (most + s.OW - 2) / cmax(s.OW, 1) + 1);
-  p.zero = cround(cmax(p.R.len, s.CI), 16);
+  p.parts = ox_max(1, ox_min(p.panels * s.G, ox_up(CONV_ITEMS, p.blocks)));
+  i64 most = cround(ox_up(p.pixels, p.blocks), p.unit) + p.unit;
+  p.max_rows = ox_min(s.N * s.OD * s.OH, (most + s.OW - 2) / ox_max(s.OW, 1) + 1);
+  p.zero = cround(ox_max(p.R.len, s.CI), 16);
   // Pixels of an output row whose kernel rows leave the image at the left or the right.
-  i64 left = cdiv(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
-  i64 edge = cmin(s.OW, cmin(left, s.OW) + cmax(0, s.OW - inside));
-  p.right = cmax(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
+  i64 left = ox_up(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
+  i64 edge = ox_min(s.OW, ox_min(left, s.OW) + ox_max(0, s.OW - inside));
+  p.right = ox_max(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
   p.patch = p.rows && !p.repack ? p.max_rows * edge * p.R.runs * cround(p.R.len, 16) : 0;
   if (p.gather) p.patch = (most + CONV_MR) * p.apart;
-  i64 planes = cmin(s.N * s.OD, (most - 1) / cmax(s.OH * s.OW, 1) + 2);
-  i64 in_rows = s.KD * cmin(planes * s.H, (p.max_rows - 1) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
+  i64 planes = ox_min(s.N * s.OD, (most - 1) / ox_max(s.OH * s.OW, 1) + 2);
+  i64 in_rows = s.KD * ox_min(planes * s.H, (p.max_rows - 1) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
   p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * p.apart) + 4 * VL : 0;
-  p.tiles = cdiv(most, CONV_MR) + 1;
+  p.tiles = ox_up(most, CONV_MR) + 1;
   p.table = p.tiles * p.R.runs * CONV_MR;
   return p;
 }
@@ -308,7 +294,7 @@ struct ConvTiles {
   OX_LAMBDA int size(i64 t) const { return int(rows + (t < more)); }
 };
 OX ConvTiles conv_tiles(i64 n) {
-  i64 count = cdiv(n, CONV_MR);
+  i64 count = ox_up(n, CONV_MR);
   return {count, count ? n / count : 0, count ? n % count : 0};
 }
 
@@ -325,7 +311,7 @@ template <int C> OX void conv_interleave(const f32 *x, i64 ics, i64 W, f32 *d) {
   const ConvLanes<__integer_pack(VL)...> lanes;
   for (i64 i = 0; i < W; i += VL, d += C * VL) {
     vf p[C];
-    int n = (int)cmin(VL, W - i);
+    int n = (int)ox_min(VL, W - i);
     OX_UNROLL for (int c = 0; c < C; c++) p[c] = n == VL ? ld(x + c * ics + i) : ldn(x + c * ics + i, n);
     st(d, conv_mixed<C, 0>(p, lanes));
     if (n * C > VL) st(d + VL, conv_mixed<C, 1>(p, lanes));
@@ -368,8 +354,8 @@ template <class S> OX void conv_patch(const S &s, const f32 *row, i64 ix, f32 *d
 struct ConvPlanes { i64 first, last; };
 template <class S> OX ConvPlanes conv_planes(const S &s, i64 z) {
   if (!S::VOLUME) return {0, 1};
-  i64 iz = z * s.SZ - s.PF, first = iz < 0 ? cmin(s.KD, cdiv(-iz, s.DZ)) : 0;
-  return {first, cmax(first, cmin(s.KD, iz < s.D ? cdiv(s.D - iz, s.DZ) : 0))};
+  i64 iz = z * s.SZ - s.PF, first = iz < 0 ? ox_min(s.KD, ox_up(-iz, s.DZ)) : 0;
+  return {first, ox_max(first, ox_min(s.KD, iz < s.D ? ox_up(s.D - iz, s.DZ) : 0))};
 }
 
 // What the table sees of an output plane: element (c, kz, y, x) at base[kz * iks + y * irs + x * ips + c], for
@@ -412,9 +398,9 @@ static ConvImage conv_image(const S &s, const ConvPlan &p, const f32 *x, const P
   const f32 *base = x + q.n * s.ins + (conv_z(q) * s.SZ - s.PF) * s.ids;
   ConvImage m = {base, s.DZ * s.ids, s.irs, s.ips, 0, s.W, conv_planes(s, conv_z(q))};
   if (p.repack) {
-    i64 last = cmin(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * p.apart;
-    i64 y0 = cmin(s.H, cmax(0, q.y * s.SY - s.PT));
-    i64 y1 = cmax(y0, cmin(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1)), plane = (y1 - y0) * row;
+    i64 last = ox_min(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * p.apart;
+    i64 y0 = ox_min(s.H, ox_max(0, q.y * s.SY - s.PT));
+    i64 y1 = ox_max(y0, ox_min(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1)), plane = (y1 - y0) * row;
     for (i64 kz = m.planes.first; kz < m.planes.last; kz++)
       conv_repack(s, p, base + kz * m.iks, y0, y1, rep + (kz - m.planes.first) * plane);
     m.base = rep - y0 * row + s.PL * p.apart - m.planes.first * plane;
@@ -530,13 +516,13 @@ struct ConvTurned {
 struct ConvExtent { i64 span, origin; bool squares, together; };
 template <class S> OX ConvExtent conv_extent(const S &s, const ConvWeights &w) {
   i64 z = (s.KD - 1) * w.zs, y = (s.KH - 1) * w.ys, x = (s.KW - 1) * w.xs;
-  i64 low = cmin(z, 0) + cmin(y, 0) + cmin(x, 0), span = cmax(z, 0) + cmax(y, 0) + cmax(x, 0) - low + 1;
+  i64 low = ox_min(z, 0) + ox_min(y, 0) + ox_min(x, 0), span = ox_max(z, 0) + ox_max(y, 0) + ox_max(x, 0) - low + 1;
   bool squares = w.os != 1 && span <= CONV_TURNED;
   return {squares ? span : conv_taps(s), -low, squares, squares && w.cs == span};
 }
 
 // Input channels that fit at a time. Kernels of more taps than rows have the packers below take a part of them at a time.
-OX i64 conv_turned(i64 span) { return cmax(1, CONV_TURNED / cmax(1, span)); }
+OX i64 conv_turned(i64 span) { return ox_max(1, CONV_TURNED / ox_max(1, span)); }
 
 // Output channels [o, o + n), n at most VL, of taps [t0, t1) of input channels [c, c + count): place is by tap - t0.
 template <class S>
@@ -552,7 +538,7 @@ static void conv_turn(const S &s, const ConvWeights &w, const ConvExtent &e, i64
       const f32 *q = p + k * w.cs - e.origin;
       if (near) for (i64 j = 0; j < n * w.os; j += 16) __builtin_prefetch(q + 8 * w.cs + j);
       for (i64 j = 0; j < run; j += VL)
-        tile_load(t.rows + (k * e.span + j) * VL, q + j, w.os, (int)n, (int)cmin(VL, run - j));
+        tile_load(t.rows + (k * e.span + j) * VL, q + j, w.os, (int)n, (int)ox_min(VL, run - j));
     }
     return;
   }
@@ -568,21 +554,21 @@ static void conv_turn(const S &s, const ConvWeights &w, const ConvExtent &e, i64
 
 // For conv_items: an item is a panel.
 struct ConvPanels {
-  template <class S> static i64 count(const S &s) { return s.G * cdiv(s.CO / s.G, CONV_NR); }
+  template <class S> static i64 count(const S &s) { return s.G * ox_up(s.CO / s.G, CONV_NR); }
   template <class S> static i64 bytes(const S &s) { return 4 * count(s) * CONV_NR * conv_taps(s) * (s.CI / s.G); }
   template <class S> static void pack(const S &s, const ConvWeights &w, i64 first, i64 last, f32 *out) {
-    i64 cig = s.CI / s.G, cog = s.CO / s.G, panels = cdiv(cog, CONV_NR), taps = conv_taps(s);
+    i64 cig = s.CI / s.G, cog = s.CO / s.G, panels = ox_up(cog, CONV_NR), taps = conv_taps(s);
     const ConvExtent e = conv_extent(s, w);
-    i64 most = conv_turned(e.span), part = e.squares ? taps : cmin(taps, CONV_TURNED);
+    i64 most = conv_turned(e.span), part = e.squares ? taps : ox_min(taps, CONV_TURNED);
     ConvTurned t;
     f32 *d = out + first * CONV_NR * taps * cig;
     for (i64 n = first; n < last; n++, d += CONV_NR * taps * cig)
       for (i64 c = 0; c < cig; c += most)
         for (i64 h = 0; h < CONV_NR; h += VL)
           for (i64 t0 = 0; t0 < taps; t0 += part) {
-            i64 o = n % panels * CONV_NR + h, count = cmin(most, cig - c), t1 = cmin(taps, t0 + part);
+            i64 o = n % panels * CONV_NR + h, count = ox_min(most, cig - c), t1 = ox_min(taps, t0 + part);
             bool some = o < cog;
-            if (some) conv_turn(s, w, e, n / panels * cog + o, cmin(VL, cog - o), c, count, t0, t1, t);
+            if (some) conv_turn(s, w, e, n / panels * cog + o, ox_min(VL, cog - o), c, count, t0, t1, t);
             for (i64 k = t0; k < t1; k++)
               for (i64 i = 0; i < count; i++)
                 st(d + (k * cig + c + i) * CONV_NR + h, some ? t.at(i, k - t0) : vf{});
@@ -649,7 +635,7 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
   ConvTiles T = conv_tiles(p1 - p0);
   i64 K = p.R.runs * p.R.len;
   for (i64 n = n0; n < n1; n++) {
-    i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c), i = p0;
+    i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c), i = p0;
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
       conv_fetch(w + n * K * CONV_NR, K, t, T.count);
       conv_near(near, i, T.size(t), g * p.cog + c, cols);
@@ -689,9 +675,9 @@ static void conv_rows(
   ConvPlan p = conv_plan(s);
   ConvScratch m = conv_divide(p, scratch);
   for (i64 i = 0; i < p.zero; i++) m.zero[i] = 0;
-  i64 end = (n * s.OH + y1) * s.OW, step = cmax(1, cdiv(p.pixels, p.blocks));
+  i64 end = (n * s.OH + y1) * s.OW, step = ox_max(1, ox_up(p.pixels, p.blocks));
   for (i64 p0 = (n * s.OH + y0) * s.OW, p1; p0 < end; p0 = p1) {
-    p1 = cmin(end, p0 + step);
+    p1 = ox_min(end, p0 + step);
     conv_table(s, p, x, p0, p1, m);
     conv_panels<true>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi, ConvNear<0>{});
   }

@@ -18,12 +18,12 @@ static ChainPlan chain_plan(const ConvShape &dw, bool first, bool last) {
   ChainPlan p = {};
   p.before = first ? dw.W * dw.CI : 0, p.after = last ? dw.OW * dw.CO : 0;
   i64 reach = (dw.KH - 1) * dw.DY + 1, row = 4 * (p.before * dw.SY + p.after);
-  i64 fit = (CHAIN_ROOM - 4 * p.before * (reach - dw.SY)) / cmax(row, 1);
-  i64 least = cdiv(CHAIN_PIXELS, cmax(1, dw.OW)), even = cdiv(dw.OH * dw.N, CONV_ITEMS);
-  p.bands = cdiv(dw.OH, cmax(cmax(1, cmin(fit, even)), least));
-  p.band = cmax(1, cdiv(dw.OH, cmax(p.bands, 1)));
-  p.bands = cdiv(dw.OH, p.band);
-  p.most = cmin(dw.H, cmax((p.band - 1) * dw.SY + reach, CHAIN_ROOM / cmax(4 * p.before, 1)));
+  i64 fit = (CHAIN_ROOM - 4 * p.before * (reach - dw.SY)) / ox_max(row, 1);
+  i64 least = ox_up(CHAIN_PIXELS, ox_max(1, dw.OW)), even = ox_up(dw.OH * dw.N, CONV_ITEMS);
+  p.bands = ox_up(dw.OH, ox_max(ox_max(1, ox_min(fit, even)), least));
+  p.band = ox_max(1, ox_up(dw.OH, ox_max(p.bands, 1)));
+  p.bands = ox_up(dw.OH, p.band);
+  p.most = ox_min(dw.H, ox_max((p.band - 1) * dw.SY + reach, CHAIN_ROOM / ox_max(4 * p.before, 1)));
   p.before_room = cround(p.before * p.most + VL, 16);
   p.after_room = cround(p.after * p.band + VL, 16);
   return p;
@@ -42,12 +42,12 @@ static_assert(sizeof(ChainBand) <= CHAIN_STATE, "and the rows begin on a cache l
 // The band of an item, after the thread's last one.
 static ChainBand chain_band(const ConvShape &dw, const ChainPlan &p, i64 item, const ChainBand last, f32 *rows) {
   ChainBand b = {item / p.bands, item % p.bands * p.band, 0, 0, 0, 0, 0};
-  b.oy1 = cmin(dw.OH, b.oy0 + p.band);
-  b.y0 = cmin(dw.H, cmax(0, b.oy0 * dw.SY - dw.PT));
-  b.y1 = cmax(b.y0, cmin(dw.H, (b.oy1 - 1) * dw.SY - dw.PT + (dw.KH - 1) * dw.DY + 1));
+  b.oy1 = ox_min(dw.OH, b.oy0 + p.band);
+  b.y0 = ox_min(dw.H, ox_max(0, b.oy0 * dw.SY - dw.PT));
+  b.y1 = ox_max(b.y0, ox_min(dw.H, (b.oy1 - 1) * dw.SY - dw.PT + (dw.KH - 1) * dw.DY + 1));
   b.have = b.top = b.y0;
   if (last.n != b.n || b.y0 < last.y0 || b.y0 >= last.y1) return b;
-  b.have = cmin(last.y1, b.y1);
+  b.have = ox_min(last.y1, b.y1);
   if (b.y1 - last.top <= p.most) b.top = last.top;
   else __builtin_memmove(rows, rows + (b.y0 - last.top) * p.before, 4 * (last.y1 - b.y0) * p.before);
   return b;

@@ -101,7 +101,7 @@ __attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const
   for (i64 n = 0; n < t.tiles; n++, x += DW_XB * s.SX * s.ips, D += DW_XB * t.ds)
     for (i64 c = 0; c < t.cols; c += VL) {
       i64 ci = dw_channel(s, t.co + c);
-      int lanes = (int)cmin(VL, t.cols - c), inputs = (int)cmin(VL, s.CI - ci);
+      int lanes = (int)ox_min(VL, t.cols - c), inputs = (int)ox_min(VL, s.CI - ci);
       const f32 *p = x + ci;
       if constexpr (KW == 0) {
         if (lanes == VL && inputs == VL) dw_vector_any<EDGE>(s, t, p, D, c, Full{}, Full{});
@@ -118,7 +118,7 @@ static void dw_lanes(const ConvShape &s, i64 co, i64 cols, vi *lanes) {
   i64 group = s.CI / s.G;
   for (i64 c = co; c < co + cols; c += VL)
     for (i64 q = 0; q < group; q++, lanes++)
-      for (i64 i = 0; i < VL; i++) (*lanes)[i] = i32(dw_channel(s, cmin(c + i, s.CO - 1)) - dw_channel(s, c) + q);
+      for (i64 i = 0; i < VL; i++) (*lanes)[i] = i32(dw_channel(s, ox_min(c + i, s.CO - 1)) - dw_channel(s, c) + q);
 }
 
 // An item is a strip of channels in a band of output rows. The input rows under a kernel by a strip's channels
@@ -126,12 +126,12 @@ static void dw_lanes(const ConvShape &s, i64 co, i64 cols, vi *lanes) {
 struct DwPlan { i64 strip, strips, band, bands; };
 OX DwPlan dw_plan(const ConvShape &s) {
   DwPlan p;
-  i64 fit = (VL >= 16 ? 32768 : 24576) / cmax(1, 4 * s.KH * cmin(s.W, s.OW * s.SX + s.KW)) / VL * VL;
-  p.strips = cdiv(s.CO, cmin(DW_CB, cmax(2 * VL, fit)));
-  p.strip = cround(cdiv(s.CO, p.strips), VL);
-  p.strips = cdiv(s.CO, p.strip);
-  p.band = cmax(1, cmin(8, s.N * s.OH * p.strips / 16));
-  p.bands = cdiv(s.OH, p.band);
+  i64 fit = (VL >= 16 ? 32768 : 24576) / ox_max(1, 4 * s.KH * ox_min(s.W, s.OW * s.SX + s.KW)) / VL * VL;
+  p.strips = ox_up(s.CO, ox_min(DW_CB, ox_max(2 * VL, fit)));
+  p.strip = cround(ox_up(s.CO, p.strips), VL);
+  p.strips = ox_up(s.CO, p.strip);
+  p.band = ox_max(1, ox_min(8, s.N * s.OH * p.strips / 16));
+  p.bands = ox_up(s.OH, p.band);
   return p;
 }
 
@@ -145,16 +145,16 @@ static i64 conv_dw_scratch(const ConvShape &s) { return 4 * (DW_XB * 2 * DW_CB +
 template <int KW, int SX, bool PERM, int DX, class E>
 OX void dw_line(const ConvShape &s, const f32 *x, DwTile t, i64 n, i64 oy, const E &epi) {
   i64 iy = oy * s.SY - s.PT, reach = (DW_XB - 1) * s.SX + (s.KW - 1) * s.DX + 1;
-  i64 most = cmax(1, 2 * DW_CB / t.ds);  // tiles at a time
-  t.ky0 = iy < 0 ? cmin(s.KH, cdiv(-iy, s.DY)) : 0;
-  t.ky1 = cmax(t.ky0, cmin(s.KH, cdiv(s.H - iy, s.DY)));
+  i64 most = ox_max(1, 2 * DW_CB / t.ds);  // tiles at a time
+  t.ky0 = iy < 0 ? ox_min(s.KH, ox_up(-iy, s.DY)) : 0;
+  t.ky1 = ox_max(t.ky0, ox_min(s.KH, ox_up(s.H - iy, s.DY)));
   const f32 *line = x + n * s.ins + iy * s.irs;
   for (i64 ox = 0, pixels; ox < s.OW; ox += pixels) {
     t.ix = ox * s.SX - s.PL, t.x = line + t.ix * s.ips, t.tiles = 1;
     bool edge = t.ix < 0 || t.ix + reach > s.W;
     i64 inner = (s.W - t.ix - reach) / (DW_XB * s.SX) + 1;
-    if (!edge) t.tiles = cmin(cmin(most, inner), cdiv(s.OW - ox, DW_XB));
-    pixels = cmin(t.tiles * DW_XB, s.OW - ox);
+    if (!edge) t.tiles = ox_min(ox_min(most, inner), ox_up(s.OW - ox, DW_XB));
+    pixels = ox_min(t.tiles * DW_XB, s.OW - ox);
     if (edge) dw_tile<KW, SX, true, PERM, DX>(s, t);
     else dw_tile<KW, SX, false, PERM, DX>(s, t);
     conv_finish(s, t.D, t.ds, Px{(n * s.OH + oy) * s.OW + ox, n, oy, ox}, pixels, t.co, t.cols, epi);
@@ -168,7 +168,7 @@ OX void dw_strips(const ConvShape &s, const DwPlan &p, const f32 *x, const f32 *
   f32 *D = (f32 *)scratch;
   vi *lanes = (vi *)(D + DW_XB * 2 * DW_CB);
   for (i64 strip = first; strip < last; strip++) {
-    i64 co = strip * p.strip, cols = cmin(p.strip, s.CO - co);
+    i64 co = strip * p.strip, cols = ox_min(p.strip, s.CO - co);
     if (PERM || KW == 0) dw_lanes(s, co, cols, lanes);
     for (i64 oy = y0; oy < y1; oy++)
       dw_line<KW, SX, PERM, DX>(s, x, DwTile{nullptr, w + co, D, lanes, 0, 0, 0, co, cols, 1, cround(cols, VL)}, n, oy,
@@ -192,7 +192,7 @@ static void conv_dw_items(
   DwPlan p = dw_plan(s);
   for (i64 item = first; item < last; item++) {
     i64 strip = item % p.strips, band = item / p.strips % p.bands, n = item / (p.strips * p.bands);
-    dw_strips<KW, SX, PERM, DX>(s, p, x, w, n, band * p.band, cmin(s.OH, (band + 1) * p.band), strip, strip + 1, scratch,
+    dw_strips<KW, SX, PERM, DX>(s, p, x, w, n, band * p.band, ox_min(s.OH, (band + 1) * p.band), strip, strip + 1, scratch,
                                 epi);
   }
 }

@@ -14,17 +14,17 @@ static i64 conv_dw3_scratch(const ConvVolume &s) { return conv_dw_scratch(s) + 4
 template <int KW, int SX, bool PERM, int DX, class E>
 OX void dw3_line(const ConvVolume &s, const f32 *x, DwTile t, f32 *sum, PxVolume q, const E &epi) {
   i64 iy = q.y * s.SY - s.PT, reach = (DW_XB - 1) * s.SX + (s.KW - 1) * s.DX + 1;
-  i64 most = cmax(1, 2 * DW_CB / t.ds);  // tiles at a time
-  t.ky0 = iy < 0 ? cmin(s.KH, cdiv(-iy, s.DY)) : 0;
-  t.ky1 = cmax(t.ky0, cmin(s.KH, cdiv(s.H - iy, s.DY)));
+  i64 most = ox_max(1, 2 * DW_CB / t.ds);  // tiles at a time
+  t.ky0 = iy < 0 ? ox_min(s.KH, ox_up(-iy, s.DY)) : 0;
+  t.ky1 = ox_max(t.ky0, ox_min(s.KH, ox_up(s.H - iy, s.DY)));
   ConvPlanes planes = conv_planes(s, q.z);
   const f32 *line = x + q.n * s.ins + (q.z * s.SZ - s.PF) * s.ids + iy * s.irs, *w = t.w;
   for (i64 pixels; q.x < s.OW; q.i += pixels, q.x += pixels) {
     t.ix = q.x * s.SX - s.PL, t.tiles = 1;
     bool edge = t.ix < 0 || t.ix + reach > s.W;
     i64 inner = (s.W - t.ix - reach) / (DW_XB * s.SX) + 1;
-    if (!edge) t.tiles = cmin(cmin(most, inner), cdiv(s.OW - q.x, DW_XB));
-    pixels = cmin(t.tiles * DW_XB, s.OW - q.x);
+    if (!edge) t.tiles = ox_min(ox_min(most, inner), ox_up(s.OW - q.x, DW_XB));
+    pixels = ox_min(t.tiles * DW_XB, s.OW - q.x);
     i64 room = pixels * t.ds;  // a multiple of VL
     for (i64 i = 0; i < room; i += VL) st(sum + i, vf{});
     for (i64 kz = planes.first; kz < planes.last; kz++) {
@@ -46,9 +46,9 @@ static void conv_dw3_items(
   vi *lanes = (vi *)(D + DW_XB * 2 * DW_CB);
   for (i64 item = first; item < last; item++) {
     i64 strip = item % p.strips, band = item / p.strips % p.bands, plane = item / (p.strips * p.bands);
-    i64 co = strip * p.strip, cols = cmin(p.strip, s.CO - co);
+    i64 co = strip * p.strip, cols = ox_min(p.strip, s.CO - co);
     if (PERM || KW == 0) dw_lanes(s, co, cols, lanes);
-    for (i64 y = band * p.band; y < cmin(s.OH, (band + 1) * p.band); y++) {
+    for (i64 y = band * p.band; y < ox_min(s.OH, (band + 1) * p.band); y++) {
       DwTile t = {nullptr, w + co, D, lanes, 0, 0, 0, co, cols, 1, cround(cols, VL)};
       dw3_line<KW, SX, PERM, DX>(s, x, t, sum, PxVolume{(plane * s.OH + y) * s.OW, plane / s.OD, y, 0, plane % s.OD}, epi);
     }

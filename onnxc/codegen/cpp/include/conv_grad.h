@@ -33,17 +33,17 @@ template <class S> OX i64 grad_planes(const S &s) { return s.N * s.OD; }
 template <class S> static GradPlan grad_plan(const S &s) {
   GradPlan p = {};
   p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.taps = conv_taps(s), p.pixels = grad_planes(s) * s.OH * s.OW;
-  p.mblocks = cmax(1, cdiv(p.cog, GRAD_ROWS)), p.rows = cdiv(p.cog, p.mblocks), p.mblocks = cdiv(p.cog, cmax(1, p.rows));
-  i64 fit = cmax(CONV_NR, GRAD_ROOM / cmax(1, 4 * p.rows * p.taps) / CONV_NR * CONV_NR);
-  p.cblocks = cmax(1, cdiv(p.cig, fit));
-  p.splits = cmax(1, cmin(cdiv(CONV_ITEMS, cmax(1, s.G * p.mblocks * p.cblocks)), p.pixels / GRAD_KC));
+  p.mblocks = ox_max(1, ox_up(p.cog, GRAD_ROWS)), p.rows = ox_up(p.cog, p.mblocks), p.mblocks = ox_up(p.cog, ox_max(1, p.rows));
+  i64 fit = ox_max(CONV_NR, GRAD_ROOM / ox_max(1, 4 * p.rows * p.taps) / CONV_NR * CONV_NR);
+  p.cblocks = ox_max(1, ox_up(p.cig, fit));
+  p.splits = ox_max(1, ox_min(ox_up(CONV_ITEMS, ox_max(1, s.G * p.mblocks * p.cblocks)), p.pixels / GRAD_KC));
   // Few pixels make few parts: then blocks of fewer channels, but enough of them for the packing of dy to pay.
-  i64 more = cdiv(CONV_ITEMS, cmax(1, s.G * p.mblocks * p.cblocks * p.splits));
-  p.cblocks = cmax(p.cblocks, cmin(p.cblocks * more, p.cig * cmin(p.taps, 2) / (2 * CONV_NR)));
-  p.channels = cmax(1, cmin(cround(cdiv(p.cig, p.cblocks), VL), p.cig));
-  p.cblocks = cdiv(p.cig, p.channels);
+  i64 more = ox_up(CONV_ITEMS, ox_max(1, s.G * p.mblocks * p.cblocks * p.splits));
+  p.cblocks = ox_max(p.cblocks, ox_min(p.cblocks * more, p.cig * ox_min(p.taps, 2) / (2 * CONV_NR)));
+  p.channels = ox_max(1, ox_min(cround(ox_up(p.cig, p.cblocks), VL), p.cig));
+  p.cblocks = ox_up(p.cig, p.channels);
   p.blocks = s.G * p.mblocks * p.cblocks, p.width = cround(p.channels * p.taps, CONV_NR);
-  p.finish = p.splits > 1 ? cdiv(p.rows, GRAD_FINISH) : 1;
+  p.finish = p.splits > 1 ? ox_up(p.rows, GRAD_FINISH) : 1;
   return p;
 }
 
@@ -57,7 +57,7 @@ struct GradPixel { const f32 *x, *dy; i64 iz, iy, ix; };
 // Bytes of scratch of a thread, of the workspace for all partial sums, and items of both steps.
 template <class S> static i64 grad_scratch(const S &s) {
   GradPlan p = grad_plan(s);
-  i64 strips = cdiv(p.rows, CONV_MR) + 1, row = cround(p.channels * p.taps, VL) + VL;
+  i64 strips = ox_up(p.rows, CONV_MR) + 1, row = cround(p.channels * p.taps, VL) + VL;
   return 4 * (strips * GRAD_KC * CONV_MR + GRAD_KC * CONV_NR + 4 * VL + grad_sums(p) + row) +
          (i64)sizeof(GradPixel) * (GRAD_KC + GRAD_AHEAD) + 64;
 }
@@ -160,7 +160,7 @@ template <class S> static GradRuns grad_runs(const S &s, i64 c0, i64 cb, i64 fir
   r.count = 0;
   merge = merge && s.DX == 1 && cb == s.CI && s.ips == cb;
   for (i64 i = first, n; i < end; i += n) {
-    n = cmin(cb - i % cb, end - i);
+    n = ox_min(cb - i % cb, end - i);
     GradRun run = grad_run(s, i / cb, c0 + i % cb, n, i - first);
     if (merge && r.count && i / cb % s.KW > 0) r.of[r.count - 1].n += n, r.of[r.count - 1].x1 = run.x0;
     else r.of[r.count++] = run;
@@ -213,7 +213,7 @@ static void grad_panel(
 struct GradScratch { f32 *A, *B, *D, *row; GradPixel *pixels; };
 OX GradScratch grad_divide(const GradPlan &p, void *scratch) {
   GradPixel *q = (GradPixel *)scratch;
-  f32 *A = (f32 *)(q + GRAD_KC + GRAD_AHEAD), *B = A + (cdiv(p.rows, CONV_MR) + 1) * GRAD_KC * CONV_MR;
+  f32 *A = (f32 *)(q + GRAD_KC + GRAD_AHEAD), *B = A + (ox_up(p.rows, CONV_MR) + 1) * GRAD_KC * CONV_MR;
   f32 *D = B + GRAD_KC * CONV_NR + 4 * VL;
   return {A, B, D, D + grad_sums(p), q};
 }
@@ -223,7 +223,7 @@ struct GradBlock { i64 g, m, rows, c, channels; };
 OX GradBlock grad_block(const GradPlan &p, i64 i) {
   GradBlock b;
   b.c = i % p.cblocks * p.channels, b.m = i / p.cblocks % p.mblocks * p.rows, b.g = i / p.cblocks / p.mblocks;
-  b.rows = cmin(p.rows, p.cog - b.m), b.channels = cmin(p.channels, p.cig - b.c);
+  b.rows = ox_min(p.rows, p.cog - b.m), b.channels = ox_min(p.channels, p.cig - b.c);
   return b;
 }
 
@@ -232,14 +232,14 @@ template <class S>
 __attribute__((noinline)) static void grad_sum(const GradShape<S> &s, const GradPlan &p, const GradBlock &b, const f32 *x,
                                                const f32 *dy, i64 p0, i64 p1, const GradScratch &w, f32 *D) {
   ConvTiles T = conv_tiles(b.rows);
-  i64 panels = cdiv(b.channels * p.taps, CONV_NR), h = grad_height(p), chunks = cdiv(p1 - p0, GRAD_KC);
+  i64 panels = ox_up(b.channels * p.taps, CONV_NR), h = grad_height(p), chunks = ox_up(p1 - p0, GRAD_KC);
   if (chunks == 0) for (i64 i = 0; i < grad_sums(p); i++) D[i] = 0;
   for (i64 q = 0; q < chunks; q++) {
     i64 k0 = p0 + (p1 - p0) * q / chunks, kc = p0 + (p1 - p0) * (q + 1) / chunks - k0;
     grad_pixels(s, x, dy, k0, kc, w.pixels);
     grad_rows(s, w.pixels, kc, b.g * p.cog + b.m, b.rows, w.A);
     for (i64 j = 0; j < panels; j++) {
-      i64 first = j * CONV_NR, end = cmin(first + CONV_NR, b.channels * p.taps);
+      i64 first = j * CONV_NR, end = ox_min(first + CONV_NR, b.channels * p.taps);
       grad_panel(s, w.pixels, kc, b.g * p.cig + b.c, b.channels, first, end, w.B);
       f32 *d = D + j * h * CONV_NR;
       for (i64 t = 0; t < T.count; d += T.size(t++) * CONV_NR)
@@ -298,7 +298,7 @@ __attribute__((noinline)) static void grad_finish(
       continue;
     }
     for (i64 c = 0; c < b.channels; c += CONV_NR, d += panel)
-      grad_store(d, cmin(CONV_NR, b.channels - c), b.g * p.cog + b.m + m, b.c + c, epi);
+      grad_store(d, ox_min(CONV_NR, b.channels - c), b.g * p.cog + b.m + m, b.c + c, epi);
   }
 }
 
@@ -310,9 +310,9 @@ static void grad_items(const GradShape<S> &s, const f32 *x, const f32 *dy, const
   GradScratch w = grad_divide(p, scratch);
   for (i64 i = first; i < last; i++) {
     GradBlock b = grad_block(p, i / p.finish);
-    i64 m0 = i % p.finish * GRAD_FINISH, m1 = p.finish > 1 ? cmin(m0 + GRAD_FINISH, b.rows) : b.rows;
+    i64 m0 = i % p.finish * GRAD_FINISH, m1 = p.finish > 1 ? ox_min(m0 + GRAD_FINISH, b.rows) : b.rows;
     if (p.splits > 1) {
-      grad_total(p, room + i / p.finish * p.splits * grad_sums(p), m0, m1, cdiv(b.channels * p.taps, CONV_NR), w.D);
+      grad_total(p, room + i / p.finish * p.splits * grad_sums(p), m0, m1, ox_up(b.channels * p.taps, CONV_NR), w.D);
     } else {
       grad_sum(s, p, b, x, dy, 0, p.pixels, w, w.D);
     }

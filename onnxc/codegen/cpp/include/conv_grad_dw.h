@@ -14,8 +14,8 @@ static constexpr i64 GRAD_CHAIN = 512;  // pixels of a row in one sum
 struct GradDwPlan { i64 strip, strips, lines, splits, cig, taps, sums; };
 template <class S> static GradDwPlan grad_dw_plan(const S &s) {
   GradDwPlan p;
-  p.strip = cmin(GRAD_STRIP, cround(s.CO, VL)), p.strips = cdiv(s.CO, p.strip), p.lines = grad_planes(s) * s.OH;
-  p.splits = cmax(1, cmin(cdiv(CONV_ITEMS, cmax(1, p.strips)), p.lines / GRAD_LINES));
+  p.strip = ox_min(GRAD_STRIP, cround(s.CO, VL)), p.strips = ox_up(s.CO, p.strip), p.lines = grad_planes(s) * s.OH;
+  p.splits = ox_max(1, ox_min(ox_up(CONV_ITEMS, ox_max(1, p.strips)), p.lines / GRAD_LINES));
   p.cig = s.CI / s.G, p.taps = conv_taps(s), p.sums = p.taps * p.cig * p.strip;
   return p;
 }
@@ -45,7 +45,7 @@ template <int KW, bool PERM, class L, class X>
 OX void grad_dw_run(const GradDwRun &r, f32 *sum, i64 step, vi lanes, L l, X lx) {
   constexpr int U = KW >= 5 ? 2 : KW >= 3 ? 3 : 4;  // chains of each tap
   for (i64 i0 = 0; i0 < r.n; i0 += GRAD_CHAIN) {
-    i64 end = cmin(r.n, i0 + GRAD_CHAIN);
+    i64 end = ox_min(r.n, i0 + GRAD_CHAIN);
     vf a[U][KW];
     OX_UNROLL for (int u = 0; u < U; u++) OX_UNROLL for (int k = 0; k < KW; k++) a[u][k] = vf{};
     const auto pixel = [&](i64 i, vf *to) OX_LAMBDA {
@@ -74,8 +74,8 @@ template <int N> struct GradTaps { static constexpr int value = N; };
 struct GradSpan { i64 first, last; };
 template <class S> OX GradSpan grad_span(const S &s, i64 kx) {
   i64 before = s.PL - kx, after = s.W + s.PL - kx;
-  i64 first = before > 0 ? cmin(s.OW, cdiv(before, s.SX)) : 0;
-  return {first, cmax(first, after > 0 ? cmin(s.OW, cdiv(after, s.SX)) : 0)};
+  i64 first = before > 0 ? ox_min(s.OW, ox_up(before, s.SX)) : 0;
+  return {first, ox_max(first, after > 0 ? ox_min(s.OW, ox_up(after, s.SX)) : 0)};
 }
 
 // What one row of the kernel gets from one row of the output: x and dy are at their first elements, for output channels
@@ -90,7 +90,7 @@ OX void grad_dw_row(const GradShape<S> &s, const f32 *x, const f32 *dy, f32 *sum
   GradSpan all = {0, 0};
   if constexpr (KW > 1) {
     GradSpan a = grad_span(s, 0), b = grad_span(s, (KW - 1) * s.DX);
-    all = {a.first, cmax(a.first, b.last)};  // the first tap begins last, the last one ends first
+    all = {a.first, ox_max(a.first, b.last)};  // the first tap begins last, the last one ends first
     part(GradTaps<KW>{}, 0, all);
   }
   for (i64 k = 0; k < (KW > 0 ? KW : s.KW); k++) {
@@ -120,7 +120,7 @@ static void grad_dw_sum(const GradShape<S> &s, const GradDwPlan &p, const f32 *x
       for (i64 c = 0; c < cols; c += VL)
         for (i64 q = 0; q < p.cig; q++) {
           i64 ci = dw_channel(s, co + c);
-          int have = (int)cmin(VL, cols - c), inputs = (int)cmin(VL, s.CI - ci);
+          int have = (int)ox_min(VL, cols - c), inputs = (int)ox_min(VL, s.CI - ci);
           vi turn = PERM ? lanes[c / VL * p.cig + q] : vi{};
           f32 *d = D + (k * s.KW * p.cig + q) * p.strip + c;
           if (have == VL && inputs == VL)
@@ -137,7 +137,7 @@ template <int KW, bool PERM, class S>
 __attribute__((noinline)) static void grad_dw_item(
     const GradShape<S> &s, const GradDwPlan &p, const f32 *x, const f32 *dy, i64 i, void *scratch, f32 *D) {
   i64 part = i % p.splits, co = i / p.splits * p.strip;
-  grad_dw_sum<KW, PERM>(s, p, x, dy, co, cmin(p.strip, s.CO - co), p.lines * part / p.splits,
+  grad_dw_sum<KW, PERM>(s, p, x, dy, co, ox_min(p.strip, s.CO - co), p.lines * part / p.splits,
                         p.lines * (part + 1) / p.splits, (vi *)scratch, D);
 }
 
@@ -155,7 +155,7 @@ static void grad_dw_items(const GradShape<S> &s, const f32 *x, const f32 *dy, co
   GradDwPlan p = grad_dw_plan(s);
   f32 *D = (f32 *)scratch + p.strip * p.cig, *row = D + p.sums;
   for (i64 i = first; i < last; i++) {
-    i64 co = i * p.strip, cols = cmin(p.strip, s.CO - co);
+    i64 co = i * p.strip, cols = ox_min(p.strip, s.CO - co);
     if (p.splits > 1) {
       const f32 *parts = room + i * p.splits * p.sums;
       for (i64 j = 0; j < p.sums; j += VL) {

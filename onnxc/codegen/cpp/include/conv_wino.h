@@ -92,7 +92,7 @@ template <int MY, int M> struct WinoPanels {
   }
 
   template <class S> static void pack(const S &s, const ConvWeights &w, i64 first, i64 last, f32 *out) {
-    i64 cig = s.CI / s.G, cog = s.CO / s.G, panels = cdiv(cog, CONV_NR), taps = conv_taps(s) / s.KD;
+    i64 cig = s.CI / s.G, cog = s.CO / s.G, panels = ox_up(cog, CONV_NR), taps = conv_taps(s) / s.KD;
     const ConvExtent e = conv_extent(s, w);
     i64 most = conv_turned(e.squares ? e.span : taps), apart = s.KD * cig * CONV_NR;
     ConvTurned t;
@@ -100,10 +100,10 @@ template <int MY, int M> struct WinoPanels {
       for (i64 c = 0; c < cig; c += most)
         for (i64 h = 0; h < CONV_NR; h += VL)
           for (i64 k = 0; k < s.KD; k++) {
-            i64 o = n % panels * CONV_NR + h, count = cmin(most, cig - c);
+            i64 o = n % panels * CONV_NR + h, count = ox_min(most, cig - c);
             f32 *d = out + n * P * apart + (k * cig + c) * CONV_NR + h;
             if (o < cog)
-              conv_turn(s, w, e, n / panels * cog + o, cmin(VL, cog - o), c, count, k * taps, (k + 1) * taps, t);
+              conv_turn(s, w, e, n / panels * cog + o, ox_min(VL, cog - o), c, count, k * taps, (k + 1) * taps, t);
             for (i64 i = 0; i < count; i++, d += CONV_NR)
               if (o < cog) transform(t, i, d, apart);
               else for (i64 q = 0; q < P; q++) st(d + q * apart, vf{});
@@ -123,22 +123,22 @@ static constexpr i64 WINO_ROOM = VL >= 16 ? 448 * 1024 : 224 * 1024;  // bytes o
 static constexpr i64 WINO_STATE = 16;  // floats of scratch before everything else: what V holds
 
 // Tiles along an axis of n outputs, and the first output of tile i: of all dilated images in turn.
-OX i64 wino_tiles(i64 n, i64 d, i64 m) { return n / (d * m) * d + cmin(n % (d * m), d); }
+OX i64 wino_tiles(i64 n, i64 d, i64 m) { return n / (d * m) * d + ox_min(n % (d * m), d); }
 OX i64 wino_begin(i64 i, i64 d, i64 m) { return d == 1 ? i * m : i / d * (d * m) + i % d; }
 
 template <int MY, int M, class S> static WinoPlan wino_plan(const S &s) {
   constexpr i64 P = Wino<MY>::T * Wino<M>::T;
   WinoPlan p = {};
   p.ty = wino_tiles(s.OH, s.DY, MY), p.tx = wino_tiles(s.OW, s.DX, M), p.tiles = s.N * s.OD * p.ty * p.tx;
-  p.terms = s.KD * (s.CI / s.G), p.cog = s.CO / s.G, p.panels = cdiv(p.cog, CONV_NR);
-  p.groups = cdiv(s.G, CONV_ITEMS), p.sets = cdiv(s.G, p.groups), p.row = cround((s.KD - 1) * s.CI + cround(p.groups * (s.CI / s.G), VL), VL);
+  p.terms = s.KD * (s.CI / s.G), p.cog = s.CO / s.G, p.panels = ox_up(p.cog, CONV_NR);
+  p.groups = ox_up(s.G, CONV_ITEMS), p.sets = ox_up(s.G, p.groups), p.row = cround((s.KD - 1) * s.CI + cround(p.groups * (s.CI / s.G), VL), VL);
   // Few tiles would pass over large weights too often.
   i64 all = p.panels * p.groups, least = cround(P <= 16 || p.terms >= 128 ? 24 : CONV_MR, CONV_MR);
-  i64 block = cmin(8 * CONV_MR, WINO_ROOM / (4 * P * (p.row + 2 * CONV_NR)) / CONV_MR * CONV_MR);
-  p.blocks = conv_blocks(p.tiles, cmax(least, block), least, all * p.sets);
+  i64 block = ox_min(8 * CONV_MR, WINO_ROOM / (4 * P * (p.row + 2 * CONV_NR)) / CONV_MR * CONV_MR);
+  p.blocks = conv_blocks(p.tiles, ox_max(least, block), least, all * p.sets);
   if (p.blocks > 1) p.blocks = cround(p.blocks, 2);
-  p.parts = cmax(1, cmin(all, cdiv(CONV_ITEMS, p.blocks * p.sets)));
-  p.most = cdiv(p.tiles, p.blocks);
+  p.parts = ox_max(1, ox_min(all, ox_up(CONV_ITEMS, p.blocks * p.sets)));
+  p.most = ox_up(p.tiles, p.blocks);
   p.plane = p.most * p.row + 16, p.mstride = P * CONV_NR + 16;
   return p;
 }
@@ -276,7 +276,7 @@ __attribute__((noinline)) static void wino_finish(
     i64 each = DX == 1 ? M : 1;  // neighbours in a row of the result
     for (i64 r = 0; r < MY && y + r * DY < s.OH; r++)
       for (i64 j = 0; j < M && x + j * DX < OW; j += each)
-        conv_finish(s, Y + (r * M + j) * CONV_NR, CONV_NR, wino_moved(q, OW, r * DY, j * DX), cmin(each, OW - x), w.c,
+        conv_finish(s, Y + (r * M + j) * CONV_NR, CONV_NR, wino_moved(q, OW, r * DY, j * DX), ox_min(each, OW - x), w.c,
                     w.cols, epi);
   }
 }
@@ -299,18 +299,18 @@ static void conv_wino_items(
   WinoPending w = {};
   for (i64 item = first; item < last; item++) {
     i64 have = item / p.parts, part = item % p.parts, block = have / p.sets, g0 = have % p.sets * p.groups;
-    i64 t0 = p.tiles * block / p.blocks, n = p.tiles * (block + 1) / p.blocks - t0, groups = cmin(p.groups, s.G - g0);
+    i64 t0 = p.tiles * block / p.blocks, n = p.tiles * (block + 1) / p.blocks - t0, groups = ox_min(p.groups, s.G - g0);
     if (built != have) {
       i64 cig = s.CI / s.G;  // the last lanes of a plane's channels are written twice: planes come in order
       for (i64 kz = 0; kz < s.KD; kz++)
         wino_block<MY, M>(s, p, x + g0 * cig, groups * cig, kz, zero, t0, t0 + n, V + kz * s.CI);
       built = have;
     }
-    for (i64 i = 0; i < n + CONV_MR; i++) table[i] = V + cmin(i, n - 1) * p.row;
+    for (i64 i = 0; i < n + CONV_MR; i++) table[i] = V + ox_min(i, n - 1) * p.row;
     ConvTiles T = conv_tiles(n);
     i64 all = groups * p.panels;
     for (i64 k = all * part / p.parts; k < all * (part + 1) / p.parts; k++) {
-      i64 g = k / p.panels, c = k % p.panels * CONV_NR, cols = cmin(CONV_NR, p.cog - c);
+      i64 g = k / p.panels, c = k % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c);
       const f32 *U = u + (g0 * p.panels + k) * P * p.terms * CONV_NR;
       for (i64 q = 0; q < P; q++) {
         const f32 *B = U + q * p.terms * CONV_NR;

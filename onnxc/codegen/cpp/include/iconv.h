@@ -65,7 +65,7 @@ template <class E> struct PixelEpilogue {
 };
 template <class E> static void finish(const void *epi, const i32 *d, i64 m, i64 rows, i64 n, i64 N) {
   const PixelEpilogue<E> e = *(const PixelEpilogue<E> *)epi;
-  i64 cols = ig_min(IG_NR, N - n), full = cols / VL * VL;
+  i64 cols = ox_min(IG_NR, N - n), full = cols / VL * VL;
   Px q = pixel(e.s, m);
   for (i64 r = 0; r < rows; r++, d += IG_NR, step(e.s, q)) {
     for (i64 j = 0; j < full; j += VL) e.epi(q, e.c0 + n + j, ld(d + j), Full{});
@@ -84,9 +84,9 @@ static void task(const Shape &s, const IgGrid &g, i64 t, const S *x, S fill, con
   i64 im = t % g.tasks / g.gp, ip = t % g.gp;
   Patches<S> a = {s, x, end, group * len, len, fill};
   PixelEpilogue<E> e = {s, group * co, epi};
-  const i32 *b = w + group * P * IG_NR * ig_up(K, D), *start = init ? init + group * P * IG_NR : nullptr;
+  const i32 *b = w + group * P * IG_NR * ox_up(K, D), *start = init ? init + group * P * IG_NR : nullptr;
   IgRun run = {ig_read<D, Patches<S>>, finish<E>, &a, &e, b, start, co, K};
-  ig_block<D>(run, ig_cut(M, g.gm, im), ig_cut(M, g.gm, im + 1), ig_cut(P, g.gp, ip), ig_cut(P, g.gp, ip + 1), scratch);
+  ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
 
 // ---- depthwise ------------------------------------------------------------------------------------------------
@@ -107,14 +107,14 @@ OX i64 dw_width(const Shape &s, i64 pixels) { return (pixels - 1) * s.SX + (s.KW
 struct DwPlan { i64 strip, strips, band, bands, length, width; };  // length: pixels of a cut of a row
 OX DwPlan dw_plan(const Shape &s) {
   DwPlan p;
-  p.length = ig_min(s.OW, ig_max(DW_PIXELS, DW_LONG / (2 * VL * dw_pairs(s)) / s.SX));
+  p.length = ox_min(s.OW, ox_max(DW_PIXELS, DW_LONG / (2 * VL * dw_pairs(s)) / s.SX));
   p.width = dw_width(s, p.length);
-  i64 fit = DW_LINES / ig_max(1, dw_pairs(s) * p.width) / VL * VL;
-  p.strips = ig_up(s.CO, ig_max(2 * VL, ig_min(DW_STRIP, fit)));
-  p.strip = ig_up(ig_up(s.CO, p.strips), VL) * VL;
-  p.strips = ig_up(s.CO, p.strip);
-  p.band = ig_max(2, ig_min(16, s.N * s.OH * p.strips / 16));
-  p.bands = ig_up(s.OH, p.band);
+  i64 fit = DW_LINES / ox_max(1, dw_pairs(s) * p.width) / VL * VL;
+  p.strips = ox_up(s.CO, ox_max(2 * VL, ox_min(DW_STRIP, fit)));
+  p.strip = ox_up(ox_up(s.CO, p.strips), VL) * VL;
+  p.strips = ox_up(s.CO, p.strip);
+  p.band = ox_max(2, ox_min(16, s.N * s.OH * p.strips / 16));
+  p.bands = ox_up(s.OH, p.band);
   return p;
 }
 static inline i64 dw_count(const Shape &s) {
@@ -125,7 +125,7 @@ static inline i64 dw_count(const Shape &s) {
 static inline i64 dw_scratch(const Shape &s) {
   if (s.N * s.OH * s.OW * s.CO <= 0) return 0;
   DwPlan p = dw_plan(s);
-  return ig_up((dw_pairs(s) * p.width + DW_PIXELS) * p.strip * 4, 64) * 64;
+  return ox_up((dw_pairs(s) * p.width + DW_PIXELS) * p.strip * 4, 64) * 64;
 }
 
 // Two rows' vectors as pairs.
@@ -199,7 +199,7 @@ static constexpr i64 DW_PAIRS = 64;  // most pairs of rows of a kernel
 template <int PAIRS, int KW, class S, class E>
 OX void dw_cut(const Shape &s, const DwPlan &p, const S *x, const S *fill, const i32 *w, i64 n, i64 y0, i64 y1, i64 x0,
                i64 length, i64 c0, i32 *scratch, const E &epi) {
-  i64 pairs = dw_pairs(s), each = p.width * p.strip, wrow = ig_up(s.CO, VL) * VL, cols = ig_min(p.strip, s.CO - c0);
+  i64 pairs = dw_pairs(s), each = p.width * p.strip, wrow = ox_up(s.CO, VL) * VL, cols = ox_min(p.strip, s.CO - c0);
   i64 built = -(1ll << 40), wide = dw_width(s, length);  // lines up to `built` are there
   i32 *sums = scratch, *lines = sums + DW_PIXELS * p.strip;
   for (i64 oy = y0; oy < y1; oy++) {
@@ -211,7 +211,7 @@ OX void dw_cut(const Shape &s, const DwPlan &p, const S *x, const S *fill, const
       at[q - q0] = line;
     }
     for (i64 ox = 0; ox < length; ox += DW_PIXELS) {
-      i64 pixels = ig_min(DW_PIXELS, length - ox);
+      i64 pixels = ox_min(DW_PIXELS, length - ox);
       for (i64 c = 0; c < cols; c += VL) {
         for (i64 q = 0; q < pairs; q++) own[q] = at[q] + c;
         dw_sums<PAIRS, KW>(s, own, ox, pixels, p.strip, w + odd * pairs * s.KW * wrow + c0 + c, wrow, sums + c);
@@ -236,9 +236,9 @@ static void dw_items(
   DwPlan p = dw_plan(s);
   for (i64 item = first; item < last; item++) {
     i64 c0 = item % p.strips * p.strip, band = item / p.strips % p.bands, n = item / (p.strips * p.bands);
-    i64 y0 = band * p.band, y1 = ig_min(s.OH, y0 + p.band);
+    i64 y0 = band * p.band, y1 = ox_min(s.OH, y0 + p.band);
     for (i64 x0 = 0; x0 < s.OW; x0 += p.length)
-      dw_cut<PAIRS, KW>(s, p, x + n * s.ins, (const S *)outside, w, n, y0, y1, x0, ig_min(p.length, s.OW - x0), c0,
+      dw_cut<PAIRS, KW>(s, p, x + n * s.ins, (const S *)outside, w, n, y0, y1, x0, ox_min(p.length, s.OW - x0), c0,
                         (i32 *)scratch, epi);
   }
 }

@@ -31,11 +31,7 @@ typedef i32 ig_i32 __attribute__((may_alias));
 typedef i16 ig_i16 __attribute__((may_alias));
 typedef V<u32> ig_u;
 
-OX i64 ig_min(i64 a, i64 b) { return a < b ? a : b; }
-OX i64 ig_max(i64 a, i64 b) { return a > b ? a : b; }
-OX i64 ig_up(i64 a, i64 b) { return (a + b - 1) / b; }
-OX i64 ig_cut(i64 x, i64 n, i64 i) { return x / n * i + ig_min(i, x % n); }  // where part i of n of x starts
-OX i64 ig_panels(i64 N) { return ig_up(N, IG_NR); }
+OX i64 ig_panels(i64 N) { return ox_up(N, IG_NR); }
 
 // ---- sums of products, lane by lane ----------------------------------------------------------------------
 OX vi ig_add(vi a, vi b) { return (vi)((ig_u)a + (ig_u)b); }
@@ -129,9 +125,9 @@ template <class S> struct IgRows {
 // ---- packing of B at run time (D = 2) -----------------------------------------------------------------------
 // Panels [p0, p1) of b(k, n) = b[k * sk + n * sn] into bp, the start of the whole packed matrix.
 template <class S> static void ig_pack_b(const S *b, i64 sk, i64 sn, i64 K, i64 N, ig_i32 *bp, i64 p0, i64 p1) {
-  i64 KP = ig_up(K, 2);
+  i64 KP = ox_up(K, 2);
   for (i64 p = p0; p < p1; p++) {
-    i64 n0 = p * IG_NR, w = ig_min(N - n0, IG_NR);
+    i64 n0 = p * IG_NR, w = ox_min(N - n0, IG_NR);
     ig_i32 *d = bp + p * KP * IG_NR;
     for (i64 q = 0; q < KP; q++, d += IG_NR) {
       const S *s = b + 2 * q * sk + n0 * sn;
@@ -207,7 +203,7 @@ template <int D, class A> static void ig_read(const void *a, ig_i32 *d, i64 as, 
 }
 template <class E> static void ig_finish(const void *epi, const i32 *c, i64 m, i64 rows, i64 n, i64 N) {
   const E copy = *(const E *)epi;
-  for (i64 end = ig_min(N, n + IG_NR); n < end; n += VL, c += VL) {
+  for (i64 end = ox_min(N, n + IG_NR); n < end; n += VL, c += VL) {
     if (n + VL <= N)
       for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * IG_NR), Full{});
     else
@@ -216,28 +212,28 @@ template <class E> static void ig_finish(const void *epi, const i32 *c, i64 m, i
 }
 
 // Elements between packed rows: not a multiple of 4096 bytes, which would all fall into one set of the cache.
-OX i64 ig_row(i64 K, int D) { return ig_up(ig_up(K, D), 16) * 16 + 16; }
-OX i64 ig_rows(i64 K, int D) { return ig_max(IG_MR, ig_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
+OX i64 ig_row(i64 K, int D) { return ox_up(ox_up(K, D), 16) * 16 + 16; }
+OX i64 ig_rows(i64 K, int D) { return ox_max(IG_MR, ox_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
 // Bytes of scratch of a thread.
-OX i64 ig_scratch(i64 K, int D) { return ig_up((ig_rows(K, D) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
+OX i64 ig_scratch(i64 K, int D) { return ox_up((ig_rows(K, D) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
 
 // Rows [m0, m1) by panels [p0, p1) of C.
 template <int D>
 static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i64 p0, i64 p1, void *scratch) {
-  i64 KP = ig_up(x.K, D), as = ig_row(x.K, D), mc = ig_rows(x.K, D), nm = ig_up(m1 - m0, mc);
+  i64 KP = ox_up(x.K, D), as = ig_row(x.K, D), mc = ig_rows(x.K, D), nm = ox_up(m1 - m0, mc);
   i32 *c = (i32 *)scratch;
   ig_i32 *at = (ig_i32 *)scratch + IG_C;
   for (i64 im = 0; im < nm; im++) {
-    i64 mb = m0 + ig_cut(m1 - m0, nm, im), mn = m0 + ig_cut(m1 - m0, nm, im + 1) - mb, me = ig_even(mn);
+    i64 mb = m0 + ox_cut(m1 - m0, nm, im), mn = m0 + ox_cut(m1 - m0, nm, im + 1) - mb, me = ig_even(mn);
     x.read(x.a, at, as, mb, mn);
     for (i64 k = 0; k < as && me > mn; k++) at[mn * as + k] = 0;
-    i64 nt = ig_up(me, IG_MR);
+    i64 nt = ox_up(me, IG_MR);
     int wide = ig_wide(mn);
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= p1 ? wide : 1;
       const i32 *b = x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
       for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
-        r = me == 1 ? 1 : ig_cut(me / 2, nt, it + 1) * 2 - r0;
+        r = me == 1 ? 1 : ox_cut(me / 2, nt, it + 1) * 2 - r0;
         ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
       }
       for (i64 j = 0; j < np; j++) x.finish(x.epi, c + j * me * IG_NR, mb, mn, (p + j) * IG_NR, x.N);
@@ -249,7 +245,7 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
 // A grid of gm row ranges by gp panel ranges, of two million products each and more: the larger side is divided.
 struct IgGrid { i64 gm, gp, tasks; };
 static __attribute__((noinline)) IgGrid ig_grid(i64 M, i64 N, i64 K, i64 threads) {
-  i64 P = ig_panels(N), worth = K * P * IG_NR * (M + 8) / 2000000, n = ig_min(threads * 4, worth);
+  i64 P = ig_panels(N), worth = K * P * IG_NR * (M + 8) / 2000000, n = ox_min(threads * 4, worth);
   IgGrid g = {1, 1, 1};
   while (2 * g.tasks <= n) {
     bool rows = M / g.gm >= 4 * IG_MR, panels = P / g.gp >= 2;
@@ -267,5 +263,5 @@ OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *in
                 const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
   IgRun run = {ig_read<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K};
-  ig_block<D>(run, ig_cut(M, g.gm, im), ig_cut(M, g.gm, im + 1), ig_cut(P, g.gp, ip), ig_cut(P, g.gp, ip + 1), scratch);
+  ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }

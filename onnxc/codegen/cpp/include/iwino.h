@@ -20,12 +20,12 @@ static constexpr i64 ITEMS = 16;    // work items aimed at
 struct Plan { i64 th, tw, tiles, row, most, blocks, parts; };
 static __attribute__((noinline)) Plan plan(const Shape &s) {
   Plan p;
-  p.th = ig_up(s.OH, 4), p.tw = ig_up(s.OW, 4), p.tiles = s.N * p.th * p.tw;
+  p.th = ox_up(s.OH, 4), p.tw = ox_up(s.OW, 4), p.tiles = s.N * p.th * p.tw;
   p.row = s.CI / 2 + 16;
-  i64 fit = ig_max(IG_MR, ig_min(TILES, ROOM / (36 * p.row) / IG_MR * IG_MR));
-  p.blocks = ig_max(ig_up(p.tiles, fit), ig_min(ITEMS, p.tiles / IG_MR));
-  p.most = ig_even(ig_up(p.tiles, ig_max(1, p.blocks)));
-  p.parts = ig_max(1, ig_min(ig_panels(s.CO) / 2, ITEMS / ig_max(1, p.blocks)));
+  i64 fit = ox_max(IG_MR, ox_min(TILES, ROOM / (36 * p.row) / IG_MR * IG_MR));
+  p.blocks = ox_max(ox_up(p.tiles, fit), ox_min(ITEMS, p.tiles / IG_MR));
+  p.most = ig_even(ox_up(p.tiles, ox_max(1, p.blocks)));
+  p.parts = ox_max(1, ox_min(ig_panels(s.CO) / 2, ITEMS / ox_max(1, p.blocks)));
   return p;
 }
 static inline i64 count(const Shape &s) {
@@ -34,7 +34,7 @@ static inline i64 count(const Shape &s) {
 }
 static inline i64 scratch_bytes(const Shape &s) {
   Plan p = plan(s);
-  return ig_up(4 * (36 * p.most * (p.row + IG_NR) + 16 * IG_NR), 64) * 64;
+  return ox_up(4 * (36 * p.most * (p.row + IG_NR) + 16 * IG_NR), 64) * 64;
 }
 
 // One dimension of B' d: six of int16 to six.
@@ -103,25 +103,25 @@ static void items(
   i64 panels = ig_panels(s.CO), K = s.CI / 2, plane = p.most * p.row, built = -1;
   for (i64 item = first; item < last; item++) {
     i64 block = item / p.parts, part = item % p.parts;
-    i64 t0 = ig_cut(p.tiles, p.blocks, block), tiles = ig_cut(p.tiles, p.blocks, block + 1) - t0, even = ig_even(tiles);
+    i64 t0 = ox_cut(p.tiles, p.blocks, block), tiles = ox_cut(p.tiles, p.blocks, block + 1) - t0, even = ig_even(tiles);
     for (i64 t = 0; t < tiles && built != block; t++) read_tile<S>(s, p, x, t0 + t, fill, v + t * p.row, plane);
     for (i64 k = 0; k < 36 && even > tiles && built != block; k++)
       for (i64 i = 0; i < K; i++) v[k * plane + tiles * p.row + i] = 0;
     built = block;
-    i64 strips = ig_up(even, IG_MR);
-    for (i64 n = ig_cut(panels, p.parts, part); n < ig_cut(panels, p.parts, part + 1); n++) {
+    i64 strips = ox_up(even, IG_MR);
+    for (i64 n = ox_cut(panels, p.parts, part); n < ox_cut(panels, p.parts, part + 1); n++) {
       for (i64 k = 0; k < 36; k++)
         for (i64 it = 0, r, r0 = 0; it < strips; it++, r0 += r) {
-          r = even == 1 ? 1 : ig_cut(even / 2, strips, it + 1) * 2 - r0;
+          r = even == 1 ? 1 : ox_cut(even / 2, strips, it + 1) * 2 - r0;
           ig_tiles<2, IG_MR>(r, 1, K, v + k * plane + r0 * p.row, p.row, u + (n * 36 + k) * K * IG_NR, 0, nullptr,
                              m + (k * p.most + r0) * IG_NR, 0);
         }
-      i64 cols = ig_min(IG_NR, s.CO - n * IG_NR);
+      i64 cols = ox_min(IG_NR, s.CO - n * IG_NR);
       for (i64 t = 0; t < tiles; t++) {
         i64 at = t0 + t, img = at / (p.th * p.tw), oy = at / p.tw % p.th * 4, ox = at % p.tw * 4;
         for (i64 j = 0; j < cols; j += VL) write_tile(m + t * IG_NR + j, p.most * IG_NR, d + j);
-        for (i64 y = 0; y < ig_min(4, s.OH - oy); y++)
-          for (i64 i = 0; i < ig_min(4, s.OW - ox); i++) {
+        for (i64 y = 0; y < ox_min(4, s.OH - oy); y++)
+          for (i64 i = 0; i < ox_min(4, s.OW - ox); i++) {
             Px q = {(img * s.OH + oy + y) * s.OW + ox + i, img, oy + y, ox + i};
             const i32 *z = d + (y * 4 + i) * IG_NR;
             i64 j = 0;

@@ -44,23 +44,8 @@ static constexpr i64 MM_C_ROOM = MM_MC * MM_NR * 16;         // partial sums
 static constexpr i64 MM_SCRATCH = MM_A_ROOM + MM_C_ROOM;     // elements of scratch of a thread
 static_assert(MM_MC * MM_AS <= MM_A_ROOM && MM_MC % 2 == 0 && MM_MR % 2 == 0, "a K block of A fits");
 
-#ifndef ONNXC_LANES
-#define ONNXC_LANES
-// How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
-struct Full { constexpr operator int() const { return VL; } };
-struct Part { int n; constexpr operator int() const { return n; } };
-template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
-template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
-template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
-template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
-#endif
-
-OX i64 mm_min(i64 a, i64 b) { return a < b ? a : b; }
-OX i64 mm_max(i64 a, i64 b) { return a > b ? a : b; }
-OX i64 mm_up(i64 a, i64 b) { return (a + b - 1) / b; }
 // Part i of n nearly equal parts of x starts here (part n starts at x).
-OX i64 mm_cut(i64 x, i64 n, i64 i) { return x / n * i + mm_min(i, x % n); }
-OX i64 mm_panels(i64 N) { return mm_up(N, MM_NR); }
+OX i64 mm_panels(i64 N) { return ox_up(N, MM_NR); }
 // Columns of the last panel, if it is not whole; elements of packed B.
 OX i64 mm_last(i64 N) { return N % MM_NR > VL ? MM_NR : N % MM_NR ? VL : 0; }
 OX i64 mm_packed(i64 K, i64 N) { return (N / MM_NR * MM_NR + mm_last(N)) * K; }
@@ -95,8 +80,8 @@ template <class T> static void mm_gather(const T *src, i64 ss, i64 si, T *dst, i
         mm_transpose(src + j0 * ss + i0, ss, dst + i0 * ds + j0, ds);
         continue;
       }
-      for (i64 i = i0; i < mm_min(ni, i0 + VL); i++)
-        for (i64 j = j0; j < mm_min(nj, j0 + VL); j++) dst[i * ds + j] = src[j * ss + i * si];
+      for (i64 i = i0; i < ox_min(ni, i0 + VL); i++)
+        for (i64 j = j0; j < ox_min(nj, j0 + VL); j++) dst[i * ds + j] = src[j * ss + i * si];
     }
   }
 }
@@ -108,9 +93,9 @@ template <class T> static void mm_pack_b(const T *b, i64 sk, i64 sn, i64 K, i64 
   static constexpr i64 G = 8, KB = 64;  // panels that share one pass over the rows, rows of a pass
   for (i64 g = p0; g < p1; g += G) {
     for (i64 k0 = 0; k0 < K; k0 += KB) {
-      i64 k1 = mm_min(K, k0 + KB);
-      for (i64 p = g; p < mm_min(p1, g + G); p++) {
-        i64 n0 = p * MM_NR, w = mm_min(N - n0, MM_NR), pitch = w > VL ? MM_NR : VL;
+      i64 k1 = ox_min(K, k0 + KB);
+      for (i64 p = g; p < ox_min(p1, g + G); p++) {
+        i64 n0 = p * MM_NR, w = ox_min(N - n0, MM_NR), pitch = w > VL ? MM_NR : VL;
         T *d = bp + n0 * K + k0 * pitch;
         const T *s = b + k0 * sk + n0 * sn;
         if (sn == 1 && w == MM_NR) {
@@ -267,9 +252,10 @@ template <class T> OX bool mm_collide(i64 lda, i64 rows, i64 panels) {
 // A matrix that the epilogue writes or reads at (m, n), element (0, 0) at p, with rows `row` bytes apart. Only a
 // hint: its lines are fetched while the tile is computed; without it the epilogue waits for them (3 to 8 % of the
 // time).
+static constexpr int MM_LINES = 3;  // most of them that are fetched
 struct MmLines { const void *p = nullptr; i64 row = 0, size = 0; };
 OX void mm_fetch(const MmLines &x, i64 m, i64 r, i64 n, i64 N) {
-  i64 w = mm_min(MM_NR, N - n) * x.size;
+  i64 w = ox_min(MM_NR, N - n) * x.size;
   const char *p = (const char *)x.p + m * x.row + n * x.size;
   if (!x.p) return;
   for (i64 i = 0; i < r; i++, p += x.row) {
@@ -291,7 +277,7 @@ template <class T> struct MmRun {
   MmRight<T> b;
   i64 N, K;
   T *scratch;
-  MmLines out, in;
+  MmLines lines[MM_LINES];
   i64 nk, kstep;   // K blocks and their length
   i64 mb, mn, me;  // this block of rows: first, count, count rounded up to even
 };
@@ -303,7 +289,7 @@ template <class T, class A> static void mm_read(const void *a, T *d, i64 m, i64 
 template <class T, class E>
 static void mm_finish(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N) {
   const E copy = *(const E *)epi;
-  for (i64 end = mm_min(N, n + MM_NR); n < end; n += VL, c += VL) {
+  for (i64 end = ox_min(N, n + MM_NR); n < end; n += VL, c += VL) {
     if (n + VL <= N)
       for (i64 i = 0; i < rows; i++) copy(m + i, n, ld(c + i * MM_NR), Full{});
     else
@@ -311,29 +297,27 @@ static void mm_finish(const void *epi, const T *c, i64 m, i64 rows, i64 n, i64 N
   }
 }
 template <class T> OX i64 mm_kc(const MmRun<T> &run, i64 q) {
-  return mm_max(0, mm_min(run.K, (q + 1) * run.kstep) - q * run.kstep);
+  return ox_max(0, ox_min(run.K, (q + 1) * run.kstep) - q * run.kstep);
 }
 
 // K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
 template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
-  i64 n = mm_kc(x, q), nt = mm_up(x.me, mm_rows<T>), last = q + 1 == x.nk ? np : 0;
+  i64 n = mm_kc(x, q), nt = ox_up(x.me, mm_rows<T>), last = q + 1 == x.nk ? np : 0;
   bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N;
   i64 bk = in_place ? x.b.ld : half ? VL : MM_NR, bs = in_place ? MM_NR : MM_NR * x.K;
   const T *b = (in_place ? x.b.rows + p * MM_NR : x.b.packed + p * MM_NR * x.K) + q * x.kstep * bk;
   i64 ahead = in_place ? 32 * bk : MM_AHEAD / np;
   for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
-    r = x.me == 1 ? 1 : mm_cut(x.me / 2, nt, it + 1) * 2 - r0;
-    i64 valid = mm_min(r, x.mn - r0);
+    r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0;
+    i64 valid = ox_min(r, x.mn - r0);
     const T *a = at + r0 * MM_AS;
     i64 as = MM_AS;
     if (x.rows && valid == r)
       a = x.rows + (x.mb + r0) * x.lda + q * x.kstep, as = x.lda;
     else if (read)
       x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
-    for (i64 j = 0; j < last; j++) {
-      mm_fetch(x.out, x.mb + r0, valid, (p + j) * MM_NR, x.N);
-      mm_fetch(x.in, x.mb + r0, valid, (p + j) * MM_NR, x.N);
-    }
+    for (i64 j = 0; j < last; j++)
+      for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, valid, (p + j) * MM_NR, x.N);
     T *const own = x.nk > 1 ? c + r0 * MM_NR : c;  // sums that nothing is added to can share a place
     MmTile<T> tile{a, as, b, bk, bs, ahead, own, x.me * MM_NR, q > 0};
     mm_tiles<T>(r, half ? 0 : np, n, tile);
@@ -348,14 +332,14 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
 template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, i64 ks) {
   i64 wide = mm_wide(x.me), whole = x.N / MM_NR + (!x.b.rows && x.N % MM_NR > VL);
   for (i64 kg = 0; kg < x.nk; kg += ks) {
-    i64 ke = mm_min(x.nk, kg + ks);
+    i64 ke = ox_min(x.nk, kg + ks);
     for (i64 q = kg; q < ke; q++) {
       T *at = x.scratch + (q - kg) * x.me * MM_AS;
       if (!x.by_strips) x.read(x.a, at, x.mb, x.mn, q * x.kstep, mm_kc(x, q));
       for (i64 i = 0; i < MM_AS && x.me > x.mn; i += VL) st(at + x.mn * MM_AS + i, V<T>{});
     }
     for (i64 p = p0, np; p < p1; p += np) {
-      np = p + wide <= mm_min(p1, whole) ? wide : 1;
+      np = p + wide <= ox_min(p1, whole) ? wide : 1;
       T *c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
       for (i64 q = kg; q < ke; q++)
         mm_strips(x, p, np, q, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
@@ -402,23 +386,23 @@ template <class T>
 static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
   if (m1 <= m0 || p1 <= p0) return;
   if (mm_collide<T>(x.lda, m1 - m0, p1 - p0)) x.rows = nullptr;
-  x.nk = mm_max(1, mm_up(x.K, MM_KC));
-  x.kstep = mm_up(mm_up(x.K, x.nk), 4) * 4;
+  x.nk = ox_max(1, ox_up(x.K, MM_KC));
+  x.kstep = ox_up(ox_up(x.K, x.nk), 4) * 4;
   if (m1 - m0 == 1 && x.b.rows) {
-    const i64 end = mm_min(p1 * MM_NR, x.N);
-    for (i64 n = p0 * MM_NR; n < end; n += MM_ROW_COLUMNS) mm_row(x, m0, n, mm_min(n + MM_ROW_COLUMNS, end));
+    const i64 end = ox_min(p1 * MM_NR, x.N);
+    for (i64 n = p0 * MM_NR; n < end; n += MM_ROW_COLUMNS) mm_row(x, m0, n, ox_min(n + MM_ROW_COLUMNS, end));
     return;
   }
-  i64 nm = mm_up(m1 - m0, MM_MC), most = mm_even(mm_up(m1 - m0, nm));
-  i64 ks = mm_min(x.nk, mm_max(1, MM_A_ROOM / (most * MM_AS)));
+  i64 nm = ox_up(m1 - m0, MM_MC), most = mm_even(ox_up(m1 - m0, nm));
+  i64 ks = ox_min(x.nk, ox_max(1, MM_A_ROOM / (most * MM_AS)));
   i64 group = nm > 1 ? MM_GROUP : p1 - p0;
-  if (ks < x.nk) group = mm_min(group, MM_C_ROOM / (most * MM_NR));
+  if (ks < x.nk) group = ox_min(group, MM_C_ROOM / (most * MM_NR));
   for (i64 p = p0; p < p1; p += group)
     for (i64 im = 0; im < nm; im++) {
-      x.mb = m0 + mm_cut(m1 - m0, nm, im);
-      x.mn = m0 + mm_cut(m1 - m0, nm, im + 1) - x.mb;
+      x.mb = m0 + ox_cut(m1 - m0, nm, im);
+      x.mn = m0 + ox_cut(m1 - m0, nm, im + 1) - x.mb;
       x.me = mm_even(x.mn);
-      mm_rows_by_panels(x, p, mm_min(p1, p + group), ks);
+      mm_rows_by_panels(x, p, ox_min(p1, p + group), ks);
     }
 }
 
@@ -427,9 +411,9 @@ static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 
 // captures by value ([=]).
 template <class T, class A, class E>
 OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64 p0, i64 p1, T *scratch,
-                     const E &epi, MmLines out = {}, MmLines in = {}) {
+                     const E &epi, MmLines x = {}, MmLines y = {}, MmLines z = {}) {
   MmRun<T> run{mm_read<T, A>, mm_finish<T, E>, &a, &epi, A::strips, mm_in_place<T>(a), mm_pitch<T>(a),
-               b, N, K, scratch, out, in, 0, 0, 0, 0, 0};
+               b, N, K, scratch, {x, y, z}, 0, 0, 0, 0, 0};
   mm_blocks<T>(run, m0, m1, p0, p1);
 }
 
@@ -439,24 +423,45 @@ struct MmGrid { i64 gm, gp, tasks; };
 // 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
 // task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
 static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4) {
-  i64 P = mm_panels(N), worth = mm_min(1 << 20, K * P * MM_NR * (M + 8) / 1000000);
-  i64 blocks = mm_up(M, MM_MC), n = threads * 4;
+  i64 P = mm_panels(N), worth = ox_min(1 << 20, K * P * MM_NR * (M + 8) / 1000000);
+  i64 blocks = ox_up(M, MM_MC), n = threads * 4;
   while (n > threads && (n > worth || n > blocks * (P / least))) n /= 2;
-  n = mm_min(n, worth);
+  n = ox_min(n, worth);
   if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
-  i64 gm = mm_min(n, blocks);
+  i64 gm = ox_min(n, blocks);
   while (n % gm) gm--;
-  i64 gp = mm_min(n / gm, P);
-  gm = mm_max(gm, mm_min(n / gp, mm_up(M, 2 * MM_MR)));
+  i64 gp = ox_min(n / gm, P);
+  gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
   return {gm, gp, gm * gp};
 }
 template <class T, class A, class E>
 OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, i64 K, T *scratch,
-                const E &epi, MmLines out = {}, MmLines in = {}) {
+                const E &epi, MmLines x = {}, MmLines y = {}, MmLines z = {}) {
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N);
   if (!mm_packs(M, N, K, b.rows)) b.rows = nullptr;
-  matmul_block<T>(a, b, N, K, mm_cut(M, g.gm, im), mm_cut(M, g.gm, im + 1), mm_cut(P, g.gp, ip),
-                  mm_cut(P, g.gp, ip + 1), scratch, epi, out, in);
+  matmul_block<T>(a, b, N, K, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip),
+                  ox_cut(P, g.gp, ip + 1), scratch, epi, x, y, z);
+}
+
+// A B that nothing has packed: b(k, n) = p[k * sk + n * sn]. A task packs `panels` of them at a time into its thread's
+// `room`, panels * MM_NR * K elements, and multiplies while they are in its cache: they never see the memory. It pays
+// where columns alone are divided, so that each panel is packed once.
+template <class T> struct MmLoose { const T *p; i64 sk, sn; };
+OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads) {
+  const MmGrid g = mm_grid(M, N, K, threads);
+  i64 gp = ox_min(g.tasks, mm_panels(N)), gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
+  return {gm, gp, gm * gp};
+}
+template <class T, class A, class E>
+OX void mm_loose_task(const MmGrid &g, i64 t, const A &a, MmLoose<T> b, i64 M, i64 N, i64 K, i64 panels, T *room,
+                      T *scratch, const E &epi, MmLines x = {}, MmLines y = {}, MmLines z = {}) {
+  const i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), end = ox_cut(P, g.gp, ip + 1);
+  for (i64 p = ox_cut(P, g.gp, ip), q; p < end; p = q) {
+    q = ox_min(end, p + panels);
+    T *const packed = room - p * MM_NR * K;
+    mm_pack_b(b.p, b.sk, b.sn, K, N, packed, p, q);
+    matmul_block<T>(a, MmRight<T>(packed), N, K, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), p, q, scratch, epi, x, y, z);
+  }
 }
 
 // ---- short sums ----------------------------------------------------------------------------------------
@@ -483,14 +488,14 @@ static __attribute__((noinline)) void mm_short_rows(const T *a, i64 lda, const T
   else mm_short_tile<T, R, MM_NV>(a, lda, b, K, c);
 }
 // Takes the place of mm_grid and mm_task for rows of A and a packed B. Blocks of 32 rows: their part of C stays in L1.
-OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) { return mm_grid(M, N, mm_max(K, MM_SHORT), threads, 1); }
+OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) { return mm_grid(M, N, ox_max(K, MM_SHORT), threads, 1); }
 template <class T, class E>
 static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64 M, i64 N, i64 K, const E &epi) {
-  i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), m1 = mm_cut(M, g.gm, im + 1), rows;
+  i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), m1 = ox_cut(M, g.gm, im + 1), rows;
   alignas(64) T c[MM_SHORT_ROWS * MM_NR];
-  for (i64 m0 = mm_cut(M, g.gm, im); m0 < m1; m0 += 32)
-    for (i64 p = mm_cut(P, g.gp, ip); p < mm_cut(P, g.gp, ip + 1); p++)
-      for (i64 m = m0, end = mm_min(m0 + 32, m1), n = p * MM_NR; m < end; m += rows) {
+  for (i64 m0 = ox_cut(M, g.gm, im); m0 < m1; m0 += 32)
+    for (i64 p = ox_cut(P, g.gp, ip); p < ox_cut(P, g.gp, ip + 1); p++)
+      for (i64 m = m0, end = ox_min(m0 + 32, m1), n = p * MM_NR; m < end; m += rows) {
         rows = end - m < MM_SHORT_ROWS ? 1 : MM_SHORT_ROWS;
         if (rows == 1) mm_short_rows<T, 1>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
         else mm_short_rows<T, MM_SHORT_ROWS>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);

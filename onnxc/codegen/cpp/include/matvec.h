@@ -20,7 +20,7 @@ template <class T, int R> OX void mv_block(const T *a, i64 lda, const T *b, i64 
     }
   }
   for (int j = 0; k < K; k += VL, j++) {
-    const int n = (int)mm_min(VL, K - k);
+    const int n = (int)ox_min(VL, K - k);
     const V<T> x = ldn(b + k, n);
     OX_UNROLL for (int i = 0; i < R; i++) s[i][0] += ldn(a + i * lda + k, n) * x;
   }
@@ -28,17 +28,17 @@ template <class T, int R> OX void mv_block(const T *a, i64 lda, const T *b, i64 
 }
 template <class T, int R> static __attribute__((noinline)) void mv_rows(const T *a, i64 lda, const T *b, i64 K, T *sum) {
   OX_UNROLL for (int i = 0; i < R; i++) sum[i] = T{};
-  for (i64 k = 0; k < K; k += MV_BLOCK) mv_block<T, R>(a + k, lda, b + k, mm_min(MV_BLOCK, K - k), sum);
+  for (i64 k = 0; k < K; k += MV_BLOCK) mv_block<T, R>(a + k, lda, b + k, ox_min(MV_BLOCK, K - k), sum);
 }
 
 // Parts of about 256 KB of A.
-OX i64 mv_parts(i64 M, i64 K, i64 threads) { return mm_max(1, mm_min(mm_min(4 * threads, M / MV_ROWS), M * K >> 14)); }
+OX i64 mv_parts(i64 M, i64 K, i64 threads) { return ox_max(1, ox_min(ox_min(4 * threads, M / MV_ROWS), M * K >> 14)); }
 // Part t of `parts`. epi(m, 0, v, lanes): C[m] is the first lane of v, the only one that is valid.
 template <class T, class E>
 static void mv_task(i64 t, i64 parts, const MmRows<T> &a, const T *b, i64 M, i64 K, const E &epi) {
   T sum[MV_ROWS];
-  const i64 end = mm_cut(M, parts, t + 1);
-  for (i64 m = mm_cut(M, parts, t), rows; m < end; m += rows) {
+  const i64 end = ox_cut(M, parts, t + 1);
+  for (i64 m = ox_cut(M, parts, t), rows; m < end; m += rows) {
     rows = end - m < MV_ROWS ? 1 : MV_ROWS;
     if (rows == 1) mv_rows<T, 1>(a.p + m * a.lda, a.lda, b, K, sum);
     else mv_rows<T, MV_ROWS>(a.p + m * a.lda, a.lda, b, K, sum);

@@ -29,8 +29,8 @@ template <class T> static __attribute__((noinline)) void tile_load(T *dst, const
       OX_UNROLL for (int i = 0; i < VL; i++) a[i] = b[i];
     }
     OX_UNROLL for (int i = 0; i < VL; i++) st(dst + i * VL, a[i]);
-  } else { // floats of 16 bits are moved as they are
-    static_assert(sizeof(T) == sizeof(u16));
-    tile_load<u16>((u16 *)dst, (const u16 *)src, stride, ni, nj);
+  } else { // what is narrower than its lanes is moved as it is
+    typedef typename T::word word;
+    tile_load<word>((word *)dst, (const word *)src, stride, ni, nj);
   }
 }

@@ -29,6 +29,11 @@ static constexpr int VL = ONNXC_VL;
 #define OX_LAMBDA __attribute__((always_inline))
 #define OX_UNROLL _Pragma("GCC unroll 64")
 
+OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
+OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
+OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }                                   // a / b, rounded up
+OX i64 ox_cut(i64 x, i64 n, i64 i) { return x / n * i + ox_min(i, x % n); }  // where part i of n of x begins
+
 template <class T> struct vec_of {
   typedef T type __attribute__((vector_size(sizeof(T) * VL)));
   typedef T loose __attribute__((vector_size(sizeof(T) * VL), aligned(1), may_alias));
@@ -197,8 +202,6 @@ template <class R, class T> OX V<R> conv(V<T> v) {
 template <int... I> struct lane_list {};
 template <int N> struct count_to { typedef lane_list<__integer_pack(N)...> type; };
 typedef count_to<VL>::type all_lanes;
-#ifndef ONNXC_LANES
-#define ONNXC_LANES
 // How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
 struct Full { constexpr operator int() const { return VL; } };
 struct Part { int n; constexpr operator int() const { return n; } };
@@ -206,7 +209,6 @@ template <class T> OX V<T> ldl(const T *p, Full) { return ld(p); }
 template <class T> OX V<T> ldl(const T *p, Part l) { return ldn(p, l.n); }
 template <class T> OX void stl(T *p, V<T> v, Full) { st(p, v); }
 template <class T> OX void stl(T *p, V<T> v, Part l) { stn(p, v, l.n); }
-#endif
 // The lanes lo <= i < hi alone, of an access whose other lanes lie outside of an array: they read as zero.
 struct Range { int lo, hi; constexpr operator int() const { return hi; } };
 OX int lane_lo(Full) { return 0; }

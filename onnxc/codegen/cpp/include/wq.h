@@ -45,19 +45,15 @@ static_assert(WQ_MC * WQ_AS <= WQ_A_ROOM, "a K block of A fits");
 static constexpr int WQ_FEW = 1, WQ_MANY = 2, WQ_ANY = 3;
 static constexpr i64 WQ_FEW_ROWS = 8;
 
-OX i64 wq_min(i64 a, i64 b) { return a < b ? a : b; }
-OX i64 wq_max(i64 a, i64 b) { return a > b ? a : b; }
-OX i64 wq_up(i64 a, i64 b) { return (a + b - 1) / b; }
 // Part i of n nearly equal parts of x starts here.
-OX i64 wq_cut(i64 x, i64 n, i64 i) { return x / n * i + wq_min(i, x % n); }
 
 struct WqMat {
   const u8 *q;
   const f32 *s;
   const void *z;
   i64 N, K, bs;
-  OX_LAMBDA i64 panels() const { return wq_up(N, WQ_NR); }
-  OX_LAMBDA i64 blocks() const { return wq_up(K, bs); }
+  OX_LAMBDA i64 panels() const { return ox_up(N, WQ_NR); }
+  OX_LAMBDA i64 blocks() const { return ox_up(K, bs); }
 };
 
 // ---- codes: one vector of a unit's step j ----------------------------------------------------------------
@@ -136,10 +132,10 @@ struct WqFloat {
 template <class Q, class Z, int R>
 static __attribute__((noinline)) void wq_few(const WqMat &w, i64 p, const f32 *a, i64 lda, i64 rows, f32 *c) {
   static constexpr int T = R > 2 && VL < 16 ? 2 : WQ_NV, S = R == 1 ? 2 : 1;  // vectors at a time, chains of each
-  const i64 G = w.blocks(), step = wq_up(w.bs, Q::U) * WQ_UNIT;
+  const i64 G = w.blocks(), step = ox_up(w.bs, Q::U) * WQ_UNIT;
   const f32 *x[R];
   for (int v0 = 0; v0 < WQ_NV; v0 += T) {
-    OX_UNROLL for (int i = 0; i < R; i++) x[i] = a + wq_min(i, rows - 1) * lda;
+    OX_UNROLL for (int i = 0; i < R; i++) x[i] = a + ox_min(i, rows - 1) * lda;
     vf total[R][T];
     OX_UNROLL for (int i = 0; i < R; i++)
       OX_UNROLL for (int v = 0; v < T; v++) total[i][v] = vf{};
@@ -149,12 +145,12 @@ static __attribute__((noinline)) void wq_few(const WqMat &w, i64 p, const f32 *a
       const u8 *u = block;
       vf z[T];
       OX_UNROLL for (int v = 0; v < T; v++) z[v] = Z::get(w.z, at + v * VL);
-      for (i64 rest = wq_min(w.bs, left); rest > 0; rest -= WQ_CHAIN) {
+      for (i64 rest = ox_min(w.bs, left); rest > 0; rest -= WQ_CHAIN) {
         vf sum[R][T][S];
         OX_UNROLL for (int i = 0; i < R; i++)
           OX_UNROLL for (int v = 0; v < T; v++)
             OX_UNROLL for (int h = 0; h < S; h++) sum[i][v][h] = vf{};
-        i64 n = wq_min(rest, WQ_CHAIN);
+        i64 n = ox_min(rest, WQ_CHAIN);
         for (; n >= Q::U; n -= Q::U, u += WQ_UNIT) {
           OX_UNROLL for (int b = v0 * VL * 4; b < (v0 + T) * VL * 4; b += 64) __builtin_prefetch(u + WQ_AHEAD + b);
           OX_UNROLL for (int j = 0; j < Q::U; j++)
@@ -189,13 +185,13 @@ static __attribute__((noinline)) void wq_few(const WqMat &w, i64 p, const f32 *a
 template <class Q, class Z>
 static __attribute__((noinline)) void wq_first(const WqMat &w, i64 p, int v0, i64 k0, i64 k1, const f32 *a, f32 *b,
                                                f32 *c, bool add) {
-  const i64 G = w.blocks(), step = wq_up(w.bs, Q::U) * WQ_UNIT;
+  const i64 G = w.blocks(), step = ox_up(w.bs, Q::U) * WQ_UNIT;
   vf sum[WQ_MR][WQ_HV];
   OX_UNROLL for (int i = 0; i < WQ_MR; i++)
     OX_UNROLL for (int v = 0; v < WQ_HV; v++) sum[i][v] = vf{};
   i64 g = k0 / w.bs, r = k0 - g * w.bs;  // block, and step in it
   for (i64 k = k0; k < k1; g++, r = 0) {
-    const i64 end = wq_min(k1, k - r + w.bs), at = (p * G + g) * WQ_NR + v0 * VL;
+    const i64 end = ox_min(k1, k - r + w.bs), at = (p * G + g) * WQ_NR + v0 * VL;
     const u8 *u = w.q + (p * G + g) * step + r / Q::U * WQ_UNIT;
     vf s[WQ_HV], z[WQ_HV];
     OX_UNROLL for (int v = 0; v < WQ_HV; v++) s[v] = ld(w.s + at + v * VL), z[v] = Z::get(w.z, at + v * VL);
@@ -266,7 +262,7 @@ template <int R> static __attribute__((noinline)) void wq_rows(i64 kc, const f32
     }
 }
 // Tiles exist for even counts of rows, the first for WQ_MR: rows more are computed on zeros and dropped.
-OX i64 wq_most(i64 rows) { return wq_max(WQ_MR, (rows + 1) & ~1); }
+OX i64 wq_most(i64 rows) { return ox_max(WQ_MR, (rows + 1) & ~1); }
 template <int R = WQ_MR> OX void wq_tile(i64 r, i64 kc, const f32 *a, const f32 *b, f32 *c, bool add) {
   if constexpr (R > 2)
     if (r < R) return wq_tile<R - 2>(r, kc, a, b, c, add);
@@ -303,44 +299,44 @@ static void wq_finish(const void *epi, const f32 *c, i64 cs, i64 m, i64 rows, i6
 static __attribute__((noinline)) void wq_few_blocks(const WqRun &x, const f32 *a, i64 lda, i64 M, i64 p0, i64 p1) {
   for (i64 p = p0; p < p1; p++)
     for (i64 m = 0; m < M; m += 4) {
-      const i64 rows = wq_min(4, M - m), n = p * WQ_NR;
+      const i64 rows = ox_min(4, M - m), n = p * WQ_NR;
       x.few[rows > 2 ? 2 : rows - 1](x.w, p, a + m * lda, lda, rows, x.scratch);
-      x.finish(x.epi, x.scratch, WQ_NR, m, rows, n, wq_min(x.w.N, n + WQ_NR));
+      x.finish(x.epi, x.scratch, WQ_NR, m, rows, n, ox_min(x.w.N, n + WQ_NR));
     }
 }
 
 // Rows [m0, m1) by half panels [h0, h1). Partial sums of the K blocks are added in scratch.
 static __attribute__((noinline)) void wq_many_blocks(const WqRun &x, i64 m0, i64 m1, i64 h0, i64 h1) {
   if (m1 <= m0 || h1 <= h0) return;
-  const i64 K = x.w.K, bs = x.w.bs, kstep = bs < WQ_CHAIN ? WQ_CHAIN / bs * bs : WQ_CHAIN, nk = wq_max(1, wq_up(K, kstep));
-  const i64 nm = wq_up(m1 - m0, WQ_MC), most = wq_most(wq_up(m1 - m0, nm));
-  const i64 ks = wq_min(nk, wq_max(1, WQ_A_ROOM / (most * WQ_AS)));
-  const i64 group = ks < nk ? wq_min(h1 - h0, WQ_C_ROOM / (most * WQ_HR)) : h1 - h0;
+  const i64 K = x.w.K, bs = x.w.bs, kstep = bs < WQ_CHAIN ? WQ_CHAIN / bs * bs : WQ_CHAIN, nk = ox_max(1, ox_up(K, kstep));
+  const i64 nm = ox_up(m1 - m0, WQ_MC), most = wq_most(ox_up(m1 - m0, nm));
+  const i64 ks = ox_min(nk, ox_max(1, WQ_A_ROOM / (most * WQ_AS)));
+  const i64 group = ks < nk ? ox_min(h1 - h0, WQ_C_ROOM / (most * WQ_HR)) : h1 - h0;
   f32 *const sums = x.scratch + WQ_A_ROOM, *const b = sums + WQ_C_ROOM;
   for (i64 im = 0; im < nm; im++) {
-    const i64 mb = m0 + wq_cut(m1 - m0, nm, im), mn = m0 + wq_cut(m1 - m0, nm, im + 1) - mb, me = wq_most(mn);
-    const i64 nt = wq_up(me - WQ_MR, WQ_MR);
+    const i64 mb = m0 + ox_cut(m1 - m0, nm, im), mn = m0 + ox_cut(m1 - m0, nm, im + 1) - mb, me = wq_most(mn);
+    const i64 nt = ox_up(me - WQ_MR, WQ_MR);
     for (i64 hg = h0; hg < h1; hg += group)
       for (i64 kg = 0; kg < nk; kg += ks) {
-        const i64 ke = wq_min(nk, kg + ks);
+        const i64 ke = ox_min(nk, kg + ks);
         for (i64 q = kg; q < ke && (hg == h0 || ks < nk); q++) {
           f32 *at = x.scratch + (q - kg) * me * WQ_AS;
-          x.read(x.a, at, mb, mn, q * kstep, wq_min(kstep, K - q * kstep));
+          x.read(x.a, at, mb, mn, q * kstep, ox_min(kstep, K - q * kstep));
           for (i64 i = mn * WQ_AS; i < me * WQ_AS; i += VL) st(at + i, vf{});
         }
-        for (i64 h = hg; h < wq_min(h1, hg + group); h++) {
+        for (i64 h = hg; h < ox_min(h1, hg + group); h++) {
           f32 *c = sums + (ks < nk ? (h - hg) * me * WQ_HR : 0);
           for (i64 q = kg; q < ke; q++) {
-            const i64 k0 = q * kstep, k1 = wq_min(K, k0 + kstep);
+            const i64 k0 = q * kstep, k1 = ox_min(K, k0 + kstep);
             const f32 *at = x.scratch + (q - kg) * me * WQ_AS;
             x.first(x.w, h / 2, (int)(h % 2) * WQ_HV, k0, k1, at, b, c, q > 0);
             for (i64 it = 0, r, r0 = WQ_MR; it < nt; it++, r0 += r) {
-              r = WQ_MR + wq_cut((me - WQ_MR) / 2, nt, it + 1) * 2 - r0;
+              r = WQ_MR + ox_cut((me - WQ_MR) / 2, nt, it + 1) * 2 - r0;
               wq_tile(r, k1 - k0, at + r0 * WQ_AS, b, c + r0 * WQ_HR, q > 0);
             }
           }
           const i64 n = h * WQ_HR;
-          if (ke == nk) x.finish(x.epi, c, WQ_HR, mb, mn, n, wq_min(x.w.N, n + WQ_HR));
+          if (ke == nk) x.finish(x.epi, c, WQ_HR, mb, mn, n, ox_min(x.w.N, n + WQ_HR));
         }
       }
   }
@@ -351,15 +347,15 @@ static __attribute__((noinline)) void wq_many_blocks(const WqRun &x, i64 m0, i64
 // each packs its own A, and that pays from eight panels on.
 struct WqGrid { i64 gm, gp, tasks; };
 static __attribute__((noinline)) WqGrid wq_grid(i64 M, const WqMat &w, i64 threads) {
-  const i64 P = w.panels(), worth = wq_min(1 << 20, w.K * P * WQ_NR * (M / 4 + 1) / 100000);
-  const i64 blocks = M > WQ_FEW_ROWS ? wq_up(M, WQ_MC) : 1;
+  const i64 P = w.panels(), worth = ox_min(1 << 20, w.K * P * WQ_NR * (M / 4 + 1) / 100000);
+  const i64 blocks = M > WQ_FEW_ROWS ? ox_up(M, WQ_MC) : 1;
   i64 n = threads * 4;
   while (n > threads && M > WQ_FEW_ROWS && n > blocks * (P / 8)) n /= 2;
-  n = wq_min(n, worth);
+  n = ox_min(n, worth);
   if (n > threads) n -= n % threads;
   if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
-  const i64 gm = wq_min(n, blocks);
-  const i64 gp = wq_min(wq_up(n, gm), P);
+  const i64 gm = ox_min(n, blocks);
+  const i64 gp = ox_min(ox_up(n, gm), P);
   return {gm, gp, gm * gp};
 }
 
@@ -372,7 +368,7 @@ OX void wq_task(const WqGrid &g, i64 t, const A &a, const WqMat &w, i64 M, f32 *
   WqRun x{{}, nullptr, wq_read<A>, wq_finish<E>, &a, &epi, w, scratch};
   i64 lda = 0;
   const f32 *direct = wq_direct(a, &lda);
-  const i64 im = t / g.gp, ip = t % g.gp, P = w.panels(), p0 = wq_cut(P, g.gp, ip), p1 = wq_cut(P, g.gp, ip + 1);
+  const i64 im = t / g.gp, ip = t % g.gp, P = w.panels(), p0 = ox_cut(P, g.gp, ip), p1 = ox_cut(P, g.gp, ip + 1);
   if constexpr ((KIND & WQ_FEW) != 0)
     if (KIND == WQ_FEW || (direct && M <= WQ_FEW_ROWS)) {
       x.few[0] = wq_few<Q, Z, 1>, x.few[1] = wq_few<Q, Z, 2>, x.few[2] = wq_few<Q, Z, 4>;
@@ -380,6 +376,6 @@ OX void wq_task(const WqGrid &g, i64 t, const A &a, const WqMat &w, i64 M, f32 *
     }
   if constexpr ((KIND & WQ_MANY) != 0) {
     x.first = wq_first<Q, Z>;
-    wq_many_blocks(x, wq_cut(M, g.gm, im), wq_cut(M, g.gm, im + 1), 2 * p0, wq_min(wq_up(w.N, WQ_HR), 2 * p1));
+    wq_many_blocks(x, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), 2 * p0, ox_min(ox_up(w.N, WQ_HR), 2 * p1));
   }
 }

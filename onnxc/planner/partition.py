@@ -1,0 +1,278 @@
+"""What a training step saves on its way forward, and what it computes again on its way back.
+
+Every value that the backward pass reads must either stay in memory from one pass to the other or be computed again.
+Which is which is a minimum cut: a value can be computed again if its operands are at hand, so the values to save
+separate those that cannot be computed again from those that the backward pass reads, and the fewest bytes do it.
+(As in Chen and others, Training Deep Nets with Sublinear Memory Cost, for the idea, and in PyTorch's
+min_cut_rematerialization_partition for the cut.)
+
+What may be computed again is a matter of time. Pointwise operations may: they run where they are read. Products and
+convolutions may where they are next to nothing of the step, or where it has a memory budget, those first that give the
+most bytes for their arithmetic.
+Reductions never do: their results are small, and their sums may come out in another order elsewhere. So a value has
+the same bits whether it is saved or computed again.
+
+How good a cut is tells the memory plan, and nothing else: each is planned, and the peaks are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import networkx as nx
+
+from onnxc.ir.expr import Dim, evaluate, symbols
+from onnxc.ir.graph import Graph, Node, Value, cloned
+from onnxc.planner.flops import flops
+from onnxc.planner.fusion import plan
+from onnxc.planner.groups import FusionOptions, Plan
+from onnxc.planner.in_place import is_step, late_nodes
+from onnxc.planner.layout import assign
+from onnxc.planner.memory import assign_offsets, lifetimes
+from onnxc.planner.templates import ENABLED
+from onnxc.primitives.base import Kind, lookup
+
+BUDGET = "memory_budget"  # of a graph's metadata: a fraction of the peak that it has without a budget
+SIZE = 61  # what a dynamic dim counts
+CHEAP = 0.01  # of a step's arithmetic may be done again without a budget
+MOST_LEVELS = 6  # of arithmetic for a byte that are tried
+STRETCHES = (4, 8, 16)  # in how many the forward pass is divided
+FREE = (Kind.POINTWISE, Kind.VIEW, Kind.INDEXED)
+SOURCES = ("iota", "sizes", "constant")  # the operations without operands whose results never change
+
+
+def planned(graph: Graph, options: FusionOptions) -> Plan:
+    """The plan of a graph; of a training step, with what is computed again in the backward pass."""
+    if not is_step(graph):
+        return plan(graph, assign(graph, ENABLED), options)
+    policies = _policies(graph)
+    cheap = [p for p in policies if p.share <= CHEAP]
+    best = min((_attempt(graph, options, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
+    goal = float(graph.metadata.get(BUDGET, 1.0)) * best.peak
+    for policy in policies[len(cheap) :]:
+        if best.peak <= goal:
+            break
+        best = min(best, _attempt(graph, options, policy), key=lambda a: a.peak)
+    return best.plan
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    plan: Plan
+    peak: int  # bytes of the arena
+
+
+def _attempt(graph: Graph, options: FusionOptions, policy: Policy | None) -> _Attempt:
+    """The plan where a policy says what is computed again; None: nothing is."""
+    partitioned = graph if policy is None else recompute(graph, policy)
+    found = plan(partitioned, assign(partitioned, ENABLED), options)
+    buffers = lifetimes(found)
+    _, peak = assign_offsets([_number(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers])
+    return _Attempt(found, peak)
+
+
+def _number(d: Dim) -> int:
+    """A size, with a guess in the place of dynamic dims."""
+    return d if isinstance(d, int) else evaluate(d, {s.key: SIZE for s in symbols(d)})
+
+
+# ---------------------------------------------------------------- what may be computed again
+
+
+def _arithmetic(node: Node) -> float:
+    """Operations for each byte of a node's result, where it may be computed again; else infinity."""
+    kind = lookup(node.op).kind
+    if len(node.outputs) != 1 or not (node.inputs or node.op in SOURCES):
+        return math.inf
+    if kind in FREE:
+        return 0.0
+    if kind is not Kind.TEMPLATE:
+        return math.inf
+    return _number(flops(node)) / max(1, _number(node.output.t.nbytes))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which forward nodes may be computed again.
+
+    Attributes:
+        share: of the step's arithmetic, how much would be done again at most.
+        nodes: those nodes, by identity.
+    """
+
+    share: float
+    nodes: frozenset[int]
+
+
+def _policies(graph: Graph) -> list[Policy]:
+    """Policies worth trying, by the arithmetic that they take: pointwise nodes alone; then products and convolutions
+    too, up to so much arithmetic for a byte; or all in the first stretches of the model, but for what goes from one
+    stretch to the next.
+    """
+    late = late_nodes(graph)
+    forward = [n for n in graph.nodes if id(n) not in late and n.op != "constant"]
+    cost = {id(n): _arithmetic(n) for n in forward}
+    work = {id(n): _number(flops(n)) for n in graph.nodes}
+    whole = sum(work.values()) or 1
+
+    def policy(chosen: Iterable[Node]) -> Policy:
+        nodes = frozenset(id(n) for n in chosen if cost[id(n)] < math.inf)
+        return Policy(sum(work[k] for k in nodes) / whole, nodes)
+
+    levels = sorted({c for c in cost.values() if 0 < c < math.inf})
+    if len(levels) > MOST_LEVELS:
+        levels = [levels[k * (len(levels) - 1) // (MOST_LEVELS - 1)] for k in range(MOST_LEVELS)]
+    found = [policy(n for n in forward if cost[id(n)] <= most) for most in (0.0, *levels)]
+    cheap = max((p for p in found if p.share <= CHEAP), key=lambda p: p.share)
+    for count in STRETCHES if forward else ():
+        stretches, between = _stretches(forward, cheap.nodes, count)
+        for upto in sorted({len(stretches) // 2, len(stretches) - 1} - {0}):
+            again = {id(n) for stretch in stretches[:upto] for n in stretch} | cheap.nodes
+            found.append(policy(n for n in forward if id(n) in again - between))
+    return sorted({p.nodes: p for p in found}.values(), key=lambda p: p.share)
+
+
+def _stretches(forward: Sequence[Node], cheap: Set[int], count: int) -> tuple[list[list[Node]], set[int]]:
+    """The forward pass in about so many parts of equal bytes, divided where little goes from one to the next; and the
+    nodes, by identity, whose results do.
+    """
+    last: dict[int, int] = {}  # of a value, the last node that reads it or a view of it
+    for k, node in reversed(list(enumerate(forward))):
+        own = max([k, *(last.get(v.id, k) for v in node.outputs)]) if lookup(node.op).kind is Kind.VIEW else k
+        for v in node.operands:
+            last[v.id] = max(last.get(v.id, 0), own)
+    sizes = [sum(_number(v.t.nbytes) for v in n.outputs) for n in forward]
+    weights = [0 if id(n) in cheap else size for n, size in zip(forward, sizes, strict=True)]
+    crossing = list(accumulate(_changes(forward, sizes, last)))
+    behind = list(accumulate(weights))
+    ends = []
+    for part in range(1, count):
+        middle, reach = behind[-1] * part / count, behind[-1] / count / 2
+        near = [k for k in range(len(forward)) if abs(behind[k] - middle) < reach]
+        ends += [min(near, key=crossing.__getitem__)] if near else []
+    parts = [list(forward[a:b]) for a, b in pairwise([0, *(k + 1 for k in sorted(set(ends))), len(forward)])]
+    position = {id(n): k for k, part in enumerate(parts) for n in part}
+    return parts, {id(n) for n in forward if not all(_within(v, last, forward, position) for v in n.outputs)}
+
+
+def _changes(forward: Sequence[Node], sizes: Sequence[int], last: Mapping[int, int]) -> list[int]:
+    """By how many bytes each node changes what later nodes need of what there is."""
+    found = [0] * (len(forward) + 1)
+    for k, node in enumerate(forward):
+        if lookup(node.op).kind is not Kind.VIEW:
+            found[k] += sizes[k]
+            found[max([k, *(last.get(v.id, k) for v in node.outputs)])] -= sizes[k]
+    return found
+
+
+def _within(v: Value, last: Mapping[int, int], forward: Sequence[Node], position: Mapping[int, int]) -> bool:
+    """Whether a value is read in its own part alone. (A view is what its operand is.)"""
+    assert v.node is not None
+    end = forward[last[v.id]] if v.id in last else v.node
+    return lookup(v.node.op).kind is Kind.VIEW or position[id(v.node)] == position[id(end)]
+
+
+# ---------------------------------------------------------------- the cut
+
+
+def recompute(graph: Graph, policy: Policy) -> Graph:
+    """The graph in which the backward pass reads saved values and copies of forward nodes."""
+    late = late_nodes(graph)
+    saved = _saved(graph, late, lambda node: id(node) in policy.nodes)
+    nodes: list[Node] = []
+    values: dict[int, Value] = {}  # the copies, by what they are copies of
+    for node in graph.nodes:
+        if id(node) in late:
+            for v in node.operands:
+                nodes += _copies(v, late, saved, values)
+            nodes += cloned([node], values)
+        else:
+            nodes.append(node)
+    outputs = [values.get(v.id, v) if v.node is not None and id(v.node) in late else v for v in graph.outputs]
+    return replace(graph, nodes=nodes, outputs=outputs)
+
+
+def _copies(v: Value, late: set[int], saved: set[int], values: dict[int, Value]) -> list[Node]:
+    """Copies of the nodes that make a value anew, added to `values`."""
+    made: list[Node] = []
+    pending = [v]
+    while pending:
+        x = pending[-1]
+        node = x.node
+        if x.id in values or x.id in saved or node is None or id(node) in late or node.op == "constant":
+            pending.pop()
+            continue
+        missing = [u for u in node.operands if _needs_copy(u, late, saved, values)]
+        if missing:
+            pending += missing
+        else:
+            made += cloned([node], values)
+            pending.pop()
+    return made
+
+
+def _needs_copy(v: Value, late: set[int], saved: set[int], values: Mapping[int, Value]) -> bool:
+    made = v.id in values or v.id in saved or v.node is None or id(v.node) in late
+    return not made and v.node is not None and v.node.op != "constant"
+
+
+def _saved(graph: Graph, late: set[int], may: Callable[[Node], bool]) -> set[int]:
+    """Ids of the forward values that are saved: of the fewest bytes, such that all that late nodes read follows from
+    them.
+    """
+    read = {v.id: v for n in graph.nodes if id(n) in late for v in n.operands if _is_forward(v, late)}
+    flow: nx.DiGraph = nx.DiGraph()
+    flow.add_nodes_from(("source", "sink"))
+    for v, distance in _reached(read, late, may):
+        assert v.node is not None
+        inside, outside = (v.id, 0), (v.id, 1)
+        if may(v.node):
+            operands = [u for u in v.node.operands if _is_forward(u, late)]
+            flow.add_edges_from(((u.id, 1), inside) for u in operands)
+        else:
+            flow.add_edge("source", inside)
+        if lookup(v.node.op).kind is Kind.VIEW:  # its operand is what is saved
+            flow.add_edge(inside, outside)
+        else:
+            flow.add_edge(inside, outside, capacity=_weight(v, distance))
+        if v.id in read:
+            flow.add_edge(outside, "sink")
+    return {x[0] for x in _cut(flow)}
+
+
+def _is_forward(v: Value, late: set[int]) -> bool:
+    """Whether a value is made by a node of the forward pass; constants and inputs are always at hand."""
+    return v.node is not None and id(v.node) not in late and v.node.op != "constant"
+
+
+def _reached(read: Mapping[int, Value], late: set[int], may: Callable[[Node], bool]) -> Iterator[tuple[Value, int]]:
+    """The values that could be needed in order to compute again what is read, nearest first, each with how many
+    nodes lie between.
+    """
+    seen, now, distance = set(read), list(read.values()), 0
+    while now:
+        ahead: list[Value] = []
+        for v in now:
+            yield v, distance
+            assert v.node is not None
+            for u in v.node.operands if may(v.node) else ():
+                if u.id not in seen and _is_forward(u, late):
+                    seen.add(u.id)
+                    ahead.append(u)
+        now, distance = ahead, distance + 1
+
+
+def _weight(v: Value, distance: int) -> int:
+    """What it costs to save a value: its bytes. Of equals, the one nearest to what reads it."""
+    return max(1, _number(v.t.nbytes)) * (100 + min(distance, 50))
+
+
+def _cut(flow: nx.DiGraph) -> list[tuple[int, int]]:
+    """The insides of the values whose edge is cut."""
+    if not flow.out_degree("source"):
+        return []
+    _, (near, _far) = nx.minimum_cut(flow, "source", "sink", flow_func=nx.algorithms.flow.boykov_kolmogorov)
+    return [x for x in near if x not in ("source", "sink") and x[1] == 0 and (x[0], 1) not in near]

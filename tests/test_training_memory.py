@@ -1,0 +1,329 @@
+"""Memory of training steps: parameters that are updated in place, and what is computed again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import onnxc
+from onnxc.compiler import compile as compile_graph
+from onnxc.errors import InputError, OnnxcError, RunError
+from onnxc.frontends import onnx_file
+from onnxc.gradient import joint
+from onnxc.ir.graph import Graph
+from onnxc.optim import SGD, AdamW, Optimizer
+from onnxc.passes.pipeline import PassOptions, passes
+from onnxc.planner.fusion import plan
+from onnxc.planner.groups import FusionOptions, Plan
+from onnxc.planner.in_place import UPDATES, late_nodes, updates_of
+from onnxc.planner.layout import assign
+from onnxc.planner.memory import assign_offsets, lifetimes
+from onnxc.planner.partition import _policies, planned, recompute
+from onnxc.planner.templates import ENABLED
+from onnxc.training.graph import Update, slots_of, step_graph
+from onnxc.training.step import TrainingStep, compile_training
+from tests.small_models import Array, parse
+
+RNG = np.random.default_rng(11)
+
+
+def updating(text: str, updates: dict[str, str]) -> Graph:
+    """A model some of whose outputs replace inputs."""
+    graph = onnx_file.load(parse(text, 20))
+    return replace(graph, metadata={**graph.metadata, UPDATES: updates})
+
+
+def plan_of(graph: Graph) -> Plan:
+    for _, run in passes(PassOptions()):
+        graph = run(graph)
+    return plan(graph, assign(graph, ENABLED), FusionOptions())
+
+
+def in_place(graph: Graph) -> list[bool]:
+    """Of each update, whether it is written over its input."""
+    found = plan_of(graph)
+    return [vid in found.layout.shared for vid in updates_of(found.graph)]
+
+
+def run(text: str, updates: dict[str, str], *arrays: Array) -> list[Array]:
+    """The outputs that a call returns, then the inputs as it leaves them."""
+    given = [a.copy() for a in arrays]
+    outputs = compile_graph(updating(text, updates), threads=2)(*given)
+    return [*outputs, *given]
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+# ---------------------------------------------------------------- inputs that are overwritten
+
+SIZES = (1, 7, 17, 1031)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_an_update_is_written_over_its_input(n: int) -> None:
+    text = f"""(float[{n}] p, float[{n}] g) => (float[{n}] new, float s)
+        {{ new = Sub(p, g) s = ReduceSum<keepdims = 0>(g) }}"""
+    p, g = normal(n), normal(n)
+    assert in_place(updating(text, {"new": "p"})) == [True]
+    total, after, same = run(text, {"new": "p"}, p, g)
+    np.testing.assert_array_equal(after, p - g)
+    np.testing.assert_array_equal(same, g)
+    np.testing.assert_allclose(total, g.sum(dtype=np.float64), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 17, 67])
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # Read again, after the update in the model's order, by a kernel that can run before it.
+        ("new = Sub(p, g) k = MatMul(m, p) y = Exp(k)", True),
+        # Read by a kernel that needs the new value: the old one must be kept.
+        ("new = Sub(p, g) k = MatMul(m, new) h = MatMul(m, p) y = Add(k, h)", None),
+        # Read in the same kernel at other elements.
+        ("r = Slice(p, last, end, axis, back) new = Sub(r, g) y = Identity(g)", False),
+        # Read in the same kernel by a row's reduction that comes before the row is written.
+        ("new = Softmax(p) y = Identity(g)", True),
+        # Along the columns: other rows read what a row would overwrite.
+        ("new = Softmax<axis = 0>(p) y = Identity(g)", None),
+        # An operand of the product whose result replaces it.
+        ("new = MatMul(m, p) y = Identity(g)", False),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_still_needed_is_not_overwritten(n: int, body: str, expected: bool | None) -> None:
+    text = f"""(float[{n}, {n}] p, float[{n}, {n}] g, float[{n}, {n}] m) => (float[{n}, {n}] new, float[{n}, {n}] y)
+        <int64[1] last = {{-1}}, int64[1] end = {{-9223372036854775807}}, int64[1] axis = {{0}}, int64[1] back = {{-1}}>
+        {{ {body} }}"""
+    if expected is not None and n > 1:
+        assert in_place(updating(text, {"new": "p"})) == [expected]
+    arrays = normal(n, n), normal(n, n), normal(n, n)
+    wanted = onnxc.compile(parse(text, 20), threads=2)(*arrays)
+    y, after, *rest = run(text, {"new": "p"}, *arrays)
+    np.testing.assert_array_equal(y, wanted["y"])
+    np.testing.assert_array_equal(after, wanted["new"])
+    for a, b in zip(rest, arrays[1:], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_two_inputs_that_change_places() -> None:
+    text = "(float[9] p, float[9] q) => (float[9] a, float[9] b) { a = Add(q, one) b = Mul(p, q) }"
+    text = text.replace("{ a", "<float one = {1.0}> { a")
+    p, q = normal(9), normal(9)
+    for got, want in zip(run(text, {"a": "p", "b": "q"}, p, q), (q + 1, p * q), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_an_output_that_is_an_input_has_its_old_value() -> None:
+    text = "(float[9] p, float[9] g) => (float[9] new, float[9] old) { new = Sub(p, g) old = Identity(p) }"
+    p, g = normal(9), normal(9)
+    old, after, _ = run(text, {"new": "p"}, p, g)
+    np.testing.assert_array_equal(old, p)
+    np.testing.assert_array_equal(after, p - g)
+
+
+def test_arrays_that_a_call_could_not_change_are_refused() -> None:
+    text = "(float[9] p, float[9] g) => (float[9] new, float[9] y) { new = Sub(p, g) y = Exp(g) }"
+    step = compile_graph(updating(text, {"new": "p"}))
+    for p in (normal(18)[::2], normal(9).astype(">f4"), [0.0] * 9):
+        with pytest.raises(InputError, match="updated in place"):
+            step(p, normal(9))
+
+
+# ---------------------------------------------------------------- steps
+
+MODEL = """
+(float[n, 16] x, int64[n] y, int64[n] id, float[40, 16] table, float[16, 48] w, float[48] bias, float[48, 16] v,
+ float[16] gain, float[10, 16] head) => (float loss)
+{
+  e = Gather(table, id)
+  z = Add(x, e)
+  a = LayerNormalization(z, gain)
+  h = MatMul(a, w)
+  i = Add(h, bias)
+  g = Gelu(i)
+  o = MatMul(g, v)
+  z2 = Add(z, o)
+  a2 = LayerNormalization(z2, gain)
+  h2 = MatMul(a2, w)
+  i2 = Add(h2, bias)
+  g2 = Tanh(i2)
+  o2 = MatMul(g2, v)
+  z3 = Add(z2, o2)
+  scores = Gemm<transB = 1>(z3, head)
+  loss = SoftmaxCrossEntropyLoss(scores, y)
+}
+"""
+SHAPES = {"table": (40, 16), "w": (16, 48), "bias": (48,), "v": (48, 16), "gain": (16,), "head": (10, 16)}
+
+
+def model(rows: int | str = "n") -> onnx.ModelProto:
+    proto = parse(MODEL.replace("[n", f"[{rows}"), 20)
+    rng = np.random.default_rng(1)
+    for name, shape in SHAPES.items():
+        array = (rng.standard_normal(shape) * 0.3).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    return proto
+
+
+def batch(rows: int) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(rows)
+    return (rng.standard_normal((rows, 16)).astype(np.float32), rng.integers(0, 10, rows), rng.integers(-40, 40, rows))
+
+
+def trained(step: TrainingStep, rows: Sequence[int]) -> tuple[list[float], dict[str, Array]]:
+    losses = [float(step(*batch(k))["loss"]) for k in rows]
+    return losses, dict(step.parameters)
+
+
+def arena(step: TrainingStep) -> int:
+    return int(step.explain().memory.arena)
+
+
+STEPS = [(1, SGD(lr=0.1)), (17, AdamW(lr=0.01)), (64, SGD(lr=0.1, momentum=0.9))]
+
+
+@pytest.mark.parametrize(("rows", "optimizer"), STEPS)
+def test_every_budget_gives_the_same_bits(rows: int, optimizer: Optimizer) -> None:
+    found, peaks = [], []
+    for budget in (1.0, 0.5, 0.0):
+        step = compile_training(model(rows), loss="loss", optimizer=optimizer, memory_budget=budget)
+        found.append(trained(step, [rows] * 3))
+        peaks.append(arena(step))
+    for losses, parameters in found[1:]:
+        assert losses == found[0][0]
+        for name, array in parameters.items():
+            np.testing.assert_array_equal(array, found[0][1][name], err_msg=name)
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_budgets_of_dynamic_batches() -> None:
+    steps = [
+        compile_training(model(), loss="loss", optimizer=SGD(lr=0.1), memory_budget=budget) for budget in (1.0, 0.0)
+    ]
+    (a, before), (b, after) = (trained(step, [3, 17, 1, 64]) for step in steps)
+    assert a == b
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+
+
+def test_losses_do_not_depend_on_what_is_computed_again() -> None:
+    graph = prepared_step(SGD(lr=0.1))
+    wanted: list[Array] = []
+    slots = [np.zeros(tuple(v.shape), v.dtype.numpy) for v in graph.inputs]
+    for k, (given, v) in enumerate(zip((*batch(17), 0.1, 1.0), graph.inputs, strict=False)):
+        slots[k] = np.asarray(given, v.dtype.numpy)
+    slots[5:] = [normal(*v.shape) for v in graph.inputs[5:]]
+    for policy in _policies(graph):
+        arrays = [s.copy() for s in slots]
+        outputs = compile_graph(recompute(graph, policy))(*arrays)
+        found = [*outputs, *arrays]
+        for x, y in zip(wanted or found, found, strict=True):
+            np.testing.assert_array_equal(x, y)
+        wanted = wanted or found
+
+
+def prepared_step(optimizer: Optimizer) -> Graph:
+    both = joint(onnx_file.load(model(17)), "loss")
+    update = Update(optimizer)
+    graph = step_graph(both, update, slots_of(both, update), last=True)
+    for _, run_pass in passes(PassOptions()):
+        graph = run_pass(graph)
+    return graph
+
+
+def test_all_parameters_and_states_are_updated_in_place() -> None:
+    found = planned(prepared_step(AdamW()), FusionOptions())
+    updates = updates_of(found.graph)
+    assert len(updates) == 3 * len(SHAPES)
+    apart = [v for v in found.graph.outputs if v.id in updates and v.id not in found.layout.shared]
+    assert all(v.rank == 1 for v in apart), "only what shares a kernel with another reader may be apart"
+    # The gradient of a weight that is used once is never in memory.
+    late = late_nodes(found.graph)
+    stored = {tuple(b.value.shape) for b in lifetimes(found) if b.value.node is None or id(b.value.node) in late}
+    assert SHAPES["head"] not in stored
+
+
+def test_buffers_that_live_together_do_not_overlap() -> None:
+    found = planned(prepared_step(AdamW()), FusionOptions())
+    buffers = lifetimes(found)
+    sizes, spans = [int(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers]
+    offsets, total = assign_offsets(sizes, spans)
+    used = sorted(zip(offsets, sizes, spans, strict=True))
+    for k, (at, size, span) in enumerate(used):
+        assert at + size <= total
+        for other, _, there in used[k + 1 :]:
+            if span[0] <= there[1] and there[0] <= span[1]:
+                assert at + size <= other
+    owners = {b.value.id for b in buffers}
+    assert not owners & found.layout.shared.keys(), "a value that lies in another's buffer has one of its own"
+
+
+def test_a_failed_call_changes_nothing() -> None:
+    step = compile_training(model(), loss="loss", optimizer=AdamW())
+    before = step.state()
+    x, y, ids = batch(7)
+    for bad in ((x, y + 100, ids), (x, y, ids + 100)):
+        with pytest.raises(RunError):
+            step(*bad)
+        for key, array in step.state().items():
+            np.testing.assert_array_equal(array, before[key], err_msg=key)
+    step(x, y, ids)
+    assert step.calls == 1
+
+
+def test_a_step_that_failed_halfway_wants_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = compile_training(model(), loss="loss", optimizer=SGD(lr=0.1))
+    state = step.state()
+    program = step._programs[0]
+
+    def fails(*args: object) -> None:
+        error = RunError("an index out of bounds")
+        error.partial = True
+        raise error
+
+    with monkeypatch.context() as m:
+        m.setattr(type(program), "__call__", lambda self, *args: fails(*args))
+        with pytest.raises(RunError):
+            step(*batch(7))
+    with pytest.raises(InputError, match="load a state"):
+        step(*batch(7))
+    step.load_state(state)
+    step(*batch(7))
+
+
+def test_arrays_that_were_handed_out_stay_as_they_are() -> None:
+    step = compile_training(model(), loss="loss", optimizer=SGD(lr=0.1))
+    parameters, state = dict(step.parameters), step.state()
+    kept = {name: a.copy() for name, a in parameters.items()}
+    given = {"w": np.asfortranarray(normal(16, 48))}
+    copy = given["w"].copy()
+    step.set_parameters(given)
+    loss = step(*batch(7))["loss"]
+    before = loss.copy()
+    step(*batch(7))
+    np.testing.assert_array_equal(loss, before)
+    for name, array in kept.items():
+        np.testing.assert_array_equal(parameters[name], array)
+        np.testing.assert_array_equal(state[f"parameter/{name}"], array)
+    np.testing.assert_array_equal(given["w"], copy)
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.5, "half"])
+def test_budgets_that_are_none(budget: object) -> None:
+    with pytest.raises(OnnxcError, match="memory_budget"):
+        compile_training(model(), loss="loss", optimizer=SGD(), memory_budget=budget)  # type: ignore[arg-type]
+
+
+def test_a_profile_leaves_the_parameters_alone() -> None:
+    step = compile_training(model(), loss="loss", optimizer=SGD(lr=0.1))
+    before = dict(step.parameters)
+    report = step.profile(*batch(7), runs=2)
+    assert report.profile is not None and report.profile.runs == 2
+    for name, array in step.parameters.items():
+        np.testing.assert_array_equal(array, before[name])
