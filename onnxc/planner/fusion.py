@@ -373,14 +373,14 @@ class _Planner:
 
     def _duplicate(self, node: Node, takers: list[Group]) -> bool:
         """Cheap nodes are computed anew in each reader, if every reader can."""
-        sections = [s for g in takers for s in g.sections if node.output.id in s.demands]
-        if not self.options.vertical or any(s.accepts(node, False) for s in sections) or len(takers) > 3:
-            return False
-        if lookup(node.op).kind is not Kind.POINTWISE:
+        if not self.options.vertical or lookup(node.op).kind is not Kind.POINTWISE or len(takers) > 3:
             return False
         if any(g.kind == "template" for g in takers):
             return False
         if sum(not _is_small(v, node.output) for v in node.operands) > 1:
+            return False
+        sections = [s for g in takers for s in g.sections if node.output.id in s.demands]
+        if any(s.accepts(node, False) for s in sections):  # asked last: a section may split loops for it
             return False
         for group in takers:
             self._inline(node, group)

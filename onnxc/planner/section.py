@@ -338,6 +338,10 @@ class Section:
             found.update(r.variables)
         return list(found.items())
 
+    def visits_once(self, value: Value, at: Index) -> bool:
+        """Whether a store of the value at this index would write each element exactly once."""
+        return self._bijective(value, at)
+
     def _bijective(self, value: Value, at: Index) -> bool:
         """True where the index visits every element of the value exactly once as the loops run."""
         extent = dict(self.all_variables())
@@ -347,7 +351,9 @@ class Section:
             return False
         if not always_equal(prod(extent[s] for s in used), value.t.size):
             return False
-        return _mixed_radix(flatten(at, value.shape), {s: extent[s] for s in used})
+        position = flatten(at, value.shape)
+        first = substitute(position, dict.fromkeys(used, 0))  # another one is a part of a concatenation, say
+        return always_equal(first, 0) and _mixed_radix(position, {s: extent[s] for s in used})
 
     def _split_for(self) -> None:
         """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""

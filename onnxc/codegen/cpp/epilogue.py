@@ -25,6 +25,7 @@ from onnxc.loops.terms import Apply, Guard, Load, Position, Term, walk
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
+from onnxc.planner.section import Section
 
 
 class Epilogue:
@@ -46,7 +47,7 @@ class Epilogue:
         (c,) = symbols(channel)
         block, lane = index("block", 1 << 40), index("lane", lanes)
         split: dict[Symbol, Dim] = {c: block * lanes + lane if aligned else channel + lane}
-        choices = [mapping(section.index, p) for p in ([linear, places] if linear else [places])]
+        choices = [mapping(section, p) for p in ([linear, places] if linear else [places])]
         substitute_indices(self.nest, choices)
         substitute_nest(self.nest, split)
         (block_symbol,), (lane_symbol,) = symbols(block), symbols(lane)
@@ -81,9 +82,20 @@ class Epilogue:
         return scope.lines
 
 
-def mapping(at: tuple[Dim, ...], places: tuple[Dim, ...]) -> dict[Symbol, Dim]:
-    """What stands for each loop of a section, whose index is `at`, in a template that puts its result at `places`."""
-    return {s: place for i, place in zip(at, places, strict=True) for s in symbols(i)}
+def mapping(section: Section, places: tuple[Dim, ...]) -> dict[Symbol, Dim]:
+    """What stands for each loop of a section in a template that puts its result at `places`. Where the section has
+    divided the loop along an axis, as into `4 * outer + inner`, these are a quotient and a remainder of its place.
+    """
+    extents = dict(section.variables)
+    found: dict[Symbol, Dim] = {}
+    for i, place in zip(section.index, places, strict=True):
+        strides = {s: coefficient(i, s) for s in symbols(i) if s in extents}
+        for s, stride in strides.items():
+            assert stride is not None, "a section's index is a sum of its loops"
+            whole = stride * extents[s]
+            is_inner = any(other is not None and always_equal(other, whole) for other in strides.values())
+            found[s] = place // stride % extents[s] if is_inner else place // stride
+    return found
 
 
 def _best(address: Dim, choices: list[dict[Symbol, Dim]]) -> Dim:

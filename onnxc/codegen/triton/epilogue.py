@@ -51,7 +51,7 @@ def emit_epilogue(group: Group, layout: Layout, places: tuple[Dim, ...], tile: T
     assert group.node is not None
     section = group.sections[0]
     nest = Lowering(section, layout, group.node.output).nest(None)
-    substitute_indices(nest, [mapping(section.index, places)])
+    substitute_indices(nest, [mapping(section, places)])
     emitter = tile.emitter(dict(nest.lookups))
     emitter.results[group.node.output.id] = result
     emitter.result_symbols = frozenset(tile.variables)
