@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from onnxc.codegen.cpp import spelling, tables, windows
+from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
+from onnxc.codegen.cpp.phase_caches import PhaseCaches
 from onnxc.codegen.cpp.shape import (
     COSTS,
     Staging,
@@ -16,47 +18,19 @@ from onnxc.codegen.cpp.shape import (
     split_phase,
     staging,
 )
-from onnxc.codegen.cpp.tables import weight
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
-from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Const, Guard, Load, Reduced, Reduction, Term, children
+from onnxc.loops.terms import Apply, Guard, Reduced, Term, children
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
-CACHE_BYTES = 1 << 15
 UNROLL = 4
 MANY_ITEMS = 16  # parallel items enough for the threads of a machine
 LINES = 4  # rows of windows that go through lines together
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
-
-
-_COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": "v_min({}, {})"}
-
-
-@dataclass
-class _Accumulator:
-    """A reduction under way. `across`: its lanes are parts of one result (else each lane has a result,
-    or all the same).
-    """
-
-    reduction: Reduction
-    name: str
-    lane: str
-    across: bool
-
-    @property
-    def op(self) -> str:
-        """How lanes are combined: of masks, where true is -1, the least is the greatest."""
-        op = self.reduction.op
-        return {"max": "min", "min": "max"}.get(op, op) if self.reduction.body.dtype is dtypes.boolean else op
-
-    def copy(self, k: int) -> str:
-        """The name of the k-th of several accumulators."""
-        return f"{self.name}_{k}" if k else self.name
 
 
 class NestEmitter:
@@ -73,7 +47,7 @@ class NestEmitter:
         self._split()
         self.includes: set[str] = set()
         self.side = 1  # vectors of an outer vector loop that are computed side by side
-        self.caches: dict[Term, tuple[str, int]] = {}
+        self.caches = PhaseCaches(self.emitter, lanes)
         self.bounds: dict[Symbol, tuple[list[Dim], list[Dim]]] = {}  # of loops that stay inside a padded window
         self.function = Scope()
         self.function.lines.append("const Full lanes{}; (void)lanes;")
@@ -121,7 +95,9 @@ class NestEmitter:
             if way is not None:
                 return self._emit_lines(way, self.vector)
         outer = [(s, d) for s, d in nest.outer if s != self.vector]
-        self._plan_caches()
+        if self.vector is not None and not self.outer_vector:
+            self.caches.plan(nest)
+        self.function.lines += self.caches.lines
         body = self._row_body(outer)
         total = self._rows(outer)
         work = max((self._phase_work(p) for p in nest.phases), key=_size_key, default=1)
@@ -146,7 +122,7 @@ class NestEmitter:
             lane = spelling.lane_type(r.body.dtype)
             self.function.lines += [
                 f"alignas(64) {lane} {names[-1]}_0[{LINES} * {size}];",
-                f"for (i64 i = 0; i < {LINES} * {size}; i += VL) st({names[-1]}_0 + i, {self._identity(r)});",
+                f"for (i64 i = 0; i < {LINES} * {size}; i += VL) st({names[-1]}_0 + i, {identity(r)});",
             ]
             for scope in (first, second):
                 scope.lines.append(f"{lane} *const {names[-1]} = {names[-1]}_0 + (row - base) * {size};")
@@ -161,8 +137,8 @@ class NestEmitter:
         self.vector = self.emitter.vector = vector
         along, x = second.child({vector}), self.emitter.name_loop(vector)
         for r, name in zip(windowed.reductions, names, strict=True):
-            a = _Accumulator(r, self.emitter.fresh("acc"), spelling.lane_type(r.body.dtype), False)
-            self._along_line(a, windowed, way, f"{name} + {way.stride} * {x}", along)
+            a = Accumulator(r, self.emitter.fresh("acc"), spelling.lane_type(r.body.dtype), False)
+            self._along_line(a, way, f"{name} + {way.stride} * {x}", along)
         for phase in rest:
             self._store(phase, along)
         second.lines += self._vectors(x, extent_of(self.nest, vector), along.lines)
@@ -175,13 +151,13 @@ class NestEmitter:
                  *(f"  {x}" for s in (first, second) for x in (over, *indent([*decode, *s.lines]), "}")), "}"]  # fmt: skip
         return lines, f"ox_up({total}, {grain})"
 
-    def _along_line(self, a: _Accumulator, phase: Phase, way: Lines, start: str, scope: Scope) -> None:
+    def _along_line(self, a: Accumulator, way: Lines, start: str, scope: Scope) -> None:
         """A reduction over the taps along a line."""
         taps = [f"{start} + {k * way.dilation}" for k in range(way.taps)]
         taps = [f"ldl({t}, lanes)" if way.stride == 1 else f"lds({t}, {way.stride}, lanes)" for t in taps]
         scope.lines.append(f"V<{a.lane}> {a.name} = {taps[0]};")
-        scope.lines += [f"{a.name} = {_COMBINE[a.op].format(a.name, t)};" for t in taps[1:]]
-        self._finish(a, phase, scope)
+        scope.lines += [a.combined(t) for t in taps[1:]]
+        a.finish(self.emitter, scope)
 
     def _vectors(self, loop: str, extent: Dim, body: list[str]) -> list[str]:
         """A loop over vectors, several side by side where the body allows it."""
@@ -347,7 +323,7 @@ class NestEmitter:
         self._nested(phase, scope, vector, [])
         self.emitter.vector = previous
 
-    def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[_Accumulator]) -> None:
+    def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[Accumulator]) -> None:
         """The phase's loops around its innermost body."""
         staged = (
             staging(phase, self.nest.lookups, self.vector, self.lanes)
@@ -387,7 +363,7 @@ class NestEmitter:
                 "}",
             ]
 
-    def _masking(self, accumulators: list[_Accumulator]) -> set[Symbol]:
+    def _masking(self, accumulators: list[Accumulator]) -> set[Symbol]:
         """Loops on which it depends which lanes lie inside a padded window."""
         guards = [a.reduction.body for a in accumulators if isinstance(a.reduction.body, Guard)]
         return {s for g in guards for c in g.conditions for s in symbols(c)}
@@ -409,7 +385,7 @@ class NestEmitter:
         vector: Symbol | None,
         lo: str,
         hi: str,
-        accumulators: list[_Accumulator],
+        accumulators: list[Accumulator],
         staged: Staging | None = None,
     ) -> None:
         """The vector loop: full vectors (several at a time into separate accumulators for reductions),
@@ -456,7 +432,7 @@ class NestEmitter:
         end: str,
         hi: str,
         body: str,
-        accumulators: list[_Accumulator],
+        accumulators: list[Accumulator],
     ) -> list[str]:
         """The part of a vector loop that takes UNROLL vectors at a time: reductions, and long chains of
         dependent terms.
@@ -473,7 +449,7 @@ class NestEmitter:
             return []
         lines = []
         for a in accumulators:
-            copies = ", ".join(f"{a.name}_{k} = {self._identity(a.reduction)}" for k in range(1, UNROLL))
+            copies = ", ".join(f"{a.name}_{k} = {a.identity}" for k in range(1, UNROLL))
             lines.append(f"V<{a.lane}> {copies};")
         calls = [
             f"{body}({at} + {k} * VL, Full{{}}{''.join(f', {a.copy(k)}' for a in accumulators)});"
@@ -486,7 +462,7 @@ class NestEmitter:
         ]
         for a in accumulators:
             for k in range(1, UNROLL):
-                lines.append(f"{a.name} = {_COMBINE[a.op].format(a.name, f'{a.name}_{k}')};")
+                lines.append(a.combined(a.copy(k)))
         return lines
 
     def _chain(self, phase: Phase) -> int:
@@ -499,7 +475,7 @@ class NestEmitter:
                 pending += children(term)
         return sum(COSTS.get(t.op, 1) for t in seen if isinstance(t, Apply))
 
-    def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator]) -> None:
+    def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[Accumulator]) -> None:
         """The body where no loop is a vector loop: lane 0 alone counts."""
         inner = scope.child()
         inner.lines.append("const Part lanes{1};")
@@ -509,9 +485,7 @@ class NestEmitter:
     def _blocks(self, extent: Dim) -> Dim:
         return ceildiv(extent, self.lanes)
 
-    def _tiles(
-        self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str, staged: Staging
-    ) -> None:
+    def _tiles(self, phase: Phase, scope: Scope, accumulators: list[Accumulator], prefix: str, staged: Staging) -> None:
         """The body for one block of the partner loop (from its name with `_0` on): tiles are read, then
         walked.
         """
@@ -546,17 +520,17 @@ class NestEmitter:
             "}",
         ]
 
-    def _body(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator], prefix: str) -> None:
+    def _body(self, phase: Phase, scope: Scope, accumulators: list[Accumulator], prefix: str) -> None:
         """What one vector of the innermost loop does."""
         if phase.loops:
             self.emitter.cache_at = self._flat(phase)
         for a in accumulators:
-            self._accumulate(a, scope, prefix)
+            a.accumulate(self.emitter, scope, prefix)
         values = [self.emitter.emit(s.term, scope) for s in phase.stores]  # all first: a store may overwrite an operand
         for s, value in zip(phase.stores, values, strict=True):
             self.emitter.store(s.value, s.address, value, scope)
-        for term, (name, last) in self.caches.items():
-            if last == id(phase) and term not in self.emitter.cached:
+        for term, name in self.caches.computed_by(phase):
+            if term not in self.emitter.cached:
                 value = self.emitter.emit(term, scope)
                 scope.lines.append(f"stl({name} + {self.emitter.cache_at}, {value}, lanes);")
 
@@ -575,11 +549,8 @@ class NestEmitter:
             lane = spelling.lane_type(r.body.dtype)
             name = self.emitter.fresh("acc")
             across = not self.outer_vector and any(s == self.vector for s, _ in phase.loops)
-            accumulators.append(_Accumulator(r, name, lane, across))
-            if r.position is not None:
-                scope.lines.append(f"V<{lane}> {name}{{}}; vi {name}_at = bc<i32>(-1);")
-            else:
-                scope.lines.append(f"V<{lane}> {name} = {self._identity(r)};")
+            accumulators.append(Accumulator(r, name, lane, across))
+            scope.lines.append(accumulators[-1].declaration())
         within = self._whole_windows(phase, scope, accumulators)
         inside, self.bounds = windows.inside([a.reduction for a in accumulators], phase, self.emitter)
         for a, r in zip(accumulators, inside, strict=True):
@@ -590,12 +561,10 @@ class NestEmitter:
         if within:
             scope.lines += [*within, "} else {", *indent(some.lines), "}"]
         for a in accumulators:
-            self._finish(a, phase, scope)
-        for term, (name, last) in self.caches.items():
-            if last == id(phase):
-                self.emitter.cached[term] = name
+            a.finish(self.emitter, scope)
+        self.emitter.cached.update(self.caches.computed_by(phase))
 
-    def _whole_windows(self, phase: Phase, scope: Scope, accumulators: list[_Accumulator]) -> list[str]:
+    def _whole_windows(self, phase: Phase, scope: Scope, accumulators: list[Accumulator]) -> list[str]:
         """The loops of padded windows for vectors all of whose lanes lie inside of the image, up to the closing brace;
         empty where lanes do not differ in that.
         """
@@ -610,108 +579,6 @@ class NestEmitter:
         ends = [f" + {step} * ((int)lanes - 1)" if isinstance(step, int) and step < 0 else "" for _, step in tests]
         text = [f"{self.emitter.index(c, scope)}{end} >= 0" for (c, _), end in zip(tests, ends, strict=True)]
         return [f"if ({' && '.join(text)}) {{", *indent(inner.lines)]
-
-    def _identity(self, r: Reduction) -> str:
-        lane = spelling.lane_type(r.body.dtype)
-        if r.op in windows.NEUTRAL:
-            return f"bc<{lane}>({windows.NEUTRAL[r.op]})"
-        if r.body.dtype.is_float:
-            return f"bc<{lane}>({'-' if r.op == 'max' else ''}__builtin_inf())"
-        if r.body.dtype is dtypes.boolean:
-            return "vi{}" if r.op == "max" else "vi{} - 1"
-        return f"bc<{lane}>(ox_least<{lane}>())" if r.op == "max" else f"bc<{lane}>(ox_greatest<{lane}>())"
-
-    def _accumulate(self, a: _Accumulator, scope: Scope, prefix: str) -> None:
-        value = self.emitter.emit(a.reduction.body, scope)
-        if a.reduction.position is not None:
-            self._accumulate_position(a, value, scope, prefix)
-            return
-        if a.across:
-            value = f"ox_part<{a.lane}>({value}, {self._identity(a.reduction)}, lanes)"
-        scope.lines.append(f"{prefix}{a.name} = {_COMBINE[a.op].format(prefix + a.name, value)};")
-
-    def _accumulate_position(self, a: _Accumulator, value: str, scope: Scope, prefix: str) -> None:
-        """The best element of each lane and its position; a NaN stays only at position 0, as in
-        onnxruntime.
-        """
-        assert a.reduction.position is not None
-        position = self.emitter.position(a.reduction.position, scope, "i32")
-        compare = "v_gt" if a.reduction.op == "argmax" else "v_lt"
-        tests = [f"ox_mask<{a.lane}>({compare}(x, y))", "(at < 0)"]
-        if a.reduction.attrs.get("last"):
-            tests.append(f"ox_mask<{a.lane}>(v_eq(x, y))")
-        if a.reduction.body.dtype.is_float:
-            tests.append(f"(ox_mask<{a.lane}>(v_ne(y, y)) & (at != 0))")
-        part = "take = ox_part<i32>(take, vi{}, lanes); " if a.across else ""
-        scope.lines.append(
-            f"{{ const V<{a.lane}> x = {value}, y = {prefix}{a.name}; const vi at = {a.name}_at; "
-            f"vi take = {' | '.join(tests)}; {part}"
-            f"{prefix}{a.name} = ox_sel<{a.lane}>(take, x, y); {a.name}_at = take ? {position} : at; }}"
-        )
-
-    def _finish(self, a: _Accumulator, phase: Phase, scope: Scope) -> None:
-        r = a.reduction
-        term = Reduced(r.value.dtype, r.key)
-        name = self.emitter.fresh("t")
-        lane = spelling.lane_type(r.value.dtype)
-        if r.position is not None:
-            if not a.across:
-                scope.lines.append(f"const vl {name} = conv<i64, i32>({a.name}_at);")
-            else:
-                better = ">" if r.op == "argmax" else "<"
-                last = "true" if r.attrs.get("last") else "false"
-                scope.lines.append(
-                    f"const vl {name} = bc<i64>(h_arg<{a.lane}, i32>({a.name}, {a.name}_at, {last}, "
-                    f"[](auto x, auto y) {{ return x {better} y; }}));"
-                )
-        elif not a.across:
-            scope.lines.append(f"const V<{lane}> {name} = {a.name};")
-        else:
-            scope.lines.append(f"const V<{lane}> {name} = bc<{a.lane}>(h_{a.op}<{a.lane}>({a.name}));")
-        scope.terms[term] = name
-        scope.available.add(("reduced", r.key))
-
-    # ------------------------------------------------------------ caches between phases
-
-    def _plan_caches(self) -> None:
-        """Terms that two phases over the same loops need, and that cost more than a load, are kept in
-        between.
-        """
-        if self.vector is None or self.outer_vector:
-            return
-        phases = [p for p in self.nest.phases if p.loops]
-        for k, first in enumerate(phases[:-1]):
-            extent = prod(d for _, d in first.loops)
-            later = [p for p in phases[k + 1 :] if p.loops == first.loops]
-            if not later or not isinstance(extent, int) or extent * 4 > CACHE_BYTES:
-                continue
-            here = set(phase_terms(first, self.nest.lookups))
-            for p in later:
-                for root in [r.body for r in p.reductions] + [s.term for s in p.stores]:
-                    self._cache_shared(root, here, first, extent)
-
-    def _cache_shared(self, term: Term, here: set[Term], phase: Phase, extent: int) -> None:
-        if term in self.caches:
-            return
-        if (
-            (
-                term in here
-                and not isinstance(term, (Const, Load, Reduced))
-                and weight(term) >= 6
-                and self._inner(term, phase)
-            )
-            and term.dtype.name == "float32"
-            and len(self.caches) < 4
-        ):
-            name = f"c{len(self.caches)}"
-            self.caches[term] = (name, id(phase))
-            self.function.lines.append(f"alignas(64) f32 {name}[{-(-extent // self.lanes) * self.lanes}];")
-            return
-        for c in children(term):
-            self._cache_shared(c, here, phase, extent)
-
-    def _inner(self, term: Term, phase: Phase) -> bool:
-        return all(s in self.emitter.deps(term) for s, _ in phase.loops)
 
 
 def _unguarded(term: Term) -> Term:

@@ -87,16 +87,16 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
 }
 
 // Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
-// while the tiles of one piece of weights (a panel) are multiplied, the next piece is fetched into the second
-// level, a share before each tile.
-static constexpr int CONV_AHEAD = VL >= 16 ? 4096 : 2048;  // floats
-static constexpr i64 CONV_SHARE = 64;                      // cache lines at most
+// while the tiles of one piece of weights (a panel, or a point of it) are multiplied, the next piece is fetched, a share
+// by each tile, a line now and then: in bursts, or by the first tile alone, memory would be awaited and then idle.
+static constexpr int CONV_AHEAD = VL >= 16 ? 1024 : 2048;  // floats
+static constexpr int CONV_LEVEL = 3;  // of the cache, as __builtin_prefetch counts: where the next piece is kept
 
-// The share before tile t of `tiles`, of the piece that follows K rows of weights at B.
-OX void conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
-  i64 lines = K * CONV_NR / 16, share = ox_up(lines, tiles);
-  const f32 *next = B + K * CONV_NR + share * t * 16;
-  if (share <= CONV_SHARE) for (i64 i = 0; i < share; i++) __builtin_prefetch(next + i * 16, 0, 2);
+struct ConvFetch { const f32 *at; i64 step; };  // from where on, and bytes for each term of a sum
+// The share of tile t of `tiles`, of the piece that follows K rows of weights at B.
+OX ConvFetch conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
+  if (tiles < 2) return {B, 0};
+  return {B + K * CONV_NR + K * CONV_NR / tiles * t, 4 * CONV_NR / tiles};
 }
 
 #define CONV_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
@@ -110,12 +110,14 @@ OX void conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
 #define CONV_CLEAR(i) c##i = vf{}, d##i = vf{};
 
 // D[i][j] = sum over k of row i's k-th input times B[k][j], for MR rows and NV vectors of columns.
-// A[r * CONV_MR + i] + off is the start of row i's run r; B has NR columns a row; ds is D's row stride.
+// A[r * CONV_MR + i] + off is the start of row i's run r; B has NR columns a row; ds is D's row stride. `next` is
+// fetched meanwhile.
 // Never inlined: one copy serves every convolution of a program, whatever its epilogue.
 template <int MR, int NV>
 __attribute__((noinline, noclone)) static void conv_tile(
-    const f32 *const *A, i64 off, ConvRuns R, const f32 *B, f32 *D, i64 ds) {
+    const f32 *const *A, i64 off, ConvRuns R, const f32 *B, f32 *D, i64 ds, ConvFetch next) {
   CONV_ROWS(CONV_DECL)
+  const char *far = (const char *)next.at;
   bool first = !R.more;
   i64 have = 0;
   for (i64 r = 0; r < R.runs; r++, A += CONV_MR) {
@@ -128,6 +130,8 @@ __attribute__((noinline, noclone)) static void conv_tile(
         if constexpr (NV > 1) e = ld(B + VL);
         __builtin_prefetch(B + CONV_AHEAD);
         if constexpr (NV > 1 && VL >= 16) __builtin_prefetch(B + CONV_AHEAD + VL);
+        __builtin_prefetch(far, 0, CONV_LEVEL);
+        far += next.step;
         B += CONV_NR;
         CONV_ROWS(CONV_FMA)
       }
@@ -160,8 +164,9 @@ template <int NV> constexpr bool conv_has_tile(int m) {
 // The tile for `rows` rows, rounded up to a count that has one: the table repeats a pointer for the others, and
 // their sums go unused. So D has room for CONV_MR rows, and A has pointers for as many.
 template <int NV>
-OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds) {
-#define CONV_CASE(m) case m: if constexpr (conv_has_tile<NV>(m)) return conv_tile<m, NV>(A, off, R, B, D, ds);
+OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D, i64 ds,
+                       ConvFetch next) {
+#define CONV_CASE(m) case m: if constexpr (conv_has_tile<NV>(m)) return conv_tile<m, NV>(A, off, R, B, D, ds, next);
   switch (rows) {  // a count without a tile falls through to the next, which has one
     CONV_CASE(1) CONV_CASE(2) CONV_CASE(3) CONV_CASE(4) CONV_CASE(5) CONV_CASE(6) CONV_CASE(7)
     CONV_CASE(8) CONV_CASE(9) CONV_CASE(10) CONV_CASE(11) CONV_CASE(12) CONV_CASE(13) CONV_CASE(14)
@@ -173,9 +178,9 @@ OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R
 // half of the tiles need not be compiled (the weights are padded, so that the wide tile serves any panel).
 template <bool NARROW>
 OX void conv_tile_any(int rows, i64 cols, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D,
-                      i64 ds) {
-  if (NARROW && cols <= VL) conv_tile_rows<1>(rows, A, off, R, B, D, ds);
-  else conv_tile_rows<2>(rows, A, off, R, B, D, ds);
+                      i64 ds, ConvFetch next) {
+  if (NARROW && cols <= VL) conv_tile_rows<1>(rows, A, off, R, B, D, ds, next);
+  else conv_tile_rows<2>(rows, A, off, R, B, D, ds, next);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -623,7 +628,8 @@ __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, c
   ConvRuns R = p.R;
   for (ConvSpan k = conv_span(p, live, 0); k.count; k = conv_span(p, live, k.first + k.count)) {
     R.runs = k.count;
-    conv_tile_any<NARROW>(rows, cols, A + k.first * CONV_MR, off, R, B + k.first * R.len * CONV_NR, D, CONV_NR);
+    const f32 *some = B + k.first * R.len * CONV_NR;
+    conv_tile_any<NARROW>(rows, cols, A + k.first * CONV_MR, off, R, some, D, CONV_NR, {some, 0});
     R.more = true;
   }
 }
@@ -637,11 +643,10 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
   for (i64 n = n0; n < n1; n++) {
     i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c), i = p0;
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
-      conv_fetch(w + n * K * CONV_NR, K, t, T.count);
       conv_near(near, i, T.size(t), g * p.cog + c, cols);
       const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
       if constexpr (S::SKIPS) conv_spans<NARROW>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, m.D);
-      else conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, m.D, CONV_NR);
+      else conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, m.D, CONV_NR, conv_fetch(B, K, t, T.count));
       conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
     }
   }

@@ -315,9 +315,8 @@ static void conv_wino_items(
       for (i64 q = 0; q < P; q++) {
         const f32 *B = U + q * p.terms * CONV_NR;
         for (i64 t = 0, i = 0; t < T.count; i += T.size(t++)) {
-          conv_fetch(B, p.terms, t, T.count);
           conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane + g * p.terms, R, B,
-                                Mb + i * p.mstride + q * CONV_NR, p.mstride);
+                                Mb + i * p.mstride + q * CONV_NR, p.mstride, conv_fetch(B, p.terms, t, T.count));
         }
         wino_finish<MY, M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);
       }

@@ -11,8 +11,8 @@
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
 // that start at zero and run over one K block of at most MM_KC. A block of A rows stays in L2 while the
 // panels of B stream past it. Where the rows of A are contiguous, tiles read them where they lie (to copy them
-// costs 3 to 10 % where N is small), unless they collide (mm_collide); what else A may be, and the last tile of an
-// odd number of rows, is read into scratch first, in rows of constant stride. Partial sums of the K blocks are added
+// costs 3 to 10 %); what else A may be, and the last tile of an odd number of rows, is read into scratch first, in
+// rows of constant stride. Partial sums of the K blocks are added
 // in scratch: fresh accumulators for every block keep the rounding error of long sums low. The order of additions
 // of an element depends on K alone: not on tile, task, thread count or M.
 //
@@ -241,12 +241,11 @@ template <class T> static constexpr int mm_rows = sizeof(T) > 4 ? (MM_MR / 2 + 1
 template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
-// Rows that lie a multiple of MM_SET bytes apart share sets of the first-level cache. With twelve of them (and B) in
-// sets of 8 or 12 lines, each pushes the others out: up to a quarter of the time. Six find room. Then even the few
-// uses that three panels make of A pay for a copy.
+// Rows that lie a multiple of MM_SET bytes apart share sets of the first-level cache, of 8 or 12 lines. Twelve of them
+// and B push each other out: up to a quarter of the time. Ten leave room for B, and need no copy of A.
 static constexpr i64 MM_SET = 4096;
-template <class T> OX bool mm_collide(i64 lda, i64 rows, i64 panels) {
-  return lda * (i64)sizeof(T) % MM_SET == 0 && mm_rows<T> > 8 && rows > 8 && panels > 2;
+template <class T> OX i64 mm_most_rows(i64 pitch) {
+  return mm_rows<T> > 10 && pitch * (i64)sizeof(T) % MM_SET == 0 ? 10 : mm_rows<T>;
 }
 
 // A matrix that the epilogue writes or reads at (m, n), element (0, 0) at p, with rows `row` bytes apart. Only a
@@ -302,7 +301,7 @@ template <class T> OX i64 mm_kc(const MmRun<T> &run, i64 q) {
 
 // K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
 template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
-  i64 n = mm_kc(x, q), nt = ox_up(x.me, mm_rows<T>), last = q + 1 == x.nk ? np : 0;
+  i64 n = mm_kc(x, q), nt = ox_up(x.me, mm_most_rows<T>(x.rows ? x.lda : MM_AS)), last = q + 1 == x.nk ? np : 0;
   bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N;
   i64 bk = in_place ? x.b.ld : half ? VL : MM_NR, bs = in_place ? MM_NR : MM_NR * x.K;
   const T *b = (in_place ? x.b.rows + p * MM_NR : x.b.packed + p * MM_NR * x.K) + q * x.kstep * bk;
@@ -385,7 +384,6 @@ template <class T> static __attribute__((noinline)) void mm_row(const MmRun<T> &
 template <class T>
 static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
   if (m1 <= m0 || p1 <= p0) return;
-  if (mm_collide<T>(x.lda, m1 - m0, p1 - p0)) x.rows = nullptr;
   x.nk = ox_max(1, ox_up(x.K, MM_KC));
   x.kstep = ox_up(ox_up(x.K, x.nk), 4) * 4;
   if (m1 - m0 == 1 && x.b.rows) {
@@ -420,10 +418,14 @@ OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64
 // ---- division of work ----------------------------------------------------------------------------------
 // A grid of gm row ranges by gp panel ranges. K is never divided, so the bits do not depend on it.
 struct MmGrid { i64 gm, gp, tasks; };
+// Twelve tasks for each thread where A is read in place, which costs next to nothing to begin with: threads seldom run
+// at one speed, and the last tasks even that out (with four, 2 to 5 % of the time of BERT was waiting).
+static constexpr i64 MM_TASKS = 12;
 // 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
 // task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
-static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4) {
-  i64 P = mm_panels(N), worth = ox_min(1 << 20, K * P * MM_NR * (M + 8) / 1000000);
+OX i64 mm_worth(i64 M, i64 N, i64 K) { return ox_min(1 << 20, K * mm_panels(N) * MM_NR * (M + 8) / 1000000); }
+static __attribute__((noinline)) MmGrid mm_coarse_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4) {
+  i64 P = mm_panels(N), worth = mm_worth(M, N, K);
   i64 blocks = ox_up(M, MM_MC), n = threads * 4;
   while (n > threads && (n > worth || n > blocks * (P / least))) n /= 2;
   n = ox_min(n, worth);
@@ -431,6 +433,14 @@ static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads
   i64 gm = ox_min(n, blocks);
   while (n % gm) gm--;
   i64 gp = ox_min(n / gm, P);
+  gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
+  return {gm, gp, gm * gp};
+}
+static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads) {
+  i64 P = mm_panels(N), n = threads > 1 ? ox_min(threads * MM_TASKS, mm_worth(M, N, K) / 2) : 0;
+  if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads);
+  i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
+  gp = ox_up(P, ox_up(P, gp));  // as many panels for all
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
   return {gm, gp, gm * gp};
 }
@@ -448,7 +458,7 @@ OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, 
 // where columns alone are divided, so that each panel is packed once.
 template <class T> struct MmLoose { const T *p; i64 sk, sn; };
 OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads) {
-  const MmGrid g = mm_grid(M, N, K, threads);
+  const MmGrid g = mm_coarse_grid(M, N, K, threads);
   i64 gp = ox_min(g.tasks, mm_panels(N)), gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
   return {gm, gp, gm * gp};
 }
@@ -488,7 +498,9 @@ static __attribute__((noinline)) void mm_short_rows(const T *a, i64 lda, const T
   else mm_short_tile<T, R, MM_NV>(a, lda, b, K, c);
 }
 // Takes the place of mm_grid and mm_task for rows of A and a packed B. Blocks of 32 rows: their part of C stays in L1.
-OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) { return mm_grid(M, N, ox_max(K, MM_SHORT), threads, 1); }
+OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) {
+  return mm_coarse_grid(M, N, ox_max(K, MM_SHORT), threads, 1);
+}
 template <class T, class E>
 static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64 M, i64 N, i64 K, const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), m1 = ox_cut(M, g.gm, im + 1), rows;
