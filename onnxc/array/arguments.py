@@ -1,0 +1,134 @@
+"""A call's arguments: those that are static, and the leaves of the others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxc.array.core import Array
+from onnxc.array.eager import Data
+from onnxc.array.pytree import Spec, flatten, places, unflatten
+from onnxc.array.tracing import Leaf, as_data, leaf_of
+from onnxc.errors import InputError
+
+
+@dataclass
+class Given:
+    """The arguments of one call.
+
+    Attributes:
+        positions, keywords: static arguments, by position and by name.
+        static: all of these, by name.
+        tree: all others: positional ones, and those by name.
+        names: of the positional ones.
+        data, leaves: of the tree.
+        plain: whether the call is of arrays alone, by position.
+    """
+
+    positions: Mapping[int, Any]
+    keywords: Mapping[str, Any]
+    static: Mapping[str, Any]
+    tree: tuple[tuple[Any, ...], dict[str, Any]]
+    names: Sequence[str]
+    data: list[Data]
+    leaves: list[Leaf]
+    spec: Spec
+    plain: bool
+    _places: list[str] = field(default_factory=list)
+
+    def places(self) -> list[str]:
+        """How each leaf is called: `params['w']`."""
+        if not self._places:
+            args, kwargs = self.tree
+            self._places += named_places(args, kwargs, self.names)
+        return self._places
+
+
+def named_places(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The places of the leaves of arguments, in order."""
+    found = [p for x, name in zip(args, names, strict=False) for p in places(x, name)]
+    return found + [p for name in sorted(kwargs) for p in places(kwargs[name], name)]
+
+
+class Arguments:
+    """How a function's arguments are taken apart.
+
+    Attributes:
+        numbers, names: the positions and names of those that are static.
+
+    Args:
+        f: the function.
+        static_argnums, static_argnames: which of them are static; those of either are found by the function's
+            signature, where it has one.
+    """
+
+    def __init__(
+        self, f: Callable[..., Any], static_argnums: int | Sequence[int], static_argnames: str | Sequence[str]
+    ) -> None:
+        nums = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
+        names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames)
+        try:
+            parameters = list(inspect.signature(f).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        self.positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
+        keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        open_ended = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        for n in names:
+            if n not in keywords and not open_ended:
+                raise InputError(f"static_argnames: there is no argument {n!r}; there are {keywords}")
+        rest = not parameters or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        for k in nums:
+            if not -len(self.positional) <= k or (k >= len(self.positional) and not rest):
+                raise InputError(f"static_argnums: there is no argument {k}; there are {len(self.positional)}")
+        at = {k if k >= 0 else k + len(self.positional) for k in nums}
+        self.numbers = at | {k for k, n in enumerate(self.positional) if n in names}
+        self.names = {*names, *(self.name(k) for k in at if k < len(self.positional))}
+
+    @property
+    def static(self) -> bool:
+        """Whether there are static arguments."""
+        return bool(self.numbers or self.names)
+
+    def name(self, k: int) -> str:
+        """What the k-th positional argument is called."""
+        count = len(self.positional)
+        return self.positional[k] if k < count else f"{self._rest}[{k - count}]"
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+        """The arguments of a call, taken apart. InputError where one is neither static nor made of arrays."""
+        positions = {k: x for k, x in enumerate(args) if k in self.numbers}
+        keywords = {n: x for n, x in kwargs.items() if n in self.names}
+        static = {**{self.name(k): x for k, x in positions.items()}, **keywords}
+        for n, x in static.items():
+            try:
+                hash(x)
+            except TypeError:
+                raise InputError(
+                    f"the static argument {n!r} is a {type(x).__name__}, which cannot be hashed (a tuple can)"
+                ) from None
+        rest = tuple(x for k, x in enumerate(args) if k not in self.numbers)
+        names = [self.name(k) for k in range(len(args)) if k not in self.numbers]
+        named = {n: x for n, x in kwargs.items() if n not in self.names}
+        given, spec = flatten((rest, named))
+        plain = not kwargs and all(type(x) in (Array, np.ndarray) for x in rest)
+        try:
+            data = [as_data(x, "") for x in given]
+        except InputError:
+            where = named_places(rest, named, names)
+            data = [as_data(x, place) for x, place in zip(given, where, strict=True)]
+        leaves = [leaf_of(d, x) for d, x in zip(data, given, strict=True)]
+        return Given(positions, keywords, static, (rest, named), names, data, leaves, spec, plain)
+
+    def apply(self, f: Callable[..., Any], given: Given, arrays: Sequence[Array]) -> Any:
+        """The function, called with other leaves."""
+        rest, named = unflatten(given.spec, arrays)
+        args = list(rest)
+        for k, x in sorted(given.positions.items()):
+            args.insert(k, x)
+        return f(*args, **named, **given.keywords)
