@@ -61,15 +61,17 @@ def label_of(number: int, node: NodeProto) -> str:
     return f"n{number} {text(node.op_type)}" + (f" {name!r}" if name else "")
 
 
+_PYTORCH = re.compile(r"(?:^|[/\\](?:site|dist)-packages[/\\])torch[/\\]")
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+)')
 
 
 def source_line(node: NodeProto) -> str:
-    """`file.py:123`, the innermost frame that the PyTorch exporter recorded for a node."""
+    """`file.py:123`, the innermost frame outside of PyTorch that its exporter recorded, else the innermost."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.stack_trace":
             frames = _FRAME.findall(text(entry.value))
-            return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+            own = [frame for frame in frames if not _PYTORCH.search(frame[0])]
+            return ":".join((own or frames)[-1]) if frames else ""
     return ""
 
 

@@ -27,6 +27,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxc.errors import InternalError, OnnxcError, UnsupportedError
 from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
+    torch_fx_bags,
+    torch_fx_distances,
+    torch_fx_gradient,
     torch_fx_indexing,
     torch_fx_movement,
     torch_fx_nn,
@@ -34,7 +37,7 @@ from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
     torch_fx_reduction,
 )
 from onnxc.frontends.torch_fx_sizes import Sizes
-from onnxc.frontends.torch_fx_table import RULES, Call
+from onnxc.frontends.torch_fx_table import RULES, Call, memory_order
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Expr, never_equal
 from onnxc.ir.graph import Graph, Source, Value
@@ -42,7 +45,7 @@ from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.symbols import symbols_of
 
-__all__ = ["RULES", "Imported", "Sizes", "imported", "is_size", "source_line", "unsupported"]
+__all__ = ["RULES", "Imported", "Sizes", "imported", "is_size", "memory_order", "source_line", "unsupported"]
 
 # What rules raise for arguments that they were not written for: then PyTorch computes the node.
 _MISFITS = (ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError, ZeroDivisionError)
@@ -120,6 +123,11 @@ def unsupported(module: fx.GraphModule, sizes: Sizes) -> dict[fx.Node, str]:
     return missing
 
 
+def _tensor(x: Any) -> torch.Tensor | None:
+    value = x.meta.get("val") if isinstance(x, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
 def is_size(node: fx.Node) -> bool:
     """Whether a node is a number (a SymInt, say), which is known without its being computed."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
@@ -192,7 +200,7 @@ class _Importer:
         source = Source(self.numbers[node], str(node.target).removeprefix("aten."), node.name, source_line(node))
         with self.b.from_origin((source,)):
             result = rule(
-                Call(self.b, types),
+                Call(self.b, types, str(node.target), tuple(_tensor(a) for a in node.args)),
                 *(self._argument(a) for a in node.args),
                 **{k: self._argument(v) for k, v in node.kwargs.items()},
             )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_pointwise import truth
 from onnxc.frontends.torch_fx_table import Call, Operand, aten, axis_of
 from onnxc.ir import dtypes
-from onnxc.ir.expr import always_equal
+from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Value
 from onnxc.primitives.base import broadcast_shapes
 
@@ -41,6 +42,8 @@ def index_select(c: Call, x: Value, axis: int, index: Value) -> Value:
 
 @aten("gather")
 def gather(c: Call, x: Value, axis: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if index.t.size == 0:
+        return c.b.full(index.shape, 0, x.dtype)
     x, index = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, index))
     found = c.b.one("gather_elements", x, index, axis=axis_of(c, axis, x.rank))
     return c.b.reshape(found, c.type.shape)
@@ -63,8 +66,8 @@ def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
 @aten("index_put", "_unsafe_index_put")
 def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype is dtypes.boolean and not accumulate and indices[0] is not None:
-        return _masked_put(c, x, given[0], values)
+    if len(given) == 1 and given[0].dtype in (dtypes.boolean, dtypes.uint8):
+        return _masked_put(c, x, indices, values, accumulate)
     axes = _indexed(indices)
     b, order = c.b, _to_front(axes, x.rank)
     front, picked = b.transpose(x, order), _stacked(c, given)
@@ -77,11 +80,59 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value,
     return b.transpose(put, [order.index(i) for i in range(x.rank)])
 
 
-def _masked_put(c: Call, x: Value, mask: Value, values: Value) -> Value:
-    if values.rank:
-        raise UnsupportedError("values at the places of a mask, of which only a run tells how many there are")
-    mask = c.b.reshape(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
-    return c.b.where(mask, values, x)
+def _masked_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
+    """x[:, mask] = values: the k-th place of the mask gets the k-th row of the values, or their only one."""
+    b, first = c.b, next(i for i, v in enumerate(indices) if v is not None)
+    mask = truth(b, indices[first])  # type: ignore[arg-type]
+    rest = x.shape[first + mask.rank :]
+    spread = b.reshape(mask, (*mask.shape, *(1,) * len(rest)))
+    # Without the mask's axes, the values have the rank of x less those, and one for the places.
+    rank = x.rank - mask.rank + 1
+    if values.rank < rank:
+        values = b.reshape(values, (*(1,) * (rank - values.rank), *values.shape))
+    if values.rank != rank:
+        raise UnsupportedError(f"values {values.type} at the places of a mask of {x.type}")
+    if always_equal(values.shape[first], 1):
+        new = b.reshape(values, (*values.shape[:first], *(1,) * mask.rank, *values.shape[first + 1 :]))
+    elif values.shape[first] == 0:
+        return x
+    else:
+        last = b.sub(b.size_as(values.shape[first], dtypes.int64), 1)
+        new = b.gather(values, b.min(_place(c, mask), last), first)  # behind the last place nothing is read
+    if accumulate:
+        return b.where(spread, b.add(x, new), x)
+    return b.where(spread, new, x)
+
+
+def _place(c: Call, mask: Value) -> Value:
+    """Of each element of a mask, how many before it are set."""
+    flat = c.b.cast(c.b.reshape(mask, (mask.t.size,)), dtypes.int64)
+    before = c.b.one("cumsum", flat, axis=0, exclusive=True, reverse=False)
+    return c.b.reshape(before, mask.shape)
+
+
+@aten("masked_scatter")
+def masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
+    """The k-th place of the mask gets the k-th element of the source."""
+    b, shape = c.b, c.type.shape
+    if source.t.size == 0:
+        return b.expand(x, shape)
+    mask = b.expand(truth(b, mask), shape)
+    place = b.min(_place(c, mask), b.sub(b.size_as(source.t.size, dtypes.int64), 1))
+    return b.where(mask, b.gather(b.reshape(source, (source.t.size,)), place, 0), b.expand(x, shape))
+
+
+@aten("masked_scatter_backward")
+def masked_scatter_backward(c: Call, dy: Value, mask: Value, sizes: Sequence[Dim]) -> Value:
+    """By the source: its k-th element gets what arrives at the k-th place of the mask, those behind get none."""
+    b, count = c.b, c.type.size
+    mask = b.expand(truth(b, mask), dy.shape)
+    place = b.where(mask, _place(c, mask), b.size_as(count, dtypes.int64))  # one behind the last is thrown away
+    flat = b.full((count + 1,), 0, dy.dtype)
+    put = b.one(
+        "scatter_elements", flat, b.reshape(place, (dy.t.size,)), b.reshape(dy, (dy.t.size,)), axis=0, reduction="none"
+    )
+    return b.reshape(b.slice(put, 0, 0, count), c.type.shape)
 
 
 def _indexed(indices: Sequence[Value | None]) -> list[int]:
@@ -113,6 +164,8 @@ def _stacked(c: Call, indices: Sequence[Value]) -> Value:
 
 
 def _scattered(c: Call, x: Value, axis: int, index: Value, source: Value, reduction: str) -> Value:
+    if index.t.size == 0:  # of whatever rank
+        return x
     shape = x.shape
     x, index, source = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, index, source))
     for a, (have, want) in enumerate(zip(source.shape, index.shape, strict=True)):

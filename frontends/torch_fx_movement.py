@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -179,21 +179,36 @@ def _cropped(c: Call, x: Value, low: Sequence[Dim], high: Sequence[Dim]) -> Valu
     return x
 
 
-def _padded_like(mode: str) -> Callable[[Call, Value, Sequence[Dim]], Value]:
-    def rule(c: Call, x: Value, pad: Sequence[Dim]) -> Value:
-        low, high = _pads(x, pad)
-        if not all(isinstance(d, int) for d in (*low, *high)):
-            raise UnsupportedError(f"padding by {low} and {high}, which are not static")
-        x = _cropped(c, x, low, high) if mode == "edge" else x
-        low, high = [[maximum(d, 0) for d in side] if mode == "edge" else side for side in (low, high)]
-        return c.onnx("Pad", x, c.b.constant(np.array([*low, *high], np.int64)), mode=mode)[0]  # type: ignore[no-any-return]
+def _padded_like(mode: str, c: Call, x: Value, pad: Sequence[Dim]) -> Value:
+    low, high = _pads(x, pad)
+    if not all(isinstance(d, int) for d in (*low, *high)):
+        raise UnsupportedError(f"padding by {low} and {high}, which are not static")
+    if any(d == 0 for d in x.shape):
+        return c.b.full(c.type.shape, 0, x.dtype)
+    if mode == "edge":
+        x = _edges_cropped(c, x, low, high)
+    return c.onnx("Pad", x, c.b.constant(np.array([*low, *high], np.int64)), mode=mode)[0]  # type: ignore[no-any-return]
 
-    return rule
+
+def _edges_cropped(c: Call, x: Value, low: list[Dim], high: list[Dim]) -> Value:
+    """Where padding is negative on a side, both sides of the axis; their padding is then none."""
+    for axis, (before, after) in enumerate(zip(low, high, strict=True)):
+        if isinstance(before, int) and isinstance(after, int) and min(before, after) < 0:
+            size = static(x.shape[axis], "a size that is cropped and padded")
+            place = np.clip(np.arange(-before, size + after, dtype=np.int64), 0, size - 1)
+            x = c.b.gather(x, c.b.constant(place), axis)
+            low[axis] = high[axis] = 0
+    return x
 
 
-for _rank in (1, 2, 3):
-    aten(f"reflection_pad{_rank}d")(_padded_like("reflect"))
-    aten(f"replication_pad{_rank}d")(_padded_like("edge"))
+@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(c: Call, x: Value, pad: Sequence[Dim]) -> Value:
+    return _padded_like("reflect", c, x, pad)
+
+
+@aten("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(c: Call, x: Value, pad: Sequence[Dim]) -> Value:
+    return _padded_like("edge", c, x, pad)
 
 
 @aten("diagonal")
@@ -213,18 +228,44 @@ def diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -
     return c.b.reshape(c.b.one("gather_elements", x, index, axis=x.rank - 1), c.type.shape)
 
 
-@aten("as_strided")
+@aten("as_strided", "as_strided_copy")
 def as_strided(
     c: Call, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:
+    """Reads at addresses of the memory of x, which must be all of its storage, without gaps."""
+    b, flat = c.b, _memory(c, x)
     dense: Dim = 1
+    plain = storage_offset in (None, 0)
     for d, s in zip(reversed(c.type.shape), reversed(stride), strict=True):
-        if not always_equal(d, 1) and not always_equal(s, dense):
-            raise UnsupportedError("strides that are not those of a dense tensor")
+        plain = plain and (always_equal(d, 1) or always_equal(s, dense))
         dense = dense * d
-    if storage_offset not in (None, 0) or not always_equal(dense, x.t.size):
-        raise UnsupportedError("a part of a tensor's memory")
-    return c.b.reshape(x, c.type.shape)
+    if plain and always_equal(dense, x.t.size):
+        return b.reshape(flat, c.type.shape)
+    return b.gather(flat, _addresses(c, c.type.shape, stride, storage_offset or 0), 0)
+
+
+@aten("as_strided_scatter")
+def as_strided_scatter(
+    c: Call, x: Value, source: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
+) -> Value:
+    b, flat, order = c.b, _memory(c, x), c.order(0)
+    index = b.reshape(_addresses(c, source.shape, stride, storage_offset or 0), (source.t.size,))
+    put = b.one("scatter_elements", flat, index, b.reshape(source, (source.t.size,)), axis=0, reduction="none")
+    return b.transpose(b.reshape(put, [x.shape[a] for a in order]), [order.index(i) for i in range(x.rank)])
+
+
+def _memory(c: Call, x: Value) -> Value:
+    """The elements in the order in which they lie in memory: [size]."""
+    return c.b.reshape(c.b.transpose(x, c.order(0)), (x.t.size,))
+
+
+def _addresses(c: Call, shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim) -> Value:
+    b, rank = c.b, len(shape)
+    total = b.size_as(offset, dtypes.int64)
+    for axis, (d, s) in enumerate(zip(shape, stride, strict=True)):
+        row = b.mul(b.iota(d), b.size_as(s, dtypes.int64))
+        total = b.add(total, b.reshape(row, (d, *(1,) * (rank - 1 - axis))))
+    return b.expand(total, shape)
 
 
 # ---------------------------------------------------------------- tensors out of nothing

@@ -13,10 +13,12 @@ from onnxc.frontends.torch_fx_table import Call, aten, axis_of
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, floordiv, mod, prod
 from onnxc.ir.graph import Value
+from onnxc.ops.conv import window_of
+from onnxc.ops.pooling import pool, with_ceil
 from onnxc.primitives.builder import Builder
 
 
-def _widened(b: Builder, *xs: Value | None) -> list[Any]:
+def widened(b: Builder, *xs: Value | None) -> list[Any]:
     """float16 and bfloat16 as float32."""
     return [b.cast(x, dtypes.float32) if x is not None and x.dtype.is_float and x.dtype.bits < 32 else x for x in xs]
 
@@ -26,12 +28,12 @@ def _widened(b: Builder, *xs: Value | None) -> list[Any]:
 
 @aten("mm", "bmm")
 def matmul(c: Call, x: Value, y: Value) -> Value:
-    return c.b.matmul(*_widened(c.b, x, y))
+    return c.b.matmul(*widened(c.b, x, y))
 
 
 @aten("addmm", "baddbmm")
 def addmm(c: Call, bias: Value, x: Value, y: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    b, (bias, x, y) = c.b, _widened(c.b, bias, x, y)
+    b, (bias, x, y) = c.b, widened(c.b, bias, x, y)
     product = b.matmul(x, y)
     if alpha != 1:
         product = b.mul(product, alpha)
@@ -42,7 +44,7 @@ def addmm(c: Call, bias: Value, x: Value, y: Value, *, beta: float = 1, alpha: f
 
 @aten("mv", "dot", "vdot")
 def matvec(c: Call, x: Value, y: Value) -> Value:
-    b, (x, y) = c.b, _widened(c.b, x, y)
+    b, (x, y) = c.b, widened(c.b, x, y)
     rows = x if x.rank == 2 else b.reshape(x, (1, x.shape[0]))
     return b.reshape(b.matmul(rows, b.reshape(y, (y.shape[0], 1))), c.type.shape)
 
@@ -65,14 +67,45 @@ def attention(
     c: Call, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Value | None = None, scale: float | None = None,
 ) -> list[Value | None]:  # fmt: skip
-    """softmax(q k^T * scale + mask) v; a row all of whose keys are masked counts as zero. No second output, which
-    only a backward pass reads.
+    """softmax(q k^T * scale + mask) v; a row all of whose keys are masked counts as zero. The second output, which
+    a backward pass reads: the logarithm of each row's sum of exponentials.
     """
     if dropout_p:
         raise UnsupportedError("attention with dropout")
+    b, (q, k, v, mask) = c.b, widened(c.b, q, k, v, attn_mask)
+    k, v = (for_heads(b, x, q.shape[1]) for x in (k, v))
+    scores, _ = attention_scores(c, q, k, mask, is_causal, scale)
+    weights = b.softmax(scores, scores.rank - 1)
+    if mask is not None and not is_causal:
+        weights = b.where(b.isnan(weights), 0.0, weights)
+    return [b.matmul(weights, v), _log_sum_exp(b, scores)]
+
+
+def for_heads(b: Builder, x: Value, heads: Dim) -> Value:
+    """Keys or values [batch, groups, length, width] for heads of which equally many share a group."""
+    batch, groups, length, width = x.shape
+    if always_equal(groups, heads):
+        return x
+    each = floordiv(heads, groups)
+    spread = b.expand(b.reshape(x, (batch, groups, 1, length, width)), (batch, groups, each, length, width))
+    return b.reshape(spread, (batch, heads, length, width))
+
+
+def _log_sum_exp(b: Builder, x: Value) -> Value:
+    """Over the last axis; -inf where all of it is."""
+    last = [x.rank - 1]
+    high = b.reduce("max", x, last, True)
+    high = b.where(b.eq(high, -math.inf), 0.0, high)
+    return b.add(b.log(b.reduce("sum", b.exp(b.sub(x, high)), last)), b.reshape(high, x.shape[:-1]))
+
+
+def attention_scores(
+    c: Call, q: Value, k: Value, mask: Value | None, is_causal: bool, scale: float | None
+) -> tuple[Value, float]:
+    """q k^T * scale + mask, and the scale."""
     if scale is None and not isinstance(q.shape[-1], int):
         raise UnsupportedError("attention over heads of a dynamic size")
-    b, (q, k, v, mask) = c.b, _widened(c.b, q, k, v, attn_mask)
+    b = c.b
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = b.mul(b.matmul(q, b.swap(k, k.rank - 2, k.rank - 1)), factor)
     if mask is not None and mask.dtype is dtypes.boolean:
@@ -81,11 +114,7 @@ def attention(
         rows, columns = scores.shape[-2:]
         below = b.le(b.iota(columns), b.reshape(b.iota(rows), (rows, 1)))
         mask = b.where(below, b.scalar(0.0, scores.dtype), -math.inf)
-    scores = scores if mask is None else b.add(scores, b.cast(mask, scores.dtype))
-    weights = b.softmax(scores, scores.rank - 1)
-    if mask is not None and not is_causal:
-        weights = b.where(b.isnan(weights), 0.0, weights)
-    return [b.matmul(weights, v), None]
+    return scores if mask is None else b.add(scores, b.cast(mask, scores.dtype)), factor
 
 
 # ---------------------------------------------------------------- convolutions
@@ -106,7 +135,7 @@ def convolution(
         raise UnsupportedError("a convolution of integers")
     n = w.rank - 2
     single = x.rank == n + 1  # an image without a batch
-    x, w, bias = _widened(c.b, c.b.reshape(x, (1, *x.shape)) if single else x, w, bias)
+    x, w, bias = widened(c.b, c.b.reshape(x, (1, *x.shape)) if single else x, w, bias)
     pads = _each(padding, n)
     shared: dict[str, Any] = {
         "strides": _each(stride, n),
@@ -151,50 +180,46 @@ def _max_pool(n: int) -> Callable[..., list[Value]]:
     return rule
 
 
-def _average_pool(n: int) -> Callable[..., Value]:
-    def rule(
-        c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: int | Sequence[int] = 0,
-        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> Value:  # fmt: skip
-        if x.dtype.is_integer:
-            raise UnsupportedError("an average pool of integers")
-        x, single = _batched(c, x, n)
-        (x,) = _widened(c.b, x)
-        options = _window(kernel, stride, padding, n)
-        if divisor_override is not None:
-            if ceil_mode:
-                raise UnsupportedError("an average pool with a divisor of its own, and windows beyond the padding")
-            count_include_pad = True  # every window then counts as many elements
-            x = c.b.mul(x, math.prod(options["kernel_shape"]) / divisor_override)
-        (y,) = c.onnx("AveragePool", x, **options, ceil_mode=int(ceil_mode), count_include_pad=int(count_include_pad))
-        return c.b.reshape(y, y.shape[1:]) if single else y
-
-    return rule
+@aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def average_pool(
+    c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    if x.dtype.is_integer:
+        raise UnsupportedError("an average pool of integers")
+    n = len(kernel)
+    x, single = _batched(c, x, n)
+    (x,) = widened(c.b, x)
+    options = _window(kernel, stride, padding, n)
+    if divisor_override is not None:
+        window = window_of(x.shape[2:], options["kernel_shape"], options["strides"], None, options["pads"], "NOTSET")
+        total = pool(c.b, "window_sum", x, with_ceil(x.shape[2:], window) if ceil_mode else window)
+        y = c.b.div(total, float(divisor_override))
+    else:
+        counted = int(count_include_pad)
+        (y,) = c.onnx("AveragePool", x, **options, ceil_mode=int(ceil_mode), count_include_pad=counted)
+    return c.b.reshape(y, y.shape[1:]) if single else y
 
 
 for _n in (1, 2, 3):
     aten(f"max_pool{_n}d_with_indices")(_max_pool(_n))
-    aten(f"avg_pool{_n}d")(_average_pool(_n))
 
 
-def _adaptive_average(n: int) -> Callable[..., Value]:
+@aten("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d")
+def adaptive_average(c: Call, x: Value, size: Sequence[Dim]) -> Value:
     """Windows of equal size where the sizes divide; else each window is a product with a row of weights."""
-
-    def rule(c: Call, x: Value, size: Sequence[Dim]) -> Value:
-        b, (x,) = c.b, _widened(c.b, x)
-        lead = x.rank - n
-        if all(always_equal(d, 1) for d in size):
-            return b.mean(x, range(lead, x.rank), True)
-        for axis, want in zip(range(lead, x.rank), size, strict=True):
-            have = x.shape[axis]
-            if isinstance(want, int) and want and always_equal(mod(have, want), 0):
-                parted = b.reshape(x, (*x.shape[:axis], want, floordiv(have, want), *x.shape[axis + 1 :]))
-                x = b.mean(parted, [axis + 1])
-            else:
-                x = b.swap(b.matmul(b.swap(x, axis, x.rank - 1), _windows(b, have, want, x)), axis, x.rank - 1)
-        return x
-
-    return rule
+    b, (x,) = c.b, widened(c.b, x)
+    lead = x.rank - len(size)
+    if all(always_equal(d, 1) for d in size):
+        return b.mean(x, range(lead, x.rank), True)
+    for axis, want in zip(range(lead, x.rank), size, strict=True):
+        have = x.shape[axis]
+        if isinstance(want, int) and want and always_equal(mod(have, want), 0):
+            parted = b.reshape(x, (*x.shape[:axis], want, floordiv(have, want), *x.shape[axis + 1 :]))
+            x = b.mean(parted, [axis + 1])
+        else:
+            x = b.swap(b.matmul(b.swap(x, axis, x.rank - 1), _windows(b, have, want, x)), axis, x.rank - 1)
+    return x
 
 
 def _windows(b: Builder, have: Dim, want: Dim, x: Value) -> Value:
@@ -210,10 +235,6 @@ def _windows(b: Builder, have: Dim, want: Dim, x: Value) -> Value:
     return b.constant(weights)
 
 
-aten("_adaptive_avg_pool2d")(_adaptive_average(2))
-aten("_adaptive_avg_pool3d")(_adaptive_average(3))
-
-
 # ---------------------------------------------------------------- norms, softmax
 
 
@@ -221,7 +242,7 @@ aten("_adaptive_avg_pool3d")(_adaptive_average(3))
 def native_layer_norm(
     c: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> list[Value]:
-    b, (x, weight, bias) = c.b, _widened(c.b, x, weight, bias)
+    b, (x, weight, bias) = c.b, widened(c.b, x, weight, bias)
     first = x.rank - len(shape)
     if weight is None:
         weight = b.full(x.shape[first:], 1.0, x.dtype)
@@ -236,7 +257,7 @@ def native_group_norm(
     c: Call, x: Value, weight: Value | None, bias: Value | None, n: Dim, channels: Dim, inner: Dim, group: int,
     eps: float,
 ) -> list[Value]:  # fmt: skip
-    b, (wide, weight, bias) = c.b, _widened(c.b, x, weight, bias)
+    b, (wide, weight, bias) = c.b, widened(c.b, x, weight, bias)
     rows = b.reshape(wide, (n, group, floordiv(channels, group) * inner))
     mean = b.mean(rows, [2], True)
     centered = b.sub(rows, mean)
@@ -252,7 +273,7 @@ def native_group_norm(
 def batch_norm(
     c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float, eps: float
 ) -> list[Value | None]:
-    b, (x, weight, bias, mean, var) = c.b, _widened(c.b, x, weight, bias, mean, var)
+    b, (x, weight, bias, mean, var) = c.b, widened(c.b, x, weight, bias, mean, var)
     channels = mean.shape
     weight = b.full(channels, 1.0, x.dtype) if weight is None else weight
     bias = b.full(channels, 0.0, x.dtype) if bias is None else bias
@@ -263,14 +284,14 @@ def batch_norm(
 
 @aten("_softmax")
 def softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
-    (x,) = _widened(c.b, x)
+    (x,) = widened(c.b, x)
     return c.b.softmax(x, axis_of(c, axis, x.rank)) if x.rank else c.b.full((), 1.0, x.dtype)
 
 
 @aten("_safe_softmax")
 def safe_softmax(c: Call, x: Value, axis: int, dtype: Any = None) -> Value:
     """Zero where all of a row is -inf."""
-    b, (x,) = c.b, _widened(c.b, c.b.cast(x, c.type.dtype))
+    b, (x,) = c.b, widened(c.b, c.b.cast(x, c.type.dtype))
     at = axis_of(c, axis, x.rank)
     masked = b.eq(b.reduce("max", x, [at], True), -math.inf)
     return b.where(masked, 0.0, b.softmax(x, at))
@@ -278,7 +299,7 @@ def safe_softmax(c: Call, x: Value, axis: int, dtype: Any = None) -> Value:
 
 @aten("_log_softmax")
 def log_softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
-    (x,) = _widened(c.b, x)
+    (x,) = widened(c.b, x)
     if not x.rank:
         return c.b.full((), 0.0, x.dtype)
     return c.onnx("LogSoftmax", x, axis=axis_of(c, axis, x.rank))[0]  # type: ignore[no-any-return]
@@ -290,7 +311,7 @@ def log_softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
 def _resized(c: Call, x: Value, scales: Sequence[float | None] | None, **style: Any) -> Value:
     """To the sizes that PyTorch gives the output. Where it was told factors, positions are divided by these."""
     n = x.rank - 2
-    (wide,) = _widened(c.b, x)
+    (wide,) = widened(c.b, x)
     sizes = c.type.shape[2:]
     if not all(isinstance(d, int) for d in (*x.shape[2:], *sizes)):
         raise UnsupportedError("resizing of an image whose size is not static")
@@ -313,7 +334,7 @@ def upsample_nearest(c: Call, x: Value, size: Any, *scales: float | None, **name
     return upsample_nearest_vec(c, x, size, [*scales, *named.values()] or None)
 
 
-def _linear(mode: str) -> dict[str, Callable[..., Value]]:
+def _interpolated(mode: str, *names: str) -> Callable[..., Value]:
     def vec(c: Call, x: Value, size: Any, align: bool, scales: Sequence[float | None] | None) -> Value:
         place = "align_corners" if align else "half_pixel"
         return _resized(c, x, scales, mode=mode, coordinate_transformation_mode=place)
@@ -321,15 +342,14 @@ def _linear(mode: str) -> dict[str, Callable[..., Value]]:
     def plain(c: Call, x: Value, size: Any, align: bool, *scales: float | None, **named: float | None) -> Value:
         return vec(c, x, size, align, [*scales, *named.values()] or None)
 
-    return {"vec": vec, "plain": plain}
+    for name in names:
+        aten(f"upsample_{name}.vec")(vec)
+        aten(f"upsample_{name}")(plain)
+    return plain
 
 
-for _name, _mode in {
-    "linear1d": "linear", "bilinear2d": "linear", "trilinear3d": "linear", "bicubic2d": "cubic",
-}.items():  # fmt: skip
-    _rules = _linear(_mode)
-    aten(f"upsample_{_name}.vec")(_rules["vec"])
-    aten(f"upsample_{_name}")(_rules["plain"])
+upsample_linear = _interpolated("linear", "linear1d", "bilinear2d", "trilinear3d")
+upsample_bicubic = _interpolated("cubic", "bicubic2d")
 
 
 @aten("grid_sampler_2d", "grid_sampler_3d")

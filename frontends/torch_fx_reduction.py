@@ -39,6 +39,11 @@ def product(c: Call, x: Value, axis: int | None = None, keepdim: bool = False, *
     return c.b.reduce("prod", c.b.cast(x, _wide(c.type.dtype)), axes_of(c, axis, x.rank), keepdim)
 
 
+@aten("prims.prod")
+def product_of_axes(c: Call, x: Value, axes: Axes, *, output_dtype: Any = None) -> Value:
+    return c.b.reduce("prod", c.b.cast(x, _wide(c.type.dtype)), axes_of(c, axes, x.rank))
+
+
 def _extreme(op: str) -> Callable[..., Value]:
     def rule(c: Call, x: Value, axes: Axes = None, keepdim: bool = False) -> Value:
         found = axes_of(c, axes, x.rank)
@@ -191,3 +196,16 @@ def _keys(b: Builder, x: Value) -> Value:
     bits = b.bitcast(b.add(x, 0.0), integer)  # -0.0 + 0.0 is 0.0
     keys = b.where(b.lt(bits, 0), b.binary("bitxor", bits, greatest), bits)
     return b.where(b.isnan(x), greatest, keys)
+
+
+@aten("histc")
+def histc(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
+    """How many elements lie in each of equal parts of [low, high]; those outside, and NaN, count nowhere."""
+    if not low < high:
+        raise UnsupportedError("a histogram whose limits are those of the data")
+    b, flat = c.b, c.b.reshape(x, (x.t.size,))
+    place = b.mul(b.div(b.sub(flat, low), high - low), float(bins))
+    inside = b.and_(b.le(b.scalar(low, x.dtype), flat), b.le(flat, b.scalar(high, x.dtype)))
+    index = b.cast(b.min(b.where(inside, place, 0.0), float(bins - 1)), dtypes.int64)  # cuts off, as PyTorch does
+    start = b.full((bins,), 0, x.dtype)
+    return b.one("scatter_elements", start, index, b.cast(inside, x.dtype), axis=0, reduction="add")

@@ -40,13 +40,15 @@ _OPSET = 23  # of the ONNX operators that rules are made of
 
 def aten(*names: str) -> Callable[[F], F]:
     """Registers the decorated function for overloads of ``torch.ops.aten``: ``add.Tensor``; ``relu`` is
-    ``relu.default``. A name that the installed PyTorch lacks is left out.
+    ``relu.default``, and ``prims.iota`` that of ``torch.ops.prims``. A name that the installed PyTorch lacks is left
+    out.
     """
 
     def add(rule: F) -> F:
         for name in names:
-            packet, _, overload = name.partition(".")
-            found = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            space = torch.ops.prims if name.startswith("prims.") else torch.ops.aten
+            packet, _, overload = name.removeprefix("prims.").partition(".")
+            found = getattr(getattr(space, packet, None), overload or "default", None)
             if found is not None:
                 RULES[found] = rule
         return rule
@@ -56,12 +58,19 @@ def aten(*names: str) -> Callable[[F], F]:
 
 @dataclass
 class Call:
-    """One node that is being imported: where to build, and the types that PyTorch gives its outputs (None for what is
-    no tensor).
+    """One node that is being imported.
+
+    Attributes:
+        b: where to build.
+        types: those that PyTorch gives the outputs; None for what is no tensor.
+        name: of the overload, `aten.add.Tensor`.
+        tensors: PyTorch's own (fake) tensors of the positional arguments; None for what is no tensor.
     """
 
     b: Builder
     types: tuple[TensorType | None, ...]
+    name: str = ""
+    tensors: tuple[torch.Tensor | None, ...] = ()
 
     @property
     def type(self) -> TensorType:
@@ -70,6 +79,16 @@ class Call:
         if first is None:
             raise UnsupportedError("its output is no tensor")
         return first
+
+    def order(self, argument: int) -> tuple[int, ...]:
+        """The axes of an argument from the slowest to the fastest in memory, where it is all of its storage."""
+        x = self.tensors[argument]
+        if x is None or isinstance(x.numel(), torch.SymInt):
+            raise UnsupportedError("addresses in memory of a tensor of a dynamic size")
+        order = memory_order(x)
+        if order is None or x.storage_offset() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
+            raise UnsupportedError("addresses in memory of which a tensor is only a part")
+        return order
 
     def operand(self, x: Operand, dtype: DType) -> Value:
         """A tensor, a number or a size in this dtype."""
@@ -123,6 +142,21 @@ def dtype_of(dtype: torch.dtype) -> DType:
     if dtype not in _DTYPES:
         raise UnsupportedError(f"tensors of {dtype} are not supported")
     return _DTYPES[dtype]
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes from the slowest to the fastest of a tensor without gaps; None where it has gaps, or repeats itself."""
+    if value.is_contiguous():
+        return tuple(range(value.dim()))
+    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in value.stride()]
+    sizes = [int(d.node.hint) if isinstance(d, torch.SymInt) else d for d in value.shape]
+    order = sorted(range(len(strides)), key=lambda i: -strides[i])
+    dense = 1
+    for i in reversed(order):
+        if sizes[i] != 1 and strides[i] != dense:
+            return None
+        dense *= sizes[i]
+    return tuple(order)
 
 
 def axis_of(c: Call, axis: int, rank: int) -> int:

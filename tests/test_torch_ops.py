@@ -42,6 +42,8 @@ INDEXING = [
     "scatter_add",
     "scatter_reduce",
     "take_along_dim",
+    "masked_scatter",
+    "histc",
 ]
 NETWORKS = (
     "addbmm", "addmm", "addmv", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "log_softmax", "softmax",
@@ -54,17 +56,33 @@ NETWORKS = (
     "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
     "nn.functional.softplus", "nn.functional.upsample_bilinear", "nn.functional.upsample_nearest",
 )  # fmt: skip
+DISTANCES = ["cdist", "nn.functional.pdist", "nn.functional.embedding_bag"]
+# Whose backward graphs have ops of their own.
+DERIVED = (
+    "cdist", "masked_scatter", "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool2d",
+    "nn.functional.conv2d", "nn.functional.conv_transpose2d", "nn.functional.embedding_bag",
+    "nn.functional.grid_sample", "nn.functional.interpolate", "nn.functional.layer_norm", "nn.functional.max_pool2d",
+    "nn.functional.pad", "nn.functional.pdist", "nn.functional.scaled_dot_product_attention", "prod",
+)  # fmt: skip
 # Where some samples are no graph that can be compiled: data decides about sizes, or memory is no dense tensor.
 PARTLY = {"as_strided", "index_put", "gather", "norm", "nn.functional.avg_pool2d", "nn.functional.pad"}
 COMPILED = ("atan2", "floor_divide", "topk", "var", "index_select", "nn.functional.max_pool2d")
 
 
-@pytest.mark.parametrize("name", [*POINTWISE, *MOVING, *REDUCING, *INDEXING, *NETWORKS])
+@pytest.mark.parametrize("name", [*POINTWISE, *MOVING, *REDUCING, *INDEXING, *NETWORKS, *DISTANCES])
 def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "compile", Interpreted)
     outcome = checked(name, most=4)
     assert not outcome.wrong and not outcome.failed and not outcome.breaks
     assert not outcome.fallbacks or name in PARTLY or outcome.draws
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    outcome = checked(name, most=3, gradient=True)
+    assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.breaks
+    assert not outcome.fallbacks or outcome.draws
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -22,6 +22,11 @@ _BACK: dict[np.dtype[Any], tuple[np.dtype[Any], torch.dtype]] = {
 }
 
 
+def has_own_dtype(tensor: torch.Tensor) -> bool:
+    """Whether numpy has a dtype of its own for the elements."""
+    return tensor.dtype not in _FOREIGN
+
+
 def array_of(tensor: torch.Tensor) -> Array:
     """A view of a tensor on the CPU, with its strides; a copy where its elements stand conjugated or negated."""
     if tensor.requires_grad:

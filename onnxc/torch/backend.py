@@ -18,7 +18,6 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
@@ -26,6 +25,7 @@ from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES
 from onnxc.report import Report
 from onnxc.torch.program import Fallback, Options, Program
+from onnxc.torch.recurrent import with_layers
 
 _OWN = ("freezing", "fallback")
 _PASSED = ("threads", "cache", "accuracy", "tuned", "mode", "fusion", "attention", "dtype", "memory_limit", "record")
@@ -69,7 +69,7 @@ def backend(
             positions = _weights() if frozen else ()
             program = Program(graph, Options(positions, chosen.fallback, chosen.compile))
             _programs[:] = [*((k, ref) for k, ref in _programs if ref() is not None), (kind, weakref.ref(program))]
-            return make_boxed_func(lambda *args: program(args))  # type: ignore[no-any-return]
+            return _boxed(program)
 
         return compiler
 
@@ -80,7 +80,19 @@ def backend(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions(),
     )
-    return traced(module, inputs)  # type: ignore[no-any-return]
+    return traced(with_layers(module), inputs)  # type: ignore[no-any-return]
+
+
+def _boxed(program: Program) -> Callable[..., Any]:
+    """What AOTAutograd calls with a list, which it wants emptied."""
+
+    def call(args: list[Any]) -> list[Any]:
+        found = program(args)
+        args.clear()
+        return found
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def _weights() -> tuple[int, ...]:

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+)
 from torch.utils import _pytree as pytree
 
 from onnxc.compiler import compile
@@ -61,10 +68,15 @@ class Exported:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor of the model, by name; or, without a name, a value that the export took for granted."""
+    """A tensor of the model, by name; or, without a name, a value that the export took for granted.
+
+    Attributes:
+        number: whether the tensor stands for a number of Python's.
+    """
 
     name: str | None
     value: Any = None
+    number: bool = False
 
 
 class TorchModel:
@@ -109,6 +121,7 @@ class TorchModel:
                 raise InputError(f"argument {k} is {leaf!r}, and was {wanted.value!r} when the module was exported")
         found = self.compiled(*given)
         results = [found[leaf.name] if leaf.name is not None else leaf.value for leaf in self._exported.results]
+        results = [r.item() if leaf.number else r for r, leaf in zip(results, self._exported.results, strict=True)]
         if tensors:
             results = [tensor_of(r) if isinstance(r, np.ndarray) else r for r in results]
         return pytree.tree_unflatten(results, self._exported.outputs)
@@ -230,10 +243,16 @@ def _by_export(
     )
 
 
+_NUMBERS = (SymIntArgument, SymFloatArgument, SymBoolArgument)
+
+
 def _leaves(arguments: Sequence[Any], names: Sequence[str]) -> tuple[Leaf, ...]:
     """The model's tensors stand in the order of the arguments, without those that are constants."""
     left = iter(names)
-    return tuple(Leaf(None, a.value) if isinstance(a, ConstantArgument) else Leaf(next(left)) for a in arguments)
+    return tuple(
+        Leaf(None, a.value) if isinstance(a, ConstantArgument) else Leaf(next(left), number=isinstance(a, _NUMBERS))
+        for a in arguments
+    )
 
 
 def _stored(program: Any) -> tuple[onnx.ModelProto | str, tempfile.TemporaryDirectory[str] | None]:

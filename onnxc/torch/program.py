@@ -19,9 +19,9 @@ from torch import fx
 
 from onnxc.compiler import compile
 from onnxc.errors import OnnxcError, UnsupportedError, UnsupportedOpError
-from onnxc.frontends.torch_fx import Imported, Sizes, imported, source_line, unsupported
+from onnxc.frontends.torch_fx import Imported, Sizes, imported, memory_order, source_line, unsupported
 from onnxc.runtime.model import CompiledModel
-from onnxc.torch.arrays import Array, array_of, tensor_of
+from onnxc.torch.arrays import Array, array_of, has_own_dtype, tensor_of
 from onnxc.torch.stages import is_ordered, stages
 
 
@@ -76,7 +76,7 @@ class Program:
     def __init__(self, module: fx.GraphModule, options: Options) -> None:
         self.module, self.options = module, options
         self.sizes = Sizes()
-        missing = unsupported(module, self.sizes)
+        self.missing = missing = _whole(unsupported(module, self.sizes), module)
         self.fallbacks = [
             Fallback(str(n.target), why, source_line(n))
             for n, why in missing.items()
@@ -129,7 +129,7 @@ class Program:
         inside = set(nodes)
         last = {o for o in self.outputs if isinstance(o, fx.Node)}
         outputs = [n for n in nodes if (n in ends or any(u not in inside for u in _readers(n))) and _is_tensor(n)]
-        orders = {n: o for n in outputs if n in last and (o := memory_order(n.meta["val"])) is not None}
+        orders = {n: o for n in outputs if n in last or self._read_by_pytorch(n) if (o := _turned(n)) is not None}
         try:
             part = imported(self.module, nodes, outputs, self.sizes, constants, orders)
             _check_told(part, sources)
@@ -141,6 +141,9 @@ class Program:
             return Interpreted(nodes)
         self.models.append(model)
         return Section(part, model, outputs, orders, sources)
+
+    def _read_by_pytorch(self, node: fx.Node) -> bool:
+        return any(u in self.missing for u in node.users)
 
     def _needed(self) -> list[fx.Node]:
         return [o for o in self.outputs if isinstance(o, fx.Node)]
@@ -174,6 +177,23 @@ def _not_compiled(fallbacks: Sequence[Fallback]) -> OnnxcError:
     return UnsupportedOpError([(f.line, f"{f.op} ({f.reason})") for f in fallbacks])
 
 
+def _whole(missing: dict[fx.Node, str], module: fx.GraphModule) -> dict[fx.Node, str]:
+    """Where PyTorch has to look at the memory of what another node gave, that memory must be PyTorch's: all nodes are
+    its.
+    """
+    for node in missing:
+        if "as_strided" in str(node.target) and any(n.op == "call_function" for n in node.all_input_nodes):
+            beside = f"{node.target} ({missing[node]}) reads the memory of what others give"
+            return {n: missing.get(n, beside) for n in module.graph.nodes if n.op == "call_function"}
+    return missing
+
+
+def _turned(node: fx.Node) -> tuple[int, ...] | None:
+    """The order in memory that PyTorch gives a tensor, where it is not the row-major one."""
+    order = memory_order(node.meta["val"])
+    return None if order is None or list(order) == sorted(order) else order
+
+
 def _readers(node: fx.Node) -> list[fx.Node]:
     """Who reads a tensor: not nodes that ask for its sizes, which are known."""
     return [u for u in node.users if u.op != "output"]
@@ -181,21 +201,6 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The axes from the slowest to the fastest, where a dense tensor has them in another order than a row-major one."""
-    if value.is_contiguous() or value.dim() < 2:
-        return None
-    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in value.stride()]
-    sizes = [int(d.node.hint) if isinstance(d, torch.SymInt) else d for d in value.shape]
-    order = sorted(range(len(strides)), key=lambda i: -strides[i])
-    dense = 1
-    for i in reversed(order):
-        if sizes[i] != 1 and strides[i] != dense:
-            return None
-        dense *= sizes[i]
-    return tuple(order)
 
 
 # ---------------------------------------------------------------- weights
@@ -243,15 +248,28 @@ class Section:
     ) -> None:
         self.model, self.inputs, self.outputs = model, part.inputs, tuple(outputs)
         self.hidden = [sources[s] for s in part.sizes]
-        self.turns = [(k, np.argsort(orders[n]).tolist()) for k, n in enumerate(outputs) if n in orders]
+        self.finish = [
+            (k, has_own_dtype(n.meta["val"]), np.argsort(orders[n]).tolist() if n in orders else None)
+            for k, n in enumerate(outputs)
+            if n in orders or not has_own_dtype(n.meta["val"])
+        ]
 
-    def call(self, tensors: Sequence[torch.Tensor], hidden: Sequence[int]) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], hidden: Sequence[int] = ()) -> list[torch.Tensor]:
         """Runs the program."""
-        arrays = [*map(array_of, tensors), *(np.empty((n, 0), np.uint8) for n in hidden)]
-        found = [tensor_of(a) for a in self.model(*arrays)]
-        for k, order in self.turns:
-            found[k] = found[k].permute(order)
-        return found
+        try:
+            arrays = [t.numpy() for t in tensors]
+        except (RuntimeError, TypeError):  # dtypes that numpy lacks, and the like
+            arrays = list(map(array_of, tensors))
+        if hidden:
+            arrays += [np.empty((n, 0), np.uint8) for n in hidden]
+        answers = self.model.answers(tuple(arrays))
+        if not self.finish:
+            return list(map(torch.from_numpy, answers))
+        found: list[Any] = list(answers)
+        for k, own, order in self.finish:
+            found[k] = torch.from_numpy(found[k]) if own else tensor_of(found[k])
+            found[k] = found[k] if order is None else found[k].permute(order)
+        return [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in found]
 
     def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
         hidden = [env[n] if axis is None else env[n].shape[axis] for n, axis in self.hidden]
@@ -352,7 +370,7 @@ def _direct(
     hidden = [(position[n], axis) for n, axis in section.hidden]
 
     def run(args: Sequence[Any]) -> list[Any]:
-        sizes = [args[k] if axis is None else args[k].shape[axis] for k, axis in hidden]
+        sizes = [args[k] if axis is None else args[k].shape[axis] for k, axis in hidden] if hidden else ()
         return section.call([args[k] for k in reads], sizes)
 
     return run

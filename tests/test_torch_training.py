@@ -1,0 +1,180 @@
+"""Training through torch.compile(backend="onnxc"): gradients, optimizers, dropout, autocast, sizes, recurrent nets."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import onnxc
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from onnxc.torch.backend import backend  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    gc.collect()  # graphs of other tests, which hold each other
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+    torch._dynamo.reset()
+
+
+def through(f: Any, **options: Any) -> Callable[..., Any]:
+    return torch.compile(f, backend=backend, **options)
+
+
+def fallbacks() -> set[str]:
+    return {f.op for graph in onnxc.torch.report().graphs for f in graph.fallbacks}
+
+
+class Block(nn.Module):
+    """A residual block of convolutions."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.Conv2d(out, out, 3, padding=1)
+        self.norm, self.last = nn.BatchNorm2d(out), nn.GroupNorm(2, out)
+        self.short = nn.Conv2d(channels, out, 1, stride)
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(self.last(self.b(F.relu(self.norm(self.a(x))))) + self.short(x))
+
+
+class Transformer(nn.Module):
+    """A GPT-2 of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.place = nn.Embedding(23, 16), nn.Embedding(7, 16)
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.table(ids) + self.place(torch.arange(ids.shape[1]))
+        q, k, v = (t.unflatten(2, (2, 8)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, 2))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh"))
+        return self.norms[2](x[:, -1]) @ self.table.weight.t()
+
+
+class Recurrent(nn.Module):
+    """A two-way LSTM of two layers under a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(23, 8)
+        self.lstm = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(12, 5, batch_first=True)
+        self.out = nn.Linear(5, 23)
+
+    def forward(self, ids: Any) -> Any:
+        return self.out(self.gru(self.lstm(self.table(ids))[0])[0][:, -1])
+
+
+def mlp() -> Any:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 23))
+
+
+def resnet() -> Any:
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 23))
+    return nn.Sequential(nn.Conv2d(3, 4, 5, 2, 2), nn.MaxPool2d(3, 2, 1), Block(4, 8, 2), pool)
+
+
+NETS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]] = {
+    "mlp": (mlp, lambda: torch.randn(5, 8), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "resnet": (resnet, lambda: torch.randn(5, 3, 16, 16), lambda p: torch.optim.AdamW(p, lr=0.01)),
+    "gpt2": (Transformer, lambda: torch.randint(0, 23, (5, 7)), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-4)),
+    "lstm": (Recurrent, lambda: torch.randint(0, 23, (5, 7)), lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-4)),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_training(name: str) -> None:
+    """Three steps: the losses, the gradients of the first, and the parameters after the last."""
+    build, feed, optimizer = NETS[name]
+    plain = build()
+    net = copy.deepcopy(plain)
+    compiled = through(net)
+    ours, theirs = optimizer(net.parameters()), optimizer(plain.parameters())
+    for step in range(3):
+        x, labels = feed(), torch.randint(0, 23, (5,))
+        losses = []
+        for model, rule in ((compiled, ours), (plain, theirs)):
+            rule.zero_grad()
+            loss = F.cross_entropy(model(x), labels)
+            loss.backward()
+            losses.append(loss.detach())
+        torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+        if step == 0:
+            for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
+        ours.step()
+        theirs.step()
+    for (key, p), q in zip(net.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3, msg=lambda text, key=key: f"{key}: {text}")
+    assert not fallbacks()
+    assert all(graph.compiles == 1 for graph in onnxc.torch.report().graphs)
+
+
+def test_dropout_drops_the_same_on_the_way_back() -> None:
+    def f(x: Any) -> Any:
+        return F.dropout(x * 2, 0.25) + 1
+
+    x = torch.ones(40, 50, requires_grad=True)
+    y = through(f)(x)
+    y.sum().backward()
+    kept = y != 1
+    torch.testing.assert_close(y, torch.where(kept, 1 + 2 / 0.75, 1.0))
+    torch.testing.assert_close(x.grad, torch.where(kept, 2 / 0.75, 0.0))
+    assert 0.70 < kept.float().mean() < 0.80
+
+
+def test_autocast() -> None:
+    plain = mlp()
+    net = copy.deepcopy(plain)
+    x, losses = torch.randn(5, 8), []
+    for model in (through(net), plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        assert y.dtype is torch.bfloat16
+        losses.append(F.cross_entropy(y.float(), torch.arange(5)))
+        losses[-1].backward()
+    torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        assert p.grad.dtype is torch.float32
+        torch.testing.assert_close(p.grad, q.grad, rtol=5e-2, atol=5e-3)
+
+
+def test_training_at_all_sizes() -> None:
+    plain = mlp()
+    net = copy.deepcopy(plain)
+    compiled = through(net, dynamic=True)
+    for rows in (3, 5, 8, 31):
+        x = torch.randn(rows, 8)
+        for model in (compiled, plain):
+            model(x).square().mean().backward()
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    graphs = onnxc.torch.report().graphs
+    assert [g.kind for g in graphs] == ["forward", "backward"] and all(g.compiles == 1 for g in graphs)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers(kind: str) -> None:
+    net = getattr(nn, kind)(4, 3, 2, bidirectional=True, bias=kind != "GRU").eval()
+    x = torch.randn(5, 2, 4)
+    with torch.no_grad():
+        found, expected = through(net)(x), net(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    (graph,) = onnxc.torch.report().graphs
+    assert not graph.fallbacks and len(graph.programs) == 1
