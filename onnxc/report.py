@@ -16,6 +16,7 @@ the same. This module imports nothing of the compiler.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +24,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxc.choices import Choice
+from onnxc.errors import InputError
 from onnxc.roofline import KernelTime, Profile
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
+    from onnxc.passes.record import PassLog
 
 Number = int | str
 """An int, or an expression over dynamic dims as text."""
@@ -57,6 +61,52 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Take:
+    """A value that a kernel reads from memory: the number of the kernel that made it, and which of its boundaries that
+    is. Inputs of the model are -1, -2, ...
+    """
+
+    kernel: int
+    store: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A primitive that a kernel computes.
+
+    Attributes:
+        op, type: what it is, and what it gives.
+        nodes: numbers of the model's nodes that it is part of.
+        reads: positions of those steps of the same kernel that it reads.
+        work: operations and elements, to compare it with the kernel's other steps; 0 where dims are dynamic and a run
+            has not told them.
+    """
+
+    op: str
+    type: str
+    nodes: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    work: int = 0
+    size: Any = field(default=0, repr=False)  # of `work`, as `onnxc.runtime.sizes` writes it
+
+    def at(self, evaluate: Callable[[Any], int]) -> Step:
+        """The same with its work as a number."""
+        if isinstance(self.size, int):
+            return self
+        work = evaluate(self.size)
+        return replace(self, work=work, size=work)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the model, and which kernel's store an output is (None: no kernel's)."""
+
+    name: str
+    type: str
+    source: Take | None = None
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One call of a run.
 
@@ -67,6 +117,8 @@ class Kernel:
         origins: the nodes of the model that it computes, in the model's order.
         reasons: why each of them is in this kernel.
         boundaries: what it stores, and why.
+        takes: what it reads of other kernels and of the model's inputs.
+        steps: its primitives.
         reads, writes: bytes of memory, once for each value; text where dims are dynamic. `weights` is a part
             of `reads`. These and what follows are of one call, and a kernel in a loop is called `turns` times.
         flops: multiplications and additions of matmuls, convolutions and attention.
@@ -92,6 +144,8 @@ class Kernel:
     choice: Choice | None = None
     times: KernelTime | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    takes: tuple[Take, ...] = ()
+    steps: tuple[Step, ...] = field(default=(), repr=False)
 
     @property
     def is_template(self) -> bool:
@@ -113,6 +167,32 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class NodeTime:
+    """A node of the model, about how long it takes in a run, and the kernels that compute it."""
+
+    origin: Origin
+    seconds: float
+    kernels: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can write it."""
+        return {**vars(self.origin), "seconds": self.seconds, "kernels": list(self.kernels)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """An intermediate: the first and the last kernel that use it, its type, and its place in the arena (None where that
+    is laid out anew for each size).
+    """
+
+    first: int
+    last: int
+    type: str
+    offset: int | None = None
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Memory:
     """The memory plan, in bytes: `arena` holds all intermediates, of which the sum is `buffers_total`."""
 
@@ -120,6 +200,13 @@ class Memory:
     buffers: int = 0
     buffers_total: Number = 0
     weights: int = 0
+    places: tuple[Place, ...] = field(default=(), repr=False)
+
+    def at(self, arena: int, offsets: Sequence[int], sizes: Sequence[int]) -> Memory:
+        """The same, laid out for certain sizes: bytes of the arena, and offset and bytes of each intermediate."""
+        placed = zip(self.places, offsets, sizes, strict=True)
+        places = tuple(replace(p, offset=offset, nbytes=nbytes) for p, offset, nbytes in placed)
+        return replace(self, arena=arena, buffers_total=sum(sizes), places=places)
 
 
 @dataclass(frozen=True)
@@ -140,6 +227,9 @@ class Report:
     gpu: str = ""
     kept: Mapping[str, int] = field(default_factory=dict)
     profile: Profile | None = None  # of model.profile()
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    record: Callable[..., PassLog | None] | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def from_manifest(manifest: Mapping[str, Any]) -> Report:
@@ -148,7 +238,13 @@ class Report:
         dims = manifest.get("dim_names") or {}
         return Report(
             kernels=tuple(_kernel(i, entry, dims) for i, entry in enumerate(manifest.get("kernels") or ())),
-            memory=Memory(*(memory.get(key, 0) for key in ("arena", "buffers", "buffers_total", "weights"))),
+            memory=Memory(
+                memory.get("arena", 0),
+                memory.get("buffers", 0),
+                memory.get("buffers_total", 0),
+                memory.get("weights", 0),
+                tuple(Place(p[0], p[1], _named(str(p[2]), dims), *p[3:5]) for p in memory.get("places") or ()),
+            ),
             stages=dict(manifest.get("stages") or {}),
             sources=dict(manifest.get("sources") or {}),
             name=str(manifest.get("name") or ""),
@@ -156,11 +252,16 @@ class Report:
             threads=int(manifest.get("threads") or 0),
             gpu=str(manifest.get("gpu") or ""),
             kept=dict(manifest.get("kept") or {}),
+            inputs=_ports(manifest, "inputs"),
+            outputs=_ports(manifest, "outputs"),
         )
 
     def at(self, evaluate: Callable[[Any], int]) -> Report:
         """The same with numbers in place of dynamic sizes, which `evaluate` gives."""
-        known: list[dict[str, Any]] = [{n: evaluate(s) for n, s in k.sizes.items()} for k in self.kernels]
+        known: list[dict[str, Any]] = [
+            {n: evaluate(s) for n, s in k.sizes.items()} | {"steps": tuple(step.at(evaluate) for step in k.steps)}
+            for k in self.kernels
+        ]
         kernels = (replace(k, **found, sizes={}) for k, found in zip(self.kernels, known, strict=True))
         return replace(self, kernels=tuple(kernels))
 
@@ -193,13 +294,65 @@ class Report:
             "threads": self.threads,
             **({"gpu": self.gpu} if self.gpu else {}),
             **({"kept": dict(self.kept)} if self.kept else {}),
+            "inputs": _plain(self.inputs),
+            "outputs": _plain(self.outputs),
             "counts": self.counts,
             "kernels": [_plain(k) for k in self.kernels],
-            "memory": vars(self.memory),
+            "memory": {key: _plain(value) for key, value in vars(self.memory).items()},
             "stages": dict(self.stages),
             "sources": dict(self.sources),
             **({"profile": self.profile.to_dict()} if self.profile else {}),
+            **({"node_times": [row.to_dict() for row in self.node_times()]} if self.profile else {}),
         }
+
+    def to_html(self, path: str | os.PathLike[str], *, model: Any = None, title: str = "") -> None:
+        """Writes the report as one HTML file that needs no network: see docs/reports.md.
+
+        Args:
+            path: the file.
+            title: what the page calls the model; by default its graph's name.
+            model: the model that was compiled (a path, bytes or a ModelProto), for the graphs before and after each
+                pass; where it was compiled from a file that is still there it need not be given.
+
+        Raises:
+            OSError: the file cannot be written.
+            OnnxcError: `model` is no model.
+        """
+        from onnxc.reports.explain import explain_page  # a page's libraries are large
+        from onnxc.reports.page import written
+
+        log = self.record(model) if self.record is not None else None
+        written(path, explain_page(self.to_dict(), log.to_dict() if log is not None else None, title))
+
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes a profile as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+        Raises:
+            InputError: the report has no profile: it is `model.profile(inputs)` that measures.
+            OSError: the file cannot be written.
+        """
+        from onnxc.reports.trace import written_trace
+
+        if self.profile is None or not self.profile.times:
+            raise InputError("a trace shows measured runs: make it of model.profile(inputs), not of model.explain()")
+        written_trace(path, self.to_dict(), [_parts(kernel) for kernel in self.kernels])
+
+    def node_times(self) -> list[NodeTime]:
+        """The time of each node of the model, the longest first; empty without a profile.
+
+        The time of a kernel is divided among the nodes in it by the work of their primitives (arithmetic and elements):
+        an estimate, where there are several.
+        """
+        found: dict[int, float] = {}
+        places: dict[int, list[int]] = {}
+        origins = {o.number: o for k in self.kernels for o in k.origins}
+        for kernel in self.kernels:
+            for number, part in _parts(kernel).items() if kernel.times else ():
+                assert kernel.times is not None
+                found[number] = found.get(number, 0.0) + kernel.times.best * part
+                places.setdefault(number, []).append(kernel.number)
+        rows = [NodeTime(origins[n], seconds, tuple(places[n])) for n, seconds in found.items() if n in origins]
+        return sorted(rows, key=lambda row: -row.seconds)
 
     def __str__(self) -> str:
         from rich.console import Console  # rich takes longer to import than the rest of this module
@@ -273,7 +426,30 @@ def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> K
         entry.get("turns", 1),
         _choice(entry.get("choice")),
         sizes=entry.get("sizes") or {},
+        takes=tuple(Take(*pair) for pair in entry.get("takes", ())),
+        steps=tuple(_step(step, dims) for step in entry.get("steps", ())),
     )
+
+
+def _step(entry: Sequence[Any], dims: Mapping[str, str]) -> Step:
+    op, type_, nodes, reads, size_ = entry
+    return Step(op, _named(str(type_), dims), tuple(nodes), tuple(reads), size_ if isinstance(size_, int) else 0, size_)
+
+
+def _ports(manifest: Mapping[str, Any], side: str) -> tuple[Port, ...]:
+    """The inputs or outputs of a manifest. Of a model that is several programs the types are longer."""
+    made: dict[int, Take] = {}
+    if side == "outputs":
+        for number, entry in enumerate(manifest.get("kernels") or ()):
+            made.update({output: Take(number, store) for output, store in entry.get("results", ())})
+    rows = manifest.get(side) or ()
+    return tuple(Port(str(row[0]), _port_type(row), made.get(k)) for k, row in enumerate(rows))
+
+
+def _port_type(row: Sequence[Any]) -> str:
+    if len(row) < 4:  # name, type, dims
+        return str((row[1] or ["?"])[0])
+    return f"{row[1]}[{', '.join('?' if d is None else str(d) for d in row[3])}]"
 
 
 def _choice(entry: Mapping[str, Any] | None) -> Choice | None:
@@ -300,8 +476,8 @@ def _origin(entry: Any) -> Origin:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (Kernel, Boundary, Origin, Choice)):
-        return {key: _plain(v) for key, v in vars(value).items() if key not in ("sizes", "times")}
+    if isinstance(value, (Kernel, Boundary, Origin, Choice, Take, Step, Place, Port)):
+        return {key: _plain(v) for key, v in vars(value).items() if key not in ("sizes", "times", "size")}
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
@@ -331,6 +507,18 @@ def _shown(kernel: Kernel) -> Iterator[Any]:
         yield Text(f"      = {kernel.choice.chosen} (or {listed}) for {kernel.choice.subject}{why}")
     for boundary in kernel.boundaries:
         yield Text(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
+
+
+def _parts(kernel: Kernel) -> dict[int, float]:
+    """The part of a kernel's work that each of the model's nodes asks for. Equal parts where no work is known."""
+    parts: dict[int, float] = {}
+    for step in kernel.steps:
+        for number in step.nodes:
+            parts[number] = parts.get(number, 0.0) + step.work / len(step.nodes)
+    whole = sum(parts.values())
+    if not whole:
+        parts, whole = {o.number: 1.0 for o in kernel.origins}, float(len(kernel.origins))
+    return {number: part / whole for number, part in parts.items()}
 
 
 def _counted(lines: Sequence[str]) -> Iterable[str]:

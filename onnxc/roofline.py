@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Profile:
         total, median: seconds of a run, with the clock around every kernel: best and median.
         kernels: in the order of a run.
         dims: the sizes of dynamic dims.
+        times: nanoseconds: for each run those of each kernel of the report (0: one that did not run).
     """
 
     peaks: Peaks
@@ -118,6 +119,7 @@ class Profile:
     median: float
     kernels: tuple[KernelTime, ...]
     dims: dict[str, int]
+    times: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @property
     def flops(self) -> int:
@@ -163,6 +165,7 @@ class Profile:
             "dims": self.dims,
             "flops": self.flops,
             "share_of_peak": self.share_of_peak,
+            "times": [list(run) for run in self.times],
             "kernels": [self._row(k) for k in self.kernels],
             "kinds": {kind: self._row(k) for kind, k in self.by_kind().items()},
         }

@@ -19,7 +19,9 @@ from onnxc.errors import InputError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import choose_dims, random_for_signature, random_inputs
-from onnxc.tools.compare import _Judge, compare, distance, onnxruntime_runner
+from onnxc.tools.compare import compare, distance, onnxruntime_runner
+from onnxc.tools.compare.core import Judge
+from onnxc.tools.compare.verdicts import Tolerances
 from onnxc.tools.float64 import evaluate_float64, widen
 from onnxc.tools.inputs import parse_dims, parse_shapes, read_inputs, write_arrays
 
@@ -196,7 +198,7 @@ def test_a_nan_of_our_own_is_not_excused_by_our_own_graph() -> None:
     """float64 evaluates onnxc's graph: where an op's meaning is wrong, it is wrong there too."""
     model = parsed("g (float[N, 3] x) => (float[N, 3] y) { l = Log(x)  y = Exp(l) }")
     x = np.array([[1.0, -1.0, 2.0]], np.float32)
-    judge = _Judge(model, None, 1e-3, 1e-5, lambda stage: None)
+    judge = Judge(model, None, Tolerances(), lambda stage: None)
     theirs = [np.array([[1.0, 1.0, 2.0]], np.float32)]
     (row,) = judge.outputs(0, {"x": x}, [np.array([[1.0, np.nan, 2.0]], np.float32)], theirs)
     assert not row.agrees

@@ -29,9 +29,13 @@ def widened(dtype: DType) -> DType:
     return dtypes.float64 if dtype in (dtypes.float32, dtypes.float16, dtypes.bfloat16) else dtype
 
 
-def widen(graph: Graph) -> Graph:
-    """A graph of primitives with float64 in the place of every narrower float, in its regions too."""
-    values: dict[int, Value] = {v.id: _value(v) for v in graph.inputs}
+def widen(graph: Graph, values: dict[int, Value] | None = None) -> Graph:
+    """A graph of primitives with float64 in the place of every narrower float, in its regions too.
+
+    `values`, where given, is filled with the new value of each old one, by the old one's id.
+    """
+    values = {} if values is None else values
+    values.update({v.id: _value(v) for v in graph.inputs})
     nodes = []
     for node in graph.nodes:
         outputs = [_value(v) for v in node.outputs]

@@ -32,6 +32,18 @@ def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
     return {name: found[name] for name in names}
 
 
+def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str = "output") -> Arrays:
+    """All tensors of an .npz (by name; or o0, o1, ... in the order of `names`), or of a folder of output_0.pb, ..."""
+    place = Path(path)
+    if not place.exists():
+        raise InputError(f"there is no file {os.fspath(path)!r} to read {kind}s from")
+    found = _read_folder(place, names, kind) if place.is_dir() else _read_npz(place)
+    letter = kind[0]
+    if not set(names) & set(found) and all(f"{letter}{k}" in found for k in range(len(names))):
+        found = {name: found[f"{letter}{k}"] for k, name in enumerate(names)}
+    return found
+
+
 def _read_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -50,12 +62,12 @@ def _with_lists(arrays: Arrays) -> dict[str, Any]:
     return {**arrays, **lists}
 
 
-def _read_folder(path: Path, names: Sequence[str]) -> Arrays:
+def _read_folder(path: Path, names: Sequence[str], kind: str = "input") -> Arrays:
     """ONNX's own test data: input_K.pb is the K-th input, unless the tensor has the name of one."""
     import onnx
     from google.protobuf.message import DecodeError
 
-    numbered = [(int(m[1]), p) for p in path.iterdir() if (m := re.fullmatch(r"input_(\d+)\.pb", p.name))]
+    numbered = [(int(m[1]), p) for p in path.iterdir() if (m := re.fullmatch(kind + r"_(\d+)\.pb", p.name))]
     found: Arrays = {}
     for number, file in sorted(numbered):
         try:

@@ -48,6 +48,10 @@ AnyModel = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, or a saved .onnxc file.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Html = Annotated[
+    str | None,
+    typer.Option("--html", metavar="FILE.html", help="Write a page for a browser.", show_default=False),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of a run (default: one for each CPU).", show_default=False)

@@ -1,0 +1,136 @@
+"""`onnxc compare`: two runs of a model, where they differ, and who is right."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from onnxc.tools.options import AsJson, Compiling, Given, Html, Model, command, output, print_json, progress
+
+
+@command
+def compare(
+    model: Model,
+    given: Given,
+    compiling: Compiling,
+    samples: Annotated[int, typer.Option(min=1, help="Sets of random inputs.")] = 1,
+    keep_worst: Annotated[
+        bool, typer.Option("--keep-worst", help="Show only the worst sample of each output.")
+    ] = False,
+    rtol: Annotated[float, typer.Option(help="Tolerance relative to each element.")] = 1e-3,
+    atol: Annotated[float, typer.Option(help="Tolerance relative to the output's largest value.")] = 1e-5,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DTYPE|OP=1e-3",
+            help="Of layers, relative to the largest value: float16=1e-2, Softmax=1e-4. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    reference: Annotated[
+        str,
+        typer.Option(
+            metavar="SIDE",
+            help="onnxruntime (:basic, :extended, :all optimize), onnx (its evaluator), float64, onnxc, another "
+            "FILE.onnx (FILE.onnx@float64), or saved outputs: FILE.npz, a folder of output_0.pb.",
+        ),
+    ] = "onnxruntime",
+    ours: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIDE",
+            help="What is judged: onnxc; onnxruntime where the reference is another file.",
+            show_default=False,
+        ),
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Compare every tensor inside, too.")] = False,
+    bisect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="nodes|passes|fusion|precision", help="Look for what makes the difference.", show_default=False
+        ),
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Of --bisect nodes: the smallest failing model.",
+            show_default=False,
+        ),
+    ] = None,
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a model's answers on two sides: onnxc's with onnxruntime's, or any other two.
+
+    Floats that differ by more than the tolerance are judged by the same graph in float64: ours may be at most twice as
+    far from it as the reference. Integers must be equal. --inputs also takes images, wav files, folders of samples, and
+    FILE.py:FUNCTION. Exit code: 0 agree, 1 differ (or a layer is at fault), 2 error.
+
+    \b
+    Examples:
+      onnxc compare model.onnx
+      onnxc compare model.onnx --samples 5 --dim batch=3
+      onnxc compare model.onnx --inputs inputs.npz --rtol 1e-4
+      onnxc compare model.onnx --target cuda --dtype float16 --rtol 1e-2 --atol 1e-2
+      onnxc compare model.onnx --layers --html report.html
+      onnxc compare model.onnx --layers --json > report.json
+      onnxc compare model.onnx --bisect nodes --output smallest
+      onnxc compare quantized.onnx --reference model.onnx --layers
+    """
+    from onnxc.frontends import onnx_file
+    from onnxc.tools import compare as tool
+    from onnxc.tools.compare.verdicts import parse_tolerances
+    from onnxc.tools.data import samples_of
+    from onnxc.tools.pages import write_comparison
+
+    with progress(f"comparing {model}") as tell:
+        inputs = None
+        if given.inputs != "random":
+            inputs = samples_of(given.inputs, onnx_file.load(model, input_shapes=compiling.shapes))
+        result = tool.compare(
+            model,
+            inputs,
+            ours=ours,
+            reference=reference,
+            samples=samples,
+            seed=given.seed,
+            keep_worst=keep_worst,
+            layers=layers,
+            bisect=bisect,
+            folder=folder or ("compare-smallest" if bisect == "nodes" else None),
+            rtol=rtol,
+            atol=atol,
+            tolerances=parse_tolerances(tolerance or []),
+            dims=given.dims,
+            input_shapes=compiling.shapes,
+            target=compiling.target,
+            cpu=compiling.cpu,
+            threads=compiling.threads,
+            accuracy=compiling.accuracy,
+            precision=compiling.precision,
+            dtype=compiling.dtype,
+            tuned=compiling.tuned,
+            compiled=compiling.compile(model, tell) if ours in (None, "onnxc") and not is_file(reference) else None,
+            progress=tell,
+        )
+        if html:
+            tell("write")
+            other = reference.partition("@")[0] if is_file(reference) else model  # whose nodes the layers are
+            write_comparison(html, result, other, input_shapes=compiling.shapes, title=os.path.basename(model))
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        output().print(result)
+    if html:
+        typer.echo(f"written to {html}", err=as_json)
+    raise typer.Exit(0 if result.agree and not result.faults else 1)
+
+
+def is_file(side: str) -> bool:
+    """Whether a side is another model, so that ours is not compiled."""
+    return side.partition("@")[0].endswith(".onnx")

@@ -1,0 +1,45 @@
+"""`onnxc compile`: a model as one file."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from onnxc.tools.options import Compiling, Model, command, progress
+
+
+@command
+def compile(
+    model: Model,
+    output_path: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE.onnxc", help="File to write.", show_default=False)
+    ],
+    compiling: Compiling,
+    cache: Annotated[bool, typer.Option(help="Use and fill the cache of compiled models.")] = True,
+) -> None:
+    """Compile a model and save it as one file that needs no compiler to load.
+
+    \b
+    Examples:
+      onnxc compile model.onnx --output model.onnxc
+      onnxc compile model.onnx -o model.onnxc --cpu x86-64-v3
+      onnxc compile model.onnx -o fixed.onnxc --input-shape image=1,3,224,224
+      onnxc compile model.onnx -o gpu.onnxc --target cuda:sm_80,sm_90 --dtype float16
+    """
+    import time
+
+    from onnxc.report import size
+
+    start = time.perf_counter()
+    with progress(f"compiling {model}") as tell:
+        compiled = compiling.compile(model, tell, cache)
+        tell("save")
+        compiled.save(output_path)
+    seconds = time.perf_counter() - start
+    counts = compiled.explain().counts
+    typer.echo(
+        f"{output_path}: {counts['kernels']} kernel calls ({counts['functions']} distinct functions),"
+        f" {size(os.path.getsize(output_path))}, in {seconds:.1f} s"
+    )

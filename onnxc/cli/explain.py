@@ -1,0 +1,187 @@
+"""`onnxc explain` and `onnxc profile`: what became of each node, and how long it takes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnxc.tools.options import AnyModel, AsJson, Compiling, Given, Html, command, fail, output, print_json, progress
+
+if TYPE_CHECKING:
+    from onnxc.report import Report
+
+
+@command
+def explain(
+    model: AnyModel,
+    compiling: Compiling,
+    given: Given,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="One line for each kernel, in the order of a run.")
+    ] = False,
+    source: Annotated[
+        str | None, typer.Option(metavar="k3", help="Print a kernel's generated source.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Run the model, and show the time of each kernel and its limit.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=1, help="Of --profile.")] = 30,
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a compiled model: its kernels, what was fused into each and why, memory, compile time.
+
+    \b
+    Examples:
+      onnxc explain model.onnx
+      onnxc explain model.onnxc --kernels
+      onnxc explain model.onnx --source k3
+      onnxc explain model.onnx --profile --dim batch=8 --threads 2
+      onnxc explain model.onnx --html report.html
+      onnxc explain model.onnx --json > report.json
+    """
+    with progress(f"compiling {model}") as tell:
+        report = None if profile else saved_for_gpu(model)
+        if report is None:
+            compiled = compiling.open(model, tell)
+            report = compiled.explain()
+        if profile:
+            arrays = given.arrays(compiled, model, compiling.shapes)
+            tell("measure")
+            report = compiled.profile(arrays, runs=runs)
+        if html:
+            tell("write")
+            report.to_html(html, title=os.path.basename(model))
+    if html:
+        typer.echo(f"written to {html}", err=as_json)
+    if source is not None:
+        if source not in report.sources:
+            fail(f"no kernel {source!r}; there are {', '.join(report.sources) or 'none with source'}")
+        typer.echo(report.source(source))
+    elif as_json:
+        print_json(report.to_dict())
+    elif kernels:
+        print_kernels(report)
+    elif report.profile is not None:
+        print_profile(report)
+    elif not html:
+        output().print(report)
+
+
+@command
+def profile(
+    model: AnyModel,
+    compiling: Compiling,
+    given: Given,
+    runs: Annotated[int, typer.Option(min=1, help="Runs to measure.")] = 30,
+    html: Html = None,
+    trace: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="FILE.json", help="Write a trace for Perfetto.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a model with a clock around every kernel: which take the time, and how near are they to the machine's limits?
+
+    \b
+    Examples:
+      onnxc profile model.onnx
+      onnxc profile model.onnx --dim batch=8 --threads 2 --runs 100
+      onnxc profile model.onnx --html report.html --trace trace.json
+      onnxc profile model.onnxc --inputs inputs.npz --json
+    """
+    with progress(f"profiling {model}") as tell:
+        compiled = compiling.open(model, tell)
+        arrays = given.arrays(compiled, model, compiling.shapes)
+        tell("measure")
+        report = compiled.profile(arrays, runs=runs)
+        tell("write")
+        if html:
+            report.to_html(html, title=os.path.basename(model))
+        if trace:
+            report.to_trace(trace)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_profile(report)
+        print_nodes(report)
+    for path in filter(None, (html, trace)):
+        typer.echo(f"written to {path}", err=as_json)
+
+
+def print_profile(report: Report) -> None:
+    """The summary, and the times by kind and by kernel."""
+    assert report.profile is not None
+    for row in (*report.summary(), report.profile):
+        output().print(row)
+
+
+_SLOWEST = 20  # nodes that are listed
+
+
+def print_nodes(report: Report) -> None:
+    """A table of the nodes of the model that take longest."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = report.node_times()
+    whole = sum(row.seconds for row in rows)
+    if not whole:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("node", "us", "of run", "kernels", "name", "line"):
+        table.add_column(heading, justify="right" if heading in ("us", "of run") else "left", no_wrap=True)
+    for row in rows[:_SLOWEST]:
+        o = row.origin
+        kernels = " ".join(map(str, row.kernels[:4])) + (" ..." if len(row.kernels) > 4 else "")
+        cells = (str(o), f"{row.seconds * 1e6:.1f}", f"{row.seconds / whole:.1%}", kernels, o.name, o.line)
+        table.add_row(*map(Text, cells))
+    console = output()
+    console.print("nodes of the model, each with its part of its kernels' times (an estimate, by work)", markup=False)
+    console.print(table)
+    if len(rows) > _SLOWEST:
+        console.print(f"and {len(rows) - _SLOWEST} more nodes: --json or --html", markup=False)
+
+
+def saved_for_gpu(path: str) -> Report | None:
+    """The report of a saved model for a GPU, which need not be there; None for all else."""
+    from onnxc.report import Report
+    from onnxc.runtime.package import open_package
+    from onnxc.tools.info import is_saved_model
+
+    if not is_saved_model(path):
+        return None
+    with open_package(path) as package:
+        report = Report.from_manifest(package.manifest)
+    return report if report.gpu else None
+
+
+def print_kernels(report: Report) -> None:
+    """A table with a line for each kernel."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from onnxc.report import count, size
+
+    console = output()
+    for row in report.summary():
+        console.print(row)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("#", "function", "kind", "nodes", "reads", "writes", "FLOP"):
+        table.add_column(heading, justify="left" if heading in ("function", "kind", "nodes") else "right")
+    for k in report.kernels:
+        cells = (
+            str(k.number),
+            k.function,
+            k.kind,
+            k.label,
+            size(k.reads),
+            size(k.writes),
+            count(k.flops) if k.flops else "",
+        )
+        table.add_row(*map(Text, cells))
+    console.print(table)

@@ -1,0 +1,127 @@
+"""`onnxc info`: what is in a model, or what this machine can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnxc.tools.options import AsJson, command, output, print_json, progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onnxc.runtime.signature import Tensor
+    from onnxc.runtime.staged_values import Plain
+
+
+def types_of(tensors: Sequence[Tensor | Plain]) -> dict[str, str]:
+    """Inputs or outputs of a compiled model: `{"x": "float32[batch, 3]"}`; onnxruntime's word for what is no tensor."""
+    from onnxc.runtime.signature import Tensor
+
+    def text(t: Tensor | Plain) -> str:
+        if not isinstance(t, Tensor):
+            return t.type
+        return f"{t.dtype.name}[{', '.join('?' if d is None else str(d) for d in t.dims)}]"
+
+    return {t.name: text(t) for t in tensors}
+
+
+def print_types(console: Console, title: str, types: Mapping[str, str]) -> None:
+    """Inputs or outputs, one on a line."""
+    from rich.markup import escape
+
+    console.print(f"[bold]{title}[/]")
+    width = max((len(name) for name in types), default=0)
+    for name, type_ in types.items():
+        console.print(f"  {escape(name.ljust(width))}  {escape(type_)}")
+
+
+@command
+def info(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="An ONNX file, or a saved .onnxc file.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a model: inputs, outputs, ops and whether they are supported, weights.
+
+    Without a model: what onnxc sees of this machine, and how fast it is at most.
+
+    \b
+    Examples:
+      onnxc info model.onnx
+      onnxc info model.onnxc --json
+      onnxc info
+    """
+    from onnxc.tools.info import is_saved_model
+
+    if model is None:
+        show_machine(as_json)
+        return
+    if is_saved_model(model):
+        show_saved(model, as_json)
+        return
+    from onnxc.report import size
+    from onnxc.tools.info import model_info
+
+    found = model_info(model)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    console = output()
+    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
+    console.print(
+        f"{found.name or 'model'}: opset {opsets}" + (f", by {found.producer}" if found.producer else ""),
+        markup=False,
+    )
+    print_types(console, "inputs", found.inputs)
+    print_types(console, "outputs", found.outputs)
+    console.print(f"weights: {found.weights} tensors, {size(found.weights_bytes)}", markup=False)
+    console.print(f"dynamic dims: {', '.join(found.dims) or 'none'}", markup=False)
+    console.print(f"[bold]ops[/] ({sum(op.count for op in found.ops)} nodes)")
+    for op in found.ops:
+        note = "" if op.supported else f"  [bold red]not supported[/] at opset {op.version}"
+        console.print(f"  {op.count:6}  {op.name}{note}")
+    missing = sum(not op.supported for op in found.ops)
+    console.print("all ops are supported" if not missing else f"{missing} of {len(found.ops)} ops are not supported")
+
+
+def show_machine(as_json: bool) -> None:
+    """`info` for this machine."""
+    from onnxc.tools.info import machine_info
+
+    with progress("measuring this machine"):
+        found = machine_info()
+    if as_json:
+        print_json(found.to_dict())
+        return
+    console = output()
+    for title, text in found.lines():
+        console.print(f"{title:12}{text}", markup=False)
+
+
+def show_saved(path: str, as_json: bool) -> None:
+    """`info` for a saved model, read without loading it."""
+    from onnxc.report import Report, size
+    from onnxc.runtime.face import STAGED
+    from onnxc.runtime.package import open_package
+    from onnxc.runtime.signature import Tensor
+    from onnxc.runtime.staged_values import described
+
+    with open_package(path) as package:
+        manifest = package.manifest
+    if as_json:
+        print_json({key: value for key, value in manifest.items() if key not in ("kernels", "sources")})
+        return
+    console = output()
+    for row in Report.from_manifest(manifest).summary():
+        console.print(row)
+    for title in ("inputs", "outputs"):
+        staged = manifest.get("target") == STAGED
+        rows = [described(*row) if staged else Tensor.from_json(row) for row in manifest[title]]
+        print_types(console, title, types_of(rows))
+    console.print(f"file: {size(os.path.getsize(path))}", markup=False)

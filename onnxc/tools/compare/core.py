@@ -1,0 +1,511 @@
+"""`onnxc.compare`: two runs of a model, and the verdict on each output.
+
+    result = onnxc.compare("model.onnx")                     # onnxc and onnxruntime, random inputs
+    result = onnxc.compare("model.onnx", {"x": x}, layers=True)
+    print(result); assert result.agree
+
+By default onnxruntime runs with its optimizations disabled, since they can change answers. The rule, for each output:
+
+- Floats: every element is within `rtol` of the reference's plus `atol` of the output's largest value; NaN and
+  infinities stand at the same places. Where that fails, the same graph is evaluated in float64
+  (`tools.float64`), and what counts is the distance to it: at most twice the reference's own largest,
+  or the tolerance above. NaN and infinities that the reference does not have are never excused.
+- Integers and booleans are equal. Where they are not, onnx's reference evaluator decides: onnxruntime's u8 x
+  s8 products saturate on CPUs without VNNI.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
+from onnxc.frontends import onnx_file
+from onnxc.ir.graph import Graph
+from onnxc.passes.decompose import decompose
+from onnxc.planner.groups import FusionOptions
+from onnxc.primitives.host import is_host
+from onnxc.random_inputs import random_inputs
+from onnxc.tools.compare.bisect import KINDS
+from onnxc.tools.compare.bisect import bisect as bisection
+from onnxc.tools.compare.engines import onnx_runner
+from onnxc.tools.compare.layers import compare_layers
+from onnxc.tools.compare.metrics import distance, is_float, largest, measure, unit, wide
+from onnxc.tools.compare.pieces import ModelLike, SourceModel
+from onnxc.tools.compare.reduce import reduction
+from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison, Verdict
+from onnxc.tools.compare.sides import OnnxcSide, Side, make_side
+from onnxc.tools.compare.taps import CompileOptions
+from onnxc.tools.compare.verdicts import GROSS, Tolerances, output_bound
+from onnxc.tools.float64 import evaluate_float64
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Any]
+Tell = Callable[[str], None]
+T = TypeVar("T")
+
+
+def compare(
+    model: ModelLike,
+    inputs: Mapping[str, Any] | Sequence[Any] | Iterable[Mapping[str, Any]] | None = None,
+    *,
+    ours: Any = None,
+    reference: Any = "onnxruntime",
+    samples: int = 1,
+    seed: int = 0,
+    keep_worst: bool = False,
+    layers: bool = False,
+    bisect: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    rtol: float = 1e-3,
+    atol: float = 1e-5,
+    tolerances: Mapping[str, float] | None = None,
+    dims: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
+    target: str = "cpu",
+    cpu: str = "native",
+    threads: int | None = None,
+    accuracy: str = "default",
+    precision: str = "float32",
+    dtype: str | None = None,
+    fusion: bool | FusionOptions = True,
+    attention: bool = True,
+    integer: bool = True,
+    tuned: bool = True,
+    cache: bool = True,
+    base_dir: str | None = None,
+    compiled: Callable[..., Any] | None = None,
+    progress: Tell | None = None,
+) -> Comparison:
+    """Runs a model on two sides on the same inputs, and judges each output; with `layers`, each tensor inside.
+
+    Args:
+        model: a path, the bytes of a file, or a ModelProto.
+        inputs: by name or in order; an iterable of such mappings (a loader of samples); None makes `samples` random
+            sets from `seed` (see `onnxc.random_inputs`).
+        ours: the side that is judged: `onnxc`, or whatever `reference` may be. Default: `onnxc`; `onnxruntime` where
+            the reference is another ONNX file, so that what is compared is the two files.
+        reference: `onnxruntime` (`onnxruntime:basic`, `:extended`, `:all` optimize), `onnx` (its reference evaluator),
+            `float64`, `onnxc`, a second ONNX file (`other.onnx`, `other.onnx@float64`), saved outputs (`.npz`, a
+            folder of `output_0.pb`, ..., a dict), a `torch.nn.Module`.
+        samples: sets of random inputs.
+        keep_worst: of many samples, only the worst of each output is kept.
+        layers: compares every tensor that both sides show, for the worst sample: where the error is made, and where
+            it is only passed on.
+        bisect: where the sides differ, looks for the part that makes it: `nodes` (the smallest part of the model that
+            still fails; implies `layers`), `passes` of the compiler, kinds of `fusion`, or shortcuts in `precision`.
+        folder: where `bisect="nodes"` writes that part with its inputs.
+        rtol, atol: relative to each element, and to the output's largest value.
+        tolerances: of layers, relative to the largest value, by dtype, op type or both: `{"float16": 1e-2, "Softmax":
+            1e-4, "Softmax:float16": 2e-2}`. Default: a bound from the dtype and the operations.
+        dims: sizes of dynamic dims in random inputs, by the model's names: `{"batch": 2}`.
+        input_shapes, target, cpu, threads, accuracy, precision, dtype, fusion, attention, integer, tuned, cache,
+            base_dir: as for `onnxc.compile`.
+        compiled: a compiled model to judge, instead of compiling `model`.
+        progress: called with the name of each stage.
+
+    Raises OnnxcError where the model cannot be compiled, or a side cannot run it.
+    """
+    if samples < 1:
+        raise InputError("at least one sample is needed")
+    if bisect is not None and bisect not in KINDS:
+        raise InputError(f"a bisection is over {', '.join(KINDS)}, not {bisect!r}")
+    options = CompileOptions(
+        target=target, cpu=cpu, threads=threads, input_shapes=input_shapes or {}, base_dir=base_dir,
+        accuracy=accuracy, precision=precision, dtype=dtype, fusion=fusion, attention=attention, integer=integer,
+        tuned=tuned, cache=cache,
+    )  # fmt: skip
+    tell = progress or (lambda stage: None)
+    judge = Judge(model, input_shapes, Tolerances(rtol, atol, tolerances or {}), tell, base_dir)
+    theirs = make_side(reference, model, options, tell=tell)
+    if ours is None:
+        ours = "onnxc" if compiled is not None or not _is_other_file(theirs, model) else "onnxruntime"
+    own = make_side(ours, model, options, compiled=compiled, tell=tell)
+    run = _Run(judge, own, theirs, tell)
+    given = _samples(judge, inputs, samples, seed, dims)
+    layers = layers or bisect == "nodes"
+    found = run.all(given, keep_worst=keep_worst, layers=layers, seed=seed if inputs is None else None)
+    if bisect is None or (found.agree and not found.faults):
+        return found
+    return replace(found, reduction=run.bisect(bisect, found, options, folder))
+
+
+def _is_other_file(side: Side, model: ModelLike) -> bool:
+    return side.source is not None and side.source.model is not model
+
+
+def _samples(judge: Judge, inputs: Any, samples: int, seed: int, dims: Mapping[str, int] | None) -> Iterator[Arrays]:
+    """Sets of inputs, by name."""
+    if inputs is None:
+        for sample in range(samples):
+            yield random_inputs(judge.primitives, seed=seed, sample=sample, dims=dims)
+    elif isinstance(inputs, (Mapping, list, tuple)) and not _is_list_of_samples(inputs):
+        yield judge.named(inputs)
+    else:
+        for one in inputs:
+            yield judge.named(one)
+
+
+def _is_list_of_samples(inputs: Any) -> bool:
+    return isinstance(inputs, (list, tuple)) and bool(inputs) and all(isinstance(x, Mapping) for x in inputs)
+
+
+class _Run:
+    """Both sides over all samples."""
+
+    def __init__(self, judge: Judge, ours: Side, theirs: Side, tell: Tell) -> None:
+        self.judge, self.ours, self.theirs, self.tell = judge, ours, theirs, tell
+        self.seconds: dict[str, float] = {}
+        self.worst: Arrays = {}
+
+    def bisect(
+        self, kind: str, found: Comparison, options: CompileOptions, folder: str | os.PathLike[str] | None
+    ) -> Reduction:
+        """What makes the difference, for the worst sample."""
+        if kind == "nodes":
+            text = _option_text(options)
+            place = None if folder is None else Path(folder)
+            return self._timed(
+                "bisect", lambda: reduction(found, self.ours, self.theirs, self.worst, place, text, self.tell)
+            )
+        if not isinstance(self.ours, OnnxcSide):
+            raise InputError(f"bisect={kind!r} takes the compiler apart: our side has to be onnxc")
+        names, theirs = self.judge.graph.output_names, self.theirs
+
+        def right(given: Mapping[str, Any]) -> list[Any]:
+            outputs = dict(zip(theirs.output_names, theirs.run(dict(given)), strict=True))
+            return [outputs[n] for n in names] if set(names) <= outputs.keys() else list(outputs.values())
+
+        return self._timed("bisect", lambda: bisection(kind, self.judge.model, self.worst, options, self.tell, right))
+
+    def all(self, samples: Iterator[Arrays], *, keep_worst: bool, layers: bool, seed: int | None) -> Comparison:
+        found: list[OutputComparison] = []
+        worst: tuple[tuple[int, float], int, Arrays] | None = None
+        count = 0
+        for sample, given in enumerate(samples):
+            self.tell(f"sample {sample}")
+            rows = self.one(sample, given)
+            found = _worst(found, rows) if keep_worst else found + rows
+            count += 1
+            badness = max((_badness(r) for r in rows), default=(0, 0.0))
+            if worst is None or badness > worst[0]:
+                worst = (badness, sample, given)
+        if worst is None:
+            raise InputError("the loader gave no inputs")
+        self.worst = worst[2]
+        rows_of_layers: list[TensorComparison] = []
+        notes: list[str] = []
+        if not layers and self._excused(found):
+            found = self.once_more(found, worst[1], worst[2])
+        if layers:
+            rows_of_layers = self.layers(worst[1], worst[2])
+            notes += [n for n in (getattr(self.ours, "note", ""), getattr(self.theirs, "note", "")) if n]
+            notes += _with_taps(rows_of_layers, found)
+            found = _condemned(found, rows_of_layers)
+        tolerances = self.judge.tolerances
+        return Comparison(
+            tuple(found),
+            self.theirs.name,
+            count,
+            tolerances.rtol,
+            tolerances.atol,
+            sides=(self.ours.name, self.theirs.name),
+            seed=seed,
+            layers=tuple(rows_of_layers),
+            seconds=self.seconds,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            notes=tuple(notes),
+        )
+
+    def _timed(self, name: str, action: Callable[[], T]) -> T:
+        self.tell(name)
+        start = time.perf_counter()
+        try:
+            return action()
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def one(self, sample: int, given: Arrays) -> list[OutputComparison]:
+        """One set of inputs."""
+        ours = self._timed(f"run {self.ours.name}", lambda: self.ours.run(given))
+        if isinstance(self.ours, OnnxcSide) and self.ours.random:
+            raise InputError("the model has random operators: no other runtime draws the same numbers")
+        theirs = self._timed(f"run {self.theirs.name}", lambda: self.theirs.run(given))
+        names, shared = self.theirs.output_names, self.ours.output_names
+        if len(names) != len(shared):
+            raise InputError(f"{self.ours.name} has {len(shared)} outputs, and {self.theirs.name} has {len(names)}")
+        if set(names) == set(shared):  # in another order, perhaps
+            ours = [ours[shared.index(name)] for name in names]
+        judge = self.judge
+        return self._timed("judge", lambda: judge.outputs(sample, given, ours, theirs, names, self.theirs))
+
+    def _excused(self, rows: Sequence[OutputComparison]) -> bool:
+        """Whether float64, which evaluates our own definitions of the operators, has excused what differs by more than
+        the tolerance: a wrong definition would be wrong there too.
+        """
+        compiled = isinstance(self.ours, OnnxcSide) and self.ours.is_compiled and self.ours.options.target == "cpu"
+        own = self.theirs.source is not None and self.theirs.source.model is self.judge.model
+        return compiled and own and any(_is_excused(r) for r in rows)
+
+    def once_more(self, rows: list[OutputComparison], sample: int, given: Arrays) -> list[OutputComparison]:
+        """The outputs, after a look at each layer on both sides."""
+        try:
+            return _condemned(rows, self.layers(sample, given))
+        except OnnxcError:
+            return rows
+
+    def layers(self, sample: int, given: Arrays) -> list[TensorComparison]:
+        """Every tensor inside, for one set of inputs."""
+        self.ours.close()
+        self.theirs.close()
+        tolerances = self.judge.tolerances
+        return self._timed(
+            "layers", lambda: list(compare_layers(self.ours, self.theirs, given, tolerances, self.tell, sample))
+        )
+
+
+def _option_text(options: CompileOptions) -> str:
+    """Options of the compiler that are not the default, for a command line."""
+    default = CompileOptions()
+    named = ("target", "cpu", "threads", "accuracy", "precision", "dtype")
+    given = [(n, getattr(options, n)) for n in named if getattr(options, n) != getattr(default, n)]
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given)
+
+
+def _is_excused(row: OutputComparison) -> bool:
+    """Halves are not looked at again: engines round them at other places, which layers cannot tell from a fault."""
+    return row.verdict is Verdict.THEIRS_WORSE and row.errors64 is not None and row.dtype in ("float32", "float64")
+
+
+def _condemned(rows: list[OutputComparison], layers: Sequence[TensorComparison]) -> list[OutputComparison]:
+    """What float64 has excused is wrong where a layer is."""
+    culprit = next((t for t in layers if t.verdict.fails and t.dtype in ("float32", "float64")), None)
+    if culprit is None:
+        return rows
+    note = f"float64 is as wrong: {culprit.label} is another in the reference"
+    return [
+        replace(r, agrees=False, verdict=culprit.verdict, note=note)
+        if _is_excused(r) else r
+        for r in rows
+    ]  # fmt: skip
+
+
+def _with_taps(rows: list[TensorComparison], outputs: Sequence[OutputComparison]) -> list[str]:
+    """What there is to say where an output fails and no layer does: the run with taps was another one."""
+    wrong = [o.name for o in outputs if not o.agrees]
+    inside = {t.name: t for t in rows}
+    fine = [n for n in wrong if n in inside and inside[n].error < 1e-5]
+    if not fine or any(t.verdict.fails for t in rows):
+        return []
+    return [
+        f"with its tensors written out, {', '.join(fine)} is right: it is not what a node computes, but how kernels "
+        "share memory or are fused (--bisect passes or fusion tells)"
+    ]
+
+
+def _badness(row: OutputComparison) -> tuple[int, float]:
+    order = list(Verdict)
+    return (order.index(row.verdict) if row.verdict is not Verdict.SKIPPED else 0, row.max_rel)
+
+
+def _worst(before: list[OutputComparison], rows: list[OutputComparison]) -> list[OutputComparison]:
+    known = {r.name: r for r in before}
+    return [max(known.get(r.name, r), r, key=_badness) for r in rows]
+
+
+class Judge:
+    """The verdict on outputs: the model's graph, the tolerances, and the referees that are only asked when needed."""
+
+    def __init__(
+        self,
+        model: ModelLike,
+        input_shapes: Mapping[str, Sequence[int | str | None]] | None,
+        tolerances: Tolerances,
+        tell: Tell,
+        base_dir: str | None = None,
+    ) -> None:
+        self.model, self.tolerances, self.tell, self.base_dir = model, tolerances, tell, base_dir
+        self.graph: Graph = onnx_file.load(model, input_shapes=input_shapes, base_dir=base_dir)
+
+    @cached_property
+    def primitives(self) -> Graph:
+        return decompose(self.graph, staged=True)
+
+    @cached_property
+    def depth(self) -> int:
+        """Nodes on the longest path through the model."""
+        return max(SourceModel(self.model, self.base_dir).depths, default=0)
+
+    def named(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        """Given inputs, by name, in the model's order."""
+        names = self.graph.input_names
+        if not isinstance(inputs, Mapping):
+            if len(inputs) != len(names):
+                raise InputError(f"the model has {len(names)} inputs, and {len(inputs)} arrays were given")
+            inputs = dict(zip(names, inputs, strict=True))
+        missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
+        if missing or unknown:
+            raise InputError(f"the model's inputs are {names}; missing: {missing}, unknown: {unknown}")
+        return {name: x if isinstance(x := inputs[name], list) or x is None else np.asarray(x) for name in names}
+
+    def _exact(self, given: Arrays) -> list[Array]:
+        if any(is_host(n) for n in self.primitives.nodes):
+            raise UnsupportedError("a model of several programs is not evaluated in float64")
+        return evaluate_float64(self.primitives, list(given.values()))
+
+    def outputs(
+        self,
+        sample: int,
+        given: Arrays,
+        ours: Sequence[Array],
+        theirs: Sequence[Array],
+        names: Sequence[str] | None = None,
+        reference: Side | None = None,
+    ) -> list[OutputComparison]:
+        """A row for each output, those in sequences one by one."""
+        flat, ours, theirs = flattened(list(names or self.graph.output_names), ours, theirs)
+        first = [
+            self.compared(name, sample, np.asarray(a), np.asarray(b))
+            for name, a, b in zip(flat, ours, theirs, strict=True)
+        ]
+        doubted = [k for k, o in enumerate(first) if not o.agrees and o.metrics is not None]
+        # The referees evaluate the model that was given: they know nothing of a second one.
+        own = reference is None or reference.source is None or reference.source.model is self.model
+        if own and any(is_float(ours[k]) for k in doubted):
+            first = self._ask_float64(given, ours, theirs, first)
+        if own and any(not is_float(ours[k]) for k in doubted):
+            first = self._ask_onnx(given, ours, first)
+        if reference is not None and reference.source is None:  # what was saved is what is wanted, right or not
+            first = [replace(r, agrees=r.agrees and r.verdict is not Verdict.THEIRS_WORSE) for r in first]
+        return first
+
+    def compared(self, name: str, sample: int, a: Array, b: Array) -> OutputComparison:
+        """One output, by the tolerances alone."""
+        row = {"name": name, "sample": sample, "dtype": str(a.dtype), "shape": a.shape}
+        if a.shape != b.shape or (a.dtype != b.dtype and is_float(a) != is_float(b)):
+            note = f"the reference has {b.dtype}{list(b.shape)}"
+            return OutputComparison(
+                **row, max_abs=math.inf, max_rel=math.inf, mismatches=a.size, agrees=False, note=note,
+                verdict=Verdict.WRONG,
+            )  # fmt: skip
+        metrics = measure(a, b, logits=True)
+        if not is_float(a):
+            wrong = metrics.mismatches
+            note = f"{wrong} of {a.size} are not equal" if wrong else "equal"
+            return OutputComparison(
+                **row, max_abs=metrics.max_abs, max_rel=metrics.max_rel, mismatches=wrong, agrees=not wrong, note=note,
+                verdict=Verdict.WRONG if wrong else Verdict.EQUAL, metrics=metrics,
+            )  # fmt: skip
+        reference = wide(b)
+        errors = distance(wide(a), reference)
+        agrees = bool((errors <= self._allowed(reference)).all())
+        count = metrics.mismatches
+        note = f"{count} NaN or infinite where the reference is not" if count else ""
+        verdict = (
+            Verdict.EQUAL if agrees and not errors.any() else Verdict.ROUNDING if agrees
+            else Verdict.WRONG if count or metrics.max_rel > GROSS else Verdict.OURS_WORSE
+        )  # fmt: skip
+        return OutputComparison(
+            **row, max_abs=metrics.max_abs, max_rel=metrics.max_rel, mismatches=count, agrees=agrees,
+            zero_signs=metrics.zero_signs, note=note, verdict=verdict, metrics=metrics,
+        )  # fmt: skip
+
+    def _allowed(self, reference: Array) -> Array:
+        """The tolerance of each element."""
+        return self.tolerances.allowed(reference)
+
+    def _ask_float64(
+        self, given: Arrays, ours: Sequence[Array], theirs: Sequence[Array], rows: list[OutputComparison]
+    ) -> list[OutputComparison]:
+        self.tell("evaluate in float64")
+        try:
+            exact = self._exact(given)
+        except OnnxcError as error:
+            return [
+                r if r.agrees else replace(r, note=f"{r.note}; no float64 reference: {error}".strip("; ")) for r in rows
+            ]
+        out = []
+        for row, a, b, e in zip(rows, ours, theirs, exact, strict=True):
+            judged = row if row.agrees or not is_float(a) else self._nearer(row, a, b, _rounded(e, a))
+            out.append(judged)
+        return out
+
+    def _nearer(self, row: OutputComparison, ours: Array, theirs: Array, exact: Array) -> OutputComparison:
+        """The rule of the second chance: distances to float64."""
+        if not ours.shape == theirs.shape == exact.shape:
+            return row
+        a, b = wide(ours), wide(theirs)
+        own, other = distance(a, exact), distance(b, exact)
+        limit = 2 * largest(other[np.isfinite(other)])
+        broken = np.isfinite(b) & ~np.isfinite(a)  # which no float64 evaluation of our own graph may excuse
+        agrees = bool((own <= np.maximum(limit, self._allowed(exact))).all()) and not broken.any()
+        errors = (largest(own), largest(other))
+        scale = largest(exact[np.isfinite(exact)])
+        bound = output_bound(self.depth, scale, unit(ours.dtype))
+        words = f"to float64: onnxc {errors[0]:.1e}, reference {errors[1]:.1e}"
+        if agrees:
+            verdict = Verdict.THEIRS_WORSE if errors[1] > max(2 * errors[0], bound) else Verdict.ROUNDING
+        else:
+            gross = broken.any() or not errors[0] <= GROSS * (scale or 1.0)
+            verdict = Verdict.WRONG if gross else Verdict.OURS_WORSE
+        return replace(row, agrees=agrees, errors64=errors, note=words, verdict=verdict, bound=bound)
+
+    def _ask_onnx(self, given: Arrays, ours: Sequence[Array], rows: list[OutputComparison]) -> list[OutputComparison]:
+        self.tell("evaluate in onnx's reference evaluator")
+        try:
+            exact = onnx_runner(self.model)(given)
+            _, exact, _ = flattened(self.graph.output_names, exact, exact)
+        except OnnxcError as error:
+            return [r if r.agrees else replace(r, note=f"{r.note}; {error}") for r in rows]
+        out = []
+        for row, a, e in zip(rows, ours, exact, strict=True):
+            if not row.agrees and not is_float(a) and np.array_equal(a, e):
+                note = f"{row.note}, but onnx's reference evaluator agrees with onnxc"
+                row = replace(row, agrees=True, note=note, verdict=Verdict.THEIRS_WORSE)
+            out.append(row)
+        return out
+
+
+def flattened(
+    names: Sequence[str], ours: Sequence[Any], theirs: Sequence[Any]
+) -> tuple[list[str], list[Array], list[Array]]:
+    """Outputs as arrays: those in a sequence under `name[0]`, `name[1]`, ..., and None as an empty array.
+
+    Raises RunError where two sequences have different lengths.
+    """
+    flat_names: list[str] = []
+    flat_ours: list[Array] = []
+    flat_theirs: list[Array] = []
+    for name, a, b in zip(names, ours, theirs, strict=True):
+        if isinstance(a, list) or isinstance(b, list):
+            if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
+                raise RunError(f"output {name!r} is {_size(a)}, and the reference's is {_size(b)}")
+            inner = flattened([f"{name}[{k}]" for k in range(len(a))], a, b)
+        else:
+            own, other = (np.empty(0, bool) if x is None else np.asarray(x) for x in (a, b))
+            inner = ([name], [own], [other])
+        flat_names += inner[0]
+        flat_ours += inner[1]
+        flat_theirs += inner[2]
+    return flat_names, flat_ours, flat_theirs
+
+
+def _size(x: Any) -> str:
+    return f"a sequence of {len(x)}" if isinstance(x, list) else "no sequence"
+
+
+def _rounded(exact: Array, like: Array) -> Array:
+    """float64 results where the output's own type overflows: what is infinite there is infinite here."""
+    with np.errstate(all="ignore"):
+        narrow = wide(exact.astype(like.dtype))
+    return np.where(np.isfinite(narrow), wide(exact), narrow)

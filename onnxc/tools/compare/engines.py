@@ -1,0 +1,189 @@
+"""What runs ONNX models, or pieces of them: onnxruntime, onnx's reference evaluator, float64, onnxc.
+
+Each engine has `load(model)`, which gives a function from inputs by name to outputs in the model's order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxc.compiler import compile as compile_model
+from onnxc.errors import InputError, RunError, UnsupportedError
+from onnxc.frontends import onnx_file
+from onnxc.passes.decompose import decompose
+from onnxc.primitives.host import is_host
+from onnxc.tools.compare.taps import CompileOptions
+from onnxc.tools.float64 import evaluate_float64
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Any]
+Model = str | os.PathLike[str] | bytes | ModelProto
+Runner = Callable[[Arrays], list[Any]]
+ORT_LEVELS = ("disabled", "basic", "extended", "all")
+
+
+class Engine(Protocol):
+    """Something that runs models."""
+
+    name: str
+
+    def load(self, model: Model) -> Runner:
+        """The model, ready to run. Raises RunError."""
+
+
+class OnnxRuntime:
+    """onnxruntime on the CPU. `level` is how much it optimizes: disabled, basic, extended, all."""
+
+    def __init__(self, level: str = "disabled", threads: int | None = None) -> None:
+        if level not in ORT_LEVELS:
+            raise InputError(f"onnxruntime has no optimization level {level!r}; there are {', '.join(ORT_LEVELS)}")
+        self.level, self.threads = level, threads
+        self.name = "onnxruntime" if level == "disabled" else f"onnxruntime:{level}"
+
+    def options(self) -> Any:
+        """Of a session."""
+        import onnxruntime  # a quarter of a second, and only needed here
+
+        options = onnxruntime.SessionOptions()
+        levels = onnxruntime.GraphOptimizationLevel
+        named = {"disabled": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+        options.graph_optimization_level = getattr(levels, f"ORT_{named[self.level]}")
+        options.log_severity_level = 3
+        if self.threads:
+            options.intra_op_num_threads = self.threads
+        return options
+
+    def load(self, model: Model) -> Runner:
+        """A session."""
+        import onnxruntime
+
+        source = model.SerializeToString() if isinstance(model, ModelProto) else model
+        source = source if isinstance(source, bytes) else os.fspath(source)
+        try:
+            session = onnxruntime.InferenceSession(source, self.options(), providers=["CPUExecutionProvider"])
+        except Exception as error:  # it has an exception class for each status, with no common base but this
+            raise RunError(
+                f"onnxruntime cannot load the model ({first_line(error)}); another reference may", cause=error
+            ) from error
+        known = {i.name for i in session.get_inputs()}
+
+        def run(given: Arrays) -> list[Any]:
+            try:
+                outputs: list[Any] = session.run(None, {n: a for n, a in given.items() if n in known})
+            except Exception as error:
+                raise RunError(f"onnxruntime cannot run the model ({first_line(error)})", cause=error) from error
+            return outputs
+
+        return run
+
+
+class OnnxReference:
+    """onnx's reference evaluator: slow, and exact in integers."""
+
+    name = "onnx"
+
+    def load(self, model: Model) -> Runner:
+        """An evaluator."""
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            evaluator = ReferenceEvaluator(model if isinstance(model, (bytes, ModelProto)) else os.fspath(model))
+        except Exception as error:  # it raises whatever its ops raise
+            raise RunError(
+                f"onnx's reference evaluator cannot load the model ({first_line(error)})", cause=error
+            ) from error
+
+        def run(given: Arrays) -> list[Any]:
+            try:
+                with np.errstate(all="ignore"):
+                    return list(evaluator.run(None, dict(given)))
+            except Exception as error:
+                raise RunError(
+                    f"onnx's reference evaluator cannot run the model ({first_line(error)})", cause=error
+                ) from error
+
+        return run
+
+
+class Float64:
+    """The model in float64: its primitives, every float replaced by float64."""
+
+    name = "float64"
+
+    def __init__(self, base_dir: str | None = None) -> None:
+        self.base_dir = base_dir
+
+    def load(self, model: Model) -> Runner:
+        """The graph of primitives. Raises UnsupportedError for models of several programs."""
+        imported = onnx_file.load(model, base_dir=self.base_dir)
+        graph = decompose(imported, staged=True)
+        if any(is_host(n) for n in graph.nodes):
+            raise UnsupportedError("a model of several programs is not evaluated in float64")
+
+        def run(given: Arrays) -> list[Any]:
+            return list(evaluate_float64(graph, [given[name] for name in graph.input_names]))
+
+        run.dtypes = [v.dtype.numpy for v in graph.outputs]  # type: ignore[attr-defined]  # before they were widened
+        return run
+
+
+class Onnxc:
+    """onnxc with any options."""
+
+    def __init__(self, options: CompileOptions | None = None, progress: Callable[[str], None] | None = None) -> None:
+        self.options = options or CompileOptions()
+        self.progress = progress
+        self.name = "onnxc" if self.options.target == "cpu" else f"onnxc:{self.options.target}"
+
+    def load(self, model: Model) -> Runner:
+        """The compiled model."""
+        return called(compile_model(model, **self.options.keywords(), progress=self.progress))
+
+
+def called(compiled: Any) -> Runner:
+    """A compiled model (or what is called like one) as a runner."""
+
+    def run(given: Arrays) -> list[Any]:
+        found = compiled(*given.values()) if given else compiled()
+        return list(found.values())
+
+    return run
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def onnxruntime_runner(model: Model, *, optimize: bool = False, threads: int | None = None) -> Runner:
+    """onnxruntime on the CPU, its optimizations all disabled or all enabled. Raises RunError."""
+    return OnnxRuntime("all" if optimize else "disabled", threads).load(model)
+
+
+def onnx_runner(model: Model) -> Runner:
+    """onnx's reference evaluator. Raises RunError."""
+    return OnnxReference().load(model)
+
+
+def torch_runner(module: Any, names: Sequence[str]) -> Runner:
+    """A PyTorch module on the CPU; its tensor outputs in the order in which they stand in what it returns."""
+    import torch
+
+    def run(given: Arrays) -> list[Any]:
+        with torch.no_grad():
+            found = module(*(torch.from_numpy(np.ascontiguousarray(given[name])) for name in names))
+        return [t.detach().cpu().numpy() for t in _tensors(found)]
+
+    return run
+
+
+def _tensors(found: Any) -> list[Any]:
+    """Tensors inside of tuples, lists, dicts and dataclasses that torch's pytree knows."""
+    from torch.utils import _pytree
+
+    return [t for t in _pytree.tree_leaves(found) if hasattr(t, "detach")]

@@ -1,0 +1,317 @@
+"""Layer by layer: which node makes the error, and which only pass it on.
+
+Both sides stream their tensors in the order of the reference's nodes. A layer is what lies between a tensor that both
+sides show and the nearest tensors before it that ours shows. The reference's layer is fed *our* inputs, in float64:
+
+    introduced = ours - layer(our inputs)          # what this layer adds
+    inherited  = layer(our inputs) - theirs        # what came in
+
+Where the introduced error is more than rounding explains, or where an error appears out of nowhere, the reference's
+own engine computes the layer for our inputs too, and onnx's evaluator is asked if those two disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import OnnxcError
+from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime
+from onnxc.tools.compare.local import Layer, Layers, in_engine
+from onnxc.tools.compare.metrics import is_float, largest_finite, measure, wide
+from onnxc.tools.compare.pieces import SourceModel
+from onnxc.tools.compare.results import TensorComparison, Verdict
+from onnxc.tools.compare.sides import Side, Stream
+from onnxc.tools.compare.verdicts import Tolerances, coarsest, gap, graver, layer_bound
+
+Array = np.ndarray[Any, Any]
+Tell = Callable[[str], None]
+CHUNK = 48  # nodes that are looked at together
+JUMP = 100.0  # an error this many times larger than those of a layer's inputs appears out of nowhere
+
+
+def matched_names(reference: SourceModel, ours: SourceModel | None) -> dict[str, str]:
+    """Our name of each tensor of the reference. By name; where two files have the same sequence of ops (two exports of
+    one model), by position too.
+    """
+    names = reference.tensors()
+    if ours is None or ours is reference:
+        return {n: n for n in names}
+    own = set(ours.tensors())
+    found = {n: n for n in names if n in own}
+    if [n.op_type for n in reference.nodes] == [n.op_type for n in ours.nodes]:
+        taken = set(found.values())
+        for a, b in zip(reference.nodes, ours.nodes, strict=True):
+            for x, y in zip(a.output, b.output, strict=False):
+                if x and y and x not in found and y in own and y not in taken:
+                    found[x] = y
+    return found
+
+
+def layers_of(source: SourceModel, targets: Sequence[str], known: Mapping[str, Any]) -> dict[str, Layer]:
+    """The layer of each target, between `known` tensors."""
+    found = {}
+    for name in targets:
+        nodes, inputs = source.cone([name], known)
+        found[name] = Layer(name, tuple(nodes), tuple(inputs))
+    return found
+
+
+def compare_layers(
+    ours: Side,
+    theirs: Side,
+    given: Mapping[str, Any],
+    tolerances: Tolerances,
+    tell: Tell,
+    sample: int = 0,
+    only: Sequence[str] | None = None,
+) -> Iterator[TensorComparison]:
+    """Every tensor that both sides show, in the order of the reference's nodes. Raises OnnxcError where a side shows
+    nothing but its outputs.
+    """
+    source = theirs.source or ours.source
+    if source is None:
+        raise OnnxcError("no side has a model: there are no layers to compare")
+    names = {r: o for r, o in matched_names(source, ours.source).items() if only is None or r in only}
+    order = [n for n in source.tensors() if n in names]
+    streams = ours.stream(dict(given), [names[n] for n in order]), theirs.stream(dict(given), order)
+    if streams[0] is None or streams[1] is None:
+        silent = ours.name if streams[0] is None else theirs.name
+        raise OnnxcError(f"{silent} shows its outputs alone: layers cannot be compared")
+    yield from _Walk(source, names, order, (streams[0], streams[1]), theirs, given, tolerances, tell, sample).run()
+
+
+@dataclass
+class _Walk:
+    """One pass through a model."""
+
+    source: SourceModel
+    names: Mapping[str, str]
+    order: Sequence[str]
+    streams: tuple[Stream, Stream]
+    theirs: Side
+    given: Mapping[str, Any]
+    tolerances: Tolerances
+    tell: Tell
+    sample: int
+    held: dict[str, Any] = field(default_factory=dict)  # ours, by the reference's names
+    other: dict[str, Any] = field(default_factory=dict)  # theirs
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> Iterator[TensorComparison]:
+        shown = [n for n in self.order if self.names[n] in self.streams[0].names]
+        targets = [n for n in shown if n in self.streams[1].names]
+        layers = layers_of(self.source, targets, dict.fromkeys(shown))
+        last = {n: self.source.made[t] for t in targets for n in (t, *layers[t].inputs)}
+        self.held.update(self.given)
+        self.other.update(self.given)
+        for end in range(CHUNK, len(self.source.nodes) + CHUNK, CHUNK):
+            mine = [n for n in shown if end - CHUNK <= self.source.made[n] < end]
+            self.tell(f"layers: node {min(end, len(self.source.nodes))} of {len(self.source.nodes)}")
+            here = [t for t in mine if t in layers]
+            found = self.streams[0].get([self.names[n] for n in mine])
+            self.held.update({n: found[self.names[n]] for n in mine if self.names[n] in found})
+            self.other.update(self.streams[1].get(here))
+            yield from self._chunk([layers[t] for t in here if t in self.held and t in self.other])
+            for store in (self.held, self.other):
+                for name in [n for n in store if n not in self.given and last.get(n, -1) < end]:
+                    del store[name]
+
+    def _chunk(self, layers: Sequence[Layer]) -> Iterator[TensorComparison]:
+        """The layers of a few nodes: those that differ are evaluated."""
+        differing = []
+        for layer in layers:
+            a, b = self.held[layer.name], self.other[layer.name]
+            if isinstance(a, list) or isinstance(b, list) or a is None or b is None:
+                continue
+            if not _equal(np.asarray(a), np.asarray(b)):
+                differing.append(layer)
+        local = self._built(differing)
+        for layer in layers:
+            a, b = self.held[layer.name], self.other[layer.name]
+            if isinstance(a, list) or isinstance(b, list) or a is None or b is None:
+                yield self._row(layer, a, b, Verdict.SKIPPED, note="a sequence or an optional value")
+            else:
+                yield self._judged(layer, np.asarray(a), np.asarray(b), local if layer in differing else None)
+
+    def _built(self, layers: Sequence[Layer]) -> Layers | None:
+        if not layers:
+            return None
+        try:
+            return Layers(self.source, layers, self._feeds(layers))
+        except OnnxcError:
+            return None
+
+    def _feeds(self, layers: Sequence[Layer]) -> dict[str, Any]:
+        """What layers are fed: our values, in the types of the reference's model."""
+        feeds: dict[str, Any] = {}
+        for layer in layers:
+            for name in layer.inputs:
+                feeds[name] = self.held[name]
+                like = self.other.get(name)
+                if isinstance(like, np.ndarray) and isinstance(feeds[name], np.ndarray) and is_float(like):
+                    dtype = self.streams[1].types.get(name, like.dtype)
+                    feeds[name] = feeds[name].astype(dtype, copy=False)
+        return feeds
+
+    # ------------------------------------------------------------ verdicts
+
+    def _judged(self, layer: Layer, a: Array, b: Array, local: Layers | None) -> TensorComparison:
+        if a.shape != b.shape:
+            note = f"the reference has {b.dtype}{list(b.shape)}"
+            self.errors[layer.name] = math.inf
+            return self._row(layer, a, None, Verdict.WRONG, note=note, error=math.inf)
+        metrics = measure(a, b)
+        scale = largest_finite(wide(b)) if is_float(b) else 1.0
+        error = math.inf if metrics.mismatches else metrics.max_abs / (scale or 1.0)
+        if not is_float(a):
+            error = float(metrics.mismatches) / max(a.size, 1)
+        self.errors[layer.name] = error
+        if _equal(a, b):
+            return self._row(layer, a, metrics, Verdict.EQUAL, error=0.0)
+        judged = self._evaluated(layer, a, b, local)
+        return self._row(layer, a, metrics, judged.verdict, judged.note, error, judged, scale)
+
+    def _evaluated(self, layer: Layer, a: Array, b: Array, local: Layers | None) -> _Judgement:
+        """What the layer adds, and whether rounding explains it."""
+        eps, ops = coarsest(a, b), [self.source.nodes[k].op_type for k in self.source.computed(layer.nodes)]
+        feeds = self._feeds([layer])
+        exact, bound = None, 0.0
+        if local is not None:
+            try:
+                exact = _as_stored(local.exact(layer, feeds), a)
+                bound = self._bound(layer, ops, exact, None, eps)
+                if gap(a, exact) > bound and eps:
+                    bound = self._bound(layer, ops, exact, local.narrow(layer, feeds), eps)
+            except (OnnxcError, KeyError, ValueError, IndexError):
+                exact = None  # what is not evaluated in float64 is left to the engine
+        introduced = math.inf if exact is None else gap(a, exact)
+        inherited = None if exact is None else gap(exact, b)
+        if exact is not None and introduced <= bound and not self._appears(layer, inherited or 0.0, bound):
+            return _Judgement(Verdict.ROUNDING, introduced, inherited, bound)
+        judged = _Judgement(Verdict.ROUNDING, introduced, inherited, bound)
+        return self._asked(layer, a, b, feeds, judged, exact, ops, eps, local)
+
+    def _appears(self, layer: Layer, inherited: float, bound: float) -> bool:
+        """Whether an error that seems inherited was in none of the inputs: then the float64 model may be wrong."""
+        before = max((self.errors.get(n, 0.0) for n in layer.inputs), default=0.0)
+        return inherited > bound and self.errors[layer.name] > JUMP * before
+
+    def _asked(
+        self, layer: Layer, a: Array, b: Array, feeds: Mapping[str, Any], judged: _Judgement, exact: Array | None,
+        ops: list[str], eps: float, local: Layers | None,
+    ) -> _Judgement:  # fmt: skip
+        """Asks the reference's engine, and onnx's evaluator where it and float64 disagree about ours."""
+        engine = self._engine()
+        said = self._in(engine, layer, feeds)
+        if said is None or said.shape != a.shape:
+            if exact is None:
+                return _Judgement(Verdict.SKIPPED, None, None, None, "the layer cannot be evaluated alone")
+            worse = judged.introduced is not None and judged.introduced > (judged.bound or 0.0)
+            verdict = graver(judged.introduced or 0.0, largest_finite(wide(exact)), eps) if worse else Verdict.ROUNDING
+            return judged.but(verdict, "by the layer in float64")
+        bound = max(judged.bound or 0.0, self._bound(layer, ops, wide(said) if is_float(said) else said, None, eps))
+        if exact is not None and local is not None and is_float(a) and bound < gap(a, said):
+            bound = max(bound, self._bound(layer, ops, exact, local.narrow(layer, feeds), eps))
+        theirs = gap(a, said)
+        if theirs <= bound:
+            note = "" if exact is None else f"{engine.name} gives the same for our inputs"
+            return _Judgement(Verdict.ROUNDING, theirs, gap(said, b), bound, note)
+        if exact is not None and (judged.introduced or 0.0) <= bound:
+            third = self._in(OnnxReference(), layer, feeds)
+            if third is not None and third.shape == a.shape and gap(a, third) <= bound:
+                note = f"{engine.name} is alone: float64 and onnx's evaluator agree with ours"
+                return judged.but(Verdict.THEIRS_WORSE, note)
+        verdict = graver(theirs, largest_finite(wide(said)) if is_float(said) else 1.0, eps)
+        note = f"{engine.name} gives otherwise for our inputs"
+        return _Judgement(verdict, theirs, gap(said, b), bound, note)
+
+    def _engine(self) -> Engine:
+        engine = getattr(self.theirs, "engine", None)
+        if engine is None or isinstance(engine, (Float64, Onnxc)):
+            return OnnxRuntime()
+        return OnnxRuntime() if isinstance(engine, OnnxRuntime) else engine
+
+    def _in(self, engine: Engine, layer: Layer, feeds: Mapping[str, Any]) -> Array | None:
+        try:
+            found = in_engine(engine, self.source, layer, feeds)
+        except OnnxcError:
+            return None
+        return np.asarray(found)
+
+    def _bound(self, layer: Layer, ops: list[str], exact: Array, narrow: Array | None, eps: float) -> float:
+        asked = self.tolerances.asked(ops[-1] if ops else "", str(self.held[layer.name].dtype))
+        if asked is not None:
+            return asked * (largest_finite(wide(exact)) if is_float(exact) else 1.0)
+        same = self.held[layer.name].dtype == self.other[layer.name].dtype
+        return layer_bound(ops, exact, narrow, eps, exactly=same) if is_float(exact) else 0.0
+
+    # ------------------------------------------------------------ rows
+
+    def _row(
+        self, layer: Layer, a: Any, metrics: Any, verdict: Verdict, note: str = "", error: float = 0.0,
+        judged: _Judgement | None = None, scale: float = 1.0,
+    ) -> TensorComparison:  # fmt: skip
+        k = self.source.made[layer.name]
+        node = self.source.nodes[k]
+        name = self.names[layer.name]
+        scale = scale or 1.0
+
+        def part(x: float | None) -> float | None:
+            return None if x is None else x / scale
+
+        return TensorComparison(
+            name=layer.name,
+            node=self.source.numbers[k],
+            op_type=node.op_type,
+            node_name=node.name,
+            origin=self.source.line(k),
+            layer=tuple(self.source.numbers[n] for n in self.source.computed(layer.nodes)),
+            depth=self.source.depths[k],
+            dtype=str(a.dtype) if isinstance(a, np.ndarray) else "sequence",
+            shape=tuple(a.shape) if isinstance(a, np.ndarray) else (),
+            metrics=None if verdict is Verdict.SKIPPED else metrics,
+            error=error,
+            inherited=part(judged.inherited) if judged else None,
+            introduced=part(judged.introduced) if judged else None,
+            bound=part(judged.bound) if judged else None,
+            verdict=verdict,
+            note=note,
+            ours_name=name if name != layer.name else "",
+            tap=self.streams[0].names.get(name, ""),
+            sample=self.sample,
+        )
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """Absolute errors of a layer."""
+
+    verdict: Verdict
+    introduced: float | None
+    inherited: float | None
+    bound: float | None
+    note: str = ""
+
+    def but(self, verdict: Verdict, note: str) -> _Judgement:
+        """The same numbers, another verdict."""
+        return _Judgement(verdict, self.introduced, self.inherited, self.bound, note)
+
+
+def _equal(a: Array, b: Array) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+
+
+def _as_stored(exact: Array, like: Array) -> Array:
+    """float64 results where the tensor's own type overflows: what is infinite there is infinite here."""
+    if not is_float(like) or not is_float(exact):
+        return exact
+    with np.errstate(all="ignore"):
+        narrow = wide(exact.astype(like.dtype))
+    return np.where(np.isfinite(narrow), wide(exact), narrow)

@@ -1,0 +1,101 @@
+"""Layers of the reference's model, evaluated alone for values that somebody gives: in float64, in numpy with the
+model's own dtypes, or in an engine.
+
+    local = Layers(source, nodes, types, ["h3", "h4"])
+    local.exact("h4", {"h3": ours})                # float64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxc.frontends import onnx_file
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.primitives.interpret import evaluate_node
+from onnxc.tools.compare.engines import Engine
+from onnxc.tools.compare.pieces import SourceModel, input_names
+from onnxc.tools.compare.taps import named_primitives
+from onnxc.tools.float64 import widen
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What lies between a tensor and the nearest tensors before it that are known.
+
+    Attributes:
+        name: the tensor that it makes.
+        nodes: positions in the source's nodes, in order.
+        inputs: the known tensors that it reads.
+    """
+
+    name: str
+    nodes: tuple[int, ...]
+    inputs: tuple[str, ...]
+
+
+class Layers:
+    """Some layers of a model in primitives. `feeds` has a value, of the model's own type, of each tensor that a layer
+    reads. Raises OnnxcError where they cannot be built (a layer that needs a step on the host, say).
+    """
+
+    def __init__(self, source: SourceModel, layers: Sequence[Layer], feeds: Mapping[str, Any]) -> None:
+        nodes = sorted({k for layer in layers for k in layer.nodes})
+        piece = source.piece(nodes, feeds, [layer.name for layer in layers])
+        graph, self.values = named_primitives(onnx_file.load(piece))
+        self.values |= {v.name: v for v in graph.inputs}
+        self.graph = graph
+        self._wide_ids: dict[int, Value] = {}
+        self._wide: Graph | None = None
+
+    def exact(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
+        """The layer's tensor in float64, for these inputs."""
+        if self._wide is None:
+            self._wide = widen(self.graph, self._wide_ids)
+        values = {name: self._wide_ids[v.id] for name, v in self.values.items() if v.id in self._wide_ids}
+        return _evaluate(self._wide, values, layer, feeds)
+
+    def narrow(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
+        """The same in numpy, with the model's own dtypes."""
+        return _evaluate(self.graph, self.values, layer, feeds)
+
+
+def _evaluate(graph: Graph, values: Mapping[str, Value], layer: Layer, feeds: Mapping[str, Array]) -> Array:
+    """A layer's tensor; the nodes that it needs run, and no others."""
+    known: dict[int, Array] = {}
+    for name in layer.inputs:
+        if name in values and (value := values[name]).id not in known:
+            known[value.id] = np.asarray(feeds[name]).astype(value.dtype.numpy, copy=False)
+    end = values[layer.name]
+    needed: set[int] = set()
+    pending = [end]
+    while pending:
+        v = pending.pop()
+        if v.id in known or v.node is None or id(v.node) in needed:
+            continue
+        needed.add(id(v.node))
+        pending.extend(v.node.operands)
+    for node in graph.nodes:
+        if id(node) in needed:
+            known.update(zip((v.id for v in node.outputs), _run(node, known), strict=True))
+    return known[end.id]
+
+
+def _run(node: Node, known: Mapping[int, Array]) -> Sequence[Array]:
+    if node.op == "constant":
+        value: Array = node.attrs["value"]
+        return [value]
+    results = evaluate_node(node, [known[v.id] for v in node.inputs if v is not None], {})
+    return [np.asarray(r).astype(v.dtype.numpy, copy=False) for v, r in zip(node.outputs, results, strict=True)]
+
+
+def in_engine(engine: Engine, source: SourceModel, layer: Layer, feeds: Mapping[str, Any]) -> Any:
+    """A layer's tensor, as an engine computes it for these inputs. Raises OnnxcError."""
+    piece = source.piece(list(layer.nodes), feeds, [layer.name])
+    (found,) = engine.load(piece)({n: feeds[n] for n in input_names(piece)})
+    return found

@@ -1,0 +1,126 @@
+"""A comparison in the terminal: rich tables, readable without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from onnxc.tools.compare.results import Comparison, OutputComparison, TensorComparison, Verdict
+
+SHOWN = 12  # layers in the table at most
+_COLOURS = {Verdict.WRONG: "bold red", Verdict.OURS_WORSE: "red", Verdict.THEIRS_WORSE: "yellow"}
+
+
+def comparison_tables(found: Comparison) -> Iterator[Any]:
+    """The outputs, what the layers say, what a reduction left, and a last line."""
+    yield _outputs(found)
+    if found.layers:
+        yield from _layers(found)
+    if found.reduction is not None:
+        yield from _reduction(found)
+    for note in found.notes:
+        yield Text(f"note: {note}")
+    differing = sum(not o.agrees for o in found.outputs)
+    end = (
+        f"agrees with {found.reference}"
+        if not differing
+        else f"{differing} of {len(found.outputs)} outputs differ from {found.reference}"
+    )
+    seed = f", seed {found.seed}" if found.seed is not None else ""
+    yield Text(f"{end} (rtol {found.rtol:g}, atol {found.atol:g} of the largest value{seed})", style="bold")
+
+
+def _outputs(found: Comparison) -> Table:
+    several = len({o.sample for o in found.outputs}) > 1
+    logits = any(o.metrics is not None and o.metrics.top1 is not None and not o.agrees for o in found.outputs)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    headings = [
+        "output",
+        *(["sample"] if several else []),
+        "type",
+        "max abs",
+        "max rel",
+        *(["top-1"] if logits else []),
+    ]
+    for heading in [*headings, "verdict"]:
+        table.add_column(heading, justify="left" if heading in ("output", "type", "verdict") else "right")
+    for o in found.outputs:
+        cells = [o.name, *([str(o.sample)] if several else []), f"{o.dtype}{list(o.shape)}"]
+        cells += [f"{o.max_abs:.2e}", f"{o.max_rel:.2e}"]
+        if logits:
+            cells.append(f"{o.metrics.top1:.1%}" if o.metrics is not None and o.metrics.top1 is not None else "")
+        table.add_row(*map(Text, cells), _verdict(o))
+    return table
+
+
+def _verdict(o: OutputComparison) -> Text:
+    word = "agrees" if o.agrees else "DIFFERS"
+    text = Text(word, style="green" if o.agrees else "bold red")
+    shown = o.verdict not in (Verdict.EQUAL, Verdict.ROUNDING) or not o.agrees
+    text.append(f" ({o.verdict.value})" if shown else "", style=_COLOURS.get(o.verdict, "default"))
+    text.append(f": {o.note}" if o.note else "", style="default")
+    return text
+
+
+def _layers(found: Comparison) -> Iterator[Any]:
+    rows = [t for t in found.layers if t.verdict is not Verdict.SKIPPED]
+    counts = {v: sum(t.verdict is v for t in rows) for v in Verdict}
+    words = ", ".join(f"{n} {v.value}" for v, n in counts.items() if n)
+    yield Text(f"{len(rows)} tensors inside: {words}", style="bold")
+    worst = sorted((t for t in rows if t.introduced is not None), key=lambda t: -_excess(t))[:SHOWN]
+    chosen = sorted({id(t): t for t in [*found.faults[:SHOWN], *worst]}.values(), key=lambda t: t.depth)[: 2 * SHOWN]
+    if chosen:
+        yield _layer_table(chosen)
+    culprit = found.culprit
+    if culprit is not None:
+        where = f" {culprit.node_name!r}" if culprit.node_name else ""
+        line = f", {culprit.origin}" if culprit.origin else ""
+        yield Text(
+            f"the error is made by {culprit.label}{where}{line}: {culprit.note or culprit.verdict.value}", "bold red"
+        )
+    nonfinite = found.first_nonfinite
+    if nonfinite is not None:
+        side, t = nonfinite
+        assert t.metrics is not None
+        at = t.metrics.ours if side != "theirs" else t.metrics.theirs
+        yield Text(f"first NaN or infinity ({side}): {t.label}, {t.name!r} at {list(at.first or ())}")
+
+
+def _excess(t: TensorComparison) -> float:
+    return (t.introduced or 0.0) / (t.bound or 1e-30)
+
+
+def _layer_table(rows: list[TensorComparison]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("node", "tensor", "type", "error", "inherited", "introduced", "bound", "verdict"):
+        left = heading in ("node", "tensor", "type", "verdict")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for t in rows:
+        numbers = [_number(x) for x in (t.error, t.inherited, t.introduced, t.bound)]
+        cells = [t.label, _short(t.name), f"{t.dtype}{list(t.shape)}", *numbers]
+        table.add_row(*map(Text, cells), Text(t.verdict.value, style=_COLOURS.get(t.verdict, "default")))
+    return table
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:18]}...{name[-19:]}"
+
+
+def _number(x: float | None) -> str:
+    return "" if x is None else f"{x:.1e}"
+
+
+def _reduction(found: Comparison) -> Iterator[Text]:
+    reduced = found.reduction
+    assert reduced is not None
+    for step in reduced.steps:
+        yield Text(f"  {step}")
+    yield Text(f"{reduced.kind}: {reduced.culprit or 'no single one makes the difference'}", style="bold")
+    if reduced.model:
+        yield Text(f"the smallest failing model: {reduced.model} ({len(reduced.nodes)} nodes), inputs {reduced.inputs}")
+    if reduced.command:
+        yield Text(f"  {reduced.command}")

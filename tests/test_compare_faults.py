@@ -1,0 +1,214 @@
+"""Faults that are planted in models and in the compiler: the comparison names the node, or the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxc.passes.decompose
+import onnxc.passes.pipeline
+import onnxc.passes.simplify
+from onnxc.codegen.cpp import program as cpp_program
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ops import registry
+from onnxc.tools.compare import compare
+from onnxc.tools.compare.results import Verdict
+from tests.compare_faults import FAULTS, Fault, inputs_of
+from tests.small_models import parse
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_a_fault_in_a_model(fault: Fault, tmp_path: Path) -> None:
+    """The faulty model beside the correct one: the node is named, and what is left fails in five nodes at most."""
+    right, wrong = fault.models()
+    given = inputs_of(right)
+    found = compare(wrong, given, ours=fault.engine, reference=right, bisect="nodes", folder=tmp_path)
+    culprit = found.culprit
+    assert culprit is not None and culprit.name == fault.tensor, str(found)
+    made = next(n.op_type for n in right.graph.node if fault.tensor in n.output)
+    assert culprit.op_type == made and len(culprit.layer) <= 1 + len(right.graph.node) // 4
+    reduced = found.reduction
+    assert reduced is not None and 1 <= len(reduced.nodes) <= 5 and culprit.node in reduced.nodes
+    parts = [onnx.load(tmp_path / name) for name in ("model.onnx", "reference.onnx")]
+    assert len(parts[1].graph.node) <= 5
+    with np.load(tmp_path / "inputs.npz") as stored:
+        again = {i.name: stored[i.name] for i in parts[0].graph.input}
+    once_more = compare(parts[0], again, ours=fault.engine, reference=parts[1], layers=True)
+    assert once_more.faults, "the reduced case fails no longer"
+
+
+@pytest.mark.parametrize("text", sorted({f.text for f in FAULTS}), ids=lambda t: t.split("(")[1][:24])
+def test_no_false_alarm(text: str) -> None:
+    """The correct models, compiled."""
+    model = next(f for f in FAULTS if f.text == text).models()[0]
+    found = compare(model, inputs_of(model), layers=True)
+    assert found.agree and not found.faults, str(found)
+    assert all(t.verdict in (Verdict.EQUAL, Verdict.ROUNDING) for t in found.layers)
+
+
+# ---------------------------------------------------------------- faults in the compiler
+
+
+def rewritten(graph: Graph, change: Callable[[Node], Node | None]) -> Graph:
+    """The graph with some nodes replaced by others."""
+    r = onnxc.passes.simplify.Rewriter(graph)
+    for node in graph.nodes:
+        new = change(node)
+        if new is None:
+            r.keep(node)
+            continue
+        inputs = [r.value(v) for v in new.inputs]
+        made = Node(new.op, inputs, [Value(v.type, v.name) for v in node.outputs], new.attrs, new.regions, node.origin)
+        r.nodes.append(made)
+        for old, value in zip(node.outputs, made.outputs, strict=True):
+            r.replace(old, value)
+    return r.result()
+
+
+def but(node: Node, **changes: Any) -> Node:
+    """The node with other attributes."""
+    return Node(node.op, node.inputs, [Value(v.type) for v in node.outputs], {**node.attrs, **changes}, (), node.origin)
+
+
+def spoil_pass(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Node], Node | None]) -> None:
+    """A pass of the pipeline also changes nodes that it should leave alone."""
+    correct = getattr(onnxc.passes.pipeline, name)
+    monkeypatch.setattr(onnxc.passes.pipeline, name, lambda *args: rewritten(correct(*args), change))
+
+
+def swapped(op: str) -> Callable[[Node], Node | None]:
+    return lambda n: Node(n.op, n.inputs[::-1], [Value(n.output.type)], n.attrs) if n.op == op else None
+
+
+def halved_scale(node: Node) -> Node | None:
+    return but(node, scale=node.attrs["scale"] / 2) if node.op == "attention" else None
+
+
+def without_bias(node: Node) -> Node | None:
+    return Node("attention", node.inputs[:3], [Value(node.output.type)], node.attrs) if node.op == "attention" else None
+
+
+def larger_constants(node: Node) -> Node | None:
+    if node.op != "constant" or node.attrs["value"].dtype != np.float32 or node.attrs["value"].size < 6:
+        return None
+    return but(node, value=node.attrs["value"] * np.float32(1.001))
+
+
+ATTENTION = """(float[1, 2, 8, 16] q, float[1, 2, 16, 8] k, float[1, 2, 8, 16] v, float[1, 1, 8, 8] m)
+  => (float[1, 2, 8, 16] y) {
+  a = Tanh(q) s = MatMul(a, k) c = Constant<value_float=0.25>() d = Mul(s, c) e = Add(d, m) p = Softmax<axis=-1>(e)
+  o = MatMul(p, v) y = Sigmoid(o) }"""
+MIXED = """(float[4, 6] x, float[4, 6] z) => (float[4, 6] y) {
+  k = Constant<value_floats=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]>() l = Sqrt(k) a = Mul(x, l) b = Sub(a, z) c = Sigmoid(b)
+  d = Div(z, k) e = Sub(c, d) f = Exp(e) y = Sub(f, x) }"""
+
+PASSES: list[tuple[str, str, str, Callable[[Node], Node | None]]] = [
+    ("fuse-attention", "fuse_attention", ATTENTION, halved_scale),
+    ("fuse-attention", "fuse_attention", ATTENTION, without_bias),
+    ("share-common", "share_common", MIXED, swapped("sub")),
+    ("fold-constants", "fold_constants", MIXED, larger_constants),
+    ("sink-constants", "sink_constants", MIXED, swapped("div")),
+    ("eliminate-dead", "eliminate_dead", MIXED, swapped("sub")),
+    ("prepare", "prepare", MIXED, swapped("sub")),
+]
+
+
+@pytest.mark.parametrize("name, function, text, change", PASSES, ids=lambda x: getattr(x, "__name__", str(x)[:16]))
+def test_a_fault_in_a_pass(
+    name: str, function: str, text: str, change: Callable[[Node], Node | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parse(text, 20)
+    given = inputs_of(model)
+    assert compare(model, given, cache=False)
+    spoil_pass(monkeypatch, function, change)
+    found = compare(model, given, cache=False, bisect="passes")
+    assert not found.agree
+    assert found.reduction is not None and found.reduction.culprit == name, str(found)
+
+
+def spoil_op(monkeypatch: pytest.MonkeyPatch, op: str, change: Callable[..., Any]) -> None:
+    """Another definition of an operator."""
+    monkeypatch.setattr(onnxc.passes.decompose, "apply", _spoiled(op, change))
+
+
+def _spoiled(op: str, change: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(definition: Any, b: Any, inputs: Any, attrs: Any, *rest: Any) -> Any:
+        return registry.apply(definition, b, inputs, change(attrs) if definition.name == op else attrs, *rest)
+
+    return apply
+
+
+OPS: list[tuple[str, str, Callable[[dict[str, Any]], dict[str, Any]]]] = [
+    ("Softmax", ATTENTION, lambda attrs: {**attrs, "axis": -2}),
+    ("LeakyRelu", "(float[3, 8] x) => (float[3, 8] y) { a = Tanh(x) b = LeakyRelu<alpha=0.1>(a) y = Exp(b) }",
+     lambda attrs: {**attrs, "alpha": 0.11}),
+    ("CumSum", """(float[3, 8] x) => (float[3, 8] y) { a = Tanh(x) k = Constant<value_int=1>() b = CumSum(a, k)
+     c = Mul(b, x) y = Sub(c, b) }""", lambda attrs: {**attrs, "exclusive": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op, text, change", OPS, ids=[op for op, *_ in OPS])
+def test_a_fault_in_the_meaning_of_an_op(
+    op: str, text: str, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """float64 evaluates our own definition, which is wrong too: onnxruntime tells them apart."""
+    spoil_op(monkeypatch, op, change)
+    model = parse(text, 20)
+    given = inputs_of(model)
+    options: dict[str, Any] = {"cache": False, "attention": False}
+    found = compare(model, given, **options, bisect="nodes", folder=tmp_path)
+    assert found.culprit is not None and found.culprit.op_type == op, str(found)
+    assert found.reduction is not None and len(found.reduction.nodes) <= 5
+    again = compare(model, given, **options, bisect="passes").reduction
+    assert again is not None and again.culprit == "decompose"
+
+
+KERNELS = """(float[4, 40] x, float[40, 24] w, float[24] c) => (float[4, 24] y) {
+  a = Tanh(x) b = MatMul(a, w) d = Add(b, c) e = Relu(d) f = Exp(e) ax = Constant<value_ints=[1]>()
+  s = ReduceSum<keepdims=1>(f, ax) g = Div(f, s) h = Floor(d) y = Sub(g, h) }"""
+
+
+def spelled_otherwise(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
+    """The C++ of every kernel, with one spelling replaced."""
+    correct = cpp_program.ProgramWriter._function
+
+    def function(self: Any, kernel: Any) -> str:
+        return correct(self, kernel).replace(right, wrong)
+
+    monkeypatch.setattr(cpp_program.ProgramWriter, "_function", function)
+
+
+SPELLINGS = [("Floor", "v_floor(", "v_ceil("), ("Tanh", "v_tanh(", "v_sin("), ("Exp", "v_exp(", "v_expm1(")]
+
+
+@pytest.mark.parametrize("op, right, wrong", SPELLINGS, ids=[op for op, *_ in SPELLINGS])
+def test_a_fault_in_a_kernel(op: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inside of fused kernels: the taps show which node it is."""
+    model = parse(KERNELS, 20)
+    given = inputs_of(model)
+    assert not compare(model, given, cache=False, layers=True).faults
+    spelled_otherwise(monkeypatch, right, wrong)
+    found = compare(model, given, cache=False, bisect="nodes", folder=tmp_path)
+    assert found.culprit is not None and found.culprit.op_type == op, str(found)
+    assert found.reduction is not None and len(found.reduction.nodes) <= 5
+    again = compare(model, given, cache=False, bisect="passes").reduction
+    assert again is not None and again.culprit == "code generation"
+
+
+def test_a_stale_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two intermediates in one place: no tensor alone is wrong, and no pass."""
+    text = """(float[64, 64] x, float[64, 64] w) => (float[64, 64] y) { a = MatMul(x, w) b = MatMul(a, w)
+      c = MatMul(b, a) d = MatMul(c, b) y = MatMul(d, a) }"""
+    model = parse(text, 20)
+    given = inputs_of(model)
+    assert compare(model, given, cache=False)
+    monkeypatch.setattr(cpp_program, "assign_offsets", lambda sizes, spans: ([0] * len(sizes), max(sizes, default=0)))
+    found = compare(model, given, cache=False, bisect="passes", layers=True)
+    assert not found.agree and found.reduction is not None
+    assert found.reduction.culprit == "code generation", str(found)
+    assert any("memory" in note for note in found.notes)
