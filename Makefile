@@ -14,12 +14,12 @@ DEMO   := build/demo
 
 export ONNXC_ZOO ?= $(CURDIR)/build/zoo
 
-.PHONY: help demo test test-gpu fuzz zoo check lint types layers format bench figures models clean
+.PHONY: help demo test test-gpu fuzz zoo check lint types layers format bench figures assets models clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '2,6s/^# \{0,1\}//p' Makefile
-	@echo '  make test-gpu | fuzz | bench | figures | zoo | models | format | clean'
+	@echo '  make test-gpu | fuzz | bench | figures | assets | zoo | models | format | clean'
 
 # ------------------------------------------------------------------------------------------------ set-up
 # One stamp for each level of set-up; pyproject.toml is what makes them stale.
@@ -87,6 +87,10 @@ bench: $(VENV)/.bench zoo
 RESULTS ?= $(lastword $(sort $(wildcard benchmarks/results/*.json)))
 figures: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.plots $(RESULTS)
+
+# Needs Node.js. The result is committed: it changes when a version in onnxc/reports/bundles/package.json does.
+assets:
+	cd onnxc/reports/bundles && npm ci --no-audit --no-fund && node build.mjs
 
 models: $(VENV)/.dev
 	$(BIN)/python -m models.digits.train

@@ -3,6 +3,7 @@
     python -m benchmarks.conformance                        # the table
     python -m benchmarks.conformance --json results.json    # each case's verdict, too
     python -m benchmarks.conformance --only 'cast|resize' --device CUDA
+    python -m benchmarks.conformance --open                 # with models whose inputs have no fixed sizes
 
 A case holds where every output (of a sequence, every element) has the expected dtype and shape, and values within the
 case's own rtol and atol. There are no exclusions: a model that is not supported is a failure, and a case that would be
@@ -75,6 +76,7 @@ class Observed(Backend):
 
     model: ModelProto | None = None
     prepared: BackendRep | None = None
+    open = False  # whether the sizes of inputs are left open
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
@@ -83,8 +85,21 @@ class Observed(Backend):
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
         cls.model, cls.prepared = model, None
-        cls.prepared = super().prepare(model, device, **kwargs)
+        cls.prepared = super().prepare(opened(model) if cls.open else model, device, **kwargs)
         return cls.prepared
+
+
+def opened(model: ModelProto) -> ModelProto:
+    """The model with a name of its own for each dim of its inputs, and nothing but the ranks of others."""
+    model = ModelProto.FromString(model.SerializeToString())
+    fixed = {tensor.name for tensor in model.graph.initializer}
+    for i, info in enumerate(x for x in model.graph.input if x.name not in fixed):
+        for k, dim in enumerate(info.type.tensor_type.shape.dim):
+            dim.dim_param = f"d{i}_{k}"
+    for dim in (d for info in model.graph.output for d in info.type.tensor_type.shape.dim):
+        dim.Clear()
+    del model.graph.value_info[:]
+    return model
 
 
 class Suite(BackendTest):
@@ -261,7 +276,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a regular expression that names of cases match")
     parser.add_argument("--device", default="CPU", help="CPU, CUDA or CUDA:n")
     parser.add_argument("--verbose", action="store_true", help="print each case")
+    parser.add_argument("--open", action="store_true", help="leave the sizes of all inputs open")
     chosen = parser.parse_args()
+    Observed.open = chosen.open
     start = time.perf_counter()
     verdicts = judge_all(chosen.device, chosen.only, print if chosen.verbose else None)
     for name, verdict in verdicts.items():

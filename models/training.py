@@ -10,6 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from models.zoo import huggingface
+from models.zoo.diffusion import UNet
 from models.zoo.micro import MLP
 from models.zoo.vision import ResNet50
 
@@ -39,12 +40,24 @@ class WithLoss(nn.Module):
         return nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), batch[-1].reshape(-1))
 
 
+class Denoising(nn.Module):
+    """The mean squared error of the noise that a module finds in images at a time of their diffusion."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: Tensor, time: Tensor, noise: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.module(images, time), noise)
+
+
 @dataclass(frozen=True)
 class Case:
     """A module with its loss, in training mode, and what makes a batch for it."""
 
     module: Callable[[], nn.Module]
     batch: Callable[[], tuple[Tensor, ...]]
+    loss: Callable[[nn.Module], nn.Module] = WithLoss
 
 
 def transformer(kind: str, layers: int, **sizes: int) -> nn.Module:
@@ -66,6 +79,10 @@ def _images(batch: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)))
 
 
+def _noisy_images(batch: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(batch, 4, size, size), 1000 * torch.rand(batch), torch.randn(batch, 4, size, size))
+
+
 CASES: dict[str, Case] = {
     "mlp_b64": Case(MLP, lambda: (torch.randn(64, 1024), torch.randint(0, 10, (64,)))),
     "gpt2_b1_s128": Case(lambda: transformer("gpt2", 12), _ids(1, 128)),
@@ -76,6 +93,7 @@ CASES: dict[str, Case] = {
     "mlp_small": Case(lambda: MLP(64, 128, 2), lambda: (torch.randn(16, 64), torch.randint(0, 10, (16,)))),
     "lstm_small": Case(LastScores, lambda: (torch.randint(0, 200, (4, 9)), torch.randint(0, 200, (4,)))),
     "resnet50_64": Case(ResNet50, _images(4, 64)),
+    "unet_small": Case(lambda: UNet(32, (1, 2)), _noisy_images(2, 16), Denoising),
 }
 
 
@@ -86,7 +104,7 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """
     torch.manual_seed(seed)
     case = CASES[name]
-    module = WithLoss(case.module()).train()
+    module = case.loss(case.module()).train()
     with torch.no_grad():
         for p in module.parameters():
             p += 0.01 * torch.randn_like(p)

@@ -14,12 +14,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnxc import array_api as array_api
     from onnxc import backend as backend
     from onnxc import errors as errors
+    from onnxc import nn as nn
     from onnxc import optim as optim
+    from onnxc import random as random
     from onnxc import torch as torch
+    from onnxc.array.control import cond as cond
+    from onnxc.array.control import fori_loop as fori_loop
+    from onnxc.array.control import scan as scan
+    from onnxc.array.control import while_loop as while_loop
+    from onnxc.array.core import Array as Array
+    from onnxc.array.eager import set_eager as set_eager
+    from onnxc.array.export import to_onnx as to_onnx
+    from onnxc.array.gradient import grad as grad
+    from onnxc.array.gradient import jvp as jvp
+    from onnxc.array.gradient import stop_gradient as stop_gradient
+    from onnxc.array.gradient import value_and_grad as value_and_grad
+    from onnxc.array.gradient import vjp as vjp
+    from onnxc.array.jit import jit as jit
+    from onnxc.array.pytree import tree_map as tree_map
     from onnxc.compiler import compile as compile
     from onnxc.gradient import backward as backward
+    from onnxc.ops.registry import op as op
+    from onnxc.primitives.kernels import Kernel as Kernel
     from onnxc.runtime.model import CompiledModel as CompiledModel
     from onnxc.runtime.model import load as load
     from onnxc.tools.compare import compare as compare
@@ -28,33 +47,69 @@ if TYPE_CHECKING:
     from onnxc.training.step import compile_training as compile_training
 
 _HOME = {
-    "backward": "onnxc.gradient",
+    "Array": "onnxc.array.core",
     "CompiledModel": "onnxc.runtime.model",
+    "Kernel": "onnxc.primitives.kernels",
+    "backward": "onnxc.gradient",
     "compare": "onnxc.tools.compare",
     "compile": "onnxc.compiler",
     "compile_training": "onnxc.training.step",
+    "cond": "onnxc.array.control",
+    "fori_loop": "onnxc.array.control",
     "from_torch": "onnxc.torch.export",
+    "grad": "onnxc.array.gradient",
+    "jit": "onnxc.array.jit",
+    "jvp": "onnxc.array.gradient",
     "load": "onnxc.runtime.model",
+    "op": "onnxc.ops.registry",
+    "scan": "onnxc.array.control",
+    "set_eager": "onnxc.array.eager",
+    "stop_gradient": "onnxc.array.gradient",
+    "to_onnx": "onnxc.array.export",
+    "tree_map": "onnxc.array.pytree",
     "tune": "onnxc.tools.tune",
+    "value_and_grad": "onnxc.array.gradient",
+    "vjp": "onnxc.array.gradient",
+    "while_loop": "onnxc.array.control",
 }
+_MODULES = ("array_api", "backend", "errors", "nn", "optim", "random", "torch")
 __all__ = [
+    "Array",
     "CompiledModel",
+    "Kernel",
+    "array_api",
     "backend",
     "backward",
     "compare",
     "compile",
     "compile_training",
+    "cond",
     "errors",
+    "fori_loop",
     "from_torch",
+    "grad",
+    "jit",
+    "jvp",
     "load",
+    "nn",
+    "op",
     "optim",
+    "random",
+    "scan",
+    "set_eager",
+    "stop_gradient",
+    "to_onnx",
     "torch",
+    "tree_map",
     "tune",
+    "value_and_grad",
+    "vjp",
+    "while_loop",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("backend", "errors", "optim", "torch"):
+    if name in _MODULES:
         return importlib.import_module(f"onnxc.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxc' has no attribute {name!r}")

@@ -34,15 +34,17 @@ from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import VERSION, Program, ProgramWriter
 from onnxc.codegen.triton.options import MOST_DEPTH
 from onnxc.errors import CacheError, InputError, InternalError, OnnxcError, PackageError
-from onnxc.fingerprint import Fingerprint, code_digest, fingerprint, fingerprint_graph
+from onnxc.fingerprint import Fingerprint, code_digest, fingerprint, fingerprint_graph, mentions
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.ir.graph import Graph, copied
 from onnxc.ir.types import TensorType
 from onnxc.manifest import arena_of, manifest_of
+from onnxc.ops.registry import users_names
 from onnxc.passes.decompose import decompose
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.passes.random_state import lift_random_state
+from onnxc.passes.record import PassLog, record_import, record_passes
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.partition import planned
@@ -54,7 +56,8 @@ from onnxc.runtime.cpu import Level, available_cpus, has_byte_products, level
 from onnxc.runtime.library import ABI, NATIVE, Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SCHEMA, SOURCE, WEIGHTS, CompiledModel
 from onnxc.runtime.package import MANIFEST, open_package, write_package
-from onnxc.runtime.staged import StagedModel, set_compiler
+from onnxc.runtime.staged import StagedModel
+from onnxc.runtime.staged_later import set_compiler
 from onnxc.runtime.toolchain import Source, compile_library, find_compiler
 from onnxc.staged import assembled
 from onnxc.staging.cut import cut
@@ -149,6 +152,8 @@ def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
         [Source(f"part{k}.cpp", text) for k, text in enumerate(program.sources)],
         include=[INCLUDE, NATIVE],
         flags=[*cpu.flags],
+        link_flags=["-Wl,-z,defs"] if program.units else [],
+        bare=not program.units,  # the code of users may need the C++ library
         compiler=find_compiler(cache),
     )
 
@@ -199,6 +204,7 @@ class _Request:
     memory_limit: int
     gpu: gpu.GpuTarget | None = None
     measured: Measured = field(default_factory=dict)
+    careful: bool = False  # as of `decompose`
 
     def key(self, model: Fingerprint, cache: Cache) -> str:
         """The cache key, without what was measured."""
@@ -207,6 +213,7 @@ class _Request:
             shapes,
             sorted(self.keep_inputs),
             self.memory_limit,
+            self.careful,
             asdict(self.fusion),
             asdict(self.passes),
             asdict(self.kernels),
@@ -328,16 +335,37 @@ def compile(
         found.attach(device)
     if seed is not None:
         found.seed(seed)
+    known = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""  # what is in memory is not kept for this
+    found.record = functools.partial(_recorded, request, known, _modified(known), base_dir)
     if symbols_meet(found.manifest) and not isinstance(model, Graph):
-        again = functools.partial(
-            compile, model, target=target, cpu=cpu, threads=threads, cache=cache, base_dir=base_dir,
-            keep_inputs=keep_inputs, fusion=fusion, attention=attention, integer=integer, accuracy=accuracy,
-            tuned=tuned, record=record, precision=precision, dtype=dtype, device=device, fold_bytes=fold_bytes,
-            memory_limit=memory_limit,
-        )  # fmt: skip
-        shapes = input_shapes or {}
-        found.vary(lambda ones: again(input_shapes=_with_ones(shapes, ones)))
+
+        def again(ones: Mapping[str, Sequence[int | None]], careful: bool) -> CompiledModel:
+            variant = replace(request, input_shapes=_with_ones(input_shapes or {}, ones), careful=careful)
+            made = _Job(variant, kept, Stages(), threads, own, tuned, options=options).compiled(model, base_dir)
+            if device:
+                made.attach(device)
+            return made
+
+        found.vary(again)
     return found
+
+
+def _recorded(
+    request: _Request, path: str, modified: int, base_dir: str | os.PathLike[str] | None, model: Model | None = None
+) -> PassLog | None:
+    """What each pass does to the graph of a model, or of the file; None where that is no longer what was compiled."""
+    if model is None and (not path or _modified(path) != modified):
+        return None
+    graph = _import(path if model is None else model, base_dir, request, Stages())
+    lowered = _lowered(graph)
+    return record_import(graph, lowered) if is_staged(lowered) else record_passes(graph, request.passes)
+
+
+def _modified(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns if path else 0
+    except OSError:
+        return -1
 
 
 def symbols_meet(manifest: Mapping[str, Any]) -> bool:
@@ -536,6 +564,9 @@ class _Job:
         what is measured of other models changes nothing.
         """
         found = fingerprint_graph(model) if isinstance(model, Graph) else fingerprint(model, base_dir, cache)
+        if mentions(model, users_names()):  # known by what it builds, whatever its Python depends on
+            built = self._lowered(_import(model, base_dir, self.request, self.stages))
+            found = replace(found, digest=digest("users", found.digest, fingerprint_graph(built).digest))
         key = self.request.key(found, cache)
         self.stages.done("fingerprint")
         subjects = _subjects(cache, key)
@@ -567,7 +598,7 @@ class _Job:
 
     def _compile(self, graph: Graph) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """The manifest and the sections of a graph."""
-        lowered = _lowered(graph)
+        lowered = self._lowered(graph)
         if is_staged(lowered):
             manifest, sections = self._staged(lowered)
         elif self.tuning is not None:
@@ -579,6 +610,9 @@ class _Job:
         if len(sections.get(WEIGHTS, b"")) > _LARGE:
             gc.collect()  # graphs are full of cycles, and hold the model's own weights
         return manifest, sections
+
+    def _lowered(self, graph: Graph) -> Graph:
+        return _lowered(graph, self.request.careful)
 
     def _staged(self, graph: Graph) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """Of a graph with steps on the host."""
@@ -654,10 +688,10 @@ class _Job:
         return variant, lambda batch: None
 
 
-def _lowered(graph: Graph) -> Graph:
+def _lowered(graph: Graph, careful: bool = False) -> Graph:
     """In primitives and steps on the host."""
     with _no_surprises("the pass 'decompose'"):
-        return lift_random_state(decompose(graph, staged=True))
+        return lift_random_state(decompose(graph, staged=True, careful=careful))
 
 
 def is_staged(graph: Graph) -> bool:

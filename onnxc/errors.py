@@ -71,7 +71,16 @@ class NeedsContentError(UnsupportedError):
 
 
 class NeedsSizesError(NeedsContentError):
-    """An op can be built only for known sizes of one of its inputs: they decide about ranks."""
+    """An op can be built only for known sizes of its inputs: they decide about ranks, or about what is computed.
+
+    Args:
+        message: as of every error.
+        dims: the sizes that are wanted (`onnxc.ir.expr.Dim`); none where it is enough to know which of them are 1.
+    """
+
+    def __init__(self, message: str, *dims: object) -> None:
+        super().__init__(message, None)
+        self.dims = dims
 
 
 class UnsupportedOpError(UnsupportedError):
@@ -99,6 +108,12 @@ class InputError(OnnxcError):
 
 class SizesError(InputError):
     """Dims of inputs meet inside the model with sizes that the program was not compiled for."""
+
+
+class TraceError(OnnxcError, TypeError):
+    """A Python function does what cannot be traced: it asks for the content of an array that is not computed yet, or
+    uses an array of a trace that has ended.
+    """
 
 
 class ToolchainError(OnnxcError):

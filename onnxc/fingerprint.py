@@ -22,7 +22,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxc.errors import CacheError, ModelError
 from onnxc.frontends.onnx_file import Model
 from onnxc.frontends.onnx_tensors import DataFolder, open_regular, text
-from onnxc.ir.graph import Graph
+from onnxc.ir.graph import Graph, Node
 from onnxc.ir.text import to_text
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import available_cpus
@@ -87,6 +87,36 @@ def fingerprint_graph(graph: Graph) -> Fingerprint:
     """The fingerprint of a graph: of its text, with digests of large constants, and of what the text leaves out."""
     rest = [graph.name, sorted(graph.dim_names.items()), graph.input_names, graph.output_names]
     return Fingerprint(digest("graph", to_text(graph), rest, repr(sorted(graph.metadata.items()))), ())
+
+
+def mentions(model: Model | Graph, names: Iterable[str]) -> bool:
+    """Whether a model may have an operator of one of these names: whether its bytes have the name anywhere."""
+    names = tuple(names)
+    wanted = [name.encode() for name in names]
+    if not wanted:
+        return False
+    if isinstance(model, Graph):
+        ops = {node.op.partition("@")[0] for node in _graph_nodes(model)}
+        return any(op.endswith(names) for op in ops)
+    if isinstance(model, (ModelProto, bytes, bytearray, memoryview)):
+        data = _serialized(model) if isinstance(model, ModelProto) else bytes(model)
+        return any(name in data for name in wanted)
+    handle = open_regular(os.fspath(model), f"model {os.fspath(model)!r}")
+    with os.fdopen(handle, "rb") as file:
+        reach, end = max(map(len, wanted)) - 1, b""
+        while piece := file.read(_PIECE):
+            data = end + piece
+            if any(name in data for name in wanted):
+                return True
+            end = data[len(data) - reach :] if reach else b""
+    return False
+
+
+def _graph_nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        yield node
+        for region in node.regions:
+            yield from _graph_nodes(region)
 
 
 def _serialized(model: ModelProto) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -138,9 +139,9 @@ def joint(
     buffers = buffers or {}
     names = _Names(imported)
     losses = [names.value(n, "loss") for n in _loss_names(imported, loss)]
-    chosen = names.weights() if wrt is None else [names.value(n, "wrt") for n in wrt]
+    chosen = names.weights() if wrt is None else [names.value(n, "wrt") for n in _names(wrt, "wrt")]
     chosen = [v for v in chosen if v.name not in buffers]
-    stops = [names.value(n, "stop_gradient") for n in stop_gradient]
+    stops = [names.value(n, "stop_gradient") for n in _names(stop_gradient, "stop_gradient")]
     lifted, weights = _lifted(imported, [*chosen, *(names.value(n, "buffers") for n in buffers)])
     marked = [*losses, *chosen, *buffers.values(), *stops]
     every = [*lifted.output_names, *(v.name for v in marked)]
@@ -151,6 +152,9 @@ def joint(
     primal = keep_steps(primal, ways[: len(chosen)])
     b = Builder()
     b.nodes, b.inputs = list(primal.nodes), list(primal.inputs)
+    integers = [f"{v.name!r} is {way.t}" for way, v in zip(ways, chosen, strict=True) if not way.dtype.is_float]
+    if integers:
+        raise InputError(f"wrt: {', '.join(integers)}; only floats have a derivative")
     seeds = _seeds(b, ends, [v.name for v in losses], cotangents)
     found = gradients(b, primal.nodes, seeds, ways, {v.id for v in stopped})
     for way, v in zip(ways, chosen, strict=True):
@@ -238,7 +242,19 @@ def _loss_names(graph: Graph, loss: str | Sequence[str] | None) -> list[str]:
         raise InputError(f"loss: which of the outputs {graph.output_names} is differentiated?")
     if loss is None:
         return list(graph.output_names)
-    return [loss] if isinstance(loss, str) else list(loss)
+    found = [loss] if isinstance(loss, str) else _names(loss, "loss")
+    if not found:
+        raise InputError(f"loss: no name was given; the model's outputs are {graph.output_names}")
+    return found
+
+
+def _names(given: Any, what: str) -> list[str]:
+    """Several names. InputError for anything else, as a single one, whose letters would pass for names."""
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+        found = list(given)
+        if all(isinstance(name, str) for name in found):
+            return found
+    raise InputError(f"{what} is a list of names, and not {given!r}")
 
 
 def _lifted(graph: Graph, chosen: Sequence[Value]) -> tuple[Graph, dict[str, np.ndarray]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ def manifest_of(
             "buffers": len(program.buffers),
             "buffers_total": _spelled(_total(b.nbytes for b in program.buffers), names),
             "weights": program.weights.nbytes,
+            "places": _places(program),
         },
         "kept": summary(kept_float32(graph)),
         "stages": dict(seconds),
@@ -96,6 +98,22 @@ def arena_of(program: Program | GpuProgram) -> dict[str, Any]:
     }
 
 
+def _places(program: Program | GpuProgram) -> list[list[Any]]:
+    """The intermediates: first and last call, type, and offset and bytes where sizes are known."""
+    groups = [call.group for call in program.calls]  # ascending; lifetimes are counted in groups
+    fixed = program.offsets is not None
+    known = program.offsets if program.offsets is not None else [0] * len(program.buffers)
+    return [
+        [
+            bisect_left(groups, b.first),
+            max(bisect_right(groups, b.last) - 1, 0),
+            str(b.value.type),
+            *([at, b.nbytes] if fixed else []),
+        ]
+        for b, at in zip(program.buffers, known, strict=True)
+    ]
+
+
 def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
     work = {name: getattr(call, name) for name in ("reads", "writes", "flops", "pointwise", "turns")}
     sizes = {name: encode(dim) for name, dim in work.items() if not isinstance(dim, int)}
@@ -105,6 +123,9 @@ def _kernel(call: KernelCall, names: Mapping[str, str]) -> dict[str, Any]:
         "origins": [[s.number, s.op_type, s.name, s.line] for s in call.origin],
         "reasons": list(call.reasons),
         "boundaries": [list(b) for b in call.boundaries],
+        "takes": [list(source) for source in call.takes],
+        "results": [list(result) for result in call.results],
+        "steps": [[s.op, s.type, list(s.nodes), list(s.reads), encode(s.work)] for s in call.steps],
         **{name: _spelled(dim, names) for name, dim in work.items()},
         **({"sizes": sizes} if sizes else {}),  # of those that are dynamic, to be evaluated
         "weights": call.weights,

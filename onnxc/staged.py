@@ -108,7 +108,7 @@ class _Writer:
             "types": [type_to_json(t) for t in step.types],
         }  # fmt: skip
         if step.part is not None:
-            return found | {"part": self._part(step.part), "sizes": step.sizes}
+            return found | {"part": self._part(step.part), "sizes": step.sizes, "node": _makers(step.part)}
         assert step.node is not None
         node = step.node
         found["kernel"] = len(self.kernels)
@@ -135,7 +135,7 @@ class _Writer:
             manifest, sections = self.make(graph)
             self.made.append((manifest, sections))
             self.first.append(len(self.kernels))
-            self.kernels += [{**k, "function": f"p{number}.{k['function']}"} for k in manifest["kernels"]]
+            self.kernels += [_moved(k, number, self.first[-1]) for k in manifest["kernels"]]
         return self.known[text]
 
     def _attribute(self, value: Any) -> Any:
@@ -157,6 +157,12 @@ class _Writer:
         return found
 
 
+def _makers(graph: Graph) -> str:
+    """The nodes of the model that make what a program gives out: where its errors name no other."""
+    origins = [v.node.origin for v in graph.outputs if v.node is not None]
+    return " or ".join(dict.fromkeys(f"{s} {s.name!r}" if s.name else str(s) for o in origins for s in o[-1:]))
+
+
 def _bytes(array: np.ndarray[Any, Any]) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
@@ -165,6 +171,12 @@ def _content(v: Value) -> np.ndarray[Any, Any]:
     array = constant_of(v)
     assert array is not None
     return array
+
+
+def _moved(kernel: Mapping[str, Any], part: int, first: int) -> dict[str, Any]:
+    """A kernel of a program, as one of the whole model, in which the program's kernels begin at `first`."""
+    takes = [[first + maker, store] for maker, store in kernel["takes"] if maker >= 0]
+    return {**kernel, "function": f"p{part}.{kernel['function']}", "takes": takes, "results": []}
 
 
 def _kernel(node: Node) -> dict[str, Any]:

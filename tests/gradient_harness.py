@@ -68,9 +68,9 @@ def with_gradient(primal: Graph, wrt: Sequence[int]) -> Graph:
     b = Builder()
     b.nodes, b.inputs = list(primal.nodes), list(primal.inputs)
     seeds: dict[int, Value] = {}
-    for k, v in enumerate(primal.outputs):
+    for v in primal.outputs:
         if v.dtype.is_float:
-            seed = b.input(v.t, f"dy{k}")
+            seed = b.input(v.t, f"dy{len(b.inputs)}")
             seeds[v.id] = b.add(seeds[v.id], seed) if v.id in seeds else seed
     found = gradients(b, primal.nodes, seeds, ways)
     ends = [zeros_like(b, v) if dx is None else dx for v, dx in zip(ways, found, strict=True)]

@@ -103,6 +103,11 @@ def _own() -> Iterator[NodeCase]:
     yield node_case(
         "ConvTranspose", {"x": floats(2, 3, 4, 3), "w": floats(3, 2, 3, 2), "b": floats(2)}, 1, strides=[2, 1]
     )
+    # An image's number is a float, which is cut: a little above it no difference leaves it.
+    regions = np.array([[0.2, 0.2, 1.3, 3.7, 4.2], [1.2, 1.8, -1.4, 6.3, 2.1], [0.2, 3.2, 3.3, 1.2, 0.7],
+                        [1.2, 8.1, 8.2, 9.3, 9.4]])  # fmt: skip
+    pooled = {"pooled_shape": [2, 3], "spatial_scale": 0.8}
+    yield node_case("MaxRoiPool", {"x": floats(2, 3, 5, 6), "regions": regions}, 1, **pooled)
     for op, gates in (("GRU", 3), ("RNN", 1)):
         x, w, r = floats(3, 2, 4), floats(1, gates * 5, 4), floats(1, gates * 5, 5)
         inputs = {"x": x, "w": w, "r": r, "b": floats(1, 2 * gates * 5), "": floats(), "h": floats(1, 2, 5)}
@@ -228,7 +233,8 @@ NOTES = {
     "Abs": "0 at 0", "Cast": "between floats", "CastLike": "between floats", "Celu": _BELOW, "Clip": "1 at the bounds",
     "Elu": _BELOW, "GlobalLpPool": _NORM, "GlobalMaxPool": _EVENLY, "HardSigmoid": "0 at both bends",
     "HardSwish": "0 and 1 at the bends", "Hardmax": "zero everywhere", "LeakyRelu": _BELOW, "LpNormalization": _NORM,
-    "LpPool": _NORM, "Max": _PAIRS, "MaxPool": "the first of equal elements has it all", "Min": _PAIRS, "PRelu": _BELOW,
+    "LpPool": _NORM, "Max": _PAIRS, "MaxPool": "the first of equal elements has it all",
+    "MaxRoiPool": "equal elements share, line by line; 0 by the regions", "Min": _PAIRS, "PRelu": _BELOW,
     "Pow": "0 by a power of 0", "ReduceL1": "0 at 0", "ReduceL2": _NORM, "ReduceMax": _EVENLY, "ReduceMin": _EVENLY,
     "ReduceProd": "exact where factors are 0", "Relu": "0 at 0", "ScatterElements": _WRITES, "ScatterND": _WRITES,
     "Selu": _BELOW, "Sqrt": "infinite at 0", "ThresholdedRelu": "0 at the threshold",

@@ -83,7 +83,7 @@ class Generator:
             self.pool += [self.fresh(dtypes.float32, [s]) for s in SYMBOLS]
         self.pool += [self.fresh() for _ in range(self.r.integer(1, 3))]
         for _ in range(steps):
-            made = self.r.choice(_STEPS)(self)
+            made = self.r.choice(self.steps())(self)
             if made is not None and not any(made.value is i.value for i in self.pool) and self._small(made):
                 self.pool.append(made)
         made_items = [i for i in self.pool if i.value.node is not None] or self.pool
@@ -94,6 +94,10 @@ class Generator:
                 outputs.append(item)
         graph = self.b.graph([o.value for o in outputs])
         return RandomGraph(graph, self.extents, outputs)
+
+    def steps(self) -> Sequence[Callable[[Any], Item | None]]:
+        """What it grows by, each as often as it stands here."""
+        return _STEPS
 
     def _small(self, item: Item) -> bool:
         sizes = {"s0": 5, "s1": 5}

@@ -376,11 +376,11 @@ MANY: dict[str, Callable[[], onnx.ModelProto]] = {
 
 @pytest.mark.parametrize("make", MANY.values(), ids=MANY.keys())
 def test_many_nodes(make: Callable[[], onnx.ModelProto]) -> None:
-    """Neither RecursionError nor hours: the limit is ten times what a slow machine takes."""
+    """Neither RecursionError nor hours: the limit, of the process's own time, is ten times what a slow machine takes."""
     proto = make()
-    start = time.monotonic()
+    start = time.process_time()
     program = generate(proto)
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
     assert max(map(len, program.kernels.values())) < 1_000_000
 
 

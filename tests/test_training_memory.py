@@ -219,17 +219,44 @@ def test_losses_do_not_depend_on_what_is_computed_again() -> None:
     for k, (given, v) in enumerate(zip((*batch(17), 0.1, 1.0), graph.inputs, strict=False)):
         slots[k] = np.asarray(given, v.dtype.numpy)
     slots[5:] = [normal(*v.shape) for v in graph.inputs[5:]]
-    for policy in _policies(graph):
+    policies = _policies(graph)
+    for policy, apart in [(p, False) for p in policies] + [(p, True) for p in policies[::2]]:
         arrays = [s.copy() for s in slots]
-        outputs = compile_graph(recompute(graph, policy))(*arrays)
+        outputs = compile_graph(recompute(graph, policy, apart=apart))(*arrays)
         found = [*outputs, *arrays]
         for x, y in zip(wanted or found, found, strict=True):
             np.testing.assert_array_equal(x, y)
         wanted = wanted or found
 
 
-def prepared_step(optimizer: Optimizer) -> Graph:
-    both = joint(onnx_file.load(model(17)), "loss")
+WIDE = """
+(float[64, 16] x, int64[64] y, float[16, 64] w, float[64, 16] v, float[10, 16] head) => (float loss)
+{
+  h = MatMul(x, w)
+  g = Gelu(h)
+  o = MatMul(g, v)
+  z = Add(x, o)
+  scores = Gemm<transB = 1>(z, head)
+  loss = SoftmaxCrossEntropyLoss(scores, y)
+}
+"""
+
+
+def test_each_kernel_computes_what_it_reads() -> None:
+    """The activation is read by the product for a weight's gradient, its derivative by the epilogue of the product
+    before it: but for these two and what the activation goes by, nothing wide is in memory at once.
+    """
+    proto = parse(WIDE, 20)
+    for name, shape in {"w": (16, 64), "v": (64, 16), "head": (10, 16)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(normal(*shape), name))
+    found = planned(prepared_step(SGD(lr=0.1), proto), FusionOptions())
+    wide = [b for b in lifetimes(found) if tuple(b.value.shape) in ((64, 64), (4096,))]
+    alive = max(sum(b.first <= k <= b.last for b in wide) for k in range(len(found.groups)))
+    assert alive == 3
+
+
+def prepared_step(optimizer: Optimizer, proto: onnx.ModelProto | None = None) -> Graph:
+    both = joint(onnx_file.load(proto or model(17)), "loss")
     update = Update(optimizer)
     graph = step_graph(both, update, slots_of(both, update), last=True)
     for _, run_pass in passes(PassOptions()):

@@ -10,6 +10,7 @@ buffer of the program raises, buffers begin full of NaN, and programs run from t
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import struct
@@ -41,6 +42,7 @@ class Request:
     descriptors: bool = False  # whether tiles are read through descriptors, as on later GPUs
     blocks: dict[str, int] | None = None  # of every matmul
     candidate: int = 0  # which of the candidates every choice takes: its number, modulo how many there are
+    imports: Sequence[str] = ()  # modules that define operators
 
 
 @dataclass
@@ -324,9 +326,12 @@ class Interpreter:
 
         from triton import language as tl
 
+        from onnxc.codegen.triton.user import users_library
+
         found: dict[str, Callable[..., None]] = {}
         for name, text in program.kernels.items():
-            source = f"import triton\n\n\n@triton.jit\ndef {name}{text}\n"
+            users = "\n\n".join(users_library([text]))
+            source = f"import triton\n\n\n{users}\n\n\n@triton.jit\ndef {name}{text}\n"
             file = f"<simulated {hash(source)}>"
             linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
             namespace = {**self.library, "__name__": "simulated", "ox_descriptors": tl.constexpr(descriptors)}
@@ -353,6 +358,8 @@ def program_of(request: Request) -> tuple[Any, Any]:
         def choose(self, subject: str, names: Sequence[str]) -> Choice:
             return Choice(subject, names[request.candidate % len(names)], tuple(names), "as asked")
 
+    for module in request.imports:
+        importlib.import_module(module)
     graph = onnx_file.load(onnx.ModelProto.FromString(request.model))
     passes = compiler.pass_options_of(PassOptions.fold_bytes, True, True, request.dtype, on_gpu=True)
     graph = compiler.prepared(graph, passes, compiler.Stages())

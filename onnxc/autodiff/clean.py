@@ -41,7 +41,7 @@ def drop_unused(graph: Graph) -> Graph:
     needed = {v.id for v in graph.outputs}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v.id in needed for v in node.outputs):
+        if node.op == "read" or any(v.id in needed for v in node.outputs):  # its sizes are, else it is gone already
             kept.append(_smaller(node, needed) if node.op == "scan" else node)
             needed.update(v.id for v in kept[-1].operands)
     return replace(graph, nodes=kept[::-1])

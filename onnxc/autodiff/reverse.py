@@ -80,7 +80,7 @@ def _inputs(
     """The inputs whose cotangents are wanted and not zero, with these."""
     rule = rules().get(node.op)
     if rule is None:
-        where = next((str(s) for s in node.origin), "")
+        where = next((f"{s} ({s.line})" if s.line else str(s) for s in node.origin), "")
         raise UnsupportedError(f"{node.op} has no derivative{f', which {where} needs' if where else ''}")
     found = []
     for x, dx, wanted in zip(node.inputs, rule(Step(b, node, dys, needed)), needed, strict=True):

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxc.choices import Choice
 from onnxc.ir.expr import Dim, Symbol, symbols
-from onnxc.ir.graph import Origin, Value
+from onnxc.ir.graph import Node, Origin, Value
 from onnxc.planner.flops import elements_read, total
-from onnxc.planner.groups import Group, Plan
+from onnxc.planner.groups import Group, Plan, group_reads
 from onnxc.primitives.builder import constant_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """A primitive of a kernel: op, type, numbers of the model's nodes, positions of those steps of the kernel that it
+    reads, and operations and elements, to compare it with the other steps.
+    """
+
+    op: str
+    type: str
+    nodes: tuple[int, ...]
+    reads: tuple[int, ...]
+    work: Dim
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,12 @@ class KernelCall:
     pointwise: Dim = 0  # other arithmetic
     turns: Dim = 1  # calls in a run: more than one inside a scan
     choice: Choice | None = None
+    needs: tuple[int, ...] = ()  # ids of the values that it reads from memory
+    gives: tuple[int, ...] = ()  # ids of the values that it stores, in the order of `boundaries`
+    takes: tuple[tuple[int, int], ...] = ()  # this and the next: see `onnxc.codegen.flow.linked`
+    group: int = 0
+    results: tuple[tuple[int, int], ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -65,8 +84,21 @@ def kernel_call(
     flops, pointwise = total(group.nodes)
     return KernelCall(
         name, kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, flops, pointwise,
-        turns, choice,
+        turns, choice, tuple(sorted(group_reads(group))), tuple(v.id for v in stored),
+        steps=tuple(_steps(group.nodes)),
     )  # fmt: skip
+
+
+def _steps(nodes: Sequence[Node]) -> Iterator[Step]:
+    position = {v.id: k for k, node in enumerate(nodes) for v in node.outputs}
+    for node in nodes:
+        reads = sorted({position[v.id] for v in node.operands if v.id in position})
+        flops, pointwise = total([node])
+        work = flops + pointwise
+        for v in node.outputs:
+            work = work + v.t.size
+        types = ", ".join(str(v.type) for v in node.outputs)
+        yield Step(node.op, types, tuple(s.number for s in node.origin), tuple(reads), work)
 
 
 def size_symbols(plan: Plan) -> list[str]:

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxc.errors import InternalError
+from onnxc.errors import InternalError, UnsupportedError
 from onnxc.export.common import Spelling, operand
 from onnxc.export.nodes import NodeWriter
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Node
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.kernels import USER
 from onnxc.primitives.trees import EQUAL, FEATURES, MISSING, from_words
+
+
+def _user(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    raise UnsupportedError(
+        f"the kernel {node.attrs['name']} has no spelling in ONNX", node=", ".join(map(str, node.origin))
+    )
 
 
 def _index(w: NodeWriter, node: Node, x: str, allowed: Sequence[DType] = (dtypes.int64, dtypes.int32)) -> str:
@@ -95,4 +102,5 @@ SPELLINGS: dict[str, Spelling] = {
     "tree_leaves": _tree_leaves,
     "nms": _nms,
     "positions": _positions,
+    USER: _user,
 }

@@ -22,6 +22,7 @@ from onnxc.host.registry import host_function
 MOST_STATES = 20_000
 MOST_REPEATS = 1000  # RE2's own limit
 MOST_DEPTH = 200
+MOST_STEPS = 200_000_000  # states that one text goes through: some ten seconds
 
 Ranges = tuple[tuple[int, int], ...]
 _LAST = sys.maxunicode
@@ -377,8 +378,11 @@ class Regex:
 
     def full_match(self, text: str) -> bool:
         """Whether the pattern matches the text as a whole."""
-        here = self._reached([self._first], text, 0)
+        here, steps = self._reached([self._first], text, 0), 0
         for at, c in enumerate(text):
+            steps += len(here)
+            if steps > MOST_STEPS:
+                raise LimitError(f"a regular expression and a text of {len(text)} characters take too many steps")
             held: dict[Set, bool] = {}
             after: list[int] = []
             for k in here:

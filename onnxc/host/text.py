@@ -9,10 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxc.errors import RunError
+from onnxc.errors import LimitError, RunError
 from onnxc.host.registry import host_function
 
 Array = np.ndarray[Any, Any]
+MOST_CHARACTERS = 1 << 28  # of a result, or elements: a loop may double strings
 
 
 def strings(values: Iterable[str], shape: Sequence[int]) -> Array:
@@ -28,6 +29,11 @@ def each(f: Callable[[str], str], x: Array) -> Array:
     return strings(map(f, x.ravel()), x.shape)
 
 
+def _limit(count: int) -> None:
+    if count > MOST_CHARACTERS:
+        raise LimitError(f"{count} strings or characters would be made; the limit is {MOST_CHARACTERS}")
+
+
 def _broadcast(x: Array, y: Array) -> tuple[Array, Array]:
     try:
         a, b = np.broadcast_arrays(x, y)
@@ -40,6 +46,8 @@ def _broadcast(x: Array, y: Array) -> tuple[Array, Array]:
 def string_concat(x: Array, y: Array) -> Array:
     """Each element of x with that of y behind it; numpy's broadcasting."""
     a, b = _broadcast(x, y)
+    _limit(a.size)
+    _limit(sum(map(len, a.ravel())) + sum(map(len, b.ravel())))
     return strings((s + t for s, t in zip(a.ravel(), b.ravel(), strict=True)), a.shape)
 
 
@@ -60,6 +68,7 @@ def string_split(x: Array, delimiter: str = "", maxsplit: int | None = None) -> 
     most = -1 if maxsplit is None else maxsplit
     parts = [s.split(delimiter or None, most) for s in x.ravel()]
     width = max(map(len, parts), default=0)
+    _limit(width * len(parts))
     filled = (part for found in parts for part in [*found, *[""] * (width - len(found))])
     counts = np.array([len(found) for found in parts], np.int64)
     return strings(filled, (*x.shape, width)), counts.reshape(x.shape)
@@ -120,6 +129,7 @@ def tfidf_vectorizer(
         raise RunError(f"TfIdfVectorizer takes [C] or [N, C], not {list(x.shape)}")
     pool: Sequence[Any] = pool_strings or pool_int64s
     places = _ngrams(pool, ngram_counts, ngram_indexes)
+    longest = max(map(len, places), default=0)
     if weights and len(weights) != len(ngram_indexes):
         raise RunError(f"{len(weights)} weights are given for {len(ngram_indexes)} n-grams")
     scales = np.ones(max(ngram_indexes, default=-1) + 1, np.float32)
@@ -128,8 +138,8 @@ def tfidf_vectorizer(
     rows = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
     counts = np.zeros((len(rows), len(scales)), np.float32)
     for row, items in enumerate(rows):
-        for n in range(min_gram_length, max_gram_length + 1):
-            for step in range(1, 2 if n == 1 else max_skip_count + 2):
+        for n in range(max(1, min_gram_length), min(max_gram_length, longest, len(items)) + 1):
+            for step in range(1, 2 if n == 1 else min(max_skip_count + 1, (len(items) - 1) // (n - 1)) + 1):
                 for first in range(len(items) - (n - 1) * step):
                     at = places.get(tuple(items[first : first + (n - 1) * step + 1 : step]))
                     if at is not None:

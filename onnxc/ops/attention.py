@@ -11,7 +11,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, is_nonnegative
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, dtype_of, is_narrow
+from onnxc.ops.common import along, dtype_of, is_narrow, static_dim
 from onnxc.ops.registry import op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
@@ -34,7 +34,8 @@ def share_heads(b: Builder, x: Value, heads: Dim) -> Value:
     own = x.shape[1]
     if own == heads:
         return x
-    if not (isinstance(own, int) and isinstance(heads, int)) or heads % own:
+    own, heads = (static_dim(n, "the number of heads") for n in (own, heads))
+    if not own or heads % own:
         raise ShapeError(f"{own} heads of keys cannot serve {heads} heads of queries")
     return repeat_each(b, x, 1, heads // own)
 
@@ -126,9 +127,7 @@ def attention(
     right = 0 if is_causal else right_window_size
     bias, may_be_empty = attention_bias(b, q, k, attn_mask, past, nonpad_kv_seqlen, left_window_size, right)
     head_size = q.shape[3]
-    if scale is None and not isinstance(head_size, int):
-        raise ShapeError(f"Attention of {q.t}: the size of a head must be static")
-    factor = scale if scale is not None else 1 / math.sqrt(head_size)
+    factor = scale if scale is not None else 1 / math.sqrt(static_dim(head_size, "the size of a head of Attention"))
     scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), factor)
     shown = [scores]
     if softcap:
@@ -176,8 +175,8 @@ def rotary(
             raise ModelError("RotaryEmbedding of a 3D input needs num_heads")
         x = b.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
     head_size = x.shape[3]
-    width = size or head_size
-    if not isinstance(width, int) or width % 2:
+    width = size or static_dim(head_size, "the rotated size of RotaryEmbedding")
+    if width % 2:
         raise ShapeError(f"RotaryEmbedding of {x.t}: the rotated size {width} must be even")
     if positions is not None:
         cos, sin = b.gather(cos, positions, 0), b.gather(sin, positions, 0)

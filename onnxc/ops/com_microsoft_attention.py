@@ -21,7 +21,7 @@ from onnxc.ops.attention import (
     window_mask,
 )
 from onnxc.ops.com_microsoft import MS
-from onnxc.ops.common import TABLE_ELEMENTS, along
+from onnxc.ops.common import TABLE_ELEMENTS, along, static_dim
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -40,8 +40,8 @@ def rotary_embedding(
         position_ids = b.expand(b.add(b.iota(sequence), b.reshape(position_ids, ())), (batch, sequence))
     hidden = x.shape[-1]
     heads = num_heads or (hidden // width if x.rank == 3 else x.shape[1])
-    if not isinstance(width, int) or not isinstance(heads, int):
-        raise ShapeError(f"RotaryEmbedding of {x.t}: the number of heads must be static")
+    width = static_dim(width, "the rotated size of RotaryEmbedding")
+    heads = static_dim(heads, "the number of heads of RotaryEmbedding")
     return rotary(b, x, cos, sin, position_ids, heads, width, bool(interleaved))
 
 
@@ -55,7 +55,7 @@ def m_rotary_embedding(
     if is_packed_batching:
         raise UnsupportedError("MRotaryEmbedding of packed batches is not supported")
     stream = _streams(mrope_section, bool(mrope_layout))
-    if not always_equal(len(stream), cos.shape[1]):
+    if not always_equal(len(stream), static_dim(cos.shape[1], "the width of the caches of MRotaryEmbedding")):
         raise ShapeError(f"MRotaryEmbedding: mrope_section {mrope_section} does not fit the caches {cos.t}")
     turned = [b.gather(t, position_ids, 0) for t in (cos, sin)]  # [3, batch, sequence, pairs]
     chosen = []
@@ -64,8 +64,7 @@ def m_rotary_embedding(
         of = [b.constant(np.array([s == k for s in stream])) for k in (0, 1)]
         chosen.append(b.where(of[0], parts[0], b.where(of[1], parts[1], parts[2])))
     heads = num_heads or (x.shape[2] // (2 * len(stream)) if x.rank == 3 else x.shape[1])
-    if not isinstance(heads, int):
-        raise ShapeError(f"MRotaryEmbedding of {x.t}: the number of heads must be static")
+    heads = static_dim(heads, "the number of heads of MRotaryEmbedding")
     return rotary(b, x, chosen[0], chosen[1], None, heads, 2 * len(stream), bool(interleaved))
 
 
@@ -165,10 +164,7 @@ def attend(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: 
 
 def head_scale(q: Value) -> float:
     """1 / sqrt(size), for [batch, heads, sequence, size]."""
-    size = q.shape[3]
-    if not isinstance(size, int):
-        raise ShapeError(f"attention of {q.t}: the size of a head must be static")
-    return 1 / math.sqrt(size)
+    return 1 / math.sqrt(static_dim(q.shape[3], "the size of a head"))
 
 
 def _masked(

@@ -9,6 +9,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops.attention import additive, merge_heads, rotary, scaled_scores, share_heads, split_heads
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import cached, head_scale, to_width
+from onnxc.ops.common import static_dim
 from onnxc.ops.normalization import rms_norm
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
@@ -49,9 +50,7 @@ def group_query_attention(
         at = _positions(b, seqlens_k, before, new)
         if position_ids is not None:
             at = _given_positions(b, position_ids, new, total)
-        width = cos_cache.shape[1] * 2
-        if not isinstance(width, int):
-            raise UnsupportedError("GroupQueryAttention: the width of cos_cache must be static")
+        width = static_dim(cos_cache.shape[1] * 2, "the width of cos_cache")
         q, k = (rotary(b, t, cos_cache, sin_cache, at, 0, width, bool(rotary_interleaved)) for t in (q, k))
     k, v = (cached(b, t, n, before, total, False) for t, n in ((past_key, k), (past_value, v)))
     scores = scaled_scores(b, q, share_heads(b, k, num_heads), scale or head_scale(q))

@@ -217,16 +217,16 @@ def gather_block_quantized(
     if data.dtype is dtypes.uint8:
         if bits not in (2, 4, 8):
             raise UnsupportedError(f"GatherBlockQuantized with {bits} bits is not supported")
-        codes = _unpacked_last(b, data, bits)
-        zeros = b.scalar(1 << (bits - 1), dtypes.uint8) if zeros is None else _unpacked_last(b, zeros, bits)
+        codes = unpacked_last(b, data, bits)
+        zeros = b.scalar(1 << (bits - 1), dtypes.uint8) if zeros is None else unpacked_last(b, zeros, bits)
     if zeros is not None and zeros.rank:
         zeros = b.slice(zeros, zeros.rank - 1, 0, scales.shape[-1])
     table = dequantize_linear(b, codes, scales, zeros, axis=quantized, block_size=block_size)
     return b.gather(table, indices, b.axis(gather_axis, data.rank))
 
 
-def _unpacked_last(b: Builder, x: Value, bits: int) -> Value:
-    """As `_unpacked`, along the last axis of any rank."""
+def unpacked_last(b: Builder, x: Value, bits: int) -> Value:
+    """[..., bytes] as [..., bytes * 8 / bits]: the lowest bits come first."""
     flat = _unpacked(b, b.reshape(x, (prod(x.shape[:-1]), x.shape[-1])), bits)
     return b.reshape(flat, (*x.shape[:-1], x.shape[-1] * (8 // bits)))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxc.errors import LimitError, ModelError, NeedsContentError, UnsupportedError
+from onnxc.errors import LimitError, ModelError, NeedsContentError, NeedsSizesError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
@@ -40,9 +40,9 @@ def axes_of(b: Builder, axes: Sequence[int] | Value | None, rank: int, what: str
 
 
 def static_dim(d: Dim, what: str) -> int:
-    """A dim that must be known at compile time."""
+    """A dim that must be known at compile time (which may be when the model runs)."""
     if not isinstance(d, int):
-        raise UnsupportedError(f"{what} must be static, but is {d}")
+        raise NeedsSizesError(f"{what} must be static, but is {d}", d)
     return d
 
 

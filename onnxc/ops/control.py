@@ -53,13 +53,19 @@ def if_(b: Builder, condition: Value, *, then_branch: Graph, else_branch: Graph)
     known = constant_of(condition)
     if known is not None:
         return [*lower(b, then_branch if known.item() else else_branch, b, [])]
+    branches = [lambda inner: lower(b, then_branch, inner, []), lambda inner: lower(b, else_branch, inner, [])]
+    return [*choose(b, condition, branches)]
+
+
+def choose(b: Builder, condition: Value, branches: Sequence[Callable[[Builder], Sequence[Value]]]) -> list[Value]:
+    """The outputs of the first of two branches where a condition holds, else of the second."""
     run_time = _run_time(b, "the condition of an If")
     first = len(run_time.symbols)
     regions, taken = [], []
-    for branch in (then_branch, else_branch):
+    for branch in branches:
         inner = b.inside()
         in_branch(inner, b)
-        outputs = lower(b, branch, inner, [])
+        outputs = list(branch(inner))
         region, outside = close_region([], inner.nodes, outputs)
         regions.append(region)
         taken.append(outside)
@@ -71,7 +77,7 @@ def if_(b: Builder, condition: Value, *, then_branch: Graph, else_branch: Graph)
     operands = [scalar(b, condition), *taken[0], *taken[1]]
     node = Node("if", operands, [Value(t) for t in types], {"split": len(taken[0])}, regions, b.origin)
     b.nodes.append(node)
-    return [*node.outputs]
+    return list(node.outputs)
 
 
 def _made_before(run_time: RunTime, first: int) -> Callable[[Symbol], bool]:
@@ -289,7 +295,7 @@ def scan(
     axes = _per_value(scan_input_axes, num_scan_inputs, "scan_input_axes")
     back = _per_value(scan_input_directions, num_scan_inputs, "scan_input_directions")
     moved = [_to_front(b, x, b.axis(a, x.rank), bool(r)) for x, a, r in zip(xs, axes, back, strict=True)]
-    ends, results = _scan(b, _step(b, body, states), given[:states], moved)
+    ends, results = scan_over(b, _step(b, body, states), given[:states], moved)
     out_axes = _per_value(scan_output_axes, outputs, "scan_output_axes")
     out_back = _per_value(scan_output_directions, outputs, "scan_output_directions")
     placed = [
@@ -329,12 +335,12 @@ def scan_8(
 
         if lengths is not None:
             xs = [inner.iota(steps), *xs]
-        ends, results = _scan(inner, step if lengths is None else masked, rest[:states], xs)
+        ends, results = scan_over(inner, step if lengths is None else masked, rest[:states], xs)
         return [], [*ends, *results]
 
     whole = b.size_as(steps, dtypes.int64) if lengths is None else b.cast(lengths, dtypes.int64)
     each = b.expand(whole, (given[0].shape[0],))
-    return [*_scan(b, one, [], [each, *given])[1]]
+    return [*scan_over(b, one, [], [each, *given])[1]]
 
 
 def _back(b: Builder, x: Value, length: Value) -> Value:
@@ -371,8 +377,8 @@ def _step(b: Builder, body: Graph, states: int) -> Step:
     return step
 
 
-def _scan(b: Builder, step: Step, initial: list[Value], xs: list[Value]) -> tuple[list[Value], list[Value]]:
-    """Over the leading axes."""
+def scan_over(b: Builder, step: Step, initial: list[Value], xs: list[Value]) -> tuple[list[Value], list[Value]]:
+    """A step over the leading axes: a `scan`, or a loop on the host where the step has steps on the host itself."""
 
     def pure(inner: Builder, before: list[Value], slices: list[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         after, results = step(inner, before, slices)

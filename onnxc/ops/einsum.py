@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, prod
+from onnxc.ir.expr import Dim, never_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.registry import op
 from onnxc.primitives.base import broadcast_dims
@@ -67,7 +67,7 @@ def _diagonal(b: Builder, x: Value, text: str) -> Labelled:
         order = [i, j, *(k for k in range(x.rank) if k not in (i, j))]
         x = b.transpose(x, order)
         n, rest = x.shape[0], x.shape[2:]
-        if not always_equal(n, x.shape[1]):
+        if never_equal(n, x.shape[1]):
             raise ShapeError(f"Einsum takes the diagonal of axes of sizes {n} and {x.shape[1]}")
         flat = b.reshape(x, (n * n, *rest))
         if isinstance(n, int):

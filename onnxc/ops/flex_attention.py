@@ -8,7 +8,7 @@ from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Value
 from onnxc.ops.attention import share_heads
-from onnxc.ops.common import dtype_of
+from onnxc.ops.common import dtype_of, static_dim
 from onnxc.ops.control import lower
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
@@ -32,13 +32,11 @@ def flex_attention(
     """prob_mod(softmax(score_mod(q k' * scale))) v, for [batch, heads, sequence, size]."""
     if any(x.rank != 4 for x in (q, k, v)):
         raise ShapeError(f"FlexAttention of {q.t}, {k.t} and {v.t}: all have four axes")
-    width = q.shape[3]
-    if scale is None and not isinstance(width, int):
-        raise ShapeError(f"FlexAttention of {q.t}: the size of a head must be static")
     wide = dtypes.float64 if q.dtype is dtypes.float64 else dtypes.float32
     if softmax_precision is not None:
         wide = dtype_of(softmax_precision, "softmax_precision")
-    factor = scale if scale is not None else 1 / math.sqrt(width)
+    size = "the size of a head of FlexAttention"
+    factor = scale if scale is not None else 1 / math.sqrt(static_dim(q.shape[3], size))
     inner = dtypes.float64 if dtypes.float64 in (wide, q.dtype) else dtypes.float32
     heads, dtype = q.shape[1], q.dtype
     q, k, v = (b.cast(x, inner) for x in (q, k, v))

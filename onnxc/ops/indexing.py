@@ -8,7 +8,7 @@ from onnxc.errors import ModelError, NeedsContentError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, constant_input, scalar_of
+from onnxc.ops.common import along, constant_input, scalar_of, static_dim
 from onnxc.ops.computed import positions_where, unravelled
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
@@ -28,6 +28,8 @@ def gather_elements(b: Builder, x: Value, index: Value, *, axis: int = 0) -> Val
 
 @op("GatherND", 11)
 def gather_nd(b: Builder, x: Value, index: Value, *, batch_dims: int = 0) -> Value:
+    if index.rank:
+        static_dim(index.shape[-1], "the number of axes that GatherND indexes")
     return b.one("gather_nd", x, index, batch_dims=batch_dims)
 
 
@@ -139,5 +141,8 @@ def non_zero(b: Builder, x: Value) -> Value:
         raise NeedsContentError("the size of NonZero depends on data, which is not supported here", x)
     shape = x.shape or (1,)
     flat = b.reshape(x, (prod(shape),))
+    if x.dtype.kind == "complex":  # zero in both parts, whatever their signs
+        bits = b.bitcast(flat, dtypes.uint64)
+        flat = b.binary("bitand", bits, b.scalar(0x7FFFFFFF7FFFFFFF, dtypes.uint64))
     mask = flat if x.dtype is dtypes.boolean else b.unary("not", b.eq(flat, 0))
     return unravelled(b, positions_where(b, mask), shape)

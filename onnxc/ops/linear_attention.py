@@ -8,6 +8,7 @@ from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.attention import share_heads
+from onnxc.ops.common import static_dim
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -52,9 +53,7 @@ def linear_attention(
     q, (k, v) = _by_step(b, query, q_num_heads), (_by_step(b, x, kv_num_heads) for x in (key, value))
     steps, batch, _, width = q.shape
     depth = v.shape[3]
-    if not scale and not isinstance(width, int):
-        raise ShapeError(f"LinearAttention of {query.t}: the size of a head must be static")
-    factor = scale or 1 / math.sqrt(width)
+    factor = scale or 1 / math.sqrt(static_dim(width, "the size of a head of LinearAttention"))
     scanned = [q, k, v]
     if decay is not None:  # [steps, batch, heads, 1 or d_k]
         scanned.append(b.exp(_by_step(b, decay, kv_num_heads)))

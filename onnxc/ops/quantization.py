@@ -57,6 +57,8 @@ def quantize(
 ) -> Value:  # fmt: skip
     """saturate(round(x / scale) + zero)."""
     width = precision or scale.dtype
+    if zero is not None and scale.rank == 0:  # a zero point of one element is one for all
+        zero = b.reshape(zero, ())
     ratio = b.div(b.cast(x, width), spread(b, b.cast(scale, width), x, axis, block))
     point = None if zero is None else spread(b, zero, x, axis, block)
     return to_quantized(b, widened(b, ratio), point, to, saturate)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from onnxc.errors import ModelError, UnsupportedError
+from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim
+from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Value
+from onnxc.ir.types import same_shape
 from onnxc.ops.activation import expm1_of_negative, negative
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
@@ -86,19 +87,32 @@ class Recurrence:
     """What the three ops share: layout, directions, sequence lengths. `hidden` is the size of the state."""
 
     def __init__(self, b: Builder, x: Value, hidden: Dim, lens: Value | None, direction: str, layout: int) -> None:
-        self.b, self.lens, self.layout = b, lens, layout
+        self.b, self.layout = b, layout
         self.x = b.swap(x, 0, 1) if layout else x
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
         self.hidden = hidden
         self.directions = 2 if direction == "bidirectional" else 1
+        self.lens = None if lens is None else self.fitted(lens, self.batch)
         self.backwards = [False, True] if self.directions == 2 else [direction == "reverse"]
+
+    def fitted(self, v: Value, *shape: Dim) -> Value:
+        """A tensor in the shape that it must have: where dims are open, a run finds out."""
+        if len(shape) != v.rank or any(map(never_equal, v.shape, shape)):
+            raise ShapeError(f"a recurrent op takes {v.t} where {list(shape)} is needed")
+        return v if same_shape(v.shape, shape) else self.b.reshape(v, shape)
+
+    def weights(self, w: Value, r: Value, bias: Value | None, gates: int) -> tuple[Value, Value, Value | None]:
+        """The weights of input and state, and the biases."""
+        d, n = self.directions, gates * self.hidden
+        both = None if bias is None else self.fitted(bias, d, 2 * n)
+        return self.fitted(w, d, n, self.x.shape[2]), self.fitted(r, d, n, self.hidden), both
 
     def initial(self, h: Value | None, d: int) -> Value:
         """The state of direction d before the first step."""
         if h is None:
             return self.b.full((self.batch, self.hidden), 0.0, self.x.dtype)
         h = self.b.swap(h, 0, 1) if self.layout else h
-        return self.part(h, d)
+        return self.part(self.fitted(h, self.directions, self.batch, self.hidden), d)
 
     def part(self, v: Value, d: int) -> Value:
         """Direction d of a tensor with a leading axis of directions."""
@@ -176,7 +190,8 @@ def lstm(
     activations: Sequence[str] = (), activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """i, o, f, c gates; peepholes P for i, o, f. Y, Y_h, Y_c."""
-    rec = Recurrence(b, x, w.shape[1] // 4, lens, direction, layout)
+    rec = Recurrence(b, x, hidden_size or w.shape[1] // 4, lens, direction, layout)
+    w, r, bias = rec.weights(w, r, bias, 4)
     functions = activations_of(
         activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions
     )
@@ -200,6 +215,7 @@ def lstm_steps(
     for d in range(rec.directions):
         f, g, k = functions[d]
         times = recurrent(d)
+        p = None if p is None else rec.fitted(p, rec.directions, 3 * h)
         peep = [b.slice(rec.part(p, d), 0, i * h, (i + 1) * h) for i in range(3)] if p is not None else None
 
         def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
@@ -232,7 +248,8 @@ def gru(
     activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """z, r, h gates. Y, Y_h."""
-    rec = Recurrence(b, x, w.shape[1] // 3, lens, direction, layout)
+    rec = Recurrence(b, x, hidden_size or w.shape[1] // 3, lens, direction, layout)
+    w, r, bias = rec.weights(w, r, bias, 3)
     n = rec.hidden
     functions = activations_of(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), rec.directions)
     ys, finals = [], []
@@ -279,7 +296,8 @@ def rnn(
     activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """One gate. Y, Y_h."""
-    rec = Recurrence(b, x, w.shape[1], lens, direction, layout)
+    rec = Recurrence(b, x, hidden_size or w.shape[1], lens, direction, layout)
+    w, r, bias = rec.weights(w, r, bias, 1)
     functions = activations_of(activations, activation_alpha, activation_beta, ("Tanh",), rec.directions)
     ys, finals = [], []
     for d in range(rec.directions):

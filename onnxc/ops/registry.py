@@ -9,7 +9,8 @@ An operator is a Python function that builds its meaning out of primitives:
 Its positional parameters are the ONNX inputs (a missing optional one is None, `*xs` takes a variadic tail), its
 keyword-only parameters are the ONNX attributes by name, with the standard's defaults. Two more keyword-only
 parameters are filled in where a function has them: `opset` (the model's version of the op's domain) and `n_outputs`.
-Types, shapes, gradients and kernels follow from the body.
+Types, shapes, gradients and kernels follow from the body. Users define theirs in the same way
+(docs/custom-operators.md).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import onnxc.ops
-from onnxc.errors import ModelError, UnsupportedError
+from onnxc.errors import InputError, ModelError, UnsupportedError
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.custom import with_gradient
@@ -37,6 +38,7 @@ Gradient = Callable[..., "Value | Sequence[Value | None] | None"]
 one for each input, None for zero; a single one may stand alone. The attributes are those that its keywords name.
 """
 F = TypeVar("F", bound=Definition)
+_OWN = "onnxc."
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ class OpDef:
     def covers(self, opset: int) -> bool:
         return self.first <= opset and (self.last is None or opset <= self.last)
 
+    def meets(self, other: OpDef) -> bool:
+        """Whether there is an opset that both cover."""
+        return self.covers(max(self.first, other.first)) and other.covers(max(self.first, other.first))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether onnxc defines it, and no one else."""
+        return str(getattr(self.define, "__module__", "")).startswith(_OWN)
+
 
 _TABLE: dict[tuple[str, str], list[OpDef]] = {}
 
@@ -66,10 +77,42 @@ def op(
     """
 
     def add(define: F) -> F:
-        _TABLE.setdefault((domain, name), []).append(OpDef(name, domain, first, last, define, gradient))
+        made = OpDef(name, domain, first, last, define, gradient)
+        if not made.is_own:
+            _replace(made)
+        _TABLE.setdefault((domain, name), []).append(made)
         return define
 
     return add
+
+
+def _replace(made: OpDef) -> None:
+    """Takes an older definition by the same function (of a notebook's cell that runs again) out of the table.
+
+    Raises InputError where another function, or onnxc, defines the op.
+    """
+    rows = [d for key, found in table().items() if key == (made.domain, made.name) for d in found]
+    place = _place(made)
+    for row in [d for d in rows if d.meets(made)]:
+        if row.is_own or _place(row) != place:
+            where = "onnxc" if row.is_own else _place(row)
+            raise InputError(f"the operator {made.name} of the domain {made.domain!r} is defined already, by {where}")
+        _TABLE[made.domain, made.name].remove(row)
+
+
+def _place(definition: OpDef) -> str:
+    """Where an op is defined: module and name of its function."""
+    define = definition.define
+    return f"{getattr(define, '__module__', '')}.{getattr(define, '__qualname__', repr(define))}"
+
+
+def users_names() -> set[str]:
+    """The names of operators that others than onnxc have defined."""
+    return {d.name for rows in table().values() for d in rows if not d.is_own} if _loaded() else set()
+
+
+def _loaded() -> bool:
+    return table.cache_info().currsize > 0
 
 
 @cache
@@ -114,10 +157,9 @@ def apply(
     if required:
         raise ModelError(f"{definition.name} lacks the attribute {', '.join(required)}")
     for k, v in given.items():
-        if not _fits(v, str(keywords[k].annotation)):
-            raise ModelError(
-                f"the attribute {k} of {definition.name} is {v!r}, not of the type {keywords[k].annotation}"
-            )
+        wanted = _spelled(keywords[k].annotation)
+        if wanted and not _fits(v, wanted):
+            raise ModelError(f"the attribute {k} of {definition.name} is {v!r}, not of the type {wanted}")
     known: dict[str, Any] = {k: _as_stored(p.default) for k, p in keywords.items() if isinstance(p.default, float)}
     known |= {"opset": opset, "n_outputs": n_outputs}
     filled = {k: v for k, v in known.items() if k in keywords and k not in given}
@@ -135,6 +177,13 @@ def _as_stored(default: float) -> float:
 
 
 _PLAIN = {"int": (int,), "float": (float, int), "str": (str,)}
+
+
+def _spelled(annotation: Any) -> str:
+    """An annotation as text, which it is where annotations are not evaluated; "" for none."""
+    if annotation is inspect.Parameter.empty:
+        return ""
+    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
 
 
 def _fits(value: Any, annotation: str) -> bool:

@@ -33,7 +33,7 @@ def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]], combine: s
     last = b.transpose(x, (0, *range(2, x.rank), 1))
     total: Value | None = None
     for corner in product(*taps):
-        index = b.concat([b.cast(b.reshape(t.at, (*t.at.shape, 1)), dtypes.int64) for t in corner], corner[0].at.rank)
+        index = b.concat([b.reshape(_index(b, t.at), (*t.at.shape, 1)) for t in corner], corner[0].at.rank)
         value = b.one("gather_nd", last, index, batch_dims=1)
         weights = [t.weight for t in corner if t.weight is not None]
         if weights:
@@ -42,6 +42,11 @@ def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]], combine: s
         total = value if total is None else b.binary(combine, total, value)
     assert total is not None
     return b.transpose(total, (0, total.rank - 1, *range(1, total.rank - 1)))
+
+
+def _index(b: Builder, at: Value) -> Value:
+    """Whole positions as integers. What is no number reads the first element; its weight says what that counts."""
+    return b.cast(b.where(b.unary("isnan", at), 0.0, at), dtypes.int64)
 
 
 def zero_outside(b: Builder, at: Value, weight: Value | None, size: Dim) -> Tap:
@@ -136,11 +141,18 @@ def affine_grid(b: Builder, theta: Value, size: Value, *, align_corners: int = 0
 # ---------------------------------------------------------------- RoiAlign
 
 
-def _roi_positions(b: Builder, start: Value, extent: Value, bins: int, samples: int) -> Value:
-    """[rois, bins * samples]: evenly spaced inside of each bin."""
-    step = (np.arange(bins * samples) + 0.5) / (bins * samples)
-    inner = b.constant(step.astype(start.dtype.numpy))
-    return b.add(b.reshape(start, (*start.shape, 1)), b.mul(b.reshape(extent, (*extent.shape, 1)), inner))
+def _roi_positions(b: Builder, start: Value, extent: Value, bins: int, samples: Dim, own: Value | None = None) -> Value:
+    """[rois, bins * samples]: evenly spaced inside of each bin; as many of them as are a region's `own` count."""
+    if own is None:
+        assert isinstance(samples, int)
+        step = b.constant(((np.arange(bins * samples) + 0.5) / (bins * samples)).astype(start.dtype.numpy))
+    else:
+        each = b.max(b.size_as(samples, dtypes.int64), 1)
+        k = b.iota(bins * samples)
+        number, inner = (b.cast(b.binary(how, k, each), start.dtype) for how in ("div", "mod"))
+        inner = b.div(b.add(inner, 0.5), b.reshape(b.max(own, 1.0), (*own.shape, 1)))
+        step = b.div(b.add(number, inner), float(bins))
+    return b.add(b.reshape(start, (*start.shape, 1)), b.mul(b.reshape(extent, (*extent.shape, 1)), step))
 
 
 def _roi_taps(b: Builder, at: Value, size: Dim) -> list[Tap]:
@@ -164,8 +176,8 @@ def roi_align(
 
     In mode max, as in onnxruntime, the greatest weighted neighbour of any sample.
     """
-    if mode not in ("avg", "max") or sampling_ratio <= 0:
-        raise UnsupportedError(f"RoiAlign with mode {mode!r} and sampling_ratio {sampling_ratio} is not supported")
+    if mode not in ("avg", "max"):
+        raise ModelError(f"RoiAlign has the mode {mode!r}; avg and max exist")
     how = coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
     shift = 0.5 if how == "half_pixel" else 0.0
     scaled = b.sub(b.mul(rois, spatial_scale), shift)
@@ -175,7 +187,16 @@ def roi_align(
         extents = [b.max(e, 1.0) for e in extents]
     bins = (output_height, output_width)
     count = rois.shape[0]
-    ys, xs = (_roi_positions(b, s, e, n, sampling_ratio) for s, e, n in zip((top, left), extents, bins, strict=True))
+    own = (
+        None
+        if sampling_ratio > 0
+        else [b.unary("ceil", b.div(e, float(n))) for e, n in zip(extents, bins, strict=True)]
+    )
+    samples = [sampling_ratio] * 2 if own is None else _most_samples(b, own)
+    ys, xs = (
+        _roi_positions(b, s, e, n, k, None if own is None else own[i])
+        for i, (s, e, n, k) in enumerate(zip((top, left), extents, bins, samples, strict=True))
+    )
     shape = (count, ys.shape[1], xs.shape[1])
     ys, xs = (
         b.expand(b.reshape(ys, (*ys.shape, 1)), shape),
@@ -184,8 +205,27 @@ def roi_align(
     images = b.gather(x, b.cast(batch_indices, dtypes.int64), 0)
     taps = [_roi_taps(b, ys, x.shape[2]), _roi_taps(b, xs, x.shape[3])]
     y = weighted_sum(b, images, taps, "add" if mode == "avg" else "max")
-    y = b.reshape(y, (count, x.shape[1], output_height, sampling_ratio, output_width, sampling_ratio))
-    return b.mean(y, [3, 5]) if mode == "avg" else b.reduce("max", y, [3, 5])
+    y = b.reshape(y, (count, x.shape[1], output_height, samples[0], output_width, samples[1]))
+    if own is None:
+        return b.mean(y, [3, 5]) if mode == "avg" else b.reduce("max", y, [3, 5])
+    taken = [b.lt(b.cast(b.iota(k), n.dtype), b.reshape(n, (count, 1))) for n, k in zip(own, samples, strict=True)]
+    rows, columns = (
+        b.reshape(t, (count, 1, 1, *s)) for t, s in zip(taken, ((samples[0], 1, 1), (1, 1, samples[1])), strict=True)
+    )
+    both = b.and_(rows, columns)
+    if mode == "avg":
+        total = b.reduce("sum", b.where(both, y, 0.0), [3, 5])
+        number = b.max(b.mul(b.max(own[0], 0.0), b.max(own[1], 0.0)), 1.0)
+        return b.div(total, b.reshape(number, (count, 1, 1, 1)))
+    best = b.reduce("max", b.where(both, y, -np.inf), [3, 5])
+    return b.where(b.eq(best, -np.inf), 0.0, best)
+
+
+def _most_samples(b: Builder, own: Sequence[Value]) -> list[Dim]:
+    """The most samples of a bin of any region, down and across."""
+    zero = b.full((1,), 0.0, own[0].dtype)
+    most = [b.cast(b.reduce("max", b.concat([zero, n], 0), [0], True), dtypes.int64) for n in own]
+    return b.extents(b.concat(most, 0), "how many samples RoiAlign takes")
 
 
 # ---------------------------------------------------------------- DeformConv, Col2Im

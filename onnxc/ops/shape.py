@@ -85,7 +85,7 @@ def _squeeze(b: Builder, x: Value, axes: tuple[int, ...] | None) -> Value:
     """Drops axes of size 1; without axes, all of them."""
     if axes is None:
         if not all(d == 1 or never_equal(d, 1) for d in x.shape):
-            raise NeedsSizesError(f"which axes of {x.t} Squeeze drops depends on sizes: give them, or axes", x)
+            raise NeedsSizesError(f"which axes of {x.t} Squeeze drops depends on sizes: give them, or axes")
         axes = tuple(i for i, d in enumerate(x.shape) if d == 1)
     wrong = [i for i in axes if isinstance(x.shape[i], int) and x.shape[i] != 1]
     if wrong:

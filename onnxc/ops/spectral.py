@@ -82,7 +82,7 @@ def _radix(length: int, real: bool) -> int:
     return next((r for r in (8, 4, 2, 3, 5, 7, 11, 13) if length % r == 0), length)
 
 
-def _fourier(b: Builder, x: Complex, length: int, sign: int) -> Complex:
+def fourier(b: Builder, x: Complex, length: int, sign: int) -> Complex:
     """The transform along the last axis: short ones of r elements, turned, then those of what is left (Cooley, Tukey).
 
     X[k1 + r k2] = sum over n2 of w_m^(n2 k2) w_N^(n2 k1) sum over n1 of w_r^(n1 k1) x[m n1 + n2], for N = r m.
@@ -102,7 +102,7 @@ def _fourier(b: Builder, x: Complex, length: int, sign: int) -> Complex:
     tables = _roots(np.outer(np.arange(m), np.arange(r)), length, sign)
     cos, sin = (b.constant(t.astype(x[0].dtype.numpy)) for t in tables)
     rows = each(_turned(b, short, cos, sin), lambda v: b.swap(v, rank - 2, rank - 1))
-    found = _fourier(b, rows, m, sign)  # [..., k1, k2]
+    found = fourier(b, rows, m, sign)  # [..., k1, k2]
     return each(found, lambda v: b.reshape(b.swap(v, rank - 2, rank - 1), (*lead, length)))
 
 
@@ -121,7 +121,7 @@ def transform(b: Builder, x: Value, axis: int, length: int, inverse: bool, onesi
         found = _direct(b, (real, imaginary), length, bins, sign)
     else:
         limited(length, "DFT")
-        found = _fourier(b, (real, imaginary), length, sign)
+        found = fourier(b, (real, imaginary), length, sign)
     parts = []
     for part in found:
         assert part is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -13,7 +13,7 @@ import onnx
 from onnxc.errors import ModelError, NeedsContentError, NeedsSizesError, OnnxcError, ShapeError, UnsupportedOpError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import symbols
+from onnxc.ir.expr import Symbol, symbols
 from onnxc.ir.graph import Graph, Node, Value, cloned, merge_origins
 from onnxc.ir.types import TensorType, shape_within
 from onnxc.ops.registry import OpDef, apply, find
@@ -36,7 +36,7 @@ _MISFITS = (
 )
 
 
-def decompose(graph: Graph, differentiable: bool = False, staged: bool = False) -> Graph:
+def decompose(graph: Graph, differentiable: bool = False, staged: bool = False, careful: bool = False) -> Graph:
     """The graph with every ONNX op replaced by primitives, and all types known.
 
     Before: as imported (`onnxc.frontends.onnx_file.load`), the opsets in its metadata. After: nodes
@@ -44,7 +44,9 @@ def decompose(graph: Graph, differentiable: bool = False, staged: bool = False) 
     primitives stays as it is.
 
     With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`). With `staged`, the
-    graph may have steps on the host (`onnxc.primitives.host`); without, what needs them is an UnsupportedError.
+    graph may have steps on the host (`onnxc.primitives.host`); without, what needs them is an UnsupportedError. With
+    `careful`, what depends on a size that the run will tell is compiled when the run has told it: it may be 1, and is
+    broadcast then.
 
     Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node,
     its op type and the shapes of its inputs.
@@ -55,7 +57,12 @@ def decompose(graph: Graph, differentiable: bool = False, staged: bool = False) 
     b.inputs = list(graph.inputs)
     for v in graph.inputs:
         _check_input(v, staged)
-    work = _Decomposer(b, graph.metadata["opsets"], _definitions(graph), {v.id: v for v in graph.inputs})
+    scope = _Scope(
+        graph.metadata["opsets"], _definitions(graph), careful or bool(graph.metadata.get("careful")),
+        frozenset(s for v in graph.inputs for d in shape_within(v.type) for s in symbols(d))
+        if graph.metadata.get("at_run") else frozenset(),
+    )  # fmt: skip
+    work = _Decomposer(b, scope, {v.id: v for v in graph.inputs})
     work.build(graph)
     return eliminate_dead(replace(graph, outputs=work.outputs(graph), nodes=b.nodes))
 
@@ -66,16 +73,31 @@ def _symbols_taken(graph: Graph) -> int:
     return 1 + max((int(number) for number in taken if number.isdigit()), default=-1)
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """What a graph and its subgraphs have in common.
+
+    Attributes:
+        opsets: versions by domain.
+        definitions: by op.
+        careful: as of `decompose`.
+        numbers: sizes that are numbers if that is wanted: those of the inputs of a graph that is compiled as it runs.
+    """
+
+    opsets: Mapping[str, int]
+    definitions: Mapping[str, OpDef]
+    careful: bool = False
+    numbers: frozenset[Symbol] = frozenset()
+
+
 class _Decomposer:
     """Builds the nodes of one imported graph (or of a subgraph) in a builder.
 
     What cannot be built before the model runs goes into one `later` node, with all that depends on it.
     """
 
-    def __init__(
-        self, b: Builder, opsets: Mapping[str, int], definitions: Mapping[str, OpDef], values: dict[int, Value]
-    ) -> None:
-        self.b, self.opsets, self.definitions = b, opsets, definitions
+    def __init__(self, b: Builder, scope: _Scope, values: dict[int, Value]) -> None:
+        self.b, self.scope = b, scope
         self.values = values  # by id of the imported value
         self.later: list[Node] = []
         self.unknown: set[int] = {vid for vid, v in values.items() if v.type is None}
@@ -86,7 +108,7 @@ class _Decomposer:
         """All nodes of the graph."""
         for node in graph.nodes:
             with self.b.from_origin(node.origin):
-                if any(v.id in self.unknown for v in node.operands):
+                if any(v.id in self.unknown or self._may_be_one(v) for v in node.operands):
                     self._put_off(node)
                 else:
                     self._node(node)
@@ -112,8 +134,8 @@ class _Decomposer:
 
     def _apply(self, node: Node) -> Sequence[Value | None]:
         """One node's outputs in the new graph."""
-        definition = self.definitions[node.op]
-        _, _, version = _target(node.op, self.opsets)
+        definition = self.scope.definitions[node.op]
+        _, _, version = _target(node.op, self.scope.opsets)
         inputs = [None if v is None else self.values.get(v.id) for v in node.inputs]
         lost = [v for v, new in zip(node.inputs, inputs, strict=True) if v is not None and new is None]
         try:
@@ -136,7 +158,7 @@ class _Decomposer:
         """Builds a subgraph in another builder; its inputs are these values."""
         values = {**self.values, **{v.id: new for v, new in zip(graph.inputs, inputs, strict=True) if new is not None}}
         before = b.lower
-        inner = _Decomposer(b, self.opsets, self.definitions, values)
+        inner = _Decomposer(b, self.scope, values)
         inner.build(graph)
         b.lower = before  # where the builder is this graph's own
         return inner.outputs(graph)
@@ -155,13 +177,23 @@ class _Decomposer:
         if self.b.run_time is None:
             return False
         if isinstance(error, NeedsSizesError):
-            return not all(v.t.is_static for v in (self.values.get(o.id) for o in node.operands) if _is_tensor(v))
+            asked = {s for d in error.dims for s in symbols(d)}  # type: ignore[arg-type]
+            if asked and asked <= self.scope.numbers:
+                return False
+            return any(_sizes_in(v) for v in (self.values.get(o.id) for o in node.operands) if _is_tensor(v))
         new = [v for v in node.operands if self.values.get(v.id) is error.value]
         # A content that was computed from inputs of this node: all that may decide are wanted.
         wanted = new or [v for v in node.operands if _may_decide(self.values.get(v.id))]
         wanted = [v for v in wanted if constant_of(self.values[v.id]) is None]
         self.fixed.update(v.id for v in wanted)
         return bool(wanted)
+
+    def _may_be_one(self, old: Value) -> bool:
+        """Whether a value has a size that the run will tell, where that is to be treated with care."""
+        new = self.values.get(old.id)
+        if not self.scope.careful or self.b.run_time is None or not _is_tensor(new):
+            return False
+        return not _sizes_in(new).isdisjoint(self.b.run_time.symbols)
 
     def _put_off(self, node: Node) -> None:
         self.later.append(node)
@@ -181,8 +213,8 @@ class _Decomposer:
         held = [Node("constant", (), [inner.setdefault(vid, _typed(c))], {"value": c}) for vid, c in constants.items()]
         nodes = held + cloned(self.later, inner)
         names = [f"out{k}" for k in range(len(ends))]
-        opsets = {"opsets": dict(self.opsets)}
-        region = Graph([inner[v.id] for v in taken], [inner[v.id] for v in ends], nodes, names, metadata=opsets)
+        metadata = {"opsets": dict(self.scope.opsets), "at_run": True, "careful": self.scope.careful}
+        region = Graph([inner[v.id] for v in taken], [inner[v.id] for v in ends], nodes, names, metadata=metadata)
         inputs = [self.values[v.id] for v in taken]
         sizes = {v.id for v, new in zip(taken, inputs, strict=True) if new.data is not None}
         fixed = tuple(k for k, v in enumerate(taken) if v.id in self.fixed | sizes)
@@ -194,6 +226,14 @@ class _Decomposer:
 
 def _is_tensor(value: Value | None) -> TypeGuard[Value]:
     return value is not None and isinstance(value.type, TensorType)
+
+
+def _sizes_in(v: Value) -> set[Symbol]:
+    """The sizes that are no numbers, of a tensor and in it."""
+    found = {s for d in v.shape for s in symbols(d)}
+    if v.data is not None and v.data.dtype == object:
+        found |= {s for d in v.data.ravel() for s in symbols(d)}
+    return found
 
 
 def _typed(array: np.ndarray) -> Value:

@@ -191,7 +191,7 @@ class Analysis:
         if node.op not in _PASSES_ON and not outer:
             return None
         read = [v for v in node.operands if v.dtype is dtypes.float32 and not self._limits(node, v)]
-        if node.op == "div":
+        if node.op == "div" and len(read) == 2:  # of another dtype it has no taint
             top, below = (self.taints.get(v.id) for v in read)
             return None if top is None or (below is not None and not (top.hard or top.counts)) else top
         own = [(self.taints.get(v.id), _is_constant(v)) for v in read]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.contraction import images_of
+from onnxc.primitives.kernels import USER
 
 
 def _copy(value: Value) -> Node:
@@ -36,8 +37,9 @@ def reads_planes(node: Node) -> bool:
 
 
 def at_regions(graph: Graph) -> set[int]:
-    """Values that regions are given, or that come out of them: row-major, as a region takes its inputs."""
-    return {v.id for n in graph.nodes if n.regions for v in (*n.inputs, *n.outputs) if v is not None}
+    """Values that regions and users' kernels are given, or that come out of them: row-major, as these take them."""
+    nodes = [n for n in graph.nodes if n.regions or n.op == USER]
+    return {v.id for n in nodes for v in (*n.inputs, *n.outputs) if v is not None}
 
 
 def prepare(graph: Graph) -> Graph:

@@ -60,8 +60,9 @@ class Rewriter:
         return new
 
     def replace(self, old: Value, new: Value) -> None:
-        """Later nodes read `new` for `old`."""
+        """Later nodes read `new` for `old`, whose name it takes where it has none."""
         self.replaced[old.id] = new
+        new.name = new.name or old.name
 
     def result(self) -> Graph:
         outputs = [self.replaced.get(v.id, v) for v in self.graph.outputs]

@@ -69,7 +69,8 @@ class _Widener:
             self._cast(node)
         elif self._is_smooth(node) and not self._moves_narrow(node):
             inputs = [self._wide(v) if v is not None and _is_half(v) else self._given(v) for v in node.inputs]
-            outputs = [Value(v.t.with_dtype(dtypes.float32) if _is_half(v) else v.type) for v in node.outputs]
+            types = [v.t.with_dtype(dtypes.float32) if _is_half(v) else v.type for v in node.outputs]
+            outputs = [Value(t, v.name) for t, v in zip(types, node.outputs, strict=True)]
             self.nodes.append(Node(node.op, inputs, outputs, node.attrs, node.regions, node.origin))
             for old, new in zip(node.outputs, outputs, strict=True):
                 (self.wide if _is_half(old) else self.narrow)[old.id] = new

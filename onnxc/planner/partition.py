@@ -38,6 +38,7 @@ from onnxc.primitives.base import Kind, lookup
 BUDGET = "memory_budget"  # of a graph's metadata: a fraction of the peak that it has without a budget
 SIZE = 61  # what a dynamic dim counts
 CHEAP = 0.01  # of a step's arithmetic may be done again without a budget
+WORTH = 0.97  # of the peak is reason enough to compute pointwise values for each kernel that reads them
 MOST_LEVELS = 6  # of arithmetic for a byte that are tried
 STRETCHES = (4, 8, 16)  # in how many the forward pass is divided
 FREE = (Kind.POINTWISE, Kind.VIEW, Kind.INDEXED)
@@ -51,11 +52,14 @@ def planned(graph: Graph, options: FusionOptions) -> Plan:
     policies = _policies(graph)
     cheap = [p for p in policies if p.share <= CHEAP]
     best = min((_attempt(graph, options, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
+    if best.policy is not None:
+        other = _attempt(graph, options, best.policy, apart=True)
+        best = other if other.peak < WORTH * best.peak else best
     goal = float(graph.metadata.get(BUDGET, 1.0)) * best.peak
     for policy in policies[len(cheap) :]:
         if best.peak <= goal:
             break
-        best = min(best, _attempt(graph, options, policy), key=lambda a: a.peak)
+        best = min(best, _attempt(graph, options, policy, apart=True), key=lambda a: a.peak)
     return best.plan
 
 
@@ -63,15 +67,16 @@ def planned(graph: Graph, options: FusionOptions) -> Plan:
 class _Attempt:
     plan: Plan
     peak: int  # bytes of the arena
+    policy: Policy | None
 
 
-def _attempt(graph: Graph, options: FusionOptions, policy: Policy | None) -> _Attempt:
+def _attempt(graph: Graph, options: FusionOptions, policy: Policy | None, *, apart: bool = False) -> _Attempt:
     """The plan where a policy says what is computed again; None: nothing is."""
-    partitioned = graph if policy is None else recompute(graph, policy)
+    partitioned = graph if policy is None else recompute(graph, policy, apart=apart)
     found = plan(partitioned, assign(partitioned, ENABLED), options)
     buffers = lifetimes(found)
     _, peak = assign_offsets([_number(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers])
-    return _Attempt(found, peak)
+    return _Attempt(found, peak, policy)
 
 
 def _number(d: Dim) -> int:
@@ -178,45 +183,92 @@ def _within(v: Value, last: Mapping[int, int], forward: Sequence[Node], position
 # ---------------------------------------------------------------- the cut
 
 
-def recompute(graph: Graph, policy: Policy) -> Graph:
-    """The graph in which the backward pass reads saved values and copies of forward nodes."""
+def recompute(graph: Graph, policy: Policy, *, apart: bool = False) -> Graph:
+    """The graph in which the backward pass reads saved values and copies of forward nodes. With `apart`, what will be
+    kernels of their own have copies of their own of what is pointwise: none of it need be in memory for another.
+    """
     late = late_nodes(graph)
     saved = _saved(graph, late, lambda node: id(node) in policy.nodes)
-    nodes: list[Node] = []
-    values: dict[int, Value] = {}  # the copies, by what they are copies of
+    kernels = _kernels(graph, late) if apart else {}
+    copies = _Copies(late, saved)
     for node in graph.nodes:
         if id(node) in late:
-            for v in node.operands:
-                nodes += _copies(v, late, saved, values)
-            nodes += cloned([node], values)
+            copies.add(node, kernels.get(id(node), 0))
         else:
-            nodes.append(node)
-    outputs = [values.get(v.id, v) if v.node is not None and id(v.node) in late else v for v in graph.outputs]
-    return replace(graph, nodes=nodes, outputs=outputs)
+            copies.nodes.append(node)
+    shared = copies.shared
+    outputs = [shared.get(v.id, v) if v.node is not None and id(v.node) in late else v for v in graph.outputs]
+    return replace(graph, nodes=copies.nodes, outputs=outputs)
 
 
-def _copies(v: Value, late: set[int], saved: set[int], values: dict[int, Value]) -> list[Node]:
-    """Copies of the nodes that make a value anew, added to `values`."""
-    made: list[Node] = []
-    pending = [v]
-    while pending:
-        x = pending[-1]
-        node = x.node
-        if x.id in values or x.id in saved or node is None or id(node) in late or node.op == "constant":
-            pending.pop()
-            continue
-        missing = [u for u in node.operands if _needs_copy(u, late, saved, values)]
-        if missing:
-            pending += missing
-        else:
-            made += cloned([node], values)
-            pending.pop()
-    return made
+def _kernels(graph: Graph, late: set[int]) -> dict[int, int]:
+    """Which pointwise nodes of the backward pass may share a kernel: those that read each other. Numbers from 1 on, by
+    the node's identity.
+    """
+    near = [n for n in graph.nodes if id(n) in late and _is_near(n)]
+    flow: nx.Graph = nx.Graph()
+    flow.add_nodes_from(id(n) for n in near)
+    flow.add_edges_from((id(v.node), id(n)) for n in near for v in n.operands if v.node and id(v.node) in flow)
+    return {k: number for number, part in enumerate(nx.connected_components(flow), 1) for k in part}
 
 
-def _needs_copy(v: Value, late: set[int], saved: set[int], values: Mapping[int, Value]) -> bool:
-    made = v.id in values or v.id in saved or v.node is None or id(v.node) in late
-    return not made and v.node is not None and v.node.op != "constant"
+def _is_near(node: Node) -> bool:
+    """Whether a node runs where it is read."""
+    return lookup(node.op).kind in (Kind.POINTWISE, Kind.VIEW)
+
+
+class _Copies:
+    """The nodes of a graph in which late nodes read copies. `shared` are those for all kernels, by what they are copies
+    of; beside them each kernel has its own.
+    """
+
+    def __init__(self, late: set[int], saved: set[int]) -> None:
+        self.late, self.saved = late, saved
+        self.nodes: list[Node] = []
+        self.shared: dict[int, Value] = {}
+        self._own: dict[int, dict[int, Value]] = {0: self.shared}
+
+    def add(self, node: Node, kernel: int) -> None:
+        """A late node, as part of a kernel; 0: of any."""
+        own = self._own.setdefault(kernel, {})
+        for v in node.operands:
+            self._make(v, own)
+        self._clone(node, own, self.shared)
+
+    def _make(self, v: Value, own: dict[int, Value]) -> None:
+        """Copies of the nodes that make a value anew."""
+        pending = [(v, own)]
+        while pending:
+            x, place = pending[-1]
+            node = x.node
+            if node is None or not self._is_missing(x, place):
+                pending.pop()
+                continue
+            place = self._place(node, place)
+            missing = [(u, place) for u in node.operands if self._is_missing(u, place)]
+            if missing:
+                pending += missing
+            else:
+                self._clone(node, place, place)
+                pending.pop()
+
+    def _place(self, node: Node, own: dict[int, Value]) -> dict[int, Value]:
+        """Where the copy of a forward node is noted: what is dear is computed once for all kernels."""
+        return own if _is_near(node) else self.shared
+
+    def _is_missing(self, v: Value, own: dict[int, Value]) -> bool:
+        if v.node is None or id(v.node) in self.late or v.node.op == "constant" or v.id in self.saved:
+            return False
+        return v.id not in self._place(v.node, own)
+
+    def _clone(self, node: Node, own: dict[int, Value], to: dict[int, Value]) -> None:
+        values = {**self.shared, **own} if node.regions else self._read(node, own)
+        self.nodes += cloned([node], values)
+        to.update((v.id, values[v.id]) for v in node.outputs)
+
+    def _read(self, node: Node, own: dict[int, Value]) -> dict[int, Value]:
+        found = ((v.id, own.get(v.id) or self.shared.get(v.id)) for v in node.operands)
+        return {k: v for k, v in found if v is not None}
 
 
 def _saved(graph: Graph, late: set[int], may: Callable[[Node], bool]) -> set[int]:

@@ -24,6 +24,7 @@ from onnxc.ir.graph import Graph, Node, Origin
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.contraction import attention_scores, not_one, window_size
 from onnxc.primitives.indexing import scatter_depth
+from onnxc.primitives.kernels import USER
 from onnxc.primitives.movement import slice_room
 
 WINDOWS = ("window_max", "window_sum")
@@ -99,6 +100,9 @@ def _equal(node: Node) -> Iterator[Pair]:
         (data, index, updates), depth = shapes, scatter_depth([v.t for v in node.operands])
         yield index[-1], depth
         yield from zip((*index[:-1], *data[depth:]), updates, strict=True)
+    elif node.op == USER:
+        equal = node.attrs["equal"]
+        yield from zip(equal[::2], equal[1::2], strict=True)
     elif node.op == "scan":
         first, count = node.attrs["states"], node.attrs["scanned"]
         yield from ((shape[0], node.attrs["trip"]) for shape in shapes[first : first + count])
@@ -141,6 +145,8 @@ def _natural(node: Node) -> Iterator[Dim]:
     for value in node.outputs:
         yield from value.shape
     attrs = node.attrs
+    if node.op == USER:
+        yield from (attrs["items"], attrs["programs"], attrs["workspace"])
     if node.op in ("conv", "conv_weights", *WINDOWS):
         yield from _window_room(node)
     if node.op == "slice":

@@ -12,6 +12,7 @@ import onnxc.primitives.boxes
 import onnxc.primitives.contraction
 import onnxc.primitives.elementwise
 import onnxc.primitives.indexing
+import onnxc.primitives.kernels
 import onnxc.primitives.movement
 import onnxc.primitives.reduction
 import onnxc.primitives.trees  # noqa: F401  (the modules register their primitives)

@@ -130,9 +130,11 @@ def _compare(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callabl
 
 
 def _pow(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind in "iu":
-        return np.asarray(np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype))
-    return np.asarray(np.power(a, b))
+    if a.dtype.kind not in "iu":
+        return np.asarray(np.power(a, b))
+    # Modulo 2^bits; 1 / a^|b| is rounded toward zero, so that only 1 and -1 have inverses.
+    inverse = np.where(a == 1, 1, np.where(a == a.dtype.type(0) - a.dtype.type(1), 1 - 2 * (b % 2), 0))
+    return np.asarray(np.where(b < 0, inverse, np.power(a, np.maximum(b, 0)))).astype(a.dtype)
 
 
 def _where_eval(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

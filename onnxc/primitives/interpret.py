@@ -27,7 +27,7 @@ def _run(graph: Graph, inputs: Sequence[np.ndarray], sizes: Mapping[str, int]) -
     last = {v.id: k for k, node in enumerate(graph.nodes) for v in node.operands}
     kept = {v.id for v in graph.outputs}
     for k, node in enumerate(graph.nodes):
-        results = _evaluate(node, [known[v.id] for v in node.inputs if v is not None], sizes)
+        results = evaluate_node(node, [known[v.id] for v in node.inputs if v is not None], sizes)
         for value, result in zip(node.outputs, results, strict=True):
             known[value.id] = _checked(node, value, result, sizes)
         for v in node.operands:
@@ -58,7 +58,8 @@ def concrete(attr: Any, sizes: Mapping[str, int]) -> Any:
     return tuple(concrete(a, sizes) for a in attr) if isinstance(attr, tuple) else attr
 
 
-def _evaluate(node: Node, args: Sequence[np.ndarray], sizes: Mapping[str, int]) -> Sequence[np.ndarray]:
+def evaluate_node(node: Node, args: Sequence[np.ndarray], sizes: Mapping[str, int]) -> Sequence[np.ndarray]:
+    """One node's results for the operands that are present."""
     attrs = {k: concrete(v, sizes) for k, v in node.attrs.items()}
     if node.op == "sizes":
         return [np.array(attrs["dims"], dtype=np.int64)]

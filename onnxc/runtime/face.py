@@ -26,6 +26,7 @@ from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import evaluate
 
 if TYPE_CHECKING:
+    from onnxc.passes.record import PassLog
     from onnxc.report import Report
     from onnxc.roofline import Peaks
 
@@ -129,6 +130,8 @@ class CompiledModel:
         self._names, self._inputs = self._signature.output_names, self._given.input_names
 
     _variants: Variants | None = None
+    record: Callable[..., PassLog | None] | None = None
+    """Runs the passes again, on a model or its file where that is known, and tells what each does. For reports."""
 
     # ------------------------------------------------------------ calls
 
@@ -150,6 +153,10 @@ class CompiledModel:
         if kwargs:
             args = self._named(kwargs) if not args else self._given.bind(args, kwargs)
         return Outputs(self._names, self._answer(self._with_state(args)))
+
+    def answers(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A call without names: the outputs in order, for inputs in order; errors as those of a call."""
+        return self._answer(self._with_state(args))
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
@@ -217,8 +224,10 @@ class CompiledModel:
                 raise
             return variant._run(args)
 
-    def vary(self, compile: Callable[[Mapping[str, Sequence[int | None]]], CompiledModel]) -> None:
-        """Says how the model is compiled for inputs some of whose dims are 1 (`input_shapes`)."""
+    def vary(self, compile: Vary) -> None:
+        """Says how the model is compiled for inputs some of whose dims are 1 (`input_shapes`); and whether with care
+        for sizes that only a run tells (`careful` of `onnxc.passes.decompose.decompose`).
+        """
         self._variants = Variants(compile)
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -248,7 +257,7 @@ class CompiledModel:
         """Which kernels the model became, from which nodes and why, with memory and times."""
         from onnxc.report import Report
 
-        return Report.from_manifest(self.manifest)
+        return replace(Report.from_manifest(self.manifest), record=self.record)
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
         """Run the model with a clock around every kernel: which take the time, and how near are they to the machine's
@@ -283,7 +292,9 @@ class CompiledModel:
         kernels = tuple(k.timed(*pair) for k, pair in zip(report.kernels, each, strict=True))
         names = self.manifest["dim_names"]
         dims = {names.get(s) or s: n for s, n in values.items()}
-        profile = Profile(peaks, len(times), *total, tuple(k.times for k in kernels if k.times), dims)
+        profile = Profile(
+            peaks, len(times), *total, tuple(k.times for k in kernels if k.times), dims, tuple(map(tuple, times))
+        )
         return replace(report, kernels=kernels, profile=profile)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -309,17 +320,20 @@ class CompiledModel:
         return failure(self.manifest, error)
 
 
+Vary = Callable[[Mapping[str, Sequence[int | None]], bool], "CompiledModel"]
+
+
 class Variants:
     """A model compiled again for dims that are 1: a program takes two open dims that meet to be equal, and where one
     of them is 1, it is broadcast by a program of its own.
     """
 
-    def __init__(self, compile: Callable[[Mapping[str, Sequence[int | None]]], CompiledModel]) -> None:
+    def __init__(self, compile: Vary) -> None:
         self._compile = compile
         self._made: dict[tuple[Any, ...], CompiledModel] = {}
 
-    def find(self, inputs: Sequence[Any], args: Sequence[Any]) -> CompiledModel | None:
-        """The variant for these inputs; None where no open dim is 1."""
+    def find(self, inputs: Sequence[Any], args: Sequence[Any], careful: bool = False) -> CompiledModel | None:
+        """The variant for these inputs; None where no open dim is 1, and it is not to be `careful` either."""
         shapes: dict[str, tuple[int | None, ...]] = {}
         for tensor, x in zip(inputs, args, strict=False):
             if not isinstance(tensor, Tensor):
@@ -328,11 +342,11 @@ class Variants:
             found = tuple(1 if n == 1 and not isinstance(size, int) else None for n, size in ones)
             if any(found):
                 shapes[tensor.name] = found
-        if not shapes:
+        if not shapes and not careful:
             return None
-        key = tuple(sorted(shapes.items(), key=lambda item: item[0]))
+        key = careful, *sorted(shapes.items(), key=lambda item: item[0])
         if key not in self._made:
-            self._made[key] = self._compile(shapes)
+            self._made[key] = self._compile(shapes, careful)
         return self._made[key]
 
 
@@ -389,10 +403,15 @@ def failure(manifest: Mapping[str, Any], error: CallError) -> OnnxcError:
     return call_exception(error, node)
 
 
-_BLAMED = {3: ("Gather", "Scatter", "OneHot", "Embed", "Slice"), 4: ("Div", "Mod")}  # op types by ox_code
+_BLAMED = {3: ("gather", "scatter", "onehot", "embed", "slice", "index"), 4: ("div", "mod")}  # op types by ox_code
 
 
 def _suspects(origins: Sequence[Sequence[Any]], code: int) -> str | None:
-    """The nodes of a failed kernel that can have failed so, as ``n3 Gather 'embed'``."""
-    likely = [o for o in origins if any(part in o[1] for part in _BLAMED.get(code, ()))] or list(origins)
-    return " or ".join(f"n{o[0]} {o[1]}" + (f" {o[2]!r}" if len(o) > 2 and o[2] else "") for o in likely[:4]) or None
+    """The nodes of a failed kernel that can have failed so, as ``n3 Gather 'embed' at net.py:17``."""
+    likely = [o for o in origins if any(part in o[1].lower() for part in _BLAMED.get(code, ()))] or list(origins)
+    return " or ".join(map(_place, likely[:4])) or None
+
+
+def _place(origin: Sequence[Any]) -> str:
+    number, kind, name, line = (*origin, "", "")[:4]
+    return f"n{number} {kind}" + (f" {name!r}" if name else "") + (f" at {line}" if line else "")

@@ -180,6 +180,7 @@ _MEANINGS: dict[int, tuple[type[OnnxcError], str]] = {
     4: (RunError, "integer division by zero"),
     5: (RunError, "the size {value} does not fit"),
     6: (RunError, "the value {value} is not allowed here"),
+    8: (RunError, "a user's kernel failed: it returned {value}"),
 }
 
 

@@ -13,6 +13,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,11 @@ class Arena:
         if total < 0:
             raise LimitError("no memory for the memory plan")
         return [total, *offsets]
+
+    def nbytes(self, values: Mapping[str, int]) -> list[int]:
+        """The bytes of each intermediate."""
+        exact = [evaluate(s, values) for s in self.sizes]
+        return [exact[k] for k in self.which]
 
 
 def _longs(values: Sequence[int]) -> ctypes.Array[ctypes.c_longlong]:
@@ -278,7 +284,7 @@ class CpuModel(CompiledModel):
     def explain(self) -> Report:
         from onnxc.report import Report
 
-        return Report.from_manifest({**self.manifest, "threads": self._threads})
+        return replace(Report.from_manifest({**self.manifest, "threads": self._threads}), record=self.record)
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
         from onnxc.runtime.peaks import machine_peaks
@@ -289,7 +295,12 @@ class CpuModel(CompiledModel):
         calls = len(self.manifest.get("kernels") or ())
         times = [self._times(site, buffers, calls) for _ in range(warm_up + runs)][warm_up:]
         del kept
-        return self._profiled(values, times, machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None))
+        peaks = machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None)
+        report = self._profiled(values, times, peaks)
+        if self._arena is None:
+            return report
+        total, *offsets = self._arena.layout(values, self._runtime)
+        return replace(report, memory=report.memory.at(total, offsets, self._arena.nbytes(values)))
 
     def timed(self, args: tuple[Any, ...]) -> tuple[tuple[Array, ...], list[int], dict[str, int]]:
         """A call with a clock around every kernel: outputs, nanoseconds of each kernel, values of the dynamic dims."""

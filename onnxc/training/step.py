@@ -91,6 +91,8 @@ def compile_training(
     if others:
         raise InputError(f"wrt: {others} are no weights of the model, and only these are trained")
     budget = _budget(memory_budget)
+    if schedule is not None and not callable(schedule):
+        raise InputError(f"schedule is a function from the number of steps before to a rate, and not {schedule!r}")
     both = lowered(both, precision)
     update = Update(optimizer, clip_norm, clip_value, accumulate, scaling)
     slots = slots_of(both, update)
@@ -264,10 +266,18 @@ class TrainingStep:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
+        path = os.fspath(path)
         try:
-            self.load_state(load_file(os.fspath(path)))
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"no state can be read from {os.fspath(path)!r}: {error}", cause=error) from error
+            found = load_file(path)
+        except (
+            OSError,
+            SafetensorError,
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:  # of unknown dtypes
+            raise InputError(f"no state can be read from {path!r}: {error}", cause=error) from error
+        self.load_state(found)
 
     def to_onnx(
         self,

@@ -25,6 +25,8 @@ def checked(
     Raises:
         InputError: an array that is not wanted, or has another shape; with `complete`, one that is missing.
     """
+    if not isinstance(values, Mapping):
+        raise InputError(f"arrays are given by name, and not as {type(values).__name__}")
     unknown, missing = values.keys() - wanted.keys(), wanted.keys() - values.keys()
     if unknown or (complete and missing):
         what = [f"not of this model: {sorted(unknown)[:5]}"] if unknown else []

@@ -186,8 +186,10 @@ def resize(g: Grower) -> Item:
     if g.opset >= 18 and g.chance(0.3):
         attrs["antialias"] = 1 if mode != "nearest" else None
     if g.chance(0.5):
-        # Powers of two: other coordinates are rounded, and then cut, by each runtime in its own way.
-        factors = [1.0, 1.0, *(g.choice([0.5, 1.0, 2.0, 4.0]) for _ in x.shape[2:])]
+        # Powers of two: other coordinates are rounded, and then cut, by each runtime in its own way. Where the last
+        # corner lies when the size is no whole number, onnxruntime and the standard do not agree (docs/accuracy.md).
+        corners = attrs["coordinate_transformation_mode"] == "align_corners"
+        factors = [1.0, 1.0, *(g.choice([2.0 if corners else 0.5, 1.0, 2.0, 4.0]) for _ in x.shape[2:])]
         return g.emit("Resize", [x, None, g.constant(np.array(factors, np.float32))], **attrs)
     if mode == "nearest":
         sizes = [*x.shape[:2], *(d * g.choice([1, 2]) for d in x.shape[2:])]

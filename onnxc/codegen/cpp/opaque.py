@@ -1,5 +1,5 @@
-"""Kernels of the primitives that are no loop nests: cumsum, top_k, the scatters, decision trees, and the choice of
-boxes.
+"""Kernels of the primitives that are no loop nests: cumsum, top_k, the scatters, decision trees, the choice of
+boxes, and users' own.
 
 Each emitter writes a kernel that divides independent lines (or columns of lines) over parallel items, and
 calls a routine of routines.h for each. Operands and results are stored buffers of any memory order.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp import spelling, user
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.writer import KernelSource, indent
@@ -22,6 +22,7 @@ from onnxc.ir.graph import Node, Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.primitives.indexing import scatter_depth
+from onnxc.primitives.kernels import USER
 
 # A unit of a copy: enough bytes to be worth a call.
 COPY_CHUNK = 16384
@@ -452,10 +453,32 @@ class PositionsEmitter(RoutineEmitter):
         return self.source(body, items, "positions.h", room, before, "positions")
 
 
+class UserEmitter(RoutineEmitter):
+    """A call of a user's function for each piece of its items."""
+
+    def emit(self) -> KernelSource:
+        for v in (*self.node.operands, *self.node.outputs):
+            assert is_row_major(v, self.layout), "as layout.assign has it"
+        unit = user.unit_of(self.node)
+        lines, scratch = user.body(self, unit[0])
+        kernel = self.source(lines, self.size(self.node.attrs["items"]), "routines.h", scratch, [], "user")
+        return replace(kernel, unit=unit)
+
+
+def is_row_major(v: Value, layout: Layout) -> bool:
+    """Whether a value lies in memory without gaps, the last dim innermost."""
+    step: Dim = 1
+    for size, stride in zip(reversed(v.shape), reversed(layout.strides(v)), strict=True):
+        if size != 1 and not always_equal(stride, step):
+            return False
+        step = step * size
+    return True
+
+
 _EMITTERS: dict[str, type[RoutineEmitter]] = {
     "cumsum": CumsumEmitter, "top_k": TopKEmitter,
     "scatter_elements": ScatterElementsEmitter, "scatter_nd": ScatterNDEmitter, "tree_leaves": TreeLeavesEmitter,
-    "nms": NmsEmitter, "positions": PositionsEmitter,
+    "nms": NmsEmitter, "positions": PositionsEmitter, USER: UserEmitter,
 }  # fmt: skip
 
 

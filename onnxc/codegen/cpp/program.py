@@ -12,6 +12,7 @@ from onnxc.codegen.cpp.loops import emit_sections
 from onnxc.codegen.cpp.opaque import emit_opaque
 from onnxc.codegen.cpp.templates import emit_template
 from onnxc.codegen.cpp.writer import KernelSource, indent
+from onnxc.codegen.flow import linked
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, evaluate
@@ -49,6 +50,7 @@ class Program:
     weights: WeightStore
     kernels: dict[str, str] = field(default_factory=dict)  # function -> text
     updates: Updates | None = None
+    units: dict[str, str] = field(default_factory=dict)  # of users' kernels, by name: these are sources too
 
     @property
     def source(self) -> str:
@@ -67,6 +69,7 @@ class ProgramWriter:
         self.lines: list[str] = []
         self.includes: set[str] = set()
         self.scratch: set[str] = {"0"}
+        self.units: dict[str, str] = {}
         self.depth = 0
         self.turns: Dim = 1
         self.buffers = lifetimes(plan)
@@ -110,8 +113,8 @@ class ProgramWriter:
         updates = self._update_rest()
         kernels = {name: text for text, name in self.functions.items()}
         return Program(
-            self._sources(kernels),
-            self.calls,
+            [*self.units.values(), *self._sources(kernels)],
+            linked(self.plan, self.calls),
             self.buffers,
             self.offsets,
             self.arena_bytes,
@@ -119,6 +122,7 @@ class ProgramWriter:
             self.weights,
             kernels,
             updates,
+            self.units,
         )
 
     def _update_rest(self) -> Updates | None:
@@ -202,6 +206,7 @@ class ProgramWriter:
         name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
         self.includes |= kernel.includes
         self.scratch.add(kernel.scratch)
+        self.units |= dict([kernel.unit] if kernel.unit else [])
         sizes = " ".join(self._sizes(kernel, "\n".join(kernel.before)))
         kernel.before = [line.replace("@SIZES@", sizes) for line in kernel.before]
         pointers = [self.place(v) for v in kernel.buffers] + [f"weights + {at}" for _, at in kernel.weights]

@@ -69,8 +69,8 @@ class MatmulEmitter(TemplateEmitter):
         epilogue = self.epilogue(end)
         batch = self.size(prod(d for _, d in access.batch))
         long_runs = not a.startswith("MmRows") or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
-        least = ", 16" if long_runs and not short else ""
-        grid = f"const MmGrid g = {'mm_short_grid' if short else 'mm_grid'}({m}, {n}, {k}, ctx->threads{least});"
+        divide, least = ("mm_short_grid", "") if short else ("mm_coarse_grid", ", 16") if long_runs else ("mm_grid", "")
+        grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least});"
         task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{self._out(end, access, names)});"
         if short:
             task = f"(void)scratch; mm_short(g, t % g.tasks, {a}, {b}.packed, {m}, {n}, {k}, epi);"

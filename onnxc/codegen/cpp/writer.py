@@ -50,6 +50,7 @@ class KernelSource:
     scratch: str = "0"
     kind: str = "loops"
     choice: Choice | None = None
+    unit: tuple[str, str] | None = None  # of a user's kernel: its name, and a translation unit that defines it
 
 
 def indent(lines: list[str], by: int = 1) -> list[str]:

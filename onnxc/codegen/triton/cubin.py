@@ -148,6 +148,15 @@ def attempt_functions(source: str, functions: Sequence[Function], architecture: 
     return found
 
 
+def _reasons(error: BaseException) -> str:
+    """What an error says, and those that it comes from: in a function that is called, say."""
+    found = [str(error)]
+    while error.__cause__ is not None and len(found) < 8:
+        error = error.__cause__
+        found.append(str(error))
+    return "\n".join(dict.fromkeys(found))
+
+
 class _Compiler:
     """Compiles functions of a source for an architecture."""
 
@@ -179,9 +188,8 @@ class _Compiler:
                     knobs.compilation.disable_line_info = True  # tables for profilers: a sixth of the time
                     found = compile_triton(source, target=GPUTarget("cuda", self._architecture, 32), options=options)
             except Exception as error:
-                raise KernelError(
-                    f"Triton cannot compile {function.name}: {error}", [function.name], cause=error
-                ) from error
+                why = f"Triton cannot compile {function.name}: {_reasons(error)}"
+                raise KernelError(why, [function.name], cause=error) from error
             if not wary and PAIRS.search(found.asm["ptx"]):
                 return self.image(function, wary=True)
             meta = found.metadata

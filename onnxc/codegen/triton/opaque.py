@@ -21,6 +21,7 @@ from onnxc.codegen.cpp.opaque import collapse, without
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter
+from onnxc.codegen.triton.user import emit_user
 from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, ceildiv, prod
@@ -29,6 +30,7 @@ from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.indexing import scatter_depth
+from onnxc.primitives.kernels import USER
 
 SCANNED = 2048  # elements of a tile of a running sum
 BLOCK = 128  # elements (updates) that a program places
@@ -416,6 +418,17 @@ def _rows(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tup
     ]
 
 
+# ---------------------------------------------------------------- users' kernels
+
+
+def _user(node: Node, layout: Layout) -> list[Kernel]:
+    values, sizes = (*node.operands, *node.outputs), node.attrs["sizes"]
+    w = Writer(layout, values, *sizes)
+    starts = [w.start(v) for v in values]
+    return [emit_user(node, layout, w.wide, w.buffers, [w.size(d) for d in sizes], starts)]
+
+
 _EMITTERS = {
     "cumsum": _cumsum, "top_k": _top_k, "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd,
+    USER: _user,
 }  # fmt: skip

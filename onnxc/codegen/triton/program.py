@@ -16,6 +16,7 @@ from typing import Any
 
 from onnxc.choices import Choice, Decisions
 from onnxc.codegen.calls import KernelCall, kernel_call, size_symbols
+from onnxc.codegen.flow import linked
 from onnxc.codegen.triton.kernel import Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.opaque import emit_opaque
@@ -23,6 +24,7 @@ from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.templates import template_ways
 from onnxc.codegen.triton.terms import Packed
 from onnxc.codegen.triton.tuning import Ways, name, subject
+from onnxc.codegen.triton.user import users_library
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Sym
@@ -192,8 +194,8 @@ class ProgramWriter:
                 [s for s in sizes if isinstance(s, int)], [(b.first, b.last) for b in self.buffers]
             )
         return Program(
-            source_of(texts), self.functions, self.steps, self.calls, self.buffers, size_symbols(self.plan),
-            self.weights, texts, offsets, nbytes,
+            source_of(texts), self.functions, self.steps, linked(self.plan, self.calls), self.buffers,
+            size_symbols(self.plan), self.weights, texts, offsets, nbytes,
         )  # fmt: skip
 
     def place(self, storage: Value | Packed) -> Place:
@@ -322,8 +324,9 @@ def write_programs(plan: Plan, options: Options, decisions: Sequence[Decisions])
 
 
 def source_of(texts: Mapping[str, str]) -> str:
-    """A source with these functions."""
-    return "\n\n".join([library(), *(f"@triton.jit\ndef {own}{text}\n" for own, text in texts.items())])
+    """A source with these functions, and those of users that they call."""
+    own = (f"@triton.jit\ndef {name}{text}\n" for name, text in texts.items())
+    return "\n\n".join([library(), *users_library(texts.values()), *own])
 
 
 def encode(steps: list[Step] | tuple[Step, ...], spell: Encode) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ enum ox_code {
   OX_ERR_SHAPE = 5,    // value: the size that does not fit
   OX_ERR_VALUE = 6,    // value: an attribute-like input that is not allowed
   OX_ERR_INTERNAL = 7, // the compiler's own fault
+  OX_ERR_USER = 8,     // value: what the kernel of a user returned
 };
 
 enum ox_flags {

@@ -1,0 +1,166 @@
+"""Parts of a model that are compiled when it runs, for the types, sizes and contents that came."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxc.errors import NeedsSizesError, OnnxcError
+from onnxc.ir.dtypes import from_numpy
+from onnxc.ir.expr import Dim, Sym, symbols
+from onnxc.ir.graph import Graph, Node
+from onnxc.ir.text import from_text
+from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
+from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.staged_steps import STEPS, Sizes, Step, Values
+
+if TYPE_CHECKING:
+    from onnxc.runtime.staged import StagedModel
+
+Array = np.ndarray[Any, Any]
+Compiler = Callable[[Graph, Mapping[str, Any]], CompiledModel]
+Places = set[tuple[int, int]]  # of dims: number of the input, and axis
+
+MOST_KEPT = 64  # programs that one step keeps of those it has compiled
+_MANY = 16  # programs of one step after which the user is told
+_compiler: list[Compiler] = []
+
+
+def set_compiler(compiler: Compiler) -> None:
+    """Says how graphs are compiled that wait for the run (with the options of the model that they are part of)."""
+    _compiler[:] = [compiler]
+
+
+def _compile(graph: Graph, options: Mapping[str, Any]) -> CompiledModel:
+    if not _compiler:  # a model that was loaded: the one thing that it needs the compiler for
+        importlib.import_module("onnxc.compiler")
+    return _compiler[0](graph, options)
+
+
+class Later(Step):
+    """ONNX nodes that are compiled for the types (and some contents) that came.
+
+    Sizes stay open, but for those that an operator has asked for as numbers: they are `pinned` from then on.
+    """
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        super().__init__(described, model)
+        self.text: str = described["text"]
+        self.held = {name: model._arrays[k] for name, k in described["held"].items()}
+        self.models: dict[Any, CompiledModel] = {}
+        self.pinned: Places = set()
+        self.made = 0
+
+    def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
+        fixed: tuple[int, ...] = self.attrs["fixed"]
+        contents = {k: given[k] for k in fixed if isinstance(given[k], np.ndarray)}
+        shown = [None if k in contents else x for k, x in enumerate(given)]
+        model = self.models.get(self._key(shown, contents))
+        if model is None:
+            model = self._compiled(shown, contents, given)
+            self._keep(self._key(shown, contents), model)
+        return model._run(model._with_state(tuple(x for k, x in enumerate(given) if k not in contents)))
+
+    def _key(self, shown: Values, contents: Mapping[int, Array]) -> Any:
+        held = tuple((k, x.dtype.str, x.shape, x.tobytes()) for k, x in contents.items())
+        return repr(typed(shown, self.pinned)), held
+
+    def _keep(self, key: Any, model: CompiledModel) -> None:
+        while len(self.models) >= MOST_KEPT:
+            self.models.pop(next(iter(self.models)), None)
+        self.models[key] = model
+        self.model.waiting.add(model)
+        if self.model.seeded is not None:
+            model.seed(self.model.seeded[0], calls=self.model.seeded[1])
+        self.made += 1
+        if self.made == _MANY:
+            names = ", ".join(self.node.split(" or ")[:3])
+            warnings.warn(
+                f"{names} was compiled {_MANY} times, anew for each content, size or rank of what it reads: slow",
+                stacklevel=2,
+            )
+
+    def _compiled(self, shown: Values, contents: Mapping[int, Array], given: Values) -> CompiledModel:
+        options = {**self.model.manifest["options"], "threads": self.model.threads}
+        while True:
+            types = typed(shown, self.pinned)
+            try:
+                return _compile(self._graph(types, contents), options)
+            except NeedsSizesError as error:
+                more = self._wanted(shown, contents, options, error) - self.pinned
+                if not more:
+                    raise
+                self.pinned |= more
+            except OnnxcError:  # an op may want sizes as numbers, and not say which
+                exact = [_exact(t, x) for t, x in zip(types, given, strict=True)]
+                if list(types) == exact:
+                    raise
+                return _compile(self._graph(exact, contents), options)
+
+    def _wanted(
+        self, shown: Values, contents: Mapping[int, Array], options: Mapping[str, Any], error: NeedsSizesError
+    ) -> Places:
+        """The dims that an error asks for: asked again with a symbol of its own for each dim, equal ones too."""
+        types = typed(shown, self.pinned, apart=True)
+        try:
+            _compile(self._graph(types, contents), options)
+        except NeedsSizesError as again:
+            error = again
+        except OnnxcError:
+            types = typed(shown, self.pinned)
+        asked = {s.key for d in error.dims for s in symbols(d)}  # type: ignore[arg-type]
+        tensors = [(k, t) for k, t in enumerate(types) if isinstance(t, TensorType)]
+        return {(k, a) for k, t in tensors for a, d in enumerate(t.shape) if asked & {s.key for s in symbols(d)}}
+
+    def _graph(self, types: Sequence[Type | None], contents: Mapping[int, Array]) -> Graph:
+        graph = from_text(self.text, self.held)
+        inputs, constants = [], []
+        for k, (v, t) in enumerate(zip(graph.inputs, types, strict=True)):
+            if k in contents:
+                v.type = TensorType(from_numpy(contents[k].dtype), contents[k].shape)
+                constants.append(Node("constant", (), [v], {"value": contents[k]}))
+            else:
+                v.type, v.name = t, f"in{k}"
+                inputs.append(v)
+        graph.inputs, graph.nodes = inputs, [*constants, *graph.nodes]
+        return graph
+
+
+def typed(
+    values: Sequence[Any], pinned: Set[tuple[int, int]] = frozenset(), *, apart: bool = False
+) -> list[Type | None]:
+    """The types of values: dims of one size share a symbol, if they are not kept `apart`; 0, 1 and those that are
+    `pinned` stay numbers.
+    """
+    known: dict[Any, Dim] = {0: 0, 1: 1}
+
+    def dim(n: int, at: tuple[int, int] | None = None) -> Dim:
+        key: Any = (n, at) if apart and at is not None and n > 1 else n
+        if at in pinned:
+            return n
+        if key not in known:
+            known[key] = Sym(f"s{len(known) - 2}", 2)
+        return known[key]
+
+    return [_type_of(x, dim, k) for k, x in enumerate(values)]
+
+
+def _type_of(x: Any, dim: Callable[..., Dim], number: int | None) -> Type | None:
+    if isinstance(x, np.ndarray):
+        places = [None if number is None else (number, a) for a in range(x.ndim)]
+        return TensorType(from_numpy(x.dtype), tuple(map(dim, x.shape, places)))
+    if isinstance(x, list):
+        kinds = {repr(t): t for t in (_type_of(v, dim, None) for v in x)}
+        return SequenceType(next(iter(kinds.values())) if len(kinds) == 1 else None)
+    return OptionalType(None)
+
+
+def _exact(t: Type | None, x: Any) -> Type | None:
+    return t.with_shape(x.shape) if isinstance(t, TensorType) else t
+
+
+STEPS["later"] = Later

@@ -1,0 +1,345 @@
+"""The steps of a staged model: programs, sizes that are read, functions of the host, branches and loops.
+
+A call of the model takes all of them in turn, so what a step does in Python is kept short: what can be found out of the
+manifest is found out once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxc.errors import LimitError, OnnxcError, RunError
+from onnxc.host.registry import function
+from onnxc.ir.dtypes import BY_NAME
+from onnxc.runtime.cpu import memory_bytes
+from onnxc.runtime.sizes import evaluate
+from onnxc.runtime.staged_clock import Clock, current
+
+if TYPE_CHECKING:
+    from onnxc.runtime.staged import StagedModel
+
+Array = np.ndarray[Any, Any]
+Values = list[Any]
+Sizes = dict[str, int]
+Named = tuple[int, list[tuple[int, str]]]  # a rank, and which of the dims are sizes of which names
+
+_MOMENT = 0.05  # seconds: how long programs run loops before the host looks whether it is to stop
+_KEPT_SIZES = 256  # empty arrays by which programs are told sizes
+STEPS: dict[str, type[Step]] = {}
+
+
+class Plan:
+    """Steps over slots, ready to run."""
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        self.model = model
+        self.inputs: list[int] = described["inputs"]
+        self.outputs: list[int] = described["outputs"]
+        self.types = [_named(t) for t in described["types"]]
+        self.first: Values = [None] * int(described["slots"])  # as a run begins
+        for slot, k in described["constants"]:
+            self.first[slot] = model._arrays[k]
+        self.steps = [STEPS[s["kind"]](s, model) for s in described["steps"]]
+
+    def run(self, inputs: Sequence[Any], sizes: Sizes) -> Values:
+        """The outputs. `sizes` are of the graphs around it, and get those that are learnt here."""
+        values = self.first.copy()
+        for slot, x in zip(self.inputs, inputs, strict=True):
+            values[slot] = x
+        clock = current.clock
+        if clock is None or clock.model is not self.model:
+            for step in self.steps:
+                step.run(values, sizes)
+        else:
+            for step in self.steps:
+                step.timed(values, sizes, clock)
+        return [values[k] for k in self.outputs]
+
+    def called(self, inputs: Sequence[Any], around: Sizes) -> Values:
+        """As a region: it knows the sizes around it, and those of its inputs."""
+        sizes = dict(around)
+        for named, x in zip(self.types, inputs, strict=True):
+            if named is not None:
+                _learn(named, x, sizes)
+        return self.run(inputs, sizes)
+
+
+def _named(described: Sequence[Any] | None) -> Named | None:
+    """What is to be learnt of a value; None where it is no tensor."""
+    if described is None or described[0] != "tensor":
+        return None
+    return len(described[2]), [(k, size) for k, size in enumerate(described[2]) if isinstance(size, str)]
+
+
+def _learn(named: Named, value: Any, sizes: Sizes) -> None:
+    """Takes note of the sizes of a tensor that have names."""
+    rank, names = named
+    shape = value.shape
+    if len(shape) != rank:
+        raise RunError(f"a tensor of rank {rank} was expected, of shape {list(shape)} it is")
+    for axis, name in names:
+        sizes[name] = shape[axis]
+
+
+class Step:
+    """One step: from slots to slots."""
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        self.model = model
+        self.inputs: list[int | None] = described["in"]
+        self.outputs: list[int] = described["out"]
+        self.types: list[Any] = described["types"]
+        self.named = [_named(t) for t in self.types]
+        self.dead: list[int] = described["dead"]
+        self.kernel: int = described.get("kernel", 0)  # the row of the report
+        self.node: str = described.get("node") or ""
+        self.attrs = {k: _attribute(v, model) for k, v in described.get("attrs", {}).items()}
+        self.regions = [Plan(r, model) for r in described.get("regions", ())]
+
+    def run(self, values: Values, sizes: Sizes) -> None:
+        given = [None if k is None else values[k] for k in self.inputs]
+        try:
+            found = self.outcome(given, sizes)
+            if len(found) < len(self.outputs):
+                raise RunError(f"a step made {len(found)} values, not {len(self.outputs)}")
+            for slot, named, value in zip(self.outputs, self.named, found, strict=False):
+                if named is not None:
+                    _learn(named, value, sizes)
+                values[slot] = value
+        except OnnxcError as error:
+            error.node = error.node or self.node or None
+            raise
+        except MemoryError as error:
+            raise LimitError("no memory for what a step makes", node=self.node or None, cause=error) from error
+        for slot in self.dead:
+            values[slot] = None
+
+    def timed(self, values: Values, sizes: Sizes, clock: Clock) -> None:
+        """`run`, with a clock."""
+        clock.host(self.kernel, lambda: self.run(values, sizes))
+
+    def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
+        """The values of the outputs, or more."""
+        raise NotImplementedError
+
+
+def _attribute(value: Any, model: StagedModel) -> Any:
+    if isinstance(value, dict):
+        return model._arrays[value["array"]]
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Part(Step):
+    """A program."""
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        super().__init__(described, model)
+        number = described["part"]
+        self.part = model._parts[number]
+        self.call = self.part._run
+        self.kernel = model.manifest["first_kernels"][number]
+        self.told: list[str] = described["sizes"]
+        self.read: list[int] = [k for k in self.inputs if k is not None]
+
+    def run(self, values: Values, sizes: Sizes) -> None:
+        args = [values[k] for k in self.read]
+        for name in self.told:
+            args.append(_empty(sizes[name]))
+        try:
+            found = self.call(tuple(args))
+        except OnnxcError as error:
+            error.node = error.node or self.node or None
+            raise
+        for slot, value in zip(self.outputs, found, strict=True):
+            values[slot] = value
+        for slot in self.dead:
+            values[slot] = None
+
+    def timed(self, values: Values, sizes: Sizes, clock: Clock) -> None:
+        args = (*(values[k] for k in self.read), *(_empty(sizes[name]) for name in self.told))
+        for slot, value in zip(self.outputs, clock.part(self.kernel, self.part, args), strict=True):
+            values[slot] = value
+        for slot in self.dead:
+            values[slot] = None
+
+
+_empties: dict[int, Array] = {}
+
+
+def _empty(size: int) -> Array:
+    """An array whose shape tells a program a size."""
+    found = _empties.get(size)
+    if found is None:
+        if len(_empties) >= _KEPT_SIZES:
+            _empties.clear()
+        found = _empties[size] = np.empty((size, 0), np.uint8)
+    return found
+
+
+class Read(Step):
+    """Content that becomes sizes."""
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        super().__init__(described, model)
+        self.symbols: list[str] = described["symbols"]
+        ((self.source,), (self.target,)) = self.inputs, self.outputs
+        self.single = self.symbols[0] if len(self.symbols) == 1 else None
+
+    def run(self, values: Values, sizes: Sizes) -> None:
+        array = values[self.source]  # type: ignore[index]
+        if self.single is not None and array.size == 1:
+            number = array.item()
+            if number < 0:
+                self._fail([number])
+            sizes[self.single] = number
+        else:
+            numbers = array.ravel().tolist()
+            if min(numbers, default=0) < 0:
+                self._fail(numbers)
+            sizes.update(zip(self.symbols, numbers, strict=True))
+        values[self.target] = array
+        for slot in self.dead:
+            values[slot] = None
+
+    def _fail(self, numbers: list[int]) -> None:
+        what = f"{self.attrs['what']}: the data of a tensor does not fit (it gives {numbers})"
+        raise RunError(what, node=self.node or None)
+
+
+class Host(Step):
+    """A function of `onnxc.host`."""
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        super().__init__(described, model)
+        self.function = function(described["function"])
+
+    def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
+        try:
+            found = self.function(*given, **self.attrs)
+        except (OnnxcError, MemoryError):
+            raise
+        except RecursionError as error:
+            raise LimitError("a step on the host is nested too deeply", cause=error) from error
+        except Exception as error:
+            raise RunError(f"a step on the host failed: {type(error).__name__}: {error}", cause=error) from error
+        return found if isinstance(found, tuple) else (found,)
+
+
+class If(Step):
+    """One of two plans."""
+
+    def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
+        condition, *taken = given
+        split = self.attrs["split"]
+        if _flag(condition, "the condition of If"):
+            return self.regions[0].called(taken[:split], sizes)
+        return self.regions[1].called(taken[split:], sizes)
+
+
+def _flag(x: Array, what: str) -> bool:
+    if x.size != 1:
+        raise RunError(f"{what} has {x.size} elements, and must have one")
+    return bool(x.item())
+
+
+class Loop(Step):
+    """A plan, again and again."""
+
+    def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
+        super().__init__(described, model)
+        self.chunk: str | None = described.get("chunk")
+
+    def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
+        trip, condition, *rest = given
+        most = None if trip is None else int(trip)
+        go = condition is None or _flag(condition, "the condition of Loop")
+        carried, taken = rest[: self.attrs["carried"]], rest[self.attrs["carried"] :]
+        if self.chunk is not None:
+            return self._in_chunks(most, go, carried, taken, sizes)
+        results: list[Values] = [[] for _ in range(self.attrs["scans"])]
+        body, limit, count, room = self.regions[0], self.model.iteration_limit, 0, memory_bytes()
+        growth = _Growth()
+        while go and (most is None or count < most):
+            if limit is not None and count >= limit:
+                raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
+            number = np.asarray(count, np.int64)
+            flag, *found = body.called([number, np.asarray(True), *carried, *taken], sizes)
+            go = _flag(flag, "the condition of Loop")
+            carried = found[: len(carried)]
+            for collected, x in zip(results, found[len(carried) :], strict=True):
+                collected.append(x)
+                room -= x.nbytes
+            if room < 0 or growth.is_beyond(carried, room):
+                raise LimitError(f"what a loop collects does not fit into memory after {count + 1} iterations")
+            count += 1
+        return [*carried, *(_stacked(r, t, sizes) for r, t in zip(results, self.types[len(carried) :], strict=True))]
+
+    def _in_chunks(self, most: int | None, go: bool, carried: Values, taken: Values, sizes: Sizes) -> Values:
+        """A program runs many iterations at once; from one to the next takes no more than a moment."""
+        assert self.chunk is not None
+        count, chunk, limit, sizes = 0, 1, self.model.iteration_limit, dict(sizes)
+        ends = [n for n in (most, limit) if n is not None]
+        while go and (most is None or count < most):
+            if limit is not None and count >= limit:
+                raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
+            sizes[self.chunk] = min([chunk, *(n - count for n in ends)])
+            begun = time.perf_counter()
+            number = np.asarray(count, np.int64)
+            flag, *found = self.regions[0].called([number, np.asarray(True), *carried, *taken], sizes)
+            go, carried, count = _flag(flag, "the condition of Loop"), found[: len(carried)], int(found[-1])
+            taken_seconds = time.perf_counter() - begun
+            chunk = min(2 * chunk, 1 << 30) if taken_seconds < _MOMENT else max(1, chunk // 2)
+        return carried
+
+
+class _Growth:
+    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, so
+    that an iteration costs the same however long they are.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}  # by number of the value: from which length on it is measured
+
+    def is_beyond(self, carried: Values, room: int) -> bool:
+        """Whether sequences do not fit into so many bytes."""
+        for k, x in enumerate(carried):
+            if isinstance(x, list) and len(x) >= self.lengths.get(k, 0):
+                self.lengths[k] = len(x) + len(x) // 16 + 1
+                if _bytes_of(x) > room:
+                    return True
+        return False
+
+
+def _bytes_of(x: Any) -> int:
+    if isinstance(x, list):
+        return 8 * len(x) + sum(map(_bytes_of, x))
+    return x.nbytes if isinstance(x, np.ndarray) else 0
+
+
+def _stacked(collected: Values, described: Sequence[Any] | None, sizes: Sizes) -> Array:
+    """Results of all iterations, along a new first axis."""
+    if collected:
+        try:
+            return np.stack(collected)
+        except ValueError as error:
+            shapes = {tuple(x.shape) for x in collected}
+            raise RunError(f"a loop collects values of different shapes: {sorted(shapes)}", cause=error) from error
+    if described is None:
+        raise RunError("a loop that never ran collects values of unknown type")
+    rest = [evaluate(d, sizes) if _is_known(d, sizes) else 0 for d in described[2][1:]]
+    return np.empty((0, *rest), BY_NAME[described[1]].numpy)
+
+
+def _is_known(size: Any, sizes: Sizes) -> bool:
+    try:
+        evaluate(size, sizes)
+        return True
+    except KeyError:
+        return False
+
+
+STEPS |= {"part": Part, "read": Read, "host": Host, "if": If, "loop": Loop}

@@ -1,0 +1,145 @@
+# ruff: noqa: E501  (models as text, one to a line)
+"""Inputs and attributes that ask a run for more than there is: a clear error that names the node, at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import helper
+
+import onnxc
+from onnxc.errors import LimitError, ModelError, OnnxcError, RunError
+from onnxc.host import regex
+from onnxc.runtime import staged_steps
+
+HEAD = '<ir_version: 10, opset_import: ["" : 22, "com.microsoft" : 1]> g '
+Array = np.ndarray[Any, Any]
+HUGE, LEAST, MOST = 2**62, -(2**63), 2**63 - 1
+X = np.arange(5, dtype=np.float32)
+
+
+def longs(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def run(text: str, *args: Any) -> dict[str, Any]:
+    return dict(onnxc.compile(onnx.parser.parse_model(HEAD + text))(*args).items())
+
+
+SIZES: dict[str, tuple[str, list[Any], str]] = {
+    "expand": ("(float[1] x, int64[2] s) => (y) { y = Expand(x, s) }", [X[:1], longs(2**40, 2**40)], "Expand"),
+    "tile": ("(float[5] x, int64[1] s) => (y) { y = Tile(x, s) }", [X, longs(HUGE)], "Tile"),
+    "fill": ("(int64[2] s) => (y) { y = ConstantOfShape(s) }", [longs(HUGE, HUGE)], "ConstantOfShape"),
+    "range": ("(int64 a, int64 b) => (y) { one = Constant <value_int = 1> () y = Range(a, b, one) }", [np.int64(LEAST), np.int64(MOST)], "Range"),
+    "pad": ("(float[5] x, int64[2] s) => (y) { y = Pad(x, s) }", [X, longs(LEAST, MOST)], "Pad"),
+    "one-hot": ("(int64[3] x, int64 d, float[2] v) => (y) { y = OneHot(x, d, v) }", [longs(0, 1, 2), np.int64(HUGE), X[:2]], "OneHot"),
+    "top": ("(float[5] x, int64[1] k) => (y, z) { y, z = TopK(x, k) }", [X, longs(HUGE)], "TopK"),
+    "split": ("(float[5] x, int64[2] s) => (y, z) { y, z = Split(x, s) }", [X, longs(MOST, 4 - MOST)], "Split"),
+    "a window": ("(int64 n) => (y) { y = HannWindow(n) }", [np.int64(HUGE)], "HannWindow"),
+    "a crop": ("(float[5] x, int64[1] s) => (y) { y = CenterCropPad(x, s) }", [X, longs(HUGE)], "CenterCropPad"),
+    "turns of a loop": (
+        """(float[9] x, int64 n) => (y) { z, y = Loop (n, "", x) <body = b (int64 i, bool go, float[9] a) => (bool on, float[9] o, float[9] s) {
+          on = Identity(go)  o = Neg(a)  s = Exp(a) }> }""",
+        [np.zeros(9, np.float32), np.int64(MOST)], "",
+    ),
+    "a cache": (
+        """(float[1, 1, 16] q, float[1, 2, 4, 8] p, int32[1] s, int32 t) => (y, a, b) {
+          y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (q, q, q, p, p, s, t) }""",
+        [np.ones((1, 1, 16), np.float32), np.ones((1, 2, 4, 8), np.float32), np.int32([2]), np.int32(2**31 - 1)], "GroupQueryAttention",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_a_run_is_given(name: str) -> None:
+    text, args, op = SIZES[name]
+    with pytest.raises(OnnxcError) as found:
+        run(text, *args)
+    assert op in (found.value.node or "")
+
+
+def test_strings_that_double() -> None:
+    text = """(string[1] x) => (y) { n = Constant <value_int = 60> ()
+      y = Loop (n, "", x) <body = b (int64 i, bool go, string[1] a) => (bool on, string[1] o) { on = Identity(go)  o = StringConcat(a, a) }> }"""
+    with pytest.raises(LimitError, match="characters would be made"):
+        run(text, np.array(["abcdefgh" * 1000], object))
+    with pytest.raises(LimitError, match="10000000000 strings"):
+        run(
+            "(string[n, 1] x, string[1, m] y) => (z) { z = StringConcat(x, y) }",
+            *(np.full(s, "", object) for s in ((100_000, 1), (1, 100_000))),
+        )
+
+
+def test_a_sequence_that_grows_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_steps, "memory_bytes", lambda: 1 << 24)
+    text = """(float[n] x) => (y) { n = Constant <value_int = 9223372036854775807> ()  empty = SequenceEmpty()
+      y = Loop (n, "", empty) <body = b (int64 i, bool go, seq(float[m]) a) => (bool on, seq(float[m]) o) {
+        on = Identity(go)  r = Neg(x)  o = SequenceInsert(a, r) }> }"""
+    with pytest.raises(LimitError, match="does not fit into memory"):
+        run(text, np.zeros(100_000, np.float32))
+
+
+def test_regular_expressions_take_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regex, "MOST_STEPS", 100_000)
+    node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern="a?" * 300 + "a" * 300)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 8, [1])], [helper.make_tensor_value_info("y", 9, [1])]
+    )
+    model = onnxc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
+    assert model(np.array(["b"], object))["y"].tolist() == [False]
+    with pytest.raises(LimitError, match=r"too many steps \[node n0 RegexFullMatch\]"):
+        model(np.array(["a" * 300], object))
+
+
+@pytest.mark.parametrize("more", [{"max_skip_count": 2**60}, {"max_gram_length": 2**60}, {"min_gram_length": -(2**60)}])
+def test_ngrams_are_no_longer_than_the_text(more: dict[str, int]) -> None:
+    attrs: dict[str, Any] = {
+        "mode": "TF", "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "ngram_counts": [0, 2],
+        "ngram_indexes": [0, 1, 2], "pool_int64s": [1, 2, 1, 2],
+    }  # fmt: skip
+    node = helper.make_node("TfIdfVectorizer", ["x"], ["y"], **(attrs | more))
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", 7, [6])], [onnx.ValueInfoProto(name="y")]
+    )
+    model = onnxc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
+    skips = 3 if "max_skip_count" in more else 2  # 1 2 with two others in between, too
+    assert model(longs(1, 2, 1, 2, 3, 1))["y"].tolist() == [3, 2, skips]
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_positions_that_are_no_numbers(mode: str) -> None:
+    """What is no number is outside, or is itself no number: no error, and nothing else is touched."""
+    text = f'(float[1, 1, 4, 4] x, float[1, 3, 1, 2] g) => (y) {{ y = GridSample <mode = "{mode}"> (x, g) }}'
+    grid = np.array([np.nan, 0, np.inf, -np.inf, 1e30, 0.25], np.float32).reshape(1, 3, 1, 2)
+    y = run(text, np.ones((1, 1, 4, 4), np.float32), grid)["y"].ravel()
+    assert all(v == 0 or np.isnan(v) for v in y)
+
+
+def test_branches_inside_of_branches() -> None:
+    """A thousand, as bytes: more than any library writes. Protobuf refuses them, and so does the import."""
+
+    def field(number: int, content: bytes) -> bytes:
+        size, head = len(content), b""
+        while size > 127:
+            head += bytes([size & 127 | 128])
+            size >>= 7
+        return bytes([number << 3 | 2]) + head + bytes([size]) + content
+
+    graph = b""
+    for _ in range(1000):
+        attribute = field(1, b"then_branch") + field(6, graph) + b"\xa0\x01\x05"
+        graph = field(1, field(1, b"c") + field(2, b"y") + field(4, b"If") + field(5, attribute))
+    with pytest.raises(ModelError):
+        onnxc.compile(b"\x08\x0a" + field(7, graph) + field(8, b"\x10\x16"))
+
+
+def test_images_that_are_bombs() -> None:
+    pytest.importorskip("PIL")
+    head = b"BM" + b"\x36\0\0\0" + bytes(4) + b"\x36\0\0\0" + b"\x28\0\0\0" + (60_000).to_bytes(4, "little") * 2
+    bomb = head + b"\x01\0\x18\0" + bytes(24)
+    with pytest.raises((LimitError, RunError), match=r"too large.*\[node n0 ImageDecoder\]"):
+        run("(uint8[n] x) => (y) { y = ImageDecoder(x) }", np.frombuffer(bomb, np.uint8))

@@ -1,0 +1,184 @@
+# ruff: noqa: E501  (models as text, one to a line)
+"""Models whose inputs have no fixed sizes: every op of the standard, and sizes that the data tell and that may be 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+import pytest
+
+import onnxc
+from benchmarks.conformance import Observed, cases
+from onnxc.errors import InputError, ModelError, OnnxcError, SizesError
+from onnxc.runtime.staged import StagedModel
+from onnxc.runtime.staged_later import Later
+
+Array = np.ndarray[Any, Any]
+HEAD = '<ir_version: 8, opset_import: ["" : 18]> g '
+RNG = np.random.default_rng(9)
+
+
+# ---------------------------------------------------------------- the standard's own cases, opened
+
+CASES = [
+    "attention_4d_gqa",
+    "averagepool_2d_pads",
+    "basic_conv_with_padding",
+    "center_crop_pad_crop_and_pad",
+    "col2im",
+    "convtranspose_pads",
+    "det_nd",
+    "dft_opset19",
+    "einsum_batch_diagonal",
+    "gathernd_example_int32",
+    "gru_defaults",
+    "lstm_with_peepholes",
+    "quantizelinear_e4m3fn",
+    "resize_downsample_sizes_linear_antialias",
+    "rotary_embedding",
+    "simple_rnn_batchwise",
+]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Observed, "open", True)
+    yield
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, opened: None) -> None:
+    cases()[f"test_{name}"].run()
+    assert Observed.prepared is not None
+    assert not any(isinstance(d, int) for t in Observed.prepared.model.get_inputs() for d in t.shape)
+
+
+def session(text: str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(
+        onnx.parser.parse_model(HEAD + text).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def agree(text: str, calls: Sequence[Sequence[Array]], refused: Sequence[Sequence[Array]] = ()) -> Any:
+    """What onnxruntime gives, for each of the calls; errors of both for those that are refused."""
+    model, oracle = onnxc.compile(onnx.parser.parse_model(HEAD + text)), session(text)
+    names = [i.name for i in oracle.get_inputs()]
+    for args in calls:
+        wanted = oracle.run(None, dict(zip(names, args, strict=True)))
+        for w, f in zip(wanted, model(*args).values(), strict=True):
+            assert w.shape == f.shape
+            np.testing.assert_allclose(f, w, rtol=1e-4, atol=1e-5)
+    for args in refused:
+        with pytest.raises(Exception, match=r"."):
+            oracle.run(None, dict(zip(names, args, strict=True)))
+        with pytest.raises(OnnxcError):
+            model(*args)
+    return model
+
+
+def f32(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def test_a_kernel_is_compiled_for_its_own_size_alone() -> None:
+    """Two convolutions whose kernels are inputs: batch, image and channels stay open, also those that equal a kernel."""
+    text = "(float[n, c, h, w] x, float[m, c, p, q] k) => (y) { z = Conv(x, k)  y = Relu(z) }"
+    model = agree(
+        text,
+        [(f32(3, 2, 8, 9), f32(3, 2, 3, 3)), (f32(1, 4, 7, 5), f32(5, 4, 3, 3)), (f32(2, 3, 6, 6), f32(2, 3, 2, 3))],
+    )
+    assert isinstance(model, StagedModel)
+    (step,) = (s for s in model._plan.steps if isinstance(s, Later))
+    assert step.pinned == {(1, 2), (1, 3)}
+    assert step.made <= 3
+    with pytest.raises((InputError, ModelError)):
+        model(f32(1, 2, 8, 9), f32(3, 5, 3, 3))
+
+
+def test_kernels_in_a_branch_and_in_a_loop() -> None:
+    branch = """(float[n, c, h] x, float[m, c, p] k, bool go) => (y) {
+      y = If (go) <then_branch = t () => (a) { a = Conv(x, k) }, else_branch = e () => (b) { b = Neg(x) }> }"""
+    x, k = f32(2, 3, 9), f32(4, 3, 3)
+    agree(branch, [(x, k, np.array(True)), (x, k, np.array(False))])
+    loop = """(float[n, c, h] x, float[c, c, p] k, int64 t) => (y) {
+      y = Loop (t, "", x) <body = b (int64 i, bool go, float[n, c, q] a) => (bool on, float[n, c, r] o) {
+        on = Identity(go)  o = Conv(a, k) }> }"""
+    agree(loop, [(x, f32(3, 3, 3), np.array(2)), (x, f32(3, 3, 2), np.array(3))])
+
+
+# ---------------------------------------------------------------- sizes that the data tell
+
+
+X = np.arange(5, dtype=np.float32)
+CHOSEN = """(float[n] x, float[k] w) => (y) {
+  half = Constant <value = float {0.5}> ()
+  chosen = Greater(x, half)  c = Compress(x, chosen)  s = Add(c, w)  y = Exp(s) }"""
+
+
+def test_one_chosen_element_is_broadcast() -> None:
+    calls = [
+        (X, f32(4)),
+        (X[::-1][:1] * 3, f32(7)),
+        (X, f32(1)),
+        (X[:2], f32(3)),
+        (np.zeros(3, np.float32), f32(1)),
+        (X, f32(4)),
+    ]
+    model = agree(CHOSEN, calls, refused=[(X, f32(3))])
+    with pytest.raises(SizesError, match=r"3 and 4 meet, which must be equal \[node n3 Add\]"):
+        model(X, f32(3))
+
+
+def test_positions_of_one_element() -> None:
+    text = """(float[n] x, float[m] z, float[k, 1] w) => (y) {
+      at = NonZero(x)  f = Cast <to = 1> (at)  a = Add(f, z)  y = Mul(a, w) }"""
+    agree(
+        text,
+        [
+            (X[:3], X[:2], X[:4, None]),
+            (X[:2], X[:2], X[:4, None]),
+            (X[:2], X[:1], X[:1, None]),
+            (X, X[:1], X[:2, None]),
+        ],
+    )
+
+
+def test_an_expansion_to_a_size_of_one() -> None:
+    text = "(float[n] x, int64[1] k) => (y) { e = Expand(x, k)  y = Exp(e) }"
+    agree(text, [(X, np.array([5])), (X, np.array([1])), (X[:1], np.array([7]))], refused=[(X, np.array([4]))])
+
+
+def test_sizes_of_one_in_some_turns_of_a_loop() -> None:
+    text = """(float[n] x, float[m] w, int64 t) => (y) {
+      zero = Constant <value_ints = [0]> ()  one = Constant <value_int = 1> ()  start = Constant <value = float[1] {0}> ()
+      y = Loop (t, "", start) <body = b (int64 i, bool go, float[k] a) => (bool on, float[l] o) {
+        on = Identity(go)  next = Add(i, one)  end = Unsqueeze(next, zero)  part = Slice(x, zero, end)
+        s = Add(part, w)  r = ReduceSum <keepdims = 1> (s)  o = Add(a, r) }> }"""
+    agree(text, [(X, f32(1), np.array(3)), (X[:3], f32(3), np.array(1))])
+
+
+def test_a_saved_model_says_what_it_lacks(tmp_path: Any) -> None:
+    onnxc.compile(onnx.parser.parse_model(HEAD + CHOSEN)).save(tmp_path / "chosen.onnxc")
+    model = onnxc.load(tmp_path / "chosen.onnxc")
+    assert model(X, f32(4))["y"].shape == (4,)
+    with pytest.raises(SizesError, match=r"4 and 1 meet|1 and 4 meet"):
+        model(X, f32(1))
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])
+def test_regions_decide_how_many_samples_are_taken(mode: str, how: str) -> None:
+    text = f"""(float[n, 2, h, w] x, float[r, 4] rois, int64[r] at) => (y) {{
+      y = RoiAlign <mode = "{mode}", output_height = 2, output_width = 3, coordinate_transformation_mode = "{how}"> (x, rois, at) }}"""
+    x, regions = f32(2, 2, 9, 11), np.array([[0, 0, 8, 8], [2, 1, 3, 2.5], [1, 1, 1, 1]], np.float32)
+    agree(
+        text,
+        [(x, regions, np.array([0, 1, 1])), (x, regions[1:2], np.array([1])), (x, regions[:0], np.zeros(0, np.int64))],
+    )
