@@ -122,7 +122,8 @@ KEYS: list[Any] = [
 ARRAYS: list[Any] = [
     np.array([2, 0, 0]), (np.array([1, 2]), np.array([-1, 3])), (slice(None), np.array([[1], [2]])),
     (1, np.array([0, 3])), (np.array([0, 1]), slice(1, 4), np.array([2, 0])), (np.array([0]), ..., 1),
-    (np.array(2), slice(None), np.array([1, 1])),
+    (np.array(2), slice(None), np.array([1, 1])), (slice(None), np.array([2, 0, 4]), ..., 1),
+    (None, slice(None), np.array([[2], [0]]), ..., np.array([1, 3])), (slice(1, None), 4, ..., np.array([1, 3])),
 ]  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import choose_dims, random_for_signature, random_inputs
 from onnxc.tools.compare import compare, distance, onnxruntime_runner
-from onnxc.tools.compare.core import Judge
-from onnxc.tools.compare.verdicts import Tolerances
+from onnxc.tools.compare.core import Judge, _worst
+from onnxc.tools.compare.results import OutputComparison, Verdict
+from onnxc.tools.compare.verdicts import Tolerances, gap
 from onnxc.tools.float64 import evaluate_float64, widen
 from onnxc.tools.inputs import parse_dims, parse_shapes, read_inputs, write_arrays
 
@@ -235,6 +236,28 @@ def test_integers_must_be_equal() -> None:
     assert compare(model, [x])
     (row,) = compare(model, [x], compiled=fake(np.array([1, 4, 8]))).outputs
     assert not row.agrees and row.mismatches == 1 and row.max_abs == 1
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "uint64"])
+def test_equal_integers_of_another_dtype_differ(dtype: str) -> None:
+    model = parsed("g (int64[3] x, int64[3] y) => (int64[3] z, int64[3] u) { z = Mul(x, x)  u = Identity(y) }")
+    x = np.array([0, 1, 1])
+    found = compare(model, [x, x], compiled=fake(x.astype(dtype), x + 1)).outputs
+    assert [o.agrees for o in found] == [False, False] and "int64[3]" in found[0].note
+
+
+def test_integers_that_float64_cannot_tell_apart_differ() -> None:
+    assert gap(np.array([2**60]), np.array([2**60 + 1])) == 1
+    assert gap(np.array([3], np.uint8), np.array([5])) == 2 and gap(np.array([2**60]), np.array([2**60])) == 0
+
+
+def test_the_worst_of_sequences_of_different_lengths() -> None:
+    def row(name: str, sample: int, verdict: Verdict) -> OutputComparison:
+        return OutputComparison(name, sample, "float32", (1,), 0.0, 0.0, 0, not verdict.fails, verdict=verdict)
+
+    before = [row("s[0]", 0, Verdict.EQUAL), row("s[1]", 0, Verdict.WRONG)]
+    found = _worst(before, [row("s[0]", 1, Verdict.ROUNDING), row("t", 1, Verdict.EQUAL)])
+    assert [(o.name, o.sample, o.agrees) for o in found] == [("s[0]", 1, True), ("s[1]", 0, False), ("t", 1, True)]
 
 
 def test_saturating_integers_are_judged_by_the_reference_evaluator() -> None:

@@ -16,7 +16,7 @@ import pytest
 import onnxc
 import tests.custom_kernels as own
 from onnxc.codegen.triton.user import renamed
-from onnxc.errors import InputError, OnnxcError, RunError, SizesError, ToolchainError, UnsupportedError
+from onnxc.errors import InputError, ModelError, OnnxcError, RunError, SizesError, ToolchainError, UnsupportedError
 from onnxc.ir.graph import Value
 from onnxc.ops import registry
 from onnxc.ops.registry import op
@@ -232,7 +232,7 @@ def used(kernel: Kernel, **call: Any) -> Callable[[], Any]:
     [
         ("void f(const f32 *x, f32 *y) { y[0] = z; }", r"f\.cpp:1:.*'z' was not declared"),
         ("\nvoid f(const f64 *x, f32 *y) { }", r"cannot convert|no matching function"),
-        ("void g(const f32 *x, f32 *y) { }", r"'f' was not declared"),
+        ("void g(const f32 *x, f32 *y) { }", r"'::f' has not been declared"),
         ("void h(); void f(const f32 *x, f32 *y) { h(); }", r"undefined|never defined"),
     ],
 )
@@ -245,6 +245,8 @@ def test_calls_that_do_not_fit() -> None:
     kernel = Kernel("f", cpp="void f(const f32 *x, f32 *y) { }")
     for options, message in (
         ({"sizes": ["n"]}, "sizes of the kernel f"),
+        ({"sizes": [True]}, "sizes of the kernel f .* not True"),
+        ({"items": 2.5}, "sizes of the kernel f .* not 2.5"),
         ({"scalars": ["n"]}, "scalars of the kernel f"),
         ({"constants": {"a b": 1}}, "constants of the kernel f"),
         ({"scalars": [1 << 64]}, "does not fit 64 bits"),
@@ -273,6 +275,33 @@ def test_two_kernels_of_equal_names() -> None:
     model = onnxc.compile(parsed("g (float[n] x) => (y, z) { y = com.example.Add1(x)  z = com.example.Add2(x) }"))
     found = model(np.zeros(2, np.float32))
     assert (found["y"].tolist(), found["z"].tolist()) == ([1, 1], [2, 2])
+
+
+def test_kernels_may_have_any_name() -> None:
+    """Also those that the call's parameters have."""
+    text = "void {0}(const f32 *x, f32 *y, i64 n) {{ while (n--) y[n] = x[n] + 1; }}"
+    for name in ("work", "x"):
+        op(f"Op_{name}", 1, domain="com.example")(calling(Kernel(name, cpp=text.format(name))))
+    model = onnxc.compile(parsed("g (float[n] x) => (y) { z = com.example.Op_work(x)  y = com.example.Op_x(z) }"))
+    assert model(np.zeros(2, np.float32))["y"].tolist() == [2, 2]
+
+
+def test_an_op_that_refuses_open_sizes_in_a_part_compiled_at_run_time() -> None:
+    """What was compiled for the sizes of one call serves no other."""
+
+    @op("Total", 1, domain="com.example")
+    def total(b: Builder, x: Value) -> Value:
+        if not all(isinstance(d, int) for d in x.shape):
+            raise ModelError("known sizes are needed")
+        return b.reduce("sum", x, list(range(x.rank)), False)
+
+    model = onnxc.compile(
+        parsed("""g (float[n, m] x, bool c) => (y) {
+          r = If (c) <then_branch = p () => (o) { o = Identity(x) }, else_branch = q () => (o) { o = ReduceSum <keepdims = 0> (x) }>
+          y = com.example.Total(r) }""")
+    )
+    for shape in ((3, 2), (5, 2), (3, 2), (3, 4)):
+        np.testing.assert_allclose(model(np.ones(shape, np.float32), np.array(True))["y"], np.prod(shape))
 
 
 # ---------------------------------------------------------------- Triton
@@ -306,6 +335,8 @@ def test_triton_mistakes(simulator: Simulator) -> None:
     ):
         with pytest.raises(InputError, match=message):
             renamed(Kernel("f", triton=text))
+    both = Kernel("f", triton="A, B = tl.constexpr(1), tl.constexpr(2)\ndef f(x, y):\n    tl.store(y, A + B)")
+    assert f"user_{both.key}_A + user_{both.key}_B" in renamed(both)
     used(Kernel("f", triton="@triton.jit\ndef f(x, y):\n    tl.store(y, nothing)"))
     with pytest.raises(ToolchainError, match="nothing"):
         onnxc.compile(parsed("g (float[n] x) => (y) { y = com.example.Used(x) }"), target="cuda:sm_90")

@@ -223,6 +223,35 @@ def test_static_arguments(quick):
     assert len(g.explain_recompiles()) == 2
 
 
+@dataclasses.dataclass(frozen=True)
+class _Config:
+    n: object
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    w: object
+    n: object = dataclasses.field(metadata={"static": True})
+
+
+def test_equal_objects_that_hold_other_types_are_other_programs(quick):
+    def by(n):
+        return 2 if n is True else 3 if isinstance(n, float) else 5
+
+    f = onnxc.jit(lambda x, config: x * by(config.n), static_argnums=1)
+    g = onnxc.jit(lambda layer: layer.w * by(layer.n))
+    h = onnxc.jit(lambda x, held: x * sum(map(by, held)), static_argnums=1)
+    for _ in range(2):
+        for n in (1, True, 1.0):
+            for found in (f(X, _Config(n)), g(_Layer(X, n)), h(X, frozenset([n]))):
+                np.testing.assert_array_equal(found.numpy(), X * by(n))
+    assert len(f.explain_recompiles()) == len(g.explain_recompiles()) == len(h.explain_recompiles()) == 3
+    sign = onnxc.jit(lambda x, n: x * float(np.copysign(1, n)), static_argnums=1)
+    assert [float(sign(f32(1), f32(n))) for n in (0.0, -0.0)] == [1, -1]
+    nan = onnxc.jit(lambda x, n: x, static_argnums=1)
+    assert all(nan(X, f32("nan")).shape == X.shape for _ in range(3)) and len(nan.explain_recompiles()) == 1
+
+
 @pytest.mark.parametrize(
     "options",
     [{"static_argnums": 2}, {"static_argnames": "z"}, {"speed": "high"}, {"most_programs": 0}, {"model": None}],
@@ -337,6 +366,29 @@ def test_a_changed_function_is_another_program(quick, monkeypatch):
     for _ in range(2):
         np.testing.assert_array_equal(f(X).numpy(), X - 4)
     assert len(f.explain_recompiles()) == 3
+
+
+def _times(k, x):
+    return x * k
+
+
+def test_what_is_replaced_of_any_kind_is_another_program(quick):
+    part, inner, pair, table = functools.partial(_times, 2.0), onnxc.jit(lambda x: x * 2), (2.0, 0), {"k": 2.0}
+    f = onnxc.jit(lambda x: (part(x), inner(x), x * pair[0], x * table["k"]))
+    for k in (2, 3):
+        for found in (*f(X), *f(X)):
+            np.testing.assert_array_equal(found.numpy(), X * k)
+        part, inner, pair, table = functools.partial(_times, 3.0), onnxc.jit(lambda x: x * 3), (3.0, 0), {"k": 3.0}
+    assert len(f.explain_recompiles()) == 2
+
+
+def test_names_of_attributes_are_no_names_outside(quick, monkeypatch):
+    monkeypatch.setitem(globals(), "w", 1.0)
+    f = onnxc.jit(lambda layer: layer.w * 2)
+    f(_Layer(X, 1))
+    monkeypatch.setitem(globals(), "w", 2.0)
+    f(_Layer(X, 1))
+    assert len(f.explain_recompiles()) == 1
 
 
 # ---------------------------------------------------------------- nesting, threads

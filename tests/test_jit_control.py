@@ -97,6 +97,22 @@ def test_fori_loop():
         both(f, X, np.int64(low), np.int32(high))
 
 
+def test_a_body_writes_to_its_own_state():
+    def body(*args):
+        state = args[-1]
+        state[0] += 1
+        return state
+
+    start = xp.asarray(X)
+    for run in (
+        lambda s: onnxc.fori_loop(0, 2, body, s),
+        lambda s: onnxc.while_loop(lambda t: t[0] < 3, body, s),
+        lambda s: onnxc.scan(lambda t, _: (body(t), t[0]), s, length=2)[0],
+    ):
+        assert float(run(start)[0]) == 3
+        np.testing.assert_array_equal(start.numpy(), X)
+
+
 def test_numbers_take_the_dtype_of_the_body():
     f = onnxc.jit(lambda x: onnxc.fori_loop(0, 3, lambda k, s: (s[0] + x, s[1] + 1), (0.0, 0)))
     total, count = f(np.float32(1.5))

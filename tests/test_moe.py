@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import helper
@@ -83,6 +84,23 @@ def test_quantized_moe(bits: int, block: int, zeros: bool) -> None:
 def test_what_experts_are_not() -> None:
     with pytest.raises(UnsupportedError, match="sparse_mixer"):
         both("MoE", [f32(5, H), f32(5, E), f32(E, F, H), f32(E, F), f32(E, H, F), f32(E, H)], k=2, use_sparse_mixer=1)
+
+
+def test_a_number_of_experts_that_a_run_tells() -> None:
+    model = onnxc.compile(
+        onnx.parser.parse_model(
+            """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+            g (float[t, d] x, float[t, e] r, float[e, f, d] first, float[e, d, f] second) => (y) {
+              y = com.microsoft.MoE <k = 1> (x, r, first, "", second) }"""
+        )
+    )
+    for tokens, experts in ((3, 2), (5, 2), (3, 4)):
+        x, r, first, second = f32(tokens, H), f32(tokens, experts), f32(experts, F, H), f32(experts, H, F)
+        at = r.argmax(1)
+        inner = np.maximum(np.einsum("td,tfd->tf", x, first[at]), 0)
+        share = np.take_along_axis(np.exp(r) / np.exp(r).sum(1, keepdims=True), at[:, None], 1)
+        wanted = share * np.einsum("tf,tdf->td", inner, second[at])
+        np.testing.assert_allclose(model(x, r, first, second)["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_ops_that_became_standard() -> None:

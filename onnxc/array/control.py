@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.core import Array, asarray, call_one, known, traced, value_of
+from onnxc.array.core import Array, asarray, call_one, concrete, known, traced, value_of
 from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
@@ -268,7 +268,7 @@ def _settled(init: Any, step: Callable[[Any], Any]) -> Any:
     """The first state outside of a trace: numbers of Python as arrays of the dtypes that a step makes of them."""
     leaves, spec = flatten(init)
     weak = [type(x) in NUMBERS for x in leaves]
-    arrays = [asarray(x) for x in leaves]
+    arrays = [concrete(_data(asarray(x))) for x in leaves]  # of its own: a body may write to its state
     if any(weak):
         with Trace() as trace:
             given = [trace.input(TensorType(dtypes.from_numpy(x.dtype), x.shape)) for x in arrays]

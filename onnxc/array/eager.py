@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -144,6 +145,10 @@ def frozen(x: Any) -> Hashable:
         return (type(x), x.hex())
     if isinstance(x, complex):
         return (type(x), x.real.hex(), x.imag.hex())
-    if isinstance(x, np.ndarray):
-        return (np.ndarray, x.dtype, x.shape, x.tobytes())
+    if isinstance(x, (np.ndarray, np.generic)) and not x.dtype.hasobject:
+        return (type(x), x.dtype, x.shape, x.tobytes())
+    if isinstance(x, frozenset):
+        return (type(x), frozenset(map(frozen, x)))
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return (type(x), x, tuple([frozen(getattr(x, f.name)) for f in dataclasses.fields(x) if f.compare]))
     return (type(x), x)

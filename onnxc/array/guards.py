@@ -1,23 +1,26 @@
 """What a function reads from outside of itself, to be looked at again in each call.
 
-Numbers, strings, arrays and functions that stand in its closure or its module, and in those of functions of the same
-module that it calls. What is inside of other objects is not looked at.
+What stands in its closure or its module under the names that it reads, and in those of functions of the same module
+that it calls: numbers, strings, arrays, functions, and which object it is of all others. What is inside of these is not
+looked at, nor are modules, classes and functions that are not of Python.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from types import CellType, CodeType, FunctionType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from onnxc.array.core import Array
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_WATCHED = (*_PLAIN, np.ndarray, Array, FunctionType)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_FIXED = (ModuleType, type, BuiltinFunctionType, np.ufunc)
 _MISSING = object()
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 class Guards:
@@ -47,12 +50,12 @@ class Guards:
                 value = cell.cell_contents
             except ValueError:  # not yet assigned
                 continue
-            if isinstance(value, _WATCHED):
+            if not isinstance(value, _FIXED):
                 self._cells.append((name, cell))
             self._follow(value, f, seen)
         for name in _names(f.__code__):
             value = f.__globals__.get(name, _MISSING)
-            if isinstance(value, _WATCHED):
+            if value is not _MISSING and not isinstance(value, _FIXED):
                 self._globals.append((name, f.__globals__))
             self._follow(value, f, seen)
 
@@ -83,12 +86,14 @@ def _cell(cell: CellType) -> Any:
         return _MISSING
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Global names that code reads, functions inside of it included."""
-    yield from code.co_names
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Global names that code reads, functions inside of it included; names of attributes are none of these."""
+    found = {i.argval: None for i in dis.get_instructions(code) if i.opname in _LOADS}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            found |= dict.fromkeys(_names(constant))
+    return tuple(found)
 
 
 def _functions(f: Any) -> Iterator[FunctionType]:
@@ -110,4 +115,4 @@ def same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 def guard_key(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Values as a part of a key: numbers and strings by what they are, arrays by their identity."""
-    return tuple((type(x), repr(x)) if isinstance(x, _PLAIN) else (type(x), id(x)) for x in values)
+    return tuple((type(x), repr(x)) if isinstance(x, PLAIN) else (type(x), id(x)) for x in values)

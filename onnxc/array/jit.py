@@ -17,7 +17,7 @@ from onnxc.array.arguments import Arguments, Given
 from onnxc.array.core import Array, asarray, concrete, traced, value_of
 from onnxc.array.dims import Dynamic, dynamic_leaves
 from onnxc.array.eager import Data, Run, frozen, runner
-from onnxc.array.guards import Guards, guard_key, same
+from onnxc.array.guards import PLAIN, Guards, guard_key, same
 from onnxc.array.pytree import Spec, flatten, shallow, unflatten
 from onnxc.array.tracing import NUMBERS, Leaf, Result, trace_function
 from onnxc.compiler import compile
@@ -156,7 +156,7 @@ class Jitted:
         except SizesError:
             if not program.dynamic or given is None:
                 if program.dynamic:
-                    self._shortcuts.clear()
+                    self._shortcuts = {}  # no clear(): another thread may be looking through it
                     return self(*map(concrete, data))
                 raise
             program = self._program(given, exact=True)  # a dim is 1 that was to be broadcast
@@ -274,7 +274,7 @@ def _outside(value: object) -> str:
         return f"array {value.dtype}{list(value.shape)} at {id(value):#x}"
     if isinstance(value, FunctionType):
         return f"function at line {value.__code__.co_firstlineno}, {id(value):#x}"
-    return _short(value)
+    return _short(value) if isinstance(value, PLAIN) else f"{type(value).__name__} at {id(value):#x}"
 
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:

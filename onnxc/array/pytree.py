@@ -13,6 +13,7 @@ from typing import Any
 
 import optree
 
+from onnxc.array.eager import frozen
 from onnxc.errors import InputError
 
 _NAMESPACE = "onnxc"
@@ -68,6 +69,25 @@ def places(tree: Any, name: str = "") -> list[str]:
     return [a.codify(name) for a in optree.tree_accessors(tree, namespace=_NAMESPACE)]
 
 
+class _Held:
+    """Static fields of a dataclass: equal where they decide alike, as static arguments are."""
+
+    __slots__ = ("key", "values")
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values, self.key = values, frozen(values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.key == other.key
+
+    def __hash__(self) -> int:
+        hash(self.values)  # a TypeError where a field cannot be
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return repr(self.values)
+
+
 def _is_dataclass(x: Any) -> bool:
     return dataclasses.is_dataclass(x) and not isinstance(x, type) and type(x) not in _known
 
@@ -77,12 +97,12 @@ def _register(cls: type) -> None:
     children = tuple(f.name for f in fields if not f.metadata.get("static"))
     static = tuple(f.name for f in fields if f.metadata.get("static"))
 
-    def take_apart(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[str, ...]]:
-        return tuple(getattr(x, n) for n in children), tuple(getattr(x, n) for n in static), children
+    def take_apart(x: Any) -> tuple[tuple[Any, ...], _Held, tuple[str, ...]]:
+        return tuple(getattr(x, n) for n in children), _Held(tuple(getattr(x, n) for n in static)), children
 
     def put_together(held: Any, values: Any) -> Any:
         made: Any = object.__new__(cls)  # its __init__ may check, or take other arguments
-        for n, v in (*zip(children, values, strict=True), *zip(static, held, strict=True)):
+        for n, v in (*zip(children, values, strict=True), *zip(static, held.values, strict=True)):
             object.__setattr__(made, n, v)
         return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,14 @@ class Key:
         parts: in the order of the index; every axis of the array has one.
         arrays: index arrays, each with the axis that it selects from, counted after `parts` were applied.
         mask: the sole mask of an index, and the axis that its first dim lies at (of what it is then applied to).
+        gap: where a new axis among `parts` only keeps index arrays apart, as numpy has an ellipsis do that stands for
+            no axis; it is not in the result.
     """
 
     parts: tuple[Part, ...]
     arrays: tuple[tuple[int, Array], ...] = ()
     mask: tuple[int, Array] | None = None
+    gap: int | None = None
 
 
 _INTEGERS = (int, np.integer, Expr)
@@ -55,9 +58,22 @@ def parsed(x: Array, key: Any) -> Key:
     if builtins.sum(k is Ellipsis for k in given) > 1:
         raise IndexError("an index has one ellipsis (...)")
     at = next((n for n, k in enumerate(given) if k is Ellipsis), len(given))
-    given[at : at + 1] = [slice(None)] * (x.ndim - used)
     advanced = builtins.any(isinstance(k, Array) for k in given)
-    return _taken_apart(x, given, advanced)
+    inside = used == x.ndim and 0 < at < len(given) - 1  # an ellipsis that stands for no axis
+    gap = advanced and inside and _selects(given[at - 1]) and _selects(given[at + 1])
+    given[at : at + 1] = [None] if gap else [slice(None)] * (x.ndim - used)
+    found = _taken_apart(x, given, advanced)
+    return replace(found, gap=builtins.sum(map(_places, given[:at]))) if gap else found
+
+
+def _selects(k: Any) -> builtins.bool:
+    """Whether an item beside index arrays is one of them."""
+    return not (k is None or isinstance(k, slice) or (isinstance(k, Array) and k.dtype == bool_))
+
+
+def _places(k: Any) -> int:
+    """How many axes an item leaves for what index arrays then select from."""
+    return 0 if isinstance(k, Array) and k.ndim == 0 and k.dtype == bool_ else builtins.max(_width(k), 1)
 
 
 def _item(k: Any) -> Any:
@@ -109,7 +125,7 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
         else:
             parts.append(("drop", position(x.shape[axis], k), 1, 1))
         axis += _width(k)
-        place += builtins.max(_width(k), 1) if not (isinstance(k, Array) and k.ndim == 0 and k.dtype == bool_) else 0
+        place += _places(k)
     if mask is not None and arrays:
         raise IndexError("a mask stands in an index without other arrays and numbers")
     return Key(tuple(parts), tuple(arrays), mask)
@@ -226,7 +242,12 @@ def getitem(x: Array, key: Any) -> Array:
     if not found.arrays:
         return out
     axes = tuple(a for a, _ in found.arrays)
-    return call(_take, out, *(i for _, i in found.arrays), name="getitem", axes=axes)  # type: ignore[no-any-return]
+    out = call(_take, out, *(i for _, i in found.arrays), name="getitem", axes=axes)
+    if found.gap is None:
+        return out  # type: ignore[no-any-return]
+    depth = len(broadcast_shapes(*(i.shape for _, i in found.arrays)))
+    at = depth + found.gap - builtins.sum(a < found.gap for a in axes)
+    return reshape(out, (*out.shape[:at], *out.shape[at + 1 :]))
 
 
 def _masked(x: Array, axis: int, mask: Array) -> Array:

@@ -11,6 +11,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops.activation import gelu
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_quantized import unpacked_last
+from onnxc.ops.common import static_dim
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -74,8 +75,8 @@ def routed(b: Builder, logits: Value, k: int, normalized: bool, mixed: Value | N
     The shares are softmax(logits) of the best k, or of these alone where they are `normalized` (or what `mixed` says of
     them).
     """
-    experts = logits.shape[1]
-    if not isinstance(experts, int) or not 0 < k <= experts:
+    experts = static_dim(logits.shape[1], "the number of experts")
+    if not 0 < k <= experts:
         raise ShapeError(f"{k} of the experts of {logits.t} cannot be chosen")
     best, at = b.emit("top_k", [logits], {"k": k, "axis": 1, "largest": True})
     shares = b.softmax(best, 1)

@@ -132,7 +132,8 @@ class Kernel:
             ShapeError: sizes of `equal` differ. InputError: an argument is not of its type.
         """
         types, named = list(outputs), dict(constants or {})
-        self._check([v.t for v in inputs], types, sizes, scalars, named)
+        work = [1 if items is None else items, programs, workspace]
+        self._check([v.t for v in inputs], types, [*sizes, *work], scalars, named)
         for one, other in equal:
             if never_equal(one, other):
                 raise ShapeError(f"the kernel {self.name} wants the sizes {one} and {other} to be equal")
@@ -155,7 +156,7 @@ class Kernel:
         return list(b.emit(USER, list(inputs), attrs))
 
     def _check(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], sizes: Sequence[Dim],
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], sizes: Sequence[object],
         scalars: Sequence[Scalar], constants: Mapping[str, int],
     ) -> None:  # fmt: skip
         for what, types in (("input", inputs), ("output", outputs)):
@@ -164,8 +165,9 @@ class Kernel:
                     raise InputError(f"{what} {k} of the kernel {self.name} cannot be {t.dtype}: cast it")
         if not outputs:
             raise InputError(f"the kernel {self.name} has no output")
-        if not all(isinstance(d, (int, Expr)) for d in sizes):
-            raise InputError(f"sizes of the kernel {self.name} are ints or dims, not {list(sizes)!r}")
+        wrong = [d for d in sizes if not isinstance(d, (int, Expr)) or isinstance(d, bool)]
+        if wrong:
+            raise InputError(f"sizes of the kernel {self.name} are ints or dims, not {wrong[0]!r}")
         if not all(isinstance(x, (int, float, np.integer, np.floating)) for x in scalars):
             raise InputError(f"scalars of the kernel {self.name} are numbers, not {list(scalars)!r}")
         if not all(_NAME.fullmatch(k) and isinstance(v, int) for k, v in constants.items()):

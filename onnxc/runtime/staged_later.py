@@ -99,7 +99,9 @@ class Later(Step):
                 exact = [_exact(t, x) for t, x in zip(types, given, strict=True)]
                 if list(types) == exact:
                     raise
-                return _compile(self._graph(exact, contents), options)
+                found = _compile(self._graph(exact, contents), options)
+                self.pinned |= {(k, a) for k, t in enumerate(exact) if isinstance(t, TensorType) for a in range(t.rank)}
+                return found  # is for these sizes alone, and is kept for them
 
     def _wanted(
         self, shown: Values, contents: Mapping[int, Array], options: Mapping[str, Any], error: NeedsSizesError

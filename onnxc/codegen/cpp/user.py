@@ -41,7 +41,7 @@ def unit_of(node: Node) -> tuple[str, str]:
         f'#line 1 "{kernel.name}.cpp"', kernel.cpp, "}", f'#line 1 "the call of {kernel.name}"',
         f'__attribute__((visibility("hidden"))) int {entry}({PARAMETERS}) {{',
         "  (void)in; (void)out; (void)n; (void)x; (void)first; (void)last; (void)work;",
-        f"  return ox_told(({kernel.name}({arguments}), ox_none{{}}));",
+        f"  return ox_told((::{kernel.name}({arguments}), ox_none{{}}));",  # the user's, whatever parameters are called
         "}", "",
     ]  # fmt: skip
     return entry, "\n".join(lines)

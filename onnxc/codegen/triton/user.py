@@ -39,7 +39,8 @@ def renamed(kernel: kernels.Kernel) -> str:
         raise InputError(f"the Triton source of the kernel {kernel.name}: {error}", cause=error) from error
     body = [n for n in tree.body if not isinstance(n, (ast.Import, ast.ImportFrom))]
     functions = {n.name for n in body if isinstance(n, ast.FunctionDef)}
-    constants = {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    assigned = [t for n in body if isinstance(n, ast.Assign) for t in ast.walk(n) if isinstance(t, ast.Name)]
+    constants = {t.id for t in assigned if isinstance(t.ctx, ast.Store)}  # those of `A, B = 1, 2` as well
     if kernel.name not in functions:
         raise InputError(f"the Triton source of the kernel {kernel.name} has no function of this name")
     if others := [n for n in body if not isinstance(n, (ast.FunctionDef, ast.Assign, ast.Expr))]:

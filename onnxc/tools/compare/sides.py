@@ -334,7 +334,7 @@ def make_side(
     - ``other.onnx`` (or its bytes, or a ModelProto): another model in onnxruntime; ``other.onnx@float64``: in another
       engine of those above.
     - ``outputs.npz``, or a folder with ``output_0.pb``, ...: saved outputs. Also a dict of arrays by name.
-    - a `torch.nn.Module`; or any function from inputs by name to outputs in order.
+    - a `torch.nn.Module`.
 
     Raises InputError for anything else.
     """

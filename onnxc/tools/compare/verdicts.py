@@ -147,6 +147,8 @@ def gap(a: Array, b: Array) -> float:
         return math.inf
     if a.dtype.kind not in "iubfcV" or b.dtype.kind not in "iubfcV":
         return float(not np.array_equal(a, b))
+    if a.dtype.kind in "iub" and b.dtype.kind in "iub":  # those of 64 bits have no exact float64
+        return 0.0 if np.array_equal(a, b) else max(1.0, largest(distance(wide(a), wide(b))))
     return largest(distance(wide(a), wide(b)))
 
 
