@@ -109,11 +109,20 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # slow to import
+
+        return version("onnxc")
     if name in _MODULES:
         return importlib.import_module(f"onnxc.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxc' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"onnxc.{name} needs PyTorch: pip install 'onnxc[torch]'", name="torch") from error
     return found
 
 

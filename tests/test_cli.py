@@ -165,6 +165,16 @@ def test_wrong_options(model: Path, arguments: tuple[str, str]) -> None:
     assert result.exit_code == 2 and result.stderr.startswith("onnxc: error: ")
 
 
+def test_inputs_that_are_no_npz(model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    np.savez(tmp_path / "whole.npz", x=np.zeros(300))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:100])
+    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
+    for name in ("one.npy", "cut.npz", "junk.npz"):
+        result = invoke("run", model, "--inputs", tmp_path / name)
+        assert result.exit_code == 2 and f"{name}' is not an .npz file" in result.stderr
+
+
 def test_a_closed_pipe_ends_quietly(saved: Path) -> None:
     code = "from onnxc.cli import main; main()"
     with subprocess.Popen(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ def _read_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return _with_lists({name: stored[name] for name in stored.files})
-    except (OSError, ValueError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
 
 

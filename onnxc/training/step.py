@@ -244,8 +244,7 @@ class TrainingStep:
         Raises:
             InputError: it cannot be written.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
+        SafetensorError, save_file, _ = _safetensors()
 
         path = os.fspath(path)
         unfinished = f"{path}.{os.getpid()}.tmp"
@@ -263,8 +262,7 @@ class TrainingStep:
         Raises:
             InputError: there is no such file, or it is not of this model and optimizer.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        SafetensorError, _, load_file = _safetensors()
 
         path = os.fspath(path)
         try:
@@ -333,3 +331,13 @@ def _rate(given: Any) -> float:
     if not math.isfinite(rate):
         raise InputError(f"a learning rate is a finite number, and not {given!r}")
     return rate
+
+
+def _safetensors() -> tuple[type[Exception], Any, Any]:
+    """The error of its library, and what writes and reads its files."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file, save_file
+    except ModuleNotFoundError as error:
+        raise InputError("the state of a training is kept by safetensors: pip install 'onnxc[train]'") from error
+    return SafetensorError, save_file, load_file

@@ -139,7 +139,7 @@ function drawDepth(host) {
       { name: "introduced", type: "scatter", color: colour("plot1"), data: seen.map((l) => (l.introduced === null ? null : { value: at(l.introduced), symbol: fails(l) ? "diamond" : "circle", symbolSize: fails(l) ? 15 : 6, itemStyle: { color: colour(of(l.verdict).plot) } })) },
     ],
   }), (item) => choose(seen[item.dataIndex].key));
-  host.append(el("p", { class: "note" }, "Dots are the error that a layer makes itself, given the inputs of the other side; the line is what is there after it. Diamonds are more than rounding explains. Equal tensors lie at the bottom, what is not finite at the top. Click for the details; Ctrl and the wheel zoom."));
+  host.append(el("p", { class: "note" }, "Dots are the error that a layer makes itself, given our own inputs; the line is what is there after it. Diamonds are more than rounding explains. Equal tensors lie at the bottom, what is not finite at the top. Click for the details; Ctrl and the wheel zoom."));
   return undefined;
 }
 
