@@ -13,6 +13,8 @@ from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Value
+from onnxc.ops import common
+from onnxc.ops.common import negative
 from onnxc.primitives.builder import Builder
 
 _FLOAT_UNARY = (
@@ -68,12 +70,6 @@ def trunc(c: Call, x: Value) -> Value:
         return x
     (x,) = c.promoted(x)
     return c.b.where(negative(c.b, x), c.b.one("ceil", x), c.b.floor(x))
-
-
-def negative(b: Builder, x: Value) -> Value:
-    """Whether the sign bit is set: of -0.0 and of some NaN too."""
-    integer = {32: dtypes.int32, 64: dtypes.int64, 16: dtypes.int16, 8: dtypes.int8}[x.dtype.bits]
-    return b.lt(b.bitcast(x, integer), 0)
 
 
 @aten("signbit")
@@ -215,30 +211,13 @@ def div_mode(c: Call, x: Operand, y: Operand, *, rounding_mode: str | None = Non
         return div(c, x, y)
     a, d = c.promoted(x, y)
     if rounding_mode == "floor":
-        return _floor_divide(c.b, a, d)
+        return common.floor_divide(c.b, a, d)
     return c.b.div(a, d) if a.dtype.is_integer else trunc(c, c.b.div(a, d))
 
 
 @aten("floor_divide")
 def floor_divide(c: Call, x: Operand, y: Operand) -> Value:
-    return _floor_divide(c.b, *c.promoted(x, y))
-
-
-def _floor_divide(b: Builder, x: Value, y: Value) -> Value:
-    """As Python divides: of floats by way of the remainder, so that 1.0 // 0.1 is 9."""
-    zero = b.scalar(0, x.dtype)
-    if x.dtype.is_integer:
-        quotient = b.div(x, y)
-        inexact = b.not_(b.eq(b.mul(quotient, y), x))
-        return b.sub(quotient, b.cast(b.and_(inexact, b.one("xor", b.lt(x, zero), b.lt(y, zero))), x.dtype))
-    rest = b.binary("fmod", x, y)
-    turned = b.and_(b.not_(b.eq(rest, 0.0)), b.one("xor", b.lt(rest, zero), b.lt(y, zero)))
-    quotient = b.sub(b.div(b.sub(x, rest), y), b.cast(turned, x.dtype))
-    floor = b.floor(quotient)
-    floor = b.add(floor, b.cast(b.lt(0.5, b.sub(quotient, floor)), x.dtype))
-    plain = b.div(x, y)
-    of_zero = b.where(negative(b, plain), b.scalar(-0.0, x.dtype), 0.0)
-    return b.where(b.eq(y, 0.0), plain, b.where(b.eq(quotient, 0.0), of_zero, floor))
+    return common.floor_divide(c.b, *c.promoted(x, y))
 
 
 @aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")

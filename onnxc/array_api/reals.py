@@ -6,6 +6,7 @@ import math
 
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
+from onnxc.ops import common
 from onnxc.primitives.builder import Builder
 
 _INTEGER = {32: dtypes.int32, 64: dtypes.int64}
@@ -18,7 +19,7 @@ def bits_of(b: Builder, x: Value) -> Value:
 
 def signbit(b: Builder, x: Value) -> Value:
     """Whether the sign bit is set: of -0.0 and of some NaN too."""
-    return b.lt(bits_of(b, x), 0)
+    return common.negative(b, x)
 
 
 def copysign(b: Builder, x: Value, y: Value) -> Value:
@@ -143,26 +144,16 @@ def sign(b: Builder, x: Value) -> Value:
 
 
 def floor_divide(b: Builder, x: Value, y: Value) -> Value:
-    """As Python divides: of floats by way of the remainder, so that 1.0 // 0.1 is 9.
+    """As Python divides.
 
     Where one of both is infinite it is the quotient, as the standard says (numpy says otherwise).
     """
-    zero = b.scalar(0, x.dtype)
     if x.dtype.kind == "uint":
         return b.div(x, y)
-    if x.dtype.is_integer:
-        quotient = b.div(x, y)
-        inexact = b.not_(b.eq(b.mul(quotient, y), x))
-        return b.sub(quotient, b.cast(b.and_(inexact, b.one("xor", b.lt(x, zero), b.lt(y, zero))), x.dtype))
-    rest = b.binary("fmod", x, y)
-    turned = b.and_(b.not_(b.eq(rest, 0.0)), b.one("xor", b.lt(rest, zero), b.lt(y, zero)))
-    quotient = b.sub(b.div(b.sub(x, rest), y), b.cast(turned, x.dtype))
-    floor = b.floor(quotient)
-    floor = b.add(floor, b.cast(b.lt(0.5, b.sub(quotient, floor)), x.dtype))
-    plain = b.div(x, y)
-    found = b.where(b.eq(quotient, 0.0), copysign(b, b.mul(quotient, 0.0), plain), floor)
-    straight = b.or_(b.eq(y, 0.0), b.or_(b.one("isinf", x), b.one("isinf", y)))
-    return b.where(straight, plain, found)
+    found = common.floor_divide(b, x, y)
+    if not x.dtype.is_float:
+        return found
+    return b.where(b.or_(b.one("isinf", x), b.one("isinf", y)), b.div(x, y), found)
 
 
 def shift(b: Builder, op: str, x: Value, y: Value) -> Value:

@@ -121,3 +121,26 @@ def merge_axes(b: Builder, x: Value, axis: int) -> Value:
     for d in x.shape[axis:]:
         tail = tail * d
     return b.reshape(x, (lead, tail))
+
+
+def negative(b: Builder, x: Value) -> Value:
+    """Whether the sign bit is set: of -0.0 and of some NaN too."""
+    integer = {32: dtypes.int32, 64: dtypes.int64, 16: dtypes.int16, 8: dtypes.int8}[x.dtype.bits]
+    return b.lt(b.bitcast(x, integer), 0)
+
+
+def floor_divide(b: Builder, x: Value, y: Value) -> Value:
+    """As Python divides: of floats by way of the remainder, so that 1.0 // 0.1 is 9."""
+    zero = b.scalar(0, x.dtype)
+    if x.dtype.is_integer:
+        quotient = b.div(x, y)
+        inexact = b.not_(b.eq(b.mul(quotient, y), x))
+        return b.sub(quotient, b.cast(b.and_(inexact, b.one("xor", b.lt(x, zero), b.lt(y, zero))), x.dtype))
+    rest = b.binary("fmod", x, y)
+    turned = b.and_(b.not_(b.eq(rest, 0.0)), b.one("xor", b.lt(rest, zero), b.lt(y, zero)))
+    quotient = b.sub(b.div(b.sub(x, rest), y), b.cast(turned, x.dtype))
+    floor = b.floor(quotient)
+    floor = b.add(floor, b.cast(b.lt(0.5, b.sub(quotient, floor)), x.dtype))
+    plain = b.div(x, y)
+    of_zero = b.where(negative(b, plain), b.scalar(-0.0, x.dtype), 0.0)
+    return b.where(b.eq(y, 0.0), plain, b.where(b.eq(quotient, 0.0), of_zero, floor))
