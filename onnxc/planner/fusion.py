@@ -268,6 +268,7 @@ class _Planner:
 
     def _add(self, node: Node, group: Group, section: Section, store: bool) -> None:
         """Computes the node in a section of a kernel."""
+        section.split_for(node)
         section.add(node, store)
         self.homes[id(node)] = [group]
         self.clusters.merge(group.nodes[0], node)
@@ -380,8 +381,10 @@ class _Planner:
         if sum(not _is_small(v, node.output) for v in node.operands) > 1:
             return False
         sections = [s for g in takers for s in g.sections if node.output.id in s.demands]
-        if any(s.accepts(node, False) for s in sections):  # asked last: a section may split loops for it
+        if any(s.accepts(node, False) for s in sections):
             return False
+        for section in sections:
+            section.split_for(node)
         for group in takers:
             self._inline(node, group)
         return True
@@ -412,6 +415,7 @@ class _Planner:
         group.sections.append(section)
         problem = section.accepts(node, True)
         assert not problem, f"{node} cannot be a root: {problem}"
+        section.split_for(node)
         section.add(node, True)
 
     def _note_stored(self, value: Value, reason: str) -> None:

@@ -12,7 +12,7 @@ its demand visits each of its elements once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import (
     Call,
@@ -83,9 +83,7 @@ class Section:
     # ------------------------------------------------------------ growing
 
     def accepts(self, node: Node, store: bool) -> str:
-        """Why the node cannot be computed in this section; empty where it can (the section may split
-        loops for it).
-        """
+        """Why the node cannot be computed in this section; empty where it can. It changes nothing."""
         value = node.output
         demands = self.demands.get(value.id, [])
         if not demands:
@@ -96,11 +94,31 @@ class Section:
             return f"needed at {len(demands)} positions that are data, element by element"
         if len(self.members) > 160:
             return "the kernel is large enough"
-        if lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS:
+        if _is_reduction(node) and (problem := self._misplaced(demands)):
+            return problem
+        if not self._wants_split(node):
+            return self._fits(node, store)
+        trial = replace(
+            self,
+            variables=list(self.variables),
+            outer=None if self.outer is None else list(self.outer),
+            reductions={k: replace(r) for k, r in self.reductions.items()},
+        )
+        trial._split_loops()
+        return trial._fits(node, store)
+
+    def _wants_split(self, node: Node) -> bool:
+        """Whether loops that indices divide become two, for a node to be computed here."""
+        if _is_reduction(node):
+            return node.op not in WINDOWS and node.op not in CONTRACTIONS
+        return _cost(node) > 1 and any(True for e in self.demands[node.output.id][0] for _ in divided_loops(e))
+
+    def _fits(self, node: Node, store: bool) -> str:
+        """As `accepts`, once loops are split."""
+        value = node.output
+        demands = self.demands[value.id]
+        if _is_reduction(node):
             return self._accepts_reduction(node) or self._stored_once(node, store)
-        if _cost(node) > 1 and any(True for e in demands[0] for _ in divided_loops(e)):
-            self._split_for()
-            demands = self.demands[value.id]
         if store and not self._bijective(value, demands[0]):
             return "not every element is computed exactly once here"
         return self._stored_once(node, store) or self._recompute(node, demands)
@@ -153,20 +171,22 @@ class Section:
     def _is_outer(self, used: set[Symbol]) -> bool:
         return self.outer is not None and used <= set(self.outer)
 
-    def _accepts_reduction(self, node: Node) -> str:
-        (demand, *more) = self.demands[node.output.id]
-        if more:
+    def _misplaced(self, demands: list[Index]) -> str:
+        """Why no reduction can be computed where these elements of it are needed."""
+        if len(demands) > 1:
             return "a reduction needed at several positions"
-        if any(s not in dict(self.variables) for e in demand for s in symbols(e) if _is_loop(s)):
+        if any(s not in dict(self.variables) for e in demands[0] for s in symbols(e) if _is_loop(s)):
             return "a reduction inside a reduction"
+        return ""
+
+    def _accepts_reduction(self, node: Node) -> str:
+        demand = self.demands[node.output.id][0]
         if node.op in WINDOWS or node.op in CONTRACTIONS:
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
             return (
                 "" if self._bijective(node.output, demand) else "a window's elements would be computed more than once"
             )
-        self._split_for()
-        demand = self.demands[node.output.id][0]
         used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
         if not self._bijective(node.output, demand):
             return "the reduction would be computed more than once"
@@ -183,13 +203,18 @@ class Section:
         mine, whole = node.operands[0].t.size, self.root.t.size
         return isinstance(mine, int) and isinstance(whole, int) and whole >= LARGE and mine * 4 <= whole
 
+    def split_for(self, node: Node) -> None:
+        """Splits loops as the node wants it, which `accepts` has looked at."""
+        if self._wants_split(node):
+            self._split_loops()
+
     def add(self, node: Node, store: bool = False) -> None:
-        """Computes the node here (after `accepts`), and stores it if asked."""
+        """Computes the node here (after `accepts` and `split_for`), and stores it if asked."""
         value = node.output
         self.members[value.id] = node
         if store:
             self.stores[value.id] = self.demands[value.id][0]
-        if lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS:
+        if _is_reduction(node):
             self.outer = self._outer_with(node)
         for at in list(self.demands[value.id]):
             for operand, index in self.reads(node, at):
@@ -355,7 +380,7 @@ class Section:
         first = substitute(position, dict.fromkeys(used, 0))  # another one is a part of a concatenation, say
         return always_equal(first, 0) and _mixed_radix(position, {s: extent[s] for s in used})
 
-    def _split_for(self) -> None:
+    def _split_loops(self) -> None:
         """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""
         for _ in range(8):
             found = next(((s, n) for e in self.demands_expressions() for s, n in divided_loops(e)), None)
@@ -403,6 +428,10 @@ def _symbol(e: Dim) -> Symbol:
     (atom,) = e.atoms()
     assert isinstance(atom, Symbol)
     return atom
+
+
+def _is_reduction(node: Node) -> bool:
+    return lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS
 
 
 def _is_loop(s: Symbol) -> bool:

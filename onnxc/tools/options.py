@@ -169,6 +169,12 @@ class Target:
         """Fixed dims of inputs."""
         return shapes_of(self.input_shape)
 
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What `onnxc.compile`, `onnxc.compare` and `onnxc.tune` all take."""
+        names = ("target", "cpu", "threads", "accuracy", "precision", "dtype")
+        return {name: getattr(self, name) for name in names} | {"input_shapes": self.shapes}
+
 
 @dataclass(frozen=True)
 class Compiling(Target):
@@ -201,18 +207,12 @@ class Compiling(Target):
 
         return compile_model(
             path,
-            target=self.target,
-            cpu=self.cpu,
-            threads=self.threads,
+            **self.keywords,
             cache=cache,
-            input_shapes=self.shapes,
-            accuracy=self.accuracy,
             mode=self.mode,
             tune_seconds=self.tune_seconds,
             tuned=self.tuned,
             record=self.record,
-            precision=self.precision,
-            dtype=self.dtype,
             progress=lambda stage: tell(f"{stage} done"),  # the compiler names stages as they end
         )
 

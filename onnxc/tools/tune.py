@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onnxc import compiler
+from onnxc.compiler.face import measure
+from onnxc.compiler.job import Measuring
+from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError
 from onnxc.frontends.onnx_file import InputShapes
 from onnxc.ir.graph import Graph
@@ -112,20 +114,12 @@ def tune(
     """
     if threads is not None and threads < 1:
         raise InputError("threads is at least 1")
-    found, kept = compiler.measure(
-        model,
-        compiler.Measuring(seconds, again=True, inputs=inputs, dims=dims, seed=seed),
-        target=target,
-        cpu=cpu,
-        threads=threads,
-        cache=True if cache is None else cache,
-        accuracy=accuracy,
-        input_shapes=input_shapes,
-        precision=precision,
-        dtype=dtype,
-        record=record,
-        progress=progress,
-    )
+    options = CompileOptions(
+        target=target, cpu=cpu, threads=threads, cache=True if cache is None else cache, accuracy=accuracy,
+        input_shapes=input_shapes, precision=precision, dtype=dtype, record=record,
+    )  # fmt: skip
+    measuring = Measuring(seconds, again=True, inputs=inputs, dims=dims, seed=seed)
+    found, kept = measure(model, measuring, options, progress)
     times = {s: found.times[s] for s in found.choices if s in found.times}
     refused = {s: tuple(sorted(names)) for s, names in found.refused.items()}
     return Tuning(times, {s: found.choices[s].chosen for s in times}, str(kept.path), refused)

@@ -1,15 +1,6 @@
 // What stands in front of a user's kernel: names of element types, as docs/custom-operators.md lists them.
 #pragma once
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-typedef float f32;
-typedef double f64;
+#include "element.h"
 typedef _Float16 f16;
 
 // The upper half of a float's bits. It reads as a float; what is assigned is rounded to nearest, even.

@@ -4,16 +4,7 @@
 // Every kernel works in lanes: all values of a kernel have VL lanes, whatever their element type
 // (16 floats are one 512-bit register, 16 int64 are two). Tails load and store the first n lanes only.
 #pragma once
-typedef signed char i8;
-typedef unsigned char u8;
-typedef short i16;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-typedef float f32;
-typedef double f64;
+#include "element.h"
 
 #ifndef ONNXC_VL
 #if defined(__AVX512F__)

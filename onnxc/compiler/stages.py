@@ -1,0 +1,154 @@
+"""The stages of a compile, one function each: import, passes, plan and source, machine code, the block of weights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import onnxc.codegen.cpp as cpp
+from onnxc.autodiff.operator import expand_gradients
+from onnxc.codegen.cpp.choices import KernelOptions
+from onnxc.codegen.cpp.program import Program, ProgramWriter
+from onnxc.compiler.options import CompileOptions
+from onnxc.errors import InternalError, LimitError, OnnxcError
+from onnxc.frontends import onnx_file
+from onnxc.frontends.onnx_file import Model
+from onnxc.ir.graph import Graph
+from onnxc.ir.types import TensorType
+from onnxc.passes.decompose import decompose
+from onnxc.passes.pipeline import PassOptions, passes
+from onnxc.passes.random_state import lift_random_state
+from onnxc.planner.groups import FusionOptions
+from onnxc.planner.partition import planned
+from onnxc.primitives.host import is_host
+from onnxc.primitives.verify import verify
+from onnxc.runtime.cache import Cache
+from onnxc.runtime.cpu import Level, has_byte_products
+from onnxc.runtime.library import NATIVE
+from onnxc.runtime.toolchain import Source, compile_library, find_compiler
+
+if TYPE_CHECKING:
+    from onnxc.codegen.triton.program import Program as GpuProgram
+
+INCLUDE = Path(cpp.__file__).parent / "include"
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Stages:
+    """Seconds that each stage of a compile took. `progress` is told the name of each stage that has ended."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    progress: Progress | None = None
+    _last: float = field(default_factory=time.perf_counter)
+
+    def done(self, name: str) -> None:
+        """Ends a stage: the time since the stage before."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+        if self.progress is not None:
+            self.progress(name)
+
+
+@contextlib.contextmanager
+def no_surprises(what: str) -> Iterator[None]:
+    """The last line of defence: what no rule has foreseen of a model is an InternalError, not a KeyError."""
+    try:
+        yield
+    except OnnxcError:
+        raise
+    except MemoryError as error:
+        raise LimitError(f"{what} needs more memory than there is", cause=error) from error
+    except Exception as error:
+        raise InternalError(f"{what} failed: {type(error).__name__}: {error}", cause=error) from error
+
+
+def imported(model: Model | Graph, options: CompileOptions, stages: Stages) -> Graph:
+    """The graph of a model, as its file has it."""
+    if isinstance(model, Graph):
+        return expand_gradients(model)
+    graph = onnx_file.load(
+        model, base_dir=options.base_dir, input_shapes=options.input_shapes, keep_inputs=options.keep_inputs
+    )
+    stages.done("import")
+    return expand_gradients(graph)
+
+
+def lowered(graph: Graph, careful: bool = False) -> Graph:
+    """In primitives and steps on the host."""
+    with no_surprises("the pass 'decompose'"):
+        return lift_random_state(decompose(graph, staged=True, careful=careful))
+
+
+def is_staged(graph: Graph) -> bool:
+    """Whether a graph of primitives is to become several programs."""
+    return any(is_host(n) for n in graph.nodes) or not all(isinstance(v.type, TensorType) for v in graph.inputs)
+
+
+def prepared(graph: Graph, options: PassOptions, stages: Stages) -> Graph:
+    """Through the passes: from an imported graph to one that the planner takes.
+
+    ``ONNXC_VERIFY=1`` verifies the graph after each.
+    """
+    checked = os.environ.get("ONNXC_VERIFY") == "1"
+    for name, run in passes(options):
+        with no_surprises(f"the pass {name!r}"):
+            graph = run(graph)
+        if checked:
+            verify(graph, name)
+        stages.done(name)
+    return graph
+
+
+def generate(
+    graph: Graph,
+    cpu: Level,
+    options: FusionOptions,
+    stages: Stages,
+    pass_options: PassOptions | None = None,
+    kernels: KernelOptions | None = None,
+) -> Program:
+    """From an imported graph to generated source."""
+    graph = prepared(graph, pass_options or PassOptions(), stages)
+    return written(graph, cpu, options, kernels or KernelOptions(), stages)
+
+
+def written(graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOptions, stages: Stages) -> Program:
+    """From a graph that has passed the passes to generated source."""
+    with no_surprises("planning"):
+        fused = planned(graph, options)
+    stages.done("plan")
+    with no_surprises("code generation"):
+        kernels = replace(kernels, vnni=has_byte_products(cpu))
+        program = ProgramWriter(fused, cpu.vector_length, kernels).write()
+    stages.done("generate")
+    return program
+
+
+def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
+    """Compiles the source to a shared library."""
+    return compile_library(
+        [Source(f"part{k}.cpp", text) for k, text in enumerate(program.sources)],
+        include=[INCLUDE, NATIVE],
+        flags=[*cpu.flags],
+        link_flags=["-Wl,-z,defs"] if program.units else [],
+        bare=not program.units,  # the code of users may need the C++ library
+        compiler=find_compiler(cache),
+    )
+
+
+def weights_block(program: Program | GpuProgram, after: Callable[[int], None] | None = None) -> np.ndarray[Any, Any]:
+    """The program's weights as one aligned block of bytes; `after` is told the bytes of each part."""
+    block = np.zeros(program.weights.nbytes + 4096, np.uint8)
+    start = -block.ctypes.data % 4096
+    block = block[start : start + program.weights.nbytes]
+    program.weights.fill(block, after)
+    return block

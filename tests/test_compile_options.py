@@ -1,0 +1,56 @@
+"""The options of a compile: one list, read the same way wherever they are given."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import onnxc
+from onnxc.compiler.options import CompileOptions
+from onnxc.errors import InputError
+from onnxc.planner.groups import FusionOptions
+
+
+def test_the_call_has_the_options_of_the_class() -> None:
+    parameters = dict(inspect.signature(onnxc.compile).parameters)
+    del parameters["model"], parameters["progress"]
+    assert {n: (p.default, p.annotation) for n, p in parameters.items()} == {
+        f.name: (f.default, f.type) for f in fields(CompileOptions)
+    }
+
+
+@pytest.mark.parametrize("fusion", [True, False, FusionOptions(chains=False)])
+def test_what_a_model_of_several_programs_keeps_is_read_back(fusion: bool | FusionOptions) -> None:
+    options = CompileOptions(
+        target="cuda:sm_90", fusion=fusion, dtype="float16", precision="tf32", memory_limit=1 << 20
+    )
+    row = options.to_json()
+    assert row["fusion"] == (fusion if isinstance(fusion, bool) else vars(fusion))
+    assert CompileOptions.from_json(row) == options
+    assert CompileOptions.from_json({**row, "of another version": 1}, threads=3).threads == 3
+
+
+def test_keywords_make_the_same_options() -> None:
+    options = CompileOptions(keep_inputs=["w"], base_dir="here", tuned={"a": "b"})  # type: ignore[arg-type]
+    assert CompileOptions(**options.keywords()) == options
+    assert options.keep_inputs == ("w",)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mode": "fast"},
+        {"accuracy": "best"},
+        {"precision": "tf32"},
+        {"device": 1},
+        {"device": 1, "target": "cuda", "mode": "max-autotune"},
+        {"mode": "max-autotune", "tuned": False},
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_read(given: dict[str, Any]) -> None:
+    for make in (CompileOptions, lambda **options: onnxc.compile("no such file.onnx", **options)):
+        with pytest.raises(InputError, match=next(iter(given))):
+            make(**given)
