@@ -231,6 +231,11 @@ class Report:
     outputs: tuple[Port, ...] = ()
     record: Callable[..., PassLog | None] | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """One line: print() shows the tables."""
+        what = "profile" if self.profile is not None else "report"
+        return f"<{what} of {self.name or 'model'!r}: {len(self.kernels)} kernels, {self.gpu or self.cpu}>"
+
     @staticmethod
     def from_manifest(manifest: Mapping[str, Any]) -> Report:
         """The report of a manifest: see the keys below; those that are missing count as empty."""

@@ -226,9 +226,11 @@ def _gpus() -> Iterator[GpuInfo]:
 
 
 def is_saved_model(path: str | os.PathLike[str]) -> bool:
-    """True for a file that `CompiledModel.save` wrote. Raises ModelError where there is no such file."""
+    """True for a file that `CompiledModel.save` wrote, by its first bytes or its name. Raises ModelError where there
+    is no such file.
+    """
     try:
         with open(path, "rb") as file:
-            return file.read(6) == b"\x89ONNXC"
+            return file.read(6) == b"\x89ONNXC" or os.fspath(path).endswith(".onnxc")
     except OSError as error:
         raise ModelError(f"cannot open {os.fspath(path)!r}: {error.strerror}", cause=error) from error

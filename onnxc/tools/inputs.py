@@ -129,7 +129,7 @@ def parse_dims(options: Sequence[str]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for option in options:
         name, equals, text = option.rpartition("=")
-        if not equals or not name or not text.isdigit():
-            raise InputError(f"a dim is given as NAME=2, not {option!r}")
+        if not equals or not name or not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+            raise InputError(f"--dim gives the size of a dim as NAME=2, from 0 on, and not {option!r}")
         dims[name] = int(text)
     return dims

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.autodiff.operator import expand_gradients
+from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
@@ -23,7 +24,6 @@ from onnxc.tools.compare.engines import Onnxc, OnnxRuntime, Runner
 from onnxc.tools.compare.metrics import is_float, largest_finite, wide
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.results import Reduction
-from onnxc.tools.compare.taps import CompileOptions
 from onnxc.tools.compare.verdicts import gap
 from onnxc.tools.float64 import evaluate_float64
 

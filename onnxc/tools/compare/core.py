@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
@@ -45,7 +46,6 @@ from onnxc.tools.compare.pieces import ModelLike, SourceModel
 from onnxc.tools.compare.reduce import reduction
 from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison, Verdict
 from onnxc.tools.compare.sides import OnnxcSide, Side, make_side
-from onnxc.tools.compare.taps import CompileOptions
 from onnxc.tools.compare.verdicts import GROSS, Tolerances, output_bound
 from onnxc.tools.float64 import evaluate_float64
 
@@ -240,6 +240,7 @@ class _Run:
         ours = self._timed(f"run {self.ours.name}", lambda: self.ours.run(given))
         if isinstance(self.ours, OnnxcSide) and self.ours.random:
             raise InputError("the model has random operators: no other runtime draws the same numbers")
+        self.ours.rest()
         theirs = self._timed(f"run {self.theirs.name}", lambda: self.theirs.run(given))
         names, shared = self.theirs.output_names, self.ours.output_names
         if len(names) != len(shared):

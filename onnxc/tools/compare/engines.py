@@ -13,11 +13,12 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxc.compiler import compile as compile_model
+from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
-from onnxc.tools.compare.taps import CompileOptions
+from onnxc.tools.compare.pieces import SourceModel, input_names
 from onnxc.tools.float64 import evaluate_float64
 
 Array = np.ndarray[Any, Any]
@@ -28,16 +29,30 @@ ORT_LEVELS = ("disabled", "basic", "extended", "all")
 
 
 class Engine(Protocol):
-    """Something that runs models."""
+    """Something that runs models. `maps` says whether it reads weights from files beside a model in memory, without
+    copies.
+    """
 
     name: str
+    maps: bool
 
-    def load(self, model: Model) -> Runner:
-        """The model, ready to run. Raises RunError."""
+    def load(self, model: Model, folder: str | None = None) -> Runner:
+        """The model, ready to run; `folder` is where the external data of a model in memory lies. Raises RunError."""
+
+
+def load_piece(
+    engine: Engine, source: SourceModel, nodes: Sequence[int], feeds: Mapping[str, Any], outputs: Sequence[str]
+) -> tuple[Runner, list[str]]:
+    """A part of a model in an engine, and the names of what it is fed."""
+    folder = source.data_dir if engine.maps else None
+    piece = source.piece(nodes, feeds, outputs, linked=folder is not None)
+    return engine.load(piece, folder), input_names(piece)
 
 
 class OnnxRuntime:
     """onnxruntime on the CPU. `level` is how much it optimizes: disabled, basic, extended, all."""
+
+    maps = True
 
     def __init__(self, level: str = "disabled", threads: int | None = None) -> None:
         if level not in ORT_LEVELS:
@@ -58,14 +73,17 @@ class OnnxRuntime:
             options.intra_op_num_threads = self.threads
         return options
 
-    def load(self, model: Model) -> Runner:
+    def load(self, model: Model, folder: str | None = None) -> Runner:
         """A session."""
         import onnxruntime
 
+        options = self.options()
         source = model.SerializeToString() if isinstance(model, ModelProto) else model
         source = source if isinstance(source, bytes) else os.fspath(source)
         try:
-            session = onnxruntime.InferenceSession(source, self.options(), providers=["CPUExecutionProvider"])
+            if folder is not None:
+                options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # it has an exception class for each status, with no common base but this
             raise RunError(
                 f"onnxruntime cannot load the model ({first_line(error)}); another reference may", cause=error
@@ -85,9 +103,9 @@ class OnnxRuntime:
 class OnnxReference:
     """onnx's reference evaluator: slow, and exact in integers."""
 
-    name = "onnx"
+    name, maps = "onnx", False
 
-    def load(self, model: Model) -> Runner:
+    def load(self, model: Model, folder: str | None = None) -> Runner:
         """An evaluator."""
         from onnx.reference import ReferenceEvaluator
 
@@ -113,14 +131,14 @@ class OnnxReference:
 class Float64:
     """The model in float64: its primitives, every float replaced by float64."""
 
-    name = "float64"
+    name, maps = "float64", True
 
     def __init__(self, base_dir: str | None = None) -> None:
         self.base_dir = base_dir
 
-    def load(self, model: Model) -> Runner:
+    def load(self, model: Model, folder: str | None = None) -> Runner:
         """The graph of primitives. Raises UnsupportedError for models of several programs."""
-        imported = onnx_file.load(model, base_dir=self.base_dir)
+        imported = onnx_file.load(model, base_dir=folder or self.base_dir)
         graph = decompose(imported, staged=True)
         if any(is_host(n) for n in graph.nodes):
             raise UnsupportedError("a model of several programs is not evaluated in float64")
@@ -135,12 +153,14 @@ class Float64:
 class Onnxc:
     """onnxc with any options."""
 
+    maps = False  # the cache's key would be made of all bytes of these files, for each piece
+
     def __init__(self, options: CompileOptions | None = None, progress: Callable[[str], None] | None = None) -> None:
         self.options = options or CompileOptions()
         self.progress = progress
         self.name = "onnxc" if self.options.target == "cpu" else f"onnxc:{self.options.target}"
 
-    def load(self, model: Model) -> Runner:
+    def load(self, model: Model, folder: str | None = None) -> Runner:
         """The compiled model."""
         return called(compile_model(model, **self.options.keywords(), progress=self.progress))
 

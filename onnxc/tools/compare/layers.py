@@ -12,6 +12,7 @@ own engine computes the layer for our inputs too, and onnx's evaluator is asked 
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,15 +23,17 @@ import numpy as np
 from onnxc.errors import OnnxcError
 from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime
 from onnxc.tools.compare.local import Layer, Layers, in_engine
-from onnxc.tools.compare.metrics import is_float, largest_finite, measure, wide
+from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, wide
 from onnxc.tools.compare.pieces import SourceModel
-from onnxc.tools.compare.results import TensorComparison, Verdict
+from onnxc.tools.compare.results import Metrics, TensorComparison, Verdict
 from onnxc.tools.compare.sides import Side, Stream
 from onnxc.tools.compare.verdicts import Tolerances, coarsest, gap, graver, layer_bound
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str], None]
 CHUNK = 48  # nodes that are looked at together
+GARBAGE_BYTES = 1 << 30  # of weights of a model whose parts are not left to the garbage collector
+CHUNK_BYTES = 1 << 27  # of weights that these have: in float64 they take twice that
 JUMP = 100.0  # an error this many times larger than those of a layer's inputs appears out of nowhere
 
 
@@ -109,9 +112,9 @@ class _Walk:
         last = {n: self.source.made[t] for t in targets for n in (t, *layers[t].inputs)}
         self.held.update(self.given)
         self.other.update(self.given)
-        for end in range(CHUNK, len(self.source.nodes) + CHUNK, CHUNK):
-            mine = [n for n in shown if end - CHUNK <= self.source.made[n] < end]
-            self.tell(f"layers: node {min(end, len(self.source.nodes))} of {len(self.source.nodes)}")
+        for start, end in _chunks(self.source):
+            mine = [n for n in shown if start <= self.source.made[n] < end]
+            self.tell(f"layers: node {end} of {len(self.source.nodes)}")
             here = [t for t in mine if t in layers]
             found = self.streams[0].get([self.names[n] for n in mine])
             self.held.update({n: found[self.names[n]] for n in mine if self.names[n] in found})
@@ -120,23 +123,28 @@ class _Walk:
             for store in (self.held, self.other):
                 for name in [n for n in store if n not in self.given and last.get(n, -1) < end]:
                     del store[name]
+            self.source.forget()
+            if self.source.total_bytes > GARBAGE_BYTES:
+                gc.collect()  # graphs are full of cycles, and hold weights
 
     def _chunk(self, layers: Sequence[Layer]) -> Iterator[TensorComparison]:
         """The layers of a few nodes: those that differ are evaluated."""
-        differing = []
-        for layer in layers:
-            a, b = self.held[layer.name], self.other[layer.name]
-            if isinstance(a, list) or isinstance(b, list) or a is None or b is None:
-                continue
-            if not _equal(np.asarray(a), np.asarray(b)):
-                differing.append(layer)
+        measured = {t.name: self._measured(t) for t in layers}
+        self.errors.update({name: m.error for name, m in measured.items() if m is not None})
+        differing = [t for t in layers if (m := measured[t.name]) is not None and m.differs]
         local = self._built(differing)
         for layer in layers:
-            a, b = self.held[layer.name], self.other[layer.name]
-            if isinstance(a, list) or isinstance(b, list) or a is None or b is None:
-                yield self._row(layer, a, b, Verdict.SKIPPED, note="a sequence or an optional value")
+            found = measured[layer.name]
+            if found is None:
+                a = self.held[layer.name]
+                yield self._row(layer, a, None, Verdict.SKIPPED, note="a sequence or an optional value")
+            elif not found.differs:
+                yield self._row(layer, found.ours, found.metrics, found.verdict, found.note, found.error)
             else:
-                yield self._judged(layer, np.asarray(a), np.asarray(b), local if layer in differing else None)
+                judged = self._evaluated(layer, found.ours, found.theirs, local)
+                yield self._row(
+                    layer, found.ours, found.metrics, judged.verdict, judged.note, found.error, judged, found.scale
+                )
 
     def _built(self, layers: Sequence[Layer]) -> Layers | None:
         if not layers:
@@ -160,40 +168,42 @@ class _Walk:
 
     # ------------------------------------------------------------ verdicts
 
-    def _judged(self, layer: Layer, a: Array, b: Array, local: Layers | None) -> TensorComparison:
+    def _measured(self, layer: Layer) -> _Measured | None:
+        """How far a tensor is from theirs; None for what is no tensor."""
+        a, b = self.held[layer.name], self.other[layer.name]
+        if isinstance(a, list) or isinstance(b, list) or a is None or b is None:
+            return None
+        a, b = np.asarray(a), np.asarray(b)
         if a.shape != b.shape:
             note = f"the reference has {b.dtype}{list(b.shape)}"
-            self.errors[layer.name] = math.inf
-            return self._row(layer, a, None, Verdict.WRONG, note=note, error=math.inf)
+            return _Measured(a, b, None, math.inf, 1.0, Verdict.WRONG, note)
         metrics = measure(a, b)
-        scale = largest_finite(wide(b)) if is_float(b) else 1.0
+        scale = largest_finite(b if b.dtype.kind == "f" else wide(b)) if is_float(b) else 1.0
         error = math.inf if metrics.mismatches else metrics.max_abs / (scale or 1.0)
         if not is_float(a):
             error = float(metrics.mismatches) / max(a.size, 1)
-        self.errors[layer.name] = error
         if _equal(a, b):
-            return self._row(layer, a, metrics, Verdict.EQUAL, error=0.0)
-        judged = self._evaluated(layer, a, b, local)
-        return self._row(layer, a, metrics, judged.verdict, judged.note, error, judged, scale)
+            return _Measured(a, b, metrics, 0.0, scale, Verdict.EQUAL)
+        return _Measured(a, b, metrics, error, scale)
 
     def _evaluated(self, layer: Layer, a: Array, b: Array, local: Layers | None) -> _Judgement:
         """What the layer adds, and whether rounding explains it."""
         eps, ops = coarsest(a, b), [self.source.nodes[k].op_type for k in self.source.computed(layer.nodes)]
         feeds = self._feeds([layer])
-        exact, bound = None, 0.0
+        exact, introduced, inherited, bound = None, math.inf, None, 0.0
         if local is not None:
             try:
                 exact = _as_stored(local.exact(layer, feeds), a)
+                introduced, inherited = gap(a, exact), gap(exact, b)
                 bound = self._bound(layer, ops, exact, None, eps)
-                if gap(a, exact) > bound and eps:
+                if introduced > bound and eps:
                     bound = self._bound(layer, ops, exact, local.narrow(layer, feeds), eps)
             except (OnnxcError, KeyError, ValueError, IndexError):
-                exact = None  # what is not evaluated in float64 is left to the engine
-        introduced = math.inf if exact is None else gap(a, exact)
-        inherited = None if exact is None else gap(exact, b)
-        if exact is not None and introduced <= bound and not self._appears(layer, inherited or 0.0, bound):
-            return _Judgement(Verdict.ROUNDING, introduced, inherited, bound)
+                # what is not evaluated in float64 is left to the engine
+                exact, introduced, inherited = None, math.inf, None
         judged = _Judgement(Verdict.ROUNDING, introduced, inherited, bound)
+        if exact is not None and introduced <= bound and not self._appears(layer, inherited or 0.0, bound):
+            return judged
         return self._asked(layer, a, b, feeds, judged, exact, ops, eps, local)
 
     def _appears(self, layer: Layer, inherited: float, bound: float) -> bool:
@@ -288,6 +298,24 @@ class _Walk:
 
 
 @dataclass(frozen=True)
+class _Measured:
+    """A tensor of both sides. `verdict` is what their distance alone says."""
+
+    ours: Array
+    theirs: Array
+    metrics: Metrics | None
+    error: float
+    scale: float
+    verdict: Verdict = Verdict.ROUNDING
+    note: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the layer has to be evaluated to judge it."""
+        return self.verdict is Verdict.ROUNDING
+
+
+@dataclass(frozen=True)
 class _Judgement:
     """Absolute errors of a layer."""
 
@@ -302,6 +330,18 @@ class _Judgement:
         return _Judgement(verdict, self.introduced, self.inherited, self.bound, note)
 
 
+def _chunks(source: SourceModel) -> Iterator[tuple[int, int]]:
+    """Ranges of nodes that are looked at together."""
+    start = total = 0
+    for k in range(len(source.nodes)):
+        total += source.weight_bytes(k)
+        if k > start and (k - start == CHUNK or total > CHUNK_BYTES):
+            yield start, k
+            start, total = k, source.weight_bytes(k)
+    if source.nodes:
+        yield start, len(source.nodes)
+
+
 def _equal(a: Array, b: Array) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -312,6 +352,8 @@ def _as_stored(exact: Array, like: Array) -> Array:
     """float64 results where the tensor's own type overflows: what is infinite there is infinite here."""
     if not is_float(like) or not is_float(exact):
         return exact
+    if exact.dtype.kind == "f" and largest(exact) <= largest_of(like.dtype):
+        return wide(exact) if exact.dtype != np.float64 else exact
     with np.errstate(all="ignore"):
         narrow = wide(exact.astype(like.dtype))
     return np.where(np.isfinite(narrow), wide(exact), narrow)

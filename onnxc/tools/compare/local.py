@@ -16,8 +16,8 @@ import numpy as np
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.primitives.interpret import evaluate_node
-from onnxc.tools.compare.engines import Engine
-from onnxc.tools.compare.pieces import SourceModel, input_names
+from onnxc.tools.compare.engines import Engine, load_piece
+from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.taps import named_primitives
 from onnxc.tools.float64 import widen
 
@@ -46,19 +46,17 @@ class Layers:
 
     def __init__(self, source: SourceModel, layers: Sequence[Layer], feeds: Mapping[str, Any]) -> None:
         nodes = sorted({k for layer in layers for k in layer.nodes})
-        piece = source.piece(nodes, feeds, [layer.name for layer in layers])
-        graph, self.values = named_primitives(onnx_file.load(piece))
+        piece = source.piece(nodes, feeds, [layer.name for layer in layers], linked=source.data_dir is not None)
+        graph, self.values = named_primitives(onnx_file.load(piece, base_dir=source.data_dir))
         self.values |= {v.name: v for v in graph.inputs}
         self.graph = graph
-        self._wide_ids: dict[int, Value] = {}
-        self._wide: Graph | None = None
+        wide: dict[int, Value] = {}
+        self._wide = widen(graph, wide)
+        self._wide_values = {name: wide[v.id] for name, v in self.values.items() if v.id in wide}
 
     def exact(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
         """The layer's tensor in float64, for these inputs."""
-        if self._wide is None:
-            self._wide = widen(self.graph, self._wide_ids)
-        values = {name: self._wide_ids[v.id] for name, v in self.values.items() if v.id in self._wide_ids}
-        return _evaluate(self._wide, values, layer, feeds)
+        return _evaluate(self._wide, self._wide_values, layer, feeds)
 
     def narrow(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
         """The same in numpy, with the model's own dtypes."""
@@ -96,6 +94,6 @@ def _run(node: Node, known: Mapping[int, Array]) -> Sequence[Array]:
 
 def in_engine(engine: Engine, source: SourceModel, layer: Layer, feeds: Mapping[str, Any]) -> Any:
     """A layer's tensor, as an engine computes it for these inputs. Raises OnnxcError."""
-    piece = source.piece(list(layer.nodes), feeds, [layer.name])
-    (found,) = engine.load(piece)({n: feeds[n] for n in input_names(piece)})
+    runner, fed = load_piece(engine, source, layer.nodes, feeds, [layer.name])
+    (found,) = runner({n: feeds[n] for n in fed})
     return found

@@ -12,6 +12,8 @@ from onnxc.tools.compare.results import Metrics, Special
 Array = np.ndarray[Any, Any]
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 SAMPLE = 1 << 16  # elements of which quantiles and histograms are made
+_BINS = np.concatenate([[0.0], np.exp2(np.arange(63))])  # where those of a histogram begin
+_EXPONENT = np.uint64(0x7FF0_0000_0000_0000)  # of a float64
 
 
 def is_float(a: Array) -> bool:
@@ -25,7 +27,10 @@ def wide(a: Array) -> Array:
 
 
 def largest(a: Array) -> float:
-    """The largest magnitude; 0 of nothing."""
+    """The largest magnitude; 0 of nothing, NaN where there is one."""
+    if a.dtype.kind == "f" and a.size:  # without a copy
+        top, low = float(a.max()), float(a.min())
+        return top if math.isnan(top) else max(top, -low)
     return float(np.abs(a).max(initial=0.0))
 
 
@@ -39,22 +44,34 @@ def largest_finite(a: Array) -> float:
 def distance(a: Array, b: Array) -> Array:
     """|a - b|; 0 where both are NaN or the same infinity, infinite where only one of them is."""
     with np.errstate(all="ignore"):
-        error: Array = np.abs(a - b)
+        error: Array = np.asarray(np.subtract(a, b))
+        error = np.abs(error, out=error) if error.dtype.kind == "f" else np.asarray(np.abs(error))
+        if math.isfinite(error.max(initial=0.0)):  # then both are, everywhere
+            return error
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(same, 0.0, np.where(np.isfinite(a) & np.isfinite(b), error, np.inf))
 
 
 def unit(dtype: np.dtype[Any]) -> float:
     """The distance from 1 to the next larger number: 2^-23 for float32. 0 for what is no float."""
-    if dtype.kind == "c":
-        return float(np.finfo(dtype).eps)
-    if dtype.kind == "f" and dtype.isbuiltin == 1:
-        return float(np.finfo(dtype).eps)
+    found = _limits(dtype)
+    return 0.0 if found is None else float(found.eps)
+
+
+def largest_of(dtype: np.dtype[Any]) -> float:
+    """The largest finite number of a float dtype. 0 for what is no float."""
+    found = _limits(dtype)
+    return 0.0 if found is None else float(found.max)
+
+
+def _limits(dtype: np.dtype[Any]) -> Any:
+    if dtype.kind == "c" or (dtype.kind == "f" and dtype.isbuiltin == 1):
+        return np.finfo(dtype)
     if dtype.kind in "fV" and "float" in dtype.name:
         import ml_dtypes
 
-        return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
-    return 0.0
+        return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return None
 
 
 def special(a: Array) -> Special:
@@ -78,32 +95,31 @@ def measure(ours: Array, theirs: Array, *, logits: bool = False) -> Metrics:
         return _exact_metrics(ours, theirs)
     a, b = wide(ours), wide(theirs)
     errors = distance(a, b)
-    finite = np.isfinite(errors)
-    some = errors if finite.all() else errors[finite]
-    scale = largest_finite(b)
-    top = float(some.max(initial=0.0))
-    mismatches = int(errors.size - np.count_nonzero(finite))
-    power, noise = _power(b), float(np.mean(np.square(some))) if some.size else 0.0
     worst = _place(errors)
+    top = float(errors[worst]) if worst is not None else 0.0  # a NaN would be, and there is none
+    some, mismatches = errors, 0
+    if not math.isfinite(top):
+        some = errors[np.isfinite(errors)]
+        top, mismatches = float(some.max(initial=0.0)), errors.size - some.size
+    scale = largest_finite(b)
+    power, noise = _power(b), _power(some)
     eps = max(unit(ours.dtype), unit(theirs.dtype))
-    ulp = _ulps(_sampled(errors), _sampled(b), eps)
+    ulp = np.sort(_ulps(_sampled(errors), _sampled(b), eps))
     at_worst = _ulps(errors[worst].reshape(-1), b[worst].reshape(-1), eps) if worst is not None else ulp
-    zeros = (a == 0) & (b == 0)
-    signs = int(np.count_nonzero(zeros & (np.signbit(a.real) != np.signbit(b.real))))
     tops = top_agreement(a, b) if logits else (None, None)
     return Metrics(
         max_abs=top,
         mean_abs=float(some.mean()) if some.size else 0.0,
         max_rel=top / (scale or 1.0),
         rms_rel=math.sqrt(noise / power) if power else math.sqrt(noise),
-        abs_quantiles=_quantiles(some),
+        abs_quantiles=_quantiles(np.sort(_sampled(some))),
         ulp_max=float(max(ulp.max(initial=0.0), at_worst.max(initial=0.0))),
         ulp_quantiles=_quantiles(ulp),
         ulp_histogram=_histogram(ulp, errors.size),
         cosine=_cosine(a, b),
         snr_db=10 * math.log10(power / noise) if power > 0 and noise > 0 else None,
         mismatches=mismatches,
-        zero_signs=signs,
+        zero_signs=_zero_signs(a, b),
         worst=worst,
         top1=tops[0],
         top5=tops[1],
@@ -123,25 +139,46 @@ def _exact_metrics(a: Array, b: Array) -> Metrics:
     top, scale = largest(errors), largest(y) or 1.0
     mean = float(errors.mean()) if errors.size else 0.0
     rms = math.sqrt(float(np.mean(np.square(errors)))) / (math.sqrt(_power(y)) or 1.0) if errors.size else 0.0
-    return Metrics(top, mean, top / scale, rms, _quantiles(errors), mismatches=count, worst=_place(errors))
+    return Metrics(
+        top, mean, top / scale, rms, _quantiles(np.sort(_sampled(errors))), mismatches=count, worst=_place(errors)
+    )
+
+
+def _zero_signs(a: Array, b: Array) -> int:
+    """Zeros of both whose signs differ."""
+    zeros = b == 0
+    if not zeros.any():
+        return 0
+    return int(np.count_nonzero(zeros & (a == 0) & (np.signbit(a.real) != np.signbit(b.real))))
+
+
+def _squares(a: Array) -> float:
+    """The sum of the squared magnitudes."""
+    flat = a.reshape(-1)
+    return float(np.vdot(flat, flat).real)
 
 
 def _power(a: Array) -> float:
-    finite = np.isfinite(a)
-    some = a if finite.all() else a[finite]
-    return float(np.mean(np.square(np.abs(some)))) if some.size else 0.0
+    """The mean of the squared magnitudes of what is finite."""
+    total = _squares(a)
+    if not math.isfinite(total):
+        a = a[np.isfinite(a)]
+        total = _squares(a)
+    return total / a.size if a.size else 0.0
 
 
 def _ulps(errors: Array, reference: Array, eps: float) -> Array:
     """Distances in units in the last place of the reference's elements (finite ones)."""
-    finite = np.isfinite(errors)
-    some, at = errors[finite], np.abs(reference[finite])
-    if not eps or not some.size:
-        return np.zeros(some.shape)
+    at = np.abs(reference)
+    if not (np.isfinite(errors).all() and np.isfinite(at).all()):
+        finite = np.isfinite(errors)
+        errors, at = errors[finite], at[finite]
+        at = np.where(np.isfinite(at), at, 0.0)
+    if not eps or not errors.size:
+        return np.zeros(errors.shape)
     tiny = float(np.finfo(np.float32).tiny) if eps > 1e-10 else float(np.finfo(np.float64).tiny)
-    at = np.where(np.isfinite(at), at, 0.0)
-    step = np.exp2(np.floor(np.log2(np.maximum(at, tiny)))) * eps
-    found: Array = some / step
+    step = (np.maximum(at, tiny).view(np.uint64) & _EXPONENT).view(np.float64)  # the power of two below
+    found: Array = errors / (step * eps)
     return found
 
 
@@ -150,29 +187,35 @@ def _sampled(a: Array) -> Array:
 
 
 def _quantiles(a: Array) -> dict[str, float]:
+    """Of sorted numbers."""
     if not a.size:
         return {}
-    found = np.quantile(_sampled(a), QUANTILES)
+    found = np.quantile(a, QUANTILES)
     return {f"{q:g}": float(x) for q, x in zip(QUANTILES, found, strict=True)}
 
 
 def _histogram(some: Array, count: int) -> dict[str, int]:
-    """Elements by powers of two of their distance; of a sample of large tensors, scaled to all `count`."""
+    """Elements by powers of two of their distance, which are sorted; of a sample of large tensors, scaled to all
+    `count`.
+    """
     if not some.size:
         return {}
-    rounded = np.rint(np.minimum(some, 2.0**62)).astype(np.int64)
-    bins = np.where(rounded == 0, 0, np.exp2(np.floor(np.log2(np.maximum(rounded, 1)))).astype(np.int64))
-    keys, counts = np.unique(bins, return_counts=True)
+    rounded = np.rint(np.minimum(some, 2.0**62))
+    counts = np.diff(np.searchsorted(rounded, _BINS), append=some.size)
     scale = count / some.size if count > SAMPLE else 1.0
-    return {str(int(k)): round(float(c) * scale) for k, c in zip(keys, counts, strict=True)}
+    return {str(int(k)): round(float(c) * scale) for k, c in zip(_BINS, counts, strict=True) if c}
 
 
 def _cosine(a: Array, b: Array) -> float | None:
-    both = np.isfinite(a) & np.isfinite(b)
-    x, y = (a, b) if both.all() else (a[both], b[both])
+    x, y = a.reshape(-1), b.reshape(-1)
     with np.errstate(all="ignore"):
-        norms = math.sqrt(float(np.square(np.abs(x)).sum()) * float(np.square(np.abs(y)).sum()))
-        return float((x.conj() * y).sum().real / norms) if norms > 0 and math.isfinite(norms) else None
+        power = _squares(x) * _squares(y)
+        if not math.isfinite(power):
+            both = np.isfinite(x) & np.isfinite(y)
+            x, y = x[both], y[both]
+            power = _squares(x) * _squares(y)
+        norms = math.sqrt(power) if power == power else math.nan
+        return float(np.vdot(x, y).real / norms) if norms > 0 and math.isfinite(norms) else None
 
 
 def _place(errors: Array) -> tuple[int, ...] | None:

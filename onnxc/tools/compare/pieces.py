@@ -9,19 +9,21 @@ piece takes.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxc.errors import InputError, ModelError
 from onnxc.frontends.onnx_scope import source_line
 from onnxc.frontends.onnx_tensors import DataFolder, array_of
+from onnxc.tools.compare.memory import forget
 
 Array = np.ndarray[Any, Any]
 ModelLike = str | os.PathLike[str] | bytes | ModelProto
@@ -115,10 +117,20 @@ class SourceModel:
         """An initializer's content."""
         return array_of(self.weights[name], self.folder, f"initializer {name!r}")
 
+    def forget(self) -> None:
+        """Lets the memory of weights in files go, until they are read again."""
+        if self.folder is not None:
+            forget(self.folder.mapped)
+
     def weight_bytes(self, k: int) -> int:
         """Of the initializers that a node reads."""
         found = [self.weights[n] for n in self.reads[k] if n in self.weights]
-        return sum(int(np.prod(t.dims, dtype=np.int64)) * 4 for t in found)
+        return sum(math.prod(t.dims) * 4 for t in found)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Of all initializers."""
+        return sum(math.prod(t.dims) * 4 for t in self.weights.values())
 
     def cone(self, ends: Iterable[str], stop: Collection[str]) -> tuple[list[int], list[str]]:
         """The nodes between some tensors and those at which to stop (and the model's inputs), and those of the
@@ -141,11 +153,29 @@ class SourceModel:
                     pending.append(name)
         return sorted(taken), list(fed)
 
+    @cached_property
+    def data_dir(self) -> str | None:
+        """The folder in which all external weights lie; None where there are none, or several folders, or where it is
+        not the folder that locations elsewhere in the model, which pieces have as they are, mean.
+        """
+        folder = self.folder
+        if folder is None:
+            return None
+        places = {os.path.dirname(folder.path(name)) for name in {_location(t) for t in self.weights.values()} if name}
+        if len(places) != 1:
+            return None
+        (place,) = places
+        others = {_location(t) for t in [*_inner_tensors(self.nodes), *_parts(self.proto.graph.sparse_initializer)]}
+        same = all(os.path.realpath(os.path.join(place, name)) == folder.path(name) for name in others if name)
+        return place if same else None
+
     def piece(
-        self, nodes: Sequence[int], feeds: Mapping[str, Any], outputs: Sequence[str], extra: Sequence[str] = ()
-    ) -> ModelProto:
+        self, nodes: Sequence[int], feeds: Mapping[str, Any], outputs: Sequence[str], extra: Sequence[str] = (), *,
+        linked: bool = False,
+    ) -> ModelProto:  # fmt: skip
         """Some nodes as a model. What they read and do not make is in `feeds`; small integers become constants.
-        `extra` are names of feeds that are inputs even if nothing reads them.
+        `extra` are names of feeds that are inputs even if nothing reads them. With `linked`, external weights stay in
+        their files, which lie in `data_dir`, but for small ones; else they are copied into the piece.
 
         Types are those of the arrays. Raises InputError for a tensor that is not fed.
         """
@@ -161,7 +191,7 @@ class SourceModel:
                 else:
                     inputs.append(_info(name, feeds[name]))
             elif name in self.weights:
-                initializers.append(self._tensor(name))
+                initializers.append(self._link(name) if linked else self._tensor(name))
             elif name in self.sparse:
                 sparse.append(self.sparse[name])
             else:
@@ -183,6 +213,45 @@ class SourceModel:
         if tensor.data_location != TensorProto.EXTERNAL:
             return tensor
         return numpy_helper.from_array(self.array(name), name)
+
+    def _link(self, name: str) -> TensorProto:
+        """The initializer, its data where it is."""
+        tensor = self.weights[name]
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return tensor
+        assert self.folder is not None
+        data = self.array(name)  # checks what the model says of its place; what is mapped is not read
+        if data.dtype.kind in "OV" or data.dtype == np.bool_:  # packed, or spelled otherwise in memory
+            return self._tensor(name)
+        if data.size <= CONTENT:  # onnxruntime does not look for sizes and axes in files
+            return self._tensor(name)
+        link = TensorProto(name=name, data_type=tensor.data_type, dims=tensor.dims)
+        link.data_location = TensorProto.EXTERNAL
+        said = {e.key: e.value for e in tensor.external_data}
+        place = os.path.basename(self.folder.path(said["location"]))
+        for key, value in (("location", place), ("offset", said.get("offset", "0")), ("length", str(data.nbytes))):
+            link.external_data.add(key=key, value=value)
+        return link
+
+
+def _location(tensor: TensorProto) -> str:
+    """The file of a tensor whose data is external; "" for others."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return ""
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")
+
+
+def _inner_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    """The tensors in attributes of nodes, and in their subgraphs."""
+    for a in (a for node in nodes for a in node.attribute):
+        yield from (a.t, *a.tensors, *_parts([a.sparse_tensor, *a.sparse_tensors]))
+        for graph in (a.g, *a.graphs):
+            yield from (*graph.initializer, *_parts(graph.sparse_initializer), *_inner_tensors(graph.node))
+
+
+def _parts(tensors: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
+    for t in tensors:
+        yield from (t.values, t.indices)
 
 
 def _constant(node: NodeProto) -> TensorProto | None:

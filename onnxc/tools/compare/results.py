@@ -262,6 +262,13 @@ class Comparison:
     def __bool__(self) -> bool:
         return self.agree
 
+    def __repr__(self) -> str:
+        """One line: print() shows the tables."""
+        ours, theirs = self.sides
+        culprit = f", made by {self.culprit.label}" if self.culprit is not None else ""
+        counts = f"{len(self.outputs)} outputs, {len(self.layers)} tensors inside"
+        return f"<{ours} against {theirs}: {self.verdict.value}{culprit}; {counts}>"
+
     @property
     def verdict(self) -> Verdict:
         """The gravest of the outputs' verdicts."""

@@ -17,17 +17,30 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
 from onnxc.runtime.model import CompiledModel
-from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime, Runner, called, torch_runner
-from onnxc.tools.compare.pieces import ModelLike, SourceModel, input_names
-from onnxc.tools.compare.taps import CompileOptions, TappedProgram
+from onnxc.tools.compare.engines import (
+    Engine,
+    Float64,
+    Onnxc,
+    OnnxReference,
+    OnnxRuntime,
+    Runner,
+    called,
+    load_piece,
+    torch_runner,
+)
+from onnxc.tools.compare.memory import forget
+from onnxc.tools.compare.pieces import ModelLike, SourceModel
+from onnxc.tools.compare.taps import TappedProgram
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 Tell = Callable[[str], None]
 BATCH_BYTES = 1 << 28  # of tensors that a compiled model shows in one run
 PIECE_BYTES = 1 << 26  # of weights in one piece of a model that is run piece by piece
+WHOLE_BYTES = 1 << 30  # of weights of a model that is loaded whole
 
 
 class Stream:
@@ -62,14 +75,33 @@ class Side:
 
     def run(self, given: Arrays) -> list[Any]:
         """The model's outputs. Raises OnnxcError."""
+        if self._by_pieces:
+            assert self.source is not None
+            found = PieceStream(self.source, self.engine, given).get(self.source.outputs)
+            return [found[name] for name in self.source.outputs]
         if self._runner is None:
             self._runner = self.engine.load(self.model)
         return self._runner(given)
+
+    @property
+    def _by_pieces(self) -> bool:
+        """Whether the model is too large to be loaded whole by an engine that packs weights again. It runs node by
+        node, so that parts give what the whole does.
+        """
+        source, engine = self.source, self.engine
+        if source is None:
+            return False
+        large = source.total_bytes > WHOLE_BYTES and source.data_dir is not None
+        plain = isinstance(engine, OnnxRuntime) and engine.level == "disabled"
+        return large and plain and all(n in source.made and n not in source.fixed for n in source.outputs)
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
         """The tensors on the way; `order` are those that may be asked for. None where there are none to be had."""
         assert self.source is not None
         return PieceStream(self.source, self.engine, given)
+
+    def rest(self) -> None:
+        """Lets memory go that the next run can have again at little cost."""
 
     def close(self) -> None:
         """Lets the memory of a loaded model go."""
@@ -83,7 +115,7 @@ class OnnxcSide(Side):
         self, model: ModelLike, options: CompileOptions, compiled: Any = None, tell: Tell | None = None
     ) -> None:
         engine = Onnxc(options, progress=(lambda stage: tell(f"{stage} done")) if tell else None)
-        super().__init__(model, engine, options.base_dir)
+        super().__init__(model, engine, options.folder)
         self.options, self.note = options, ""
         self.random = bool(getattr(compiled, "random", False))
         self._own = compiled
@@ -120,9 +152,14 @@ class OnnxcSide(Side):
             self.note = f"{error.message}: parts of the model are compiled one by one, which changes the fusion"
             return PieceStream(self.source, Onnxc(replace(self.options, input_shapes={}, base_dir=None)), given)
 
+    def rest(self) -> None:
+        if self.source is not None and self.source.total_bytes > WHOLE_BYTES:
+            forget([getattr(self._own, "_weights", None)])  # they are mapped
+
     def close(self) -> None:
         if self._runner is not None and self._own is not None:
-            return  # given by the caller, or cheap to keep: weights are mapped
+            self.rest()  # given by the caller, or cheap to keep
+            return
         super().close()
 
 
@@ -257,9 +294,8 @@ class PieceStream(Stream):
         ends = [o for o in made if o in wanted or self.last.get(o, -1) >= end]
         ends = [o for o in ends if o not in self.source.fixed or self.last.get(o, -1) >= end]
         if ends:
-            piece = self.source.piece(list(nodes), self._feeds(), ends)
-            runner = self.engine.load(piece)
-            results = runner({n: self.live[n] for n in input_names(piece)})
+            runner, fed = load_piece(self.engine, self.source, list(nodes), self._feeds(), ends)
+            results = runner({n: self.live[n] for n in fed})
             self.live.update(zip(ends, results, strict=True))
             self.types.update(zip(ends, getattr(runner, "dtypes", ()), strict=False))
         found = {n: self.live[n] for n in made if n in wanted and n in self.live}
@@ -345,9 +381,9 @@ def make_side(
     if isinstance(spec, bytes) or hasattr(spec, "SerializeToString"):
         return Side(spec, OnnxRuntime())
     if isinstance(spec, Mapping):
-        return SavedSide("saved outputs", spec, SourceModel(model, options.base_dir).outputs)
+        return SavedSide("saved outputs", spec, SourceModel(model, options.folder).outputs)
     if _is_module(spec):
-        source = SourceModel(model, options.base_dir)
+        source = SourceModel(model, options.folder)
         return TorchSide(spec, source.inputs, source.outputs)
     if isinstance(spec, (str, os.PathLike)):
         return _named_side(os.fspath(spec), model, options, compiled, tell)
@@ -355,7 +391,7 @@ def make_side(
 
 
 def _named_side(spec: str, model: ModelLike, options: CompileOptions, compiled: Any, tell: Tell | None) -> Side:
-    base = options.base_dir
+    base = options.folder
     if spec == "onnxc":
         return OnnxcSide(model, options, compiled, tell)
     name, _, level = spec.partition(":")

@@ -10,75 +10,42 @@ name of the tensor that it stands for, and passes hand names on where they repla
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from onnxc.autodiff.operator import expand_gradients
-from onnxc.codegen.cpp.choices import KernelOptions
-from onnxc.codegen.cpp.program import ProgramWriter
-from onnxc.compiler import Stages, build, is_staged, level, pass_options_of, prepared, weights_block
-from onnxc.errors import UnsupportedError
+from onnxc.codegen.cpp.program import Program, ProgramWriter
+from onnxc.compiler.options import CompileOptions
+from onnxc.compiler.stages import Stages, build, is_staged, prepared, weights_block
+from onnxc.errors import CacheError, UnsupportedError
+from onnxc.fingerprint import code_digest
 from onnxc.frontends import onnx_file
-from onnxc.frontends.onnx_file import InputShapes, Model
+from onnxc.frontends.onnx_file import Model
 from onnxc.ir.expr import evaluate, symbols
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 from onnxc.manifest import manifest_of
 from onnxc.passes.decompose import decompose
-from onnxc.passes.pipeline import PassOptions
 from onnxc.passes.simplify import eliminate_dead
-from onnxc.planner.groups import FusionOptions, Plan
+from onnxc.planner.groups import Plan
 from onnxc.planner.partition import planned
 from onnxc.planner.taps import Tap, tapped
 from onnxc.primitives.interpret import bind_sizes
-from onnxc.runtime.cache import Cache
-from onnxc.runtime.cpu import available_cpus, has_byte_products
+from onnxc.runtime.cache import Cache, digest
+from onnxc.runtime.cpu import available_cpus, has_byte_products, level
 from onnxc.runtime.library import load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE, WEIGHTS, CompiledModel
+from onnxc.runtime.toolchain import find_compiler
+from onnxc.tools.compare.memory import forgetting
 from onnxc.tuned import Record, cpu_place
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class CompileOptions:
-    """How our side is compiled: those options of `onnxc.compile` that change answers."""
-
-    target: str = "cpu"
-    cpu: str = "native"
-    threads: int | None = None
-    input_shapes: InputShapes = field(default_factory=dict)
-    base_dir: str | None = None
-    fusion: bool | FusionOptions = True
-    attention: bool = True
-    integer: bool = True
-    accuracy: str = "default"
-    precision: str = "float32"
-    dtype: str | None = None
-    tuned: bool = True
-    fold_bytes: int = PassOptions.fold_bytes
-    cache: bool = True
-
-    def keywords(self) -> dict[str, Any]:
-        """For `onnxc.compile`."""
-        return dict(vars(self))
-
-    @property
-    def passes(self) -> PassOptions:
-        """What the passes do."""
-        on_gpu = self.target != "cpu"
-        return pass_options_of(self.fold_bytes, self.attention, self.integer, self.dtype, on_gpu=on_gpu)
-
-    @property
-    def fusion_options(self) -> FusionOptions:
-        """What the planner does."""
-        if isinstance(self.fusion, FusionOptions):
-            return self.fusion
-        return FusionOptions() if self.fusion else FusionOptions(*[False] * len(vars(FusionOptions())))
 
 
 def named_primitives(imported: Graph) -> tuple[Graph, dict[str, Value]]:
@@ -112,7 +79,7 @@ class TappedProgram:
     def __init__(self, model: Model | Graph, options: CompileOptions, cache: Cache | None = None) -> None:
         if options.target != "cpu":
             raise UnsupportedError("taps inside of kernels are for target='cpu'")
-        self.options, self.cache = options, cache
+        self.options, self.cache = options, cache or _own_cache(options)
         self._level = level(options.cpu)
         imported = model if isinstance(model, Graph) else onnx_file.load(
             model, base_dir=options.base_dir, input_shapes=options.input_shapes
@@ -123,8 +90,8 @@ class TappedProgram:
         self.aliases = {name: v.name for name, v in values.items() if v.name != name}
         self._ready = prepared(graph, options.passes, Stages())
         self.graph = self._ready
-        plan, taps = self._planned()
-        self.plan = plan
+        self.plan, taps = first = self._planned()
+        self._first: tuple[Plan, list[Tap]] | None = first
         self.names = {t.value.name: t.how for t in taps}
         self.names |= {name: self.names[to] for name, to in self.aliases.items() if to in self.names}
         self._bytes = {t.value.name: t.value.t.nbytes for t in taps}
@@ -134,6 +101,13 @@ class TappedProgram:
         found = planned(self._ready, self.options.fusion_options)
         values = {v.name: v for v in found.graph.values() if v.name and v.node is not None}
         return tapped(found, [v for name, v in values.items() if wanted is None or name in wanted])
+
+    def _plan_of(self, wanted: set[str]) -> tuple[Plan, list[Tap]]:
+        """A plan that shows some tensors: once the one that was made to know them all, where that is what is wanted."""
+        first, self._first = self._first, None
+        if first is not None and {t.value.name for t in first[1]} == wanted:
+            return first
+        return self._planned(sorted(wanted))
 
     def nbytes(self, name: str, given: Arrays) -> int:
         """How large a tensor is, with these inputs."""
@@ -146,7 +120,7 @@ class TappedProgram:
     def run(self, given: Arrays, wanted: Sequence[str]) -> tuple[list[Array], dict[str, Array]]:
         """The model's outputs, and the tensors that are wanted (of `names`)."""
         own = {self.aliases.get(name, name) for name in wanted}
-        plan, taps = self._planned(sorted(own))
+        plan, taps = self._plan_of(own)
         compiled = self._compiled(plan)
         results = list(compiled(*given.values()).values())
         count = len(self._ready.outputs)
@@ -162,17 +136,46 @@ class TappedProgram:
             record = Record.of(self.cache, None)
             place = cpu_place(cpu, options.threads or available_cpus())
             decided = tuple(sorted(record.best(place).items())) if record is not None else ()
-        kernels = KernelOptions(winograd=options.accuracy != "strict", vnni=has_byte_products(cpu), tuned=decided)
+        kernels = replace(options.kernels, vnni=has_byte_products(cpu), tuned=decided)
         orders = {v.id: plan.layout.order_of(v) for v in plan.graph.outputs}
         program = ProgramWriter(plan, cpu.vector_length, kernels).write()
         runtime = load_runtime(self.cache)
-        code = build(program, cpu, self.cache)
+        code = self._code(program)
         manifest = manifest_of(_permuted(plan.graph, orders), program, cpu, 0, {})
         sections: dict[str, Any] = {
             PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(),
-            WEIGHTS: weights_block(program).data,
+            WEIGHTS: weights_block(program, forgetting(self._constants())).data,
         }  # fmt: skip
         return CompiledModel(manifest, sections, threads=options.threads, cache=self.cache)
+
+    def _constants(self) -> list[Array]:
+        """The weights that the packed ones are made of."""
+        return [n.attrs["value"] for n in self._ready.nodes if n.op == "constant"]
+
+    def _code(self, program: Program) -> bytes:
+        """The program's machine code, from the cache if it is there."""
+        cpu, cache = self._level, self.cache
+        if cache is None:
+            return build(program, cpu)
+        tools = [find_compiler(cache).identity, code_digest(), cpu.machine, cpu.flags]
+        key = digest("tapped", tools, program.sources)
+        found = cache.read(key) or b""
+        code = found[32:]
+        if sha256(code).digest() != found[:32]:
+            code = build(program, cpu, cache)
+            with contextlib.suppress(CacheError):  # the disk is full
+                cache.put(key, [sha256(code).digest(), code])
+        return code
+
+
+def _own_cache(options: CompileOptions) -> Cache | None:
+    cache = options.cache
+    if isinstance(cache, Cache):
+        return cache
+    try:
+        return Cache(None if cache is True else cache) if cache else None
+    except CacheError:
+        return None
 
 
 def _permuted(graph: Graph, orders: Mapping[int, tuple[int, ...]]) -> Graph:

@@ -149,6 +149,11 @@ def gap(a: Array, b: Array) -> float:
         return float(not np.array_equal(a, b))
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":  # those of 64 bits have no exact float64
         return 0.0 if np.array_equal(a, b) else max(1.0, largest(distance(wide(a), wide(b))))
+    if a.dtype.kind == b.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            top = largest(np.asarray(np.subtract(a, b, dtype=np.float64)))
+        if math.isfinite(top):
+            return top
     return largest(distance(wide(a), wide(b)))
 
 
