@@ -37,6 +37,7 @@ __all__ = ["InputShapes", "Model", "load"]
 
 MAX_IR_VERSION = 14
 MAX_BYTES = 1 << 31  # protobuf's own limit
+SAVED = b"\x89ONNXC"  # how a saved compiled model begins (`onnxc.runtime.package`)
 
 Model = Union[str, "os.PathLike[str]", bytes, ModelProto]
 
@@ -73,7 +74,7 @@ def _read(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[ModelP
         return model, folder
     if isinstance(model, (bytes, bytearray, memoryview)):
         return _parse(bytes(model), "the model"), folder
-    path = os.fspath(model)
+    path = path_of(model)
     if folder is None:
         folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
     with os.fdopen(open_regular(path, f"model {path!r}"), "rb") as file:
@@ -84,12 +85,37 @@ def _read(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[ModelP
         return _parse(file.read(), f"model {path!r}"), folder
 
 
+def path_of(model: object) -> str:
+    """The path of a model that is given by one. Raises InputError for what is no model at all, ModelError for what no
+    path can be.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        raise InputError(f"a model is a path, the bytes of an ONNX file or a ModelProto, and not a {_type_of(model)}")
+    path = os.fsdecode(model)
+    if "\0" in path:
+        raise ModelError(f"model {path!r} cannot be opened: no path has a null byte")
+    return path
+
+
+def _type_of(model: object) -> str:
+    """The type of what is no model, and what was meant."""
+    kind = type(model)
+    if isinstance(model, GraphProto):
+        return "GraphProto (onnx.helper.make_model makes a model of it)"
+    if any(t.__module__.startswith("torch.nn.") for t in kind.__mro__):
+        return f"{kind.__name__} (onnxc.from_torch compiles PyTorch modules)"
+    return "value of None" if model is None else kind.__name__
+
+
 def _parse(data: bytes, what: str) -> ModelProto:
+    if data.startswith(SAVED):
+        raise ModelError(f"{what} is a compiled model, or what is left of one: onnxc.load opens those")
     try:
         model: ModelProto = ModelProto.FromString(data)
         return model
     except (DecodeError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{what} is not an ONNX file, or is truncated ({error})", cause=error) from error
+        hint = "; onnxc.load opens compiled models" if what.endswith(".onnxc'") else ""
+        raise ModelError(f"{what} is not an ONNX file, or is truncated ({error}){hint}", cause=error) from error
 
 
 def _check_versions(model: ModelProto) -> None:

@@ -52,6 +52,11 @@ class DataFolder:
             self._maps[path] = map_file(path, f"external data {location!r}")
         return self._maps[path]
 
+    @property
+    def mapped(self) -> list[np.ndarray]:
+        """The files that have been mapped."""
+        return list(self._maps.values())
+
     def path(self, location: str) -> str:
         """The file that a location means. Raises ModelError where the location is not allowed."""
         if not location or "\0" in location or os.path.isabs(location) or ".." in location.split(os.sep):

@@ -123,6 +123,12 @@ def unsupported(module: fx.GraphModule, sizes: Sizes) -> dict[fx.Node, str]:
     return missing
 
 
+def _is_sole(node: fx.Node) -> bool:
+    """Whether no other node reads its first argument."""
+    first = node.args[0] if node.args else None
+    return isinstance(first, fx.Node) and len(first.users) == 1
+
+
 def _tensor(x: Any) -> torch.Tensor | None:
     value = x.meta.get("val") if isinstance(x, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
@@ -200,7 +206,7 @@ class _Importer:
         source = Source(self.numbers[node], str(node.target).removeprefix("aten."), node.name, source_line(node))
         with self.b.from_origin((source,)):
             result = rule(
-                Call(self.b, types, str(node.target), tuple(_tensor(a) for a in node.args)),
+                Call(self.b, types, str(node.target), tuple(_tensor(a) for a in node.args), _is_sole(node)),
                 *(self._argument(a) for a in node.args),
                 **{k: self._argument(v) for k, v in node.kwargs.items()},
             )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_folded import unfolded
 from onnxc.frontends.torch_fx_table import Call, Operand, aten, axes_of, axis_of, static
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, is_nonnegative, maximum, minimum
@@ -18,7 +19,8 @@ _TABLE = 1 << 16  # numbers of a range that are a constant
 
 @aten("view", "reshape", "_unsafe_view")
 def view(c: Call, x: Value, size: Sequence[Dim]) -> Value:
-    return c.b.reshape(x, c.type.shape)
+    product = unfolded(c.b, x, c.type.shape) if c.sole else None
+    return c.b.reshape(x, c.type.shape) if product is None else product
 
 
 @aten("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze")

@@ -290,11 +290,18 @@ def softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
 
 @aten("_safe_softmax")
 def safe_softmax(c: Call, x: Value, axis: int, dtype: Any = None) -> Value:
-    """Zero where all of a row is -inf."""
+    """Zero where all of a row is -inf. Of the scores of attention as `attention` has it, so that it becomes such."""
     b, (x,) = c.b, widened(c.b, c.b.cast(x, c.type.dtype))
     at = axis_of(c, axis, x.rank)
+    if at == x.rank - 1 and c.sole and _is_product(x):
+        return b.softmax(x, at)
     masked = b.eq(b.reduce("max", x, [at], True), -math.inf)
     return b.where(masked, 0.0, b.softmax(x, at))
+
+
+def _is_product(x: Value) -> bool:
+    """Whether a value is what a product gave."""
+    return x.node is not None and x.node.op == "matmul"
 
 
 @aten("_log_softmax")

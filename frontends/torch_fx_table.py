@@ -65,12 +65,14 @@ class Call:
         types: those that PyTorch gives the outputs; None for what is no tensor.
         name: of the overload, `aten.add.Tensor`.
         tensors: PyTorch's own (fake) tensors of the positional arguments; None for what is no tensor.
+        sole: whether nothing else reads the first argument.
     """
 
     b: Builder
     types: tuple[TensorType | None, ...]
     name: str = ""
     tensors: tuple[torch.Tensor | None, ...] = ()
+    sole: bool = False
 
     @property
     def type(self) -> TensorType:

@@ -19,13 +19,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from onnxc.torch.backend import backend  # noqa: E402
+from onnxc.torch.backend import _programs, backend  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     torch.manual_seed(0)
+    _programs.clear()  # graphs of other tests, which live until they are collected
     with torch.no_grad():
         yield
     torch._dynamo.reset()
@@ -235,6 +236,50 @@ def test_arrays_share_memory() -> None:
     h = torch.arange(6, dtype=torch.bfloat16)
     assert array_of(h).ctypes.data == h.data_ptr() and torch.equal(tensor_of(array_of(h)), h)
     assert tensor_of(np.zeros(3, np.float32)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_product_is_its_output(dynamic: bool) -> None:
+    """PyTorch views operands and results of products: no kernel copies a result for that."""
+    net = nn.Linear(8, 5)
+    x = torch.randn(2, 3, 8)
+    compiled = through(lambda t: (net(t), t @ t.transpose(1, 2)), dynamic=dynamic)
+    for found, expected in zip(compiled(x), (net(x), x @ x.transpose(1, 2)), strict=True):
+        assert found.shape == expected.shape
+        close(found, expected)
+    (graph,) = onnxc.torch.report().graphs
+    assert [k.kind for k in graph.programs[0].kernels] == ["matmul", "matmul"]
+
+
+def test_a_product_that_others_read_too() -> None:
+    x, w = torch.randn(6, 8), torch.randn(8, 5)
+
+    def f(t: Any) -> Any:
+        y = t.view(2, 3, 8).view(6, 8) @ w
+        return y.view(2, 3, 5), y + 1, y.view(3, 2, 5)
+
+    for found, expected in zip(through(f)(x), f(x), strict=True):
+        close(found, expected)
+
+
+def test_products_that_become_vectors_and_scalars() -> None:
+    net, x, w = nn.Linear(8, 5), torch.randn(8), torch.randn(8, 1)
+
+    def f(t: Any) -> Any:
+        return net(t), (t.view(1, 8) @ w).view(()), (t.view(1, 8) @ w).view(1)
+
+    for found, expected in zip(through(f)(x), f(x), strict=True):
+        close(found, expected)
+    assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
+
+
+def test_attention_that_pytorch_takes_apart() -> None:
+    """Queries that are transposed, for which PyTorch has no kernel of its own."""
+    q, k, v = torch.randn(3, 2, 4, 8, 6).transpose(-1, -2)
+    f = F.scaled_dot_product_attention
+    close(through(f)(q, k, v), f(q, k, v))
+    (graph,) = onnxc.torch.report().graphs
+    assert [k.kind for k in graph.programs[0].kernels] == ["attention"]
 
 
 def test_the_entry_point_names_this_backend() -> None:

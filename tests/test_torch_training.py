@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,14 +14,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from onnxc.torch.backend import backend  # noqa: E402
+from onnxc.torch.backend import _programs, backend  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    gc.collect()  # graphs of other tests, which hold each other
+    _programs.clear()  # graphs of other tests, which live until they are collected
     with torch._dynamo.config.patch(allow_rnn=True):
         yield
     torch._dynamo.reset()

@@ -23,7 +23,7 @@ from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 import onnxc
-from onnxc.torch.backend import backend
+from onnxc.torch.backend import _programs, backend
 
 Built = tuple[torch.nn.Module, dict[str, Any]]  # module, keyword arguments
 
@@ -229,11 +229,11 @@ def checked(module: torch.nn.Module, kwargs: Mapping[str, Any], args: tuple[Any,
     torch._dynamo.reset()
     counters.clear()
     start = time.time()
-    before = len(onnxc.torch.report().graphs)
+    _programs.clear()  # graphs of other models, which live until they are collected
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         expected = module(*args, **kwargs)
         found = torch.compile(module, backend=backend, **options)(*args, **kwargs)
-    graphs = onnxc.torch.report().graphs[before:]
+    graphs = onnxc.torch.report().graphs
     fallbacks = sorted({str(f) for g in graphs for f in g.fallbacks})
     fallbacks += [f"graph break: {' '.join(why.split())[:200]}" for why in counters["graph_break"]]
     programs = sum(len(g.programs) for g in graphs)
