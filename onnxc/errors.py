@@ -8,7 +8,15 @@ All are :class:`OnnxcError`, and carry what is known of the place: the node, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+
+_LONG = re.compile(r"\S{600,}")  # longer than the names and paths that people read
+
+
+def _readable(text: str) -> str:
+    """A message without the middle of words that would fill the screen: a model's names may have megabytes."""
+    return _LONG.sub(lambda word: f"{word[0][:200]}...{word[0][-100:]}", text)
 
 
 class OnnxcError(Exception):
@@ -46,7 +54,7 @@ class OnnxcError(Exception):
         where = [] if self.node is None else [f"node {self.node}"]
         if self.shapes:
             where.append(", ".join(f"{name}: {shape}" for name, shape in self.shapes.items()))
-        return f"{self.message} [{'; '.join(where)}]" if where else self.message
+        return _readable(f"{self.message} [{'; '.join(where)}]" if where else self.message)
 
 
 class ModelError(OnnxcError):
@@ -83,19 +91,28 @@ class NeedsSizesError(NeedsContentError):
         self.dims = dims
 
 
+_MOST_SHOWN = 100  # nodes that a message lists
+
+
 class UnsupportedOpError(UnsupportedError):
     """The model uses ops that onnxc does not have; all of them are listed.
 
     >>> print(UnsupportedOpError([("head/roi", "RoiAlign-16"), ("", "Foo-1 (com.acme)")]))
     2 nodes use ops that are not supported: RoiAlign-16 ('head/roi'), Foo-1 (com.acme) (unnamed)
+
+    Args:
+        missing: for each node its name and its op.
+        hint: what the user can do about it.
     """
 
-    def __init__(self, missing: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, missing: Iterable[tuple[str, str]], hint: str = "") -> None:
         self.missing = list(missing)
-        listed = ", ".join(f"{op} ({repr(node) if node else 'unnamed'})" for node, op in self.missing)
+        shown = self.missing[:_MOST_SHOWN]
+        listed = ", ".join(f"{op} ({repr(node) if node else 'unnamed'})" for node, op in shown)
+        listed += f" and {len(self.missing) - len(shown)} more" if len(shown) < len(self.missing) else ""
         count = len(self.missing)
         verb = "1 node uses an op that is" if count == 1 else f"{count} nodes use ops that are"
-        super().__init__(f"{verb} not supported: {listed}")
+        super().__init__(f"{verb} not supported: {listed}{'; ' if hint else ''}{hint}")
 
 
 class ShapeError(OnnxcError):

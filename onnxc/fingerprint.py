@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxc.errors import CacheError, ModelError
-from onnxc.frontends.onnx_file import Model
+from onnxc.frontends.onnx_file import Model, path_of
 from onnxc.frontends.onnx_tensors import DataFolder, open_regular, text
 from onnxc.ir.graph import Graph, Node
 from onnxc.ir.text import to_text
@@ -69,7 +69,7 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
         data = _serialized(model) if isinstance(model, ModelProto) else bytes(model)
         main = _digest_bytes(data)
     else:
-        path = os.fspath(model)
+        path = path_of(model)
         if folder is None:
             folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
         data = None

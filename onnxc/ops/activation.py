@@ -75,7 +75,9 @@ def selu(
 
 @op("Celu", 12)
 def celu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
-    return b.where(negative(b, x), b.mul(expm1_of_negative(b, b.div(x, alpha)), alpha), x)
+    below = b.div(x, alpha)
+    grown = expm1_of_negative(b, below) if alpha > 0 else b.sub(b.exp(below), 1.0)
+    return b.where(negative(b, x), b.mul(grown, alpha), x)
 
 
 @op("HardSigmoid", 1)
@@ -103,7 +105,16 @@ def softsign(b: Builder, x: Value) -> Value:
 
 @op("Mish", 18)
 def mish(b: Builder, x: Value) -> Value:
-    return b.mul(x, b.tanh(softplus(b, x)))
+    """x * tanh(log(1 + exp(x))) = x * n / (n + 2) with n = exp(x) * (exp(x) + 2), which keeps the digits of small ones.
+
+    For positive x, numerator and denominator are multiplied by exp(-2 * x): nothing overflows.
+    """
+    below = negative(b, x)
+    e = b.exp(b.where(below, x, b.neg(x)))
+    twice = b.mul(e, 2.0)
+    square = b.mul(e, e)
+    over = b.add(twice, b.where(below, square, 1.0))
+    return b.mul(x, b.div(over, b.add(over, b.where(below, 2.0, b.mul(square, 2.0)))))
 
 
 @op("Swish", 24)

@@ -126,9 +126,9 @@ def attention(
         k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
     right = 0 if is_causal else right_window_size
     bias, may_be_empty = attention_bias(b, q, k, attn_mask, past, nonpad_kv_seqlen, left_window_size, right)
-    head_size = q.shape[3]
-    factor = scale if scale is not None else 1 / math.sqrt(static_dim(head_size, "the size of a head of Attention"))
-    scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), factor)
+    if scale is None:
+        scale = 1 / math.sqrt(static_dim(q.shape[3], "the size of a head of Attention") or 1)
+    scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale)
     shown = [scores]
     if softcap:
         scores = b.mul(b.tanh(b.div(scores, softcap)), softcap)

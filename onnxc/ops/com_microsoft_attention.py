@@ -164,7 +164,7 @@ def attend(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: 
 
 def head_scale(q: Value) -> float:
     """1 / sqrt(size), for [batch, heads, sequence, size]."""
-    return 1 / math.sqrt(static_dim(q.shape[3], "the size of a head"))
+    return 1 / math.sqrt(static_dim(q.shape[3], "the size of a head") or 1)
 
 
 def _masked(

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxc.errors import ModelError
+from onnxc.errors import LimitError, ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
+from onnxc.primitives.base import MAX_RANK
 from onnxc.primitives.builder import Builder
 
 
@@ -45,11 +46,18 @@ def _when(b: Builder, holds: Value, value: Value) -> Value:
     return b.where(holds, value, -1)
 
 
+def _check_rank(rank: int) -> None:
+    """Before lists of that length are made: a model may claim a shape with billions of entries."""
+    if rank > MAX_RANK:
+        raise LimitError(f"a tensor would have the rank {rank}; the limit is {MAX_RANK}")
+
+
 def reshape_sizes(b: Builder, x: Value, shape: Value, allowzero: bool) -> list[Dim]:
     """What Reshape makes of a shape: 0 copies a dim, -1 is what is left."""
     wanted = _long(b, shape)
     count = wanted.shape[0]
     assert isinstance(count, int)
+    _check_rank(count)
     if not allowzero:
         own = [*x.shape[:count], *[0] * (count - x.rank)]
         wanted = b.where(b.eq(wanted, 0), vector(b, own), wanted)
@@ -65,6 +73,7 @@ def expanded(b: Builder, x: Value, shape: Value) -> Value:
     count = wanted.shape[0]
     assert isinstance(count, int)
     rank = max(count, x.rank)
+    _check_rank(rank)
     own = [*[1] * (rank - x.rank), *x.shape]
     if rank > count:
         wanted = b.concat([b.constant(np.ones(rank - count, np.int64)), wanted], 0)

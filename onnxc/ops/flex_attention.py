@@ -36,7 +36,7 @@ def flex_attention(
     if softmax_precision is not None:
         wide = dtype_of(softmax_precision, "softmax_precision")
     size = "the size of a head of FlexAttention"
-    factor = scale if scale is not None else 1 / math.sqrt(static_dim(q.shape[3], size))
+    factor = scale if scale is not None else 1 / math.sqrt(static_dim(q.shape[3], size) or 1)
     inner = dtypes.float64 if dtypes.float64 in (wide, q.dtype) else dtypes.float32
     heads, dtype = q.shape[1], q.dtype
     q, k, v = (b.cast(x, inner) for x in (q, k, v))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxc.errors import ModelError, NeedsContentError
+from onnxc.errors import ModelError, NeedsContentError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
@@ -28,8 +28,8 @@ def gather_elements(b: Builder, x: Value, index: Value, *, axis: int = 0) -> Val
 
 @op("GatherND", 11)
 def gather_nd(b: Builder, x: Value, index: Value, *, batch_dims: int = 0) -> Value:
-    if index.rank:
-        static_dim(index.shape[-1], "the number of axes that GatherND indexes")
+    if index.rank and static_dim(index.shape[-1], "the number of axes that GatherND indexes") == 0:
+        raise ShapeError(f"the indices of GatherND are {index.t}: they index no axis")
     return b.one("gather_nd", x, index, batch_dims=batch_dims)
 
 

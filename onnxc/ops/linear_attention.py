@@ -53,7 +53,7 @@ def linear_attention(
     q, (k, v) = _by_step(b, query, q_num_heads), (_by_step(b, x, kv_num_heads) for x in (key, value))
     steps, batch, _, width = q.shape
     depth = v.shape[3]
-    factor = scale or 1 / math.sqrt(static_dim(width, "the size of a head of LinearAttention"))
+    factor = scale or 1 / math.sqrt(static_dim(width, "the size of a head of LinearAttention") or 1)
     scanned = [q, k, v]
     if decay is not None:  # [steps, batch, heads, 1 or d_k]
         scanned.append(b.exp(_by_step(b, decay, kv_num_heads)))

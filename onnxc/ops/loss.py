@@ -15,6 +15,10 @@ def _negative_log_likelihood(
     b: Builder, logp: Value, target: Value, weight: Value | None, ignore: int | None, reduction: str,
 ) -> Value:  # fmt: skip
     """-logp[n, target[n]] * weight[target[n]], of [N, C, d...] and [N, d...]; a mean is over the weights."""
+    if logp.rank < 2:
+        raise ShapeError(f"scores {logp.t} have no axis of classes")
+    if weight is not None and (weight.rank != 1 or never_equal(weight.shape[0], logp.shape[1])):
+        raise ShapeError(f"weights {weight.t} are not one for each class of {logp.t}")
     places = (logp.shape[0], *logp.shape[2:])
     if target.rank != len(places) or any(never_equal(d, n) for d, n in zip(target.shape, places, strict=True)):
         raise ShapeError(f"targets {target.t} of scores {logp.t}")

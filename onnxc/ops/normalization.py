@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxc.errors import ShapeError, UnsupportedError
+from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import prod
+from onnxc.ir.expr import never_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, dtype_of, flat_at_zero, is_narrow, widened
 from onnxc.ops.registry import op
@@ -25,9 +25,11 @@ def inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
     return b.div(1.0, b.sqrt(b.add(variance, epsilon)))
 
 
-def _channels(b: Builder, v: Value, rank: int) -> Value:
-    """A vector [C] along axis 1 of a tensor."""
-    return b.reshape(v, (1, *v.shape, *(1,) * (rank - 2))) if rank > 1 else v
+def _channels(b: Builder, v: Value, x: Value) -> Value:
+    """A vector [C] along axis 1 of a tensor x."""
+    if v.rank != 1 or (x.rank > 1 and v.shape != (1,) and never_equal(v.shape[0], x.shape[1])):
+        raise ShapeError(f"{v.t} is no vector with a number for each channel of {x.t}")
+    return b.reshape(v, (1, *v.shape, *(1,) * (x.rank - 2))) if x.rank > 1 else v
 
 
 def at_test_time(
@@ -44,7 +46,7 @@ def at_test_time(
     inner = b.cast(x, wide[3].dtype) if is_narrow(x.dtype) else x
     factor, offset = (b.cast(v, inner.dtype) for v in (factor, offset))
     if spatial:
-        factor, offset = _channels(b, factor, x.rank), _channels(b, offset, x.rank)
+        factor, offset = _channels(b, factor, x), _channels(b, offset, x)
     return b.cast(b.add(b.mul(inner, factor), offset), x.dtype)
 
 
@@ -68,8 +70,8 @@ def batch_normalization_14(
         return at_test_time(b, x, scale, bias, mean, var, epsilon)
     axes = [i for i in range(x.rank) if i != 1]
     centered, own_mean, own_var = moments(b, x, axes)
-    factor = b.mul(_channels(b, b.cast(scale, x.dtype), x.rank), inverse_root(b, own_var, epsilon))
-    y = b.add(b.mul(centered, factor), _channels(b, b.cast(bias, x.dtype), x.rank))
+    factor = b.mul(_channels(b, b.cast(scale, x.dtype), x), inverse_root(b, own_var, epsilon))
+    y = b.add(b.mul(centered, factor), _channels(b, b.cast(bias, x.dtype), x))
 
     def running(old: Value, new: Value) -> Value:
         new = b.cast(b.reshape(new, old.shape), old.dtype)
@@ -128,7 +130,7 @@ def instance_normalization(
     wide = widened(b, x)
     centered, _, variance = moments(b, wide, range(2, x.rank))
     y = b.mul(centered, inverse_root(b, variance, epsilon))
-    scale, bias = (_channels(b, b.cast(v, wide.dtype), x.rank) for v in (scale, bias))
+    scale, bias = (_channels(b, b.cast(v, wide.dtype), x) for v in (scale, bias))
     return b.cast(b.add(b.mul(y, scale), bias), x.dtype)
 
 
@@ -160,7 +162,7 @@ def group_normalization_21(
 ) -> Value:  # fmt: skip
     """Scale and bias are one number for each channel."""
     y = b.cast(grouped(b, x, num_groups, epsilon, stash_of(x, stash_type)), x.dtype)
-    return b.add(b.mul(y, _channels(b, scale, x.rank)), _channels(b, bias, x.rank))
+    return b.add(b.mul(y, _channels(b, scale, x)), _channels(b, bias, x))
 
 
 @op("LRN", 1)
@@ -168,6 +170,8 @@ def lrn(
     b: Builder, x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int,
 ) -> Value:  # fmt: skip
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta."""
+    if size < 1 or x.rank < 2:
+        raise ModelError(f"LRN of {x.t} over {size} channels")
     zeros, ones = (0,) * x.rank, (1,) * x.rank
     total = b.one(
         "window_sum", b.mul(x, x), kernel=(1, size, *ones[2:]), strides=ones, dilations=ones,

@@ -87,6 +87,8 @@ class Recurrence:
     """What the three ops share: layout, directions, sequence lengths. `hidden` is the size of the state."""
 
     def __init__(self, b: Builder, x: Value, hidden: Dim, lens: Value | None, direction: str, layout: int) -> None:
+        if layout not in (0, 1):
+            raise ModelError(f"a recurrent op has the layout {layout}; 0 and 1 exist")
         self.b, self.layout = b, layout
         self.x = b.swap(x, 0, 1) if layout else x
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]

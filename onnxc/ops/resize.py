@@ -237,7 +237,8 @@ def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
         static_dim(axis.before, "Resize with antialias"),
         static_dim(axis.after, "Resize with antialias"),
     )
-    at = constant_of(_COORDINATES[style.coordinates](_Grid(b, axis)))
+    places = _COORDINATES[style.coordinates](_Grid(b, axis))
+    at = constant_of(places)
     if at is None:
         raise UnsupportedError(f"Resize with antialias to {after} elements is not supported")
     scale = min(axis.scale if axis.scale is not None else after / before, 1.0)
@@ -253,11 +254,13 @@ def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
         weights = np.where(t < 1, near, np.where(t < 2, far, 0))
     if style.exclude_outside:
         weights *= (taps >= 0) & (taps < before)
-    weights /= weights.sum(1, keepdims=True)
+    total = weights.sum(1, keepdims=True)
+    weights /= np.where(total == 0, 1, total)  # none is in reach of what lies far outside
     inner = np.zeros((before, after))
     np.add.at(inner, np.clip(taps, 0, before - 1), weights.T)  # the edge stands for what is beyond it
     matrix = b.constant(inner.astype(x.dtype.numpy))
-    return b.swap(b.matmul(b.swap(x, axis.axis, x.rank - 1), matrix), axis.axis, x.rank - 1)
+    y = b.swap(b.matmul(b.swap(x, axis.axis, x.rank - 1), matrix), axis.axis, x.rank - 1)
+    return _extrapolated(b, y, axis, style, places)
 
 
 def resize(b: Builder, x: Value, axes: Sequence[Axis], style: Style) -> Value:

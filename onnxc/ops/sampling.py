@@ -72,9 +72,9 @@ def _reflected(b: Builder, at: Value, size: Dim, align_corners: bool) -> Value:
     low = 0.0 if align_corners else -0.5
     extent = b.size_as(size - 1 if align_corners else size, at.dtype)
     period = b.max(b.mul(extent, 2.0), 1e-30)
-    offset = b.sub(at, low)
+    offset = b.abs(b.sub(at, low))  # mirrored before periods are taken away: what is near the border stays exact
     offset = b.sub(offset, b.mul(b.floor(b.div(offset, period)), period))
-    return b.add(b.sub(extent, b.abs(b.sub(offset, extent))), low)
+    return b.add(b.min(offset, b.sub(period, offset)), low)
 
 
 def _placed(b: Builder, at: Value, weight: Value | None, size: Dim, padding: str, align_corners: bool) -> Tap:
@@ -217,8 +217,8 @@ def roi_align(
         total = b.reduce("sum", b.where(both, y, 0.0), [3, 5])
         number = b.max(b.mul(b.max(own[0], 0.0), b.max(own[1], 0.0)), 1.0)
         return b.div(total, b.reshape(number, (count, 1, 1, 1)))
-    best = b.reduce("max", b.where(both, y, -np.inf), [3, 5])
-    return b.where(b.eq(best, -np.inf), 0.0, best)
+    some = b.and_(*(b.reshape(b.le(b.scalar(1.0, n.dtype), n), (count, 1, 1, 1)) for n in own))
+    return b.where(some, b.reduce("max", b.where(both, y, -np.inf), [3, 5]), 0.0)
 
 
 def _most_samples(b: Builder, own: Sequence[Value]) -> list[Dim]:

@@ -80,6 +80,8 @@ def slice_10(
     b: Builder, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None,
 ) -> Value:  # fmt: skip
     count = static_dim(starts.t.size, "the number of starts of Slice")
+    if count > x.rank:
+        raise ModelError(f"Slice has {count} starts for the axes of {x.t}")
     along_axes = list(range(count)) if axes is None else b.static_ints(axes, "the axes of Slice")
     strides = [1] * count if steps is None else b.static_ints(steps, "the steps of Slice")
     if is_computed(b, starts, ends):
@@ -225,6 +227,8 @@ def reverse_sequence(
 ) -> Value:  # fmt: skip
     """The first `lengths[i]` steps of each sequence reversed, the rest left in place."""
     time, batch = b.axis(time_axis, x.rank), b.axis(batch_axis, x.rank)
+    if time == batch:
+        raise ModelError(f"ReverseSequence has time_axis and batch_axis {time}; they must differ")
     step = along(b, b.iota(x.shape[time]), x.rank, time)
     length = along(b, b.cast(lengths, dtypes.int64), x.rank, batch)
     mirrored = b.sub(b.sub(length, step), 1)

@@ -90,8 +90,8 @@ def write_package(
         with open(temporary, "xb") as file:
             _write(file, buffers, skipped)
         os.replace(temporary, target)
-    except OSError as error:
-        raise PackageError(f"cannot write {target}: {error}", cause=error) from error
+    except OSError as error:  # whose text would name the temporary file
+        raise PackageError(f"cannot write {os.fspath(path)!r}: {error.strerror or error}", cause=error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

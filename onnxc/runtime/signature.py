@@ -130,7 +130,7 @@ class Signature:
             raise InputError(f"input {', '.join(map(repr, twice))} is given both by position and by name")
         missing = [t for t in self.inputs[len(args) :] if t.name not in kwargs]
         if missing:
-            raise InputError(f"missing input {', '.join(map(str, missing))}")
+            raise InputError(f"missing input {', '.join(map(str, missing))}{by_name(args)}")
         return (*args, *(kwargs[name] for name in names[len(args) :]))
 
     def _all(self) -> str:
@@ -234,6 +234,11 @@ class Signature:
         return shapes
 
 
+def by_name(args: Sequence[object]) -> str:
+    """What to add to an error about positional arguments, where one is a dict of inputs."""
+    return "; a dict of inputs is given as model(**inputs)" if any(isinstance(x, Mapping) for x in args) else ""
+
+
 def _misfit(tensor: Tensor, expected: str, found: str) -> InputError:
     return InputError(f"input {tensor} expects {expected}; {found} was given")
 
@@ -285,4 +290,6 @@ def _from_array(tensor: Tensor, value: object) -> Array:
     if array.dtype.newbyteorder("=") == wanted:
         return array.astype(wanted)
     came = f"a {type(value).__name__}" if array.dtype == object else str(array.dtype)
+    if isinstance(value, Mapping):
+        raise InputError(f"input {tensor} expects an array; {came} was given{by_name([value])}")
     raise _misfit(tensor, f"dtype {tensor.dtype.name}", came)
