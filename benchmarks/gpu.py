@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,8 +182,8 @@ class Result:
         )
 
 
-def measure(name: str, case: Case, seconds: float, engines: Sequence[str]) -> Result:
-    """Checks and times one case."""
+def measure(name: str, case: Case, seconds: float, engines: Sequence[str], tuning: Mapping[str, Any]) -> Result:
+    """Checks and times one case. `tuning`: options of our compile."""
     result = Result(name)
     torch.manual_seed(0)
     module = case.module().eval()
@@ -198,7 +198,7 @@ def measure(name: str, case: Case, seconds: float, engines: Sequence[str]) -> Re
         result.torch_error = _error(module(*sets[0]), exact)
         for engine in engines:
             try:
-                runs[engine] = _engine(engine, module, sets[0], result)
+                runs[engine] = _engine(engine, module, sets[0], result, tuning)
             except Exception as error:
                 traceback.print_exc()
                 result.failures[engine] = f"{type(error).__name__}: {str(error)[:200]}"
@@ -224,9 +224,11 @@ def _error(found: Any, exact: Tensor) -> float:
     return float((y - exact).norm() / exact.norm())
 
 
-def _engine(engine: str, module: nn.Module, example: Sequence[Tensor], result: Result) -> Run:
+def _engine(
+    engine: str, module: nn.Module, example: Sequence[Tensor], result: Result, tuning: Mapping[str, Any]
+) -> Run:
     if engine == "onnxc":
-        model = _compiled(module, example, result)
+        model = _compiled(module, example, result, tuning)
         return lambda xs: model(*xs)
     torch._dynamo.reset()
     mode = {"compile": None, "graphs": "reduce-overhead", "max-autotune": "max-autotune"}[engine]
@@ -236,12 +238,12 @@ def _engine(engine: str, module: nn.Module, example: Sequence[Tensor], result: R
     return lambda xs: compiled(*xs)
 
 
-def _compiled(module: nn.Module, example: Sequence[Tensor], result: Result) -> Any:
+def _compiled(module: nn.Module, example: Sequence[Tensor], result: Result, tuning: Mapping[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         torch.onnx.export(module, tuple(example), path, dynamo=True, external_data=True, verbose=False)
         start = time.perf_counter()
-        model = onnxc.compile(path, target="cuda", cache=False)
+        model = onnxc.compile(path, target="cuda", cache=False, **tuning)
         result.compile_s = time.perf_counter() - start
     result.kernels = len(model.explain().kernels)
     return model
@@ -280,11 +282,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each engine and case")
     parser.add_argument("--engines", default="onnxc,compile,graphs")
+    parser.add_argument("--tune", type=float, metavar="SECONDS", help="measures candidates for so long, a case")
+    parser.add_argument("--record", type=Path, default=Path("tuning.json"), help="where --tune writes what it measures")
     options = parser.parse_args()
+    tuning = {"mode": "max-autotune", "tune_seconds": options.tune, "record": options.record} if options.tune else {}
     results = []
     for name in options.cases or CASES:
         try:
-            results.append(measure(name, CASES[name], options.seconds, options.engines.split(",")))
+            results.append(measure(name, CASES[name], options.seconds, options.engines.split(","), tuning))
         except Exception as error:
             traceback.print_exc()
             results.append(Result(name, failures={"all": f"{type(error).__name__}: {str(error)[:200]}"}))

@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from models.training_modules import Autoencoder, Decoder, MobileNet, SmallViT, Tagger
 from models.zoo import huggingface
 from models.zoo.diffusion import UNet
 from models.zoo.micro import MLP
@@ -75,8 +76,8 @@ def _ids(batch: int, length: int, words: int = 1000) -> Callable[[], tuple[Tenso
     return lambda: (torch.randint(1, words, (batch, length)), torch.randint(1, words, (batch, length)))
 
 
-def _images(batch: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)))
+def _images(batch: int, size: int, classes: int = 1000) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(batch, 3, size, size), torch.randint(0, classes, (batch,)))
 
 
 def _noisy_images(batch: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
@@ -94,6 +95,11 @@ CASES: dict[str, Case] = {
     "lstm_small": Case(LastScores, lambda: (torch.randint(0, 200, (4, 9)), torch.randint(0, 200, (4,)))),
     "resnet50_64": Case(ResNet50, _images(4, 64)),
     "unet_small": Case(lambda: UNet(32, (1, 2)), _noisy_images(2, 16), Denoising),
+    "vit_small": Case(SmallViT, _images(4, 16, 10)),
+    "autoencoder_small": Case(Autoencoder, lambda: (torch.rand(4, 1, 16, 16),), lambda module: module),
+    "tagger_small": Case(Tagger, lambda: (torch.randint(0, 50, (3, 11)), torch.randint(0, 7, (3, 11)))),
+    "decoder_small": Case(Decoder, _ids(2, 13, 60)),
+    "mobilenet_small": Case(MobileNet, _images(8, 32, 10)),
 }
 
 
@@ -111,14 +117,17 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, case.batch()
 
 
-def export(module: nn.Module, batch: tuple[Tensor, ...], path: str) -> None:
+def export(module: nn.Module, batch: tuple[Tensor, ...], path: str, *, optimize: bool = True) -> None:
     """Writes a module in training mode to an ONNX file.
 
-    By PyTorch's older exporter where there are batch norms: the newer one writes them as they are in inference.
+    By PyTorch's older exporter where there are batch norms: the newer one writes them as they are in inference. Without
+    `optimize` the weights of the file are the module's parameters and no others: else tables become weights, and a
+    parameter that is used in two ways may become two.
     """
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
         torch.onnx.export(module, batch, path, dynamo=False, training=torch.onnx.TrainingMode.TRAINING,
                           do_constant_folding=False, opset_version=17)  # fmt: skip
     else:
         with torch.no_grad():  # else LSTMs become loops
-            torch.onnx.export(module.eval(), batch, path, dynamo=True, verbose=False, external_data=True)
+            torch.onnx.export(module.eval(), batch, path, dynamo=True, verbose=False, external_data=True,
+                              optimize=optimize)  # fmt: skip

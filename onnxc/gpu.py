@@ -36,6 +36,7 @@ from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions, Plan
 from onnxc.planner.layout import assign
 from onnxc.planner.machine import GPU
+from onnxc.planner.partition import partitioned
 from onnxc.planner.templates import ENABLED
 from onnxc.runtime import sizes
 from onnxc.tuned import Record, gpu_place, gpu_places
@@ -159,7 +160,7 @@ def planned(graph: Graph, fusion: FusionOptions) -> Plan:
     """From a graph of primitives to the plan of its kernels."""
     graph = without_masks(graph)
     options = FusionOptions(fusion.vertical, fusion.epilogue, fusion.horizontal, chains=False, split=fusion.split)
-    return plan(graph, assign(graph, ENABLED), options, is_template, GPU)
+    return partitioned(graph, lambda g: plan(g, assign(g, ENABLED), options, is_template, GPU))
 
 
 def generate(plan: Plan, target: GpuTarget, measured: Mapping[int, Decisions]) -> dict[int, Program]:

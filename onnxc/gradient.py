@@ -141,6 +141,8 @@ def joint(
     losses = [names.value(n, "loss") for n in _loss_names(imported, loss)]
     chosen = names.weights() if wrt is None else [names.value(n, "wrt") for n in _names(wrt, "wrt")]
     chosen = [v for v in chosen if v.name not in buffers]
+    # Weights first: shapes follow from what some integers hold, which they could not as inputs.
+    _only_floats([(v.name, v) for v in chosen if constant_of(v) is not None])
     stops = [names.value(n, "stop_gradient") for n in _names(stop_gradient, "stop_gradient")]
     lifted, weights = _lifted(imported, [*chosen, *(names.value(n, "buffers") for n in buffers)])
     marked = [*losses, *chosen, *buffers.values(), *stops]
@@ -152,9 +154,7 @@ def joint(
     primal = keep_steps(primal, ways[: len(chosen)])
     b = Builder()
     b.nodes, b.inputs = list(primal.nodes), list(primal.inputs)
-    integers = [f"{v.name!r} is {way.t}" for way, v in zip(ways, chosen, strict=True) if not way.dtype.is_float]
-    if integers:
-        raise InputError(f"wrt: {', '.join(integers)}; only floats have a derivative")
+    _only_floats([(v.name, way) for way, v in zip(ways, chosen, strict=True)])
     seeds = _seeds(b, ends, [v.name for v in losses], cotangents)
     found = gradients(b, primal.nodes, seeds, ways, {v.id for v in stopped})
     for way, v in zip(ways, chosen, strict=True):
@@ -162,6 +162,13 @@ def joint(
     graph = replace(primal, inputs=b.inputs, nodes=b.nodes, outputs=own, output_names=list(imported.output_names))
     asked = tuple(b.inputs[len(primal.inputs) :])
     return Joint(graph, tuple(ways), tuple(found), weights, dict(zip(buffers, after, strict=True)), asked)
+
+
+def _only_floats(values: Sequence[tuple[str, Value]]) -> None:
+    """InputError where one of these is to be differentiated by and is no float."""
+    integers = [f"{name!r} is {v.t}" for name, v in values if not v.dtype.is_float]
+    if integers:
+        raise InputError(f"wrt: {', '.join(integers)}; only floats have a derivative")
 
 
 def _decomposed(graph: Graph, staged: bool) -> Graph:
@@ -195,8 +202,9 @@ class _Names:
         if name not in self._values:
             weights = [v.name for v in self.weights()]
             raise InputError(
-                f"{what}: the model has no value named {name!r}; its inputs are {self._graph.input_names}, "
-                f"its outputs {self._graph.output_names}, its weights {weights[:20]}{' ...' if weights[20:] else ''}"
+                f"{what}: the model has no value named {name!r} that anything reads; its inputs are "
+                f"{self._graph.input_names}, its outputs {self._graph.output_names}, its weights {weights[:20]}"
+                f"{' ...' if weights[20:] else ''}"
             )
         return self._values[name]
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxc import compiler
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
+from onnxc.compiler import stages
 from onnxc.ir.expr import evaluate
 from onnxc.ir.graph import Graph, Value
 from onnxc.passes.prepare import prepare
@@ -129,14 +129,12 @@ def compile_graphs(
         return [CompiledForGpu(g, compiled_as_it_is(g, options)) for g in prepared]
     cpu = cpu or level()
     programs = [generate(g, options, cpu) for g in prepared]
-    code = compile_library(
-        [Source("model.cpp", join(programs))], include=[compiler.INCLUDE, NATIVE], flags=[*cpu.flags]
-    )
+    code = compile_library([Source("model.cpp", join(programs))], include=[stages.INCLUDE, NATIVE], flags=[*cpu.flags])
     library = load_library(code)
     runtime = load_runtime(Cache())
     out = []
     for k, (g, p) in enumerate(zip(prepared, programs, strict=True)):
-        weights = compiler.weights_block(p)
+        weights = stages.weights_block(p)
         model = NativeModel(runtime, library, f"run_{k}", [weights.ctypes.data], poison=poison)
         out.append(Compiled(g, p, model, weights))
     return out

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import onnxc
-from onnxc import compiler
+from onnxc.compiler import stages
 from onnxc.errors import UnsupportedError
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
@@ -82,5 +82,5 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
 def compiled_as_it_is(graph: Graph, fusion: FusionOptions | None) -> onnxc.CompiledModel:
     """A graph of primitives, compiled for the GPU without the passes, which would change what a test has built."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "passes", lambda options: [])
+        patch.setattr(stages, "passes", lambda options: [])
         return onnxc.compile(graph, cache=False, fusion=fusion or True)

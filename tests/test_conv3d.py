@@ -15,9 +15,10 @@ from onnx import helper, numpy_helper
 
 import onnxc
 from onnxc.codegen.cpp.convolution import WINOGRAD
-from onnxc.compiler import Stages, generate, level
+from onnxc.compiler.stages import Stages, generate
 from onnxc.frontends import onnx_file
 from onnxc.planner.groups import FusionOptions
+from onnxc.runtime.cpu import level
 from tests.targets import is_gpu
 
 pytestmark = pytest.mark.every_target

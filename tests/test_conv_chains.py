@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 import onnxc
-from onnxc.compiler import Stages, generate, level
+from onnxc.compiler.stages import Stages, generate
 from onnxc.frontends import onnx_file
 from onnxc.planner import chains
 from onnxc.planner.groups import FusionOptions
+from onnxc.runtime.cpu import level
 
 F32 = NDArray[np.float32]
 

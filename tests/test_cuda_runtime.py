@@ -19,6 +19,7 @@ import pytest
 
 import onnxc
 from onnxc import errors
+from onnxc.optim import SGD
 from onnxc.runtime.cuda import arrays as arrays_module
 from onnxc.runtime.cuda import dlpack
 from onnxc.runtime.cuda import driver as driver_module
@@ -31,6 +32,8 @@ from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.program import Launch, Program
 from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.package import open_package
+from onnxc.training.graph import Slot, Update
+from onnxc.training.step import TrainingStep
 from tests.cuda_models import cumulative, expected, gathering, manifest, rows, size, sum_of_two, two_steps
 from tests.fake_cuda import CUresult, FakeDriver, Handle
 
@@ -375,6 +378,40 @@ def test_interface_without_a_copy(gpu: FakeDriver) -> None:
     assert not any(gpu.calls[name] for name in gpu.calls if "cuMemcpy" in name and name != "cuMemcpyHtoD")
     np.testing.assert_array_equal(y.numpy(), expected(rows(6)))
     np.testing.assert_array_equal(np.asarray(y, np.float64), expected(rows(6)).astype(np.float64))
+
+
+def test_arrays_that_are_put_there(gpu: FakeDriver) -> None:
+    """Whatever their layout and byte order; the result is there when `put` returns."""
+    model = CudaModel(*two_steps())
+    x = rows(6)
+    for array in (x, x.astype(">f4"), np.asfortranarray(x), x[::-1][::-1]):
+        put = model.put(array)
+        assert model.holds(put) and not model.holds(array) and not gpu.pending()
+        np.testing.assert_array_equal(put.numpy(), x)
+        np.testing.assert_array_equal(model(put)["y"].numpy(), expected(x))
+    for small in (np.float64(3), np.zeros((0, 4), F32), np.asarray(True)):
+        put = model.put(small)
+        assert (put.shape, put.dtype) == (small.shape, small.dtype)
+        np.testing.assert_array_equal(put.numpy(), small)
+    for wrong in (np.array(["a"]), np.array([None]), np.array([1], "datetime64[s]")):
+        with pytest.raises(errors.InputError, match="cannot go to a GPU"):
+            model.put(wrong)
+
+
+def test_a_training_shows_no_state_behind_a_fault_of_another_program(gpu: FakeDriver) -> None:
+    """Of two programs, one that adds to gradients and one that updates: the other one's error counts too."""
+    found, sections = gathering()
+    adding = CudaModel({**found, "updates": {"inputs": [], "first": 0}}, sections)
+    updating = CudaModel(*two_steps())
+    slot = Slot("w", "", rows(2))
+    step = TrainingStep(b"", None, ((), ()), [adding, updating], [slot], Update(SGD(lr=0.1)), None)
+    step._values = [updating.put(slot.initial)]
+    np.testing.assert_array_equal(step.parameters["w"], slot.initial)
+    adding(adding.put(rows(2)), adding.put(np.array([5])))
+    with pytest.raises(errors.RunError):
+        step.state()
+    with pytest.raises(errors.InputError, match="a step before failed"):
+        step()
 
 
 def test_nodes_are_updated_only_where_addresses_change(gpu: FakeDriver) -> None:

@@ -347,7 +347,7 @@ def test_wrong_answers_and_kernels_that_do_not_compile_are_refused(kernels: Kern
 def test_the_budget_ends_it_and_the_next_run_goes_on(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxc.compiler._GPU_METHOD", autotune.Method(1, 1, 1, 2, True, 1e-2))
+    monkeypatch.setattr("onnxc.compiler.job._GPU_METHOD", autotune.Method(1, 1, 1, 2, True, 1e-2))
     now = itertools.count()
     monkeypatch.setattr(autotune, "time", SimpleNamespace(monotonic=lambda: next(now)))
     options = {"target": "cuda", "cache": tmp_path, "mode": "max-autotune"}
@@ -367,7 +367,7 @@ def test_the_budget_ends_it_and_the_next_run_goes_on(
 def test_what_was_measured_before_an_interrupt_is_kept(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxc.compiler._GPU_METHOD", autotune.Method(1, 1, 1, 2, True, 1e-2))
+    monkeypatch.setattr("onnxc.compiler.job._GPU_METHOD", autotune.Method(1, 1, 1, 2, True, 1e-2))
 
     def stop(stage: str) -> None:
         if stage.startswith("2 of "):

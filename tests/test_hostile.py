@@ -19,7 +19,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
-from onnxc import compiler
+from onnxc.codegen.cpp.program import Program
+from onnxc.compiler.stages import Stages
+from onnxc.compiler.stages import generate as generated
 from onnxc.errors import InputError, InternalError, LimitError, ModelError, OnnxcError, RunError, ToolchainError
 from onnxc.frontends import onnx_file
 from onnxc.planner.fusion import FusionOptions
@@ -68,8 +70,8 @@ def one(
     return model([node], inputs, [info(f"y{k}", None) for k in range(outputs)], given, opset)
 
 
-def generate(proto: onnx.ModelProto) -> compiler.Program:
-    return compiler.generate(onnx_file.load(proto), level(), FusionOptions(), compiler.Stages())
+def generate(proto: onnx.ModelProto) -> Program:
+    return generated(onnx_file.load(proto), level(), FusionOptions(), Stages())
 
 
 # ---------------------------------------------------------------- strings

@@ -475,6 +475,28 @@ def gathers(b: Bench) -> list[Value]:
 
 
 @case()
+def gathers_turned(b: Bench) -> list[Value]:
+    """Rows that data chooses, stored as columns: whole tiles and parts of them, in every width of a lane."""
+    at, turned = b.index(9, b.n, dtype=dtypes.int32), []
+    for dtype in (dtypes.float32, dtypes.float64, dtypes.float16, dtypes.int8, dtypes.boolean, dtypes.int64):
+        wide, open_ = b.x(9, 37, dtype=dtype), b.x(9, b.m, dtype=dtype)
+        turned += [b.transpose(b.gather(v, at, 0), (1, 0)) for v in (wide, open_)]
+    x, y = b.x(b.n, 9, 24), b.x(b.n, 50, 24)
+    two = b.add(b.gather(x, b.index(9, 50), 1), b.mul(b.gather(x, b.index(9, 50), 1), b.x(50, 1)))
+    pairs = b.one(
+        "gather_nd", b.x(6, 5, 21), b.array(np.stack([np.arange(40) % 6, np.arange(40) // 3 % 5], 1)), batch_dims=0
+    )
+    return [
+        *turned,
+        b.transpose(b.exp(two), (0, 2, 1)),
+        b.transpose(b.sub(two, y), (2, 0, 1)),
+        b.transpose(b.mul(b.reduce("sum", two, [2], True), two), (0, 2, 1)),
+        b.transpose(pairs, (1, 0)),
+        b.pad(b.transpose(b.gather(b.x(9, 40), at, 0), (1, 0)), (1, 2), (2, 1), 3.0),
+    ]
+
+
+@case()
 def gather_innermost(b: Bench) -> list[Value]:
     x = b.x(b.n, 40)
     at = b.index(40, b.m)
@@ -800,6 +822,7 @@ def _failing() -> list[tuple[str, Callable[[Bench], Value], str]]:
     return [
         ("gather", lambda b: b.gather(b.x(3, 5), b.array(index), 0), "index"),
         ("gather_innermost", lambda b: b.gather(b.x(5, 3), b.array(index), 1), "index"),
+        ("gather_turned", lambda b: b.transpose(b.gather(b.x(3, 40), b.array(index), 0), (1, 0)), "index"),
         (
             "gather_elements",
             lambda b: b.one("gather_elements", b.x(3, 4), b.array(index[None]), axis=0),

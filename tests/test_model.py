@@ -504,16 +504,16 @@ def test_unsupported_ops_are_all_named() -> None:
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the compiles that really happen."""
-    from onnxc import compiler
+    from onnxc.compiler import making
 
     count: list[int] = []
-    build = compiler.build
+    build = making.build
 
     def counted(*args: Any) -> bytes:
         count.append(1)
         return build(*args)
 
-    monkeypatch.setattr(compiler, "build", counted)
+    monkeypatch.setattr(making, "build", counted)
     return count
 
 

@@ -81,6 +81,26 @@ def test_integers_have_no_derivative() -> None:
         onnxc.backward(model(), "loss", ["k"])
 
 
+def test_a_shape_that_is_to_be_trained() -> None:
+    """What a Reshape needs to know is not what its message is about."""
+    proto = parse(
+        """(float[n, 4] x) => (float loss) <int64[2] shape = {-1, 2}, float[2] w = {1, 2}>
+        { y = Reshape(x, shape) z = Mul(y, w) loss = ReduceSum<keepdims = 0>(z) }""",
+        18,
+    )
+    with pytest.raises(InputError, match=r"'shape' is int64\[2\]; only floats have a derivative"):
+        compile_training(proto, optimizer=SGD(), wrt=["w", "shape"])
+
+
+def test_a_weight_that_nothing_reads() -> None:
+    proto = model()
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "spare"))
+    with pytest.raises(InputError, match="no value named 'spare' that anything reads"):
+        compile_training(proto, loss="loss", optimizer=SGD(), wrt=["w", "spare"])
+    step = compile_training(proto, loss="loss", optimizer=SGD())
+    assert "spare" not in step.parameters
+
+
 def test_names_that_are_given_twice_count_once() -> None:
     once, twice = compiled(wrt=["w"]), compiled(wrt=["w", "w"])
     for step in (once, twice):

@@ -255,6 +255,19 @@ def test_each_kernel_computes_what_it_reads() -> None:
     assert alive == 3
 
 
+def test_what_bends_is_saved_once() -> None:
+    """The derivative of max(0, x) is told by the result, which the next product reads: x itself is not saved."""
+    proto = parse(WIDE.replace("Gelu", "Relu"), 20)
+    for name, shape in {"w": (16, 64), "v": (64, 16), "head": (10, 16)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(normal(*shape), name))
+    graph = prepared_step(SGD(lr=0.1), proto)
+    late, uses = late_nodes(graph), graph.uses()
+    (relu,) = (n for n in graph.nodes if n.op == "max" and n.output.shape == (64, 64))
+    (x,) = (v for v in relu.operands if v.rank)
+    assert not [n for n in uses[x.id] if id(n) in late]
+    assert [n for n in uses[relu.output.id] if id(n) in late]
+
+
 def prepared_step(optimizer: Optimizer, proto: onnx.ModelProto | None = None) -> Graph:
     both = joint(onnx_file.load(proto or model(17)), "loss")
     update = Update(optimizer)

@@ -56,6 +56,31 @@ def test_losses_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, loss.detach().numpy(), rtol=1e-4, err_msg=f"step {k}")
 
 
+OTHERS = ("vit_small", "autoencoder_small", "tagger_small", "decoder_small", "mobilenet_small")
+
+
+@pytest.mark.zoo
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_losses_of_other_modules(name: str, tmp_path: Path) -> None:
+    """As exported without the exporter's own optimizations, so that what is trained is what PyTorch trains."""
+    module, batch = training.build(name)
+    training.export(copy.deepcopy(module), batch, str(tmp_path / "model.onnx"), optimize=False)
+    mine = SGD(lr=0.05, momentum=0.9)
+    step = compile_training(tmp_path / "model.onnx", optimizer=mine, memory_budget=0.5)
+    statistics = {n for n in step.parameters if n.endswith(("running_mean", "running_var"))}
+    assert step.parameters.keys() - statistics == {n for n, _ in module.named_parameters()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    for k in range(STEPS):
+        batch = training.CASES[name].batch()
+        loss = module(*batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        (found,) = step(*(x.numpy() for x in batch))
+        np.testing.assert_allclose(found, loss.detach().numpy(), rtol=1e-4, err_msg=f"step {k}")
+
+
 @pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1.0, 0.5])

@@ -11,9 +11,10 @@ import pytest
 
 import onnxc
 from models.zoo import store
-from onnxc.compiler import Stages, generate, level
+from onnxc.compiler.stages import Stages, generate
 from onnxc.frontends import onnx_file
 from onnxc.planner.groups import FusionOptions
+from onnxc.runtime.cpu import level
 from tests.agreement import assert_agrees, assert_repeats
 from tests.targets import is_gpu
 

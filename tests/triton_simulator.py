@@ -344,14 +344,15 @@ def program_of(request: Request) -> tuple[Any, Any]:
     """The graph and the generated program of a model."""
     import onnx
 
-    from onnxc import compiler, gpu
+    from onnxc import gpu
     from onnxc.choices import Choice, Decisions
     from onnxc.codegen.triton import kernel, matmul, tiles
     from onnxc.codegen.triton.options import Options
     from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
+    from onnxc.compiler.options import CompileOptions
+    from onnxc.compiler.stages import Stages, prepared
     from onnxc.frontends import onnx_file
-    from onnxc.passes.pipeline import PassOptions
     from onnxc.planner.groups import FusionOptions
 
     class Numbered(Decisions):
@@ -361,8 +362,8 @@ def program_of(request: Request) -> tuple[Any, Any]:
     for module in request.imports:
         importlib.import_module(module)
     graph = onnx_file.load(onnx.ModelProto.FromString(request.model))
-    passes = compiler.pass_options_of(PassOptions.fold_bytes, True, True, request.dtype, on_gpu=True)
-    graph = compiler.prepared(graph, passes, compiler.Stages())
+    passes = CompileOptions(target="cuda", dtype=request.dtype).passes
+    graph = prepared(graph, passes, Stages())
     fused = gpu.planned(graph, FusionOptions(**request.fusion))
     changed: dict[tuple[Any, str], Any] = {(kernel, "WIDE"): 1} if request.wide else {}
     if request.blocks is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from onnxc.autodiff.rules import Gradients, Step, constant_almost_everywhere, rule
 from onnxc.ir.graph import Value
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, constant_of
 
 rule("floor", "ceil", "round", "sign")(constant_almost_everywhere)
 
@@ -188,15 +188,24 @@ def extreme(s: Step) -> Gradients:
     less, more = (x, y) if s.node.op == "min" else (y, x)  # the first wins where less < more
     found: list[Value | None] = []
     for k, share in enumerate((tie, 1 - tie)):
-        wins = b.lt(less, more) if k == 0 else b.lt(more, less)
         if not s.needed[k]:
             found.append(None)
-        elif share in (0, 1):
-            wins = wins if share == 0 else b.le(less, more) if k == 0 else b.le(more, less)
-            found.append(b.where(wins, s.dy, 0.0))
+        elif share == 0:
+            found.append(b.where(_wins(s, k), s.dy, 0.0))
+        elif share == 1:
+            found.append(b.where(b.le(less, more) if k == 0 else b.le(more, less), s.dy, 0.0))
         else:
-            found.append(b.where(wins, s.dy, b.where(b.eq(x, y), b.mul(s.dy, share), 0.0)))
+            found.append(b.where(_wins(s, k), s.dy, b.where(b.eq(x, y), b.mul(s.dy, share), 0.0)))
     return found
+
+
+def _wins(s: Step, k: int) -> Value:
+    """Whether operand `k` wins alone: told by the result where the other one is a constant, as max(0, x) > 0 where
+    x > 0. The result is what others read, so the operand need not be saved too.
+    """
+    own, other = s.operands[k], s.operands[1 - k]
+    seen = own if constant_of(other) is None else s.y
+    return s.b.lt(other, seen) if s.node.op == "max" else s.b.lt(seen, other)
 
 
 @rule("where")

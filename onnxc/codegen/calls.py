@@ -14,6 +14,14 @@ from onnxc.primitives.builder import constant_of
 
 
 @dataclass(frozen=True)
+class Updates:
+    """The inputs that a program overwrites: their positions, and the first call of a kernel that does so."""
+
+    inputs: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True)
 class Step:
     """A primitive of a kernel: op, type, numbers of the model's nodes, positions of those steps of the kernel that it
     reads, and operations and elements, to compare it with the other steps.

@@ -43,9 +43,15 @@ class WeightStore:
         """Bytes of each array, by offset."""
         return {offset: nbytes for offset, nbytes, _ in self._parts}
 
-    def fill(self, block: np.ndarray) -> None:
-        """Writes everything into a zeroed uint8 array of `nbytes`."""
+    def fill(self, block: np.ndarray, after: Callable[[int], None] | None = None) -> None:
+        """Writes everything into a zeroed uint8 array of `nbytes`; `after` is told the bytes of each part."""
         if block.nbytes < self.nbytes:
             raise InternalError("the block is too small for the weights")
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda part: part[2](block[part[0] : part[0] + part[1]]), self._parts))
+            for nbytes in pool.map(lambda part: self._fill(block, *part), self._parts):
+                if after is not None:
+                    after(nbytes)
+
+    def _fill(self, block: np.ndarray, start: int, nbytes: int, write: Write) -> int:
+        write(block[start : start + nbytes])
+        return nbytes

@@ -272,11 +272,12 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
         domain, op_type, version = _target(node.op, opsets)
         definition = find(domain, op_type, version)
         if definition is None:
-            missing.append((_name(node), f"{op_type}-{version}" + (f" ({domain})" if domain else "")))
+            place = _name(node) or ", ".join(map(str, node.origin[:1]))
+            missing.append((place, f"{op_type}-{version}" + (f" ({domain})" if domain else "")))
         else:
             found[node.op] = definition
     if missing:
-        raise UnsupportedOpError(missing)
+        raise UnsupportedOpError(missing, hint="onnxc.op adds operators that onnxc does not have")
     return found
 
 

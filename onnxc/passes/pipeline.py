@@ -18,6 +18,7 @@ from onnxc.passes.regions import sink_constants
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
+from onnxc.passes.weight_products import weight_products
 from onnxc.passes.widen_halves import widen_halves
 
 
@@ -36,6 +37,7 @@ class PassOptions:
         keep_io: a converted model's inputs and outputs stay float32.
         merge: products of one value with several constants become one product.
         weight_gradients: recognise gradients of convolutions by their weights.
+        weight_products: gradients of convolutions by their weights become products of matrices.
         positions: where a vector is true is found by a routine.
         widen: smooth arithmetic of float16 and bfloat16 is done in float32, where `dtype` asks for no halves.
     """
@@ -50,6 +52,7 @@ class PassOptions:
     keep_io: bool = True
     merge: bool = False
     weight_gradients: bool = True
+    weight_products: bool = False
     positions: bool = True
     widen: bool = True
 
@@ -67,6 +70,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
         ("share-common", share_common),
         *([("weight-gradients", find_weight_gradients)] if options.weight_gradients else []),
+        *([("weight-products", weight_products)] if options.weight_products else []),
         ("sink-constants", sink_constants),
     ]
     if options.attention:

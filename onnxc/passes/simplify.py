@@ -74,8 +74,8 @@ HASHED_BYTES = 1 << 12  # of larger constants only so much is hashed: equal keys
 
 def _frozen(x: Any) -> object:
     if isinstance(x, np.ndarray):
-        some = x.reshape(-1)[: max(1, HASHED_BYTES // x.itemsize)]
-        content = tuple(some) if x.dtype == object else hashlib.sha256(np.ascontiguousarray(some).tobytes()).digest()
+        some = x.flat[: max(1, HASHED_BYTES // x.itemsize)]  # a reshape would copy all of a transposed one
+        content = tuple(some) if x.dtype == object else hashlib.sha256(some.tobytes()).digest()
         return (str(x.dtype), x.shape, content)
     if isinstance(x, DType):
         return x.name

@@ -10,7 +10,8 @@ What may be computed again is a matter of time. Pointwise operations may: they r
 convolutions may where they are next to nothing of the step, or where it has a memory budget, those first that give the
 most bytes for their arithmetic.
 Reductions never do: their results are small, and their sums may come out in another order elsewhere. So a value has
-the same bits whether it is saved or computed again.
+the same bits whether it is saved or computed again. (The forward pass itself can sum in another order under another
+policy: which values a kernel stores decides along which axis its vectors lie.)
 
 How good a cut is tells the memory plan, and nothing else: each is planned, and the peaks are compared.
 """
@@ -45,21 +46,29 @@ FREE = (Kind.POINTWISE, Kind.VIEW, Kind.INDEXED)
 SOURCES = ("iota", "sizes", "constant")  # the operations without operands whose results never change
 
 
+Planner = Callable[[Graph], Plan]
+
+
 def planned(graph: Graph, options: FusionOptions) -> Plan:
     """The plan of a graph; of a training step, with what is computed again in the backward pass."""
+    return partitioned(graph, lambda g: plan(g, assign(g, ENABLED), options))
+
+
+def partitioned(graph: Graph, make: Planner) -> Plan:
+    """The same by a target's own planner."""
     if not is_step(graph):
-        return plan(graph, assign(graph, ENABLED), options)
+        return make(graph)
     policies = _policies(graph)
     cheap = [p for p in policies if p.share <= CHEAP]
-    best = min((_attempt(graph, options, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
+    best = min((_attempt(graph, make, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
     if best.policy is not None:
-        other = _attempt(graph, options, best.policy, apart=True)
+        other = _attempt(graph, make, best.policy, apart=True)
         best = other if other.peak < WORTH * best.peak else best
     goal = float(graph.metadata.get(BUDGET, 1.0)) * best.peak
     for policy in policies[len(cheap) :]:
         if best.peak <= goal:
             break
-        best = min(best, _attempt(graph, options, policy, apart=True), key=lambda a: a.peak)
+        best = min(best, _attempt(graph, make, policy, apart=True), key=lambda a: a.peak)
     return best.plan
 
 
@@ -70,10 +79,9 @@ class _Attempt:
     policy: Policy | None
 
 
-def _attempt(graph: Graph, options: FusionOptions, policy: Policy | None, *, apart: bool = False) -> _Attempt:
+def _attempt(graph: Graph, make: Planner, policy: Policy | None, *, apart: bool = False) -> _Attempt:
     """The plan where a policy says what is computed again; None: nothing is."""
-    partitioned = graph if policy is None else recompute(graph, policy, apart=apart)
-    found = plan(partitioned, assign(partitioned, ENABLED), options)
+    found = make(graph if policy is None else recompute(graph, policy, apart=apart))
     buffers = lifetimes(found)
     _, peak = assign_offsets([_number(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers])
     return _Attempt(found, peak, policy)

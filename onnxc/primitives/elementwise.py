@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from onnxc.ir import dtypes, expr
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
+from onnxc.primitives.erf import erf
 
 
 def _same(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -39,7 +39,7 @@ def _cast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64)).astype(x.dtype))
+    return np.asarray(erf(x.astype(np.float64)).astype(x.dtype))
 
 
 def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus
 from onnxc.runtime.face import SCHEMA, CompiledModel, Outputs
 from onnxc.runtime.random_state import Draws
-from onnxc.runtime.signature import Signature, Tensor
+from onnxc.runtime.signature import Signature, Tensor, by_name
 from onnxc.runtime.staged_clock import Arguments, Clock, current
 from onnxc.runtime.staged_steps import Plan, Sizes, Values
 from onnxc.runtime.staged_values import Array, Plain, arrays_in, as_value, described, own
@@ -98,7 +98,9 @@ class StagedModel(CompiledModel):
             raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {list(names)}")
         for what, which in (("has no", unknown), ("has more than once the", twice), ("is not given its", missing)):
             if which:
-                raise InputError(f"the model {what} input {', '.join(map(repr, which))}; its inputs are {list(names)}")
+                hint = by_name(args)
+                which_are = ", ".join(map(repr, which))
+                raise InputError(f"the model {what} input {which_are}; its inputs are {list(names)}{hint}")
         return (*args, *(kwargs[n] for n in names[len(args) :]))
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:

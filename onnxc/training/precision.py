@@ -21,10 +21,12 @@ from onnxc.passes.pipeline import PassOptions
 from onnxc.passes.precision import convert_precision
 from onnxc.passes.simplify import fold_constants
 from onnxc.passes.weight_gradients import find_weight_gradients
+from onnxc.passes.weight_products import weight_products
 from onnxc.passes.widen_products import widen_products
 from onnxc.primitives.builder import Builder
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+PRODUCTS = ("tf32", "tf32x3")  # how a GPU may multiply float32
 SCALE, GOOD, SKIPPED = "loss scale", "good steps", "skipped steps"  # what is kept
 
 
@@ -94,8 +96,9 @@ def all_finite(b: Builder, values: Iterable[Value]) -> Value:
     return found
 
 
-def lowered(joint: Joint, precision: str) -> Joint:
-    """A model and its gradient in halves; its inputs, outputs, weights and gradients stay as they are.
+def lowered(joint: Joint, precision: str, *, on_gpu: bool = False) -> Joint:
+    """A model and its gradient in halves; its inputs, outputs, weights and gradients stay as they are. A GPU multiplies
+    halves as they are.
 
     Raises:
         InputError: a loss that is no scalar.
@@ -110,7 +113,8 @@ def lowered(joint: Joint, precision: str) -> Joint:
     names = [f"out{k}" for k in range(len(outputs))]
     whole = cleaned(replace(graph, outputs=outputs, output_names=names, metadata={}))
     whole = find_weight_gradients(fold_constants(whole, PassOptions.fold_bytes))
-    whole = widen_products(convert_precision(whole, precision))
+    whole = convert_precision(weight_products(whole) if on_gpu else whole, precision)
+    whole = whole if on_gpu else widen_products(whole)
     own, rest = whole.outputs[: len(graph.outputs)], iter(whole.outputs[len(graph.outputs) :])
     gradients = tuple(None if g is None else next(rest) for g in joint.gradients)
     buffers = dict(zip(joint.buffers, rest, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,12 @@ from onnxc.optim import Optimizer
 from onnxc.passes.widen_halves import KEPT
 from onnxc.planner.partition import BUDGET
 from onnxc.report import Report
+from onnxc.runtime.cuda.arrays import DeviceArray
 from onnxc.runtime.model import CompiledModel, Outputs
 from onnxc.runtime.random_state import Draws
 from onnxc.training.graph import Slot, Update, slots_of, step_graph
-from onnxc.training.precision import SCALE, SKIPPED, LossScale, lowered, scaling_of
+from onnxc.training.held import HostOutputs, is_asked_from_host, on_gpu, wait_for
+from onnxc.training.precision import PRODUCTS, SCALE, SKIPPED, LossScale, lowered, scaling_of
 from onnxc.training.schedules import Schedule
 from onnxc.training.statistics import running_statistics
 from onnxc.training.weights import checked, trained_model
@@ -44,6 +46,7 @@ def compile_training(
     precision: str = "float32",
     loss_scale: LossScale | None = None,
     memory_budget: float = 1.0,
+    target: str = "cpu",
     input_shapes: InputShapes | None = None,
     base_dir: str | os.PathLike[str] | None = None,
     threads: int | None = None,
@@ -66,12 +69,14 @@ def compile_training(
         seed: what random operators, as Dropout, draw from, as of :func:`onnxc.compile`: each call draws anew, forward
             and backward pass from the same numbers. By default another in each training.
         precision: ``bfloat16`` or ``float16`` runs forward and backward pass in halves where that does no harm;
-            parameters, gradients and the optimizer stay as they are.
+            parameters, gradients and the optimizer stay as they are. ``tf32`` and ``tf32x3``: as of
+            :func:`onnxc.compile`, for GPUs.
         loss_scale: for ``float16``: what the loss is multiplied by, so that small gradients are not lost. Steps whose
             gradients overflow change nothing but the scale. By default ``LossScale()``.
         memory_budget: how much memory the intermediates of a step should take at most, as a fraction of what they take
             otherwise. Products and convolutions are then computed again in the backward pass, as few as will do; where
-            no choice will, the one with the least memory is taken. The results have the same bits.
+            no choice will, the one with the least memory is taken. Results may differ by the order of sums.
+        target: as of :func:`onnxc.compile`. On a GPU parameters and states stay there.
         input_shapes, base_dir, threads, cache: as in :func:`onnxc.compile`.
 
     Returns:
@@ -81,6 +86,8 @@ def compile_training(
         InputError: a name that the model does not have, or a loss that is no scalar. UnsupportedError: an operator on
         the way that has no derivative here. Others as :func:`onnxc.compile`.
     """
+    products = precision if precision in PRODUCTS else "float32"
+    precision = "float32" if precision in PRODUCTS else precision
     scaling = scaling_of(precision, loss_scale)
     imported = onnx_file.load(model, base_dir=base_dir, input_shapes=input_shapes)
     both = joint(
@@ -93,7 +100,7 @@ def compile_training(
     budget = _budget(memory_budget)
     if schedule is not None and not callable(schedule):
         raise InputError(f"schedule is a function from the number of steps before to a rate, and not {schedule!r}")
-    both = lowered(both, precision)
+    both = lowered(both, precision, on_gpu=target != "cpu")
     update = Update(optimizer, clip_norm, clip_value, accumulate, scaling)
     slots = slots_of(both, update)
     if not any(g is not None for g in both.gradients):
@@ -101,7 +108,8 @@ def compile_training(
     graphs = [step_graph(both, update, slots, last=last) for last in ((False, True) if accumulate > 1 else (True,))]
     for graph in graphs:
         graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
-    programs = [compile_model(graph, threads=threads, cache=cache) for graph in graphs]
+    options: dict[str, Any] = {"target": target, "precision": products, "threads": threads, "cache": cache}
+    programs = [compile_model(graph, **options) for graph in graphs]
     names = imported.input_names, imported.output_names
     return TrainingStep(model, base_dir, names, programs, slots, update, schedule, seed)
 
@@ -132,7 +140,8 @@ class TrainingStep:
         self.calls = 0
         self._seed = Draws(seed).seed
         self._failed = ""
-        self._values = [np.array(s.initial, order="C") for s in slots]  # programs write into these
+        # Programs write into these; those of a GPU are put there by the first call.
+        self._values: list[Any] = [np.array(s.initial, order="C") for s in slots]
 
     def __call__(self, /, *args: Any, learning_rate: float | None = None, **inputs: Any) -> Outputs:
         """One step.
@@ -142,7 +151,8 @@ class TrainingStep:
             learning_rate: of this step, in place of the schedule's.
 
         Returns:
-            The model's outputs, by name, from the parameters before the update.
+            The model's outputs, by name, from the parameters before the update. On a GPU nothing waits for them:
+            each is copied from there when it is first read; where an input is on the GPU, they stay there.
 
         Raises:
             InputError: inputs that do not fit the model. RunError: what the inputs hold does not fit, as a class number
@@ -155,14 +165,30 @@ class TrainingStep:
         rate = self.learning_rate if learning_rate is None else _rate(learning_rate)
         turn = self._turn()
         scalars = np.asarray(rate, np.float64), np.asarray(self.steps + 1, np.float64)
-        self._programs[turn].seed(self._seed, calls=self.calls)
+        program = self._programs[turn]
+        program.seed(self._seed, calls=self.calls)
+        with self._watched():
+            self._values = on_gpu(program, self._values)
+            found = program(*batch, *scalars, *self._values)
+            self.calls += 1
+            return HostOutputs(found, self._read) if is_asked_from_host(program, batch) else found
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Notes where the program failed when it had begun to update. (Of a GPU's, that may show when it is read.)"""
         try:
-            found = self._programs[turn](*batch, *scalars, *self._values)
+            yield
         except OnnxcError as error:
-            self._failed = str(error) if error.partial else ""
+            self._failed = str(error) if error.partial else self._failed
             raise
-        self.calls += 1
-        return found
+
+    def _read(self, value: Any) -> np.ndarray:
+        """A copy in the host's memory."""
+        if not isinstance(value, DeviceArray):
+            return np.array(value, order="C")
+        with self._watched():
+            wait_for(self._programs)
+            return value.numpy()
 
     def _turn(self) -> int:
         """Which program: the last updates the parameters, one before it adds to the gradients."""
@@ -195,7 +221,7 @@ class TrainingStep:
 
     def _number(self, state: str) -> float | None:
         place = self._keys.get(Slot("", state, np.zeros(())).key)
-        return None if place is None else float(self._values[place])
+        return None if place is None else float(self._read(self._values[place]))
 
     @property
     def learning_rate(self) -> float:
@@ -205,7 +231,7 @@ class TrainingStep:
     @property
     def parameters(self) -> Mapping[str, np.ndarray]:
         """Copies of the parameters, and of the statistics that training keeps, by name."""
-        return {name: self._values[k].copy() for name, k in self._parameters.items()}
+        return {name: self._read(self._values[k]) for name, k in self._parameters.items()}
 
     def set_parameters(self, values: Mapping[str, Any]) -> None:
         """Puts arrays in the place of parameters.
@@ -219,7 +245,7 @@ class TrainingStep:
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the next step depends on: parameters, states of the optimizer, the number of calls."""
-        return {key: self._values[k].copy() for key, k in self._keys.items()} | {
+        return {key: self._read(self._values[k]) for key, k in self._keys.items()} | {
             "calls": np.asarray(self.calls), "seed": np.asarray(self._seed, np.uint64),
         }  # fmt: skip
 
@@ -311,7 +337,7 @@ class TrainingStep:
             InputError, RunError: as a call.
         """
         scalars = np.asarray(self.learning_rate, np.float64), np.asarray(self.steps + 1, np.float64)
-        values = [v.copy() for v in self._values]
+        values = on_gpu(self._programs[-1], [self._read(v) for v in self._values])
         return self._programs[-1].profile([*self._bound(args, inputs), *scalars, *values], runs=runs)
 
 

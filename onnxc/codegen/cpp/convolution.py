@@ -133,6 +133,7 @@ def _pixels(node: Node) -> int:
 
 CACHED = 24 << 20  # bytes of packed weights that the last level of a cache holds until they are read
 UNKNOWN_SIZE = 56  # what a symbolic size is taken for when an algorithm is chosen
+UNKNOWN_BATCH = (1, 1, 8)  # the same of a symbolic batch: one image more often than several
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,11 @@ class ConvSizes:
     co: int  # of a group
 
 
-def _sizes(node: Node) -> ConvSizes:
-    w, (n, _, *out) = node.operands[1].shape, node.output.shape
+def _sizes(node: Node, batch: int) -> ConvSizes:
+    w, out = node.operands[1].shape, node.output.shape[2:]
     known = [d if isinstance(d, int) else UNKNOWN_SIZE for d in out]
     groups = int(node.attrs["groups"])
-    return ConvSizes(n if isinstance(n, int) else 1, tuple(known), groups, int(w[1]), int(w[0]) // groups)
+    return ConvSizes(batch, tuple(known), groups, int(w[1]), int(w[0]) // groups)
 
 
 FARTHEST = 1 << 31  # dilations from here on are left to the kernel that does not multiply them by sizes of tiles
@@ -184,11 +185,21 @@ def candidates(node: Node, lanes: int, *, winograd: bool = True) -> list[Algorit
 def cost(algorithm: Algorithm, node: Node, lanes: int) -> float:
     """Estimated work, in pairs of multiplications of a vector (a cycle of a common core).
 
+    With a symbolic batch it is the geometric mean over several: so that is chosen which is good for most of them.
+    """
+    n = node.output.shape[0]
+    batches = (n,) if isinstance(n, int) else UNKNOWN_BATCH
+    each = [_cost(algorithm, node, lanes, _sizes(node, batch)) for batch in batches]
+    return each[0] if len(each) == 1 else math.prod(e ** (1 / len(each)) for e in each)
+
+
+def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
+    """`cost` for given sizes.
+
     The constants were fitted to single-thread times of the layers of ResNet-50, YOLO and a UNet: weights that come from
     memory bound products with few rows, though half of the multiplications hide behind the reading, and Winograd pays
     for its transforms by the tile.
     """
-    z = _sizes(node)
     blocks = z.groups * -(-z.co // lanes)
 
     def products(points: int, rows: int) -> float:

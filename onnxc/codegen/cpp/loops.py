@@ -23,7 +23,7 @@ from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Guard, Reduced, Term, children
+from onnxc.loops.terms import Apply, Guard, Load, Reduced, Term, children
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
@@ -497,15 +497,10 @@ class NestEmitter:
         tiled = scope.child({staged.partner})
         self.emitter.names[staged.partner] = f"{name}_0"
         for load in staged.loads:
-            tile, (address,) = self.emitter.fresh("tile"), load.index
-            stride = self.emitter.stride(address)
-            assert stride is not None
-            scope.lines += [
-                f"alignas(64) {spelling.storage_type(load.dtype)} {tile}[VL * VL + VL];",
-                f"tile_load({tile}, "
-                f"{self.emitter.pointer(load.value)} + {self.emitter.index(address, scope)}, "
-                f"{self.emitter.index(stride, scope)}, (int)lanes, (int)({name}_1 - {name}_0));",
-            ]
+            tile = self.emitter.fresh("tile")
+            kind = spelling.storage_type(load.dtype)
+            scope.lines.append(f"alignas(64) {kind} {tile}[VL * VL + VL];")
+            scope.lines += self._tile_rows(load, tile, kind, f"(int)({name}_1 - {name}_0)", scope)
             # A function that is called for single lanes has a vector variable of its own: it starts at that lane.
             assert self.emitter.vector is not None, "tiles are of vectors"
             lane = self.emitter.name_loop(self.emitter.vector)  # of this phase: splitting gives each its own
@@ -518,6 +513,20 @@ class NestEmitter:
             f"for (i64 {name} = {name}_0; {name} < {name}_1; {name}++) {{",
             *indent(tiled.lines),
             "}",
+        ]
+
+    def _tile_rows(self, load: Load, tile: str, kind: str, columns: str, scope: Scope) -> list[str]:
+        """Statements that read a tile: of rows in even steps, or each from an address of its own."""
+        (address,), p = load.index, self.emitter.pointer(load.value)
+        stride = self.emitter.stride(address)
+        if stride is not None:
+            step = self.emitter.index(stride, scope)
+            return [f"tile_load({tile}, {p} + {self.emitter.index(address, scope)}, {step}, (int)lanes, {columns});"]
+        place = self.emitter.lane_address(address, scope)
+        return [
+            f"const {kind} *{tile}_rows[VL];",
+            f"for (int i = 0; i < (int)lanes; i++) {tile}_rows[i] = {p} + {place};",
+            f"tile_gather({tile}, {tile}_rows, (int)lanes, {columns});",
         ]
 
     def _body(self, phase: Phase, scope: Scope, accumulators: list[Accumulator], prefix: str) -> None:

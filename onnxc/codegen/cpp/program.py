@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from onnxc.codegen.calls import KernelCall, kernel_call, size_symbols
+from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.loops import emit_sections
@@ -27,14 +27,6 @@ from onnxc.primitives.builder import constant_of
 ENTRY = "onnxc_run"
 # Counts every change of what is generated: part of the cache key.
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Updates:
-    """The inputs that a program overwrites: their positions, and the first call of a kernel that does so."""
-
-    inputs: tuple[int, ...]
-    first: int
 
 
 @dataclass

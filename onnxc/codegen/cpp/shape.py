@@ -352,7 +352,9 @@ def is_plain(nest: Nest) -> bool:
 
 @dataclass(frozen=True)
 class Staging:
-    """Loads that lie contiguous along loop `partner`, and are read a tile of VL by VL elements at a time."""
+    """Loads that lie contiguous along loop `partner`, and are read a tile of VL by VL elements at a time. Where each row
+    of a tile begins may be data: of the rows that a Gather takes, or a Resize.
+    """
 
     partner: Symbol
     loads: tuple[Load, ...]
@@ -363,20 +365,25 @@ def staging(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol, lane
     are none.
     """
     guarded = {x for t in phase_terms(phase, dict(lookups)) if isinstance(t, Guard) for x in walk(t)}
-    strided = []
+    strided: list[Load] = []
     for t in phase_terms(phase, dict(lookups)):
-        if (
-            isinstance(t, Load) and t not in guarded and t not in strided and not symbols(t.index[0]) & lookups.keys()
-        ) and coefficient(t.index[0], vector) not in (0, 1, None):
+        if isinstance(t, Load) and t not in guarded and t not in strided and _apart(t.index[0], vector, lookups):
             strided.append(t)
     best: Staging | None = None
     for k, extent in phase.loops:
         if k == vector or (isinstance(extent, int) and extent < lanes // 2):
             continue
-        loads = tuple(t for t in strided if coefficient(t.index[0], k) == 1)[:MAX_TILES]
+        loads = tuple(t for t in strided if lane_stride(t.index[0], k, lookups) == 1)[:MAX_TILES]
         if loads and (best is None or len(loads) > len(best.loads)):
             best = Staging(k, loads)
     return best
+
+
+def _apart(address: Dim, vector: Symbol, lookups: Mapping[Symbol, Lookup]) -> bool:
+    """Whether neighbouring lanes read places that lie apart: in even steps, or where data says."""
+    if symbols(address) & lookups.keys():
+        return lane_stride(address, vector, lookups) is None
+    return coefficient(address, vector) not in (0, 1, None)
 
 
 def varies(d: Dim, s: Symbol | None, lookups: Mapping[Symbol, Lookup]) -> bool:

@@ -206,7 +206,7 @@ class TermEmitter:
         """The vector of an index expression."""
         c = self.stride(expr)
         if c is None:
-            each = f"({lane}){self._lane_address(expr, scope)}"
+            each = f"({lane}){self.lane_address(expr, scope)}"
             return self._by_lane(lane, each)
         base = f"bc<{lane}>(({lane}){self.index(expr, scope)})"
         if c == 0:
@@ -218,7 +218,7 @@ class TermEmitter:
         """Elements between neighbouring lanes; None where the lanes are not evenly spaced."""
         return 0 if self.vector is None else lane_stride(address, self.vector, self.lookups)
 
-    def _lane_address(self, address: Dim, scope: Scope) -> str:
+    def lane_address(self, address: Dim, scope: Scope) -> str:
         """The address of lane `i`, for accesses that are not linear in the vector loop."""
         return self._at_lane(address, "i", scope)
 
@@ -250,7 +250,7 @@ class TermEmitter:
             return f"ld_repeat<{times}>({p} + {self.index(address, scope)}, lanes, all_lanes{{}})"
         if stride is None:
             flat = self._flat_address(address, scope)
-            place = f"({p} + {flat[0]})[{flat[1]}[i]]" if flat else f"{p}[{self._lane_address(address, scope)}]"
+            place = f"({p} + {flat[0]})[{flat[1]}[i]]" if flat else f"{p}[{self.lane_address(address, scope)}]"
             return self._by_lane(spelling.lane_type(term.dtype), spelling.element(place, term.dtype))
         return _load_text(f"{p} + {self.index(address, scope)}", stride, self.index(stride, scope), term.dtype, "lanes")
 
@@ -300,7 +300,7 @@ class TermEmitter:
         stride = self.stride(address)
         dtype = storage.dtype
         if stride is None:
-            put = spelling.put_element(f"{p}[{self._lane_address(address, scope)}]", f"{value}[i]", dtype)
+            put = spelling.put_element(f"{p}[{self.lane_address(address, scope)}]", f"{value}[i]", dtype)
             scope.lines.append(f"for (int i = 0; i < (int)lanes; i++) {put};")
             return
         at = f"{p} + {self.index(address, scope)}"

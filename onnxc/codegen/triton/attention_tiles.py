@@ -113,6 +113,11 @@ def _halves(facts: Facts) -> Iterator[AttentionTile]:
     yield from (AttentionTile(*numbers) for numbers in ranked)
     if facts.described and facts.depth <= 128:
         yield from (AttentionTile(64, n, 4, stages, described=1) for n, stages in ((64, 3), (128, 2)))
+    if 64 < facts.depth <= 128:  # of machine code for sm_90: none of them spills registers
+        yield AttentionTile(128, 64, 8, 2)  # 143 registers, 96 KB
+        if facts.described:
+            yield AttentionTile(64, 32, 4, 3, described=1)  # 114 registers, 64 KB: three programs on a multiprocessor
+            yield AttentionTile(128, 64, 4, 2, described=1)  # 252, 96 KB: each warp has rows of two products
     # Where there are few programs, or few keys.
     yield from (AttentionTile(32, n, warps, 3) for n, warps in ((64, 4), (32, 4), (32, 2)))
     yield AttentionTile(FEW, FEW, 4, 2)

@@ -139,6 +139,15 @@ def ox_stored_e5m2(x):
 
 
 @triton.jit
+def ox_part(x, FREE: tl.constexpr, SIGNED: tl.constexpr):
+    """The number in the lower bits of bytes, which leave FREE bits."""
+    y = x.to(tl.uint8) << FREE
+    if SIGNED:
+        y = y.to(tl.int8, bitcast=True)
+    return y >> FREE
+
+
+@triton.jit
 def ox_sign(x):
     """-1, 0 or 1; NaN of NaN, and +0 of both zeros."""
     one = tl.full(x.shape, 1, x.dtype)

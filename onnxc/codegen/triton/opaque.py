@@ -123,7 +123,7 @@ class Writer:
 def loaded(at: str, mask: str, dtype: DType) -> str:
     """Elements as terms; a bool stays a byte."""
     text = f"tl.load({at}, mask={mask}, other=0)"
-    return text if dtype.name == "bool" else TermEmitter.widened(text, dtype)
+    return text if dtype.name == "bool" else spelling.widened(text, dtype)
 
 
 def kept(name: str, dtype: DType) -> str:

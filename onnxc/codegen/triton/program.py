@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from onnxc.choices import Choice, Decisions
-from onnxc.codegen.calls import KernelCall, kernel_call, size_symbols
+from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.flow import linked
 from onnxc.codegen.triton.kernel import Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
@@ -31,13 +31,14 @@ from onnxc.ir.expr import Dim, Sym
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest
 from onnxc.planner.groups import Group, Plan
+from onnxc.planner.in_place import own_outputs, updates_of
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 4
+VERSION = 5
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 
@@ -134,6 +135,7 @@ class Program:
     kernels: dict[str, str] = field(default_factory=dict)  # function -> text
     offsets: list[int] | None = None  # of the buffers in the arena, where all sizes are known
     arena_bytes: int = 0
+    updates: Updates | None = None
 
 
 def library() -> str:
@@ -180,12 +182,15 @@ class ProgramWriter:
         self.buffers = lifetimes(plan)
         graph = plan.graph
         self._places = {v.id: Place("input", k) for k, v in enumerate(graph.inputs)}
-        self._places |= {v.id: Place("output", k) for k, v in enumerate(graph.outputs)}
+        self._places |= {v.id: Place("output", k) for k, (_, v) in enumerate(own_outputs(graph))}
         self._places |= {b.value.id: Place("arena", k) for k, b in enumerate(self.buffers)}
+        over = [v for v in graph.values() if v.id in plan.layout.shared]
+        self._places |= {v.id: self._places[plan.layout.storage(v).id] for v in over}
 
     def write(self) -> Program:
         """The whole program."""
         self._run(self.plan)
+        updates = self._update_rest()
         texts = {f.name: self.shared.texts[f.name] for f in self.functions}
         sizes = [b.nbytes for b in self.buffers]
         offsets, nbytes = None, 0
@@ -196,7 +201,21 @@ class ProgramWriter:
         return Program(
             source_of(texts), self.functions, self.steps, linked(self.plan, self.calls), self.buffers,
             size_symbols(self.plan), self.weights, texts, offsets, nbytes,
+            updates,
         )  # fmt: skip
+
+    def _update_rest(self) -> Updates | None:
+        """Copies what could not be written over its input there. No kernel waits to see whether another one has found
+        something wrong: so an input counts as changed from the first call on.
+        """
+        graph = self.plan.graph
+        updates = updates_of(graph)
+        if not updates:
+            return None
+        apart = [v for v in graph.outputs if v.id in updates and v.id not in self.plan.layout.shared]
+        self.steps += [self._copy(updates[v.id], v) for v in apart]
+        position = {v.id: k for k, v in enumerate(graph.inputs)}
+        return Updates(tuple(sorted({position[v.id] for v in updates.values()})), 0)
 
     def place(self, storage: Value | Packed) -> Place:
         """Where a buffer begins."""

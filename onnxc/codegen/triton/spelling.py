@@ -26,6 +26,9 @@ _TYPES = {
     "uint8": ("u8", "tl.uint8", "tl.uint8"), "uint16": ("u16", "tl.uint16", "tl.uint16"),
     "uint32": ("u32", "tl.uint32", "tl.uint32"), "uint64": ("u64", "tl.uint64", "tl.uint64"),
     "bool": ("u8", "tl.uint8", "tl.int1"),
+    # A byte each in memory, with anything in its upper bits.
+    "int4": ("u8", "tl.uint8", "tl.int8"), "uint4": ("u8", "tl.uint8", "tl.uint8"),
+    "int2": ("u8", "tl.uint8", "tl.int8"), "uint2": ("u8", "tl.uint8", "tl.uint8"),
 }  # fmt: skip
 
 
@@ -147,6 +150,8 @@ def _bitcast(x: str, source: DType, target: DType) -> str:
     """The same bits as another dtype. (In Triton a bool has one.)"""
     if target.name == "bool":
         return f"({x}.to({stored(source)}).to(tl.uint8, bitcast=True) != 0)"
+    if _is_part(source) or _is_part(target):
+        return widened(f"{narrowed(x, source)}.to({stored(target)}, bitcast=True)", target)
     return f"{x}.to({stored(source)}).to({stored(target)}, bitcast=True).to({computed(target)})"
 
 
@@ -208,8 +213,30 @@ _OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
 _TO_FLOAT8 = {"float8e4m3fn": "ox_to_e4m3", "float8e5m2": "ox_to_e5m2"}
 
 
+def _is_part(dtype: DType) -> bool:
+    """Whether an element has only some bits of a byte."""
+    return dtype.is_integer and dtype.bits < 8
+
+
+def _part(x: str, dtype: DType) -> str:
+    """Such an element from the lower bits of bytes."""
+    return f"ox_part({x}, {8 - dtype.bits}, {dtype.kind == 'int'})"
+
+
+def widened(x: str, dtype: DType) -> str:
+    """Elements as they are stored, as a term's tile."""
+    if dtype.name == "bool":
+        return f"({x} != 0)"
+    if _is_part(dtype):
+        return _part(x, dtype)
+    kind = computed(dtype)
+    return x if kind == stored(dtype) else f"{x}.to({kind})"
+
+
 def narrowed(x: str, dtype: DType) -> str:
     """A term as it is stored."""
+    if _is_part(dtype):
+        return f"(({x}).to(tl.uint8) & {(1 << dtype.bits) - 1})"
     return f"ox_stored_e5m2({x})" if dtype.name == "float8e5m2" else f"({x}).to({stored(dtype)})"
 
 
@@ -220,6 +247,8 @@ def cast(x: str, source: DType, target: DType) -> str:
     if target.name == "bool":
         return f"({x} != 0)"
     kind = computed(target)
+    if _is_part(target):
+        return _part(f"ox_to_int32({x})" if source.is_float else x, target)
     if source.is_float and target.is_integer:
         if target.bits < 32:
             return f"ox_to_int32({x}).to({kind})"

@@ -9,7 +9,6 @@ import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.errors import InternalError
-from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, of, symbols
 from onnxc.ir.graph import Value
@@ -328,10 +327,10 @@ class TermEmitter:
 
     def _load(self, term: Load, scope: Scope, guarding: Guarding) -> str:
         if not self.packed:
-            return self.widened(self._read(term, scope, guarding), term.dtype)
+            return spelling.widened(self._read(term, scope, guarding), term.dtype)
         key = ("read", term, guarding)
         deps = self.deps(term) | self._guards(guarding)
-        return self.widened(self._once(key, deps, scope, lambda s: self._read(term, s, guarding)), term.dtype)
+        return spelling.widened(self._once(key, deps, scope, lambda s: self._read(term, s, guarding)), term.dtype)
 
     def again(self, scope: Scope) -> None:
         """Forgets what has been computed in a scope from what was read there: it is computed again where it is needed,
@@ -357,14 +356,6 @@ class TermEmitter:
                 mask = f"{mask} & {some}" if mask else some
         nothing = "0.0" if term.dtype.is_float else "0"
         return f"tl.load({at}, mask={mask}, other={nothing})" if mask else f"tl.load({at})"
-
-    @staticmethod
-    def widened(text: str, dtype: DType) -> str:
-        """Elements as they are stored, as a term's tile."""
-        if dtype is dtypes.boolean:
-            return f"({text} != 0)"
-        kind = spelling.computed(dtype)
-        return text if kind == spelling.stored(dtype) else f"{text}.to({kind})"
 
     def _address(
         self, storage: Value, address: Dim, deps: frozenset[Key], scope: Scope, guarding: Guarding

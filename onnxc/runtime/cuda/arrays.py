@@ -196,8 +196,8 @@ class DeviceArray:
         address: of its first element.
         shape, dtype: as numpy has them.
         element: the dtype, as ONNX has it.
-        stream: on which it is made.
-        timeline: of the model that made it.
+        stream: on which it is made, or was last written.
+        timeline: of the model that did so.
     """
 
     __slots__ = ("__weakref__", "_block", "_pool", "address", "element", "nbytes", "shape", "stream", "timeline")
@@ -235,6 +235,10 @@ class DeviceArray:
         if not self.shape:
             raise TypeError("an array of rank 0 has no length")
         return self.shape[0]
+
+    def written(self, stream: int, timeline: Timeline) -> None:
+        """A model has written over it, on this stream."""
+        self.stream, self.timeline = stream, timeline
 
     def synchronize(self) -> None:
         """Waits for the model's work.

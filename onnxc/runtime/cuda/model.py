@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxc.errors import InputError, LimitError, OnnxcError, PackageError
-from onnxc.ir.dtypes import DType
+from onnxc.ir.dtypes import DType, from_numpy, string
 from onnxc.planner.offsets import aligned
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Reader, Shape, is_dense, reader, stream_of
@@ -129,6 +129,8 @@ class CudaModel(CompiledModel):
         self._handles: dict[int, Any] = {}
         self._dtypes = [t.dtype for t in self._signature.inputs]
         self._named_stream = "stream" in self._inputs  # an input of that name is one
+        updates = manifest.get("updates") or {}
+        self._updated = frozenset(int(k) for k in updates.get("inputs", ()))
 
     def attach(self, device: int | None = None) -> None:
         """Brings the model to its GPU: its weights and all that calls share. The first call does it too.
@@ -200,7 +202,7 @@ class CudaModel(CompiledModel):
         chosen = None if stream is None else stream_of(stream)
         with self._lock, self._device.current():
             found = [self._read(x, chosen) for x in args]
-            if found.count(None) == len(found):
+            if found.count(None) == len(found) and not self._updated:
                 return self._run_numpy(args)
             if chosen is None:
                 chosen = next((x.stream for x in found if x is not None and x.stream is not None), LEGACY)
@@ -297,6 +299,9 @@ class CudaModel(CompiledModel):
         handle = self._handle(stream)
         site, addresses, outputs = self._ready(args, found, stream, handle)
         self._launch(site, addresses, stream, handle)
+        for k in self._updated:
+            if isinstance(args[k], DeviceArray):
+                args[k].written(stream, self._timeline)
         return outputs
 
     def _ready(
@@ -308,6 +313,8 @@ class CudaModel(CompiledModel):
         host: dict[int, Array] = {}
         plain = True
         for k, x in enumerate(found):
+            if k in self._updated:
+                self._check_updated(k, x)
             if x is None:
                 array = host[k] = self._signature.array(k, args[k])
                 shapes.append(array.shape)
@@ -324,14 +331,26 @@ class CudaModel(CompiledModel):
         timeline.follow(stream, handle)
         if not plain or self._held:
             self._order(found, stream, handle)
-        if host:
-            self._stage(site, host, addresses, handle)
-        if not plain:
-            self._straighten(site, found, addresses, handle)
+        crooked = [] if plain else [k for k, x in enumerate(found) if self._is_crooked(k, x)]
+        if host or crooked:
+            places = self._places(site, list(host), crooked)
+            if host:
+                self._stage(host, places, addresses, handle)
+            if crooked:
+                self._straighten(found, places, addresses, handle)
         pool = self._device.pool
         outputs = tuple([DeviceArray(pool, *spec, stream, timeline) for spec in site.results])
         addresses += [y.address for y in outputs]
         return site, addresses, outputs
+
+    def _check_updated(self, k: int, x: Incoming | None) -> None:
+        """Refuses what a call could not change, since it would change a copy."""
+        dense = x is not None and is_dense(x.shape, x.strides, self._dtypes[k].itemsize)
+        if x is None or not dense or x.address % _VECTOR:
+            raise InputError(
+                f"input {self._inputs[k]!r} is updated in place: it must be an array of the GPU, without gaps "
+                f"and at a multiple of {_VECTOR} bytes, as put() gives one"
+            )
 
     def _wrong_dtype(self, k: int, dtype: DType | None) -> InputError:
         tensor = self._signature.inputs[k]
@@ -355,31 +374,46 @@ class CudaModel(CompiledModel):
                 self._held.clear()
             self._held.append(held)
 
-    def _stage(self, site: _Site, host: Mapping[int, Array], addresses: list[int], handle: Any) -> None:
+    def _places(self, site: _Site, host: Sequence[int], crooked: Sequence[int]) -> dict[int, int]:
+        """Where in the staging block these inputs go, one behind the other: there may be many more that stay."""
+        places, total, pinned = {}, 0, 0
+        for number, k in enumerate((*host, *crooked), 1):
+            places[k] = total
+            total += aligned(site.sizes[k], ALIGN)
+            pinned = total if number == len(host) else pinned
+        self._staging.reserve(total, pinned, self._timeline)
+        return places
+
+    def _stage(self, host: Mapping[int, Array], places: Mapping[int, int], addresses: list[int], handle: Any) -> None:
         """Copies numpy inputs among arrays of the GPU: nobody waits, but the next use of the pinned block."""
-        self._staging.reserve(site.staged, site.staged, self._timeline)
         assert self._staging.block is not None and self._staging.pinned is not None
         self._staging.ready()
-        views = site.in_pinned(self._staging)
+        raw = self._staging.pinned.array
         for k, x in host.items():
-            np.copyto(views[k], x)
-            at = site.offsets[k]
+            at = places[k]
+            np.copyto(raw[at : at + x.nbytes].view(x.dtype).reshape(x.shape), x)
             addresses[k] = self._staging.block.address + at
             if x.nbytes:
                 source = self._staging.pinned.host + at
                 self._device.driver("cuMemcpyHtoDAsync", addresses[k], source, x.nbytes, handle)
         self._staging.copying(handle)
 
-    def _straighten(self, site: _Site, found: Sequence[Incoming | None], addresses: list[int], handle: Any) -> None:
-        """Copies inputs that kernels cannot read where they are: with gaps, or misaligned."""
-        for k, x in enumerate(found):
-            itemsize = self._dtypes[k].itemsize
-            if x is None or (x.address % _VECTOR == 0 and is_dense(x.shape, x.strides, itemsize)):
-                continue
-            self._staging.reserve(site.staged, 0, self._timeline)
-            assert self._staging.block is not None
-            addresses[k] = self._staging.block.address + site.offsets[k]
-            densify(self._device, x, itemsize, addresses[k], handle)
+    def _is_crooked(self, k: int, x: Incoming | None) -> bool:
+        """Whether kernels cannot read an input where it is: with gaps, or misaligned."""
+        return x is not None and not (
+            x.address % _VECTOR == 0 and is_dense(x.shape, x.strides, self._dtypes[k].itemsize)
+        )
+
+    def _straighten(
+        self, found: Sequence[Incoming | None], places: Mapping[int, int], addresses: list[int], handle: Any
+    ) -> None:
+        """Copies such inputs."""
+        assert self._staging.block is not None
+        for k, at in places.items():
+            x = found[k]
+            if x is not None:
+                addresses[k] = self._staging.block.address + at
+                densify(self._device, x, self._dtypes[k].itemsize, addresses[k], handle)
 
     # ------------------------------------------------------------ the program
 
@@ -424,6 +458,36 @@ class CudaModel(CompiledModel):
             if nbytes:
                 self._device.driver("cuMemsetD8Async", address, 0xFF, nbytes, handle)
 
+    # ------------------------------------------------------------ arrays that stay on the GPU
+
+    def put(self, array: Any) -> DeviceArray:
+        """A copy of an array of the host's on the model's GPU, for calls that shall find it there.
+
+        Raises:
+            InputError: a dtype that no input can have. LimitError: the GPU has no memory for it. As :meth:`attach`.
+        """
+        given = np.asarray(array)
+        try:
+            element = from_numpy(given.dtype)
+        except KeyError as error:
+            raise InputError(f"an array of dtype {given.dtype} cannot go to a GPU", cause=error) from error
+        if element is string:
+            raise InputError(f"an array of dtype {given.dtype} cannot go to a GPU")
+        given = np.asarray(given, element.numpy, order="C")  # in the byte order of the GPU
+        self.attach()
+        with self._lock, self._device.current():
+            pool, nbytes, own = self._device.pool, given.nbytes, self._handles[self._own]
+            found = DeviceArray(pool, given.shape, element, nbytes, rounded(nbytes), self._own, self._timeline)
+            if nbytes:  # on the stream itself: behind who had the memory before, and done when it has been waited for
+                self._device.driver("cuMemcpyHtoDAsync", found.address, given.ctypes.data, nbytes, own)
+                self._device.driver("cuStreamSynchronize", own)
+        return found
+
+    def holds(self, array: Any) -> bool:
+        """Whether an array lies on the model's GPU. Raises as :meth:`attach`."""
+        self.attach()
+        return self._read(array, None) is not None
+
     # ------------------------------------------------------------ facts
 
     @property
@@ -458,7 +522,7 @@ class CudaModel(CompiledModel):
             stream = self._handles[self._own]
             found = [self._read(x, self._own) for x in args]
             outputs: tuple[Any, ...]
-            if found.count(None) == len(found):
+            if found.count(None) == len(found) and not self._updated:
                 arrays = self._signature.arrays(args)
                 outputs = self._run_numpy(arrays)  # the inputs are then on the GPU
                 site = self._site(tuple(x.shape for x in arrays))
@@ -507,4 +571,6 @@ class CudaModel(CompiledModel):
 
 def _wrong(manifest: Mapping[str, Any], code: int, call: int, value: int) -> OnnxcError:
     """The exception for error words. (A result holds it: it must not hold the model.)"""
-    return failure(manifest, CallError(1, code, call, value))
+    found = failure(manifest, CallError(1, code, call, value))
+    found.partial = bool(manifest.get("updates"))  # kernels behind the one that failed have run all the same
+    return found
