@@ -15,7 +15,7 @@ from onnxc.planner.layout import Layout, channels_last
 from onnxc.planner.templates import is_template
 from onnxc.primitives.builder import constant_of
 
-LEAST_BYTES = 400_000  # between two convolutions: what is smaller stays in the cache anyway
+LEAST_BYTES = 800_000  # between two convolutions: what is smaller stays in the caches of the cores anyway
 MOST_WEIGHTS = 512 * 1024  # bytes of a 1x1 convolution: every band passes over them
 
 
