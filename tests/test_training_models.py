@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from models import training
 from onnxc.optim import SGD, AdamW, Optimizer
-from onnxc.training.step import compile_training
+from onnxc.training.step import TrainingStep, compile_training
 
 STEPS = 20
 ADAMW: tuple[Optimizer, Callable[[Any], torch.optim.Optimizer]] = (
@@ -35,6 +35,18 @@ def trained_weights(path: Path, module: torch.nn.Module) -> list[str] | None:
     return [w.name for w in weights if numpy_helper.to_array(w).tobytes() in held]
 
 
+def check_losses(step: TrainingStep, name: str, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Trains both, and compares the loss of each step."""
+    for k in range(STEPS):
+        batch = training.CASES[name].batch()
+        loss = module(*batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        (found,) = step(*(x.numpy() for x in batch))
+        np.testing.assert_allclose(found, loss.detach().numpy(), rtol=1e-4, err_msg=f"step {k}")
+
+
 @pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
@@ -45,15 +57,7 @@ def test_losses_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
     wrt = trained_weights(tmp_path / "model.onnx", module)
     step = compile_training(tmp_path / "model.onnx", optimizer=mine, wrt=wrt)
     assert wrt is None or len(wrt) == len(list(module.parameters()))
-    optimizer = theirs(module.parameters())
-    for k in range(STEPS):
-        batch = training.CASES[name].batch()
-        loss = module(*batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        (found,) = step(*(x.numpy() for x in batch))
-        np.testing.assert_allclose(found, loss.detach().numpy(), rtol=1e-4, err_msg=f"step {k}")
+    check_losses(step, name, module, theirs(module.parameters()))
 
 
 OTHERS = ("vit_small", "autoencoder_small", "tagger_small", "decoder_small", "mobilenet_small")
@@ -70,15 +74,7 @@ def test_losses_of_other_modules(name: str, tmp_path: Path) -> None:
     step = compile_training(tmp_path / "model.onnx", optimizer=mine, memory_budget=0.5)
     statistics = {n for n in step.parameters if n.endswith(("running_mean", "running_var"))}
     assert step.parameters.keys() - statistics == {n for n, _ in module.named_parameters()}
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-    for k in range(STEPS):
-        batch = training.CASES[name].batch()
-        loss = module(*batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        (found,) = step(*(x.numpy() for x in batch))
-        np.testing.assert_allclose(found, loss.detach().numpy(), rtol=1e-4, err_msg=f"step {k}")
+    check_losses(step, name, module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9))
 
 
 @pytest.mark.zoo
