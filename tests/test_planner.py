@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import onnx
 import pytest
@@ -132,3 +134,18 @@ def test_switches_turn_fusion_off_and_change_no_answer() -> None:
     fused, plain = onnxc.compile(m), onnxc.compile(m, fusion=False)
     assert len(plain.explain().kernels) == 2
     np.testing.assert_array_equal(fused(x)["y"], plain(x)["y"])
+
+
+def test_what_was_compiled_before_changes_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]),
+        helper.make_node("InstanceNormalization", ["t", "g", "b"], ["n"]),
+        helper.make_node("Softmax", ["n"], ["s"], axis=1),
+        helper.make_node("Transpose", ["s"], ["y"], perm=[3, 1, 0, 2]),
+    ]
+    m = model(nodes, {"x": [2, 5, 7, 8]}, ["y"], {"g": weight(7), "b": weight(7)})
+    texts = []
+    for start in (0, 7, 95, 991, 9995):  # loop variables are numbered through the life of a process
+        monkeypatch.setattr("onnxc.loops.access._fresh", count(start))
+        texts.append(onnxc.compile(m, cache=False).source)
+    assert set(texts) == {texts[0]}

@@ -16,8 +16,10 @@ _fresh = count()
 
 
 def fresh(prefix: str, extent: Dim) -> Expr:
-    """A new loop variable."""
-    return index(f"{prefix}{next(_fresh)}", extent)
+    """A new loop variable. Terms are ordered by names: of one length, so that the order is that of creation, and what
+    was compiled before in this process changes nothing.
+    """
+    return index(f"{prefix}{next(_fresh):07x}", extent)
 
 
 def broadcast(value: Value, at: Index) -> Index:
