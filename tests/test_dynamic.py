@@ -257,6 +257,18 @@ def test_window_larger_than_the_input() -> None:
         model(floats(1, 1, 5, 1))
 
 
+def test_pools_that_round_up_one_after_another() -> None:
+    pools = "".join(
+        f"y{k + 1} = MaxPool<kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, pads=[{p}, {p}, {p}, {p}]>(y{k}) "
+        for k, p in enumerate([0, 1, 0, 0, 1])
+    )
+    text = f"(float[1, 1, H, W] y0) => (float[1, 1, P, Q] y5) {{ {pools} }}"
+    model = onnxc.compile(parse(text))
+    for sizes in ((65, 64), (33, 47), (90, 34)):
+        x = floats(1, 1, *sizes)
+        np.testing.assert_array_equal(model(x)[0], reference(parse(text), x)[0])
+
+
 def test_a_failed_call_changes_nothing(net: CompiledModel) -> None:
     good = net_inputs(2, 5)
     want = net(*good)[0]

@@ -103,8 +103,14 @@ def test_batch_normalization() -> None:
     each = [f32(3, 4, 5), f32(3, 4, 5), f32(3, 4, 5), np.abs(f32(3, 4, 5)) + 0.5]
     (y,) = run("BatchNormalization", X, *each, opset=6, is_test=1, spatial=0)
     np.testing.assert_allclose(y, (X - each[2]) / np.sqrt(each[3] + 1e-5) * each[0] + each[1], 1e-4, 1e-5)
-    with pytest.raises(UnsupportedError, match="training mode"):
-        run("BatchNormalization", X, scale, bias, mean, var, opset=6, outputs=5)
+    own_mean, own_var = X.mean((0, 2, 3)), X.var((0, 2, 3))
+    found = run("BatchNormalization", X, scale, bias, mean, var, opset=6, outputs=5, momentum=0.75)
+    normal = (X - own_mean.reshape(m.shape)) / np.sqrt(own_var.reshape(v.shape) + 1e-5)
+    running = [old * 0.75 + new * 0.25 for old, new in ((mean, own_mean), (var, own_var))]
+    for y, wanted in zip(found, [normal * a + b, *running, own_mean, 1 / np.sqrt(own_var + 1e-5)], strict=True):
+        np.testing.assert_allclose(y, wanted, 1e-4, 1e-5)
+    with pytest.raises(UnsupportedError, match="training mode with spatial=0"):
+        run("BatchNormalization", X, *each, opset=6, outputs=5, spatial=0)
 
 
 def test_shapes_as_attributes() -> None:

@@ -482,6 +482,8 @@ def norms() -> Iterator[Case]:
         yield Case("BatchNormalization", [x, *c], {"epsilon": 1e-3}, opset=opset, const=[1, 2, 3, 4])
     yield Case("BatchNormalization", [f32(5, 6), *c])
     yield Case("BatchNormalization", [x, *c], {"training_mode": 1}, opset=15, outputs=3)
+    for opset in (7, 9, 13):
+        yield Case("BatchNormalization", [x, *c], {"momentum": 0.7}, opset=opset, outputs=5)
     for axis in (-1, 1, 0):
         shape = x.shape[axis:] if axis else x.shape
         yield Case("LayerNormalization", [x, f32(*shape), f32(*shape)], {"axis": axis}, opset=17)

@@ -89,11 +89,12 @@ def gemm_1(
 def batch_normalization_1(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
     is_test: int = 0, momentum: float = 0.9, spatial: int = 1, n_outputs: int,
-) -> Value:  # fmt: skip
+) -> Value | list[Value]:  # fmt: skip
     """With one output in test mode, whatever `is_test` says."""
     return batch_normalization_7(
-        b, x, scale, bias, mean, var, epsilon=epsilon, spatial=spatial, n_outputs=1 if is_test else n_outputs
-    )
+        b, x, scale, bias, mean, var, epsilon=epsilon, momentum=momentum, spatial=spatial,
+        n_outputs=1 if is_test else n_outputs,
+    )  # fmt: skip
 
 
 @op("Cast", 1, 5)

@@ -54,10 +54,18 @@ def at_test_time(
 def batch_normalization_7(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
     momentum: float = 0.9, spatial: int = 1, n_outputs: int,
-) -> Value:  # fmt: skip
-    if n_outputs > 1:
-        raise UnsupportedError("BatchNormalization in training mode is not supported before opset 14")
-    return at_test_time(b, x, scale, bias, mean, var, epsilon, bool(spatial))
+) -> Value | list[Value]:  # fmt: skip
+    """With more than one output in training mode. The last two are the batch's own mean and 1 / sqrt(variance +
+    epsilon): the standard leaves open what of the variance is saved, and onnxruntime gives that.
+    """
+    if n_outputs == 1:
+        return at_test_time(b, x, scale, bias, mean, var, epsilon, bool(spatial))
+    if not spatial:
+        raise UnsupportedError("BatchNormalization in training mode with spatial=0 is not supported")
+    y, own_mean, own_var = _at_training(b, x, scale, bias, epsilon)
+    inverse = inverse_root(b, own_var, epsilon)
+    saved = [b.cast(b.reshape(v, mean.shape), mean.dtype) for v in (own_mean, inverse)]
+    return [y, _running(b, mean, own_mean, momentum), _running(b, var, own_var, momentum), *saved][:n_outputs]
 
 
 @op("BatchNormalization", 14)
@@ -68,16 +76,20 @@ def batch_normalization_14(
     """In training mode with the batch's own statistics, which also update the running ones."""
     if not training_mode:
         return at_test_time(b, x, scale, bias, mean, var, epsilon)
-    axes = [i for i in range(x.rank) if i != 1]
-    centered, own_mean, own_var = moments(b, x, axes)
-    factor = b.mul(_channels(b, b.cast(scale, x.dtype), x), inverse_root(b, own_var, epsilon))
-    y = b.add(b.mul(centered, factor), _channels(b, b.cast(bias, x.dtype), x))
+    y, own_mean, own_var = _at_training(b, x, scale, bias, epsilon)
+    return [y, _running(b, mean, own_mean, momentum), _running(b, var, own_var, momentum)]
 
-    def running(old: Value, new: Value) -> Value:
-        new = b.cast(b.reshape(new, old.shape), old.dtype)
-        return b.add(b.mul(old, momentum), b.mul(new, 1 - momentum))
 
-    return [y, running(mean, own_mean), running(var, own_var)]
+def _at_training(b: Builder, x: Value, scale: Value, bias: Value, epsilon: float) -> tuple[Value, Value, Value]:
+    """Normalised by the batch's own mean and variance, which follow: of each channel, kept with axes of size 1."""
+    centered, mean, var = moments(b, x, [i for i in range(x.rank) if i != 1])
+    factor = b.mul(_channels(b, b.cast(scale, x.dtype), x), inverse_root(b, var, epsilon))
+    return b.add(b.mul(centered, factor), _channels(b, b.cast(bias, x.dtype), x)), mean, var
+
+
+def _running(b: Builder, old: Value, new: Value, momentum: float) -> Value:
+    new = b.cast(b.reshape(new, old.shape), old.dtype)
+    return b.add(b.mul(old, momentum), b.mul(new, 1 - momentum))
 
 
 def layer_norm(

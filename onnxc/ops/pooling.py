@@ -30,7 +30,9 @@ def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
     """
     high = []
     for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
-        count = minimum(ceildiv(d + lo + hi - span, s) + 1, ceildiv(d + lo, s))
+        count = ceildiv(d + lo + hi - span, s) + 1
+        if hi + s > span:  # else the last window begins at size + lo + (hi - span + s - 1) at most
+            count = minimum(count, ceildiv(d + lo, s))
         high.append((count - 1) * s + span - d - lo)
     # Where the last window ends before the padding does, this is less padding than was asked for.
     return replace(window, high=tuple(high))
