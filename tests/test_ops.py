@@ -66,6 +66,8 @@ def activations() -> Iterator[Case]:
     yield Case("HardSigmoid", [f32(3, 5) * 5], {"alpha": 0.3, "beta": 0.4})
     yield Case("ThresholdedRelu", [f32(3, 5)], {"alpha": 0.3})
     yield Case("Shrink", [f32(3, 5)], {"bias": 0.1, "lambd": 0.4})
+    for kind in (np.int8, np.uint8, np.int32, np.uint16):
+        yield Case("Shrink", [np.arange(-5, 6).astype(kind)], {"bias": 1.5, "lambd": 1.4})
     yield Case("Swish", [f32(3, 5)], {"alpha": 1.3}, opset=24)
     yield Case("SwiGLU", [f32(3, 5), f32(3, 5)], opset=28)
     for approximate in ("none", "tanh"):
@@ -206,6 +208,8 @@ def reductions() -> Iterator[Case]:
     yield Case("ReduceMax", [ints(-9, 9, 3, 4, dtype=np.int8), i64(1)], const=[1])
     yield Case("ReduceMax", [bools(3, 4), i64(1)], opset=20, const=[1])
     yield Case("ReduceSum", [f32(2, 0, 3), i64(1)], const=[1])
+    yield Case("ReduceSum", [f32(2, 5, 3), i64(1, -2, 0)], const=[1])
+    yield Case("Squeeze", [f32(1, 5, 1), i64(0, 2, 0)], const=[1])
     yield Case(
         "ReduceLogSumExp",
         [np.array([[-np.inf, -np.inf], [1000, 1000]], np.float32), i64(1)],
@@ -474,6 +478,21 @@ def pools() -> Iterator[Case]:
         yield Case(name, [f32(1, 2, 5)], opset=21)
     indices = i64(0, 3, 11, 14).reshape(1, 1, 2, 2)
     yield Case("MaxUnpool", [f32(1, 1, 2, 2), indices], {"kernel_shape": [2, 2], "strides": [2, 2]})
+
+
+def experimental() -> Iterator[Case]:
+    """Of models before opset 10."""
+    x = f32(1, 2, 5, 6)
+    for opset in (7, 9):
+        yield Case("Affine", [x], {"alpha": 2.0, "beta": 0.3}, opset=opset)
+        yield Case("Scale", [x], {"scale": -1.5}, opset=opset)
+        yield Case("ScaledTanh", [x], {"alpha": 2.0, "beta": 0.3}, opset=opset)
+        yield Case("ParametricSoftplus", [x * 30], {"alpha": 2.0, "beta": 0.3}, opset=opset)
+        yield Case("ThresholdedRelu", [x], {"alpha": 0.3}, opset=opset)
+        yield Case("ImageScaler", [x], {"scale": 2.0, "bias": [1.0, -3.0]}, opset=opset)
+        yield Case("Crop", [x], {"border": [1, 2, 0, 1]}, opset=opset)
+        yield Case("Crop", [x], {"border": [1, 2, 0, 0], "scale": [2, 4]}, opset=opset)
+        yield Case("DynamicSlice", [x, i64(1, 2), i64(4, 9), i64(2, 3)], opset=opset, const=[1, 2, 3])
 
 
 def norms() -> Iterator[Case]:
@@ -860,6 +879,7 @@ FAMILIES = [
     contractions,
     convolutions,
     pools,
+    experimental,
     norms,
     resizes,
     quantized,

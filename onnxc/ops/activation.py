@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.common import merge_axes, scalar_of
 from onnxc.ops.registry import op
@@ -129,6 +130,9 @@ def swiglu(b: Builder, gate: Value, x: Value, *, alpha: float = 1.0) -> Value:
 
 @op("Shrink", 9)
 def shrink(b: Builder, x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
+    """Of integers computed in float64 and cut off, as onnxruntime does: -lambd is no uint8, and 1.5 no integer."""
+    if x.dtype.is_integer:
+        return b.cast(shrink(b, b.cast(x, dtypes.float64), bias=bias, lambd=lambd), x.dtype)
     below = b.lt(x, b.scalar(-lambd, x.dtype))
     above = b.lt(b.scalar(lambd, x.dtype), x)
     return b.where(below, b.add(x, bias), b.where(above, b.sub(x, bias), 0))

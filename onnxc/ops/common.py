@@ -29,14 +29,11 @@ def numeric(dtype: DType, what: str) -> DType:
 
 
 def axes_of(b: Builder, axes: Sequence[int] | Value | None, rank: int, what: str) -> tuple[int, ...] | None:
-    """Axes given as an attribute or as an input, made positive and sorted; None where they are absent."""
+    """Axes given as an attribute or as an input, made positive and sorted, each once; None where they are absent."""
     if axes is None:
         return None
     given = b.static_ints(axes, f"the axes of {what}") if isinstance(axes, Value) else list(axes)
-    found = sorted(b.axis(a, rank) for a in given)
-    if len(set(found)) != len(found):
-        raise ModelError(f"the axes {given} of {what} name an axis twice")
-    return tuple(found)
+    return tuple(sorted({b.axis(a, rank) for a in given}))
 
 
 def static_dim(d: Dim, what: str) -> int:

@@ -106,6 +106,8 @@ def squeeze_13(b: Builder, x: Value, axes: Value | None = None) -> Value:
 def _unsqueeze(b: Builder, x: Value, axes: list[int] | Value) -> Value:
     count = len(b.ints(axes, "the axes of Unsqueeze") if isinstance(axes, Value) else axes)
     found = axes_of(b, axes, x.rank + count, "Unsqueeze") or ()
+    if len(found) != count:
+        raise ModelError(f"the {count} axes of Unsqueeze name an axis twice; there are {found}")
     dims = iter(x.shape)
     return b.reshape(x, [1 if i in found else next(dims) for i in range(x.rank + count)])
 
