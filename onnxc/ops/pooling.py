@@ -11,7 +11,7 @@ from itertools import product
 from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
+from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, flat_at_zero, lowest
 from onnxc.ops.conv import Window, window_of
@@ -31,7 +31,7 @@ def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
     high = []
     for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
         count = ceildiv(d + lo + hi - span, s) + 1
-        if hi + s > span:  # else the last window begins at size + lo + (hi - span + s - 1) at most
+        if not is_nonnegative(span - hi - s):  # else the last window begins at size + lo + (hi - span + s - 1) at most
             count = minimum(count, ceildiv(d + lo, s))
         high.append((count - 1) * s + span - d - lo)
     # Where the last window ends before the padding does, this is less padding than was asked for.

@@ -196,23 +196,33 @@ def split_13(
     return _split(b, x, axis, sizes, num_outputs or n_outputs, num_outputs is not None)
 
 
+def _blocks(x: Value, what: str, blocksize: int, mode: str) -> tuple[Dim, Dim, Dim, Dim]:
+    """The dims of an image, where the operator's attributes are such as the standard has."""
+    if x.rank != 4:
+        raise ShapeError(f"{what} takes an image [N, C, H, W], not {x.t}")
+    if blocksize < 1 or mode not in ("DCR", "CRD"):
+        raise ModelError(f"{what} has the block size {blocksize} and the mode {mode!r}; a mode is DCR or CRD")
+    n, c, h, w = x.shape
+    return n, c, h, w
+
+
 @op("DepthToSpace", 1)
 def depth_to_space(b: Builder, x: Value, *, blocksize: int, mode: str = "DCR") -> Value:
     """[N, C * s * s, H, W] to [N, C, H * s, W * s]; the mode says whether the depth is outermost."""
-    n, c, h, w = x.shape
+    n, c, h, w = _blocks(x, "DepthToSpace", blocksize, mode)
     s = blocksize
     depth = c // (s * s)
     if mode == "DCR":
-        parts, perm = (n, s, s, depth, h, w), (0, 3, 4, 1, 5, 2)
+        parts = b.transpose(b.reshape(x, (n, s, s, depth, h, w)), (0, 3, 4, 1, 5, 2))
     else:
-        parts, perm = (n, depth, s, s, h, w), (0, 1, 4, 2, 5, 3)
-    return b.reshape(b.transpose(b.reshape(x, parts), perm), (n, depth, h * s, w * s))
+        parts = b.transpose(b.reshape(x, (n, depth, s, s, h, w)), (0, 1, 4, 2, 5, 3))
+    return b.reshape(parts, (n, depth, h * s, w * s))
 
 
 @op("SpaceToDepth", 1)
 def space_to_depth(b: Builder, x: Value, *, blocksize: int, mode: str = "DCR") -> Value:
     """[N, C, H * s, W * s] to [N, C * s * s, H, W]."""
-    n, c, h, w = x.shape
+    n, c, h, w = _blocks(x, "SpaceToDepth", blocksize, mode)
     s = blocksize
     parts = b.reshape(x, (n, c, h // s, s, w // s, s))
     perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
