@@ -648,6 +648,12 @@ def attentions() -> Iterator[Case]:
     yield Case("Attention", [q, k, v, f32(3, 5)], {"scale": 0.3}, opset=23, keep=HEADS)
     yield Case("Attention", [q, k, v, np.array([[True, False, True, True, False]] * 3)], opset=23, keep=HEADS)
     yield Case("Attention", [q, k, v], {"is_causal": 1, "softcap": 2.0}, opset=23, keep=HEADS)
+    for kind in (np.int8, np.uint32, np.float16, np.float64):  # a mask of any numbers
+        mask = np.arange(15).reshape(3, 5).astype(kind)
+        yield Case("Attention", [q, k, v, mask], opset=24, keep=HEADS, oracle="reference")
+    for ours, values in ((np.float32, np.float64), (np.float32, np.float16), (np.float64, np.float32)):
+        inputs = [q.astype(ours), k.astype(ours), v.astype(values)]
+        yield Case("Attention", inputs, opset=23, outputs=3, dynamic=False, oracle="reference", rtol=1e-3, atol=1e-3)
     yield Case("Attention", [q, f32(2, 2, 5, 8), f32(2, 2, 5, 6)], opset=23, dynamic=False)
     past = [f32(2, 4, 2, 8), f32(2, 4, 2, 6)]
     yield Case("Attention", [q, k, v, None, *past], {"is_causal": 1}, opset=23, outputs=3, keep=HEADS)
@@ -837,7 +843,7 @@ def samplings() -> Iterator[Case]:
     for exclusive in (0, 1):
         attrs = {"exclusive": exclusive, "reverse": exclusive}
         yield Case("CumProd", [f32(3, 4), np.int64(1)], attrs, opset=26, const=[1])
-    for n in (1, 2, 3, 4):
+    for n in (1, 2, 3, 4, 5, 11):
         yield Case("Det", [f32(2, n, n)], keep=(n,), atol=1e-5)
 
 

@@ -287,7 +287,7 @@ def transforms(g: Grower) -> Item:
     if op.endswith("Window"):
         return g.emit(op, [g.constant(np.asarray(g.integer(2, 9), I32))], periodic=g.choice([None, 0]))
     if op == "Det":
-        n = g.integer(1, 4)
+        n = g.integer(1, 6)
         return g.emit(op, [g.fresh(g.choice([F32, F64]), [*g.shape(0, 1), n, n])])
     if op == "AffineGrid":
         return g.emit(
