@@ -15,7 +15,6 @@ the same. This module imports nothing of the compiler.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections import Counter
@@ -360,12 +359,9 @@ class Report:
         return sorted(rows, key=lambda row: -row.seconds)
 
     def __str__(self) -> str:
-        from rich.console import Console  # rich takes longer to import than the rest of this module
+        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
 
-        console = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
-        console.print(self)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.splitlines())
+        return as_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text

@@ -122,28 +122,34 @@ def compile_graphs(
     options: FusionOptions | None = None,
     cpu: Level | None = None,
     poison: bool = True,
+    exact: bool = False,
 ) -> list[Compiled] | list[CompiledForGpu]:
-    """Plans, generates and compiles graphs of primitives as one library; for a GPU each on its own."""
+    """Plans, generates and compiles graphs of primitives as one library; for a GPU each on its own. `exact`: with the
+    same bits in every plan, as training steps on a CPU.
+    """
     prepared = [prepare(eliminate_dead(g)) for g in graphs]
     if is_gpu():
         return [CompiledForGpu(g, compiled_as_it_is(g, options)) for g in prepared]
     cpu = cpu or level()
-    programs = [generate(g, options, cpu) for g in prepared]
+    programs = [generate(g, options, cpu, exact=exact) for g in prepared]
     code = compile_library([Source("model.cpp", join(programs))], include=[stages.INCLUDE, NATIVE], flags=[*cpu.flags])
     library = load_library(code)
     runtime = load_runtime(Cache())
     out = []
     for k, (g, p) in enumerate(zip(prepared, programs, strict=True)):
-        weights = stages.weights_block(p)
+        weights = stages.weights_block(p, g)
         model = NativeModel(runtime, library, f"run_{k}", [weights.ctypes.data], poison=poison)
         out.append(Compiled(g, p, model, weights))
     return out
 
 
-def generate(graph: Graph, options: FusionOptions | None, cpu: Level) -> Program:
+def generate(graph: Graph, options: FusionOptions | None, cpu: Level, *, exact: bool = False) -> Program:
     """The program of one prepared graph."""
-    kernels = KernelOptions(vnni=has_byte_products(cpu))
-    return ProgramWriter(plan(graph, assign(graph, ENABLED), options), cpu.vector_length, kernels).write()
+    kernels, made = (
+        KernelOptions(vnni=has_byte_products(cpu)),
+        plan(graph, assign(graph, ENABLED), options, exact=exact),
+    )
+    return ProgramWriter(made, cpu.vector_length, kernels).write()
 
 
 def join(programs: Sequence[Program]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,38 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
+import onnxc.compiler.request
 import onnxc.passes.decompose
 import onnxc.passes.pipeline
 import onnxc.passes.simplify
+from onnxc.cli import app
 from onnxc.codegen.cpp import program as cpp_program
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ops import registry
 from onnxc.tools.compare import compare
-from onnxc.tools.compare.results import Verdict
+from onnxc.tools.compare.results import Comparison, Verdict
 from tests.compare_faults import FAULTS, Fault, inputs_of
 from tests.small_models import parse
+
+
+def reduced(found: Comparison, folder: Path) -> onnx.ModelProto:
+    """What the reduction has written: a few nodes, and a command that shows the fault again."""
+    reduction = found.reduction
+    assert reduction is not None and 1 <= len(reduction.nodes) <= 5, str(found)
+    again = CliRunner().invoke(app, shlex.split(reduction.command)[1:])
+    assert again.exit_code == 1, again.output
+    model = onnx.load(folder / "model.onnx")
+    assert len(model.graph.node) <= 5
+    return model
+
+
+@pytest.fixture
+def other_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a faulty compiler makes is not found in the cache by the correct one, nor the other way round."""
+    name = request.node.nodeid
+    monkeypatch.setattr(onnxc.compiler.request, "code_digest", lambda: f"with the fault of {name}")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
@@ -32,14 +54,9 @@ def test_a_fault_in_a_model(fault: Fault, tmp_path: Path) -> None:
     assert culprit is not None and culprit.name == fault.tensor, str(found)
     made = next(n.op_type for n in right.graph.node if fault.tensor in n.output)
     assert culprit.op_type == made and len(culprit.layer) <= 1 + len(right.graph.node) // 4
-    reduced = found.reduction
-    assert reduced is not None and 1 <= len(reduced.nodes) <= 5 and culprit.node in reduced.nodes
-    parts = [onnx.load(tmp_path / name) for name in ("model.onnx", "reference.onnx")]
-    assert len(parts[1].graph.node) <= 5
-    with np.load(tmp_path / "inputs.npz") as stored:
-        again = {i.name: stored[i.name] for i in parts[0].graph.input}
-    once_more = compare(parts[0], again, ours=fault.engine, reference=parts[1], layers=True)
-    assert once_more.faults, "the reduced case fails no longer"
+    reduced(found, tmp_path)
+    assert found.reduction is not None and culprit.node in found.reduction.nodes
+    assert len(onnx.load(tmp_path / "reference.onnx").graph.node) <= 5
 
 
 @pytest.mark.parametrize("text", sorted({f.text for f in FAULTS}), ids=lambda t: t.split("(")[1][:24])
@@ -120,15 +137,22 @@ PASSES: list[tuple[str, str, str, Callable[[Node], Node | None]]] = [
 
 @pytest.mark.parametrize("name, function, text, change", PASSES, ids=lambda x: getattr(x, "__name__", str(x)[:16]))
 def test_a_fault_in_a_pass(
-    name: str, function: str, text: str, change: Callable[[Node], Node | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name: str, function: str, text: str, change: Callable[[Node], Node | None], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, other_compiler: None,
+) -> None:  # fmt: skip
     model = parse(text, 20)
     given = inputs_of(model)
-    assert compare(model, given, cache=False)
     spoil_pass(monkeypatch, function, change)
-    found = compare(model, given, cache=False, bisect="passes")
+    found = compare(model, given, bisect="passes")
     assert not found.agree
     assert found.reduction is not None and found.reduction.culprit == name, str(found)
+    reduced(compare(model, given, bisect="nodes", folder=tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("text", [ATTENTION, MIXED], ids=["attention", "mixed"])
+def test_no_fault_in_a_pass(text: str) -> None:
+    model = parse(text, 20)
+    assert compare(model, inputs_of(model))
 
 
 def spoil_op(monkeypatch: pytest.MonkeyPatch, op: str, change: Callable[..., Any]) -> None:
@@ -154,17 +178,17 @@ OPS: list[tuple[str, str, Callable[[dict[str, Any]], dict[str, Any]]]] = [
 
 @pytest.mark.parametrize("op, text, change", OPS, ids=[op for op, *_ in OPS])
 def test_a_fault_in_the_meaning_of_an_op(
-    op: str, text: str, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    op: str, text: str, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    other_compiler: None,
+) -> None:  # fmt: skip
     """float64 evaluates our own definition, which is wrong too: onnxruntime tells them apart."""
     spoil_op(monkeypatch, op, change)
     model = parse(text, 20)
     given = inputs_of(model)
-    options: dict[str, Any] = {"cache": False, "attention": False}
-    found = compare(model, given, **options, bisect="nodes", folder=tmp_path)
+    found = compare(model, given, attention=False, bisect="nodes", folder=tmp_path)
     assert found.culprit is not None and found.culprit.op_type == op, str(found)
-    assert found.reduction is not None and len(found.reduction.nodes) <= 5
-    again = compare(model, given, **options, bisect="passes").reduction
+    reduced(found, tmp_path)
+    again = compare(model, given, attention=False, bisect="passes").reduction
     assert again is not None and again.culprit == "decompose"
 
 
@@ -187,28 +211,34 @@ SPELLINGS = [("Floor", "v_floor(", "v_ceil("), ("Tanh", "v_tanh(", "v_sin("), ("
 
 
 @pytest.mark.parametrize("op, right, wrong", SPELLINGS, ids=[op for op, *_ in SPELLINGS])
-def test_a_fault_in_a_kernel(op: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_fault_in_a_kernel(
+    op: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_compiler: None
+) -> None:
     """Inside of fused kernels: the taps show which node it is."""
     model = parse(KERNELS, 20)
     given = inputs_of(model)
-    assert not compare(model, given, cache=False, layers=True).faults
     spelled_otherwise(monkeypatch, right, wrong)
-    found = compare(model, given, cache=False, bisect="nodes", folder=tmp_path)
+    found = compare(model, given, bisect="nodes", folder=tmp_path)
     assert found.culprit is not None and found.culprit.op_type == op, str(found)
-    assert found.reduction is not None and len(found.reduction.nodes) <= 5
-    again = compare(model, given, cache=False, bisect="passes").reduction
+    reduced(found, tmp_path)
+    again = compare(model, given, bisect="passes").reduction
     assert again is not None and again.culprit == "code generation"
 
 
-def test_a_stale_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fault_in_a_kernel() -> None:
+    model = parse(KERNELS, 20)
+    assert not compare(model, inputs_of(model), layers=True).faults
+
+
+def test_a_stale_buffer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_compiler: None) -> None:
     """Two intermediates in one place: no tensor alone is wrong, and no pass."""
     text = """(float[64, 64] x, float[64, 64] w) => (float[64, 64] y) { a = MatMul(x, w) b = MatMul(a, w)
-      c = MatMul(b, a) d = MatMul(c, b) y = MatMul(d, a) }"""
+      c = MatMul(b, a) d = MatMul(c, b) e = MatMul(d, w) f = MatMul(e, w) y = MatMul(f, a) }"""
     model = parse(text, 20)
     given = inputs_of(model)
-    assert compare(model, given, cache=False)
     monkeypatch.setattr(cpp_program, "assign_offsets", lambda sizes, spans: ([0] * len(sizes), max(sizes, default=0)))
-    found = compare(model, given, cache=False, bisect="passes", layers=True)
+    found = compare(model, given, bisect="passes", layers=True)
     assert not found.agree and found.reduction is not None
     assert found.reduction.culprit == "code generation", str(found)
     assert any("memory" in note for note in found.notes)
+    reduced(compare(model, given, bisect="nodes", folder=tmp_path), tmp_path)

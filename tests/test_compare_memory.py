@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxc.errors import ModelError
+from onnxc.runtime.mapped import forget, forgetting
 from onnxc.tools.compare import compare, sides
 from onnxc.tools.compare.engines import Float64, OnnxReference, OnnxRuntime, load_piece
 from onnxc.tools.compare.layers import CHUNK, _chunks
-from onnxc.tools.compare.memory import forget, forgetting
 from onnxc.tools.compare.pieces import SourceModel
 from tests.small_models import parse
 

@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxc
+from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.testing import assert_arrays_close, assert_close
@@ -21,7 +22,7 @@ from onnxc.tools.compare.layers import matched_names
 from onnxc.tools.compare.metrics import measure, top_agreement
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.results import Verdict
-from onnxc.tools.compare.taps import CompileOptions, TappedProgram
+from onnxc.tools.compare.tapped import TappedProgram
 from onnxc.tools.compare.training import compare_gradients, compare_training
 from onnxc.tools.compare.verdicts import parse_tolerances
 from onnxc.tools.data import samples_of
@@ -85,8 +86,8 @@ def test_a_torch_module() -> None:
 
 def test_taps_leave_the_plan_as_it_is() -> None:
     program = TappedProgram(MODEL, CompileOptions())
-    before = [[n.op for n in g.nodes] for g in program.plan.groups]
-    plan, taps = program._planned()
+    before = [[n.op for n in g.nodes] for g in program.plans.plan.groups]
+    plan, taps = program.plans.planned()
     assert [[n.op for n in g.nodes] for g in plan.groups] == before
     assert {t.value.name: t.how for t in taps}.keys() >= {"a", "b", "c"}
     (plain,) = onnxc.compile(MODEL)(**GIVEN).values()

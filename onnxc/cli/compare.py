@@ -107,14 +107,13 @@ def compare(
             atol=atol,
             tolerances=parse_tolerances(tolerance or []),
             dims=given.dims,
-            **compiling.keywords,
-            tuned=compiling.tuned,
-            compiled=compiling.compile(model, tell) if ours in (None, "onnxc") and not is_file(reference) else None,
+            **compiling.everything,
             progress=tell,
         )
         if html:
             tell("write")
-            other = reference.partition("@")[0] if is_file(reference) else model  # whose nodes the layers are
+            file = reference.partition("@")[0]
+            other = file if file.endswith(".onnx") else model  # whose nodes the layers are
             write_comparison(html, result, other, input_shapes=compiling.shapes, title=os.path.basename(model))
     if as_json:
         print_json(result.to_dict())
@@ -123,8 +122,3 @@ def compare(
     if html:
         typer.echo(f"written to {html}", err=as_json)
     raise typer.Exit(0 if result.agree and not result.faults else 1)
-
-
-def is_file(side: str) -> bool:
-    """Whether a side is another model, so that ours is not compiled."""
-    return side.partition("@")[0].endswith(".onnx")

@@ -55,3 +55,25 @@ class WeightStore:
     def _fill(self, block: np.ndarray, start: int, nbytes: int, write: Write) -> int:
         write(block[start : start + nbytes])
         return nbytes
+
+    def matches(self, block: np.ndarray, after: Callable[[int], None] | None = None) -> bool:
+        """Whether a block has, at each array's place, what `fill` writes there. It is made again part by part."""
+        if block.nbytes != self.nbytes:
+            return False
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = pool.map(lambda part: _same(block, *part), self._parts)
+            for (_, nbytes, _), same in zip(self._parts, found, strict=True):
+                if not same:
+                    pool.shutdown(cancel_futures=True)
+                    return False
+                if after is not None:
+                    after(nbytes)
+        return True
+
+
+def _same(block: np.ndarray, start: int, nbytes: int, write: Write) -> bool:
+    part = np.zeros(nbytes + ALIGN, np.uint8)
+    at = -part.ctypes.data % ALIGN
+    part = part[at : at + nbytes]
+    write(part)
+    return bool(np.array_equal(part, block[start : start + nbytes]))

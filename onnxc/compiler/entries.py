@@ -68,7 +68,9 @@ def get(cache: Cache, entry: str, threads: int | None) -> CompiledModel | None:
     try:
         package = open_package(path)
         sections = {name: package.section(name) for name in package.names if name != MANIFEST}
-        return CompiledModel(package.manifest, sections, threads=threads, cache=cache)
+        found = CompiledModel(package.manifest, sections, threads=threads, cache=cache)
+        found.entry = entry
+        return found
     except PackageError:  # damaged, or removed a moment ago: compile again
         cache.remove(entry)
         return None

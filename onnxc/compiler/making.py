@@ -48,7 +48,7 @@ def _for_cpu(
     with ThreadPoolExecutor(1) as pool:
         program = written(graph, request.cpu, options.fusion_options, kernels, stages)
         building = pool.submit(build, program, request.cpu, cache)
-        weights = weights_block(program)
+        weights = weights_block(program, graph)
         stages.done("weights")
         code = building.result()
         stages.done("c++")
@@ -66,7 +66,8 @@ def _for_gpu(graph: Graph, request: Request, target: gpu.GpuTarget, stages: Stag
         plan = gpu.planned(graph, request.options.fusion_options)
         stages.done("plan")
         built = gpu.make(plan, target, request.measured, stages.done)
-    return _packed(graph, request, target, built, weights_block(built.first), stages)
+    weights = weights_block(built.first, graph)
+    return _packed(graph, request, target, built, weights, stages)
 
 
 def _packed(
@@ -99,7 +100,7 @@ def gpu_variants(
             built = variants.make(decided)
         store = built.first.weights
         if store.nbytes not in blocks:  # of candidates that pack weights in other ways there may be more
-            blocks[store.nbytes] = weights_block(built.first)
+            blocks[store.nbytes] = weights_block(built.first, graph)
         return CompiledModel(*_packed(graph, request, target, built, blocks[store.nbytes], Stages()))
 
     return variant, variants.prepare

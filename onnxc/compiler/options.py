@@ -83,6 +83,7 @@ class CompileOptions:
             self.integer and not gpu,
             weight_only=not gpu,
             half_attention=gpu,
+            filled_attention=gpu,
             attention_depth=MOST_DEPTH if gpu else None,
             dtype=self.dtype,
             merge=gpu,

@@ -28,10 +28,12 @@ from onnxc.passes.random_state import lift_random_state
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.partition import planned
 from onnxc.primitives.host import is_host
+from onnxc.primitives.places import is_foreign
 from onnxc.primitives.verify import verify
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import Level, has_byte_products
 from onnxc.runtime.library import NATIVE
+from onnxc.runtime.mapped import forgetting
 from onnxc.runtime.toolchain import Source, compile_library, find_compiler
 
 if TYPE_CHECKING:
@@ -90,7 +92,9 @@ def lowered(graph: Graph, careful: bool = False) -> Graph:
 
 def is_staged(graph: Graph) -> bool:
     """Whether a graph of primitives is to become several programs."""
-    return any(is_host(n) for n in graph.nodes) or not all(isinstance(v.type, TensorType) for v in graph.inputs)
+    values = (*graph.inputs, *graph.outputs)  # those that no kernel can hold are the host's
+    plain = all(isinstance(v.type, TensorType) and not is_foreign(v) for v in values)
+    return not plain or any(is_host(n) for n in graph.nodes)
 
 
 def prepared(graph: Graph, options: PassOptions, stages: Stages) -> Graph:
@@ -145,10 +149,17 @@ def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
     )
 
 
-def weights_block(program: Program | GpuProgram, after: Callable[[int], None] | None = None) -> np.ndarray[Any, Any]:
-    """The program's weights as one aligned block of bytes; `after` is told the bytes of each part."""
+def weights_block(program: Program | GpuProgram, graph: Graph) -> np.ndarray[Any, Any]:
+    """The program's weights as one aligned block of bytes. They are packed from the constants of `graph`: those that
+    are mapped from a file leave memory as they have been read, so that large models are not in memory twice.
+    """
     block = np.zeros(program.weights.nbytes + 4096, np.uint8)
     start = -block.ctypes.data % 4096
     block = block[start : start + program.weights.nbytes]
-    program.weights.fill(block, after)
+    program.weights.fill(block, forgetting(constants(graph)))
     return block
+
+
+def constants(graph: Graph) -> list[np.ndarray[Any, Any]]:
+    """The arrays that a graph has inside."""
+    return [n.attrs["value"] for n in graph.nodes if n.op == "constant"]

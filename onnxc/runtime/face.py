@@ -132,6 +132,8 @@ class CompiledModel:
     _variants: Variants | None = None
     record: Callable[..., PassLog | None] | None = None
     """Runs the passes again, on a model or its file where that is known, and tells what each does. For reports."""
+    entry = ""
+    """The key of the cache's entry that is mapped; empty where there is none."""
 
     # ------------------------------------------------------------ calls
 

@@ -178,6 +178,11 @@ class CpuModel(CompiledModel):
         # A model without dynamic dims has this one only.
         self._fixed = None if self._signature.symbols else self._new_site(self._fixed_shapes())
 
+    @property
+    def weights(self) -> Array:
+        """The block of weights, as bytes; mapped, where the model comes from a file or from the cache."""
+        return self._weights
+
     # ------------------------------------------------------------ calls
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Array, ...]:

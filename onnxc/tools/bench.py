@@ -8,7 +8,6 @@ ratios carry over between machines better than times.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import statistics
@@ -151,12 +150,9 @@ class Bench:
         }
 
     def __str__(self) -> str:
-        from rich.console import Console  # only to print
+        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
 
-        console = Console(file=io.StringIO(), width=100, no_color=True, force_terminal=False)
-        console.print(self)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return text.rstrip()
+        return as_text(self, width=100)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich import box

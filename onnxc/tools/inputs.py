@@ -49,7 +49,8 @@ def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str =
 def _read_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return _with_lists({name: stored[name] for name in stored.files})
+            members = {name: f"{name}.npy" for name in stored.files}  # "x.npy" is the file of "x", or a tensor's name
+            return _with_lists({name: stored[m if m in stored else name] for name, m in members.items()})
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
 
@@ -89,8 +90,10 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array | list
     """
     flat = dict(_flat(arrays))
     plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in flat.items()}
-    with open(path, "wb") as file:
-        np.savez(file, **plain)  # type: ignore[arg-type]  # names are the model's own
+    with zipfile.ZipFile(path, "w") as archive:  # np.savez has parameters that tensors may be named as
+        for name, array in plain.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array))
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:

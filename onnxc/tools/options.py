@@ -171,7 +171,7 @@ class Target:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What `onnxc.compile`, `onnxc.compare` and `onnxc.tune` all take."""
+        """What `onnxc.compile` and `onnxc.tune` take."""
         names = ("target", "cpu", "threads", "accuracy", "precision", "dtype")
         return {name: getattr(self, name) for name in names} | {"input_shapes": self.shapes}
 
@@ -188,6 +188,12 @@ class Compiling(Target):
     ] = "default"
     tune_seconds: Seconds = None
     tuned: Tuned = True
+
+    @property
+    def everything(self) -> dict[str, Any]:
+        """What `onnxc.compile` and `onnxc.compare` take."""
+        names = ("mode", "tune_seconds", "tuned", "record")
+        return self.keywords | {name: getattr(self, name) for name in names}
 
     def open(self, path: str, tell: Progress) -> CompiledModel:
         """A compiled model: compiled from ONNX, or loaded from a saved file."""
@@ -207,12 +213,8 @@ class Compiling(Target):
 
         return compile_model(
             path,
-            **self.keywords,
+            **self.everything,
             cache=cache,
-            mode=self.mode,
-            tune_seconds=self.tune_seconds,
-            tuned=self.tuned,
-            record=self.record,
             progress=lambda stage: tell(f"{stage} done"),  # the compiler names stages as they end
         )
 
@@ -275,10 +277,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
     """A spinner with the name of the stage on standard error, only for a terminal."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True)
+    from onnxc.reports.terminal import SafeConsole
+
+    console = SafeConsole(stderr=True)
     if not console.is_terminal:
         yield lambda stage: None
         return
@@ -288,9 +291,9 @@ def progress(title: str) -> Iterator[Progress]:
 
 def output() -> Console:
     """Standard output. Lines are never broken; colours are for terminals (and $NO_COLOR is heeded)."""
-    from rich.console import Console
+    from onnxc.reports.terminal import SafeConsole
 
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+    return SafeConsole(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def print_json(value: Any) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,12 +48,9 @@ class Tuning:
         return {**found, **({"refused": self.refused} if self.refused else {})}
 
     def __str__(self) -> str:
-        from rich.console import Console  # only to print
+        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
 
-        console = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
-        console.print(self)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+        return as_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich import box

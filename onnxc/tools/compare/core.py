@@ -22,7 +22,7 @@ import resource
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,6 @@ from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
-from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.host import is_host
 from onnxc.random_inputs import random_inputs
 from onnxc.tools.compare.bisect import KINDS
@@ -71,21 +70,9 @@ def compare(
     atol: float = 1e-5,
     tolerances: Mapping[str, float] | None = None,
     dims: Mapping[str, int] | None = None,
-    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
-    target: str = "cpu",
-    cpu: str = "native",
-    threads: int | None = None,
-    accuracy: str = "default",
-    precision: str = "float32",
-    dtype: str | None = None,
-    fusion: bool | FusionOptions = True,
-    attention: bool = True,
-    integer: bool = True,
-    tuned: bool = True,
-    cache: bool = True,
-    base_dir: str | None = None,
     compiled: Callable[..., Any] | None = None,
     progress: Tell | None = None,
+    **compiling: Any,
 ) -> Comparison:
     """Runs a model on two sides on the same inputs, and judges each output; with `layers`, each tensor inside.
 
@@ -109,10 +96,9 @@ def compare(
         tolerances: of layers, relative to the largest value, by dtype, op type or both: `{"float16": 1e-2, "Softmax":
             1e-4, "Softmax:float16": 2e-2}`. Default: a bound from the dtype and the operations.
         dims: sizes of dynamic dims in random inputs, by the model's names: `{"batch": 2}`.
-        input_shapes, target, cpu, threads, accuracy, precision, dtype, fusion, attention, integer, tuned, cache,
-            base_dir: as for `onnxc.compile`.
         compiled: a compiled model to judge, instead of compiling `model`.
         progress: called with the name of each stage.
+        compiling: the options of `onnxc.compile` (`target`, `dtype`, `input_shapes`, `cache`, ...).
 
     Raises OnnxcError where the model cannot be compiled, or a side cannot run it.
     """
@@ -120,24 +106,29 @@ def compare(
         raise InputError("at least one sample is needed")
     if bisect is not None and bisect not in KINDS:
         raise InputError(f"a bisection is over {', '.join(KINDS)}, not {bisect!r}")
-    options = CompileOptions(
-        target=target, cpu=cpu, threads=threads, input_shapes=input_shapes or {}, base_dir=base_dir,
-        accuracy=accuracy, precision=precision, dtype=dtype, fusion=fusion, attention=attention, integer=integer,
-        tuned=tuned, cache=cache,
-    )  # fmt: skip
+    options = _compile_options(compiling)
     tell = progress or (lambda stage: None)
-    judge = Judge(model, input_shapes, Tolerances(rtol, atol, tolerances or {}), tell, base_dir)
+    judge = Judge(model, options.input_shapes, Tolerances(rtol, atol, tolerances or {}), tell, options.folder)
     theirs = make_side(reference, model, options, tell=tell)
     if ours is None:
         ours = "onnxc" if compiled is not None or not _is_other_file(theirs, model) else "onnxruntime"
     own = make_side(ours, model, options, compiled=compiled, tell=tell)
-    run = _Run(judge, own, theirs, tell)
+    run = _Run(judge, own, theirs, options, tell)
     given = _samples(judge, inputs, samples, seed, dims)
     layers = layers or bisect == "nodes"
     found = run.all(given, keep_worst=keep_worst, layers=layers, seed=seed if inputs is None else None)
     if bisect is None or (found.agree and not found.faults):
         return found
-    return replace(found, reduction=run.bisect(bisect, found, options, folder))
+    return replace(found, reduction=run.bisect(bisect, found, folder))
+
+
+def _compile_options(given: Mapping[str, Any]) -> CompileOptions:
+    """The options of a compile, by name."""
+    known = [f.name for f in fields(CompileOptions)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise InputError(f"neither onnxc.compare nor onnxc.compile has an option {', '.join(map(repr, unknown))}")
+    return CompileOptions(**given)
 
 
 def _is_other_file(side: Side, model: ModelLike) -> bool:
@@ -163,24 +154,23 @@ def _is_list_of_samples(inputs: Any) -> bool:
 class _Run:
     """Both sides over all samples."""
 
-    def __init__(self, judge: Judge, ours: Side, theirs: Side, tell: Tell) -> None:
+    def __init__(self, judge: Judge, ours: Side, theirs: Side, options: CompileOptions, tell: Tell) -> None:
         self.judge, self.ours, self.theirs, self.tell = judge, ours, theirs, tell
+        self.options = replace(options, mode="default", tune_seconds=None)  # what was measured is known by then
         self.seconds: dict[str, float] = {}
         self.worst: Arrays = {}
 
-    def bisect(
-        self, kind: str, found: Comparison, options: CompileOptions, folder: str | os.PathLike[str] | None
-    ) -> Reduction:
+    def bisect(self, kind: str, found: Comparison, folder: str | os.PathLike[str] | None) -> Reduction:
         """What makes the difference, for the worst sample."""
         if kind == "nodes":
-            text = _option_text(options)
+            text = _option_text(self.options)
             place = None if folder is None else Path(folder)
             return self._timed(
                 "bisect", lambda: reduction(found, self.ours, self.theirs, self.worst, place, text, self.tell)
             )
         if not isinstance(self.ours, OnnxcSide):
             raise InputError(f"bisect={kind!r} takes the compiler apart: our side has to be onnxc")
-        names, theirs = self.judge.graph.output_names, self.theirs
+        names, theirs, options = self.judge.graph.output_names, self.theirs, self.options
 
         def right(given: Mapping[str, Any]) -> list[Any]:
             outputs = dict(zip(theirs.output_names, theirs.run(dict(given)), strict=True))
@@ -280,7 +270,8 @@ def _option_text(options: CompileOptions) -> str:
     default = CompileOptions()
     named = ("target", "cpu", "threads", "accuracy", "precision", "dtype")
     given = [(n, getattr(options, n)) for n in named if getattr(options, n) != getattr(default, n)]
-    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given)
+    text = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given)
+    return text + (" --no-tuned" if options.tuned is False else "")
 
 
 def _is_excused(row: OutputComparison) -> bool:

@@ -23,7 +23,7 @@ from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorPro
 from onnxc.errors import InputError, ModelError
 from onnxc.frontends.onnx_scope import source_line
 from onnxc.frontends.onnx_tensors import DataFolder, array_of
-from onnxc.tools.compare.memory import forget
+from onnxc.runtime.mapped import forget
 
 Array = np.ndarray[Any, Any]
 ModelLike = str | os.PathLike[str] | bytes | ModelProto

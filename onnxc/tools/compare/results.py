@@ -9,7 +9,6 @@ of ours, measured against theirs.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -66,7 +65,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Metrics:
-    """How far a tensor of ours is from theirs. Quantiles and units in the last place are those of a sample of 65,536
+    """How far a tensor of ours is from theirs. Quantiles and units in the last place are those of a sample of 16,384
     elements where a tensor has more (and of the element with the largest difference).
 
     Attributes:
@@ -314,12 +313,9 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        from rich.console import Console  # only to print
+        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
 
-        console = Console(file=io.StringIO(), width=120, no_color=True, force_terminal=False)
-        console.print(self)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+        return as_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from onnxc.tools.compare.tables import comparison_tables

@@ -19,6 +19,7 @@ import numpy as np
 
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
+from onnxc.runtime.mapped import forget
 from onnxc.runtime.model import CompiledModel
 from onnxc.tools.compare.engines import (
     Engine,
@@ -31,9 +32,8 @@ from onnxc.tools.compare.engines import (
     load_piece,
     torch_runner,
 )
-from onnxc.tools.compare.memory import forget
 from onnxc.tools.compare.pieces import ModelLike, SourceModel
-from onnxc.tools.compare.taps import TappedProgram
+from onnxc.tools.compare.tapped import TappedProgram
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -116,9 +116,10 @@ class OnnxcSide(Side):
     ) -> None:
         engine = Onnxc(options, progress=(lambda stage: tell(f"{stage} done")) if tell else None)
         super().__init__(model, engine, options.folder)
-        self.options, self.note = options, ""
+        self.first, self.note = options, ""  # of the first compile; what it measures is known to the others
+        self.options = replace(options, mode="default", tune_seconds=None)
         self.random = bool(getattr(compiled, "random", False))
-        self._own = compiled
+        self._own, self._is_given = compiled, compiled is not None
         if compiled is not None:
             self._runner = called(compiled)
         self._program: TappedProgram | None = None
@@ -133,7 +134,7 @@ class OnnxcSide(Side):
             from onnxc.compiler import compile as compile_model
 
             assert isinstance(self.engine, Onnxc)
-            self._own = compile_model(self.model, **self.options.keywords(), progress=self.engine.progress)
+            self._own = compile_model(self.model, **self.first.keywords(), progress=self.engine.progress)
             self.random = bool(getattr(self._own, "random", False))
             self._runner = called(self._own)
         return self._runner(given)
@@ -141,7 +142,8 @@ class OnnxcSide(Side):
     def tapped(self) -> TappedProgram:
         """The program with taps. Raises UnsupportedError where there is none."""
         if self._program is None:
-            self._program = TappedProgram(self.model, self.options)
+            plain = None if self._is_given else self._own  # what is given may be compiled from something else
+            self._program = TappedProgram(self.model, self.options, plain=plain)
         return self._program
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
@@ -154,7 +156,7 @@ class OnnxcSide(Side):
 
     def rest(self) -> None:
         if self.source is not None and self.source.total_bytes > WHOLE_BYTES:
-            forget([getattr(self._own, "_weights", None)])  # they are mapped
+            forget([getattr(self._own, "weights", None)])  # they are mapped
 
     def close(self) -> None:
         if self._runner is not None and self._own is not None:
@@ -392,6 +394,8 @@ def make_side(
 
 def _named_side(spec: str, model: ModelLike, options: CompileOptions, compiled: Any, tell: Tell | None) -> Side:
     base = options.folder
+    if not spec:
+        raise InputError("a side of a comparison has a name; none was given")
     if spec == "onnxc":
         return OnnxcSide(model, options, compiled, tell)
     name, _, level = spec.partition(":")

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from onnxc.reports.terminal import spelled
 from onnxc.tools.compare.results import Comparison, OutputComparison, TensorComparison, Verdict
 
 SHOWN = 12  # layers in the table at most
@@ -53,8 +54,12 @@ def _outputs(found: Comparison) -> Table:
         cells += [f"{o.max_abs:.2e}", f"{o.max_rel:.2e}"]
         if logits:
             cells.append(f"{o.metrics.top1:.1%}" if o.metrics is not None and o.metrics.top1 is not None else "")
-        table.add_row(*map(Text, cells), _verdict(o))
+        table.add_row(*map(_cell, cells), _verdict(o))
     return table
+
+
+def _cell(text: str) -> Text:
+    return Text(spelled(text))
 
 
 def _verdict(o: OutputComparison) -> Text:
@@ -78,16 +83,17 @@ def _layers(found: Comparison) -> Iterator[Any]:
     culprit = found.culprit
     if culprit is not None:
         where = f" {culprit.node_name!r}" if culprit.node_name else ""
-        line = f", {culprit.origin}" if culprit.origin else ""
+        line = f", {spelled(culprit.origin)}" if culprit.origin else ""
         yield Text(
-            f"the error is made by {culprit.label}{where}{line}: {culprit.note or culprit.verdict.value}", "bold red"
+            f"the error is made by {spelled(culprit.label)}{where}{line}: {culprit.note or culprit.verdict.value}",
+            "bold red",
         )
     nonfinite = found.first_nonfinite
     if nonfinite is not None:
         side, t = nonfinite
         assert t.metrics is not None
         at = t.metrics.ours if side != "theirs" else t.metrics.theirs
-        yield Text(f"first NaN or infinity ({side}): {t.label}, {t.name!r} at {list(at.first or ())}")
+        yield Text(f"first NaN or infinity ({side}): {spelled(t.label)}, {t.name!r} at {list(at.first or ())}")
 
 
 def _excess(t: TensorComparison) -> float:
@@ -102,7 +108,9 @@ def _layer_table(rows: list[TensorComparison]) -> Table:
     for t in rows:
         numbers = [_number(x) for x in (t.error, t.inherited, t.introduced, t.bound)]
         cells = [t.label, _short(t.name), f"{t.dtype}{list(t.shape)}", *numbers]
-        table.add_row(*map(Text, cells), Text(t.verdict.value, style=_COLOURS.get(t.verdict, "default")))
+        table.add_row(
+            *(Text(spelled(c)) for c in cells), Text(t.verdict.value, style=_COLOURS.get(t.verdict, "default"))
+        )
     return table
 
 

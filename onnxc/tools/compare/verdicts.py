@@ -12,6 +12,7 @@ import numpy as np
 from onnxc.errors import InputError
 from onnxc.tools.compare.metrics import distance, is_float, largest, largest_finite, unit, wide
 from onnxc.tools.compare.results import Verdict
+from onnxc.tools.compare.sums import largest_gap
 
 Array = np.ndarray[Any, Any]
 
@@ -124,9 +125,8 @@ def layer_bound(op_types: list[str], exact: Array, narrow: Array | None, eps: fl
     """
     if exactly and all(op in EXACT_OPS for op in op_types):
         return 0.0
-    floor = FLOOR_OF_HALVES if eps > 1e-4 else FLOOR
-    floor = max([floor, *(FLOOR_OF_OPS.get(op, 0.0) for op in op_types)]) * math.sqrt(max(1, len(op_types)))
-    bound = floor * eps * largest_finite(exact)
+    floor = FLOOR_OF_HALVES if eps > 1e-4 else max([FLOOR, *(FLOOR_OF_OPS.get(op, 0.0) for op in op_types)])
+    bound = floor * math.sqrt(max(1, len(op_types))) * eps * largest_finite(exact)
     if narrow is not None and narrow.shape == exact.shape:
         errors = distance(wide(narrow), wide(exact))
         bound = max(bound, NARROW * largest_finite(errors))
@@ -150,8 +150,7 @@ def gap(a: Array, b: Array) -> float:
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":  # those of 64 bits have no exact float64
         return 0.0 if np.array_equal(a, b) else max(1.0, largest(distance(wide(a), wide(b))))
     if a.dtype.kind == b.dtype.kind == "f":
-        with np.errstate(all="ignore"):
-            top = largest(np.asarray(np.subtract(a, b, dtype=np.float64)))
+        top = largest_gap(a, b)
         if math.isfinite(top):
             return top
     return largest(distance(wide(a), wide(b)))

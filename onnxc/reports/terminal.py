@@ -1,0 +1,41 @@
+"""Text for a terminal: what a model calls its tensors and nodes is shown, and never obeyed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+
+
+class SafeConsole(Console):
+    """A console that spells out control characters, and those that change the direction of text."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if segment.control or text.isprintable() or text == "\n":
+                yield segment
+            else:
+                yield Segment("\n".join(map(spelled, text.split("\n"))), segment.style)
+
+
+def spelled(text: str) -> str:
+    r"""What is no printable character as an escape, so that a name stays on its line.
+
+    >>> spelled("a\x1b[31mb\n")
+    'a\\x1b[31mb\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def as_text(renderable: Any, width: int = 120) -> str:
+    """What a console prints, without colours and trailing spaces."""
+    console = SafeConsole(file=io.StringIO(), width=width, no_color=True, force_terminal=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
