@@ -85,8 +85,10 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """Version by domain. A domain that is imported twice has the higher version."""
     found: dict[str, int] = {}
     for entry in imports:
-        domain = domain_of(entry.domain)
-        found[domain] = max(found.get(domain, int(entry.version)), int(entry.version))
+        domain, version = domain_of(entry.domain), int(entry.version)
+        if domain and not 0 <= version < 1 << 31:
+            raise ModelError(f"the model imports the domain {domain!r} in version {version}, which there is not")
+        found[domain] = max(found.get(domain, version), version)
     if "" in found and not MIN_OPSET <= found[""] <= MAX_OPSET:
         raise ModelError(f"the model uses opset {found['']}; opsets {MIN_OPSET} to {MAX_OPSET} are supported")
     return found

@@ -56,11 +56,16 @@ def repeat(c: Call, x: Value, repeats: Sequence[Dim]) -> Value:
     return c.b.reshape(c.b.expand(c.b.reshape(x, between), tiled), c.type.shape)
 
 
+def _is_negative(position: Dim) -> bool:
+    """Whether a place counts from the end, whatever the sizes are."""
+    return position < 0 if isinstance(position, int) else is_nonnegative(-position - 1)
+
+
 def _inside(position: Dim | None, size: Dim, default: Dim) -> Dim:
     """A start or an end of a slice, from 0 to the size."""
     if position is None or (isinstance(position, int) and position >= 2**63 - 1):
         return default
-    if isinstance(position, int) and position < 0:
+    if _is_negative(position):
         return maximum(size + position, 0)
     if isinstance(position, int) or is_nonnegative(position):
         return minimum(position, size)
@@ -83,9 +88,9 @@ def select(c: Call, x: Value, axis: int, index: Dim) -> Value:
 
 
 def _position(index: Dim, size: Dim) -> Dim:
-    if isinstance(index, int):
-        return index if index >= 0 else size + index
-    if is_nonnegative(index):
+    if _is_negative(index):
+        return size + index
+    if isinstance(index, int) or is_nonnegative(index):
         return index
     raise UnsupportedError(f"an index {index}, whose sign is not known")
 
@@ -235,15 +240,23 @@ def as_strided(
     c: Call, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:
     """Reads at addresses of the memory of x, which must be all of its storage, without gaps."""
-    b, flat = c.b, _memory(c, x)
+    tensor = c.tensors[0]
+    plain = storage_offset in (None, 0) and _is_row_major(c.type.shape, stride) and always_equal(c.type.size, x.t.size)
+    if plain and tensor is not None and tensor.is_contiguous() and tensor.storage_offset() == 0:
+        return c.b.reshape(x, c.type.shape)  # strides of axes of size 1 alone are others
+    flat = _memory(c, x)
+    if plain:
+        return c.b.reshape(flat, c.type.shape)
+    return c.b.gather(flat, _addresses(c, c.type.shape, stride, storage_offset or 0), 0)
+
+
+def _is_row_major(shape: Sequence[Dim], stride: Sequence[Dim]) -> bool:
     dense: Dim = 1
-    plain = storage_offset in (None, 0)
-    for d, s in zip(reversed(c.type.shape), reversed(stride), strict=True):
-        plain = plain and (always_equal(d, 1) or always_equal(s, dense))
+    for d, s in zip(reversed(shape), reversed(stride), strict=True):
+        if not always_equal(d, 1) and not always_equal(s, dense):
+            return False
         dense = dense * d
-    if plain and always_equal(dense, x.t.size):
-        return b.reshape(flat, c.type.shape)
-    return b.gather(flat, _addresses(c, c.type.shape, stride, storage_offset or 0), 0)
+    return True
 
 
 @aten("as_strided_scatter")

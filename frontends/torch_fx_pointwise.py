@@ -12,8 +12,9 @@ from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import always_equal
 from onnxc.ir.graph import Value
-from onnxc.ops import common
+from onnxc.ops import common, reals
 from onnxc.ops.common import negative
 from onnxc.primitives.builder import Builder
 
@@ -105,25 +106,12 @@ def exp2(c: Call, x: Value) -> Value:
 
 @aten("log1p")
 def log1p(c: Call, x: Value) -> Value:
-    """log(u) * x / (u - 1) with u = 1 + x: the rounding of u cancels out (Kahan)."""
-    b, (x,) = c.b, c.floats(x)
-    u = b.add(x, 1.0)
-    d = b.sub(u, 1.0)
-    plain = b.or_(b.eq(d, 0.0), b.eq(u, math.inf))
-    exact = b.mul(b.log(u), b.div(x, b.where(plain, 1.0, d)))
-    return b.where(b.eq(d, 0.0), x, b.where(b.eq(u, math.inf), x, exact))
+    return reals.log1p(c.b, *c.floats(x))
 
 
 @aten("expm1")
 def expm1(c: Call, x: Value) -> Value:
-    """(u - 1) * x / log(u) with u = exp(x): the rounding of u cancels out (Kahan)."""
-    b, (x,) = c.b, c.floats(x)
-    u = b.exp(x)
-    d = b.sub(u, 1.0)
-    # Where u is 1 the answer is x; where x is large, or -1 is all that is left, it is u - 1.
-    far = b.or_(b.lt(0.5, b.abs(x)), b.eq(d, 0.0))
-    near = b.mul(d, b.div(x, b.where(far, 1.0, b.log(u))))
-    return b.where(b.eq(d, 0.0), x, b.where(far, d, near))
+    return reals.expm1(c.b, *c.floats(x))
 
 
 @aten("sigmoid")
@@ -172,7 +160,18 @@ def elu(c: Call, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: 
 
 def _binary(c: Call, op: str, x: Operand, y: Operand) -> Value:
     x, y = c.promoted(x, y)
+    y = _narrow(y, x)
+    x = _narrow(x, y)
     return c.b.one(_ON_BOOLS[op] if x.dtype is dtypes.boolean and op in _ON_BOOLS else op, x, y)
+
+
+def _narrow(x: Value, beside: Value) -> Value:
+    """The number of which `x` is made (by full_like, say) beside a tensor of its shape: then constants fold."""
+    node = x.node
+    if node is None or node.op != "expand" or node.operands[0].rank or len(x.shape) != len(beside.shape):
+        return x
+    alike = all(always_equal(a, b) for a, b in zip(x.shape, beside.shape, strict=True))
+    return node.operands[0] if alike else x
 
 
 @aten("add.Tensor", "add.Scalar")
@@ -200,7 +199,14 @@ def mul(c: Call, x: Operand, y: Operand) -> Value:
     return _binary(c, "mul", x, y)
 
 
-@aten("div.Tensor", "div.Scalar")
+@aten("prims.fma")
+def fma(c: Call, x: Value, y: Value, z: Value) -> Value:
+    """x * y + z."""
+    x, y, z = c.promoted(x, y, z)
+    return c.b.add(c.b.mul(x, y), z)
+
+
+@aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def div(c: Call, x: Operand, y: Operand) -> Value:
     return c.b.div(*c.floats(x, y))
 
@@ -299,19 +305,12 @@ aten("fmin")(_of_numbers("min"))
 
 @aten("copysign.Tensor", "copysign.Scalar")
 def copysign(c: Call, x: Value, y: Operand) -> Value:
-    b, (x, y) = c.b, c.floats(x, y)
-    size = b.abs(x)
-    return b.where(negative(b, y), b.neg(size), size)
+    return reals.copysign(c.b, *c.floats(x, y))
 
 
 @aten("hypot")
 def hypot(c: Call, x: Value, y: Value) -> Value:
-    """high * sqrt(1 + (low / high)^2), which does not overflow; infinite where either is."""
-    b, (x, y) = c.b, [c.b.abs(v) for v in c.promoted(x, y)]
-    high, low = b.max(x, y), b.min(x, y)
-    ratio = b.div(low, b.where(b.eq(high, 0.0), 1.0, high))
-    found = b.mul(high, b.sqrt(b.add(b.mul(ratio, ratio), 1.0)))
-    return b.where(b.or_(b.eq(x, math.inf), b.eq(y, math.inf)), math.inf, found)
+    return reals.hypot(c.b, *c.promoted(x, y))
 
 
 @aten("angle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import sympy
@@ -10,10 +11,12 @@ import torch
 
 from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_table import dtype_of
-from onnxc.ir.expr import Dim, Sym, ceildiv, floordiv, maximum, minimum, mod, prod, symbols
+from onnxc.ir.expr import Dim, Sym, ceildiv, floordiv, is_nonnegative, maximum, minimum, mod, prod, symbols
 from onnxc.ir.types import TensorType
 
 _MOST = 1 << 40  # a bound beyond which is none
+_FINEST = 1 << 10  # the greatest denominator of a factor of sizes
+_ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt")
 
 _BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
     "FloorDiv": floordiv, "CleanDiv": floordiv, "Mod": mod, "PythonMod": mod, "CeilDiv": ceildiv,
@@ -50,6 +53,9 @@ class Sizes:
             return int(e)
         if e.is_Symbol:
             return self._symbol(e, env)
+        name = type(e).__name__
+        if name in _ROUNDED:
+            return self._rounded(name, e.args[0], env)
         args = [self._convert(a, env) for a in e.args] if not e.is_Pow else []
         if e.is_Add:
             total: Dim = 0
@@ -60,7 +66,6 @@ class Sizes:
             return prod(args)
         if e.is_Pow and e.exp.is_Integer and 0 < int(e.exp) <= 8:
             return prod([self._convert(e.base, env)] * int(e.exp))
-        name = type(e).__name__
         if name == "ModularIndexing":
             x, by, modulus = args
             return mod(floordiv(x, by), modulus)
@@ -70,6 +75,30 @@ class Sizes:
                 result = _BINARY[name](result, a)
             return result
         raise UnsupportedError(f"a size {e}")
+
+    def _rounded(self, name: str, e: Any, env: Any) -> Dim:
+        """A number rounded to a size, as of an image that grows by 1.5."""
+        above, below = self._ratio(e, env)
+        if name == "TruncToInt" and not (isinstance(above, int) or is_nonnegative(above)):
+            raise UnsupportedError(f"a size {name}({e}), whose sign is not known")
+        return ceildiv(above, below) if name == "CeilToInt" else floordiv(above, below)
+
+    def _ratio(self, e: Any, env: Any) -> tuple[Dim, int]:
+        """A float as a quotient, where PyTorch computes it without rounding: sizes times eighths, say."""
+        if type(e).__name__ == "ToFloat":
+            return self._convert(e.args[0], env), 1
+        if e.is_Integer or e.is_Float:
+            exact = Fraction(float(e))
+            if exact.denominator <= _FINEST and abs(exact.numerator) < _MOST:
+                return exact.numerator, exact.denominator
+        if e.is_Mul or e.is_Add:
+            above, below = self._ratio(e.args[0], env)
+            for a in e.args[1:]:
+                n, d = self._ratio(a, env)
+                above, below = (above * n if e.is_Mul else above * d + n * below), below * d
+            if below <= _FINEST:
+                return above, below
+        raise UnsupportedError(f"a size of {e}, which is rounded")
 
     def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
         if s not in self.symbols:

@@ -223,6 +223,12 @@ def test_an_option_that_does_not_exist() -> None:
     assert isinstance(failure.value.__cause__ or failure.value, InputError) or "InputError" in str(failure.value)
 
 
+@pytest.mark.parametrize("option", [{"threads": 0}, {"threads": "2"}, {"dtype": "float8"}, {"accuracy": "good"}])
+def test_an_option_with_a_value_that_does_not_exist(option: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(option))):
+        through(lambda x: x + 1, options=option)(torch.ones(3))
+
+
 def test_the_compiler_imports_no_torch() -> None:
     code = "import sys, onnxc, onnxc.torch, onnxc.compiler; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -270,6 +276,40 @@ def test_products_that_become_vectors_and_scalars() -> None:
 
     for found, expected in zip(through(f)(x), f(x), strict=True):
         close(found, expected)
+    assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
+
+
+class Near(nn.Module):
+    """What an attention adds for the distance of two places, as T5 has it: constant where no gradient is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 3)
+
+    def forward(self, x: Any) -> Any:
+        place = torch.arange(x.shape[-1])
+        apart = (place - place[:, None]).abs()
+        far = 8 + (apart.float().clamp(min=1) / 8).log().mul(3).to(torch.long)
+        far = torch.min(far, torch.full_like(far, 15))
+        return x + self.table(torch.where(apart < 8, apart, far)).permute(2, 0, 1)
+
+
+def test_tensors_of_one_number_fold() -> None:
+    net, x = Near(), torch.randn(2, 3, 9, 9)
+    compiled = through(net)
+    close(compiled(x), net(x))
+    (graph,) = onnxc.torch.report().graphs
+    assert [[step.op for step in k.steps] for k in graph.programs[0].kernels] == [["add"]]
+
+
+def test_numbers_of_tensors_of_one_number() -> None:
+    def f(x: Any) -> Any:
+        two, one = torch.full_like(x, 2), torch.ones_like(x)
+        return two * one, two - x, x * two, torch.full((2, 4), 5.0) + torch.ones(4)
+
+    x = torch.randn(2, 3)
+    compiled = through(f)
+    close(compiled(x), f(x))
     assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
 
 

@@ -66,3 +66,30 @@ def test_a_failure_carries_the_report() -> None:
     with pytest.raises(onnxc.torch.ExportError, match="data-dependent") as failure:
         onnxc.from_torch(Branch(), torch.ones(3))
     assert "TracerWarning" in str(failure.value) and "Conversion Error Report" in failure.value.report
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any, counts: bool) -> Any:
+        self.calls.add_(1)
+        if counts:
+            self.count.add_(x)
+        return x * self.count
+
+
+def test_buffers_that_each_call_changes() -> None:
+    """A model has none: what is computed with them would be that of the first call for ever."""
+    with pytest.raises(onnxc.torch.ExportError, match=r"Counter computes with buffers .*\('count'\)"):
+        onnxc.from_torch(Counter(), (torch.ones(3), True))
+    x = torch.randn(3)
+    torch.testing.assert_close(onnxc.from_torch(Counter(), (x, False))(x, False), torch.zeros(3))
+
+
+def test_a_batch_norm_in_training_mode() -> None:
+    """PyTorch's exporter takes it for one in inference mode."""
+    with pytest.raises(onnxc.torch.ExportError, match=r"running_mean.*\.eval\(\)"):
+        onnxc.from_torch(torch.nn.BatchNorm1d(3).train(), torch.randn(4, 3))

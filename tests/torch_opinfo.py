@@ -302,7 +302,7 @@ def _through(
         return _called(function, spec, given)
 
     def compiler(graph: torch.fx.GraphModule, examples: Any) -> Any:
-        program = Program(graph, Options())
+        program = Program(graph, Options(views=False))
         outcome.fallbacks.update(f.op + ": " + f.reason for f in program.fallbacks)
         outcome.draws |= any(
             torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in program.missing

@@ -44,10 +44,11 @@ def bind_sizes(values: Sequence[Value], arrays: Sequence[np.ndarray]) -> dict[st
             raise InputError(f"input {value.name!r} is {value.type}, but got the shape {np.shape(array)}")
         for d, size in zip(value.shape, np.shape(array), strict=True):
             names = [s.key for s in symbols(d)]
-            if len(names) == 1 and repr(d) == names[0] and sizes.setdefault(names[0], size) == size:
-                continue
-            if evaluate(d, sizes) != size:
-                raise InputError(f"input {value.name!r} is {value.type}, but got the shape {np.shape(array)}")
+            if len(names) == 1 and repr(d) == names[0]:
+                sizes.setdefault(names[0], size)
+    for value, array in zip(values, arrays, strict=True):
+        if any(evaluate(d, sizes) != size for d, size in zip(value.shape, np.shape(array), strict=True)):
+            raise InputError(f"input {value.name!r} is {value.type}, but got the shape {np.shape(array)}")
     return sizes
 
 

@@ -67,7 +67,7 @@ def backend(
     def compiled(kind: str, frozen: bool) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             positions = _weights() if frozen else ()
-            program = Program(graph, Options(positions, chosen.fallback, chosen.compile))
+            program = Program(graph, Options(positions, chosen.fallback, chosen.compile, kind != "backward"))
             _programs[:] = [*((k, ref) for k, ref in _programs if ref() is not None), (kind, weakref.ref(program))]
             return _boxed(program)
 

@@ -183,6 +183,8 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         try:
             return _by_export(module, args, kwargs, dynamic_shapes, scratch)
+        except ExportError:
+            raise
         except Exception as error:
             report = "\n".join(p.read_text() for p in sorted(Path(scratch).glob("*.md")))
             try:
@@ -228,7 +230,9 @@ def _by_export(
         artifacts_dir=scratch,
     )  # fmt: skip
     assert program is not None and program.exported_program is not None
-    signature, spec = program.exported_program.graph_signature, program.exported_program.call_spec
+    traced = program.exported_program
+    _check_stateless(module, traced)
+    signature, spec = traced.graph_signature, traced.call_spec
     arguments = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
     results = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     model, folder = _stored(program)
@@ -241,6 +245,29 @@ def _by_export(
         spec.out_spec,
         folder,
     )
+
+
+def _check_stateless(module: torch.nn.Module, program: torch.export.ExportedProgram) -> None:
+    """ExportError for a module whose results depend on buffers that each call changes: a model keeps nothing."""
+    outputs = program.graph_signature.output_specs
+    changed = {s.target for s in outputs if s.kind == OutputKind.BUFFER_MUTATION}
+    nodes = {n.name: n for n in program.graph.nodes}
+    names = [getattr(s.arg, "name", None) for s in outputs if s.kind == OutputKind.USER_OUTPUT]  # constants have none
+    pending = [nodes[name] for name in names if name in nodes]
+    read = set(pending)
+    while pending:
+        found = set(pending.pop().all_input_nodes) - read
+        read |= found
+        pending += found
+    buffers = program.graph_signature.inputs_to_buffers
+    kept = sorted({buffers[n.name] for n in read if n.name in buffers} & changed)
+    if kept:
+        why = "it is in training mode: call .eval() first, or " if module.training else ""
+        why += "use torch.compile(backend='onnxc'), which keeps buffers up to date"
+        shown = ", ".join(map(repr, kept[:4])) + (", ..." if len(kept) > 4 else "")
+        who = type(module).__name__
+        message = f"{who} computes with buffers that each call changes ({shown}), and a model has none"
+        raise ExportError(f"{message}; {why}", "", UnsupportedError(message))
 
 
 _NUMBERS = (SymIntArgument, SymFloatArgument, SymBoolArgument)
@@ -278,6 +305,7 @@ def _by_trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     torch.onnx.export(
         _Flat(module, leaves, inputs), tuple(x for x in leaves if isinstance(x, torch.Tensor)), file,
         input_names=[n for n in names if n is not None], output_names=ends, dynamo=False,
+        training=torch.onnx.TrainingMode.PRESERVE,
     )  # fmt: skip
     model = onnx.load_from_string(file.getvalue())
     arguments = tuple(Leaf(n) if n is not None else Leaf(None, x) for n, x in zip(names, leaves, strict=True))

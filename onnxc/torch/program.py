@@ -18,11 +18,12 @@ import torch
 from torch import fx
 
 from onnxc.compiler import compile
-from onnxc.errors import OnnxcError, UnsupportedError, UnsupportedOpError
-from onnxc.frontends.torch_fx import Imported, Sizes, imported, memory_order, source_line, unsupported
+from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOpError
+from onnxc.frontends.torch_fx import Imported, Sizes, imported, is_size, memory_order, source_line, unsupported
 from onnxc.runtime.model import CompiledModel
 from onnxc.torch.arrays import Array, array_of, has_own_dtype, tensor_of
 from onnxc.torch.stages import is_ordered, stages
+from onnxc.torch.views import is_returned_view, set_views_apart
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,14 @@ class Options:
         frozen: positions of the inputs that are constants as long as they do not change.
         fallback: whether PyTorch computes what cannot be compiled; else that is an error.
         compile: options of :func:`onnxc.compile`.
+        views: whether results that are views of arguments, or of each other, are made as such; else they have memory of
+            their own, as gradients should.
     """
 
     frozen: tuple[int, ...] = ()
     fallback: bool = True
     compile: Mapping[str, Any] = field(default_factory=dict)
+    views: bool = True
 
 
 class Program:
@@ -76,7 +80,10 @@ class Program:
     def __init__(self, module: fx.GraphModule, options: Options) -> None:
         self.module, self.options = module, options
         self.sizes = Sizes()
-        self.missing = missing = _whole(unsupported(module, self.sizes), module)
+        if options.views:
+            set_views_apart(module)
+        found = {n: why for n, why in unsupported(module, self.sizes).items() if not is_returned_view(n)}
+        self.missing = missing = _whole(found, module)
         self.fallbacks = [
             Fallback(str(n.target), why, source_line(n))
             for n, why in missing.items()
@@ -134,6 +141,8 @@ class Program:
             part = imported(self.module, nodes, outputs, self.sizes, constants, orders)
             _check_told(part, sources)
             model = compile(part.graph, **self.options.compile)
+        except InputError:  # an option is wrong
+            raise
         except OnnxcError as error:
             if not self.options.fallback:
                 raise
@@ -143,7 +152,7 @@ class Program:
         return Section(part, model, outputs, orders, sources)
 
     def _read_by_pytorch(self, node: fx.Node) -> bool:
-        return any(u in self.missing for u in node.users)
+        return any(u in self.missing or is_returned_view(u) for u in node.users)
 
     def _needed(self) -> list[fx.Node]:
         return [o for o in self.outputs if isinstance(o, fx.Node)]
@@ -184,7 +193,8 @@ def _whole(missing: dict[fx.Node, str], module: fx.GraphModule) -> dict[fx.Node,
     for node in missing:
         if "as_strided" in str(node.target) and any(n.op == "call_function" for n in node.all_input_nodes):
             beside = f"{node.target} ({missing[node]}) reads the memory of what others give"
-            return {n: missing.get(n, beside) for n in module.graph.nodes if n.op == "call_function"}
+            computed = (n for n in module.graph.nodes if n.op == "call_function" and not is_size(n))
+            return {n: missing.get(n, beside) for n in computed}
     return missing
 
 
@@ -197,6 +207,10 @@ def _turned(node: fx.Node) -> tuple[int, ...] | None:
 def _readers(node: fx.Node) -> list[fx.Node]:
     """Who reads a tensor: not nodes that ask for its sizes, which are known."""
     return [u for u in node.users if u.op != "output"]
+
+
+def _is_empty(node: fx.Node) -> bool:
+    return any(isinstance(d, int) and d == 0 for d in node.meta["val"].shape)
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -251,7 +265,7 @@ class Section:
         self.finish = [
             (k, has_own_dtype(n.meta["val"]), np.argsort(orders[n]).tolist() if n in orders else None)
             for k, n in enumerate(outputs)
-            if n in orders or not has_own_dtype(n.meta["val"])
+            if n in orders or not has_own_dtype(n.meta["val"]) or _is_empty(n)
         ]
 
     def call(self, tensors: Sequence[torch.Tensor], hidden: Sequence[int] = ()) -> list[torch.Tensor]:
@@ -268,6 +282,7 @@ class Section:
         found: list[Any] = list(answers)
         for k, own, order in self.finish:
             found[k] = torch.from_numpy(found[k]) if own else tensor_of(found[k])
+            found[k] = found[k] if found[k].numel() else found[k].new_empty(found[k].shape)  # numpy's strides are 0
             found[k] = found[k] if order is None else found[k].permute(order)
         return [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in found]
 

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from onnxc.frontends.torch_fx import is_size
+from onnxc.torch.views import is_returned_view
 
 
 @dataclass
@@ -33,7 +34,7 @@ def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
         if node.op in ("placeholder", "get_attr", "output"):
             times[node] = 0
             continue
-        if node in missing or is_size(node) or node.op != "call_function":
+        if node in missing or is_size(node) or node.op != "call_function" or is_returned_view(node):
             eager.add(node)
             time = max([times[n] for n in node.all_input_nodes], default=0)
             if is_ordered(node):

@@ -1,0 +1,148 @@
+"""torch.compile(backend="onnxc"): results that share memory, as in PyTorch; sizes that other sizes decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import onnxc
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional as F  # noqa: E402
+
+from onnxc.torch.backend import _programs, backend  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    _programs.clear()  # graphs of other tests, which live until they are collected
+    yield
+    torch._dynamo.reset()
+
+
+def through(f: Any, **options: Any) -> Callable[..., Any]:
+    return torch.compile(f, backend=backend, **options)
+
+
+def same(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for x, y in zip(found, expected, strict=True):
+        assert x.stride() == y.stride()
+
+
+def memory(x: Any) -> int:
+    return int(x.untyped_storage().data_ptr())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_an_argument(dynamic: bool) -> None:
+    """With dynamic sizes PyTorch makes them again, with the strides and the offset of what the graph returns."""
+
+    def f(x: Any) -> Any:
+        return *x.chunk(3), x.t(), x[1:, ::2], x.view(-1), x[-1]
+
+    compiled = through(f, dynamic=dynamic)
+    with torch.no_grad():
+        for rows in (5, 6):
+            x = torch.randn(rows, 4)
+            found = compiled(x)
+            same(found, f(x))
+            assert {memory(y) for y in found} == {memory(x)}
+            x.zero_()
+            assert not any(y.any() for y in found)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_a_result(dynamic: bool) -> None:
+    def f(x: Any) -> Any:
+        y, z = x * 2, x + 1
+        return y, y[1], y.t().contiguous(), y.t(), z.view(-1), z.t(), y.split(2)[1]
+
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        found, expected = through(f, dynamic=dynamic)(x), f(x)
+        same(found, expected)
+        shared = [[memory(a) == memory(b) for a in found] for b in found]
+        assert shared == [[memory(a) == memory(b) for a in expected] for b in expected]
+        found[0].zero_()
+        assert not found[1].any() and not found[3].any() and found[2].any()
+    (graph,) = onnxc.torch.report().graphs
+    assert not graph.fallbacks and len(graph.programs) == 1
+
+
+def test_views_of_an_argument_that_is_changed() -> None:
+    def f(x: Any) -> Any:
+        before = x[:2] * 1
+        x.add_(1)
+        return x.t(), x[1:], before
+
+    compiled = through(f, dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 7):
+            x = torch.randn(rows, 3)
+            y = x.clone()
+            same(compiled(x), f(y))
+            torch.testing.assert_close(x, y)
+
+
+def test_gradients_of_views() -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = x * w
+        return y.t(), y[1:], x[1:], x.view(-1)
+
+    compiled = through(f, dynamic=True)
+    for rows in (4, 7):
+        x, w = torch.randn(rows, 3, requires_grad=True), torch.randn(rows, 3, requires_grad=True)
+        found, expected = compiled(x, w), f(x, w)
+        same(found, expected)
+        given = torch.autograd.grad([y.square().sum() for y in found], (x, w))
+        torch.testing.assert_close(given, torch.autograd.grad([y.square().sum() for y in expected], (x, w)))
+
+
+def test_gradients_have_memory_of_their_own() -> None:
+    a, b = torch.randn(3, 2, requires_grad=True), torch.randn(6, requires_grad=True)
+    through(lambda x, y: x + y.view(3, 2))(a, b).backward(torch.ones(3, 2))
+    assert memory(a.grad) != memory(b.grad)
+
+
+def test_results_without_elements() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return x @ w, torch.cat([x, x], 1), x + 1, x.to(torch.bfloat16)
+
+    x, w = torch.randn(0, 5), torch.randn(5, 3)
+    with torch.no_grad():
+        same(through(f)(x, w), f(x, w))
+
+
+def grown(x: Any) -> Any:
+    return F.interpolate(x, scale_factor=1.5, mode="nearest")
+
+
+def pooled(x: Any) -> Any:
+    """PyTorch writes the strides of axes of size 1 down."""
+    return F.adaptive_avg_pool2d(x.to(memory_format=torch.channels_last), 1).flatten(1)
+
+
+def last(x: Any) -> Any:
+    return x[: -x.shape[1]] * 2, x[-x.shape[1] :] + 1, x[-x.shape[1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (grown, [(2, 3, 4, 6), (2, 3, 5, 8), (3, 3, 7, 5)]),
+        (pooled, [(2, 3, 4, 6), (4, 3, 5, 8), (3, 3, 7, 5)]),
+        (last, [(7, 2), (9, 3), (5, 5)]),
+    ],
+)
+def test_sizes_that_others_decide(f: Any, shapes: list[tuple[int, ...]]) -> None:
+    compiled = through(f, dynamic=True)
+    with torch.no_grad():
+        for shape in shapes:
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x), f(x))
+    assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
