@@ -29,6 +29,10 @@ DOMAINS = {
     "": "The default domain", "ai.onnx.ml": "ai.onnx.ml", "ai.onnx.preview": "ai.onnx.preview",
     "ai.onnx.preview.training": "ai.onnx.preview.training",
 }  # fmt: skip
+MOVED = (
+    "Every operator that moves elements takes strings and complex128, too: kernels compute which element goes where, "
+    "and the host takes the elements from there."
+)
 NOT_IN_TABLE = {("", "Constant"): "the import", ("ai.onnx.preview.training", "Gradient"): "a graph pass"}
 
 
@@ -37,7 +41,7 @@ def page(verdicts: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# Operators", "",
         "Written by `python -m benchmarks.operators` from the registry and the verdicts of onnx's backend suite.", "",
-        *_counts(verdicts), "",
+        *_counts(verdicts), "", MOVED, "",
     ]  # fmt: skip
     gradients = _gradients()
     for domain, title in DOMAINS.items():

@@ -584,3 +584,27 @@ def test_refused(case: Case) -> None:
     """What does not fit together is an error of ours."""
     with pytest.raises(OnnxcError):
         run(case)
+
+
+@pytest.mark.parametrize(
+    "epsilons",
+    [{}, {"qk_norm_epsilon": 0.1}, {"q_norm_epsilon": 0.5}, {"qk_norm_epsilon": 0.1, "k_norm_epsilon": 0.5}],
+    ids=str,
+)
+def test_grouped_queries_with_norms(epsilons: dict[str, float]) -> None:
+    """As of queries and keys whose heads were normalized before."""
+    draw = np.random.default_rng(4)
+    q, k, v, weights = (draw.standard_normal(s).astype(F) for s in ((2, 3, 64), (2, 3, 32), (2, 3, 32), (2, 16)))
+
+    def normalized(x: np.ndarray, weight: np.ndarray, name: str) -> np.ndarray:
+        epsilon = epsilons.get(name, epsilons.get("qk_norm_epsilon", 1e-6))
+        heads = x.reshape(*x.shape[:2], -1, 16)
+        root = np.sqrt((heads.astype(np.float64) ** 2).mean(3, keepdims=True) + epsilon)
+        return (heads / root * weight).astype(F).reshape(x.shape)
+
+    rest = [v, None, None, i32(2, 2), np.asarray(3, np.int32)]
+    sizes = {"num_heads": 4, "kv_num_heads": 2}
+    given = ms("GroupQueryAttention", [q, k, *rest, *[None] * 7, *weights], sizes | epsilons, const=[6], outputs=3)
+    plain = [normalized(q, weights[0], "q_norm_epsilon"), normalized(k, weights[1], "k_norm_epsilon"), *rest]
+    for a, b in zip(run(given), run(ms("GroupQueryAttention", plain, sizes, const=[6], outputs=3)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)

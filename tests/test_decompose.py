@@ -52,9 +52,9 @@ def test_errors_name_the_node_and_its_shapes():
         graph([node("MatMul", ["x", "w"], ["y"])], [2, 5], ["y"], weights)
 
 
-def test_what_a_definition_cannot_unpack_is_a_model_error():
-    with pytest.raises(ModelError, match="DepthToSpace"):
-        graph([node("DepthToSpace", ["x"], ["y"], blocksize=2)], [4], ["y"])
+def test_what_a_definition_cannot_be_built_from_is_a_model_error():
+    with pytest.raises(ModelError, match="do not fit LpPool: "):
+        graph([node("LpPool", ["x"], ["y"], kernel_shape=[1], p=0)], [1, 1, 4], ["y"])
 
 
 def test_an_unknown_attribute_is_refused():

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from onnxc.errors import InternalError, UnsupportedOpError
+from onnxc.errors import InternalError, ShapeError, UnsupportedOpError
 from onnxc.export import SPELLINGS, to_onnx, write_onnx
 from onnxc.export.control import CONTROL
 from onnxc.export.host import HOST_SPELLINGS
@@ -24,6 +24,7 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import TABLE
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.contraction import fill_of
 from onnxc.primitives.host import HOST_OPS
 from onnxc.primitives.verify import verify
 
@@ -348,6 +349,24 @@ def test_attention(guard: bool) -> None:
     bias[0, 2] = -np.inf  # a row with every key masked
     if guard:
         check("attention", q, kt, v, bias, scale=0.5, guard=guard)
+    hidden = np.isin(np.arange(30), [3, 4, 12, 13, 14, 15, 16, 17, 25]).reshape(1, 5, 6)  # all keys of a row too
+    for fill in (-1e4, -3.4e38, 0.5, *([-np.inf] if guard else [])):
+        check("attention", q, kt, v, hidden, scale=0.5, guard=guard, fill=fill)
+
+
+def test_scores_are_filled_with_numbers_of_their_dtype() -> None:
+    assert fill_of(-3.4e38, np.dtype(np.float16)) == -65504 and fill_of(-3.4e38, np.dtype(np.float32)) < -3.3e38
+    assert fill_of(-np.inf, np.dtype(np.float16)) == -np.inf and fill_of(2.0, np.dtype(np.float16)) == 2
+    lowest = dtypes.bfloat16.numpy
+    assert np.isfinite(fill_of(-3.4028234e38, lowest).astype(np.float32))
+
+
+def test_attention_takes_numbers_or_a_condition() -> None:
+    q, kt, v = floats(2, 5, 4), floats(2, 4, 6), floats(2, 6, 4)
+    with pytest.raises(ShapeError, match="a condition where scores are filled"):
+        single("attention", [q, kt, v, floats(5, 6)], fill=-1.0)
+    with pytest.raises(ShapeError, match="else numbers"):
+        single("attention", [q, kt, v, floats(5, 6) > 0])
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -83,6 +83,35 @@ def test_a_sequence_that_grows_without_end(monkeypatch: pytest.MonkeyPatch) -> N
         run(text, np.zeros(100_000, np.float32))
 
 
+@pytest.mark.parametrize("how", ["a sequence", "scan outputs"])
+def test_long_strings_count(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each iteration makes a new string of 100,000 characters, in an array that itself takes 8 bytes."""
+    monkeypatch.setattr(staged_steps, "memory_bytes", lambda: 1 << 24)
+    if how == "a sequence":
+        text = """(string x) => (y) { n = Constant <value_int = 9223372036854775807> ()  e = SequenceEmpty <dtype = 8> ()
+          y = Loop (n, "", e) <body = b (int64 i, bool go, seq(string) a) => (bool on, seq(string) o) {
+            on = Identity(go)  s = Cast <to = 8> (i)  r = StringConcat(x, s)  o = SequenceInsert(a, r) }> }"""
+    else:
+        text = """(string x) => (y) { n = Constant <value_int = 9223372036854775807> ()
+          y = Loop (n, "") <body = b (int64 i, bool go) => (bool on, string r) {
+            on = Identity(go)  s = Cast <to = 8> (i)  r = StringConcat(x, s) }> }"""
+    with pytest.raises(LimitError, match=r"does not fit into memory after 1[67][0-9] iterations"):
+        run(text, np.array("a" * 100_000, object))
+
+
+def test_a_string_that_is_collected_again_and_again_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_steps, "memory_bytes", lambda: 1 << 24)
+    text = """(string x) => (y) { n = Constant <value_int = 300> ()
+      y = Loop (n, "") <body = b (int64 i, bool go) => (bool on, string r) { on = Identity(go)  r = Identity(x) }> }"""
+    y = run(text, np.array("a" * 100_000, object))["y"]
+    assert y.shape == (300,) and set(map(len, y)) == {100_000}
+
+
+def test_regular_expressions_have_a_length() -> None:
+    with pytest.raises(LimitError, match="1000000 characters"):
+        regex.Regex("a" * 1_000_000)
+
+
 def test_regular_expressions_take_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex, "MOST_STEPS", 100_000)
     node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern="a?" * 300 + "a" * 300)

@@ -11,7 +11,16 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
-from onnxc.errors import InputError, LimitError, ModelError, OnnxcError, PackageError, ShapeError, UnsupportedOpError
+from onnxc.errors import (
+    InputError,
+    LimitError,
+    ModelError,
+    OnnxcError,
+    PackageError,
+    ShapeError,
+    UnsupportedError,
+    UnsupportedOpError,
+)
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.interpret import interpret
@@ -105,6 +114,7 @@ def test_mish_keeps_the_digits_of_small_results() -> None:
         ("(float[2,4,4] x, float[3] s, float[4] b) => (y) { y = InstanceNormalization (x, s, b) }", "no vector"),
         ("(float[3,1,2] x, float[1,4,2] w, float[1,4,4] r) => (y) { y = RNN <hidden_size = 4, layout = 3> (x, w, r) }",
          "layout 3"),
+        ("(float[2,4] x) => (y) <int64[1] s = {2}> { y = CenterCropPad (x, s) }", "1 sizes for 2 axes"),
         ("(float[2,2] x, int64[3,0] i) => (y) { y = GatherND (x, i) }", "index no axis"),
         ("(float[4] x, int64[2147483647] s) => (y) { y = Reshape (x, s) }", "rank 2147483647"),
         ("(float[4] x, int64[2147483647] s) => (y) { y = Expand (x, s) }", "rank 2147483647"),
@@ -115,6 +125,28 @@ def test_wrong_operands_are_refused(text: str, says: str) -> None:
     with pytest.raises((ModelError, ShapeError, LimitError), match=says) as caught:
         decompose(onnx_file.load(parse(text)), staged=True)
     assert caught.value.node is not None and caught.value.node.startswith("n0 ")
+
+
+def test_scales_below_zero() -> None:
+    """Of half floats, too, which are scaled on both sides by a root."""
+    text = "(T[1,1,2,4] x) => (y) { y = Attention <scale = -0.25> (x, x, x) }"
+    x = floats(1, 1, 2, 4)
+    wide, narrow = (parse(text.replace("T[", f"{kind}["), opset=23) for kind in ("float", "float16"))
+    found = interpreted(narrow, x.astype(np.float16))[0]
+    np.testing.assert_allclose(found, interpreted(wide, x)[0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_zero_string_is_empty() -> None:
+    model = onnxc.compile(parse("(string[N] x) => (y) { y = NonZero (x) }"))
+    np.testing.assert_array_equal(model(np.array(["a", "", "b"], object))["y"], [[0, 2]])
+
+
+@pytest.mark.parametrize("version", [2**31, 2**63 - 1, -1])
+def test_versions_of_domains(version: int) -> None:
+    model = parse(RELU)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", version))
+    with pytest.raises(ModelError, match=f"'com.microsoft' in version {version}"):
+        onnx_file.load(model)
 
 
 # ---------------------------------------------------------------- what a user reads
@@ -148,6 +180,13 @@ def test_operators_that_are_missing() -> None:
     model.graph.node[1].name = "head/foo"
     with pytest.raises(UnsupportedOpError, match=r"Foo-18 \('n0 Foo'\), Foo-18 \('head/foo'\); onnxc\.op "):
         onnxc.compile(model)
+
+
+def test_a_thousand_unknown_attributes() -> None:
+    model = parse(RELU)
+    model.graph.node[0].attribute.extend(helper.make_attribute(f"a{i}", 1) for i in range(1000))
+    with pytest.raises(UnsupportedError, match=r"has no attribute a0, a1, .* \(and 992 more\) in opset"):
+        decompose(onnx_file.load(model))
 
 
 def test_messages_leave_out_the_middle_of_long_names() -> None:

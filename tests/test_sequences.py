@@ -56,6 +56,13 @@ TABLE: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }""",
         [{"x": floats(2, 3), "i": int64(i)} for i in (0, 1, 2, -1, -3)],
     ),
+    "nothing-split": (
+        """(float[n, 3] x) => (l, m) {
+  k = Constant <value_int = 2> () s = SplitToSequence(x, k) l = SequenceLength(s)
+  t = SplitToSequence(x) m = SequenceLength(t)
+}""",
+        [{"x": floats(n, 3)} for n in (0, 1, 5)],
+    ),
     "input": (
         "(seq(float[a, b]) s, int64 i) => (y, l) { x = SequenceAt(s, i) y = Exp(x) l = SequenceLength(s) }",
         [{"s": [floats(2, 3), floats(3, 1), floats(0, 2)], "i": int64(i)} for i in (0, 1, 2)],

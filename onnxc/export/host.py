@@ -39,6 +39,11 @@ def _cast(w: NodeWriter, node: Node, xs: list[str]) -> str:
     return w.cast(xs[0], node.output.dtype)
 
 
+def _elements_at(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    flat = [w.one("Reshape", x, w.ints(-1)) for x in xs[1:]]
+    return w.one("Gather", flat[0] if len(flat) == 1 else w.one("Concat", *flat, axis=0), xs[0], axis=0)
+
+
 def _optional(w: NodeWriter, node: Node, xs: list[str]) -> str:
     if xs and xs[0]:
         return w.one("Optional", xs[0])
@@ -71,6 +76,7 @@ HOST_SPELLINGS: dict[str, Spelling] = {
     "unique": _direct("Unique", "axis", "sorted"),
     "to_strings": _cast,
     "from_strings": _cast,
+    "elements_at": _elements_at,
     "string_equal": _direct("Equal"),
     "string_concat": _direct("StringConcat"),
     "string_split": _direct("StringSplit", "delimiter", "maxsplit"),

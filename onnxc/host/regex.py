@@ -19,6 +19,7 @@ import numpy as np
 from onnxc.errors import LimitError, RunError, UnsupportedError
 from onnxc.host.registry import host_function
 
+MOST_LENGTH = 1 << 17  # of a pattern
 MOST_STATES = 20_000
 MOST_REPEATS = 1000  # RE2's own limit
 MOST_DEPTH = 200
@@ -372,6 +373,8 @@ class Regex:
     """A compiled pattern."""
 
     def __init__(self, pattern: str) -> None:
+        if len(pattern) > MOST_LENGTH:
+            raise LimitError(f"a regular expression has {len(pattern)} characters; the limit is {MOST_LENGTH}")
         parser = _Parser(pattern)
         self._first, self._last = parser.whole()()
         self._states = parser.automaton.states

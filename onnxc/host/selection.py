@@ -1,4 +1,4 @@
-"""Selections whose size depends on data: Unique."""
+"""Selections that kernels do not make: Unique, and elements of types that kernels do not have."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def unique(x: Array, axis: int | None = None, sorted: int = 1) -> tuple[Array, .
         place[order] = np.arange(len(order))
         first, inverse, counts = first[order], place[inverse], counts[order]
     return (np.ascontiguousarray(values), *(v.astype(np.int64) for v in (first, inverse, counts)))
+
+
+@host_function
+def elements_at(at: Array, *lists: Array) -> Array:
+    """The elements at places in several tensors, whose elements are counted one after the other."""
+    whole = np.concatenate([x.ravel() for x in lists])
+    return np.asarray(whole[at.ravel()]).reshape(at.shape)

@@ -78,6 +78,8 @@ def sequence_split(x: Array, split: Array | None = None, axis: int = 0, keepdims
         step = int(split)
         if step <= 0:
             raise RunError(f"an axis cannot be split into parts of size {step}")
+        if size == 0:
+            return ([],)
         ends = list(range(step, size, step))
     else:
         if (split < 0).any() or int(split.sum()) != size:

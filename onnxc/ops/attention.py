@@ -43,7 +43,8 @@ def share_heads(b: Builder, x: Value, heads: Dim) -> Value:
 def scaled_scores(b: Builder, q: Value, k: Value, scale: float) -> Value:
     """q @ k' * scale, for [batch, heads, sequence, size]. Narrow floats are scaled on both sides."""
     if is_narrow(q.dtype):
-        return b.matmul(b.mul(q, math.sqrt(scale)), b.swap(b.mul(k, math.sqrt(scale)), 2, 3))
+        root = math.sqrt(abs(scale))
+        return b.matmul(b.mul(q, math.copysign(root, scale)), b.swap(b.mul(k, root), 2, 3))
     return b.matmul(b.mul(q, scale), b.swap(k, 2, 3))
 
 
@@ -76,6 +77,7 @@ def attention_bias(
     if mask is not None:
         if mask.dtype is dtypes.boolean:
             mask = additive(b, mask, q.dtype)
+        mask = b.cast(mask, q.dtype)  # which may be of any numbers
         missing = k.shape[2] - mask.shape[-1]
         if mask.shape[-1] != 1 and missing != 0:
             mask = b.pad(mask, (0,) * mask.rank, (*(0,) * (mask.rank - 1), missing), -np.inf)
@@ -139,8 +141,16 @@ def attention(
     wide = scores if softmax_precision is None else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
     p = b.cast(guarded_softmax(b, wide, bias if may_be_empty else None), q.dtype)
     shown.append(p)
-    y = b.matmul(p, share_heads(b, v, q.shape[1]))
+    y = _weighted(b, p, share_heads(b, v, q.shape[1]))
     return [merge_heads(b, y) if flat else y, k, v, shown[qk_matmul_output_mode]]
+
+
+def _weighted(b: Builder, p: Value, v: Value) -> Value:
+    """p @ v in the dtype of p; where that of the values is another one, by way of a type that holds both."""
+    if p.dtype is v.dtype:
+        return b.matmul(p, v)
+    wide = dtypes.float64 if dtypes.float64 in (p.dtype, v.dtype) else dtypes.float32
+    return b.cast(b.matmul(b.cast(p, wide), b.cast(v, wide)), p.dtype)
 
 
 def rotate(b: Builder, x: Value, cos: Value, sin: Value, size: int, interleaved: bool) -> Value:

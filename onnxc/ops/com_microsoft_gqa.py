@@ -22,8 +22,9 @@ def group_query_attention(
     sin_cache: Value | None = None, position_ids: Value | None = None, attention_bias: Value | None = None,
     head_sink: Value | None = None, k_scale: Value | None = None, v_scale: Value | None = None,
     q_norm_weight: Value | None = None, k_norm_weight: Value | None = None, *, causal: int = 1, do_rotary: int = 0,
-    k_quant_type: str = "NONE", kv_cache_bit_width: int = 0, kv_num_heads: int, local_window_size: int = -1,
-    num_heads: int, qk_norm_epsilon: float = 1e-6, qk_output: int = 0, rotary_interleaved: int = 0,
+    k_norm_epsilon: float | None = None, k_quant_type: str = "NONE", kv_cache_bit_width: int = 0, kv_num_heads: int,
+    local_window_size: int = -1, num_heads: int, q_norm_epsilon: float | None = None, qk_norm_epsilon: float = 1e-6,
+    qk_output: int = 0, rotary_interleaved: int = 0,
     scale: float = 0.0, sliding_window_cache: int = 0, smooth_softmax: int = -1, softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> list[Value]:  # fmt: skip
@@ -40,7 +41,8 @@ def group_query_attention(
         raise ModelError(f"GroupQueryAttention: {kv_num_heads} heads of keys cannot serve {num_heads} heads of queries")
     q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = (_normalized(b, t, w, qk_norm_epsilon) for t, w in ((q, q_norm_weight), (k, k_norm_weight)))
+        q = _normalized(b, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
+        k = _normalized(b, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
     new = q.shape[2]
     (total,) = b.ints(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
     before = _before(b, seqlens_k, new, total)

@@ -20,6 +20,7 @@ from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, Step, constant_of
 from onnxc.primitives.control import close_region
 from onnxc.primitives.host import RunTime, is_host
+from onnxc.primitives.places import is_foreign
 from onnxc.primitives.random import in_branch, in_loop
 
 BOOL, COUNT = TensorType(dtypes.boolean, ()), TensorType(dtypes.int64, ())
@@ -222,7 +223,8 @@ def _is_plain(initial: Sequence[Value], typed: _Typed) -> bool:
     """Whether the body is one program, of tensors that keep their types."""
     alike = all(_same(x.type, y.type) for x, y in zip(initial, typed.carried, strict=True))
     tensors = all(isinstance(v.type, TensorType) for v in initial)
-    return alike and tensors and not any(is_host(n) for n in typed.inner.nodes)
+    foreign = any(map(is_foreign, (*initial, *typed.results)))
+    return alike and tensors and not foreign and not any(is_host(n) for n in typed.inner.nodes)
 
 
 def _in_chunks(b: Builder, initial: Sequence[Value], body: Body, chunk: Dim, taken: Sequence[Value]) -> Graph:
@@ -331,7 +333,7 @@ def scan_8(
             after, results = step(at, before, now[1:])
             goes_on = at.lt(now[0], length)
             kept = [at.where(goes_on, new, old) for new, old in zip(after, before, strict=True)]
-            return kept, [at.where(goes_on, y, at.cast(at.scalar(0, dtypes.int64), y.dtype)) for y in results]
+            return kept, [at.where(goes_on, y, at.scalar(0, y.dtype)) for y in results]
 
         if lengths is not None:
             xs = [inner.iota(steps), *xs]
@@ -383,7 +385,8 @@ def scan_over(b: Builder, step: Step, initial: list[Value], xs: list[Value]) -> 
     def pure(inner: Builder, before: list[Value], slices: list[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         after, results = step(inner, before, slices)
         changed = any(not _same(x.type, y.type) for x, y in zip(initial, after, strict=True))
-        if changed or any(is_host(n) for n in inner.nodes):
+        foreign = b.run_time is not None and any(map(is_foreign, (*initial, *xs, *results)))
+        if changed or foreign or any(is_host(n) for n in inner.nodes):
             raise _HostSteps
         return after, results
 

@@ -112,7 +112,8 @@ def conv_transpose(
         low, high = window.low, window.high
     if all(d == 1 for d in (*x.shape[2:], *window.dilations)):
         return with_bias(b, _of_one_pixel(b, x, w, low, high, extra, group), bias)
-    phases = _phases(x.shape[2:], window, low, high, extra)
+    maps = static_dim(w.shape[1], "the channels of ConvTranspose") if group == 1 else 0
+    phases = _phases(x.shape[2:], window, low, high, extra, maps)
     y = _spread(b, x, w, window, low, high, extra, group) if phases is None else _interleave(b, x, w, phases, group)
     return with_bias(b, y, bias)
 
@@ -148,43 +149,82 @@ class _Phase:
 
 @dataclass(frozen=True)
 class _Phases:
-    """The phases of one axis, their common size, and the size of the output that they make in turns."""
+    """The phases of one axis, their common size, and the output that they make in turns: `out` from `begin` on."""
 
     each: tuple[_Phase, ...]
     size: Dim
+    begin: int
     out: Dim
+
+    @property
+    def kinds(self) -> set[tuple[int, ...]]:
+        """What the phases' convolutions differ in, other than their weights."""
+        return {(p.taps, p.dilation, p.low, p.high) for p in self.each}
 
 
 def _phases(
-    spatial: Sequence[Dim], window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim]
+    spatial: Sequence[Dim], window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim], maps: int
 ) -> list[_Phases] | None:
-    """A transposed convolution as interleaved plain ones; None where pads depend on sizes, or there were too many.
-
-    Output f, counted with what is cropped below, gets tap j of input i where i * stride + j * dilation = f + low: so
-    the outputs of one remainder by the stride all meet the same taps.
-    """
-    if math.prod(window.strides) > MOST_PHASES:
+    """A transposed convolution as interleaved plain ones; None where pads depend on sizes, or there were too many."""
+    if math.prod(window.strides) > MOST_PHASES or any(s == 1 for s in window.strides):
         return None
-    found = []
+    found, alike = [], []
     for n, s, d, k, lo, hi, e in zip(
         spatial, window.strides, window.dilations, window.kernel, low, high, extra, strict=True
     ):
-        if not (isinstance(lo, int) and isinstance(hi, int) and isinstance(e, int)) or s == 1:
+        if not (isinstance(lo, int) and isinstance(hi, int) and isinstance(e, int)):
             return None
-        beyond = e + d * (k - 1) + 1 - lo - hi  # outputs more than (n - 1) * s
-        more = -(-beyond // s) - 1  # positions of a phase more than n
-        each = []
-        for p in range(s):
-            shift, rest = divmod(p + lo, s)
-            taps = [j for j in range(k) if j * d % s == rest]
-            if not taps:
-                each.append(_Phase(0, 1, 0, 1, 0, more))
-                continue
-            steps = [(j * d - rest) // s - shift for j in taps]
-            step, apart = (taps[1] - taps[0], steps[1] - steps[0]) if len(taps) > 1 else (1, 1)
-            each.append(_Phase(taps[0], step, len(taps), apart, steps[-1], more - steps[0]))
-        found.append(_Phases(tuple(each), n + more, (n - 1) * s + beyond))
-    return found
+        found.append(_axis(n, s, d, k, lo, e - hi, 0))
+        alike.append(_axis(n, s, d, k, lo, e - hi, lo % s))
+    return alike if _is_less_work(alike, found, maps) else found
+
+
+def _axis(n: Dim, s: int, d: int, k: int, lo: int, more: int, begin: int) -> _Phases:
+    """The phases of one axis of n inputs, of which `lo` outputs are cropped below, and `more` added above.
+
+    Output f, counted with what is cropped below, gets tap j of input i where i * stride + j * dilation = f + low: so
+    the outputs of one remainder by the stride all meet the same taps. With `begin`, that many outputs less are cropped
+    below before the phases are set side by side, and after it.
+    """
+    lo -= begin
+    beyond = more + d * (k - 1) + 1 - lo  # outputs more than (n - 1) * s
+    longer = -(-beyond // s) - 1  # positions of a phase more than n
+    each = []
+    for p in range(s):
+        shift, rest = divmod(p + lo, s)
+        taps = [j for j in range(k) if j * d % s == rest]
+        if not taps:
+            each.append(_Phase(0, 1, 0, 1, 0, longer))
+            continue
+        steps = [(j * d - rest) // s - shift for j in taps]
+        step, apart = (taps[1] - taps[0], steps[1] - steps[0]) if len(taps) > 1 else (1, 1)
+        each.append(_Phase(taps[0], step, len(taps), apart, steps[-1], longer - steps[0]))
+    return _Phases(tuple(each), n + longer, begin, (n - 1) * s + beyond - begin)
+
+
+MAPS = 16  # the maps of a vector, about: a convolution of fewer takes as long as one of these
+
+
+def _is_less_work(alike: list[_Phases], apart: list[_Phases], maps: int) -> bool:
+    """Whether phases that differ in their weights alone, as one convolution, are less work than one for each phase;
+    `maps` is 0 where they may not be.
+
+    They compute a position more along each axis, but fill vectors with the maps of all phases, and are stored in turns
+    as they are computed.
+    """
+    if any(len(axis.kinds) > 1 or axis.each[0].taps == 0 for axis in alike):
+        return False
+    if maps == 0 or all(len(axis.kinds) == 1 for axis in apart):
+        return False  # or they are one already
+    one, several = maps * math.prod(len(axis.each) for axis in alike), maps
+    work = [-(-one // MAPS), -(-several // MAPS) * math.prod(len(axis.each) for axis in apart)]
+    for k, axes in enumerate((alike, apart)):
+        work[k] *= math.prod(axis.size if isinstance(axis.size, int) else UNKNOWN_SIZE for axis in axes)
+    return work[0] <= JOINING * work[1]
+
+
+UNKNOWN_SIZE = 32  # what a symbolic size is taken for
+JOINING = 1.05  # the work of several convolutions and of joining them, over that of one
 
 
 def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int) -> Value:
@@ -218,7 +258,7 @@ def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int)
         (y,) = ys
     y = b.reshape(y, (x.shape[0], group * m, *(size * s for size, s in zip(sizes, counts, strict=True))))
     for i, a in enumerate(axes):
-        y = b.slice(y, i + 2, 0, a.out)
+        y = b.slice(y, i + 2, a.begin, a.begin + a.out)
     assert y.rank == rank
     return y
 

@@ -11,6 +11,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops.common import along, constant_input, scalar_of, static_dim
 from onnxc.ops.computed import positions_where, unravelled
 from onnxc.ops.registry import op
+from onnxc.ops.text import equal_text
 from onnxc.primitives.builder import Builder, constant_of
 
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -144,5 +145,9 @@ def non_zero(b: Builder, x: Value) -> Value:
     if x.dtype.kind == "complex":  # zero in both parts, whatever their signs
         bits = b.bitcast(flat, dtypes.uint64)
         flat = b.binary("bitand", bits, b.scalar(0x7FFFFFFF7FFFFFFF, dtypes.uint64))
-    mask = flat if x.dtype is dtypes.boolean else b.unary("not", b.eq(flat, 0))
+    if x.dtype is dtypes.boolean:
+        mask = flat
+    else:
+        empty = equal_text(b, flat, b.scalar("", x.dtype)) if x.dtype is dtypes.string else b.eq(flat, 0)
+        mask = b.unary("not", empty)
     return unravelled(b, positions_where(b, mask), shape)

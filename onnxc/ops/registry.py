@@ -152,7 +152,9 @@ def apply(
     given = {k: v for k, v in attrs.items() if k in keywords}
     unknown = sorted(set(attrs) - set(keywords))
     if unknown:
-        raise UnsupportedError(f"{definition.name} has no attribute {', '.join(unknown)} in opset {opset}")
+        more = f" (and {len(unknown) - _SHOWN} more)" if len(unknown) > _SHOWN else ""
+        names = ", ".join(unknown[:_SHOWN])
+        raise UnsupportedError(f"{definition.name} has no attribute {names}{more} in opset {opset}")
     required = [k for k, p in keywords.items() if p.default is p.empty and k not in given and k not in _FILLED]
     if required:
         raise ModelError(f"{definition.name} lacks the attribute {', '.join(required)}")
@@ -198,5 +200,6 @@ def _fits(value: Any, annotation: str) -> bool:
 
 
 _SCALARS = (int, float, str, tuple)
+_SHOWN = 8  # unknown attributes, in an error
 _HINTS = ("consumed_inputs",)  # of opsets 1 to 5: which buffers may be written over
 _FILLED = ("opset", "n_outputs")

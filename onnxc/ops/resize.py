@@ -139,6 +139,13 @@ def pick(b: Builder, x: Value, axis: int, index: Value) -> Value:
         times = known.size // size
         if times and np.array_equal(known, np.repeat(np.arange(size), times)):
             return repeat_each(b, x, axis, times)
+    return _read(b, x, axis, index)
+
+
+def _read(b: Builder, x: Value, axis: int, index: Value) -> Value:
+    """x at the given positions of an axis: as a view where they are known to be evenly spaced."""
+    known = constant_of(index)
+    if known is not None and known.size and isinstance(x.shape[axis], int):
         step = int(known[1] - known[0]) if known.size > 1 else 1
         if step > 0 and np.array_equal(known, known[0] + step * np.arange(known.size)):
             return b.slice(x, axis, int(known[0]), int(known[-1]) + 1, step)
@@ -183,8 +190,8 @@ def _linear_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
     inside = b.clip(at, 0.0, b.sub(b.size_as(axis.before, dtypes.float32), 1.0))
     low = b.floor(inside)
     share = _along(b, b.sub(inside, low), x, axis.axis)
-    first = b.gather(x, _positions(b, low, axis.before), axis.axis)
-    second = b.gather(x, _positions(b, b.add(low, 1.0), axis.before), axis.axis)
+    first = _read(b, x, axis.axis, _positions(b, low, axis.before))
+    second = _read(b, x, axis.axis, _positions(b, b.add(low, 1.0), axis.before))
     y = b.add(b.mul(first, b.sub(1.0, share)), b.mul(second, share))
     return _extrapolated(b, y, axis, style, at)
 
@@ -215,7 +222,7 @@ def _cubic_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
         weights = [b.div(w, total) for w in weights]
     y: Value | None = None
     for place, weight in zip(places, weights, strict=True):
-        tap = b.mul(b.gather(x, _positions(b, place, axis.before), axis.axis), _along(b, weight, x, axis.axis))
+        tap = b.mul(_read(b, x, axis.axis, _positions(b, place, axis.before)), _along(b, weight, x, axis.axis))
         y = tap if y is None else b.add(y, tap)
     assert y is not None
     return _extrapolated(b, y, axis, style, at)

@@ -28,13 +28,22 @@ class Tap:
     weight: Value | None
 
 
-def weighted_sum(b: Builder, x: Value, taps: Sequence[Sequence[Tap]], combine: str = "add") -> Value:
-    """x [N, C, D...] read at every combination of one tap for each D, weighted and added: [N, C, out...]."""
+def weighted_sum(
+    b: Builder, x: Value, taps: Sequence[Sequence[Tap]], combine: str = "add", images: Value | None = None
+) -> Value:
+    """x [N, C, D...] read at every combination of one tap for each D, weighted and added: [N, C, out...].
+
+    With `images` [M], integers, the taps are [M, out...], each of the image that it names.
+    """
     last = b.transpose(x, (0, *range(2, x.rank), 1))
     total: Value | None = None
     for corner in product(*taps):
-        index = b.concat([b.reshape(_index(b, t.at), (*t.at.shape, 1)) for t in corner], corner[0].at.rank)
-        value = b.one("gather_nd", last, index, batch_dims=1)
+        shape = (*corner[0].at.shape, 1)
+        places = [b.reshape(_index(b, t.at), shape) for t in corner]
+        if images is not None:
+            places.insert(0, b.expand(b.reshape(images, (shape[0], *(1,) * (len(shape) - 1))), shape))
+        index = b.concat(places, len(shape) - 1)
+        value = b.one("gather_nd", last, index, batch_dims=0 if images is not None else 1)
         weights = [t.weight for t in corner if t.weight is not None]
         if weights:
             weight = fold(b.mul, weights)
@@ -202,9 +211,8 @@ def roi_align(
         b.expand(b.reshape(ys, (*ys.shape, 1)), shape),
         b.expand(b.reshape(xs, (count, 1, xs.shape[1])), shape),
     )
-    images = b.gather(x, b.cast(batch_indices, dtypes.int64), 0)
     taps = [_roi_taps(b, ys, x.shape[2]), _roi_taps(b, xs, x.shape[3])]
-    y = weighted_sum(b, images, taps, "add" if mode == "avg" else "max")
+    y = weighted_sum(b, x, taps, "add" if mode == "avg" else "max", b.cast(batch_indices, dtypes.int64))
     y = b.reshape(y, (count, x.shape[1], output_height, samples[0], output_width, samples[1]))
     if own is None:
         return b.mean(y, [3, 5]) if mode == "avg" else b.reduce("max", y, [3, 5])

@@ -27,6 +27,7 @@ from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.host import Lower, RunTime, read
 from onnxc.primitives.movement import slice_size
+from onnxc.primitives.places import FOREIGN, Places, is_foreign, moved
 from onnxc.primitives.random import Draws, Moment, in_loop
 
 Operand = Value | float | int | bool | np.generic
@@ -61,6 +62,7 @@ class Builder:
         self.run_time = run_time  # where the graph may have steps on the host
         self.lower: Lower | None = None  # how definitions of control flow build their regions
         self.parts: dict[int, list[Value]] = {}  # what is in a sequence (or an optional), where it is known now
+        self.places: dict[int, Places] = {}  # of moved elements that no kernel has a type for
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.origin: Origin = ()
@@ -114,6 +116,8 @@ class Builder:
             folded = self._fold(op, inputs, attrs, types)
             if folded is not None:
                 return folded
+        if self.run_time is not None and op != "scan" and (any(map(is_foreign, inputs)) or types[0].dtype in FOREIGN):
+            return moved(self, op, inputs, attrs, types)
         node = Node(op, inputs, [Value(t) for t in types], attrs, regions, self.origin)
         self.nodes.append(node)
         return node.outputs
@@ -170,8 +174,10 @@ class Builder:
             node.output.data = array
         return node.output
 
-    def scalar(self, value: float | int | bool | np.generic, dtype: DType) -> Value:
-        """A 0-d constant, one node for equal ones."""
+    def scalar(self, value: float | int | bool | str | np.generic, dtype: DType) -> Value:
+        """A 0-d constant, one node for equal ones. A number as a string is the empty one."""
+        if dtype is dtypes.string and not isinstance(value, str):
+            value = ""
         array = np.asarray(value).astype(dtype.numpy)
         key = (dtype.name, array.tobytes())
         if key not in self._scalars:

@@ -262,7 +262,7 @@ class Loop(Step):
             return self._in_chunks(most, go, carried, taken, sizes)
         results: list[Values] = [[] for _ in range(self.attrs["scans"])]
         body, limit, count, room = self.regions[0], self.model.iteration_limit, 0, memory_bytes()
-        growth = _Growth()
+        growth, seen = _Growth(), set[int]()
         while go and (most is None or count < most):
             if limit is not None and count >= limit:
                 raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
@@ -272,7 +272,7 @@ class Loop(Step):
             carried = found[: len(carried)]
             for collected, x in zip(results, found[len(carried) :], strict=True):
                 collected.append(x)
-                room -= x.nbytes
+                room -= x.nbytes if x.dtype != object else 8 + _bytes_of(x, seen)
             if room < 0 or growth.is_beyond(carried, room):
                 raise LimitError(f"what a loop collects does not fit into memory after {count + 1} iterations")
             count += 1
@@ -309,15 +309,25 @@ class _Growth:
         for k, x in enumerate(carried):
             if isinstance(x, list) and len(x) >= self.lengths.get(k, 0):
                 self.lengths[k] = len(x) + len(x) // 16 + 1
-                if _bytes_of(x) > room:
+                if _bytes_of(x, set()) > room:
                     return True
         return False
 
 
-def _bytes_of(x: Any) -> int:
+_ARRAY = 112  # bytes of an array beside its elements
+
+
+def _bytes_of(x: Any, seen: set[int]) -> int:
+    """What a value takes; `seen` are the identities of what was counted before, as arrays and strings may be shared."""
     if isinstance(x, list):
-        return 8 * len(x) + sum(map(_bytes_of, x))
-    return x.nbytes if isinstance(x, np.ndarray) else 0
+        return 8 * len(x) + sum(_bytes_of(v, seen) for v in x)
+    if not isinstance(x, np.ndarray) or id(x) in seen:
+        return 0
+    seen.add(id(x))
+    words = {id(w): len(w) for w in x.ravel().tolist()} if x.dtype == object else {}
+    found = sum(size for k, size in words.items() if k not in seen)
+    seen.update(words)
+    return _ARRAY + x.nbytes + found
 
 
 def _stacked(collected: Values, described: Sequence[Any] | None, sizes: Sizes) -> Array:

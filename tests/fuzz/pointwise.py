@@ -62,7 +62,9 @@ def unary_with_attributes(g: Grower) -> Item:
     if op == "HardSigmoid":
         return g.emit(op, [x], alpha=0.3 if g.chance(0.5) else None, beta=0.4 if g.chance(0.5) else None)
     if op == "Gelu":
-        return g.emit(op, [x], approximate=g.choice(["none", "tanh", None]))
+        # onnxruntime takes onnx's function for float64, whose constants are float32.
+        tanh = "tanh" if x.dtype != F64 else "none"
+        return g.emit(op, [x], approximate=g.choice(["none", tanh, None]))
     if op == "Shrink":
         return g.emit(op, [x], lambd=0.4, bias=0.1 if g.chance(0.5) else None)
     return g.emit(op, [x])
