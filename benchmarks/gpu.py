@@ -1,21 +1,27 @@
 """Models and kernels on an NVIDIA GPU, beside PyTorch eager and torch.compile.
 
-    python -m benchmarks.gpu [CASE ...] [--out results.json] [--seconds 1]
+    python -m benchmarks.gpu [CASE ...] [--out results.json] [--seconds 1] [--together 9]
 
 Each case is a PyTorch module in float16 and its export to ONNX. First the answers are compared with those of the module
 in float32; then all engines are timed in turns, by events of the GPU around a batch of calls, with several sets of
 inputs in rotation; the median of the batches counts. Needs a GPU, torch with CUDA, transformers, and onnxc[cuda].
+
+Most of the time goes into exports and compilers. With `--together N`, N cases are made ready side by side, each in a
+process of its own, and then timed one after the other while all others wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +36,7 @@ from models.zoo.vision import ResNet50, SqueezeExcite
 Run = Callable[[Sequence[Tensor]], Any]
 SETS = 4  # of inputs, in rotation
 BATCH_SECONDS = 0.02
+READY, FOUND = "@ready", "@found "  # what a process of `--together` writes: that it may be timed, its result
 
 
 def _image(batch: int) -> Callable[[], tuple[Tensor, ...]]:
@@ -182,8 +189,20 @@ class Result:
         )
 
 
-def measure(name: str, case: Case, seconds: float, engines: Sequence[str], tuning: Mapping[str, Any]) -> Result:
-    """Checks and times one case. `tuning`: options of our compile."""
+def measure(
+    name: str,
+    case: Case,
+    seconds: float,
+    engines: Sequence[str],
+    tuning: Mapping[str, Any],
+    wait: Callable[[], None] = lambda: None,
+) -> Result:
+    """Checks and times one case.
+
+    Args:
+        tuning: options of our compile.
+        wait: returns when all may be timed; called once, when all engines are ready.
+    """
     result = Result(name)
     torch.manual_seed(0)
     module = case.module().eval()
@@ -206,6 +225,8 @@ def measure(name: str, case: Case, seconds: float, engines: Sequence[str], tunin
             result.error = _error(torch.from_dlpack(next(iter(runs["onnxc"](sets[0])))), exact)
         ends = [*sets[0], _first(module(*sets[0]))]
         result.nbytes = sum(t.numel() * t.element_size() for t in ends)
+        torch.cuda.synchronize()
+        wait()
         for engine, run in runs.items():
             _time(engine, run, sets, seconds, result)
     return result
@@ -275,6 +296,67 @@ def _time(engine: str, run: Run, sets: Sequence[Sequence[Tensor]], seconds: floa
     torch.cuda.synchronize()
 
 
+def _one_by_one(names: Sequence[str], options: argparse.Namespace) -> Iterator[Result]:
+    """The cases in this process."""
+    tuning = {"mode": "max-autotune", "tune_seconds": options.tune, "record": options.record} if options.tune else {}
+    for name in names:
+        try:
+            yield measure(name, CASES[name], options.seconds, options.engines.split(","), tuning, _waiting(options))
+        except Exception as error:
+            traceback.print_exc()
+            yield Result(name, failures={"all": f"{type(error).__name__}: {str(error)[:200]}"})
+        torch.cuda.empty_cache()
+
+
+def _waiting(options: argparse.Namespace) -> Callable[[], None]:
+    def wait() -> None:
+        print(READY, flush=True)
+        sys.stdin.readline()
+
+    return wait if options.served else lambda: None
+
+
+def _together(names: Sequence[str], options: argparse.Namespace) -> Iterator[Result]:
+    """The cases in processes of their own: `options.together` of them are made ready at once."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--served", f"--seconds={options.seconds}"]
+    command += [f"--engines={options.engines}", f"--record={options.record}"]
+    command += [f"--tune={options.tune}"] if options.tune else []
+    threads = max(1, (os.cpu_count() or 1) // options.together)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+    for start in range(0, len(names), options.together):
+        part = names[start : start + options.together]
+        workers = [
+            subprocess.Popen(
+                [*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            )
+            for name in part
+        ]
+        try:
+            first = [_next(worker) for worker in workers]
+            for name, worker, line in zip(part, workers, first, strict=True):
+                yield _result(name, worker, line)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.communicate()
+
+
+def _next(worker: subprocess.Popen[str]) -> str:
+    """The next line that is meant for this process; empty where the other one ends before."""
+    assert worker.stdout is not None
+    return next((line for line in worker.stdout if line.startswith((READY, FOUND))), "")
+
+
+def _result(name: str, worker: subprocess.Popen[str], line: str) -> Result:
+    """What a process finds; if its line says that it is ready, it is let go first."""
+    if line.startswith(READY):
+        assert worker.stdin is not None
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        line = _next(worker)
+    return Result(**json.loads(line.removeprefix(FOUND))) if line else Result(name, failures={"all": "ended early"})
+
+
 def main() -> None:
     """Measures the cases that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -284,19 +366,20 @@ def main() -> None:
     parser.add_argument("--engines", default="onnxc,compile,graphs")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="measures candidates for so long, a case")
     parser.add_argument("--record", type=Path, default=Path("tuning.json"), help="where --tune writes what it measures")
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="cases that are made ready side by side")
+    parser.add_argument("--served", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    tuning = {"mode": "max-autotune", "tune_seconds": options.tune, "record": options.record} if options.tune else {}
     results = []
-    for name in options.cases or CASES:
-        try:
-            results.append(measure(name, CASES[name], options.seconds, options.engines.split(","), tuning))
-        except Exception as error:
-            traceback.print_exc()
-            results.append(Result(name, failures={"all": f"{type(error).__name__}: {str(error)[:200]}"}))
-        torch.cuda.empty_cache()
-        print(results[-1].line(), flush=True)
+    for found in (_together if options.together > 1 else _one_by_one)(options.cases or list(CASES), options):
+        if options.served:
+            print(FOUND + json.dumps(vars(found)), flush=True)
+            continue
+        results.append(found)
+        print(found.line(), flush=True)
         if options.out:
             options.out.write_text(json.dumps([vars(r) for r in results], indent=1))
+    if options.served:
+        return
     for group in sorted({c.group for c in CASES.values()}):
         ratios = [r.ratio for r in results if r.name in CASES and CASES[r.name].group == group and r.ratio]
         if ratios:

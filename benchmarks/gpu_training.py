@@ -78,6 +78,11 @@ CASES = {
 SMALL = {
     "mlp": Case(lambda: MLP(64, 128, 2), lambda: (torch.randn(16, 64), torch.randint(0, 10, (16,)))),
     "gpt2": Case(lambda: training.transformer("gpt2", 2, n_embd=128, n_head=2, vocab_size=1000), training._ids(2, 64)),
+    "gpt2_words": Case(lambda: training.transformer("gpt2", 1, n_embd=128, n_head=2), training._ids(8, 128)),
+    "bert": Case(
+        lambda: training.transformer("bert", 1, hidden_size=128, num_attention_heads=2, intermediate_size=256),
+        training._ids(8, 128),
+    ),
 }
 
 

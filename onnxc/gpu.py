@@ -37,6 +37,7 @@ from onnxc.planner.groups import FusionOptions, Plan
 from onnxc.planner.layout import assign
 from onnxc.planner.machine import GPU
 from onnxc.planner.partition import partitioned
+from onnxc.planner.pitch import align_rows
 from onnxc.planner.templates import ENABLED
 from onnxc.runtime import sizes
 from onnxc.tuned import Record, gpu_place, gpu_places
@@ -44,6 +45,7 @@ from onnxc.tuned import Record, gpu_place, gpu_places
 IMAGES = "cubins:"  # section of the machine code for an architecture
 PRECISIONS = ("float32", "tf32", "tf32x3")
 OLDEST = 75  # the oldest architecture that Triton compiles for
+APART = 1.02  # of a step's memory may be taken so that kernels compute what others have computed: that is faster
 BOUND = 90  # from here on Triton compiles for sm_90a and the like, whose code runs on no later architecture
 
 
@@ -160,7 +162,9 @@ def planned(graph: Graph, fusion: FusionOptions) -> Plan:
     """From a graph of primitives to the plan of its kernels."""
     graph = without_masks(graph)
     options = FusionOptions(fusion.vertical, fusion.epilogue, fusion.horizontal, chains=False, split=fusion.split)
-    return partitioned(graph, lambda g: plan(g, assign(g, ENABLED), options, is_template, GPU))
+    return partitioned(
+        graph, lambda g, _: plan(g, align_rows(g, assign(g, ENABLED)), options, is_template, GPU), worth=APART
+    )
 
 
 def generate(plan: Plan, target: GpuTarget, measured: Mapping[int, Decisions]) -> dict[int, Program]:

@@ -72,6 +72,57 @@ def test_agrees_with_its_definition(case, dynamic: bool) -> None:
     np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
 
 
+JOINED = [
+    # spatial, kernel, strides, pads, output_padding, inputs, maps, group, and what follows
+    ((5, 7), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0), 6, 32, 1, "Tanh"),
+    ((4, 9), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0), 6, 17, 1, ""),
+    ((9, 11), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 5, 16, 1, "Relu"),
+    ((9, 11), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 5, 3, 1, "Tanh"),
+    ((21, 23), (6, 4), (3, 2), (2, 1, 1, 0), (0, 1), 4, 5, 1, "Conv"),
+    ((7, 6), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 5, 16, 1, "Relu"),
+    ((7, 6), (3, 3), (2, 2), (0, 1, 1, 0), (0, 0), 5, 9, 1, "Conv"),
+    ((16, 16), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), 1, 1, 19, "Relu"),
+    ((37,), (16,), (8,), (4, 4), (0,), 6, 16, 1, "Tanh"),
+    ((29,), (4,), (2,), (1, 1), (0,), 6, 3, 1, "Conv"),
+    ((3, 4, 5), (2, 2, 2), (2, 2, 2), (0,) * 6, (0,) * 3, 4, 16, 1, ""),
+    ((3, 4, 5), (4, 4, 4), (2, 2, 2), (1,) * 6, (0,) * 3, 4, 2, 1, "Relu"),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_phases_that_are_joined(dynamic: bool) -> None:
+    """Phases in one convolution or in several, their results cropped or whole, as an output and as an operand."""
+    rng = np.random.default_rng(3)
+    inputs: dict[str, np.ndarray] = {}
+    nodes, given, outputs, weights, wanted = [], [], [], [], []
+    for k, (spatial, kernel, strides, pads, extra, ci, m, group, rest) in enumerate(JOINED):
+        x = inputs[f"x{k}"] = rng.standard_normal((2, ci * group, *spatial)).astype(np.float32)
+        w = rng.standard_normal((ci * group, m, *kernel)).astype(np.float32)
+        bias = rng.standard_normal(m * group).astype(np.float32)
+        nodes.append(helper.make_node(
+            "ConvTranspose", [f"x{k}", f"w{k}", f"b{k}"], [f"y{k}"], strides=strides, pads=pads, output_padding=extra,
+            group=group,
+        ))  # fmt: skip
+        want = by_definition(x, w, strides, (1,) * len(spatial), pads, extra, group)
+        want += bias.reshape(1, -1, *(1,) * len(spatial))
+        weights += [numpy_helper.from_array(w, f"w{k}"), numpy_helper.from_array(bias, f"b{k}")]
+        if rest == "Conv":
+            v = rng.standard_normal((4, m * group, *(1,) * len(spatial))).astype(np.float32)
+            weights.append(numpy_helper.from_array(v, f"v{k}"))
+            want = np.einsum("oi,ni...->no...", v.reshape(4, -1).astype(np.float64), want)
+        if rest:
+            nodes.append(helper.make_node(rest, [f"y{k}", f"v{k}"] if rest == "Conv" else [f"y{k}"], [f"z{k}"]))
+            want = {"Tanh": np.tanh, "Relu": lambda a: np.maximum(a, 0), "Conv": lambda a: a}[rest](want)
+        shape = ["n", ci * group, *(f"d{k}_{i}" for i in range(len(spatial)))] if dynamic else x.shape
+        given.append(helper.make_tensor_value_info(f"x{k}", TensorProto.FLOAT, shape))
+        outputs.append(helper.make_tensor_value_info(f"z{k}" if rest else f"y{k}", TensorProto.FLOAT, None))
+        wanted.append(want)
+    graph = helper.make_graph(nodes, "g", given, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    for case, y, want in zip(JOINED, onnxc.compile(model).run(None, inputs), wanted, strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5 * np.sqrt((want**2).mean()) * 4, err_msg=str(case))
+
+
 def test_a_zero_stride_gap_never_meets_an_infinite_weight() -> None:
     """Gaps between inputs are no zeros that are multiplied: 0 * inf would be NaN."""
     w = np.full((1, 1, 2), np.inf, np.float32)

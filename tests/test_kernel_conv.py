@@ -52,11 +52,14 @@ KERNEL(wide, conv_items_count, conv_scratch, conv_items<false>)
   KERNEL(wino##y##x, count##y##x, bytes##y##x, (conv_wino_items<y, x>))
 WINO(2, 2) WINO(4, 4) WINO(1, 2) WINO(1, 4) WINO(2, 1) WINO(4, 1)
 #define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
-#define GROUPED(s) KERNEL(grouped3##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<3, s, true>))
-GROUPED(1) GROUPED(2)
+#define GROUPED(k, s) KERNEL(grouped##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s, true>))
+GROUPED(0, 0) GROUPED(3, 1) GROUPED(3, 2)
 DW(0, 0) DW(3, 1) DW(3, 2) DW(5, 1) DW(5, 2) DW(7, 1) DW(7, 2) DW(1, 1) DW(1, 2) DW(2, 1) DW(9, 2)
-#define DILATED(k) KERNEL(dilated##k, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, 1, false, 2>))
-DILATED(2) DILATED(3) DILATED(5)
+#define SLIDING(name, ...) KERNEL(name, conv_dw_count, conv_dw_scratch, (conv_dw_items<__VA_ARGS__>))
+SLIDING(dw33, 3, 3) SLIDING(dw54, 5, 4)
+SLIDING(long51, 5, 1, false, true) SLIDING(long82, 8, 2, false, true) SLIDING(long_grouped, 7, 1, true, true)
+SLIDING(tall31, 3, 1, false, false, true) SLIDING(tall52, 5, 2, false, false, true)
+SLIDING(tall_grouped, 4, 1, true, false, true) SLIDING(tall_long, 7, 1, false, true, true)
 extern "C" void fresh(void *scratch) { conv_fresh(scratch); }
 extern "C" i64 panel() { return CONV_NR; }
 """
@@ -396,13 +399,47 @@ def test_depthwise(lib: ctypes.CDLL, channels: int, k: int, stride: int) -> None
 @pytest.mark.parametrize("channels", [1, 17, 64])
 @pytest.mark.parametrize(("kernel", "k", "s", "d"), [
     ("dw11", (3, 1), 1, 1), ("dw12", (5, 1), 2, 1), ("dw21", (2, 2), 1, 1), ("dw92", (9, 9), 2, 1),
-    ("dilated2", (3, 2), 1, 2), ("dilated3", (3, 3), 1, 2), ("dilated5", (1, 5), 1, 2),
+    ("dw21", (3, 2), 1, 2), ("dw31", (3, 3), 1, 2), ("dw51", (1, 5), 1, 2), ("dw31", (3, 3), 1, 6),
+    ("dw31", (2, 3), 1, 40), ("dw32", (3, 3), 2, 2), ("dw33", (3, 3), 3, 1), ("dw33", (3, 3), 3, 5),
+    ("dw54", (5, 5), 4, 1),
+    ("long51", (2, 10), 1, 1), ("long51", (3, 14), 1, 3), ("long82", (4, 31), 2, 1), ("long82", (2, 22), 2, 2),
 ])  # fmt: skip
 def test_depthwise_widths(lib: ctypes.CDLL, channels: int, kernel: str, k: tuple[int, int], s: int, d: int) -> None:
     """Kernels of one column, of even width, wide and dilated ones."""
     for h, w in [(11, 11), (17, 31), (12, 47)]:
-        c = Case(2, h, w, channels, channels, k=k, s=(s, s), d=(1, d), p=(0, k[1] // 2, 1, d), g=channels, slack=3)
+        pads = (0, d * (k[1] // 2), 1, d * k[1])
+        c = Case(2, h, w, channels, channels, k=k, s=(s, s), d=(1, d), p=pads, g=channels, slack=3)
         check(lib, kernel, c, pack_depthwise, 5e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 17, 200])
+@pytest.mark.parametrize(("kernel", "k", "s", "d"), [
+    ("tall31", (3, 1), 1, 1), ("tall31", (3, 2), 1, 1), ("tall31", (3, 2), 1, 3), ("tall31", (3, 1), 1, 17),
+    ("tall52", (5, 3), 2, 1), ("tall52", (5, 1), 2, 2), ("tall_long", (13, 3), 1, 1), ("tall_long", (21, 1), 1, 1),
+    ("tall_long", (7 * 3, 2), 1, 2),
+])  # fmt: skip
+def test_depthwise_down_columns(
+    lib: ctypes.CDLL, channels: int, kernel: str, k: tuple[int, int], s: int, d: int
+) -> None:
+    """Kernels that are higher than wide, whose tiles slide along y; strides along x are any."""
+    reach = k[0] // 2 * d
+    for h, w, p in [(7, 9, (reach, k[1] // 2, reach, 1)), (47, 5, (d, 0, 2 * d, 1)), (30, 40, (k[0], 1, k[0], 2))]:
+        c = Case(2, h, w, channels, channels, k, (s, 1 + w % 2), (d, 1 + h % 2), p, channels, slack=channels % 3)
+        if min(c.out()) > 0:
+            check(lib, kernel, c, pack_depthwise, 5e-6)
+
+
+@pytest.mark.parametrize(("kernel", "k"), [("long_grouped", (3, 13)), ("tall_grouped", (4, 3))])
+@pytest.mark.parametrize("group", [(1, 2), (2, 2), (2, 4)])
+def test_small_groups_of_long_and_tall_kernels(
+    lib: ctypes.CDLL, kernel: str, k: tuple[int, int], group: tuple[int, int]
+) -> None:
+    """Permuted lanes, in parts of a row of taps, and down columns."""
+    ci, co = group
+    for groups in (2, 7, 33):
+        if groups_fit_lanes(groups * co, groups, ci, function(lib, "panel")() // 2):
+            c = Case(2, 17, 19, groups * ci, groups * co, k, (1, 1), (2, 1), (3, 6, 3, 6), groups, slack=1)
+            check(lib, kernel, c, pack_depthwise, 5e-6)
 
 
 @pytest.mark.parametrize("multiplier", [1, 2, 3])
@@ -410,7 +447,11 @@ def test_depthwise_general(lib: ctypes.CDLL, multiplier: int) -> None:
     """Dilations, unequal strides, kernels that are not square, channel multipliers."""
     for channels in (1, 5, 16, 70):
         c = Case(1, 12, 15, channels, channels * multiplier, (2, 4), (2, 1), (3, 2), (1, 2, 0, 3), channels)
-        check(lib, "dw00", c, pack_depthwise, 5e-6)
+        check(lib, "grouped00", c, pack_depthwise, 5e-6)
+        c = Case(2, 29, 33, channels, channels * multiplier, (4, 3), (5, 7), (2, 3), (1, 2, 0, 3), channels)
+        check(lib, "grouped00", c, pack_depthwise, 5e-6)
+        if multiplier == 1:
+            check(lib, "dw00", c, pack_depthwise, 5e-6)
 
 
 @pytest.mark.parametrize("group", [(1, 2), (1, 3), (2, 2), (4, 4), (2, 4), (4, 2)])
@@ -423,7 +464,7 @@ def test_small_groups(lib: ctypes.CDLL, group: tuple[int, int], stride: int) -> 
         if not groups_fit_lanes(groups * co, groups, ci, lanes):
             continue
         c = Case(2, h, w, groups * ci, groups * co, (3, 3), (stride, stride), p=(1, 1, 1, 0), g=groups, slack=h % 3)
-        for kernel in (f"grouped3{stride}", "dw00"):
+        for kernel in (f"grouped3{stride}", "grouped00"):
             check(lib, kernel, c, pack_depthwise, 5e-6)
 
 

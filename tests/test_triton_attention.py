@@ -39,12 +39,21 @@ def normal(*shape: int, dtype: str = "float16") -> Array:
     return rng.standard_normal(shape).astype(dtype)
 
 
-def wanted(q: Array, k: Array, v: Array, bias: Array | None = None, scale: float = 0.25, guard: bool = False) -> Array:
-    """What attention means, in float64."""
+def wanted(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None = None,
+    scale: float = 0.25,
+    guard: bool = False,
+    hidden: tuple[Array, float] | None = None,
+) -> Array:
+    """What attention means, in float64. `hidden`: where scores are replaced, and by what."""
     with np.errstate(all="ignore"):
         q, k, v = (x.astype(np.float64) for x in (q, k, v))
         s = q @ k.swapaxes(-1, -2) * scale
         s = s if bias is None else s + bias.astype(np.float64)
+        s = s if hidden is None else np.where(hidden[0], hidden[1], s)
         p = np.exp(s - s.max(-1, keepdims=True, initial=-INF))
         p = p / p.sum(-1, keepdims=True)
         return np.asarray(np.where(np.isnan(p), 0, p) @ v if guard else p @ v)
@@ -62,6 +71,8 @@ class Case:
         self.nodes: list[onnx.NodeProto] = []
         self.bias: Array | None = None
         self.mask: str | None = None
+        self.hidden: tuple[Array, float] | None = None
+        self.kept = False  # whether the model's condition is where scores stay
 
     def constant(self, name: str, array: Any) -> str:
         """An initializer."""
@@ -81,6 +92,17 @@ class Case:
         else:
             self.mask = "bias"
             self.inputs.append(bias)
+        return self
+
+    def filled(self, hidden: Array, fill: float, constant: bool, kept: bool = False) -> Case:
+        """With scores that are `fill` where a condition holds."""
+        self.hidden, self.kept = (hidden, fill), kept
+        condition = ~hidden if kept else hidden
+        if constant:
+            self.mask = self.constant("bias", condition)
+        else:
+            self.mask = "bias"
+            self.inputs.append(condition)
         return self
 
     def model(self, dynamic: bool = False) -> onnx.ModelProto:
@@ -115,7 +137,11 @@ class Case:
             helper.make_node("MatMul", ["q", "kt"], ["s"]),
             helper.make_node("Mul", ["s", "scale"], ["t"]),
         ]
-        if self.mask is not None:
+        if self.mask is not None and self.hidden is not None:
+            fill = self.constant("fill", np.asarray(self.hidden[1], q.dtype))
+            both = ["t", fill] if self.kept else [fill, "t"]
+            nodes.append(helper.make_node("Where", [self.mask, *both], ["u"]))
+        elif self.mask is not None:
             nodes.append(helper.make_node("Add", ["t", self.mask], ["u"]))
         nodes.append(helper.make_node("Softmax", ["u" if self.mask is not None else "t"], ["p"], axis=-1))
         if self.guard:
@@ -132,7 +158,7 @@ class Case:
         """The answer."""
         q, k, v = self.arrays
         share = q.shape[1] // k.shape[1]
-        return wanted(q, k.repeat(share, 1), v.repeat(share, 1), self.bias, self.scale, self.guard)
+        return wanted(q, k.repeat(share, 1), v.repeat(share, 1), self.bias, self.scale, self.guard, self.hidden)
 
     def agrees(self, simulator: Simulator, dynamic: bool = False, **options: Any) -> Answer:
         """One kernel gives the answer."""
@@ -263,6 +289,83 @@ def test_rows_that_see_nothing(
     """They are uniform where the mask is finite; else NaN, or what a guard makes of it."""
     case = Case(*heads(90, 90, dtype="float32"), guard=guard)
     case.masked(band(90, 90, lower, upper, low, "float32"), constant).agrees(simulator)
+
+
+@needs_triton
+@pytest.mark.parametrize(("dtype", "fill"), [
+    ("float16", -INF), ("float16", -65504.0), ("float32", -3.4e38), ("float32", -1e4), ("float16", -3.0),
+    ("float32", 0.0), ("float16", 2.0),
+])  # fmt: skip
+@pytest.mark.parametrize(("queries", "keys", "lower", "upper", "kept"), [
+    (100, 100, None, 0, False), (20, 150, None, 130, True), (90, 90, -70, 0, False), (90, 90, -70, 0, True),
+])  # fmt: skip
+def test_filled_bands(
+    simulator: Simulator, queries: int, keys: int, lower: int | None, upper: int | None, kept: bool, fill: float,
+    dtype: str,
+) -> None:  # fmt: skip
+    """`masked_fill` and `where` of a triangle or a window."""
+    hidden = band(queries, keys, lower, upper, 1.0, dtype) != 0
+    case = Case(*heads(queries, keys, dtype=dtype), guard=fill == -INF)
+    answer = case.filled(hidden, fill, constant=True, kept=kept).agrees(simulator)
+    assert reads_no_mask(answer) == (fill != 0)
+
+
+@needs_triton
+@pytest.mark.parametrize(("dtype", "fill"), [("float16", -INF), ("float16", -65504.0), ("float32", -1e9)])
+@pytest.mark.parametrize(
+    ("shape", "scale"), [((1, 1, 90, 70), 0.25), ((1, 2, 90, 70), -0.5), ((70,), 0.25), ((90, 1), 0.0)]
+)
+def test_any_filled_mask(simulator: Simulator, shape: tuple[int, ...], dtype: str, fill: float, scale: float) -> None:
+    """Scores are replaced, not lowered: rows without any key are uniform where the number is finite."""
+    hidden = rng.random(shape) < 0.4
+    for constant in (False, True):
+        case = Case(*heads(90, 70, dtype=dtype), scale).filled(hidden, fill, constant)
+        assert not reads_no_mask(case.agrees(simulator))
+    Case(*heads(90, 70, dtype=dtype), scale).filled(hidden, fill, False, kept=True).agrees(simulator, dynamic=True)
+
+
+@needs_triton
+def test_a_mask_of_the_scores_themselves(simulator: Simulator) -> None:
+    """They are in memory then, and nothing is gained by making them twice."""
+    case = Case(*heads(20, 40, dtype="float32"))
+    case.hidden = case.arrays[0] @ case.arrays[1].swapaxes(-1, -2) * np.float32(0.25) < 0.1, -INF
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[1, 2, 20, 16] q, float[1, 2, 40, 16] k, float[1, 2, 40, 16] v) => (float[1, 2, 20, 16] y)
+    <float scale = {0.25}, float least = {0.1}, float low = {-inf}> {
+        kt = Transpose <perm = [0, 1, 3, 2]> (k)
+        s = MatMul (q, kt)
+        t = Mul (s, scale)
+        hidden = Less (t, least)
+        u = Where (hidden, low, t)
+        p = Softmax <axis = -1> (u)
+        y = MatMul (p, v)
+    }"""
+    answer = simulator.run(onnx.parser.parse_model(text).SerializeToString(), case.arrays)
+    assert "attention" not in answer.kinds
+    np.testing.assert_allclose(answer.outputs[0], case.wanted(), 1e-5, 1e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_filled_scores_of_a_converted_model(simulator: Simulator, constant: bool, kept: bool) -> None:
+    """The number stays float32's: a row without any key is uniform, where float16 has no such number."""
+    hidden = rng.random((1, 1, 20, 40)) < 0.5
+    hidden[0, 0, 7] = True
+    case = Case(*heads(20, 40, dtype="float32")).filled(hidden, -3.4e38, constant, kept)
+    answer = simulator.run(case.model().SerializeToString(), [*case.arrays, *case.inputs], dtype="float16")
+    assert answer.kinds.count("attention") == 1
+    np.testing.assert_allclose(answer.outputs[0], case.wanted(), 4e-3, 4e-3)
+
+
+@needs_triton
+def test_filled_scores_hide_what_is_no_number(simulator: Simulator) -> None:
+    q, k, v = heads(20, 40, dtype="float32")
+    k[:, :, 30:] = np.nan
+    hidden = np.arange(40) >= 30
+    case = Case(q, k, v).filled(hidden, -INF, constant=False)
+    assert np.isfinite(case.wanted()).all()
+    case.agrees(simulator)
 
 
 @needs_triton
@@ -400,9 +503,9 @@ def test_what_is_no_number_stays_so(simulator: Simulator, bad: float, guard: boo
 # ---------------------------------------------------------------- what is known of masks
 
 
-def known(bias: Array | Any, queries: Dim, keys: Dim) -> Mask:
+def known(bias: Array | Any, queries: Dim, keys: Dim, fill: float | None = None) -> Mask:
     """What is known of a constant."""
-    return mask_of(Builder().constant(bias), queries, keys)
+    return mask_of(Builder().constant(bias), queries, keys, fill)
 
 
 def test_bands_of_constants() -> None:
@@ -470,6 +573,33 @@ def test_bands_of_comparisons() -> None:
     assert mask_of(b.where(b.and_(flags, b.le(key, row)), zero, low), rows, keys) == Mask()
 
 
+def test_bands_of_conditions() -> None:
+    """Of conditions where scores are replaced."""
+    b = Builder()
+    rows, keys = Sym("s0"), Sym("s1")
+    row, key = b.reshape(b.iota(rows), (rows, 1)), b.iota(keys)
+    true, false = b.scalar(True, dtypes.boolean), b.scalar(False, dtypes.boolean)
+    window = b.and_(b.le(key, row), b.le(b.sub(row, b.scalar(2, dtypes.int64)), key))
+
+    def found(hidden: Any, fill: float = -INF) -> Band | None:
+        return mask_of(hidden, rows, keys, fill).band
+
+    assert found(b.lt(row, key)) == found(b.not_(b.le(key, row))) == Band(None, 0)
+    assert found(b.lt(row, key), -3.0) == Band(None, 0, -3.0)
+    assert found(b.not_(window)) == Band(-2, 0)
+    assert found(window) is None and found(b.lt(row, key), 0.0) is None
+    assert found(b.where(b.le(key, row), false, true)) == found(b.where(b.lt(row, key), true, false)) == Band(None, 0)
+    assert found(b.not_(b.where(b.le(key, row), window, false))) is None, "two upper bounds"
+    flags = b.input(TensorType(dtypes.boolean, (1, keys)), "flags")
+    assert mask_of(flags, rows, keys, -INF) == Mask(alike=True)
+    assert found(b.where(b.lt(row, key), true, flags)) is found(b.where(flags, true, false)) is None
+    assert known(np.tri(5) == 0, 5, 5, -INF).band == Band(None, 0)
+    assert known(np.tri(9, 9, 2) - np.tri(9, 9, -3) == 0, 9, 9, -1.0).band == Band(-2, 2, -1.0)
+    assert known(np.zeros((5, 5), bool), 5, 5, -INF) == Mask(nothing=True, alike=True)
+    assert known(np.ones((5, 5), bool), 5, 5, -INF) == Mask(alike=True)
+    assert known(np.tri(5) == 0, 5, 5, 0.0) == Mask()
+
+
 # ---------------------------------------------------------------- tiles and machine code
 
 
@@ -488,6 +618,7 @@ def test_candidates() -> None:
         (128, "causal", None),
         (64, None, None),
         (128, "any", None),
+        (64, "filled", None),
         (64, "causal", AttentionTile(64, 128, 4, 2, described=1)),
         (128, None, AttentionTile(128, 128, 8, 3, resident=1)),
     ],
@@ -497,7 +628,9 @@ def test_machine_code(architecture: int, depth: int, mask: str | None, tile: Att
 
     q, k, v = (normal(1, 2, 512, depth) for _ in range(3))
     case = Case(q, k, v)
-    if mask is not None:
+    if mask == "filled":
+        case.filled(rng.random((512, 512)) < 0.5, -65504.0, constant=True)
+    elif mask is not None:
         case.masked(band(512, 512, None, 0, -65504.0) if mask == "causal" else normal(1, 1, 512, 512), True)
     found = candidates(Facts(512, 512, 2, depth, 16, mask == "causal", described=True))
     number = found.index(tile) if tile is not None else 0

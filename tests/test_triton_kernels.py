@@ -507,6 +507,22 @@ def test_scatters(simulator: Simulator, reduction: str, dtype: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("words", [40, 8, 1])
+def test_many_rows_are_added_up(simulator: Simulator, words: int) -> None:
+    """As an embedding's gradient: some rows go to one place, or all of them."""
+    x, u, index = f32(6, 41, 20), f32(70, 20), np.stack([ints(-6, -5, 70), ints(0, words, 70)], 1)
+    body = 'y = ScatterND<reduction = "add">(x, i, u)'
+    text = f"g (float[6,41,20] x, int64[70,2] i, float[70,20] u) => (float[6,41,20] y) {{ {body} }}"
+    means(simulator, text, x, index, u)
+
+
+def test_many_rows_to_a_wrong_index(simulator: Simulator) -> None:
+    body = 'y = ScatterND<reduction = "add">(x, i, u)'
+    text = f"g (float[5,7] x, int64[70,1] i, float[70,7] u) => (float[5,7] y) {{ {body} }}"
+    answer = simulator.run(parsed(text).SerializeToString(), [f32(5, 7), np.full((70, 1), 5), f32(70, 7)])
+    assert answer.error[0] == 3 and answer.error[2] == 5
+
+
 def test_scatter_to_a_wrong_index(simulator: Simulator) -> None:
     model = parsed("g (float[5,7] x, int64[2,1] i, float[2,7] u) => (float[5,7] y) { y = ScatterND(x, i, u) }")
     x, u = f32(5, 7), f32(2, 7)
@@ -549,6 +565,8 @@ def test_machine_code(simulator: Simulator) -> None:
         Case("TopK", [x, np.array([5])], opset=11, const=[1], outputs=2),
         Case("CumSum", [x, np.array(1)], {"exclusive": 1, "reverse": 1}, 14, const=[1]),
         Case("ScatterND", [x, ints(0, 5, 9, 1), f32(9, 300)], {"reduction": "add"}, 18),
+        Case("ScatterND", [x, ints(0, 5, 90, 1), f32(90, 300)], {"reduction": "add"}, 18),
+        Case("ScatterND", [x, ints(0, 5, 90, 1), f32(90, 300)], opset=18),
         Case("ScatterElements", [x, ints(0, 5, 4, 3), f32(4, 3)], {"reduction": "max"}, 18),
         Case("ArgMax", [x], {"axis": 1}),
     ):

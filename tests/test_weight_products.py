@@ -32,6 +32,11 @@ CASES = {
     "dilated": gradient((2, 3, 7, 7), (2, 2, 5, 3), kernel=(2, 3), dilations=(2, 2)),
     "strided": gradient((2, 3, 7, 8), (2, 4, 4, 3), kernel=(3, 3), strides=(2, 3), low=(1, 1), high=(1, 1)),
     "a line": gradient((3, 2, 9), (3, 5, 8), kernel=(2,)),
+    "many channels": gradient((4, 9, 6, 5), (4, 2, 6, 5), kernel=(3, 3), low=(1, 1), high=(1, 1)),
+    "many, uneven edges": gradient((2, 9, 6, 5), (2, 2, 7, 3), kernel=(2, 4), low=(0, 1), high=(2, 0)),
+    "many, dilated": gradient((2, 9, 7, 7), (2, 2, 5, 3), kernel=(2, 3), dilations=(2, 2)),
+    "many, strided": gradient((2, 9, 7, 8), (2, 4, 4, 3), kernel=(3, 3), strides=(2, 3), low=(1, 1), high=(1, 1)),
+    "many, a volume": gradient((2, 9, 3, 4, 5), (2, 3, 2, 4, 3), kernel=(2, 1, 3)),
     "a volume": gradient((2, 2, 3, 4, 5), (2, 3, 2, 4, 3), kernel=(2, 1, 3)),
 }
 

@@ -12,6 +12,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Node
+from onnxc.primitives.contraction import fill_of
 
 
 def _matmul(w: NodeWriter, node: Node, xs: list[str]) -> str:
@@ -91,7 +92,10 @@ def _attention(w: NodeWriter, node: Node, xs: list[str]) -> str:
     dtype = operand(node).dtype
     scores = w.compute("MatMul", dtype, xs[:2])
     scores = w.compute("Mul", dtype, [scores, w.scalar(node.attrs.get("scale", 1.0), dtype)])
-    if len(xs) > 3:
+    fill = node.attrs.get("fill")
+    if len(xs) > 3 and fill is not None:
+        scores = w.select(dtype, xs[3], w.constant(fill_of(fill, dtype.numpy)), scores)
+    if len(xs) > 3 and fill is None:
         bias = node.operands[3].dtype  # wider than what is multiplied, perhaps
         scores = w.compute("Add", bias, [scores if bias is dtype else w.cast(scores, bias), xs[3]])
         p = w.compute("Softmax", bias, [scores], axis=-1)

@@ -41,6 +41,7 @@ class Nest:
     outer: list[Loop]
     phases: list[Phase]
     lookups: dict[Symbol, Lookup]
+    exact: bool = False  # what it computes has the same bits in every plan
 
     def reductions(self) -> list[Reduction]:
         return [r for p in self.phases for r in p.reductions]

@@ -111,7 +111,8 @@ class Result(Term):
 class Reduction:
     """`op` over `variables` of `body`; one per (reduced value, index).
 
-    For argmax and argmin `position` is the index along the axis.
+    For argmax and argmin `position` is the index along the axis. `across`: whether the lanes of a vector are parts of
+    one result, along the last of the variables, which are walked in their order; None where a kernel may choose.
     """
 
     key: int
@@ -122,6 +123,7 @@ class Reduction:
     body: Term
     position: Dim | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
+    across: bool | None = None
 
 
 def children(term: Term) -> tuple[Term, ...]:

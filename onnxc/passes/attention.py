@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,13 +60,18 @@ def _without_guard(p: Value) -> tuple[Value, bool]:
 
 @dataclass
 class _Scores:
-    """scale * (q @ kt) + bias. `turned` is k where kt is to be made of it: its transpose was scaled before."""
+    """scale * (q @ kt) + bias; or `fill` in its place, where `bias` holds (or does not hold, with `kept`).
+
+    `turned` is k where kt is to be made of it: its transpose was scaled before.
+    """
 
     q: Value
     kt: Value
     scale: float
     bias: Value | None
     turned: Value | None = None
+    fill: float | None = None
+    kept: bool = False
 
 
 def _strip_scale(v: Value) -> tuple[Value, float]:
@@ -85,7 +90,35 @@ def _strip_scale(v: Value) -> tuple[Value, float]:
     return v, 1.0
 
 
-def _scores(x: Value) -> _Scores | None:
+Uses = dict[int, list[Node]]
+
+
+def _filled(x: Value, uses: Uses) -> tuple[Value, Value, float, bool] | None:
+    """s, mask, c, False where x is `where(mask, c, s)`; with True for `where(mask, s, c)`. c is a number or -inf, and
+    nothing else reads the scores s: a mask that is made of them would need them in memory.
+    """
+    where = _made_by(x, "where")
+    if where is None:
+        return None
+    mask, *both = where.operands
+    for at, (c, s) in enumerate((both, both[::-1])):
+        fill = _scalar(c)
+        product = _made_by(_strip_scale(s)[0], "matmul")
+        if fill is None or not (np.isfinite(fill) or fill == -np.inf) or product is None or s.shape != x.shape:
+            continue
+        if len(uses.get(s.id, ())) == len(uses.get(product.output.id, ())) == 1:
+            return s, mask, fill, at == 1
+    return None
+
+
+def _scores(x: Value, uses: Uses | None) -> _Scores | None:
+    """The scores that x is; with `uses`, also filled ones."""
+    filled = _filled(x, uses) if uses is not None else None
+    if filled is not None:
+        scores = _scores(filled[0], None)
+        if scores is not None and scores.bias is None:
+            return replace(scores, bias=filled[1], fill=filled[2], kept=filled[3])
+        return None
     bias: Value | None = None
     add = _made_by(x, "add")
     if add is not None:
@@ -109,16 +142,18 @@ FLOAT32 = frozenset({dtypes.float32})
 HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 
-def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32, deepest: int | None = None) -> Graph:
+def fuse_attention(
+    graph: Graph, of: frozenset[DType] = FLOAT32, deepest: int | None = None, fills: bool = False
+) -> Graph:
     """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities.
 
     `of` are the dtypes that the target has a kernel for, `deepest` the depth of the deepest heads that it takes; None
-    is no limit.
+    is no limit. `fills`: it has one for scores that are replaced where a condition holds, as `masked_fill` does.
     """
     uses = graph.uses()
     r = Rewriter(graph)
     for node in graph.nodes:
-        fused = _match(node, graph, uses) if node.op == "matmul" and node.output.dtype in of else None
+        fused = _match(node, graph, uses, fills) if node.op == "matmul" and node.output.dtype in of else None
         if fused is None or not _fits(fused[0].q, deepest) or not _fits(fused[1], deepest):
             r.keep(node)
             continue
@@ -127,11 +162,25 @@ def fuse_attention(graph: Graph, of: frozenset[DType] = FLOAT32, deepest: int | 
         if scores.turned is not None and transpose is not None:
             kt = Value(kt.type)
             r.nodes.append(Node("transpose", [r.value(scores.turned)], [kt], transpose.attrs, (), transpose.origin))
-        operands = [r.value(v) for v in (scores.q, kt, value, scores.bias) if v is not None]
+        mask = r.value(scores.bias)
+        if scores.kept and mask is not None:
+            mask = _opposite(r, mask, origin)
+        operands = [*(r.value(v) for v in (scores.q, kt, value)), *([mask] if mask is not None else [])]
         out = Value(node.output.type)
-        r.nodes.append(Node("attention", operands, [out], {"scale": scores.scale, "guard": guard}, (), origin))
+        attrs = {"scale": scores.scale, "guard": guard, **({} if scores.fill is None else {"fill": scores.fill})}
+        r.nodes.append(Node("attention", operands, [out], attrs, (), origin))
         r.replace(node.output, out)
     return r.result()
+
+
+def _opposite(r: Rewriter, mask: Value, origin: Origin) -> Value:
+    """Where a condition does not hold."""
+    hidden, array = Value(mask.type), constant_of(mask)
+    if array is not None:
+        r.nodes.append(Node("constant", (), [hidden], {"value": ~array}, (), origin))
+    else:
+        r.nodes.append(Node("not", [mask], [hidden], {}, (), origin))
+    return hidden
 
 
 def _fits(v: Value, deepest: int | None) -> bool:
@@ -139,7 +188,7 @@ def _fits(v: Value, deepest: int | None) -> bool:
     return deepest is None or (isinstance(depth, int) and depth <= deepest)
 
 
-def _match(node: Node, graph: Graph, uses: dict[int, list[Node]]) -> tuple[_Scores, Value, bool, Origin] | None:
+def _match(node: Node, graph: Graph, uses: Uses, fills: bool) -> tuple[_Scores, Value, bool, Origin] | None:
     if node.output.rank < 3:
         return None
     p, v = node.operands
@@ -148,7 +197,7 @@ def _match(node: Node, graph: Graph, uses: dict[int, list[Node]]) -> tuple[_Scor
         return None
     inner, guard = _without_guard(p)
     x = _softmax_input(inner)
-    scores = _scores(x) if x is not None else None
+    scores = _scores(x, uses if fills else None) if x is not None else None
     if scores is None or x is None or x.id in outputs or inner.id in outputs:
         return None
     if len(uses.get(x.id, ())) != 2 or len(uses.get(inner.id, ())) != (2 if guard else 1):

@@ -266,7 +266,7 @@ class _Converter:
         inputs = [self.value(v, self.half.dtype) for v in node.operands[:3]]
         for bias in node.operands[3:]:  # the bias of attention has a dtype of its own
             inputs.append(self.value(bias))
-            if constant_of(bias) is not None and self.known.misfits[bias.id]:
+            if constant_of(bias) is not None and self.known.misfits.get(bias.id):
                 self.notes.add(node, self.known.misfits[bias.id])
         self._emit(node, self.half.dtype, inputs)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxc.ir.graph import Graph, Node, Value
+from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.contraction import images_of
 from onnxc.primitives.kernels import USER
@@ -36,6 +37,60 @@ def reads_planes(node: Node) -> bool:
     return few and node.attrs["groups"] == 1 and not node.attrs.get("wide")
 
 
+def joins_phases(value: Value | None) -> bool:
+    """True for a tensor whose pixels are set side by side from several convolutions, or cut out of what one makes, as
+    transposed convolutions do, and for what is computed of such a tensor element by element.
+
+    Pixels come in turns from places that are apart, so that only channels are neighbours on both sides.
+    """
+    moved = False
+    while value is not None and value.node is not None and value.rank >= 3:
+        node = value.node
+        if node.op in ("reshape", "transpose"):
+            moved, value = moved or _shuffles_rows(node), node.operands[0]
+        elif node.op == "slice" or (node.op == "concat" and _sets_side_by_side(node)):
+            cut = value.rank > 3 and _reads_shuffled(node)  # where one axis is joined, neighbours lie side by side
+            moved, value = moved or node.op == "concat" or cut, node.operands[0]
+        elif node.op == "conv":
+            return moved
+        elif lookup(node.op).kind is Kind.POINTWISE:
+            whole = [v for v in node.operands if v.shape == node.output.shape]
+            value = whole[0] if len(whole) == 1 else None
+        else:
+            return False
+    return False
+
+
+def _sets_side_by_side(concat: Node) -> bool:
+    """Whether each part is one place along the axis, which is none of the batch or of the channels."""
+    axis = concat.attrs["axis"]
+    return axis >= 3 and all(v.shape[axis] == 1 for v in concat.operands)
+
+
+def _shuffles_rows(node: Node) -> bool:
+    """Whether a reshape makes an image of a transposed result, of which whole vectors of channels are moved."""
+    shuffle = node.operands[0].node
+    if node.op != "reshape" or shuffle is None or shuffle.op != "transpose" or node.output.rank < 4:
+        return False
+    split = shuffle.operands[0]
+    if split.node is None or split.node.op != "reshape" or split.node.operands[0].rank != node.output.rank:
+        return False
+    channels = split.shape[split.rank - node.output.rank + 1]  # the innermost of what the channels were divided into
+    return isinstance(channels, int) and channels % VECTOR == 0
+
+
+VECTOR = 16  # channels of which any vector's length is a divisor
+
+
+def _reads_shuffled(node: Node) -> bool:
+    """Whether a slice reads what a reshape made of a transposed tensor."""
+    source = node.operands[0].node
+    while source is not None and source.op == "slice":
+        source = source.operands[0].node
+    behind = source.operands[0].node if source is not None and source.op == "reshape" else None
+    return behind is not None and behind.op == "transpose"
+
+
 def at_regions(graph: Graph) -> set[int]:
     """Values that regions and users' kernels are given, or that come out of them: row-major, as these take them."""
     nodes = [n for n in graph.nodes if n.regions or n.op == USER]
@@ -47,7 +102,8 @@ def prepare(graph: Graph) -> Graph:
     convolution reads, or what goes into and out of regions.
 
     (A convolution wants its input channels-last, and these are row-major: the copy changes the order.)
-    An output that a convolution reads, or makes for other nodes, is copied too: it may then have both orders.
+    An output that a convolution reads, or makes for other nodes, is copied too: it may then have both orders. So is one
+    that joins the phases of a transposed convolution: they are joined channels-last, and then turned.
     """
     nodes: list[Node] = []
     moved: dict[int, Value] = {}
@@ -68,7 +124,7 @@ def prepare(graph: Graph) -> Graph:
     outputs: list[Value] = []
     taken: set[int] = set()
     for v in graph.outputs:
-        shared = v.id in inputs or v.id in taken or constant_of(v) is not None
+        shared = v.id in inputs or v.id in taken or constant_of(v) is not None or joins_phases(v)
         if shared or _has_two_orders(v, readers.get(v.id, ())):
             nodes.append(_copy(v))
             v = nodes[-1].output

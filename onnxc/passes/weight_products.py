@@ -4,7 +4,8 @@
 
 With channels last, the pixels of all images are rows of two matrices, and for each k the rows of x, moved by as many as
 k says, meet those of dy: dy has rows of zeros where x has its edges, so that no row of another line or image counts.
-Where windows are further apart than one pixel, each k has its rows copied out.
+Where windows are further apart than one pixel, each k has its rows copied out. Of images with few channels those of all
+k are copied side by side, into one matrix: a product for each would read dy that often.
 
 Such a product is a long sum with a small result, and would leave most of a GPU idle. So it is made in parts, which are
 summed in float32: always in the same order, so the bits are the same in each run.
@@ -16,6 +17,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder
@@ -24,6 +27,8 @@ TILE = 64  # rows and columns of the part of a result that a program has
 PROGRAMS = 264  # that fill a GPU
 SHORT = 256  # rows that a part has at least
 MOST_TAPS = 64
+FEW = 8  # channels of an image that are copied side by side for all taps
+VECTOR = 8  # elements of a row that are a multiple of what a product reads at a time
 
 
 def weight_products(graph: Graph) -> Graph:
@@ -55,6 +60,8 @@ def _products(b: Builder, node: Node, x: Value, dy: Value) -> Value:
     steps = [tuple(t * d for t, d in zip(tap, attrs["dilations"], strict=True)) for tap in taps]
     x = b.pad(_channels_last(b, x), [0, *attrs["low"], 0], [0, *attrs["high"], 0])
     dy = _channels_last(b, dy)
+    if _sizes(x)[-1] <= FEW and len(taps) > 1:
+        return _side_by_side(b, node, x, dy, len(taps))
     if all(s == 1 for s in attrs["strides"]):
         pairs = _moved(b, x, dy, steps)
     else:
@@ -63,6 +70,23 @@ def _products(b: Builder, node: Node, x: Value, dy: Value) -> Value:
     found = [_product(b, rows, moved, int(x.shape[0])) for moved, rows in pairs]
     out = b.concat([b.reshape(f, (1, *f.shape)) for f in found], 0)
     return b.reshape(b.transpose(out, (1, 2, 0)), node.output.shape)
+
+
+def _side_by_side(b: Builder, node: Node, x: Value, dy: Value, taps: int) -> Value:
+    """One product, with the pixels of all taps in a row, and zeros up to a whole vector of them."""
+    rank, channels = x.rank - 2, _sizes(x)[-1]
+    keys = ("kernel", "strides", "dilations")
+    for axis, (size, count, stride, step) in reversed(
+        list(enumerate(zip(_sizes(dy)[1:-1], *(node.attrs[k] for k in keys), strict=True), 1))
+    ):
+        places = np.arange(size)[:, None] * stride + np.arange(count)[None, :] * step
+        x = b.gather(x, b.constant(places.astype(np.int64)), axis)
+    x = b.transpose(x, (0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1))
+    rows = b.reshape(x, (math.prod(_sizes(dy)[:-1]), taps * channels))
+    rows = b.pad(rows, [0, 0], [0, -taps * channels % VECTOR])
+    found = b.slice(_product(b, _rows(b, dy), rows, int(dy.shape[0])), 1, 0, taps * channels)
+    out = b.reshape(found, (dy.shape[-1], taps, channels))
+    return b.reshape(b.transpose(out, (0, 2, 1)), node.output.shape)
 
 
 def _channels_last(b: Builder, x: Value) -> Value:

@@ -19,9 +19,10 @@ from onnxc.planner.chains import chain_convolutions
 from onnxc.planner.clusters import Clusters
 from onnxc.planner.groups import FusionOptions, Group, Placement, Plan, group_reads
 from onnxc.planner.horizontal import divided, merge_small
-from onnxc.planner.in_place import late_nodes, share_buffers, updates_of
-from onnxc.planner.layout import Layout, assign
+from onnxc.planner.in_place import is_step, late_nodes, share_buffers, updates_of
+from onnxc.planner.layout import Layout, assign, channels_last, is_turned
 from onnxc.planner.machine import CPU, Machine
+from onnxc.planner.order import sum_orders
 from onnxc.planner.section import Section, cost
 from onnxc.planner.split import split_reductions
 from onnxc.planner.stages import divide_routines
@@ -37,10 +38,17 @@ LONG_INDEX = 400  # characters of an index expression
 
 class _Planner:
     def __init__(
-        self, graph: Graph, layout: Layout, options: FusionOptions, is_template: Templates, machine: Machine
+        self,
+        graph: Graph,
+        layout: Layout,
+        options: FusionOptions,
+        is_template: Templates,
+        machine: Machine,
+        exact: bool,
     ) -> None:
         self.graph, self.layout, self.options, self.is_template = graph, layout, options, is_template
-        self.machine = machine
+        self.machine, self.exact = machine, exact
+        self.orders = sum_orders(graph, layout) if exact else None
         self.clusters = Clusters(graph)
         self.uses = graph.uses()
         self.outputs = {v.id for v in graph.outputs}
@@ -70,11 +78,12 @@ class _Planner:
         group = Group("template" if template else "control" if control else "opaque", node, nodes=[node])
         if control:
             (region,) = node.regions
-            group.region = plan(region, assign(region, ENABLED), self.options, self.is_template, self.machine)
+            order = assign(region, ENABLED)
+            group.region = plan(region, order, self.options, self.is_template, self.machine, exact=self.exact)
         self.groups.append(group)
         self.homes[id(node)] = [group]
         if template:
-            section = Section.over(node.output, self.layout.order_of(node.output))
+            section = self._section(node.output)
             section.stores.clear()
             group.sections.append(section)
             if self.options.epilogue:
@@ -100,9 +109,12 @@ class _Planner:
         them makes them again, from a quarter of the memory.
         """
         best, stored = 0, template.output
-        for length in range(1, len(candidates) + 1):
+        most = self.machine.late if id(template) in self.late else None
+        for length in range(1, len(candidates[:most]) + 1):
             needed = self._needed(template, candidates[:length])
-            if len(needed) != 1 and not (needed and all(v.id in self.updated for v in needed)):
+            if len(needed) != 1 and not (needed and most is None and all(v.id in self.updated for v in needed)):
+                continue
+            if most is not None and needed[0].dtype.bits > template.output.dtype.bits:
                 continue
             more = candidates[best:length]
             bits = stored.dtype.bits
@@ -152,7 +164,7 @@ class _Planner:
         mine = [v for v in node.operands if v.id in at]
         if node.op in ("reshape", "transpose"):
             return pushed_index(node, at[mine[0].id])
-        if lookup(node.op).kind is not Kind.POINTWISE or node.op == "iota":
+        if lookup(node.op).kind is not Kind.POINTWISE or node.op == "iota" or self._is_turned(mine[0], [node]):
             return None
         value = node.output
         sized = [v for v in mine if always_equal(v.t.size, value.t.size)]
@@ -202,6 +214,9 @@ class _Planner:
         readers = self.uses.get(value.id, [])
         if not readers and value.id not in self.outputs:
             return
+        if self._is_turned(value, readers):
+            self._open(node, "a copy turns it")
+            return
         needed = self._reason_to_store(node, readers)
         if node.op in VIEWS and not needed:
             self._note_template_readers(node, readers)
@@ -233,6 +248,12 @@ class _Planner:
             self._note_stored(value, needed or "read by another kernel")
             return
         self._open(node, needed or self._why_not(node, takers))
+
+    def _is_turned(self, value: Value, readers: list[Node]) -> bool:
+        """Whether a copy has the value in another order, which is better done by itself: see passes/prepare.py."""
+        if self.machine is not CPU or self.layout.order_of(value) != channels_last(value.rank):
+            return False
+        return any(is_turned(r) and self.layout.order_of(r.output) != channels_last(value.rank) for r in readers)
 
     def _join_sibling(self, node: Node, readers: list[Node]) -> bool:
         """Puts a reduction into the kernel of another one of the same operand over the same axes, which reads it
@@ -411,12 +432,15 @@ class _Planner:
         if node.op == "concat":
             self._open_concat(group, node)
             return
-        section = Section.over(node.output, self.layout.order_of(node.output))
+        section = self._section(node.output)
         group.sections.append(section)
         problem = section.accepts(node, True)
         assert not problem, f"{node} cannot be a root: {problem}"
         section.split_for(node)
         section.add(node, True)
+
+    def _section(self, root: Value) -> Section:
+        return Section.over(root, self.layout.order_of(root), self.orders)
 
     def _note_stored(self, value: Value, reason: str) -> None:
         self.boundaries[value.id] = reason
@@ -426,7 +450,7 @@ class _Planner:
         offset: Dim = 0
         axis = node.attrs["axis"]
         for v in node.operands:
-            section = Section.over(v, self.layout.order_of(v))
+            section = self._section(v)
             section.stores.clear()
             start: Index = tuple(offset if k == axis else 0 for k in range(v.rank))
             group.placements[len(group.sections)] = Placement(node.output, start)
@@ -526,17 +550,21 @@ def plan(
     options: FusionOptions | None = None,
     templates: Templates = is_template,
     machine: Machine = CPU,
+    *,
+    exact: bool = False,
 ) -> Plan:
-    """Partitions the graph into kernels. `templates` says which nodes the target has a kernel template for."""
-    options = options or FusionOptions()
+    """Partitions the graph into kernels. `templates` says which nodes the target has a kernel template for. `exact`:
+    what is computed has the same bits in every plan; so it is in training steps on a CPU, and in their regions.
+    """
+    options, exact = options or FusionOptions(), machine is CPU and (exact or is_step(graph))
     if options.split:
         graph, layout = split_reductions(graph, layout, machine)
     if options.split and machine.staged:
         graph, layout = divide_routines(graph, layout)
-    found = _Planner(graph, layout, options, templates, machine).run()
+    found = _Planner(graph, layout, options, templates, machine, exact).run()
     if options.horizontal:
         found.groups = merge_small(found.groups, layout, machine, late_nodes(graph))
     found.groups = [part for group in found.groups for part in divided(group, machine)]
-    if options.chains:
+    if options.chains and not exact:
         found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
     return share_buffers(found) if machine is CPU else found

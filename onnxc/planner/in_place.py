@@ -166,7 +166,7 @@ class Overwriting:
         address that a later one writes (in the same loops), no other row touches.
         """
         layout = self.layout
-        if result.dtype is not source.dtype or not always_equal(result.t.nbytes, source.t.nbytes):
+        if result.dtype is not source.dtype or not always_equal(layout.nbytes(result), layout.nbytes(source)):
             return False
         if group.chain or group.kind in ("control", "opaque"):
             return group.kind == "opaque" and source.id not in group_reads(group)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.expr import Dim, recombine
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import Index
-from onnxc.passes.prepare import at_regions
+from onnxc.passes.prepare import at_regions, joins_phases
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
@@ -28,6 +28,7 @@ class Layout:
     parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
     stored: set[int] = field(default_factory=set)  # values that a kernel writes, as far as the planner has decided
     shared: dict[int, Value] = field(default_factory=dict)  # values that are written over another (see in_place.py)
+    pitches: dict[int, tuple[int, int]] = field(default_factory=dict)  # of rows that are apart: length, and to the next
 
     def order_of(self, value: Value) -> tuple[int, ...]:
         return self.order.get(value.id, tuple(range(value.rank)))
@@ -38,10 +39,21 @@ class Layout:
             return self.strides(self.parts[value.id][0])
         strides: list[Dim] = [0] * value.rank
         step: Dim = 1
-        for axis in reversed(self.order_of(value)):
+        sizes, order = list(value.shape), self.order_of(value)
+        if value.id in self.pitches:
+            sizes[order[-1]] = self.pitches[value.id][1]
+        for axis in reversed(order):
             strides[axis] = step
-            step = step * value.shape[axis]
+            step = step * sizes[axis]
         return tuple(strides)
+
+    def nbytes(self, value: Value) -> Dim:
+        """Bytes of a buffer for the value."""
+        nbytes = value.t.nbytes
+        if value.id not in self.pitches or not isinstance(nbytes, int):
+            return nbytes
+        width, pitch = self.pitches[value.id]
+        return nbytes // width * pitch
 
     def offset(self, value: Value) -> Dim:
         """Elements from the start of the storage to the value's first."""
@@ -88,9 +100,18 @@ def assign(graph: Graph, templates: frozenset[str]) -> Layout:
                 _pull(layout, v, pinned)
         elif _follows(node):
             _inherit(layout, node, pinned)
+    if "conv" in templates:
+        for node in graph.nodes:
+            if is_turned(node):
+                layout.order.setdefault(node.operands[0].id, channels_last(node.output.rank))
     for node in graph.nodes:
         _order_for_reader(layout, node, uses, pinned)
     return layout
+
+
+def is_turned(node: Node) -> bool:
+    """True for the copy that turns joined phases of a transposed convolution: see passes/prepare.py."""
+    return node.op == "copy" and joins_phases(node.operands[0])
 
 
 def _follows(node: Node) -> bool:

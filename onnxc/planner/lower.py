@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, is_nonnegative, symbols
+from onnxc.ir.expr import Dim, Symbol, is_less, is_nonnegative, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
 from onnxc.loops.nest import Loop, Nest, Phase, Store
@@ -112,7 +112,8 @@ class Lowering:
         term = self.at(value, at)
         for value, at in reversed(parts[:-1]):
             inside = value.shape[axis] - 1 - at[axis]  # earlier parts are tested first, so one side is enough
-            term = self._guard((inside,), self.at(value, at), term)
+            if not is_less(inside, 0):
+                term = self._guard(() if _certain(inside) else (inside,), self.at(value, at), term)
         return term
 
     def _sizes(self, node: Node, index: Index) -> Term:
@@ -147,10 +148,11 @@ class Lowering:
             op = op.removeprefix("reduce_")
             if op in ("argmax", "argmin"):
                 position = reads[0][1][node.attrs["axis"]]
-        key = len(self.reductions)
+        key, order = len(self.reductions), self.section.order_of(node.output)
         self.reductions[key] = Reduction(
-            key, op, node.output, index, tuple(plan.variables), self._intern(body), position, dict(node.attrs)
-        )
+            key, op, node.output, index, tuple(plan.variables), self._intern(body), position, dict(node.attrs),
+            None if order is None else order.across,
+        )  # fmt: skip
         return Reduced(node.output.dtype, key, index)
 
     def _outside(self, node: Node, at: Index, body: Term, fill: float | int) -> Term:
@@ -179,7 +181,7 @@ class Lowering:
         phases += [
             Phase(list(loops), stores=some) for loops, some in sorted(by_loops.items(), key=lambda kv: len(kv[0]))
         ]
-        return Nest(outer, phases, self.lookups)
+        return Nest(outer, phases, self.lookups, section.orders is not None)
 
     def _store(self, target: Value, value: Value, place: Index, at: Index) -> Store:
         return Store(self.layout.storage(target), self.layout.address(target, place), self.at(value, at))
@@ -189,9 +191,10 @@ class Lowering:
         for key, r in self.reductions.items():  # made in dependency order: operands first
             below = [level[t.key] for t in _deep_walk(r.body, self.lookups) if isinstance(t, Reduced)]
             level[key] = 1 + max(below, default=0)
-        phases: dict[tuple[int, tuple[Symbol, ...]], Phase] = {}
+        phases: dict[tuple[int, tuple[Symbol, ...], bool], Phase] = {}
         for key, r in sorted(self.reductions.items(), key=lambda kv: level[kv[0]]):
-            place = (level[key], tuple(s for s, _ in r.variables))
+            alone = self.section.orders is not None and r.position is not None  # vectors are not taken side by side
+            place = (level[key], tuple(s for s, _ in r.variables), alone)
             phases.setdefault(place, Phase(list(r.variables))).reductions.append(r)
         return list(phases.values())
 

@@ -23,6 +23,8 @@ class Machine:
         narrow: bits of a template's result that is stored rather than a wider one made of it by a few instructions.
         staged: whether running sums and the best of long rows are computed in stages.
         pointers: buffers that a kernel may take; None for any number.
+        late: pointwise nodes that a template of a training step's backward pass takes into its epilogue, where these
+            leave one value that is no wider; None for any number. A tile's registers hold its sums and not much more.
     """
 
     large: int = 1 << 16
@@ -38,11 +40,12 @@ class Machine:
     narrow: int = 8
     staged: bool = False
     pointers: int | None = None
+    late: int | None = None
 
 
 CPU = Machine()
 # Programs for each of 132 multiprocessors; a second kernel costs 2 us, in which a program reads 65536 numbers.
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
-    narrow=16, staged=True, pointers=40,
+    narrow=16, staged=True, pointers=40, late=6,
 )  # fmt: skip

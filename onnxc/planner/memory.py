@@ -43,7 +43,7 @@ def lifetimes(plan: Plan) -> list[Buffer]:
             last[value.id] = k
             values[value.id] = value
     end = len(plan.groups)  # when what could not be written over an input is copied there
-    found = [Buffer(v, v.t.nbytes, first[i], end if i in at_end else last[i]) for i, v in values.items()]
+    found = [Buffer(v, plan.layout.nbytes(v), first[i], end if i in at_end else last[i]) for i, v in values.items()]
     for k, group in enumerate(plan.groups):
         found += [Buffer(v, v.t.nbytes, k, k) for v in region_values(group)]
     return found

@@ -9,9 +9,8 @@ min_cut_rematerialization_partition for the cut.)
 What may be computed again is a matter of time. Pointwise operations may: they run where they are read. Products and
 convolutions may where they are next to nothing of the step, or where it has a memory budget, those first that give the
 most bytes for their arithmetic.
-Reductions never do: their results are small, and their sums may come out in another order elsewhere. So a value has
-the same bits whether it is saved or computed again. (The forward pass itself can sum in another order under another
-policy: which values a kernel stores decides along which axis its vectors lie.)
+Reductions never do: their results are small, and what they read is large. A value has the same bits whether it is saved
+or computed again, and sums do not depend on what their kernels store (see order.py).
 
 How good a cut is tells the memory plan, and nothing else: each is planned, and the peaks are compared.
 """
@@ -31,7 +30,7 @@ from onnxc.planner.flops import flops
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions, Plan
 from onnxc.planner.in_place import is_step, late_nodes
-from onnxc.planner.layout import assign
+from onnxc.planner.layout import Layout, assign
 from onnxc.planner.memory import assign_offsets, lifetimes
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.base import Kind, lookup
@@ -46,24 +45,34 @@ FREE = (Kind.POINTWISE, Kind.VIEW, Kind.INDEXED)
 SOURCES = ("iota", "sizes", "constant")  # the operations without operands whose results never change
 
 
-Planner = Callable[[Graph], Plan]
+Planner = Callable[[Graph, Mapping[int, int]], Plan]  # the ids of copies, with those of what they are copies of
 
 
 def planned(graph: Graph, options: FusionOptions) -> Plan:
-    """The plan of a graph; of a training step, with what is computed again in the backward pass."""
-    return partitioned(graph, lambda g: plan(g, assign(g, ENABLED), options))
+    """The plan of a graph; of a training step, with what is computed again in the backward pass. Copies lie in memory
+    as what they are copies of: else sums of them could be added up in another order.
+    """
+    order = assign(graph, ENABLED).order
+
+    def make(g: Graph, copies: Mapping[int, int]) -> Plan:
+        same = ((v.id, copies.get(v.id, v.id)) for v in g.values())
+        return plan(g, Layout({k: order[of] for k, of in same if of in order}), options)
+
+    return partitioned(graph, make)
 
 
-def partitioned(graph: Graph, make: Planner) -> Plan:
-    """The same by a target's own planner."""
+def partitioned(graph: Graph, make: Planner, worth: float = WORTH) -> Plan:
+    """The same by a target's own planner. Pointwise values are computed for each kernel that reads them where that
+    takes less than `worth` of the peak.
+    """
     if not is_step(graph):
-        return make(graph)
+        return make(graph, {})
     policies = _policies(graph)
     cheap = [p for p in policies if p.share <= CHEAP]
     best = min((_attempt(graph, make, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
     if best.policy is not None:
         other = _attempt(graph, make, best.policy, apart=True)
-        best = other if other.peak < WORTH * best.peak else best
+        best = other if other.peak < worth * best.peak else best
     goal = float(graph.metadata.get(BUDGET, 1.0)) * best.peak
     for policy in policies[len(cheap) :]:
         if best.peak <= goal:
@@ -81,7 +90,7 @@ class _Attempt:
 
 def _attempt(graph: Graph, make: Planner, policy: Policy | None, *, apart: bool = False) -> _Attempt:
     """The plan where a policy says what is computed again; None: nothing is."""
-    found = make(graph if policy is None else recompute(graph, policy, apart=apart))
+    found = make(graph, {}) if policy is None else make(*_recomputed(graph, policy, apart=apart))
     buffers = lifetimes(found)
     _, peak = assign_offsets([_number(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers])
     return _Attempt(found, peak, policy)
@@ -195,6 +204,11 @@ def recompute(graph: Graph, policy: Policy, *, apart: bool = False) -> Graph:
     """The graph in which the backward pass reads saved values and copies of forward nodes. With `apart`, what will be
     kernels of their own have copies of their own of what is pointwise: none of it need be in memory for another.
     """
+    return _recomputed(graph, policy, apart=apart)[0]
+
+
+def _recomputed(graph: Graph, policy: Policy, *, apart: bool) -> tuple[Graph, dict[int, int]]:
+    """The same, and what values are copies of, by their ids."""
     late = late_nodes(graph)
     saved = _saved(graph, late, lambda node: id(node) in policy.nodes)
     kernels = _kernels(graph, late) if apart else {}
@@ -206,7 +220,7 @@ def recompute(graph: Graph, policy: Policy, *, apart: bool = False) -> Graph:
             copies.nodes.append(node)
     shared = copies.shared
     outputs = [shared.get(v.id, v) if v.node is not None and id(v.node) in late else v for v in graph.outputs]
-    return replace(graph, nodes=copies.nodes, outputs=outputs)
+    return replace(graph, nodes=copies.nodes, outputs=outputs), copies.copied
 
 
 def _kernels(graph: Graph, late: set[int]) -> dict[int, int]:
@@ -234,6 +248,7 @@ class _Copies:
         self.late, self.saved = late, saved
         self.nodes: list[Node] = []
         self.shared: dict[int, Value] = {}
+        self.copied: dict[int, int] = {}  # id of a copy -> of what
         self._own: dict[int, dict[int, Value]] = {0: self.shared}
 
     def add(self, node: Node, kernel: int) -> None:
@@ -273,6 +288,7 @@ class _Copies:
         values = {**self.shared, **own} if node.regions else self._read(node, own)
         self.nodes += cloned([node], values)
         to.update((v.id, values[v.id]) for v in node.outputs)
+        self.copied.update((values[v.id].id, v.id) for v in node.outputs)
 
     def _read(self, node: Node, own: dict[int, Value]) -> dict[int, Value]:
         found = ((v.id, own.get(v.id) or self.shared.get(v.id)) for v in node.operands)

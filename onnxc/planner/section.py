@@ -11,7 +11,7 @@ its demand visits each of its elements once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import (
@@ -35,6 +35,20 @@ from onnxc.primitives.builder import constant_of
 WINDOWS = ("window_max", "window_sum")
 CONTRACTIONS = ("conv", "conv_weights", "matmul")  # those that loops can compute
 LARGE = 1 << 16  # elements of a section that is better off with a small reduction's result from memory
+
+
+@dataclass(frozen=True)
+class SumOrder:
+    """In which order the numbers of a sum are added, whatever is computed and stored around it.
+
+    Attributes:
+        across: the lanes of a vector are parts of one sum, rather than of neighbouring ones.
+        runs: the loops from the outermost to the innermost, each over axes of the operand that it walks as one: as
+            positions among those that are reduced and are longer than 1. None of them: the loops that it always has.
+    """
+
+    across: bool
+    runs: tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -63,17 +77,18 @@ class Section:
     reductions: dict[tuple[int, Index], LoopReduction] = field(default_factory=dict)
     lookups: dict[tuple[int, Index], Symbol] = field(default_factory=dict)
     innermost: Symbol | None = None  # the loop along which the root lies contiguously in memory
+    orders: Mapping[int, SumOrder] | None = None  # of sums, by the id of the result; None: bits may differ by plans
 
     @staticmethod
-    def over(root: Value, order: tuple[int, ...]) -> Section:
+    def over(root: Value, order: tuple[int, ...], orders: Mapping[int, SumOrder] | None = None) -> Section:
         """An empty section with one loop per dim of the root; the root itself is demanded and stored.
 
-        `order` is the root's memory order.
+        `order` is the root's memory order, `orders` are those in which sums are to be made.
         """
         own = [fresh("i", d) for d in root.shape]
         index = tuple(0 if d == 1 else v for v, d in zip(own, root.shape, strict=True))
         variables = [(_symbol(v), d) for v, d in zip(own, root.shape, strict=True) if d != 1]
-        section = Section(root, index, variables)
+        section = Section(root, index, variables, orders=orders)
         inner = [own[a] for a in order if root.shape[a] != 1]
         section.innermost = _symbol(inner[-1]) if inner else None
         section._demand(root, index)
@@ -179,7 +194,18 @@ class Section:
             return "a reduction inside a reduction"
         return ""
 
+    def order_of(self, value: Value) -> SumOrder | None:
+        """The order in which a sum must be made, if there is one."""
+        return None if self.orders is None else self.orders.get(value.id)
+
+    def _disagrees(self, node: Node) -> bool:
+        """Whether the lanes of a sum must run along other loops than those of the sums that are here."""
+        own, others = self.order_of(node.output), (self.order_of(m.output) for m in self.members.values())
+        return own is not None and any(o is not None and o.across != own.across for o in others)
+
     def _accepts_reduction(self, node: Node) -> str:
+        if self._disagrees(node):
+            return "its sums are added up in another order"
         demand = self.demands[node.output.id][0]
         if node.op in WINDOWS or node.op in CONTRACTIONS:
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
@@ -300,7 +326,7 @@ class Section:
             taps = [next(moved) if k != 1 else 0 for k in attrs["kernel"]]
             rows = zip(at, taps, attrs["strides"], attrs["dilations"], attrs["low"], strict=True)
             return [(ins[0], tuple(i * s + t * d - lo for i, t, s, d, lo in rows))]
-        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+        axes = _axes(node)
         kept = iter(at)
         inner = iter(self._reduced_index(node, axes, plan))
         return [(ins[0], tuple(next(inner) if i in axes else next(kept) for i in range(ins[0].rank)))]
@@ -311,6 +337,9 @@ class Section:
         dims = [x.shape[a] for a in sorted(axes)]
         extents = [d for _, d in plan.variables]
         loops = tuple(of(s) for s, _ in plan.variables)
+        order = self.order_of(node.output)
+        if order is not None:
+            return _in_order(order, loops, dims)
         if len(dims) == len(extents) and all(always_equal(a, b) for a, b in zip(dims, extents, strict=True)):
             return loops
         real = [d for d in dims if d != 1]
@@ -342,9 +371,11 @@ class Section:
             return [(_symbol(fresh("r", k)), k) for k in node.attrs["kernel"] if k != 1]
         x = node.inputs[0]
         assert x is not None
-        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-        dims = [x.shape[a] for a in sorted(axes) if x.shape[a] != 1]
+        dims = [x.shape[a] for a in sorted(_axes(node)) if x.shape[a] != 1]
         inner = [(s, d) for s, d in self.variables if self.outer is not None and s not in self.outer]
+        order = self.order_of(node.output)
+        if order is not None:
+            return self._ordered_variables(order, dims, inner)
         if inner and always_equal(prod(d for _, d in inner), prod(dims)):
             return inner
         for other in self.reductions.values():
@@ -353,6 +384,24 @@ class Section:
             ):
                 return other.variables
         return [(_symbol(fresh("r", d)), d) for d in dims]
+
+    def _ordered_variables(
+        self, order: SumOrder, dims: list[Dim], inner: list[tuple[Symbol, Dim]]
+    ) -> list[tuple[Symbol, Dim]]:
+        """The loops of a sum that has an order: the section's own, or those of another sum, where they are in it."""
+        extents = [prod(dims[a] for a in run) for run in order.runs]
+        same = len(inner) == len(extents) and all(
+            always_equal(d, e) for (_, d), e in zip(inner, extents, strict=True)
+        )  # fmt: skip
+        if same and inner and [a for run in order.runs for a in run] == list(range(len(dims))):
+            return inner
+        for (vid, _), other in self.reductions.items():
+            known = self.orders.get(vid) if self.orders else None
+            if known is None or known.runs != order.runs or len(other.variables) != len(extents):
+                continue
+            if all(always_equal(d, e) for (_, d), e in zip(other.variables, extents, strict=True)):
+                return other.variables
+        return [(_symbol(fresh("r", d)), d) for d in extents]
 
     # ------------------------------------------------------------ loops
 
@@ -428,6 +477,22 @@ def _symbol(e: Dim) -> Symbol:
     (atom,) = e.atoms()
     assert isinstance(atom, Symbol)
     return atom
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    """Those that a reduction reduces."""
+    return tuple(node.attrs["axes"]) if "axes" in node.attrs else (node.attrs["axis"],)
+
+
+def _in_order(order: SumOrder, loops: tuple[Dim, ...], dims: list[Dim]) -> Index:
+    """Where a sum's loops, each of them over a run of axes, read its operand along the axes that are reduced."""
+    at: list[Dim] = [0] * len(dims)
+    long = [k for k, d in enumerate(dims) if d != 1]
+    for run, loop in zip(order.runs, loops, strict=True):
+        own = [dims[long[a]] for a in run]
+        for a, i in zip(run, unflatten(loop, own) if len(own) > 1 else (loop,), strict=True):
+            at[long[a]] = i
+    return tuple(at)
 
 
 def _is_reduction(node: Node) -> bool:

@@ -213,6 +213,8 @@ def _reads_rows(access: MatmulAccess) -> bool:
     if always_equal(access.a.col, 1) or k == 1:
         return True
     nbytes = m * k * access.a.value.dtype.itemsize
+    if access.a.value.dtype.bits == 16:  # a GPU's matrix units read these in either order
+        nbytes = 4 * nbytes * prod(d for _, d in access.batch)
     return always_equal(access.a.row, 1) and isinstance(nbytes, int) and nbytes >= LARGE
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxc.errors import LimitError, ShapeError
@@ -42,7 +44,7 @@ def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
 
 def _matmul_eval(a: np.ndarray, b: np.ndarray, wide: bool = False) -> np.ndarray:
     a, b = (a.astype(np.int32), b.astype(np.int32)) if wide else (a, b)
-    return np.asarray(np.matmul(a, b)).astype(a.dtype)
+    return np.asarray(np.matmul(a, b)).astype(a.dtype, copy=False)
 
 
 def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
@@ -207,18 +209,26 @@ def _attention(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, .
 
     Shapes: q [..., Q, D], kt [..., D, K], v [..., K, E], bias broadcast to [..., Q, K].
 
+    With `fill`, a number, the fourth operand is a condition: scores are `fill` where it holds.
+
     With `guard`, rows of the softmax that are NaN (every key masked) count as zero.
     """
     q, kt, v, *bias = types
     (scores,) = _matmul((q, kt), {})
     if bias:
         broadcast_shapes(scores.shape, bias[0].shape)
+        if (attrs.get("fill") is not None) is not (bias[0].dtype is dtypes.boolean):
+            raise ShapeError(
+                f"attention with a mask {bias[0]}: it is a condition where scores are filled, else numbers"
+            )
     return _matmul((scores, v), {})
 
 
-def _attention_eval(q, kt, v, bias=None, scale: float = 1.0, guard: bool = False) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _attention_eval(  # type: ignore[no-untyped-def]
+    q, kt, v, bias=None, scale: float = 1.0, guard: bool = False, fill: float | None = None
+) -> np.ndarray:
     s = np.matmul(q, kt) * q.dtype.type(scale)
-    s = s if bias is None else s + bias
+    s = s if bias is None else s + bias if fill is None else np.where(bias, fill_of(fill, s.dtype), s)
     with np.errstate(all="ignore"):
         e = np.exp(s - s.max(-1, keepdims=True))
         p = e / e.sum(-1, keepdims=True)
@@ -226,3 +236,9 @@ def _attention_eval(q, kt, v, bias=None, scale: float = 1.0, guard: bool = False
 
 
 register(Primitive("attention", Kind.TEMPLATE, _attention, _attention_eval))
+
+
+def fill_of(fill: float, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The number of a dtype for `fill`: the largest or smallest one for a number that it does not reach."""
+    most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return np.asarray(fill if math.isinf(fill) else min(max(fill, -most), most)).astype(dtype)

@@ -17,6 +17,7 @@ from onnxc.errors import InputError
 from onnxc.gradient import Joint, cleaned
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Node, Value
+from onnxc.passes.long_products import long_products
 from onnxc.passes.pipeline import PassOptions
 from onnxc.passes.precision import convert_precision
 from onnxc.passes.simplify import fold_constants
@@ -114,7 +115,7 @@ def lowered(joint: Joint, precision: str, *, on_gpu: bool = False) -> Joint:
     whole = cleaned(replace(graph, outputs=outputs, output_names=names, metadata={}))
     whole = find_weight_gradients(fold_constants(whole, PassOptions.fold_bytes))
     whole = convert_precision(weight_products(whole) if on_gpu else whole, precision)
-    whole = whole if on_gpu else widen_products(whole)
+    whole = long_products(whole) if on_gpu else widen_products(whole)
     own, rest = whole.outputs[: len(graph.outputs)], iter(whole.outputs[len(graph.outputs) :])
     gradients = tuple(None if g is None else next(rest) for g in joint.gradients)
     buffers = dict(zip(joint.buffers, rest, strict=True))

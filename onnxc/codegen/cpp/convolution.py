@@ -16,7 +16,7 @@ import numpy as np
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.writer import KernelSource, indent
-from onnxc.ir.expr import Dim, Symbol, always_equal, index, symbols
+from onnxc.ir.expr import Dim, Symbol, always_equal, index, prod, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import unflatten
 from onnxc.passes.prepare import PLANES
@@ -156,7 +156,10 @@ def _sizes(node: Node, batch: int) -> ConvSizes:
 
 FARTHEST = 1 << 31  # dilations from here on are left to the kernel that does not multiply them by sizes of tiles
 MOST_SHARED = 8  # channels of a group, for the depthwise kernel
-WIDEST = 9  # depthwise kernels of up to this width are compiled for it: their weights stay in registers
+WINO_LINE = 64  # conv_wino.h's: pixels from a tile's first to its last, at most, where lanes are pixels
+TURNING = 4  # what turning a vector costs, in elements that are moved one by one
+WIDEST = 9  # taps of a depthwise kernel whose weights stay in registers: of more, some at a time
+SLIDING = 4  # strides of depthwise kernels that load an input once for all of its uses
 
 
 def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
@@ -336,6 +339,7 @@ class Stage:
     source: str  # the weights as they lie, for that
     epilogue: list[str]
     near: str  # an argument: the rows that the epilogue writes and reads
+    across: bool  # the epilogue's lanes are pixels
 
     @property
     def scratch(self) -> str:
@@ -355,8 +359,9 @@ class Stage:
     def lambda_named(self, name: str) -> list[str]:
         """The epilogue as a function object."""
         pixel = "PxVolume" if self.shape.startswith("ConvVolume") else "Px"
-        head = f"const auto {name} = [=]({pixel} q, i64 c, vf acc, auto lanes) OX_LAMBDA {{ (void)q; (void)c;"
-        return [head, *indent(self.epilogue), "};"]
+        before, end = ("conv_across(", "});") if self.across else ("", "};")
+        head = f"const auto {name} = {before}[=]({pixel} q, i64 c, vf acc, auto lanes) OX_LAMBDA {{ (void)q; (void)c;"
+        return [head, *indent(self.epilogue), end]
 
 
 class ConvEmitter(TemplateEmitter):
@@ -400,13 +405,33 @@ class ConvEmitter(TemplateEmitter):
             self.group, self.layout, self.lanes, own.places(q), names, q[1], self.buffers,
             aligned=node.attrs["groups"] == 1, linear=(spatial[0], q[1], *spatial[1:]),
         )  # fmt: skip
-        epilogue, (row,) = self.epilogue(end), symbols(pixel)
+        across = self._across(own, end, winograd_tile(algorithm))
+        (row,) = symbols(pixel)
+        epilogue = self.epilogue(across or end)
+        near = self._near(end, row) if across is None else ""
         at = f"{self.pointer(x.value)} + {self.size(x.base)}"
         shape, special = self._shape(own), self._specialised(own.node, algorithm)
         constant = constant_of(own.node.operands[1])
         weights = "" if constant is None else self._packed(node.operands[1], constant, node.attrs["groups"], algorithm)
         source = self._source(node) if constant is None else ""
-        return Stage(algorithm, special, shape, at, weights, source, epilogue, self._near(end, row))
+        return Stage(algorithm, special, shape, at, weights, source, epilogue, near, across is not None)
+
+    def _across(self, own: Seen, plain: Epilogue, tile: Tile | None) -> Epilogue | None:
+        """The epilogue whose lanes are pixels of a plane (conv_across.h), where it moves fewer elements one by one."""
+        y = own.node.output.shape
+        size = prod(y[2:])
+        if plain.apart() <= TURNING or (isinstance(size, int) and 2 * size < self.lanes):
+            return None
+        if tile is not None and tile[1] * own.node.attrs["dilations"][-1] > WINO_LINE:
+            return None
+        n, c, place = index("qn", y[0]), index("c", y[1]), index("qp", size)
+        linear = f"q.y * ({self.size(y[-1])}) + q.x"
+        if len(y) == 5:
+            linear = f"q.z * ({self.size(prod(y[-2:]))}) + {linear}"
+        names = {next(iter(symbols(v))): t for v, t in ((n, "q.n"), (c, "c"), (place, f"({linear})")) if symbols(v)}
+        places = own.places((n, c, *unflatten(place, y[2:])))
+        found = Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
+        return found if found.apart() + TURNING < plain.apart() else None
 
     def _near(self, end: Epilogue, row: Symbol) -> str:
         """The rows that the epilogue writes and reads, for the template to fetch their lines in time."""
@@ -425,16 +450,17 @@ class ConvEmitter(TemplateEmitter):
         return found[decided.chosen]
 
     def _specialised(self, node: Node, algorithm: Algorithm) -> str:
-        """Template arguments: a depthwise kernel of common shape is compiled for its width, stride and dilation."""
+        """Template arguments of a depthwise kernel: taps and stride along the axis that its tiles slide on (conv_dw.h)."""
         if algorithm not in (DEPTHWISE, VOLUMES):
             return ""
         w, a = node.operands[1].shape, node.attrs
-        width, stride, dilation = int(w[-1]), int(a["strides"][-1]), int(a["dilations"][-1])
-        grouped = not int(w[0]) == a["groups"] == node.operands[0].shape[1]
-        if algorithm is DEPTHWISE and not grouped and width <= WIDEST and (stride, dilation) == (1, 2):
-            return f"<{width}, 1, false, 2>"
-        known = width in ((3,) if grouped else range(1, WIDEST + 1)) and stride in (1, 2) and dilation == 1
-        return f"<{width}, {stride}{', true' if grouped else ''}>" if known else "<0, 0>"
+        permuted = not int(w[0]) == a["groups"] == node.operands[0].shape[1]
+        tall = int(w[-2]) > int(w[-1])
+        taps, stride = (int(d[-2 if tall else -1]) for d in (w, a["strides"]))
+        if stride > SLIDING:
+            return f"<0, 0, {str(permuted).lower()}>"
+        each = taps if taps <= WIDEST else -(-taps // -(-taps // (WIDEST - 1)))
+        return f"<{each}, {stride}, {', '.join(str(f).lower() for f in (permuted, taps > each, tall))}>"
 
     def _shape(self, own: Seen) -> str:
         node, a = own.node, own.node.attrs

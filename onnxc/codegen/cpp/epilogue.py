@@ -52,11 +52,13 @@ class Epilogue:
         substitute_nest(self.nest, split)
         (block_symbol,), (lane_symbol,) = symbols(block), symbols(lane)
         self.emitter = TermEmitter(self.nest.lookups, lane_symbol)
+        self.emitter.exact = self.nest.exact
         self.emitter.buffers = buffers
         self.emitter.names = {**names, block_symbol: f"({names[c]} / VL)", lane_symbol: "0"}
         self.emitter.results[group.node.output.id] = "acc"
         self._known: set[object] = {*names, block_symbol, lane_symbol, "result"}
         self._column = {block_symbol: lanes, lane_symbol: 1}
+        self._lanes = lanes
 
     def matrices(self, row: Symbol) -> list[tuple[Value, Dim, Dim]]:
         """What is written or read in contiguous rows, stores first: the buffer, the address of element (0, 0), and
@@ -71,6 +73,15 @@ class Epilogue:
             if contiguous and apart is not None and not always_equal(apart, 0):
                 found.append((value, substitute(address, dict.fromkeys((row, *self._column), 0)), apart))
         return found
+
+    def apart(self) -> int:
+        """Elements of a vector that are moved one by one, since they do not lie side by side; loads count half."""
+        stores = self.nest.stores()
+        loads = {t for s in stores for t in walk(s.term) if isinstance(t, Load)}
+        uneven = [self.emitter.stride(s.address) not in (0, 1) for s in stores]
+        return self._lanes * sum(uneven) + self._lanes // 2 * sum(
+            self.emitter.stride(t.index[0]) not in (0, 1) for t in loads
+        )
 
     def emit(self) -> list[str]:
         """The statements; they use `acc`, `lanes` and the loops' names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxc.codegen.cpp import spelling, tables, windows
+from onnxc.codegen.cpp import gathered, spelling, tables, windows
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
@@ -17,6 +17,7 @@ from onnxc.codegen.cpp.shape import (
     phase_terms,
     split_phase,
     staging,
+    vectors_across,
 )
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
@@ -39,8 +40,10 @@ class NestEmitter:
     def __init__(self, nest: Nest, lanes: int, prefix: int = 0) -> None:
         normalise(nest)
         self.nest, self.lanes = nest, lanes
-        self.vector = choose_vector(nest, lanes)
+        self.across = vectors_across(nest, lanes)  # of phases, by their loops, where sums decide about the vectors
+        self.vector = None if self.across else choose_vector(nest, lanes)
         self.emitter = TermEmitter(nest.lookups, self.vector)
+        self.emitter.exact = nest.exact
         self.emitter.reductions = {r.key: r for r in nest.reductions()}
         self.emitter.whole_vectors = True
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
@@ -54,11 +57,11 @@ class NestEmitter:
 
     def _split(self) -> None:
         phases: list[Phase] = []
-        self.vectors = {self.vector}
+        self.vectors = {self.vector, *self.across.values()}
         for phase in self.nest.phases:
-            pieces = [phase]
-            if self.vector is not None and any(s == self.vector for s, _ in phase.loops) and not phase.reductions:
-                pieces = split_phase(phase, self.nest.lookups, self.vector) or [phase]
+            pieces, vector = [phase], self._phase_vector(phase)
+            if vector is not None and not phase.reductions:
+                pieces = split_phase(phase, self.nest.lookups, vector) or [phase]
             self.vectors |= {s for p in pieces for s, _ in p.loops if s not in dict(phase.loops)}
             phases += pieces
         self.nest.phases = phases
@@ -90,12 +93,12 @@ class NestEmitter:
         nest = self.nest
         if not nest.outer and not nest.reductions():
             return self._emit_plain()
-        if self.outer_vector and self.vector is not None:
+        if self.outer_vector and self.vector is not None and not self._has_order(*nest.phases):
             way = lines_of_windows(nest, self.vector, self.lanes)
             if way is not None:
                 return self._emit_lines(way, self.vector)
         outer = [(s, d) for s, d in nest.outer if s != self.vector]
-        if self.vector is not None and not self.outer_vector:
+        if self.across or (self.vector is not None and not self.outer_vector):
             self.caches.plan(nest)
         self.function.lines += self.caches.lines
         body = self._row_body(outer)
@@ -269,6 +272,7 @@ class NestEmitter:
         chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
         chunks = ceildiv(extent, CHUNK) if chunked else 0 if extent == 0 else 1  # no items: not even an index is read
         per_row = self._phase_work(Phase([], [], phase.stores)) * (CHUNK if chunked else extent)
+        per_row = per_row * self.lanes if staged else per_row  # a row is then as many rows
         previous, self.emitter.vector = self.emitter.vector, vector
         grain, head = self._grain(per_row), list[str]()
         scope = self.function.child({s for s, _ in loops})
@@ -276,6 +280,12 @@ class NestEmitter:
             found = tables.terms(self.emitter, phase, vector), tables.indices(self.emitter, phase, vector)
             head = tables.fill(self.emitter, *found, vector, extent, (self.function, scope), self.lanes)
             grain = f"ox_max({grain}, {tables.ROWS})" if head else grain
+        if vector is not None and not staged and not head:
+            shared = gathered.shared(self.emitter, phase, vector)
+            if shared is not None:
+                gathering = self._gathered_phase(phase, vector, shared)
+                self.emitter.vector = previous
+                return gathering
         rows = self._top(total * chunks)
         rest = "row"
         lo, hi = "0", self._top(extent)
@@ -302,9 +312,49 @@ class NestEmitter:
                 *indent(scope.lines), "}"]  # fmt: skip
         return text, f"ox_up({rows}, {grain})"
 
+    def _gathered_phase(self, phase: Phase, vector: Symbol, shared: gathered.Shared) -> tuple[list[str], str]:
+        """Items are pieces of the vector loop, at each point of the outer loops; where these are few, the rows that
+        share what a piece is read at are divided, too.
+        """
+        extent, width = self._top(dict(phase.loops)[vector]), shared.width
+        count, inner = (self._top(prod(d for _, d in loops)) for loops in (shared.outer, shared.inner))
+        blocks = f"({count} * ox_up({extent}, {width}))"
+        parts = f"ox_min({inner}, ox_up({MANY_ITEMS}, ox_max(1, {blocks})))"
+        work = self._phase_work(Phase([], [], phase.stores)) * width
+        grain = self._grain(work * prod(d for _, d in shared.inner))
+        scope = self.function.child({s for s, _ in shared.outer})
+        row = scope.child({s for s, _ in shared.inner})
+        place = self._decode(self._named(shared.outer), f"(block / ox_up({extent}, {width}))")
+        fill = gathered.fill(self.emitter, shared, vector, scope)
+        decode = self._decode(self._named(shared.inner), "row")
+        self._innermost(phase, row, vector, "lo", "hi", [])
+        self.emitter.tables, self.emitter.places = {}, {}
+        turn = [
+            "const i64 block = turn / parts, part = turn % parts;",
+            f"const i64 lo = block % ox_up({extent}, {width}) * {width}, hi = ox_min(lo + {width}, {extent});",
+            *place, *scope.lines, *fill,
+            f"for (i64 row = {inner} * part / parts; row < {inner} * (part + 1) / parts; row++) {{",
+            *indent([*decode, *row.lines]), "}",
+        ]  # fmt: skip
+        return [
+            f"const i64 parts = {parts}, turns = {blocks} * parts, grain = {grain};",
+            "for (i64 turn = item * grain; turn < ox_min((item + 1) * grain, turns); turn++) {", *indent(turn), "}",
+        ], f"ox_up({blocks} * {parts}, {grain})"  # fmt: skip
+
+    def _named(self, loops: list[tuple[Symbol, Dim]]) -> list[tuple[Symbol, Dim]]:
+        for s, _ in loops:
+            self.emitter.name_loop(s)
+        return loops
+
     def _phase_vector(self, phase: Phase) -> Symbol | None:
         """The vector loop of a phase: splitting gave it another symbol in each piece."""
-        return next((s for s, _ in phase.loops if s in self.vectors), None)
+        known = self.across.get(frozenset(s for s, _ in phase.loops))
+        return known or next((s for s, _ in phase.loops if s in self.vectors), None)
+
+    @staticmethod
+    def _has_order(*phases: Phase) -> bool:
+        """Whether there are sums that must be added up in the order of their loops."""
+        return any(r.across is not None for p in phases for r in p.reductions)
 
     # ------------------------------------------------------------ loops of a phase
 
@@ -330,9 +380,11 @@ class NestEmitter:
             if self.outer_vector and self.vector is not None
             else None
         )
+        if staged is not None and self._has_order(phase) and phase.loops[-1][0] != staged.partner:
+            staged = None
         partner = staged.partner if staged else None
         loops = [(s, d) for s, d in phase.loops if s not in (vector, partner)]
-        masked = self._masking(accumulators)
+        masked = set() if self._has_order(phase) else self._masking(accumulators)
         loops.sort(key=lambda loop: loop[0] not in masked)  # the lanes that count are found outside of the others
         scopes = [scope]
         for s, _ in loops:
@@ -545,7 +597,8 @@ class NestEmitter:
 
     def _flat(self, phase: Phase) -> str:
         total = ""
-        for s, d in [x for x in phase.loops if x[0] != self.vector] + [x for x in phase.loops if x[0] == self.vector]:
+        vector = self.emitter.vector
+        for s, d in [x for x in phase.loops if x[0] != vector] + [x for x in phase.loops if x[0] == vector]:
             name = self.emitter.name_loop(s)
             total = name if not total else f"({total} * {self._top(d)} + {name})"
         return total
@@ -553,11 +606,12 @@ class NestEmitter:
     # ------------------------------------------------------------ reductions
 
     def _reduce(self, phase: Phase, scope: Scope) -> None:
-        accumulators = []
+        accumulators, vector = [], self.vector if self.outer_vector else self._phase_vector(phase)
+        previous, self.emitter.vector = self.emitter.vector, vector
         for r in phase.reductions:
             lane = spelling.lane_type(r.body.dtype)
             name = self.emitter.fresh("acc")
-            across = not self.outer_vector and any(s == self.vector for s, _ in phase.loops)
+            across = not self.outer_vector and vector is not None
             accumulators.append(Accumulator(r, name, lane, across))
             scope.lines.append(accumulators[-1].declaration())
         within = self._whole_windows(phase, scope, accumulators)
@@ -565,13 +619,14 @@ class NestEmitter:
         for a, r in zip(accumulators, inside, strict=True):
             a.reduction = r
         some = scope.child(guarded=True) if within else scope
-        self._nested(phase, some, self.vector, accumulators)
+        self._nested(phase, some, vector, accumulators)
         self.bounds.clear()
         if within:
             scope.lines += [*within, "} else {", *indent(some.lines), "}"]
         for a in accumulators:
             a.finish(self.emitter, scope)
         self.emitter.cached.update(self.caches.computed_by(phase))
+        self.emitter.vector = previous
 
     def _whole_windows(self, phase: Phase, scope: Scope, accumulators: list[Accumulator]) -> list[str]:
         """The loops of padded windows for vectors all of whose lanes lie inside of the image, up to the closing brace;

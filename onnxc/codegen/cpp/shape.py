@@ -259,6 +259,8 @@ def normalise(nest: Nest) -> None:
         if phase.loops:
             groups.setdefault(frozenset(s for s, _ in phase.loops), []).append(phase)
     for own, phases in groups.items():
+        if any(r.across is not None for p in phases for r in p.reductions):
+            continue  # sums that have an order
         shared = {s for other in groups if other != own for s in other & own}
         loops = ordered(phases[0].loops, phases, nest.lookups)
         loops, values = merge(loops, phases, nest.lookups, shared)
@@ -271,10 +273,40 @@ def normalise(nest: Nest) -> None:
 # ---------------------------------------------------------------- the vector loop
 
 
+def vectors_across(nest: Nest, lanes: int) -> dict[frozenset[Symbol], Symbol]:
+    """The loops that vectors run along where sums must be made across their lanes, by the loops of each phase that has
+    some. Empty where no sum must.
+    """
+    phases = [p for p in nest.phases if p.loops]
+    if not any(r.across for r in nest.reductions()):
+        return {}
+    assert all(r.across is not False for r in nest.reductions()), "the planner keeps sums of two orders apart"
+    found: dict[frozenset[Symbol], Symbol] = {}
+    for phase in sorted(phases, key=lambda p: not any(r.across for r in p.reductions)):
+        own = frozenset(s for s, _ in phase.loops)
+        if any(r.across for r in phase.reductions):
+            found[own] = phase.loops[-1][0]
+        elif own not in found:
+            known = [s for s in found.values() if s in own]
+            prices = {s: _phase_price(nest, phase, s, lanes) for s in (known or own)}
+            able = {s: price for s, price in prices.items() if price is not None}
+            if able:
+                found[own] = min(sorted(able, key=lambda s: s.key), key=able.__getitem__)
+    return found
+
+
+def _phase_price(nest: Nest, phase: Phase, s: Symbol, lanes: int) -> float | None:
+    """What one vector along loop `s` of a phase costs."""
+    guards = _guard_price(phase, nest.lookups, s, False)
+    return None if guards is None else guards + _accesses_price(nest, phase, s, lanes, False)
+
+
 def vector_candidates(nest: Nest) -> list[Symbol]:
     """Loops that every phase with loops contains, and the outer loops."""
     phases = [p for p in nest.phases if p.loops]
     found = [s for s, _ in nest.outer]
+    if any(r.across is False for r in nest.reductions()):
+        return found
     if phases:
         common = set.intersection(*({s for s, _ in p.loops} for p in phases))
         found += [s for s, _ in phases[-1].loops if s in common]

@@ -35,20 +35,20 @@ def terms(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Term]:
         term = pending.pop()
         if isinstance(term, Guard) or term in found:
             continue
-        if emitter.deps(term) == {vector} and _is_dear(emitter, term):
+        if emitter.deps(term) == {vector} and is_dear(emitter, term):
             found.append(term)
         else:
             pending += children(term)
     return found
 
 
-def _is_dear(emitter: TermEmitter, term: Term) -> bool:
+def is_dear(emitter: TermEmitter, term: Term) -> bool:
     """Whether a term costs more than a load, or reads lane by lane."""
     if isinstance(term, Load):
         return emitter.stride(term.index[0]) is None
     if not isinstance(term, Apply):
         return False
-    return weight(term) > LOAD_WEIGHT or any(_is_dear(emitter, t) for t in term.args)
+    return weight(term) > LOAD_WEIGHT or any(is_dear(emitter, t) for t in term.args)
 
 
 def indices(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Symbol]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,16 @@ from onnxc.loops.terms import (
 )
 
 ONE = Const(dtypes.float32, np.float32(1).tobytes())
+UNROUNDED = frozenset({"add", "sub", "neg", "abs", "max", "min", "where", "copy", "floor", "ceil", "round", "sign"})
+
+
+@dataclass(frozen=True)
+class FlatParts:
+    """An address: the same in all lanes, indices that are data and what each is multiplied by, the vector loop's factor."""
+
+    rest: Dim
+    steps: list[tuple[Symbol, Dim]]
+    own: Dim
 
 
 class TermEmitter:
@@ -50,8 +60,10 @@ class TermEmitter:
         self.cache_at: str = ""
         self.reductions: dict[int, Reduction] = {}  # of the kernel, by their keys
         self.tables: dict[Term, str] = {}  # term -> where its vector lies, computed before the loops
+        self.places: dict[Dim, tuple[Dim, str]] = {}  # address -> what rows do not share of it, the table of the rest
         self.whole_vectors = False  # the vector loop's variable is a multiple of the vector's length
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
+        self.exact = False  # a term has the same bits whatever is computed and stored beside it
 
     # ------------------------------------------------------------ names
 
@@ -136,7 +148,7 @@ class TermEmitter:
             return found
         if isinstance(term, Reduced):
             raise InternalError("a reduction is used before it is computed")
-        if isinstance(term, Result):
+        if isinstance(term, Result) and not self._is_product(term):
             return self.results[term.value.id]
         target = self.place(self.deps(term), scope)
         name = self.fresh("t")
@@ -147,9 +159,18 @@ class TermEmitter:
             self._guard(term, name, target)
         else:
             text = self._expression(term, target)
+            text = f"ox_own({text})" if self._is_product(term) else text
             target.lines.append(f"const V<{spelling.lane_type(term.dtype)}> {name} = {text};")
         target.terms[term] = name
         return name
+
+    def _is_product(self, term: Term) -> bool:
+        """Whether a term may end in a product, which a compiler would join with a sum that it goes into: unrounded, so
+        that bits would depend on whether both are in one kernel.
+        """
+        if not self.exact or not term.dtype.is_float or spelling.lane_type(term.dtype) not in ("f32", "f64"):
+            return False
+        return isinstance(term, Result) or (isinstance(term, Apply) and term.op not in UNROUNDED)
 
     def _varies(self, deps: frozenset[object]) -> bool:
         """Whether lanes differ in more than their values being loaded side by side: it depends on the
@@ -173,6 +194,8 @@ class TermEmitter:
     def _expression(self, term: Term, scope: Scope) -> str:
         if isinstance(term, Load):
             return self._load(term, scope)
+        if isinstance(term, Result):
+            return self.results[term.value.id]
         if isinstance(term, Position):
             return self.position(term.expr, scope)
         assert isinstance(term, Apply), term
@@ -191,7 +214,7 @@ class TermEmitter:
         """Whether a term is e^(x - max x) over the sum of such: which is 1 at least, so that its inverse, one for a
         whole row, does as well as a division.
         """
-        if term.op != "div" or term.dtype is not dtypes.float32 or not isinstance(term.args[1], Reduced):
+        if self.exact or term.op != "div" or term.dtype is not dtypes.float32 or not isinstance(term.args[1], Reduced):
             return False
         over, total = term.args[0], self.reductions.get(term.args[1].key)
         if total is None or total.op != "sum" or total.body != over:
@@ -258,28 +281,45 @@ class TermEmitter:
         """Where all lanes begin, and the vector of what each adds, for a place that several indices make up; None where
         it is no sum of them.
         """
+        if address in self.places:
+            rest, table = self.places[address]
+            return self.index(rest, scope), table
+        parts = self.flat_parts(address)
+        if parts is None or (len(parts.steps) < 2 and parts.own == 0):
+            return None
+        name = self.fresh("at")
+        scope.lines.append(f"const vl {name} = {self.flat_sum(parts, scope)};")
+        return self.index(parts.rest, scope), name
+
+    def flat_parts(self, address: Dim) -> FlatParts | None:
+        """An address as a sum; None where it is none."""
         assert self.vector is not None
         varying = [s for s in symbols(address) if s in self.lookups and self._varies(self.deps(self.lookups[s].term))]
-        steps = [(s, coefficient(address, s)) for s in sorted(varying, key=lambda s: s.key)]
-        own = coefficient(address, self.vector)
-        if own is None or any(c is None for _, c in steps) or (len(steps) < 2 and own == 0):
+        steps, own = list[tuple[Symbol, Dim]](), coefficient(address, self.vector)
+        if own is None:
             return None
-        rest, parts = address - of(self.vector) * own, list[str]()
-        for s, c in steps:
-            assert c is not None
+        rest = address - of(self.vector) * own
+        for s in sorted(varying, key=lambda s: s.key):
+            c = coefficient(address, s)
+            if c is None:
+                return None
             rest = rest - of(s) * c
+            steps.append((s, c))
+        return None if symbols(rest) & {self.vector, *varying} else FlatParts(rest, steps, own)
+
+    def flat_sum(self, parts: FlatParts, scope: Scope) -> str:
+        """The vector of what the lanes add."""
+        assert self.vector is not None
+        texts = list[str]()
+        for s, c in parts.steps:
             data = self.data_index(s, scope)
             if data.startswith("("):  # in a table, of which the name is the place
                 data = f"ldl({data}, lanes)"
-            parts.append(data if c == 1 else f"{data} * bc<i64>({self.index(c, scope)})")
-        if (symbols(rest) - {self.vector}) != symbols(rest):
-            return None
-        if own != 0:
+            texts.append(data if c == 1 else f"{data} * bc<i64>({self.index(c, scope)})")
+        if parts.own != 0:
             lane = f"(bc<i64>({self.names[self.vector]}) + ox_lanes<i64>())"
-            parts.append(lane if own == 1 else f"{lane} * bc<i64>({self.index(own, scope)})")
-        name = self.fresh("at")
-        scope.lines.append(f"const vl {name} = {' + '.join(parts)};")
-        return self.index(rest, scope), name
+            texts.append(lane if parts.own == 1 else f"{lane} * bc<i64>({self.index(parts.own, scope)})")
+        return " + ".join(texts)
 
     @staticmethod
     def _by_lane(kind: str, each: str) -> str:

@@ -144,9 +144,13 @@ class _Unit:
         return f"({s} - {base}) * {self.factor}" if self.late else f"{s} * {self.factor} - {base}"
 
 
-def _unit(scale: float, added: str | None, small: bool) -> _Unit:
-    """The unit of scores for a scale. `added` is what is added to them; `small`: it is no larger than float16's."""
+def _unit(scale: float, added: str | None, small: bool, own: bool = False) -> _Unit:
+    """The unit of scores for a scale. `added` is what is added to them; `small`: it is no larger than float16's; `own`:
+    it is that of the model's scores, without the factor of powers of two.
+    """
     number = spelling.scalar
+    if own:
+        return _Unit(f"s * {number(scale)}", factor=repr(LOG2E), late=True)
     if added is None:
         if 1 / TAME <= scale <= TAME:
             return _Unit(None, factor=number(scale * LOG2E))
@@ -193,6 +197,7 @@ class _Stream:
         self.band: Band | None = None  # that hides keys
         self.partial: Band | None = None  # that lowers their scores
         self.bias = None if mask.nothing or access.bias is None else access.bias
+        self.fill: float | None = self.attrs.get("fill")  # what hidden scores are; None where something is added
         if mask.band is not None:
             self.bias = None
             if mask.band.hides(access.sizes[0], self.keys, self.dtype):
@@ -256,7 +261,10 @@ class _Stream:
         tests = [f"{inside}[None, :]"] if inside else []
         tests += self._seen(self.band) if tested and self.band is not None else []
         added = self._added(f"{inside}[None, :]" if inside else None)
-        unit = self._unit(added[-1] if added else None)
+        hidden = added.pop() if added and self.fill is not None else None
+        unit = self._unit(added[-1] if added and hidden is None else None, hidden is not None)
+        filled = [f"s = tl.where({hidden}, {spelling.scalar(self.fill or 0.0)}, s)"] if hidden is not None else []
+        added = added if hidden is not None else added[:-1]
         half = "" if self.dtype is dtypes.float32 else f".to({spelling.stored(self.dtype)})"
         exp2 = "tl.exp2" if self.dtype is dtypes.float32 else "ox_exp2_half"  # no half has use for what that lacks
         base = f"tl.where(high == {INFINITY}, 0.0, high)"
@@ -266,7 +274,7 @@ class _Stream:
         value_mask = [f"{inside}[:, None]" if inside else None, self._far]
         return [
             *self._read("k", key_mask),
-            f"s = tl.dot(q, k{self.dot})", *added[:-1], *([f"s = {unit.scores}"] if unit.scores else []),
+            f"s = tl.dot(q, k{self.dot})", *added, *([f"s = {unit.scores}"] if unit.scores else []), *filled,
             *([f"s = tl.where({' & '.join(tests)}, s, {INFINITY})"] if tests else []),
             "high = ox_max(top, tl.reduce(s, 1, ox_max))", f"base = {base}",
             f"p = {exp2}({unit.exponent('s', 'base[:, None]')})", f"old = {exp2}({unit.exponent('top', 'base')})",
@@ -275,8 +283,10 @@ class _Stream:
             f"acc = tl.dot(p{half}, v, acc * old[:, None]{self.dot})", "top = high",
         ]  # fmt: skip
 
-    def _unit(self, added: str | None) -> _Unit:
+    def _unit(self, added: str | None, filled: bool) -> _Unit:
         scale = float(self.attrs.get("scale", 1.0))
+        if filled and self.fill != -math.inf:
+            return _unit(scale, None, False, own=True)
         small = self.bias is not None and self.bias[0].dtype is dtypes.float16
         small |= self.partial is not None and abs(self.partial.low) <= TAME
         return _unit(scale, added, small)
@@ -287,7 +297,11 @@ class _Stream:
         return [f"(kk[None, :] {op} m - k0 + {self._index(b)})" for b, op in bounds if b is not None]
 
     def _added(self, inside: str | None) -> list[str]:
-        """Statements that find what is added to the scores, and last its name; nothing where nothing is."""
+        """Statements that find what is added to the scores, or where they are replaced, and last its name; nothing
+        where nothing is.
+        """
+        if self.partial is not None and self.fill is not None:
+            return [f"~({' & '.join(self._seen(self.partial))})"]
         if self.partial is not None:
             return [f"tl.where({' & '.join(self._seen(self.partial))}, 0.0, {spelling.scalar(self.partial.low)})"]
         if self.bias is None:

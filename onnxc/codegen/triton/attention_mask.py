@@ -1,8 +1,9 @@
 """What a kernel of attention need not read of its mask: recognised by what is computed, not by names.
 
-A mask comes as a tensor that is added to the scores. Often it is one of these, all of which a kernel can know better:
+A mask comes as a tensor that is added to the scores, or as a condition where they are replaced. Often it is one of
+these, all of which a kernel can know better:
 
-- nothing: zeros (`where(True, 0, -inf)`);
+- nothing: zeros (`where(True, 0, -inf)`), or a condition that never holds;
 - a *band*: 0 where lower <= key - row <= upper, and one number elsewhere. A causal mask is a band without a lower
   bound, an attention window one with both. Keys that no row of a block sees are left out, and what is left evaluates
   the band from indices in those blocks alone that it cuts;
@@ -88,7 +89,7 @@ class Mask:
     """What is known of a mask.
 
     Attributes:
-        nothing: whether all its elements are 0.
+        nothing: whether all its elements are 0 (of a condition: False).
         band: the band that it is, if it is seen to be one.
         alike: whether all its rows are equal.
     """
@@ -98,12 +99,20 @@ class Mask:
     alike: bool = False
 
 
-def mask_of(bias: Value, queries: Dim, keys: Dim) -> Mask:
-    """What is known of a mask for scores [..., queries, keys]."""
+def mask_of(bias: Value, queries: Dim, keys: Dim, fill: float | None = None) -> Mask:
+    """What is known of a mask for scores [..., queries, keys]; with `fill`, of a condition where they are that."""
     row, key = (fresh(c, d) for c, d in zip("mk", (queries, keys), strict=True))
     (i,), (j,) = symbols(row), symbols(key)
     at = broadcast(bias, (*(fresh("b", d) for d in bias.shape[:-2]), row, key)[2 - min(2, bias.rank) :])
-    found = _float(bias, at, _Place(i, j, (queries, keys))) if bias.dtype.is_float else None
+    place = _Place(i, j, (queries, keys))
+    found: float | _Choice | None = None
+    if fill == 0:
+        found = None  # nor would a band of zeros be told from its outside
+    elif fill is not None:
+        seen = _seen(bias, at, place)
+        found = 0.0 if seen is True else _Choice(seen, 0.0, fill) if isinstance(seen, Band) else None
+    elif bias.dtype.is_float:
+        found = _float(bias, at, place)
     band = None
     whole = bias.rank > 1 and always_equal(bias.shape[-2], queries) and always_equal(bias.shape[-1], keys)
     if isinstance(found, _Choice) and whole:
@@ -116,7 +125,7 @@ def known_mask(node: Node, queries: Dim, keys: Dim) -> Mask:
     if "band" in node.attrs:
         return Mask(band=node.attrs["band"])
     _, _, _, *bias = node.operands
-    return mask_of(bias[0], queries, keys) if bias else Mask(nothing=True)
+    return mask_of(bias[0], queries, keys, node.attrs.get("fill")) if bias else Mask(nothing=True)
 
 
 def without_masks(graph: Graph) -> Graph:
@@ -266,9 +275,7 @@ def _bool(v: Value, at: Index, place: _Place) -> bool | Band | None:
     array = constant_of(v)
     if array is not None:
         table = _table(array, at, place)
-        if table is None or table.size == 0:
-            return None
-        return bool(table.flat[0]) if (table == table.flat[0]).all() else _band(table, place)
+        return _truth(table, place) if table is not None else None
     node, operands = _computed(v, at)
     if node is None:
         return None
@@ -284,7 +291,7 @@ def _bool(v: Value, at: Index, place: _Place) -> bool | Band | None:
         return _opposite(_bool(*operands[0], place))
     if node.op in ("and", "or"):
         return _joined(node.op, *(_bool(x, i, place) for x, i in operands))
-    return None
+    return _selected(*(_bool(x, i, place) for x, i in operands)) if node.op == "where" else None
 
 
 def _compared(op: str, rest: Dim, place: _Place) -> bool | Band | None:
@@ -300,6 +307,25 @@ def _compared(op: str, rest: Dim, place: _Place) -> bool | Band | None:
     if {s for s in symbols(free) if not _is_size(s)}:
         return None
     return Band(None, free) if by_row == 1 else Band(-free, None)
+
+
+def _seen(hidden: Value, at: Index, place: _Place) -> bool | Band | None:
+    """Where a condition does not hold."""
+    hidden, at = _behind_views(hidden, at)
+    array = constant_of(hidden)
+    if array is not None:
+        table = _table(array, at, place)
+        return _truth(~table, place) if table is not None else None
+    if hidden.node is not None and hidden.node.op == "not":
+        return _bool(hidden.node.operands[0], at, place)
+    return _opposite(_bool(hidden, at, place))
+
+
+def _truth(table: np.ndarray, place: _Place) -> bool | Band | None:
+    """A table [rows, keys] of conditions."""
+    if table.size == 0:
+        return None
+    return bool(table.flat[0]) if (table == table.flat[0]).all() else _band(table, place)
 
 
 def _is_size(s: Symbol) -> bool:
@@ -328,6 +354,17 @@ def _joined(op: str, a: bool | Band | None, b: bool | Band | None) -> bool | Ban
     if decisive or (a.lower is not None and b.lower is not None) or (a.upper is not None and b.upper is not None):
         return None
     return Band(a.lower if b.lower is None else b.lower, a.upper if b.upper is None else b.upper)
+
+
+def _selected(condition: bool | Band | None, a: bool | Band | None, b: bool | Band | None) -> bool | Band | None:
+    """`a` where the condition holds, else `b`."""
+    if isinstance(condition, bool):
+        return a if condition else b
+    if b is False:
+        return _joined("and", condition, a)
+    if a is True:
+        return _joined("or", condition, b)
+    return _opposite(condition) if a is False and b is True else None
 
 
 def _integer(v: Value, at: Index, place: _Place) -> Dim | None:

@@ -110,6 +110,24 @@ def ox_all_of(x, axis: tl.constexpr):
 
 
 @triton.jit
+def ox_some(x):
+    """1 if any element of a matrix is not 0, else 0: one number, for a branch."""
+    return tl.max(tl.max((x != 0).to(tl.int32), 1), 0)
+
+
+@triton.jit
+def ox_count(x):
+    """How many elements of a matrix are not 0, as one number."""
+    return tl.sum(tl.sum((x != 0).to(tl.int32), 1), 0)
+
+
+@triton.jit
+def ox_least(chosen, x, none):
+    """The least of the chosen elements of a matrix, as one number; `none` where it is less."""
+    return tl.min(tl.min(tl.where(chosen, x, none), 1), 0)
+
+
+@triton.jit
 def ox_neg(x):
     """-x of a float, zeros and NaN included: older releases of Triton take 0 - x for it."""
     if x.dtype == tl.float64:

@@ -11,6 +11,7 @@ pieces. How large tiles are is chosen in `tiles.py`, or by the caller.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,14 +45,17 @@ class Part:
     variables: dict[Symbol, TileVariable]
 
 
-def emit_sections(nests: list[Nest], choice: Tile | None = None) -> Kernel:
+def emit_sections(
+    nests: list[Nest], choice: Tile | None = None, apart: Mapping[int, tuple[int, int]] | None = None
+) -> Kernel:
     """One kernel for the sections of a group: programs are dealt to them in turn.
 
     Args:
         nests: the sections, lowered.
         choice: the tile of a single nest, one of :func:`candidates`; without it the cost model chooses.
+        apart: buffers whose rows are apart, as the layout has them.
     """
-    buffers = Buffers()
+    buffers = Buffers(apart=apart or {})
     for nest in nests:
         normalise(nest)
     touched = [t.value for n in nests for p in n.phases for r in _terms(p) for t in walk(r) if isinstance(t, Load)]
@@ -166,7 +170,7 @@ class NestEmitter:
         if isinstance(size, int) and size and size % lanes == 0:
             return TileVariable(name, axis, lanes, None)
         scope.lines.append(f"{name}m = {name} < {emitter.index(size, scope)}")
-        return TileVariable(name, axis, lanes, f"{name}m")
+        return TileVariable(name, axis, lanes, f"{name}m", size if isinstance(size, int) else None)
 
     def _decode(self, emitter: TermEmitter, loops: list[Loop], name: str, scope: Scope) -> list[str]:
         """Names loop variables from the number of a turn; returns the statements."""

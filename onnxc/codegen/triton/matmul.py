@@ -133,10 +133,10 @@ class _Product:
         self.dot = f', input_precision="{options.dot}"' if self.dtype.name == "float32" else ""
         self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch)
         a, b = access.a, access.b
-        left = _Operand("a", a.value, a.base, a.row, a.col, self.m)
-        right = _Operand("b", b.value, b.base, b.col, b.row, self.n)
+        left = _Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
+        right = _Operand("b", b.value, b.base, b.col, b.row, _limit(layout, b, b.col, self.n))
         self.operands = (left, _packed(b, self.k, self.n) or right)
-        self.buffers = Buffers()
+        self.buffers = Buffers(apart=layout.pitches)
         self.tile = Tile((), self.buffers)
 
     def facts(self) -> Facts:
@@ -198,22 +198,26 @@ class _Product:
     def _pointed(self) -> list[str]:
         """The loop over K, through pointers."""
         depth = self.blocks.k
-        whole = isinstance(self.k, int) and self.k % depth == 0
+        known = self.k if isinstance(self.k, int) else None
+        rest = depth if known is None or known < depth else known % depth  # of the sum, that a mask is needed for
         size = self.tile.index(self.k)
-        lines, loads, steps = [f"tk = tl.arange(0, {depth})"], [], []
+        lines, loads, masked, steps = [f"tk = tl.arange(0, {depth})"], list[str](), list[str](), list[str]()
         for axis, along in zip(self._axes(), ("tk[None, :]", "tk[:, None]"), strict=True):
             x = axis.operand
             line = _times(axis.name, self.tile.index(x.outer))
             place = _sum(self.tile.index(x.base), line, _times(along, self.tile.index(x.inner)))
             lines.append(f"{x.name}_at = {self.buffers.pointer(x.value)} + {place}")
             mask = self._mask(axis, x.limit)
-            tests = [t for t in (f"({mask})" if mask else None, None if whole else f"({along} < left)") if t]
-            masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
-            loads.append(f"{x.name} = tl.load({x.name}_at{masked})")
+            tests = [f"({mask})"] if mask else []
+            loads.append(_load(x.name, tests))
+            masked.append(_load(x.name, [*tests, f"({along} < left)"]))
             steps.append(f"{x.name}_at += {self.tile.index(x.inner * depth)}")
-        loop = [] if whole else [f"left = {size} - k0"]
-        body = [*loop, *loads, f"acc = tl.dot(a, b, acc{self.dot})", *steps]
-        return [*lines, f"for k0 in range(0, {size}, {depth}):", *indent(body)]
+        dot = f"acc = tl.dot(a, b, acc{self.dot})"
+        if known is None or rest == depth:
+            body = [f"left = {size} - k0", *masked, dot, *steps]
+            return [*lines, f"for k0 in range(0, {size}, {depth}):", *indent(body)]
+        lines += [f"for k0 in range(0, {known - rest}, {depth}):", *indent([*loads, dot, *steps])]
+        return [*lines, f"left = {rest}", *masked, dot] if rest else lines
 
     def _descriptors(self) -> list[str]:
         """A descriptor of each operand."""
@@ -254,11 +258,18 @@ class _Product:
             tile.scalar(loop, name)
         for k, (place, axis) in enumerate(zip((self.access.m, self.access.n), self._axes(), strict=True)):
             mask = f"{axis.name}m" if self._mask(axis, axis.size) else None
-            tile.lane(symbol(place), TileVariable(axis.name, k, axis.lanes, mask))
+            size = axis.size if isinstance(axis.size, int) else None
+            tile.lane(symbol(place), TileVariable(axis.name, k, axis.lanes, mask, size))
         lines = emit_epilogue(self.group, self.layout, self.access.index, tile, "acc")
         if self.dtype.name != "float32":  # as it would be stored
             lines.insert(0, f"acc = acc.to({spelling.stored(self.dtype)}).to(tl.float32)")
         return lines
+
+
+def _limit(layout: Layout, x: Matrix, step: Dim, size: Dim) -> Dim:
+    """How many lanes of an operand may be read: of rows that are apart, what lies between them too."""
+    found = layout.pitches.get(x.value.id)
+    return found[1] if found is not None and always_equal(step, 1) and x.base == 0 else size
 
 
 def _packed(b: Matrix, k: Dim, n: Dim) -> _Operand | None:
@@ -282,6 +293,11 @@ def _packed(b: Matrix, k: Dim, n: Dim) -> _Operand | None:
 
     key = ("matmul", b.value.id, b.base, b.row, b.col, k, n)
     return _Operand("b", Packed(key, TensorType(b.value.dtype, (k, width)), write), 0, 1, width, width)
+
+
+def _load(name: str, tests: list[str]) -> str:
+    masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
+    return f"{name} = tl.load({name}_at{masked})"
 
 
 def _times(name: str, stride: str) -> str:

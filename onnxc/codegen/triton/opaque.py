@@ -7,7 +7,10 @@ None of them needs atomics, and results do not depend on the order in which prog
   a block of elements. It costs the square of a line's length, and no exchange between programs. Of long lines the
   planner makes several stages: where a line is made of runs that are in order, a program counts by binary search.
 - Updates of a scatter that reach one element are joined by the first of them: a program compares a block of updates
-  with all of their line, in order. So each element is written once, and floats are added in the order of the CPU.
+  with all of their line, in order. So each element is written once, and floats are added in the order of the CPU. Where
+  nothing is joined, the last of them is written.
+- Rows of float32 that are added up, as of an embedding's gradient, have a program for each row: where it is the first
+  for its place, it adds up all rows for this place, some at a time. That order is fixed too.
 """
 
 from __future__ import annotations
@@ -37,6 +40,10 @@ BLOCK = 128  # elements (updates) that a program places
 PIECE = 32  # others that it compares them with at a time
 COPIED = 1024  # elements that a program copies
 SLICE = 64  # neighbouring elements of a slice in a tile
+FEW = 64  # rows that are added up as any updates are
+SEARCHED = 1024  # places of rows that a program compares at a time
+SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
+MANY = 8  # rows among these places, above which they are not looked for one by one
 ERR_INDEX = 3
 
 
@@ -362,6 +369,8 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     out = node.output
     depth, lead = scatter_depth([v.t for v in node.operands]), index.rank - 1
     strides = {v.id: layout.strides(v) for v in (data, out, index, updates)}
+    if _adds_rows(node):
+        return [_copy(layout, data, out), _summed_rows(node, layout, depth)]
     w = Writer(layout, (data, out, index, updates))
     rows = Reach.of(index.shape[:-1], strides[index.id][:-1], strides[updates.id][:lead])
     slices = Reach.of(
@@ -375,6 +384,16 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     w.lines += [f"qm = q < {w.size(slices.count)}", f"im = i < {w.size(rows.count)}"]
     from_data, to_out, from_updates = w.spread("q", slices)
     _rows(w, node, depth, rows, strides)
+    distinct = always_equal(rows.count, 1)
+    if node.attrs["reduction"] == "none" and not distinct:
+        w.lines += _last_ones(w, node, depth, rows, strides)
+        found, at_updates = _offsets_of(w, "i", rows)
+        update = f"{w.start(updates)} + {at_updates} + tl.zeros_like(i) + {from_updates}"
+        w.lines += [
+            *found, f"u = tl.load({update}, mask=good & last & qm, other=0)",
+            f"tl.store({w.start(out)} + at_out + {to_out}, u, mask=good & last & qm)",
+        ]  # fmt: skip
+        return [_copy(layout, data, out), w.kernel(ceildiv(rows.count, block) * blocks, block * width)]
     _owned(w, node, f"{w.start(data)} + at_data + {from_data}", "good & qm", (block, width))
     inner = Writer(layout, ())
     inner.buffers, inner.wide, inner._sizes = w.buffers, w.wide, w._sizes
@@ -386,7 +405,6 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
         each.append(f"there{d} = ox_wrapped(tl.load({at}), {w.size(data.shape[d])})")
         names.append(f"(there{d} == to{d})")
     each += [f"same = {' & '.join(names) or 'im'}", "first = first & ((j >= i) | (same == 0))"]
-    distinct = always_equal(rows.count, 1)
     if distinct:
         w.lines += ["j = i", *inner.lines]
     update = f"{w.start(updates)} + {at_updates} + {from_updates}"
@@ -394,6 +412,102 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     store = f"tl.store({w.start(out)} + at_out + {to_out}, {kept('acc', out.dtype)}, mask=good & first & qm)"
     w.lines.append(store)
     return [_copy(layout, data, out), w.kernel(ceildiv(rows.count, block) * blocks, block * width)]
+
+
+def _last_ones(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]]) -> list[str]:
+    """Statements that find which rows `i` are the `last` for their place."""
+    lane = f"tl.arange(0, {PIECE}){'.to(tl.int64)' if w.wide else ''}[None, :]"
+    return [
+        f"lane = {lane}", "later = tl.zeros_like(i) + tl.zeros_like(lane)",
+        f"for j0 in range(0, {w.size(rows.count)}, {PIECE}):",
+        *indent([
+            "j = j0 + lane", *_places(w, node, depth, rows, strides, "j"),
+            "later = tl.where(same_j & (j > i), 1, later)",
+        ]),
+        "last = ox_sum(later, 1) == 0",
+    ]  # fmt: skip
+
+
+def _adds_rows(node: Node) -> bool:
+    """Whether a scatter adds up more than a few rows of float32."""
+    count = prod(node.operands[1].shape[:-1])
+    few = isinstance(count, int) and count <= FEW
+    return node.attrs["reduction"] == "add" and node.output.dtype.name == "float32" and not few
+
+
+def _summed_rows(node: Node, layout: Layout, depth: int) -> Kernel:
+    """A program for each row and some of its elements."""
+    data, index, updates = node.operands
+    out, lead = node.output, index.rank - 1
+    strides = {v.id: layout.strides(v) for v in (data, out, index, updates)}
+    rows = Reach.of(index.shape[:-1], strides[index.id][:-1], strides[updates.id][:lead])
+    slices = Reach.of(
+        data.shape[depth:], strides[data.id][depth:], strides[out.id][depth:], strides[updates.id][lead:]
+    )  # fmt: skip
+    w = Writer(layout, (data, out, index, updates), rows.count * slices.count)
+    piece, width = SUMMED
+    searched = min(SEARCHED, power(rows.count)) if isinstance(rows.count, int) else SEARCHED
+    width = min(width, power(slices.count)) if isinstance(slices.count, int) else width
+    blocks, count, kind = ceildiv(slices.count, width), w.size(rows.count), ".to(tl.int64)" if w.wide else ""
+    w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
+    w.lines += [
+        f"qm = q < {w.size(slices.count)}", f"row = pid // {w.size(blocks)}", "i = row + tl.zeros((1, 1), tl.int32)",
+        "im = i >= 0", f"lane = tl.arange(0, {searched}){kind}[:, None]",
+        f"near = tl.arange(0, {piece}){kind}[:, None]",
+    ]  # fmt: skip
+    from_data, to_out, from_updates = w.spread("q", slices)
+    _rows(w, node, depth, rows, strides)
+    search = ["j = j0 + lane", *_places(w, node, depth, rows, strides, "j")]
+    some = [
+        "k = k0 + near", *_places(w, node, depth, rows, strides, "k"),
+        f"u = tl.load({w.start(updates)} + at_k + {from_updates}, mask=same_k & qm, other=0.0)",
+        "acc += ox_sum(tl.where(same_k & qm, u, 0.0), 0)",
+    ]  # fmt: skip
+    single, at_last = _offsets_of(w, "last", rows)
+    one = [
+        f"last = ox_least(same_j & (j > last), j, j0 + {searched})", *single,
+        f"acc += tl.load({w.start(updates)} + {at_last} + {from_updates}, mask=qm, other=0.0)",
+    ]  # fmt: skip
+    w.lines += [
+        "earlier = 0", f"for j0 in range(0, row, {searched}):",
+        *indent([*search, "earlier = tl.maximum(earlier, ox_some(same_j & (j < i)))"]),
+        "if earlier == 0:",
+        *indent([
+            f"acc = tl.load({w.start(data)} + at_data + {from_data}, mask=good & qm, other=0.0)",
+            f"for j0 in range(row // {searched} * {searched}, {count}, {searched}):",
+            *indent([
+                *search, "found = ox_count(same_j)", f"if found > {MANY}:",
+                *indent([f"for k0 in range(j0, j0 + {searched}, {piece}):", *indent(some)]),
+                "else:", *indent(["last = j0 - 1", "for turn in range(0, found):", *indent(one)]),
+            ]),
+            f"tl.store({w.start(out)} + at_out + {to_out}, acc, mask=good & qm)",
+        ]),
+    ]  # fmt: skip
+    return w.kernel(rows.count * blocks, piece * width // 2)
+
+
+def _offsets_of(w: Writer, name: str, rows: Reach) -> tuple[list[str], str]:
+    """Statements that take a row's number apart, and where its updates lie."""
+    inner = Writer(w.layout, ())
+    inner.buffers, inner.wide, inner._sizes = w.buffers, w.wide, w._sizes
+    _, at_updates = inner.offsets(name, rows)
+    return inner.lines, at_updates
+
+
+def _places(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]], j: str) -> list[str]:
+    """Statements that find which rows `j` go to the same place as `i`, as ``same_j``, and where they lie, ``at_j``."""
+    data, index, _ = node.operands
+    inner = Writer(w.layout, ())
+    inner.buffers, inner.wide, inner._sizes = w.buffers, w.wide, w._sizes
+    at_index, at_updates = inner.offsets(j, rows)
+    tests = [f"inside_{j}"]
+    for d in range(depth):
+        at = f"{w.start(index)} + {at_index} + {w.size(d * strides[index.id][-1])} + tl.zeros_like({j})"
+        found = f"ox_wrapped(tl.load({at}, mask=inside_{j}, other=0), {w.size(data.shape[d])})"
+        inner.lines.append(f"there_{j}{d} = {found}")
+        tests.append(f"(there_{j}{d} == to{d})")
+    inside = f"inside_{j} = {j} < {w.size(rows.count)}"
+    return [inside, *inner.lines, f"same_{j} = {' & '.join(tests)}", f"at_{j} = {at_updates} + tl.zeros_like({j})"]
 
 
 def _rows(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]]) -> None:

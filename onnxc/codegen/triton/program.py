@@ -38,7 +38,7 @@ from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 5
+VERSION = 6
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 
@@ -266,7 +266,7 @@ class ProgramWriter:
         def nests() -> list[Nest]:  # new ones each time: emitting changes them
             return [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
 
-        return Ways(candidates(nests()), lambda choice: [emit_sections(nests(), choice)])
+        return Ways(candidates(nests()), lambda choice: [emit_sections(nests(), choice, layout.pitches)])
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; states are copied from the step's result before the next step."""

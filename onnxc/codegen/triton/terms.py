@@ -26,12 +26,15 @@ def is_size(s: Symbol) -> bool:
 
 @dataclass(frozen=True)
 class TileVariable:
-    """An index along one axis of the tile: its name, how many lanes it has, and the mask of those that count."""
+    """An index along one axis of the tile: its name, how many lanes it has, and the mask of those that count; they are
+    those below `size`, where that is known.
+    """
 
     name: str
     axis: int
     lanes: int
     mask: str | None
+    size: int | None = None
 
 
 @dataclass(eq=False)
@@ -78,11 +81,14 @@ class Packed:
 
 @dataclass
 class Buffers:
-    """The parameters of a kernel: storages in the order of p0, p1, ..., sizes, and what else it asks for."""
+    """The parameters of a kernel: storages in the order of p0, p1, ..., sizes, and what else it asks for. `apart` are
+    storages whose rows are apart: the elements of a row, and those from row to row.
+    """
 
     storages: list[Value | Packed] = field(default_factory=list)
     sizes: set[str] = field(default_factory=set)
     reports: bool = False  # whether it may find an index out of bounds or a division by zero
+    apart: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     _count: int = 0
 
     def pointer(self, storage: Value | Packed) -> str:
@@ -239,13 +245,17 @@ class TermEmitter:
 
     # ------------------------------------------------------------ masks
 
-    def mask(self, deps: Iterable[Key], scope: Scope, guarding: Guarding = ()) -> tuple[str | None, frozenset[int]]:
-        """The lanes that count for something with these dependencies, and the axes of that mask."""
+    def mask(
+        self, deps: Iterable[Key], scope: Scope, guarding: Guarding = (), wider: Mapping[str, str] | None = None
+    ) -> tuple[str | None, frozenset[int]]:
+        """The lanes that count for something with these dependencies, and the axes of that mask. `wider` are masks to
+        take in the place of others.
+        """
         deps = frozenset(deps)
         variables = {self.variables[d] for d in deps if isinstance(d, Symbol) and d in self.variables}
         if any(isinstance(d, tuple) for d in deps):
             variables |= {v for v in self.variables.values() if v.axis in self.reduced_axes}
-        found = sorted({v.mask for v in variables if v.mask})
+        found = sorted({(wider or {}).get(v.mask, v.mask) for v in variables if v.mask})
         axes = frozenset(v.axis for v in variables if v.mask)
         for conditions, holds in guarding:
             needs = self._of(conditions)
@@ -361,12 +371,28 @@ class TermEmitter:
         self, storage: Value, address: Dim, deps: frozenset[Key], scope: Scope, guarding: Guarding
     ) -> tuple[str, str | None]:
         """Pointers, and the mask of those that may be followed; of equal shapes."""
-        mask, axes = self.mask(deps, scope, guarding)
+        mask, axes = self.mask(deps, scope, guarding, self._between_rows(storage, address))
         text = self.index(address, scope, guarding)
         if not axes <= self.axes(deps):
             shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
             text = f"({text} + tl.zeros({shape}, tl.int32))"
         return f"{self.buffers.pointer(storage)} + {text}", mask
+
+    def _between_rows(self, storage: Value, address: Dim) -> dict[str, str]:
+        """The masks of lanes along rows that are apart, each with one that lets what lies between two rows be touched
+        too: its bound is one of vectors, and many elements are then read and written at once.
+        """
+        width, pitch = self.buffers.apart.get(storage.id, (0, 0))
+        found: dict[str, str] = {}
+        for s in symbols(address) if width else ():
+            v, rest = self.variables.get(s), address - of(s)
+            steps = [rest] if isinstance(rest, int) else [c for _, c in rest.terms]
+            others = symbols(rest)
+            plain = s not in others and not others & (self.lookups.keys() | self._conditions.keys())
+            alone = plain and sum(other == v for other in self.variables.values()) == 1
+            if v is not None and v.mask and v.size == width and alone and all(c % pitch == 0 for c in steps):
+                found[v.mask] = f"({v.name} < {pitch})"
+        return found
 
     def store(self, storage: Value, address: Dim, term: Term, scope: Scope) -> None:
         """Writes a term's tile to memory."""
@@ -374,7 +400,7 @@ class TermEmitter:
         deps = self._of((address,))
         # Along an axis that the address lacks only some lanes count (rows of a product with one row, say).
         more = {d for d in self.deps(term) if isinstance(d, Symbol) and not self.axes([d]) <= self.axes(deps)}
-        mask, _ = self.mask(deps | more, scope)
+        mask, _ = self.mask(deps | more, scope, (), None if more else self._between_rows(storage, address))
         text = self.index(address, scope)
         if more or not self.axes(deps):
             axes = self.axes(more)

@@ -609,6 +609,8 @@ __attribute__((noinline)) static void conv_finish(
   }
 }
 
+#include "conv_across.h"
+
 // A matrix that the epilogue writes or reads: a row of floats for each pixel. Only a hint: its lines are fetched while
 // the tile is computed; without it the epilogue waits for them.
 struct ConvLines { const f32 *p; i64 row; };
@@ -639,15 +641,17 @@ template <bool NARROW, class S, class E, int N>
 OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0, i64 n1,
                     const E &epi, const ConvNear<N> &near) {
   ConvTiles T = conv_tiles(p1 - p0);
+  ConvSums<conv_is_across<E>> sums = {m.D};
   i64 K = p.R.runs * p.R.len;
   for (i64 n = n0; n < n1; n++) {
     i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c), i = p0;
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
       conv_near(near, i, T.size(t), g * p.cog + c, cols);
       const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
-      if constexpr (S::SKIPS) conv_spans<NARROW>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, m.D);
-      else conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, m.D, CONV_NR, conv_fetch(B, K, t, T.count));
-      conv_finish(s, m.D, CONV_NR, conv_px(s, i), T.size(t), g * p.cog + c, cols, epi);
+      if constexpr (S::SKIPS) conv_spans<NARROW>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
+      else
+        conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, conv_fetch(B, K, t, T.count));
+      sums.finish(s, i, T.size(t), t + 1 == T.count, g * p.cog + c, cols, epi);
     }
   }
 }

@@ -204,11 +204,12 @@ template <int MY, int M, class F> OX void wino_output_vector(const f32 *m, F put
   }
 }
 
-// Y[i * M + j][NR] of one tile from Mb[p][NR].
-template <int MY, int M> __attribute__((noinline, noclone)) static void wino_output(const f32 *m, i64 cols, f32 *Y) {
+// Y[i * row + j * step][NR] of one tile from Mb[p][NR].
+template <int MY, int M>
+__attribute__((noinline, noclone)) static void wino_output(const f32 *m, i64 cols, f32 *Y, i64 row, i64 step) {
   for (i64 c = 0; c < cols; c += VL)
     wino_output_vector<MY, M>(m + c, [=](int i, const vf *g) OX_LAMBDA {
-      OX_UNROLL for (int j = 0; j < M; j++) st(Y + (i * M + j) * CONV_NR + c, g[j]);
+      OX_UNROLL for (int j = 0; j < M; j++) st(Y + (i * row + j * step) * CONV_NR + c, g[j]);
     });
 }
 
@@ -272,12 +273,38 @@ __attribute__((noinline)) static void wino_finish(
         });
       continue;
     }
-    wino_output<MY, M>(m, w.cols, Y);
+    wino_output<MY, M>(m, w.cols, Y, M, 1);
     i64 each = DX == 1 ? M : 1;  // neighbours in a row of the result
     for (i64 r = 0; r < MY && y + r * DY < s.OH; r++)
       for (i64 j = 0; j < M && x + j * DX < OW; j += each)
         conv_finish(s, Y + (r * M + j) * CONV_NR, CONV_NR, wino_moved(q, OW, r * DY, j * DX), ox_min(each, OW - x), w.c,
                     w.cols, epi);
+  }
+}
+
+// The same for epilogues whose lanes are pixels: several tiles are transformed back into a line of the result, for each of
+// their rows. With a dilation of D, D tiles are neighbours' neighbours: together they are M * D pixels without a gap.
+static constexpr i64 WINO_LINE = 64;  // pixels of such a line at most, and M * D at most (see convolution.py)
+
+template <int MY, int M, class S, class F>
+__attribute__((noinline)) static void wino_finish(
+    const S &s, const WinoPlan &p, const WinoPending &w, i64 i0, i64 i1, f32 *, const ConvAcross<F> &epi) {
+  alignas(64) f32 line[MY * WINO_LINE * CONV_NR];
+  const i64 DY = s.DY, D = s.DX, group = ox_max(1, 2 * VL / (M * D)) * D;
+  const auto begin = [&](i64 i) { return ox_max(0, i - (w.t0 + i) % p.tx % group); };  // of the group that i is in
+  if (i1 < w.n) i1 = begin(i1);
+  for (i64 i = begin(i0), n; i < i1; i += n) {
+    i64 t = w.t0 + i, tx = t % p.tx, y = wino_begin(t / p.tx % p.ty, DY, MY), x = wino_begin(tx, D, M);
+    i64 left = ox_min(i1 - i, p.tx - tx), whole = tx % D ? 0 : ox_min(left, group - tx % group) / D;
+    n = whole ? whole * D : ox_min(left, D - tx % D);
+    for (i64 k = 0; k < n; k++)
+      wino_output<MY, M>(w.Mb + (i + k) * p.mstride, w.cols, line + (k / D * M * D + k % D) * CONV_NR, WINO_LINE, D);
+    const auto q = wino_px(s, t / (p.tx * p.ty), y, x);
+    i64 step = whole ? n * M : D, pixels = whole ? n * M : n;  // to the next run of neighbours, and how many they are
+    for (i64 r = 0; r < MY && y + r * DY < s.OH; r++)
+      for (i64 j = 0; j < (whole ? n : D) * M && x + j < s.OW; j += step)
+        conv_finish(s, line + (r * WINO_LINE + j) * CONV_NR, CONV_NR, wino_moved(q, s.OW, r * DY, j),
+                    ox_min(pixels, s.OW - x - j), w.c, w.cols, epi);
   }
 }
 

@@ -47,6 +47,39 @@ template <class T> using VM = V<typename int_of<sizeof(T)>::s>;
 // become a chain of inserts).
 template <class T> OX V<T> bc(T x) { return x - V<T>{}; }
 
+// A number that a compiler knows nothing about: a product that is not joined with a sum, in which it would not be
+// rounded. Vectors that take more than one register are halved.
+#if defined(__AVX512F__)
+#define OX_REGISTER 64
+#define OX_OWN "+v"
+#elif defined(__AVX__)
+#define OX_REGISTER 32
+#define OX_OWN "+x"
+#elif defined(__x86_64__)
+#define OX_REGISTER 16
+#define OX_OWN "+x"
+#elif defined(__aarch64__)
+#define OX_REGISTER 16
+#define OX_OWN "+w"
+#else
+#define OX_REGISTER 8
+#define OX_OWN "+m"
+#endif
+template <class T, int N> struct part_of { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
+template <class T, int N> OX typename part_of<T, N>::type ox_own_n(typename part_of<T, N>::type v) {
+  if constexpr (sizeof v > OX_REGISTER && N > 1) {
+    struct { typename part_of<T, N / 2>::type lo, hi; } h;
+    __builtin_memcpy(&h, &v, sizeof h);
+    h.lo = ox_own_n<T, N / 2>(h.lo), h.hi = ox_own_n<T, N / 2>(h.hi);
+    __builtin_memcpy(&v, &h, sizeof h);
+  } else {
+    asm("" : OX_OWN(v));
+  }
+  return v;
+}
+OX V<f32> ox_own(V<f32> v) { return ox_own_n<f32, VL>(v); }
+OX V<f64> ox_own(V<f64> v) { return ox_own_n<f64, VL>(v); }
+
 // The same bits under another type of the same size.
 template <class R, class A> OX R bits(A a) { R r; __builtin_memcpy(&r, &a, sizeof r); return r; }
 

@@ -1,0 +1,98 @@
+"""Products of a training step on a GPU: long sums in parts, and weights converted before they are turned.
+
+The gradient of a weight is a small matrix whose elements are long sums, over all tokens of a batch: it has too few
+tiles for a GPU. So the sum is made in parts of equal length, as a batch of products, which another kernel adds up,
+always in the same order: the bits are the same in each run.
+
+A weight that is turned and then converted would be copied in both orders, for the forward and the backward pass.
+Converted first it is read where it lies, in either order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from onnxc.ir.dtypes import DType
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.passes.simplify import Rewriter
+from onnxc.primitives.builder import Builder
+
+PROCESSORS = 132
+TILE = 128  # rows and columns of a program's part of the result
+STEP = 64  # elements of a sum that a program reads at a time
+STEP_TIME = 0.38  # microseconds that it takes for them
+START = 3.0  # microseconds of another kernel
+BANDWIDTH = 3e6  # bytes of memory in a microsecond
+PARTS = (2, 3, 4, 6, 8, 12, 16)
+SHORT = 256  # elements of a part at least
+WORTH = 0.85  # of the time that a product takes in one part
+
+
+def long_products(graph: Graph) -> Graph:
+    """The graph with long sums of products of halves in parts, where that is faster."""
+    r = Rewriter(graph)
+    uses = graph.uses()
+    for node in graph.nodes:
+        if _is_turned_first(node, uses):
+            _replace(r, node, partial(_converted_first, to=node.output.dtype))
+        elif (parts := _parts(node)) > 1:
+            _replace(r, node, partial(_in_parts, parts=parts))
+        else:
+            r.keep(node)
+    return r.result()
+
+
+def _replace(r: Rewriter, node: Node, make: Callable[[Builder, list[Value]], Value]) -> None:
+    b = Builder()
+    with b.from_origin(node.origin):
+        found = make(b, [r.replaced.get(v.id, v) for v in node.operands])
+    r.nodes += b.nodes
+    r.replace(node.output, found)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _is_turned_first(node: Node, uses: dict[int, list[Node]]) -> bool:
+    """A cast to 16 bits of something turned, of which products alone read, or views."""
+    turned = node.operands[0].node if node.op == "cast" else None
+    if turned is None or turned.op != "transpose" or node.output.dtype.bits != 16:
+        return False
+    return all(n.op in ("matmul", "transpose", "reshape") for n in uses.get(node.output.id, ()))
+
+
+def _converted_first(b: Builder, operands: list[Value], to: DType) -> Value:
+    turned = operands[0].node
+    assert turned is not None and turned.op == "transpose"
+    return b.transpose(b.cast(turned.operands[0], to), turned.attrs["perm"])
+
+
+# ---------------------------------------------------------------- sums in parts
+
+
+def _parts(node: Node) -> int:
+    """In how many parts the sum of a product is made."""
+    if node.op != "matmul" or node.output.dtype.bits != 16 or any(v.rank != 2 for v in (*node.operands, node.output)):
+        return 1
+    (m, k), n = node.operands[0].shape, node.operands[1].shape[1]
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
+        return 1
+    allowed = [p for p in PARTS if k % (p * STEP) == 0 and k // p >= SHORT]
+    best = min((1, *allowed), key=lambda p: _time(m, n, k, p))
+    return best if _time(m, n, k, best) < WORTH * _time(m, n, k, 1) else 1
+
+
+def _time(m: int, n: int, k: int, parts: int) -> float:
+    """Microseconds that a product takes in so many parts."""
+    tiles = -(-m // TILE) * -(-n // TILE) * parts
+    product = -(-tiles // PROCESSORS) * -(-k // (parts * STEP)) * STEP_TIME
+    return product + (START + 4 * parts * m * n / BANDWIDTH if parts > 1 else 0.0)
+
+
+def _in_parts(b: Builder, operands: list[Value], parts: int) -> Value:
+    x, y = operands
+    (m, k), n = x.shape, y.shape[1]
+    assert isinstance(k, int)
+    left = b.transpose(b.reshape(x, (m, parts, k // parts)), (1, 0, 2))
+    return b.reduce("sum", b.matmul(left, b.reshape(y, (parts, k // parts, n))), [0])
