@@ -33,6 +33,10 @@ MOVED = (
     "Every operator that moves elements takes strings and complex128, too: kernels compute which element goes where, "
     "and the host takes the elements from there."
 )
+EXPERIMENTAL = (
+    "Affine, Crop, DynamicSlice, ImageScaler, ParametricSoftplus, Scale, ScaledTanh and ThresholdedRelu of opsets 1 to "
+    "9, where they were experimental, are there as onnxruntime has them; they are not in the tables."
+)
 NOT_IN_TABLE = {("", "Constant"): "the import", ("ai.onnx.preview.training", "Gradient"): "a graph pass"}
 
 
@@ -41,7 +45,7 @@ def page(verdicts: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# Operators", "",
         "Written by `python -m benchmarks.operators` from the registry and the verdicts of onnx's backend suite.", "",
-        *_counts(verdicts), "", MOVED, "",
+        *_counts(verdicts), "", MOVED, "", EXPERIMENTAL, "",
     ]  # fmt: skip
     gradients = _gradients()
     for domain, title in DOMAINS.items():

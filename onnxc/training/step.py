@@ -75,7 +75,8 @@ def compile_training(
             gradients overflow change nothing but the scale. By default ``LossScale()``.
         memory_budget: how much memory the intermediates of a step should take at most, as a fraction of what they take
             otherwise. Products and convolutions are then computed again in the backward pass, as few as will do; where
-            no choice will, the one with the least memory is taken. Results may differ by the order of sums.
+            no choice will, the one with the least memory is taken. On a CPU the results have the same bits whatever it
+            is; on a GPU they may differ by the order of sums.
         target: as of :func:`onnxc.compile`. On a GPU parameters and states stay there.
         input_shapes, base_dir, threads, cache: as in :func:`onnxc.compile`.
 
