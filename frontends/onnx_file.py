@@ -61,14 +61,15 @@ def load(
     Raises ModelError for a model that is not valid, LimitError for one that claims absurd sizes, InputError
     for `input_shapes` or `keep_inputs` that do not fit the model.
     """
-    proto, folder = _read(model, base_dir)
+    proto, folder = read_model(model, base_dir)
     try:
         return _Importer(proto, folder, input_shapes or {}, keep_inputs).graph()
     except (UnicodeError, RecursionError) as error:
         raise ModelError(f"the model cannot be read: {error}", cause=error) from error
 
 
-def _read(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[ModelProto, DataFolder | None]:
+def read_model(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[ModelProto, DataFolder | None]:
+    """A model, without what lies in other files, and where these are. Raises ModelError for what is no ONNX file."""
     folder = None if base_dir is None else DataFolder(os.fspath(base_dir), os.fspath(base_dir))
     if isinstance(model, ModelProto):
         return model, folder
@@ -155,6 +156,7 @@ class _Importer:
         proto = self.model.graph
         scope = Scope(self.opsets)
         inputs = self._inputs(proto, scope)
+        types = {text(i.name): i.type for i in proto.input}
         body = self._body(proto, scope, inputs)
         body.dim_names = self.dims.names
         body.metadata = {
@@ -162,7 +164,7 @@ class _Importer:
             "ir_version": int(self.model.ir_version),
             "producer": f"{text(self.model.producer_name)} {text(self.model.producer_version)}".strip(),
             "output_types": {text(o.name): _declared(o) for o in proto.output if o.type.tensor_type.elem_type},
-            "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, proto)) is not None},
+            "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, types[v.name])) is not None},
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
         return body
@@ -196,7 +198,7 @@ class _Importer:
         self._weights(proto, scope)
         self._nodes(proto.node, scope, {})
         names = [text(o.name) for o in proto.output]
-        if len(set(names)) != len(names):
+        if scope.parent is None and len(set(names)) != len(names):  # a subgraph's are told by their places
             raise ModelError(f"the graph has an output twice: {names}")
         outputs = [self._value(name, scope, "the graph's outputs") for name in names]
         if not outputs and scope.parent is None:
@@ -257,7 +259,7 @@ class _Importer:
 
     def _node(self, proto: NodeProto, number: int, outputs: list[Value], scope: Scope) -> None:
         label = label_of(number, proto)
-        origin = (Source(number, text(proto.op_type), scope.prefix + text(proto.name), source_line(proto)),)
+        origin = (Source(number, text(proto.op_type), scope.path(text(proto.name)), source_line(proto)),)
         inputs = [self._value(text(n), scope, label) if n else None for n in proto.input]
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -316,7 +318,7 @@ class _Importer:
             parent=None,
             attributes=arguments(proto, function, scope),
             calls=(*scope.calls, key),
-            prefix=f"{scope.prefix}{text(proto.name) or key[1]}/",
+            prefix=scope.path(text(proto.name) or key[1]) + "/",
             opsets=opsets_of(function.opset_import) or scope.opsets,
         )
         for name, value in zip(formal, inputs + [None] * (len(formal) - len(inputs)), strict=True):
@@ -357,7 +359,7 @@ class _Importer:
         return attrs, list(regions.values())
 
 
-def _unranked(value: Value, proto: GraphProto) -> list[Any] | None:
+def _unranked(value: Value, declared: TypeProto) -> list[Any] | None:
     """What the model says of an input with a tensor whose rank it leaves open: `["sequence", ["any", "float32"]]`.
 
     None where the type of the input says it all.
@@ -365,7 +367,6 @@ def _unranked(value: Value, proto: GraphProto) -> list[Any] | None:
     t = value.type
     while isinstance(t, (SequenceType, OptionalType)):
         t = t.element
-    declared = next(i.type for i in proto.input if text(i.name) == value.name)
     return _kind(declared, value.name) if t is None else None
 
 

@@ -16,6 +16,7 @@ from onnxc.ir.graph import Node, Value
 
 MIN_OPSET, MAX_OPSET = 1, 28
 MAX_DEPTH = 64  # of subgraphs and local functions in each other
+MOST_PATH = 2000  # characters of a node's name with those of the calls around it
 
 Attribute = tuple[AttributeProto, "Scope"]
 FunctionKey = tuple[str, str, str]
@@ -46,6 +47,11 @@ class Scope:
             "calls": self.calls, "depth": self.depth + 1,
         }  # fmt: skip
         return Scope(**{**common, **changes})
+
+    def path(self, name: str) -> str:
+        """The name of a node, after those of the calls around it: they cannot grow into megabytes for each node."""
+        path = self.prefix + name
+        return path if len(path) <= MOST_PATH else f"{path[: MOST_PATH // 2]}...{path[-MOST_PATH // 2 :]}"
 
     def define(self, name: str, value: Value | None, maker: str) -> None:
         if name in self.names or name in self.weights:

@@ -63,6 +63,23 @@ RESIZE = """(float[1, 2, 5, 5] x) => (float[1, 2, 10, 10] y) {
   b = Resize<mode="linear", coordinate_transformation_mode="half_pixel">(a, , s) c = Mul(b, b)
   p = Constant<value_ints=[0, 0, 1, 1, 0, 0, 1, 1]>() e = Pad<mode="reflect">(c, p) k = MaxPool<kernel_shape=[3, 3]>(e)
   y = Exp(k) }"""
+CONTROL = """(float[5, 4] x) => (float[4] y, float[5, 4] z) {
+  a = Tanh(x) t = ReduceSum<keepdims=0>(a) zero = Constant<value_float=0.0>() c = Greater(t, zero)
+  b = If(c) <then_branch = g1 () => (float[5, 4] p) { p = Exp(a) },
+             else_branch = g2 () => (float[5, 4] q) { q = Neg(a) }>
+  i = Constant<value_floats=[0.5, 0.5, 0.5, 0.5]>()
+  f, z = Scan<num_scan_inputs=1, body = g3 (float[4] s, float[4] v) => (float[4] u, float[4] o) {
+    d = Mul(s, v) u = Add(d, v) o = Identity(u) }>(i, b)
+  y = Exp(f) }"""
+QUANTIZED = """(float[4, 16] x, float[16, 8] w) => (float[4, 8] y) {
+  xs = Constant<value_float=0.03>() x3 = Constant<value_int=3>() xz = Cast<to=2>(x3) q = QuantizeLinear(x, xs, xz)
+  ws = Constant<value_float=0.02>() w0 = Constant<value_int=0>() wz = Cast<to=3>(w0) wq = QuantizeLinear(w, ws, wz)
+  i = MatMulInteger(q, wq, xz) f = Cast<to=1>(i) sc = Mul(xs, ws) d = Mul(f, sc) y = Tanh(d) }"""
+UPDATES = """(float[4, 8] x, float[3, 8] u, float[8, 8] w) => (float[4, 8] y) {
+  h = Gemm<transB=1>(x, w) a = Tanh(h) k = Constant<value_ints=[1, 1, 3]>() kc = Constant<value_ints=[3, 1]>()
+  at = Reshape(k, kc) s = ScatterND<reduction="add">(a, at, u)
+  e = Constant<value_floats=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]>() l = Sqrt(e) m = Log(e)
+  n = Add(l, m) b = Mul(s, n) y = Sub(b, x) }"""
 
 FAULTS = [
     Fault("wrong axis of Softmax", ATTENTION, "Softmax<axis=-1>", "Softmax<axis=1>", "p"),
@@ -97,6 +114,13 @@ FAULTS = [
     Fault("mask off by one", CAUSAL, "k = Constant<value_int=0>() t", "k = Constant<value_int=1>() t", "t"),
     Fault("half a pixel", RESIZE, "half_pixel", "asymmetric", "b"),
     Fault("edges for reflections", RESIZE, 'mode="reflect"', 'mode="edge"', "e"),
+    Fault("a branch of its own", CONTROL, "{ p = Exp(a) }", "{ p = Neg(a) }", "b"),
+    Fault("state that is not carried", CONTROL, "d = Mul(s, v)", "d = Mul(v, v)", "f"),
+    Fault("zero point left out of a product", QUANTIZED, "MatMulInteger(q, wq, xz)", "MatMulInteger(q, wq)", "i"),
+    Fault("signed for unsigned", QUANTIZED, "xz = Cast<to=2>(x3)", "xz = Cast<to=3>(x3)", "q"),
+    Fault("transposed weight", UPDATES, "Gemm<transB=1>", "Gemm<transB=0>", "h"),
+    Fault("lost duplicates", UPDATES, 'ScatterND<reduction="add">', 'ScatterND<reduction="none">', "s"),
+    Fault("constants folded wrongly", UPDATES, "n = Add(l, m)", "n = Sub(l, m)", "b"),
 ]  # fmt: skip
 
 

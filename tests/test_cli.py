@@ -165,6 +165,34 @@ def test_wrong_options(model: Path, arguments: tuple[str, str]) -> None:
     assert result.exit_code == 2 and result.stderr.startswith("onnxc: error: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rtol", "-1"), "rtol and atol are numbers from 0 on"),
+        (("--atol", "nan"), "rtol and atol are numbers from 0 on"),
+        (("--tolerance", "Sofmax=1e-3"), "a tolerance is of a dtype or of an operator, and 'Sofmax' is neither"),
+        (("--html", "/no/folder/page.html"), "there is no folder for '/no/folder/page.html'"),
+        (("--reference", "renamed.onnx"), "renamed.onnx in onnxruntime has the inputs 'z', and the model 'x'"),
+        (("--reference", "longer.onnx"), "1 (y); of longer.onnx in onnxruntime: 2 (y, a)"),
+        (("--inputs", "loader.py:broken"), "raised ZeroDivisionError (division by zero)"),
+        (("--inputs", "unreadable.py:load"), "raised SyntaxError"),
+    ],
+)
+def test_wrong_options_of_compare(
+    model: Path, arguments: tuple[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = '<ir_version: 8, opset_import: ["" : 18]> g '
+    onnx.save(onnx.parser.parse_model(head + "(float[N, 4] z) => (float[N, 4] y) { y = Tanh(z) }"), "renamed.onnx")
+    two = "(float[N, 4] x) => (float[N, 4] y, float[N, 4] a) { a = Add(x, x) y = Tanh(a) }"
+    onnx.save(onnx.parser.parse_model(head + two), "longer.onnx")
+    Path("loader.py").write_text("def broken():\n    return 1 / 0\n")
+    Path("unreadable.py").write_text("def load(:\n")
+    result = invoke("compare", model, *arguments)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and not result.stdout
+    assert result.stderr.startswith("onnxc: error: ") and message in result.stderr
+
+
 def test_inputs_that_are_no_npz(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.zeros(3))
     np.savez(tmp_path / "whole.npz", x=np.zeros(300))

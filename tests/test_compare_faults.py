@@ -95,7 +95,9 @@ def but(node: Node, **changes: Any) -> Node:
 def spoil_pass(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Node], Node | None]) -> None:
     """A pass of the pipeline also changes nodes that it should leave alone."""
     correct = getattr(onnxc.passes.pipeline, name)
-    monkeypatch.setattr(onnxc.passes.pipeline, name, lambda *args: rewritten(correct(*args), change))
+    monkeypatch.setattr(
+        onnxc.passes.pipeline, name, lambda *args, **options: rewritten(correct(*args, **options), change)
+    )
 
 
 def swapped(op: str) -> Callable[[Node], Node | None]:

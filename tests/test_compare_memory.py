@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxc.errors import ModelError
 from onnxc.runtime.mapped import forget, forgetting
-from onnxc.tools.compare import compare, sides
+from onnxc.tools.compare import compare, local, sides
 from onnxc.tools.compare.engines import Float64, OnnxReference, OnnxRuntime, load_piece
 from onnxc.tools.compare.layers import CHUNK, _chunks
 from onnxc.tools.compare.pieces import SourceModel
@@ -48,6 +48,22 @@ def test_a_linked_part_gives_what_a_copied_one_does(tmp_path: Path) -> None:
     copied = OnnxReference().load(source.piece([0, 1], feeds, ["z"]))(feeds)[0]
     for z in found:
         np.testing.assert_allclose(z, copied, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_widened_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "BLOCK", 64)
+    text = "{ g = Gather(t, i) v = Transpose<perm=[1, 0]>(w) y = MatMul(g, v) }"
+    model = parse(f"(int64[70] i) => (float[70, 200] y) {text}", 18)
+    r = np.random.default_rng(0)
+    table, w = r.standard_normal((5, 8), np.float32), r.standard_normal((200, 8)).astype(np.float16)
+    model.graph.initializer.extend([numpy_helper.from_array(table, "t"), numpy_helper.from_array(w.astype("f"), "w")])
+    source, feeds = SourceModel(model), {"i": np.arange(70) % 5}
+    layer = local.Layer("y", (0, 1, 2), ("i",))
+    layers = local.Layers(source, [layer], feeds)
+    right = table[feeds["i"]].astype(np.float64) @ w.T.astype(np.float64)
+    exact = layers.exact(layer, feeds)
+    assert exact.dtype == np.float64 and abs(exact - right).max() < 1e-14
+    assert 1e-9 < abs(layers.narrow(layer, feeds) - right).max() < 1e-5
 
 
 def test_sizes_in_a_file_are_copied(tmp_path: Path) -> None:

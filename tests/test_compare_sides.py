@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import wave
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import onnxc
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError
 from onnxc.frontends import onnx_file
+from onnxc.reports.terminal import as_text
 from onnxc.testing import assert_arrays_close, assert_close
 from onnxc.tools.compare import compare
 from onnxc.tools.compare.layers import matched_names
 from onnxc.tools.compare.metrics import measure, top_agreement
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.results import Verdict
+from onnxc.tools.compare.sides import Side
 from onnxc.tools.compare.tapped import TappedProgram
 from onnxc.tools.compare.training import compare_gradients, compare_training
 from onnxc.tools.compare.verdicts import parse_tolerances
@@ -45,6 +48,36 @@ def test_any_two_sides(ours: str, reference: str) -> None:
     assert {t.name for t in found.layers} >= ({"a", "b", "c", "d", "y"} if whole else {"y"})
     json.dumps(found.to_dict())
     assert "tensors inside" in str(found)
+
+
+def test_a_reference_that_runs_node_by_node_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs are then those of the layers; with several samples, or with another engine, it runs whole."""
+    before = compare(MODEL, GIVEN)
+    run, runs = Side.run, list[str]()
+    monkeypatch.setattr(Side, "run", lambda self, given: runs.append(self.name) or run(self, given))
+    once = compare(MODEL, GIVEN, layers=True)
+    assert not runs and once.outputs == before.outputs and len(once.layers) == 5
+    assert compare(MODEL, [GIVEN, GIVEN], layers=True).layers and runs == ["onnxruntime"] * 2
+
+
+def test_what_is_documented_for_programs() -> None:
+    """Keys may be added, and none go."""
+    text = (Path(__file__).parent.parent / "docs" / "compare.md").read_text()
+    text = text[text.index("## For programs") :].split("\n## ")[0]
+    named = re.findall(r"`(\w+)`", text)
+    data = compare(MODEL, GIVEN, layers=True).to_dict()
+    known = {*data, *data["outputs"][0], *data["layers"][0]}
+    assert known == set(named)
+
+
+def test_narrow_tables_have_fewer_columns_and_whole_numbers() -> None:
+    found = compare(MODEL, GIVEN, reference="float64", layers=True)
+    for width in (50, 60, 80, 100, 160):
+        text = as_text(found, width)
+        tables = [line for line in text.splitlines() if "e-0" in line and "rtol" not in line]
+        assert all(len(line) <= width for line in tables)
+        assert len(tables) == 1 + sum(t.introduced is not None for t in found.layers), text
+        assert ("inherited" in text) == (width >= 70) and ("type" in text) == (width >= 80)
 
 
 def test_saved_outputs(tmp_path: Path) -> None:

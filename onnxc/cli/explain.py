@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxc.tools.options import AnyModel, AsJson, Compiling, Given, Html, command, fail, output, print_json, progress
+from onnxc.tools.options import (
+    AnyModel,
+    AsJson,
+    Compiling,
+    Given,
+    Html,
+    command,
+    fail,
+    in_a_folder,
+    output,
+    print_json,
+    progress,
+)
 
 if TYPE_CHECKING:
     from onnxc.report import Report
@@ -79,7 +91,13 @@ def profile(
     html: Html = None,
     trace: Annotated[
         str | None,
-        typer.Option("--trace", metavar="FILE.json", help="Write a trace for Perfetto.", show_default=False),
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Write a trace for Perfetto.",
+            callback=in_a_folder,
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

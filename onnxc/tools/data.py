@@ -137,22 +137,35 @@ def read_sound(path: Path, t: TensorType) -> Array:
 
 
 def _from_python(path: Path, function: str, graph: Graph) -> Iterator[Mapping[str, Any]]:
-    """What a function of a user's file yields."""
+    """What a function of a user's file yields. Raises InputError for whatever the file raises."""
     if not path.is_file():
         raise InputError(f"there is no file {os.fspath(path)!r} with a loader")
-    spec = importlib.util.spec_from_file_location("onnxc_loader", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{os.fspath(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    load = getattr(module, function, None)
-    if not callable(load):
-        raise InputError(f"{os.fspath(path)!r} has no function {function!r}")
-    found = load()
-    for sample in [found] if isinstance(found, Mapping) else found:
+    for sample in _loaded(path, function):
         if not isinstance(sample, Mapping):
             raise InputError(f"the loader {function!r} gave a {type(sample).__name__}, not a dict of arrays")
         missing = [n for n in graph.input_names if n not in sample]
         if missing:
             raise InputError(f"the loader {function!r} gave {list(sample)}, without the inputs {missing}")
         yield {n: sample[n] for n in graph.input_names}
+
+
+def _loaded(path: Path, function: str) -> Iterator[Any]:
+    what = os.fspath(path)
+    spec = importlib.util.spec_from_file_location("onnxc_loader", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{what!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        load = getattr(module, function, None)
+        if not callable(load):
+            raise InputError(f"{what!r} has no function {function!r}")
+        found = load()
+        yield from [found] if isinstance(found, Mapping) else found
+    except InputError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise InputError(
+            f"the loader {function!r} of {what!r} raised {kind} ({error}); --debug shows where", cause=error
+        ) from error

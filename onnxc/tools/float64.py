@@ -29,10 +29,11 @@ def widened(dtype: DType) -> DType:
     return dtypes.float64 if dtype in (dtypes.float32, dtypes.float16, dtypes.bfloat16) else dtype
 
 
-def widen(graph: Graph, values: dict[int, Value] | None = None) -> Graph:
+def widen(graph: Graph, values: dict[int, Value] | None = None, *, constants: bool = True) -> Graph:
     """A graph of primitives with float64 in the place of every narrower float, in its regions too.
 
-    `values`, where given, is filled with the new value of each old one, by the old one's id.
+    `values`, where given, is filled with the new value of each old one, by the old one's id. Without `constants`, the
+    contents of constants outside of regions are left as they are, to be converted where they are used.
     """
     values = {} if values is None else values
     values.update({v.id: _value(v) for v in graph.inputs})
@@ -41,7 +42,8 @@ def widen(graph: Graph, values: dict[int, Value] | None = None) -> Graph:
         outputs = [_value(v) for v in node.outputs]
         values.update({v.id: new for v, new in zip(node.outputs, outputs, strict=True)})
         inputs = [None if v is None else values[v.id] for v in node.inputs]
-        attrs = {name: _attribute(value) for name, value in node.attrs.items()}
+        kept = node.op == "constant" and not constants
+        attrs = node.attrs if kept else {name: _attribute(value) for name, value in node.attrs.items()}
         nodes.append(Node(node.op, inputs, outputs, attrs, [widen(r) for r in node.regions], node.origin))
     return replace(
         graph,

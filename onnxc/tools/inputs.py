@@ -47,6 +47,8 @@ def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str =
 
 
 def _read_npz(path: Path) -> Arrays:
+    if path.is_file() and not zipfile.is_zipfile(path):  # numpy would take it for a pickle
+        raise InputError(f"{os.fspath(path)!r} is not an .npz file: it is no archive of arrays")
     try:
         with np.load(path, allow_pickle=False) as stored:
             members = {name: f"{name}.npy" for name in stored.files}  # "x.npy" is the file of "x", or a tensor's name

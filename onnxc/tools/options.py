@@ -47,10 +47,21 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file.", sho
 AnyModel = Annotated[
     str, typer.Argument(metavar="MODEL", help="An ONNX file, or a saved .onnxc file.", show_default=False)
 ]
+
+
+def in_a_folder(path: str | None) -> str | None:
+    """A path to write to: that it has a folder is looked at before there is anything to write."""
+    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+        fail(f"there is no folder for {path!r}")
+    return path
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Html = Annotated[
     str | None,
-    typer.Option("--html", metavar="FILE.html", help="Write a page for a browser.", show_default=False),
+    typer.Option(
+        "--html", metavar="FILE.html", help="Write a page for a browser.", callback=in_a_folder, show_default=False
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Threads = Annotated[

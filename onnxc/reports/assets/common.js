@@ -24,6 +24,13 @@ function fill(host, ...children) {
   return host;
 }
 
+// In a narrow window the details lie below all else: a press that fills them leads there.
+let pressed = -Infinity;
+for (const kind of ["pointerup", "keyup"]) addEventListener(kind, () => (pressed = performance.now()), true);
+new MutationObserver(() => {
+  if (performance.now() - pressed < 800 && matchMedia("(max-width: 1000px)").matches) show("aside").scrollIntoView({ block: "start" });
+}).observe(show("aside"), { childList: true });
+
 addEventListener("error", (event) => fault(event.message));
 addEventListener("unhandledrejection", (event) => fault(String(event.reason)));
 

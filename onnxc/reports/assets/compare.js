@@ -11,8 +11,8 @@ const [ours, theirs] = found.sides;
 const verdicts = {
   equal: { tone: "heat0", plot: "plot6", chip: "good", says: "every element is the same" },
   rounding: { tone: "tone1", plot: "plot1", chip: "good", says: "no more than rounding explains" },
-  "theirs worse": { tone: "tone3", plot: "plot3", chip: "", says: `${theirs} is further from float64` },
-  "ours worse": { tone: "heat2", plot: "plot2", chip: "warn", says: `${ours} is further from float64` },
+  "theirs worse": { tone: "tone3", plot: "plot3", chip: "", says: `${theirs} is further from float64 than rounding explains` },
+  "ours worse": { tone: "heat2", plot: "plot2", chip: "warn", says: `${ours} differs by more than rounding explains` },
   wrong: { tone: "heat3", plot: "plot4", chip: "bad", says: "no rounding explains it" },
   skipped: { tone: "paper", plot: "plot6", chip: "", says: "not compared" },
 };
@@ -123,8 +123,10 @@ function drawDepth(host) {
   if (!seen.length) return host.append(el("div", { class: "empty" }, layers.length ? "No layer could be compared." : "Only the outputs were compared: onnxc compare MODEL --layers --html FILE"));
   const place = host.appendChild(el("div", { class: "plot tall" }));
   const values = seen.flatMap((l) => [l.error, l.introduced, l.bound]).filter((v) => isNumber(v) && v > 0);
-  const low = values.length ? 10 ** (Math.floor(Math.log10(Math.min(...values))) - 1) : 1e-9;
   const high = values.length ? 10 ** (Math.ceil(Math.log10(Math.max(...values))) + 1) : 1;
+  // Beside the largest, what is so small is drawn as none: where a mask is of the largest float, errors are 1e-40.
+  const least = Math.max(Math.min(...values), 1e-8 * high);
+  const low = values.length ? 10 ** (Math.floor(Math.log10(least)) - 1) : 1e-9;
   const at = (value) => (value === null || value === undefined ? high : Math.max(value, low));
   const line = (name, value, tone, type) => ({ name, type: "line", data: seen.map((l) => (value(l) === undefined ? null : at(value(l)))), symbol: "none", lineStyle: { width: 1.6, type }, color: colour(tone), connectNulls: true });
   plot(place, () => ({
@@ -139,7 +141,7 @@ function drawDepth(host) {
       { name: "introduced", type: "scatter", color: colour("plot1"), data: seen.map((l) => (l.introduced === null ? null : { value: at(l.introduced), symbol: fails(l) ? "diamond" : "circle", symbolSize: fails(l) ? 15 : 6, itemStyle: { color: colour(of(l.verdict).plot) } })) },
     ],
   }), (item) => choose(seen[item.dataIndex].key));
-  host.append(el("p", { class: "note" }, "Dots are the error that a layer makes itself, given our own inputs; the line is what is there after it. Diamonds are more than rounding explains. Equal tensors lie at the bottom, what is not finite at the top. Click for the details; Ctrl and the wheel zoom."));
+  host.append(el("p", { class: "note" }, "Dots are the error that a layer makes itself, given our own inputs; the line is what is there after it. Diamonds are more than rounding explains. Tensors that are equal, or nearly so, lie at the bottom, what is not finite at the top. Click for the details; Ctrl and the wheel zoom."));
   return undefined;
 }
 

@@ -230,6 +230,7 @@ class GraphView {
     node.select();
     this.near(id);
     if (!move) return;
+    this.cy.resize(); // it may have been shown a moment ago
     if (this.cy.zoom() < 0.5) this.cy.zoom(0.8);
     this.cy.center(node);
   }

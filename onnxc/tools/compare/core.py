@@ -24,14 +24,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from onnx import defs
 
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
+from onnxc.ir.dtypes import BY_NAME
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
@@ -106,6 +109,8 @@ def compare(
         raise InputError("at least one sample is needed")
     if bisect is not None and bisect not in KINDS:
         raise InputError(f"a bisection is over {', '.join(KINDS)}, not {bisect!r}")
+    if not (math.isfinite(rtol) and rtol >= 0 and math.isfinite(atol) and atol >= 0):
+        raise InputError(f"rtol and atol are numbers from 0 on, not {rtol} and {atol}")
     options = _compile_options(compiling)
     tell = progress or (lambda stage: None)
     judge = Judge(model, options.input_shapes, Tolerances(rtol, atol, tolerances or {}), tell, options.folder)
@@ -113,6 +118,7 @@ def compare(
     if ours is None:
         ours = "onnxc" if compiled is not None or not _is_other_file(theirs, model) else "onnxruntime"
     own = make_side(ours, model, options, compiled=compiled, tell=tell)
+    _check_sides(judge, own, theirs)
     run = _Run(judge, own, theirs, options, tell)
     given = _samples(judge, inputs, samples, seed, dims)
     layers = layers or bisect == "nodes"
@@ -131,6 +137,24 @@ def _compile_options(given: Mapping[str, Any]) -> CompileOptions:
     return CompileOptions(**given)
 
 
+def _check_sides(judge: Judge, *sides: Side) -> None:
+    """Raises InputError for models that take other inputs, and for tolerances of what there is not."""
+    sources = [side.source for side in sides if side.source is not None]
+    for side in sides:
+        missing = [] if side.source is None else [n for n in side.source.inputs if n not in judge.source.inputs]
+        if missing:
+            raise InputError(
+                f"{side.name} has the inputs {', '.join(map(repr, missing))}, and the model "
+                f"{', '.join(map(repr, judge.source.inputs)) or 'none'}: both are given the same, by name"
+            )
+    ops = {n.op_type for source in sources for n in source.nodes}
+    for name in judge.tolerances.by:
+        op, _, dtype = name.rpartition(":")
+        known = dtype in BY_NAME and (not op or op in ops or defs.has(op))
+        if not known and (op or not (dtype in ops or defs.has(dtype))):
+            raise InputError(f"a tolerance is of a dtype or of an operator, and {name!r} is neither")
+
+
 def _is_other_file(side: Side, model: ModelLike) -> bool:
     return side.source is not None and side.source.model is not model
 
@@ -138,8 +162,12 @@ def _is_other_file(side: Side, model: ModelLike) -> bool:
 def _samples(judge: Judge, inputs: Any, samples: int, seed: int, dims: Mapping[str, int] | None) -> Iterator[Arrays]:
     """Sets of inputs, by name."""
     if inputs is None:
+        graph: Graph | None = judge.primitives()
         for sample in range(samples):
-            yield random_inputs(judge.primitives, seed=seed, sample=sample, dims=dims)
+            assert graph is not None
+            given = random_inputs(graph, seed=seed, sample=sample, dims=dims)
+            graph = graph if sample + 1 < samples else None  # it may hold copies of weights
+            yield given
     elif isinstance(inputs, (Mapping, list, tuple)) and not _is_list_of_samples(inputs):
         yield judge.named(inputs)
     else:
@@ -170,7 +198,7 @@ class _Run:
             )
         if not isinstance(self.ours, OnnxcSide):
             raise InputError(f"bisect={kind!r} takes the compiler apart: our side has to be onnxc")
-        names, theirs, options = self.judge.graph.output_names, self.theirs, self.options
+        names, theirs, options = self.judge.source.outputs, self.theirs, self.options
 
         def right(given: Mapping[str, Any]) -> list[Any]:
             outputs = dict(zip(theirs.output_names, theirs.run(dict(given)), strict=True))
@@ -181,10 +209,12 @@ class _Run:
     def all(self, samples: Iterator[Arrays], *, keep_worst: bool, layers: bool, seed: int | None) -> Comparison:
         found: list[OutputComparison] = []
         worst: tuple[tuple[int, float], int, Arrays] | None = None
+        inside: list[TensorComparison] = []
         count = 0
-        for sample, given in enumerate(samples):
+        for sample, (given, only) in enumerate(_marked(samples)):
             self.tell(f"sample {sample}")
-            rows = self.one(sample, given)
+            once = layers and only and self.theirs.runs_by_node
+            rows, inside = self.one(sample, given, layers=once)
             found = _worst(found, rows) if keep_worst else found + rows
             count += 1
             badness = max((_badness(r) for r in rows), default=(0, 0.0))
@@ -193,15 +223,14 @@ class _Run:
         if worst is None:
             raise InputError("the loader gave no inputs")
         self.worst = worst[2]
-        rows_of_layers: list[TensorComparison] = []
         notes: list[str] = []
         if not layers and self._excused(found):
             found = self.once_more(found, worst[1], worst[2])
         if layers:
-            rows_of_layers = self.layers(worst[1], worst[2])
+            inside = inside or self.layers(worst[1], worst[2])
             notes += [n for n in (getattr(self.ours, "note", ""), getattr(self.theirs, "note", "")) if n]
-            notes += _with_taps(rows_of_layers, found)
-            found = _condemned(found, rows_of_layers)
+            notes += _with_taps(inside, found)
+            found = _condemned(found, inside)
         tolerances = self.judge.tolerances
         return Comparison(
             tuple(found),
@@ -211,7 +240,7 @@ class _Run:
             tolerances.atol,
             sides=(self.ours.name, self.theirs.name),
             seed=seed,
-            layers=tuple(rows_of_layers),
+            layers=tuple(inside),
             seconds=self.seconds,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             notes=tuple(notes),
@@ -225,20 +254,28 @@ class _Run:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def one(self, sample: int, given: Arrays) -> list[OutputComparison]:
-        """One set of inputs."""
+    def one(
+        self, sample: int, given: Arrays, *, layers: bool = False
+    ) -> tuple[list[OutputComparison], list[TensorComparison]]:
+        """One set of inputs: the outputs, and with `layers` the tensors inside, from the same run of the reference."""
         ours = self._timed(f"run {self.ours.name}", lambda: self.ours.run(given))
         if isinstance(self.ours, OnnxcSide) and self.ours.random:
             raise InputError("the model has random operators: no other runtime draws the same numbers")
         self.ours.rest()
-        theirs = self._timed(f"run {self.theirs.name}", lambda: self.theirs.run(given))
         names, shared = self.theirs.output_names, self.ours.output_names
         if len(names) != len(shared):
-            raise InputError(f"{self.ours.name} has {len(shared)} outputs, and {self.theirs.name} has {len(names)}")
+            counts = [f"{len(n)} ({', '.join(n)})" for n in (shared, names)]
+            raise InputError(f"outputs of {self.ours.name}: {counts[0]}; of {self.theirs.name}: {counts[1]}")
+        answers: Arrays = {}
+        inside = self.layers(sample, given, answers) if layers else []
+        if all(name in answers for name in names):
+            theirs = [answers[name] for name in names]
+        else:
+            theirs = self._timed(f"run {self.theirs.name}", lambda: self.theirs.run(given))
         if set(names) == set(shared):  # in another order, perhaps
             ours = [ours[shared.index(name)] for name in names]
         judge = self.judge
-        return self._timed("judge", lambda: judge.outputs(sample, given, ours, theirs, names, self.theirs))
+        return self._timed("judge", lambda: judge.outputs(sample, given, ours, theirs, names, self.theirs)), inside
 
     def _excused(self, rows: Sequence[OutputComparison]) -> bool:
         """Whether float64, which evaluates our own definitions of the operators, has excused what differs by more than
@@ -255,14 +292,22 @@ class _Run:
         except OnnxcError:
             return rows
 
-    def layers(self, sample: int, given: Arrays) -> list[TensorComparison]:
-        """Every tensor inside, for one set of inputs."""
+    def layers(self, sample: int, given: Arrays, answers: Arrays | None = None) -> list[TensorComparison]:
+        """Every tensor inside, for one set of inputs. `answers` gets the reference's outputs."""
         self.ours.close()
         self.theirs.close()
         tolerances = self.judge.tolerances
         return self._timed(
-            "layers", lambda: list(compare_layers(self.ours, self.theirs, given, tolerances, self.tell, sample))
+            "layers",
+            lambda: list(compare_layers(self.ours, self.theirs, given, tolerances, self.tell, sample, answers)),
         )
+
+
+def _marked(samples: Iterator[T]) -> Iterator[tuple[T, bool]]:
+    """Each sample, with whether it is the only one."""
+    first = list(islice(samples, 2))
+    yield from ((sample, len(first) == 1) for sample in first)
+    yield from ((sample, False) for sample in samples)
 
 
 def _option_text(options: CompileOptions) -> str:
@@ -329,20 +374,23 @@ class Judge:
         base_dir: str | None = None,
     ) -> None:
         self.model, self.tolerances, self.tell, self.base_dir = model, tolerances, tell, base_dir
-        self.graph: Graph = onnx_file.load(model, input_shapes=input_shapes, base_dir=base_dir)
+        self.input_shapes = input_shapes
+        self.source = SourceModel(model, base_dir)
 
-    @cached_property
     def primitives(self) -> Graph:
-        return decompose(self.graph, staged=True)
+        """The model in primitives, made anew: it may hold copies of weights, and is seldom needed."""
+        return decompose(
+            onnx_file.load(self.model, input_shapes=self.input_shapes, base_dir=self.base_dir), staged=True
+        )
 
     @cached_property
     def depth(self) -> int:
         """Nodes on the longest path through the model."""
-        return max(SourceModel(self.model, self.base_dir).depths, default=0)
+        return max(self.source.depths, default=0)
 
     def named(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         """Given inputs, by name, in the model's order."""
-        names = self.graph.input_names
+        names = self.source.inputs
         if not isinstance(inputs, Mapping):
             if len(inputs) != len(names):
                 raise InputError(f"the model has {len(names)} inputs, and {len(inputs)} arrays were given")
@@ -353,9 +401,10 @@ class Judge:
         return {name: x if isinstance(x := inputs[name], list) or x is None else np.asarray(x) for name in names}
 
     def _exact(self, given: Arrays) -> list[Array]:
-        if any(is_host(n) for n in self.primitives.nodes):
+        graph = self.primitives()
+        if any(is_host(n) for n in graph.nodes):
             raise UnsupportedError("a model of several programs is not evaluated in float64")
-        return evaluate_float64(self.primitives, list(given.values()))
+        return evaluate_float64(graph, list(given.values()))
 
     def outputs(
         self,
@@ -367,7 +416,7 @@ class Judge:
         reference: Side | None = None,
     ) -> list[OutputComparison]:
         """A row for each output, those in sequences one by one."""
-        flat, ours, theirs = flattened(list(names or self.graph.output_names), ours, theirs)
+        flat, ours, theirs = flattened(list(names or self.source.outputs), ours, theirs)
         first = [
             self.compared(name, sample, np.asarray(a), np.asarray(b))
             for name, a, b in zip(flat, ours, theirs, strict=True)
@@ -458,7 +507,7 @@ class Judge:
         self.tell("evaluate in onnx's reference evaluator")
         try:
             exact = onnx_runner(self.model)(given)
-            _, exact, _ = flattened(self.graph.output_names, exact, exact)
+            _, exact, _ = flattened(self.source.outputs, exact, exact)
         except OnnxcError as error:
             return [r if r.agrees else replace(r, note=f"{r.note}; {error}") for r in rows]
         out = []

@@ -71,21 +71,24 @@ def compare_layers(
     tolerances: Tolerances,
     tell: Tell,
     sample: int = 0,
-    only: Sequence[str] | None = None,
+    answers: dict[str, Any] | None = None,
 ) -> Iterator[TensorComparison]:
     """Every tensor that both sides show, in the order of the reference's nodes. Raises OnnxcError where a side shows
     nothing but its outputs.
+
+    `answers`, where given, is filled with the reference's outputs, as far as nodes make them.
     """
     source = theirs.source or ours.source
     if source is None:
         raise OnnxcError("no side has a model: there are no layers to compare")
-    names = {r: o for r, o in matched_names(source, ours.source).items() if only is None or r in only}
+    names = matched_names(source, ours.source)
     order = [n for n in source.tensors() if n in names]
     streams = ours.stream(dict(given), [names[n] for n in order]), theirs.stream(dict(given), order)
     if streams[0] is None or streams[1] is None:
         silent = ours.name if streams[0] is None else theirs.name
         raise OnnxcError(f"{silent} shows its outputs alone: layers cannot be compared")
-    yield from _Walk(source, names, order, (streams[0], streams[1]), theirs, given, tolerances, tell, sample).run()
+    walk = _Walk(source, names, order, (streams[0], streams[1]), theirs, given, tolerances, tell, sample, answers)
+    yield from walk.run()
 
 
 @dataclass
@@ -101,6 +104,7 @@ class _Walk:
     tolerances: Tolerances
     tell: Tell
     sample: int
+    answers: dict[str, Any] | None = None
     held: dict[str, Any] = field(default_factory=dict)  # ours, by the reference's names
     other: dict[str, Any] = field(default_factory=dict)  # theirs
     errors: dict[str, float] = field(default_factory=dict)
@@ -118,7 +122,7 @@ class _Walk:
             here = [t for t in mine if t in layers]
             found = self.streams[0].get([self.names[n] for n in mine])
             self.held.update({n: found[self.names[n]] for n in mine if self.names[n] in found})
-            self.other.update(self.streams[1].get(here))
+            self.other.update(self._theirs(here, start, end))
             yield from self._chunk([layers[t] for t in here if t in self.held and t in self.other])
             for store in (self.held, self.other):
                 for name in [n for n in store if n not in self.given and last.get(n, -1) < end]:
@@ -126,6 +130,16 @@ class _Walk:
             self.source.forget()
             if self.source.total_bytes > GARBAGE_BYTES:
                 gc.collect()  # graphs are full of cycles, and hold weights
+
+    def _theirs(self, wanted: Sequence[str], start: int, end: int) -> dict[str, Any]:
+        """The reference's tensors of some nodes, outputs among them."""
+        if self.answers is None:
+            return self.streams[1].get(wanted)
+        made, fixed = self.source.made, self.source.fixed
+        ends = [n for n in self.theirs.output_names if start <= made.get(n, -1) < end and n not in fixed]
+        found = self.streams[1].get([*wanted, *(n for n in ends if n not in wanted)])
+        self.answers.update({n: found[n] for n in ends if n in found})
+        return {n: found[n] for n in wanted if n in found}
 
     def _chunk(self, layers: Sequence[Layer]) -> Iterator[TensorComparison]:
         """The layers of a few nodes: those that differ are evaluated."""
@@ -182,7 +196,7 @@ class _Walk:
         error = math.inf if metrics.mismatches else metrics.max_abs / (scale or 1.0)
         if not is_float(a):
             error = float(metrics.mismatches) / max(a.size, 1)
-        if _equal(a, b):
+        if not error and _equal(a, b):
             return _Measured(a, b, metrics, 0.0, scale, Verdict.EQUAL)
         return _Measured(a, b, metrics, error, scale)
 

@@ -15,13 +15,16 @@ import numpy as np
 
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph, Node, Value
+from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.interpret import evaluate_node
 from onnxc.tools.compare.engines import Engine, load_piece
+from onnxc.tools.compare.metrics import is_float
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.taps import named_primitives
 from onnxc.tools.float64 import widen
 
 Array = np.ndarray[Any, Any]
+BLOCK = 1 << 19  # weights that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Layers:
         self.values |= {v.name: v for v in graph.inputs}
         self.graph = graph
         wide: dict[int, Value] = {}
-        self._wide = widen(graph, wide)
+        self._wide = widen(graph, wide, constants=False)
         self._wide_values = {name: wide[v.id] for name, v in self.values.items() if v.id in wide}
 
     def exact(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
@@ -81,15 +84,41 @@ def _evaluate(graph: Graph, values: Mapping[str, Value], layer: Layer, feeds: Ma
     for node in graph.nodes:
         if id(node) in needed:
             known.update(zip((v.id for v in node.outputs), _run(node, known), strict=True))
-    return known[end.id]
+    return _widened(end, known[end.id])
 
 
 def _run(node: Node, known: Mapping[int, Array]) -> Sequence[Array]:
+    """A node's results. Constants, and what is chosen from them, may be narrower than their types say: weights are
+    widened where they are used, and those of products block by block.
+    """
     if node.op == "constant":
         value: Array = node.attrs["value"]
         return [value]
-    results = evaluate_node(node, [known[v.id] for v in node.inputs if v is not None], {})
+    given = [(v, known[v.id]) for v in node.inputs if v is not None]
+    if lookup(node.op).kind in (Kind.VIEW, Kind.INDEXED) and not any(is_float(a) for _, a in given[1:]):
+        return evaluate_node(node, [a for _, a in given], {})
+    if node.op == "matmul" and _is_narrow(*given[1]) and given[1][1].ndim == 2:
+        return [_product(_widened(*given[0]), given[1][1])]
+    results = evaluate_node(node, [_widened(v, a) for v, a in given], {})
     return [np.asarray(r).astype(v.dtype.numpy, copy=False) for v, r in zip(node.outputs, results, strict=True)]
+
+
+def _is_narrow(value: Value, array: Array) -> bool:
+    return bool(value.dtype.numpy == np.float64 != array.dtype)
+
+
+def _widened(value: Value, array: Array) -> Array:
+    return array.astype(value.dtype.numpy, copy=False)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """a [..., M, K] @ b [K, N] in float64, of a narrower `b`."""
+    found = np.empty((*a.shape[:-1], b.shape[1]))
+    step = max(64, BLOCK // max(1, b.shape[0]))
+    for start in range(0, b.shape[1], step):
+        part = slice(start, start + step)
+        found[..., part] = np.matmul(a, b[:, part].astype(np.float64))
+    return found
 
 
 def in_engine(engine: Engine, source: SourceModel, layer: Layer, feeds: Mapping[str, Any]) -> Any:

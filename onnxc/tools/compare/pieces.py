@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxc.errors import InputError, ModelError
+from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_scope import source_line
-from onnxc.frontends.onnx_tensors import DataFolder, array_of
+from onnxc.frontends.onnx_tensors import array_of
 from onnxc.runtime.mapped import forget
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class SourceModel:
 
     def __init__(self, model: ModelLike, base_dir: str | os.PathLike[str] | None = None) -> None:
         self.model = model
-        self.proto, self.folder = _read(model, base_dir)
+        self.proto, self.folder = onnx_file.read_model(model, base_dir)
         if self.proto.functions:
             from onnx import inliner
 
@@ -300,24 +300,6 @@ def _info(name: str, value: Any) -> onnx.ValueInfoProto:
     array = np.asarray(value)
     kind = TensorProto.STRING if array.dtype.kind in "OUS" else helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, kind, list(array.shape))
-
-
-def _read(model: ModelLike, base_dir: str | os.PathLike[str] | None) -> tuple[ModelProto, DataFolder | None]:
-    folder = None if base_dir is None else DataFolder(os.fspath(base_dir), os.fspath(base_dir))
-    if isinstance(model, ModelProto):
-        return model, folder
-    if isinstance(model, bytes):
-        try:
-            return ModelProto.FromString(model), folder
-        except DecodeError as error:
-            raise ModelError(f"the model is not an ONNX file ({error})", cause=error) from error
-    path = os.fspath(model)
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except (DecodeError, ValueError, OSError) as error:
-        raise ModelError(f"model {path!r} is not an ONNX file ({error})", cause=error) from error
-    beside = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
-    return proto, folder or beside
 
 
 def _ordered(nodes: list[NodeProto], known: set[str]) -> list[int]:

@@ -117,7 +117,8 @@ class Reducer:
                 self._tried[key] = None
         return self._tried.get(key)
 
-    def _run(self, nodes: tuple[int, ...], feeds: Sequence[str]) -> Case | None:
+    def answers(self, nodes: Sequence[int], feeds: Sequence[str]) -> tuple[onnx.ModelProto, onnx.ModelProto, Any, Any]:
+        """The part as a model of ours and as one of theirs, and the tensor that each of them gives."""
         ours, theirs = self.models(nodes, feeds)
         (b,) = self.reference().load(theirs)({n: self.values[n] for n in input_names(theirs)})
         back = {v: k for k, v in self.names.items()}
@@ -125,8 +126,12 @@ class Reducer:
             n: self.values[back.get(n, n)] if back.get(n, n) in self.values else self.given[n]
             for n in input_names(ours)
         }
-        (a,) = self.engine().load(typed_outputs(ours, {o.name: b for o in ours.graph.output}))(given)
-        a, b = np.asarray(a), np.asarray(b)
+        (a,) = self.engine().load(ours)(given)
+        return ours, theirs, a, b
+
+    def _run(self, nodes: tuple[int, ...], feeds: Sequence[str]) -> Case | None:
+        _, _, *found = self.answers(nodes, feeds)
+        a, b = map(np.asarray, found)
         scale = largest_finite(wide(b)) if is_float(b) else 1.0
         distance = gap(a, b)
         ops = [self.source.nodes[k].op_type for k in self.source.computed(nodes)]
@@ -206,13 +211,11 @@ def _written(result: Reduction, reducer: Reducer, case: Case, folder: Path, opti
     """The case as files, with the command that shows it."""
     folder.mkdir(parents=True, exist_ok=True)
     _, feeds = reducer.cut(case.nodes)
-    ours, theirs = reducer.models(case.nodes, feeds)
+    ours, theirs, a, b = reducer.answers(case.nodes, feeds)
     model, inputs = folder / "model.onnx", folder / "inputs.npz"
-    engine = reducer.reference()
-    (b,) = engine.load(theirs)({n: reducer.values[n] for n in input_names(theirs)})
-    onnx.save(typed_outputs(ours, {o.name: b for o in ours.graph.output}), model)
+    onnx.save(typed_outputs(ours, {o.name: a for o in ours.graph.output}), model)
     write_arrays(inputs, {n: reducer.values[n] for n in input_names(theirs)})
-    against = engine.name
+    against = reducer.reference().name
     if ours is not theirs:
         onnx.save(typed_outputs(theirs, {o.name: b for o in theirs.graph.output}), folder / "reference.onnx")
         against = str(folder / "reference.onnx")

@@ -320,7 +320,7 @@ class Comparison:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from onnxc.tools.compare.tables import comparison_tables
 
-        yield from comparison_tables(self)
+        yield from comparison_tables(self, options.max_width)
 
 
 def plain(value: Any) -> Any:

@@ -88,12 +88,17 @@ class Side:
         """Whether the model is too large to be loaded whole by an engine that packs weights again. It runs node by
         node, so that parts give what the whole does.
         """
-        source, engine = self.source, self.engine
-        if source is None:
+        source = self.source
+        if source is None or not isinstance(self.engine, OnnxRuntime) or not self.runs_by_node:
             return False
         large = source.total_bytes > WHOLE_BYTES and source.data_dir is not None
-        plain = isinstance(engine, OnnxRuntime) and engine.level == "disabled"
-        return large and plain and all(n in source.made and n not in source.fixed for n in source.outputs)
+        return large and all(n in source.made and n not in source.fixed for n in source.outputs)
+
+    @property
+    def runs_by_node(self) -> bool:
+        """Whether parts of the model give what the whole does: then its outputs can be taken from a stream."""
+        plain = isinstance(self.engine, OnnxRuntime) and self.engine.level == "disabled"
+        return self.source is not None and (plain or isinstance(self.engine, (OnnxReference, Float64)))
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
         """The tensors on the way; `order` are those that may be asked for. None where there are none to be had."""
@@ -198,6 +203,8 @@ class OptimizedSide(Side):
 class SavedSide(Side):
     """Outputs, and perhaps other tensors, that were saved: by name."""
 
+    runs_by_node = False
+
     def __init__(self, name: str, arrays: Mapping[str, Any], outputs: Sequence[str]) -> None:
         self.name, self.source, self.arrays = name, None, dict(arrays)
         self._outputs = list(outputs)
@@ -221,6 +228,8 @@ class SavedSide(Side):
 
 class TorchSide(Side):
     """A PyTorch module, called with the model's inputs in their order."""
+
+    runs_by_node = False
 
     def __init__(self, module: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self.name, self.source = "PyTorch", None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -16,11 +16,13 @@ SHOWN = 12  # layers in the table at most
 _COLOURS = {Verdict.WRONG: "bold red", Verdict.OURS_WORSE: "red", Verdict.THEIRS_WORSE: "yellow"}
 
 
-def comparison_tables(found: Comparison) -> Iterator[Any]:
-    """The outputs, what the layers say, what a reduction left, and a last line."""
-    yield _outputs(found)
+def comparison_tables(found: Comparison, width: int = 160) -> Iterator[Any]:
+    """The outputs, what the layers say, what a reduction left, and a last line; in a narrow terminal the tables have
+    fewer columns.
+    """
+    yield _outputs(found, width)
     if found.layers:
-        yield from _layers(found)
+        yield from _layers(found, width)
     if found.reduction is not None:
         yield from _reduction(found)
     for note in found.notes:
@@ -35,26 +37,28 @@ def comparison_tables(found: Comparison) -> Iterator[Any]:
     yield Text(f"{end} (rtol {found.rtol:g}, atol {found.atol:g} of the largest value{seed})", style="bold")
 
 
-def _outputs(found: Comparison) -> Table:
+def _outputs(found: Comparison, width: int) -> Table:
     several = len({o.sample for o in found.outputs}) > 1
     logits = any(o.metrics is not None and o.metrics.top1 is not None and not o.agrees for o in found.outputs)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    headings = [
-        "output",
-        *(["sample"] if several else []),
-        "type",
-        "max abs",
-        "max rel",
-        *(["top-1"] if logits else []),
-    ]
-    for heading in [*headings, "verdict"]:
-        table.add_column(heading, justify="left" if heading in ("output", "type", "verdict") else "right")
+    headings = ["output", "sample", "type", "max abs", "max rel", "top-1", "verdict"]
+    left_out = {"sample": not several, "top-1": not logits, "type": width < 80}
+    shown = [h for h in headings if not left_out.get(h)]
+    table = _table(shown, folded=("output", "verdict"))
     for o in found.outputs:
-        cells = [o.name, *([str(o.sample)] if several else []), f"{o.dtype}{list(o.shape)}"]
-        cells += [f"{o.max_abs:.2e}", f"{o.max_rel:.2e}"]
-        if logits:
-            cells.append(f"{o.metrics.top1:.1%}" if o.metrics is not None and o.metrics.top1 is not None else "")
-        table.add_row(*map(_cell, cells), _verdict(o))
+        top = o.metrics.top1 if o.metrics is not None else None
+        cells = [o.name, str(o.sample), f"{o.dtype}{list(o.shape)}", f"{o.max_abs:.2e}", f"{o.max_rel:.2e}"]
+        cells.append("" if top is None else f"{top:.1%}")
+        row = dict(zip(headings, [*map(_cell, cells), _verdict(o)], strict=True))
+        table.add_row(*(row[h] for h in shown))
+    return table
+
+
+def _table(headings: Sequence[str], folded: Sequence[str]) -> Table:
+    """An empty table; columns that are not `folded` are never broken."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        left = heading in ("output", "type", "verdict", "node", "tensor")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=heading not in folded)
     return table
 
 
@@ -71,7 +75,7 @@ def _verdict(o: OutputComparison) -> Text:
     return text
 
 
-def _layers(found: Comparison) -> Iterator[Any]:
+def _layers(found: Comparison, width: int) -> Iterator[Any]:
     rows = [t for t in found.layers if t.verdict is not Verdict.SKIPPED]
     counts = {v: sum(t.verdict is v for t in rows) for v in Verdict}
     words = ", ".join(f"{n} {v.value}" for v, n in counts.items() if n)
@@ -79,7 +83,7 @@ def _layers(found: Comparison) -> Iterator[Any]:
     worst = sorted((t for t in rows if t.introduced is not None), key=lambda t: -_excess(t))[:SHOWN]
     chosen = sorted({id(t): t for t in [*found.faults[:SHOWN], *worst]}.values(), key=lambda t: t.depth)[: 2 * SHOWN]
     if chosen:
-        yield _layer_table(chosen)
+        yield _layer_table(chosen, width)
     culprit = found.culprit
     if culprit is not None:
         where = f" {culprit.node_name!r}" if culprit.node_name else ""
@@ -100,17 +104,16 @@ def _excess(t: TensorComparison) -> float:
     return (t.introduced or 0.0) / (t.bound or 1e-30)
 
 
-def _layer_table(rows: list[TensorComparison]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("node", "tensor", "type", "error", "inherited", "introduced", "bound", "verdict"):
-        left = heading in ("node", "tensor", "type", "verdict")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+def _layer_table(rows: list[TensorComparison], width: int) -> Table:
+    least = {"tensor": 80, "type": 110, "inherited": 70, "bound": 90}  # widths from which there is room
+    headings = ["node", "tensor", "type", "error", "inherited", "introduced", "bound", "verdict"]
+    shown = [h for h in headings if width >= least.get(h, 0)]
+    table = _table(shown, folded=("node", "tensor"))
     for t in rows:
         numbers = [_number(x) for x in (t.error, t.inherited, t.introduced, t.bound)]
-        cells = [t.label, _short(t.name), f"{t.dtype}{list(t.shape)}", *numbers]
-        table.add_row(
-            *(Text(spelled(c)) for c in cells), Text(t.verdict.value, style=_COLOURS.get(t.verdict, "default"))
-        )
+        cells = [*map(_cell, [t.label, _short(t.name), f"{t.dtype}{list(t.shape)}", *numbers])]
+        row = dict(zip(headings, [*cells, Text(t.verdict.value, _COLOURS.get(t.verdict, "default"))], strict=True))
+        table.add_row(*(row[h] for h in shown))
     return table
 
 

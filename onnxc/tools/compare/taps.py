@@ -6,18 +6,15 @@ name of the tensor that it stands for, and passes hand names on where they repla
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 from onnxc.autodiff.operator import expand_gradients
 from onnxc.codegen.cpp.program import Program, ProgramWriter
 from onnxc.compiler.options import CompileOptions
 from onnxc.compiler.stages import Stages, build, is_staged, prepared
-from onnxc.errors import CacheError, UnsupportedError
-from onnxc.fingerprint import code_digest
+from onnxc.errors import UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import Model
 from onnxc.ir.graph import Graph, Value
@@ -28,13 +25,12 @@ from onnxc.passes.simplify import eliminate_dead
 from onnxc.planner.groups import Plan
 from onnxc.planner.partition import planned
 from onnxc.planner.taps import Tap, tapped
-from onnxc.runtime.cache import Cache, digest
+from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import available_cpus, has_byte_products, level
 from onnxc.runtime.library import load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE
 from onnxc.runtime.signature import Tensor
 from onnxc.runtime.sizes import encode
-from onnxc.runtime.toolchain import find_compiler
 from onnxc.tuned import Record, cpu_place
 
 
@@ -126,7 +122,7 @@ class TappedPlans:
         ]
         manifest["taps"] = {"outputs": len(places) - len(self.graph.outputs), "shown": shown}
         runtime = load_runtime(self.cache)
-        sections = {PROGRAM: self._code(program), RUNTIME: runtime.code, SOURCE: program.source.encode()}
+        sections = {PROGRAM: build(program, cpu, self.cache), RUNTIME: runtime.code, SOURCE: program.source.encode()}
         return manifest, sections, program
 
     def _plan_of(self, wanted: set[str]) -> tuple[Plan, list[Tap]]:
@@ -135,21 +131,6 @@ class TappedPlans:
         if first is not None and {t.value.name for t in first[1]} == wanted:
             return first
         return self.planned(sorted(wanted))
-
-    def _code(self, program: Program) -> bytes:
-        """The program's machine code, from the cache if it is there."""
-        cpu, cache = self._level, self.cache
-        if cache is None:
-            return build(program, cpu)
-        tools = [find_compiler(cache).identity, code_digest(), cpu.machine, cpu.flags]
-        key = digest("tapped", tools, program.sources)
-        found = cache.read(key) or b""
-        code = found[32:]
-        if sha256(code).digest() != found[:32]:
-            code = build(program, cpu, cache)
-            with contextlib.suppress(CacheError):  # the disk is full
-                cache.put(key, [sha256(code).digest(), code])
-        return code
 
 
 def _permuted(graph: Graph, orders: Mapping[int, tuple[int, ...]]) -> Graph:
