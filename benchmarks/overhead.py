@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
 
+import onnxc
 from benchmarks.common import THREADS, Mark, Outcome, one_op, stored
 from onnxc.tools.bench import Worker, duration, stored_inputs, take_turns
 
 REPEATS = 9
+STEP = 0.5  # what a jitted function reads from its module
 BASE = "import numpy, onnx, networkx"
 FORBIDDEN = ("torch", "triton", "onnxruntime", "sympy")  # never imported by `import onnxc`
 
@@ -36,6 +39,40 @@ def overhead(tell: Callable[[str], None] = print) -> Outcome:
         tell(f"call of one op, {engine}: {duration(best)}")
     outcome.marks.append(Mark("call of a one-op model", outcome.data["onnxc"]["p25"] * 1e6, 5.0, "us"))
     return outcome
+
+
+def jitted(tell: Callable[[str], None] = print) -> Outcome:
+    """Calls of functions that `onnxc.jit` has compiled, each one op on four numbers; with the guards of such a call."""
+    outcome = Outcome("Call overhead of a jitted function, one op on four numbers", ["call", "best", "25th percentile"])
+    x, options = np.ones(4, np.float32), {"threads": THREADS}
+    plain = onnxc.jit(lambda x, y: x + y, **options)
+    closed = onnxc.jit(lambda x: x * STEP, **options)
+    tree = onnxc.jit(lambda p: {"y": p["x"] + p["y"]}, **options)
+    number = onnxc.jit(lambda x, by: x * by, **options)
+    calls: dict[str, Callable[[], object]] = {
+        "two arrays": lambda: plain(x, x),
+        "an array, and a number of the module, which is looked at": lambda: closed(x),
+        "an array and a keyword": lambda: number(x, by=2.0),
+        "a dict of two arrays": lambda: tree({"x": x, "y": x}),
+    }
+    for name, call in calls.items():
+        call()
+        times = sorted(_repeated(call) for _ in range(REPEATS))
+        best, p25 = times[0], float(np.percentile(times, 25))
+        outcome.data[name] = {"best": best, "p25": p25}
+        outcome.rows.append([name, duration(best), duration(p25)])
+        tell(f"call of a jitted function, {name}: {duration(best)}")
+    worst = max(found["p25"] for found in outcome.data.values())
+    outcome.marks.append(Mark("call of a jitted one-op function", worst * 1e6, 15.0, "us"))
+    return outcome
+
+
+def _repeated(call: Callable[[], object], count: int = 5000) -> float:
+    """Seconds of a call, the mean of many."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
 
 
 def imports(tell: Callable[[str], None] = print) -> Outcome:

@@ -1,7 +1,7 @@
 """All benchmarks: python -m benchmarks.run [NAME ...]
 
-A NAME is a benchmark (speed, kernels, attention, weights, int8, compile, memory, overhead, import) or a model of the
-zoo; models restrict speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown;
+A NAME is a benchmark (speed, kernels, attention, weights, int8, compile, memory, overhead, jit, import) or a model of
+the zoo; models restrict speed and kernels to themselves. Results go to benchmarks/results/ as JSON and Markdown;
 `python -m benchmarks.plots` makes the figures and tables of the documentation from them.
 """
 
@@ -29,6 +29,7 @@ OTHERS: dict[str, Callable[[], Outcome]] = {
     "compile": compiling.compiling,
     "memory": memory.memory,
     "overhead": overhead.overhead,
+    "jit": overhead.jitted,
     "import": overhead.imports,
 }
 

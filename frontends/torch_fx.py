@@ -231,11 +231,13 @@ class _Importer:
             return [self._argument(v) for v in x]
         return self._size(x) if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
-    def _size(self, x: Any) -> int | float | Expr:
+    def _size(self, x: Any) -> int | float | Expr | Value:
         if isinstance(x, (int, float)):
             return x
         if isinstance(x, torch.SymInt):
             return self.sizes.dim(x)
+        if isinstance(x, torch.SymFloat):
+            return self.sizes.number(self.b, x)
         raise UnsupportedError(f"a number {x} that sizes decide")
 
     def finished(self, outputs: Sequence[Value]) -> Imported:

@@ -176,3 +176,16 @@ def _of_groups(b: Builder, x: Value, groups: Dim) -> Value:
     """Cotangents of the heads that share keys and values, summed."""
     batch, heads, length, width = x.shape
     return b.reduce("sum", b.reshape(x, (batch, groups, floordiv(heads, groups), length, width)), [2])
+
+
+# ---------------------------------------------------------------- weights
+
+
+@aten("_weight_norm_interface_backward")
+def weight_norm_backward(c: Call, dw: Value, v: Value, g: Value, norms: Value, dim: int = 0) -> list[Value]:
+    """Of w = g v / |v|, with a norm for each slice along `dim`: of v and g."""
+    b, (dw, v, g, norms) = c.b, widened(c.b, dw, v, g, norms)
+    axis = b.axis(dim, v.rank)
+    along = b.reduce("sum", b.mul(dw, v), [i for i in range(v.rank) if i != axis], True)
+    dg = b.div(along, norms)
+    return [b.mul(b.div(g, norms), b.sub(dw, b.mul(v, b.div(dg, norms)))), dg]

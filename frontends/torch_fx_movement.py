@@ -235,6 +235,20 @@ def diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -
     return c.b.reshape(c.b.one("gather_elements", x, index, axis=x.rank - 1), c.type.shape)
 
 
+@aten("diagonal_scatter")
+def diagonal_scatter(c: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """x with a diagonal of two axes replaced: the source, a column or a row of it, where the diagonal is."""
+    b, a, z = c.b, axis_of(c, dim1, x.rank), axis_of(c, dim2, x.rank)
+    order = [*(i for i in range(x.rank) if i not in (a, z)), a, z]
+    x = b.transpose(x, order)
+    *batch, rows, columns = x.shape
+    size = rows if offset >= 0 else columns  # along which elements of the diagonal have their own numbers
+    source = b.pad(source, [0] * source.rank, [*(0 for _ in batch), size - source.shape[-1]], b.scalar(0, x.dtype))
+    source = b.reshape(source, (*batch, rows, 1) if offset >= 0 else (*batch, 1, columns))
+    there = b.eq(b.add(b.reshape(b.iota(rows), (rows, 1)), offset), b.iota(columns))
+    return b.transpose(b.where(there, source, x), [order.index(i) for i in range(x.rank)])
+
+
 @aten("as_strided", "as_strided_copy")
 def as_strided(
     c: Call, x: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None

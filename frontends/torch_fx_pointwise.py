@@ -160,18 +160,18 @@ def elu(c: Call, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: 
 
 def _binary(c: Call, op: str, x: Operand, y: Operand) -> Value:
     x, y = c.promoted(x, y)
-    y = _narrow(y, x)
-    x = _narrow(x, y)
+    y = _narrow(c.b, y, x)
+    x = _narrow(c.b, x, y)
     return c.b.one(_ON_BOOLS[op] if x.dtype is dtypes.boolean and op in _ON_BOOLS else op, x, y)
 
 
-def _narrow(x: Value, beside: Value) -> Value:
+def _narrow(b: Builder, x: Value, beside: Value) -> Value:
     """The number of which `x` is made (by full_like, say) beside a tensor of its shape: then constants fold."""
     node = x.node
-    if node is None or node.op != "expand" or node.operands[0].rank or len(x.shape) != len(beside.shape):
+    if node is None or node.op != "expand" or node.operands[0].t.size != 1 or x.rank != beside.rank:
         return x
-    alike = all(always_equal(a, b) for a, b in zip(x.shape, beside.shape, strict=True))
-    return node.operands[0] if alike else x
+    alike = all(always_equal(a, d) for a, d in zip(x.shape, beside.shape, strict=True))
+    return b.reshape(node.operands[0], ()) if alike else x
 
 
 @aten("add.Tensor", "add.Scalar")
@@ -341,6 +341,8 @@ def _compare(op: str, swapped: bool, negated: bool) -> Callable[[Call, Operand, 
         x, y = c.promoted(x, y)
         if x.dtype is dtypes.boolean:
             x, y = c.b.cast(x, dtypes.uint8), c.b.cast(y, dtypes.uint8)
+        y = _narrow(c.b, y, x)
+        x = _narrow(c.b, x, y)
         found = c.b.one(op, y, x) if swapped else c.b.one(op, x, y)
         return c.b.not_(found) if negated else found
 
@@ -389,6 +391,24 @@ def bitwise_not(c: Call, x: Value) -> Value:
     return c.b.not_(x) if x.dtype is dtypes.boolean else c.b.one("bitnot", x)
 
 
+def _shift(op: str) -> Callable[[Call, Operand, Operand], Value]:
+    """By a negative number of bits, or as many as there are: all move out; the sign moves in from the left."""
+
+    def rule(c: Call, x: Operand, y: Operand) -> Value:
+        b, (x, y) = c.b, c.promoted(x, y)
+        bits, zero = b.scalar(x.dtype.bits, x.dtype), b.scalar(0, x.dtype)
+        inside = b.and_(b.le(zero, y), b.lt(y, bits))
+        moved = b.one(op, x, b.where(inside, y, b.scalar(x.dtype.bits - 1, x.dtype)))
+        return moved if op == "shr" and x.dtype.kind == "int" else b.where(inside, moved, zero)
+
+    return rule
+
+
+for _name, _rule in {"left": _shift("shl"), "right": _shift("shr")}.items():
+    aten(*(f"bitwise_{_name}_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))(_rule)
+    aten(f"__{_name[0]}shift__.Tensor", f"__{_name[0]}shift__.Scalar")(_rule)
+
+
 @aten("isnan")
 def isnan(c: Call, x: Value) -> Value:
     return c.b.isnan(x) if x.dtype.is_float else c.b.full(x.shape, False, dtypes.boolean)
@@ -401,8 +421,8 @@ def isinf(c: Call, x: Value) -> Value:
 
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(c: Call, condition: Value, x: Operand, y: Operand) -> Value:
-    dtype = c.type.dtype
-    return c.b.where(truth(c.b, condition), c.operand(x, dtype), c.operand(y, dtype))
+    x, y = (_narrow(c.b, c.operand(v, c.type.dtype), condition) for v in (x, y))
+    return c.b.where(truth(c.b, condition), x, y)
 
 
 @aten("masked_fill.Scalar", "masked_fill.Tensor")

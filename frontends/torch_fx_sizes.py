@@ -11,11 +11,15 @@ import torch
 
 from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_table import dtype_of
+from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Sym, ceildiv, floordiv, is_nonnegative, maximum, minimum, mod, prod, symbols
+from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
+from onnxc.primitives.builder import Builder
 
 _MOST = 1 << 40  # a bound beyond which is none
 _FINEST = 1 << 10  # the greatest denominator of a factor of sizes
+_FLOATS = {"IntTrueDiv": "div", "FloatTrueDiv": "div", "FloatPow": "pow", "PowByNatural": "pow"}
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt")
 
 _BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
@@ -35,6 +39,10 @@ class Sizes:
         if isinstance(size, int):
             return size
         return self._convert(size.node.expr, size.node.shape_env)
+
+    def number(self, b: Builder, x: torch.SymFloat) -> Value:
+        """A float that sizes decide, computed in float64 as Python does. UnsupportedError for other functions."""
+        return self._number(b, x.node.expr, x.node.shape_env)
 
     def type(self, tensor: torch.Tensor) -> TensorType:
         """The type of a (fake) tensor on the CPU. UnsupportedError for one that has none here."""
@@ -75,6 +83,22 @@ class Sizes:
                 result = _BINARY[name](result, a)
             return result
         raise UnsupportedError(f"a size {e}")
+
+    def _number(self, b: Builder, e: Any, env: Any) -> Value:
+        if e.is_number:
+            return b.scalar(float(e), dtypes.float64)
+        name = type(e).__name__
+        if name == "ToFloat" or e.is_Symbol:
+            if not e.is_Symbol or e.is_integer:
+                return b.size_as(self._convert(e if e.is_Symbol else e.args[0], env), dtypes.float64)
+        elif name in _FLOATS or e.is_Add or e.is_Mul:
+            result, *rest = (self._number(b, a, env) for a in e.args)
+            for a in rest:
+                result = b.binary("add" if e.is_Add else "mul" if e.is_Mul else _FLOATS[name], result, a)
+            return result
+        elif name == "OpaqueUnaryFn_sqrt":
+            return b.sqrt(self._number(b, e.args[0], env))
+        raise UnsupportedError(f"a number {e} that sizes decide")
 
     def _rounded(self, name: str, e: Any, env: Any) -> Dim:
         """A number rounded to a size, as of an image that grows by 1.5."""

@@ -155,6 +155,13 @@ def test_masks_read_and_write_as_in_numpy(interpreted: None) -> None:
             mine[xp.asarray(mask)] = xp.asarray(value)
             theirs[mask] = value
             _compare(mine, theirs, "setitem")
+    for shape in ((0,), (0, 5), (3, 0)):  # 0 fits any size, and selects nothing
+        mine, nothing = xp.asarray(data), xp.zeros(shape, dtype=xp.bool)
+        _compare(mine[nothing], np.zeros((0, *data.shape[len(shape) :]), np.int32), "getitem")
+        mine[nothing] = xp.asarray(np.int32(-1))
+        _compare(mine, data, "setitem")
+    with pytest.raises(IndexError):
+        xp.asarray(data)[xp.zeros((0, 4), dtype=xp.bool)]
 
 
 @pytest.mark.parametrize("key", [3, -4, (0, 5), (0, 0, 0), (..., ...), "x", 1.5, (np.array([1.0]),)], ids=str)

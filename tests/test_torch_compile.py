@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from onnxc.torch.backend import _programs, backend  # noqa: E402
+from onnxc.torch.backend import backend  # noqa: E402
+from tests.torch_harness import close, fallbacks, fresh, through  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    _programs.clear()  # graphs of other tests, which live until they are collected
-    with torch.no_grad():
+def apart() -> Iterator[None]:
+    with fresh(), torch.no_grad():
         yield
-    torch._dynamo.reset()
-
-
-def through(f: Any, **options: Any) -> Callable[..., Any]:
-    return torch.compile(f, backend=backend, **options)
-
-
-def close(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 class Net(nn.Module):
@@ -94,6 +83,28 @@ def test_a_size_that_is_no_dim_of_a_tensor() -> None:
     compiled = through(f, dynamic=True)
     for n in (3, 7, 12):
         close(compiled(torch.ones(n + 1), n), f(torch.ones(n + 1), n))
+
+
+def test_numbers_that_sizes_decide() -> None:
+    def f(x: Any) -> Any:
+        n = x.shape[0]
+        return x * (n / 3), x / n**0.5, torch.full((2,), n / 7), x.long() * (n / 2), x.clamp(max=1 / n), x.std(0)
+
+    compiled = through(f, dynamic=True)
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 4)
+        close(compiled(x), f(x))
+    assert not fallbacks()
+
+
+def test_shifts() -> None:
+    def f(x: Any, by: Any) -> Any:
+        return x << by, x >> by, x << 3, x >> 2, x.to(torch.uint8) >> by, x.to(torch.int8) << by, x.int() >> 70
+
+    x, by = torch.randint(-99, 99, (4, 5)), torch.tensor([0, 3, 40, 70, -1], dtype=torch.int8)
+    for found, expected in zip(through(f)(x, by), f(x, by), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    assert not fallbacks()
 
 
 @pytest.mark.parametrize("how", ["in place", "replaced", "data"])
@@ -276,7 +287,7 @@ def test_products_that_become_vectors_and_scalars() -> None:
 
     for found, expected in zip(through(f)(x), f(x), strict=True):
         close(found, expected)
-    assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
+    assert not fallbacks()
 
 
 class Near(nn.Module):
@@ -294,8 +305,9 @@ class Near(nn.Module):
         return x + self.table(torch.where(apart < 8, apart, far)).permute(2, 0, 1)
 
 
-def test_tensors_of_one_number_fold() -> None:
-    net, x = Near(), torch.randn(2, 3, 9, 9)
+@pytest.mark.parametrize("size", [9, 80])
+def test_tensors_of_one_number_fold(size: int) -> None:
+    net, x = Near(), torch.randn(2, 3, size, size)
     compiled = through(net)
     close(compiled(x), net(x))
     (graph,) = onnxc.torch.report().graphs
@@ -310,7 +322,7 @@ def test_numbers_of_tensors_of_one_number() -> None:
     x = torch.randn(2, 3)
     compiled = through(f)
     close(compiled(x), f(x))
-    assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
+    assert not fallbacks()
 
 
 def test_attention_that_pytorch_takes_apart() -> None:

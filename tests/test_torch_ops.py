@@ -24,9 +24,9 @@ POINTWISE = (
 )  # fmt: skip
 MOVING = (
     "as_strided", "cat", "clone", "constant_pad_nd", "diagonal", "expand", "fill", "flip", "full_like", "permute",
-    "repeat", "reshape", "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze",
-    "stack", "t", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "arange", "eye", "roll",
-    "rot90", "tile", "meshgrid",
+    "repeat", "reshape", "select", "select_scatter", "slice", "slice_scatter", "diagonal_scatter", "split",
+    "split_with_sizes", "squeeze", "stack", "t", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze",
+    "view", "arange", "eye", "roll", "rot90", "tile", "meshgrid",
 )  # fmt: skip
 REDUCING = (
     "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "cumsum", "logsumexp", "max", "mean", "min", "norm",

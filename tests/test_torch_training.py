@@ -14,25 +14,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from onnxc.torch.backend import _programs, backend  # noqa: E402
+from tests.torch_harness import fallbacks, fresh, through  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    _programs.clear()  # graphs of other tests, which live until they are collected
-    with torch._dynamo.config.patch(allow_rnn=True):
+def apart() -> Iterator[None]:
+    with fresh(), torch._dynamo.config.patch(allow_rnn=True):
         yield
-    torch._dynamo.reset()
-
-
-def through(f: Any, **options: Any) -> Callable[..., Any]:
-    return torch.compile(f, backend=backend, **options)
-
-
-def fallbacks() -> set[str]:
-    return {f.op for graph in onnxc.torch.report().graphs for f in graph.fallbacks}
 
 
 class Block(nn.Module):
@@ -166,6 +154,22 @@ def test_training_at_all_sizes() -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
     graphs = onnxc.torch.report().graphs
     assert [g.kind for g in graphs] == ["forward", "backward"] and all(g.compiles == 1 for g in graphs)
+
+
+def test_norms_at_all_sizes() -> None:
+    """A BatchNorm counts the elements, for its running variance; weight normalization has a backward op of its own."""
+    convolution = torch.nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 3))
+    plain = nn.Sequential(convolution, nn.BatchNorm1d(4), nn.ReLU())
+    net = copy.deepcopy(plain)
+    compiled = through(net, dynamic=True)
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 3, 5 + rows)
+        for model in (compiled, plain):
+            model(x).square().mean().backward()
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net[1].running_var, plain[1].running_var)
+    assert not fallbacks()
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])

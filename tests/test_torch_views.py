@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,24 +12,17 @@ import onnxc
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
-from onnxc.torch.backend import _programs, backend  # noqa: E402
+from tests.torch_harness import close, fallbacks, fresh, through  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    _programs.clear()  # graphs of other tests, which live until they are collected
-    yield
-    torch._dynamo.reset()
-
-
-def through(f: Any, **options: Any) -> Callable[..., Any]:
-    return torch.compile(f, backend=backend, **options)
+def apart() -> Iterator[None]:
+    with fresh():
+        yield
 
 
 def same(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    close(found, expected)
     for x, y in zip(found, expected, strict=True):
         assert x.stride() == y.stride()
 
@@ -145,4 +138,4 @@ def test_sizes_that_others_decide(f: Any, shapes: list[tuple[int, ...]]) -> None
         for shape in shapes:
             x = torch.randn(shape)
             torch.testing.assert_close(compiled(x), f(x))
-    assert not any(graph.fallbacks for graph in onnxc.torch.report().graphs)
+    assert not fallbacks()

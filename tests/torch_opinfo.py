@@ -5,6 +5,7 @@
     python tests/torch_opinfo.py --core                   # every overload that PyTorch calls core, on what OpInfo's
                                                           # samples give it; add --gradient for its derivative
     python tests/torch_opinfo.py --compile softmax gelu   # these ops, compiled to C++
+    python tests/torch_opinfo.py --dtype int64 --samples 4  # samples of another dtype; --dynamic: sizes are symbols
 
 Prints what compiles, what falls back (and on which ATen op), and what is wrong.
 """
@@ -86,18 +87,20 @@ class Interpreted:
         return self(*arrays)
 
 
-def cases(name: str, most: int | None = None, gradient: bool = False) -> Iterator[Case]:
-    """An op's float32 samples; with `gradient` those that have one, with inputs that ask for it."""
+def cases(
+    name: str, most: int | None = None, gradient: bool = False, dtype: torch.dtype = torch.float32
+) -> Iterator[Case]:
+    """An op's samples of a dtype; with `gradient` those that have one, with inputs that ask for it."""
     for op in op_db:
-        if op.name != name or not op.supports_dtype(torch.float32, "cpu") or (gradient and not op.supports_autograd):
+        if op.name != name or not op.supports_dtype(dtype, "cpu") or (gradient and not op.supports_autograd):
             continue
-        for sample in islice(op.sample_inputs("cpu", torch.float32, requires_grad=gradient), most):
+        for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=gradient), most):
             yield op.op, (sample.input, *sample.args), sample.kwargs
 
 
-def names() -> list[str]:
-    """The ops that have samples and one answer."""
-    found = {op.name for op in op_db if op.supports_dtype(torch.float32, "cpu")}
+def names(dtype: torch.dtype = torch.float32) -> list[str]:
+    """The ops that have samples of a dtype, and one answer."""
+    found = {op.name for op in op_db if op.supports_dtype(dtype, "cpu")}
     return sorted(n for n in found if not any(part in n for part in OPEN))
 
 
@@ -232,10 +235,13 @@ def joined(cases: Sequence[Case]) -> Case:
 # ---------------------------------------------------------------- checks
 
 
-def checked(name: str, most: int | None = None, gradient: bool = False, given: Sequence[Case] | None = None) -> Outcome:
+def checked(
+    name: str, most: int | None = None, gradient: bool = False, given: Sequence[Case] | None = None,
+    dtype: torch.dtype = torch.float32, dynamic: bool = False,
+) -> Outcome:  # fmt: skip
     """Runs an op's samples (or the calls given) by way of this backend, and without."""
     outcome = Outcome(name)
-    for number, (function, args, kwargs) in enumerate(given or cases(name, most, gradient)):
+    for number, (function, args, kwargs) in enumerate(given or cases(name, most, gradient, dtype)):
         flat, spec = pytree.tree_flatten((args, kwargs))
         try:
             torch.manual_seed(0)
@@ -248,7 +254,8 @@ def checked(name: str, most: int | None = None, gradient: bool = False, given: S
         outcome.draws = any(part in name for part in ANYTHING)
         try:
             torch.manual_seed(0)
-            found = _with_gradients(_through(function, flat, spec, outcome, gradient), _fresh(flat), gradient)
+            compiled = _through(function, flat, spec, outcome, gradient, dynamic)
+            found = _with_gradients(compiled, _fresh(flat), gradient)
             message = differences(found, expected, values=not outcome.draws)
             if message and not _as_near(found, expected, function, flat, spec, gradient):
                 outcome.wrong.append(f"sample {number}: {message}")
@@ -290,7 +297,7 @@ def _with_gradients(f: Callable[[list[Any]], Any], flat: list[Any], gradient: bo
 
 
 def _through(
-    function: Callable[..., Any], flat: Sequence[Any], spec: Any, outcome: Outcome, gradient: bool
+    function: Callable[..., Any], flat: Sequence[Any], spec: Any, outcome: Outcome, gradient: bool, dynamic: bool
 ) -> Callable[[list[Any]], Any]:
     """The function by way of AOTAutograd and Programs, of all leaves."""
     places = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
@@ -317,13 +324,13 @@ def _through(
         return make_boxed_func(call)
 
     joint = {"partition_fn": min_cut_rematerialization_partition} if gradient else {}
-    compiled = aot_function(of_tensors, fw_compiler=compiler, decompositions=decompositions(), **joint)
+    compiled = aot_function(of_tensors, fw_compiler=compiler, decompositions=decompositions(), dynamic=dynamic, **joint)
     return lambda leaves: compiled(*(leaves[k] for k in places))
 
 
 def _as_near(found: Any, expected: Any, function: Any, flat: Sequence[Any], spec: Any, gradient: bool) -> bool:
     """Whether the results are at least as near to those in float64 as eager PyTorch's float32 is."""
-    wide = [x.double() if isinstance(x, torch.Tensor) and x.dtype is torch.float32 else x for x in flat]
+    wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in flat]
     wide = [
         w.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else w
         for w, x in zip(wide, flat, strict=True)
@@ -341,7 +348,7 @@ def _as_near(found: Any, expected: Any, function: Any, flat: Sequence[Any], spec
 
 
 def differences(found: Any, expected: Any, values: bool = True) -> str | None:
-    """What differs, to the tolerance that PyTorch's own tests have for float32."""
+    """What differs, to the tolerance that PyTorch's own tests have for float32, and for narrower floats."""
     a, b = pytree.tree_leaves(found), pytree.tree_leaves(expected)
     if len(a) != len(b):
         return f"{len(a)} results, not {len(b)}"
@@ -355,7 +362,8 @@ def differences(found: Any, expected: Any, values: bool = True) -> str | None:
                 return f"result {k}: {x.dtype}{list(x.shape)} is not {y.dtype}{list(y.shape)}"
             continue
         try:
-            torch.testing.assert_close(x, y, equal_nan=True, rtol=1e-4, atol=1e-5)
+            near = {} if y.dtype.itemsize == 2 and y.is_floating_point() else {"rtol": 1e-4, "atol": 1e-5}
+            torch.testing.assert_close(x, y, equal_nan=True, **near)
         except AssertionError as error:
             return f"result {k}: " + " ".join(str(error).split())[:300]
     return None
@@ -367,8 +375,9 @@ def differences(found: Any, expected: Any, values: bool = True) -> str | None:
 def outcomes(given: argparse.Namespace) -> Iterator[Outcome]:
     """One for each op that was asked for."""
     if not given.core:
-        for name in given.ops or names():
-            yield checked(name, given.samples, given.gradient)
+        dtype = getattr(torch, given.dtype)
+        for name in given.ops or names(dtype):
+            yield checked(name, given.samples, given.gradient, dtype=dtype, dynamic=given.dynamic)
         return
     for op, calls in core_calls().items():
         name = str(op)
@@ -386,6 +395,8 @@ def main() -> None:
     parser.add_argument("--core", action="store_true", help="the overloads that PyTorch calls core, one by one")
     parser.add_argument("--gradient", action="store_true", help="forward and gradient")
     parser.add_argument("--compile", action="store_true", help="compile to C++, in place of interpreting")
+    parser.add_argument("--dtype", default="float32", help="of the samples; not with --core")
+    parser.add_argument("--dynamic", action="store_true", help="with sizes that are symbols; not with --core")
     parser.add_argument("--samples", type=int, help="at most so many samples of each op")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -113,8 +113,7 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
         elif isinstance(k, Array) and k.dtype == bool_:
             if mask is not None or arrays:
                 raise IndexError("a mask stands in an index without other arrays")
-            _check_mask(x.shape[axis : axis + k.ndim], k)
-            mask = (place, k)
+            mask = (place, _fitting_mask(x.shape[axis : axis + k.ndim], k))
             parts += [("keep", 0, d, 1) for d in x.shape[axis : axis + k.ndim]]
         elif isinstance(k, Array):
             arrays.append((place, k))
@@ -131,10 +130,15 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
     return Key(tuple(parts), tuple(arrays), mask)
 
 
-def _check_mask(shape: tuple[Dim, ...], mask: Array) -> None:
-    for d, m in zip(shape, mask.shape, strict=True):
-        if d != m:
-            raise IndexError(f"a mask of the shape {mask.shape} for axes of the shape {shape}")
+def _fitting_mask(shape: tuple[Dim, ...], mask: Array) -> Array:
+    """A mask in the shape of its axes. It may have 0 in the place of a size: then it selects nothing."""
+    if any(m not in (d, 0) for d, m in zip(shape, mask.shape, strict=True)):
+        raise IndexError(f"a mask of the shape {mask.shape} for axes of the shape {shape}")
+    if mask.shape == shape:
+        return mask
+    if not all(isinstance(d, int) for d in shape):
+        raise IndexError(f"a mask of the shape {mask.shape} for axes of the dynamic shape {shape}")
+    return concrete(np.zeros(shape, np.bool_))
 
 
 def position(size: Dim, k: Any) -> Dim:
