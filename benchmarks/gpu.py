@@ -84,6 +84,27 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
 
+class FilledAttention(nn.Module):
+    """The same with a causal mask that replaces scores, as in models that were written before there was a function."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(length, length).tril().bool())
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+        return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v
+
+
+class Decode(nn.Module):
+    """One query for each head, and the keys and values that layers have kept of a long text."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for keys, values in zip(k.unbind(), v.unbind(), strict=True):
+            q = nn.functional.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+        return q
+
+
 class Linear(nn.Module):
     """A product with bias and GELU; `fused` is cuBLASLt's, with both in its epilogue."""
 
@@ -103,6 +124,11 @@ def _heads(length: int, depth: int) -> Callable[[], tuple[Tensor, ...]]:
     heads = 2048 // depth
     batch = max(1, 16384 // length)
     return lambda: tuple(torch.randn(batch, heads, length, depth) for _ in range(3))
+
+
+def _kept(heads: int, shared: int, keys: int, layers: int = 4) -> Callable[[], tuple[Tensor, ...]]:
+    kept = (layers, 1, heads, keys, 128)
+    return lambda: (torch.randn(1, heads * shared, 1, 128), torch.randn(*kept), torch.randn(*kept))
 
 
 @dataclass(frozen=True)
@@ -148,6 +174,12 @@ CASES: dict[str, Case] = {
         for s in (1024, 4096, 16384)
         for d in (64, 128)
         for causal in (False, True)
+    },
+    "attention_filled": Case(lambda: FilledAttention(1024), _heads(1024, 64), "filled"),
+    **{
+        f"decode_h{heads * shared}_kv{heads}_k{keys}": Case(Decode, _kept(heads, shared, keys), "decode")
+        for heads, shared in ((8, 1), (8, 4), (32, 1))
+        for keys in (4096, 32768)
     },
     **{
         f"linear_{n}": Case(lambda n=n: Linear(n), lambda n=n: (torch.randn(n, n),), "linear", torch.bfloat16)  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_training prepare FOLDER [CASE ...]    compiles the steps; needs no GPU
     python -m benchmarks.gpu_training time FOLDER [CASE ...]       times them, by events of the GPU
+    python -m benchmarks.gpu_training profile FOLDER [CASE ...]    the time of each kernel, as JSON beside the programs
     python -m benchmarks.gpu_training check                        losses of small models against PyTorch's on the CPU
 
 A prepared step holds machine code and no weights, so its file is small; it is timed with random parameters, and with
@@ -32,6 +33,7 @@ from models import training
 from models.zoo.micro import MLP
 from models.zoo.vision import ResNet50
 from onnxc.optim import SGD, AdamW, Optimizer
+from onnxc.report import Kernel
 from onnxc.runtime.cuda.model import CudaModel
 
 TARGET, PRECISION = "cuda:sm_90", "bfloat16"
@@ -109,17 +111,21 @@ def prepare(folder: Path, names: Sequence[str]) -> None:
 # ---------------------------------------------------------------- time
 
 
-def ours(path: Path, batches: Sequence[Sequence[Tensor]]) -> Callable[[int], Any]:
-    """What runs a prepared step with a batch. Its inputs are the batch, rate and step, parameters and states."""
+def prepared(path: Path, batch: Sequence[Tensor]) -> tuple[CudaModel, list[Any]]:
+    """A prepared step, and what it takes beside a batch: rate and step, parameters and states."""
     program = onnxc.load(path)
     assert isinstance(program, CudaModel)
     rng = np.random.default_rng(0)
-    tensors = program.get_inputs()[len(batches[0]) :]
-    rate, step, *slots = tensors
+    rate, step, *slots = program.get_inputs()[len(batch) :]
     assert rate.sizes == step.sizes == ()
     state = [program.put((0.02 * rng.standard_normal(t.sizes, np.float32) ** 2).astype(t.dtype.numpy)) for t in slots]
-    scalars = [np.float64(1e-4), np.float64(3)]
-    return lambda k: program(*batches[k % SETS], *scalars, *state)
+    return program, [np.float64(1e-4), np.float64(3), *state]
+
+
+def ours(path: Path, batches: Sequence[Sequence[Tensor]]) -> Callable[[int], Any]:
+    """What runs a prepared step with a batch."""
+    program, rest = prepared(path, batches[0])
+    return lambda k: program(*batches[k % SETS], *rest)
 
 
 def theirs(case: Case, mode: str, batches: Sequence[Sequence[Tensor]]) -> Callable[[int], Any]:
@@ -189,6 +195,30 @@ def time_all(folder: Path, names: Sequence[str], engines: Sequence[str], seconds
             out.write_text(json.dumps(results, indent=1))
 
 
+def profile(folder: Path, names: Sequence[str]) -> None:
+    """Writes for each kernel of the steps what it computes and stores, its microseconds, bytes and operations."""
+    for name in names:
+        torch.manual_seed(1)
+        batch = [x.cuda() for x in CASES[name].batch()]
+        program, rest = prepared(folder / f"{name}.onnxc", batch)
+        rows = [_row(kernel) for kernel in program.profile([*batch, *rest], runs=10).kernels]
+        (folder / f"{name}.json").write_text(json.dumps(rows))
+        print(f"{name}: {len(rows)} kernels, {sum(r['us'] for r in rows) / 1e3:.2f} ms one by one", flush=True)
+        for row in sorted(rows, key=lambda r: -r["us"])[:10]:
+            print("  " + "  ".join(str(v) for v in row.values())[:160])
+
+
+def _row(kernel: Kernel) -> dict[str, Any]:
+    assert kernel.times is not None
+    us, moved = 1e6 * kernel.times.median, int(kernel.reads) + int(kernel.writes)
+    return {
+        "us": round(us, 1), "function": kernel.function, "kind": kernel.kind, "megabytes": round(moved / 1e6, 2),
+        "GB/s": round(moved / us / 1e3), "TFLOP/s": round(int(kernel.flops) / us / 1e6, 1),
+        "stores": [b.type for b in kernel.boundaries], "label": kernel.label,
+        "choice": kernel.choice.chosen if kernel.choice else "", "ops": [step.op for step in kernel.steps][:60],
+    }  # fmt: skip
+
+
 # ---------------------------------------------------------------- check
 
 
@@ -219,7 +249,7 @@ def check(target: str) -> bool:
 def main() -> None:
     """Runs what is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["prepare", "time", "check"])
+    parser.add_argument("command", choices=["prepare", "time", "profile", "check"])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("steps"))
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: all")
     parser.add_argument("--engines", default="onnxc,eager,compile,graphs")
@@ -233,6 +263,8 @@ def main() -> None:
             prepare(options.folder, names)
         case "time":
             time_all(options.folder, names, options.engines.split(","), options.seconds, options.out)
+        case "profile":
+            profile(options.folder, names)
         case "check":
             sys.exit(0 if check(options.target) else 1)
 

@@ -27,12 +27,14 @@ class Decisions:
         where: what it was measured on, for `explain()`.
         missing: why other subjects have no measurement.
         refused: pairs of a subject and a name that did not compile, or answered wrongly.
+        architecture: as 90 for sm_90; None where only what all of them run may be taken.
     """
 
     best: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
     missing: str = ""
     refused: frozenset[tuple[str, str]] = frozenset()
+    architecture: int | None = None
 
     def choose(self, subject: str, names: Sequence[str]) -> Choice:
         """One of the names, and why: the first where nothing was measured."""

@@ -34,7 +34,7 @@ from onnxc.errors import CudaError, InputError, ToolchainError
 from onnxc.ir.graph import Graph
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions, Plan
-from onnxc.planner.layout import assign
+from onnxc.planner.layout import Layout, assign, turn_filters
 from onnxc.planner.machine import GPU
 from onnxc.planner.partition import partitioned
 from onnxc.planner.pitch import align_rows
@@ -162,15 +162,18 @@ def planned(graph: Graph, fusion: FusionOptions) -> Plan:
     """From a graph of primitives to the plan of its kernels."""
     graph = without_masks(graph)
     options = FusionOptions(fusion.vertical, fusion.epilogue, fusion.horizontal, chains=False, split=fusion.split)
-    return partitioned(
-        graph, lambda g, _: plan(g, align_rows(g, assign(g, ENABLED)), options, is_template, GPU), worth=APART
-    )
+    return partitioned(graph, lambda g, _: plan(g, _layout(g), options, is_template, GPU), worth=APART)
+
+
+def _layout(graph: Graph) -> Layout:
+    return align_rows(graph, turn_filters(graph, assign(graph, ENABLED)))
 
 
 def generate(plan: Plan, target: GpuTarget, measured: Mapping[int, Decisions]) -> dict[int, Program]:
     """From a plan to Triton source, for each architecture. Those whose kernels are the same have the same program."""
     numbers = target.architectures
-    written = write_programs(plan, target.options, [measured.get(n, Decisions()) for n in numbers])
+    decided = [replace(measured.get(n, Decisions()), architecture=n) for n in numbers]
+    written = write_programs(plan, target.options, decided)
     found: dict[int, Program] = {}
     for n, program in zip(numbers, written, strict=True):
         same = (p for p in found.values() if p.kernels.keys() == program.kernels.keys() and p.steps == program.steps)
@@ -334,7 +337,9 @@ class Variants:
         return Built({self.architecture: program}, {section: rows}, {IMAGES + section: code}, {section: program})
 
     def _program(self, found: Decisions) -> Program:
-        return ProgramWriter(self.plan, self.target.options, found, self.shared).write()
+        return ProgramWriter(
+            self.plan, self.target.options, replace(found, architecture=self.architecture), self.shared
+        ).write()
 
 
 def _image_name(architecture: int) -> str:

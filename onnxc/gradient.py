@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,11 +130,13 @@ def joint(
     stop_gradient: Sequence[str] = (),
     buffers: Mapping[str, Value] | None = None,
     staged: bool = False,
+    prepare: Callable[[Graph, Sequence[Value]], Graph] | None = None,
 ) -> Joint:
     """The model with its gradient; arguments and errors as those of :func:`backward`.
 
     With `staged` the model may have steps on the host, of which an If has a derivative. `buffers` are weights that a
-    run replaces by values of the model: these become inputs too.
+    run replaces by values of the model: these become inputs too. `prepare` is given the primitives before they are
+    differentiated, and what they are differentiated by.
     """
     buffers = buffers or {}
     names = _Names(imported)
@@ -148,6 +150,9 @@ def joint(
     marked = [*losses, *chosen, *buffers.values(), *stops]
     every = [*lifted.output_names, *(v.name for v in marked)]
     primal = _decomposed(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every), staged)
+    if prepare is not None:
+        first = len(imported.outputs) + len(losses)
+        primal = prepare(primal, primal.outputs[first : first + len(chosen)])
     own, rest = primal.outputs[: len(imported.outputs)], primal.outputs[len(imported.outputs) :]
     ends, ways, rest = _parts(rest, len(losses), len(chosen))
     after, stopped = rest[: len(buffers)], rest[len(buffers) :]

@@ -280,3 +280,26 @@ def test_cupy(target: Target) -> None:
             y = model(cupy.asarray(rows(500, k)) + 0)["y"]
             np.testing.assert_array_equal(cupy.from_dlpack(y).get(), expected(rows(500, k)))
             np.testing.assert_array_equal(cupy.asarray(y).get(), expected(rows(500, k)))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "depth", "lower", "upper"),
+    [(600, 700, 128, None, None), (512, 512, 128, None, 0), (2100, 2100, 64, None, None), (700, 700, 128, -300, 40)],
+)
+def test_attention_of_warps_with_roles(
+    queries: int, keys: int, depth: int, lower: int | None, upper: int | None
+) -> None:
+    """Against float64, where there are enough heads for them to be chosen on sm_90."""
+    own = gpu()
+    pytest.importorskip("triton")
+    from tests.test_triton_attention import INF, Case, band, normal
+
+    heads = 48
+    case = Case(normal(1, heads, queries, depth), *(normal(1, heads, keys, depth) for _ in range(2)))
+    if (lower, upper) != (None, None):
+        case.masked(band(queries, keys, lower, upper, -INF), constant=True)
+    model = onnxc.compile(case.model(), target="cuda", cache=False)
+    assert ("roles=" in str(model.explain())) == (own.capability == (9, 0))
+    found, again = (next(iter(model(*case.arrays).values())) for _ in range(2))
+    np.testing.assert_allclose(found.astype(np.float64), case.wanted(), 4e-3, 4e-3)
+    assert np.array_equal(found, again)

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 import onnxc
 from onnxc import gpu
 from onnxc.codegen.triton.cubin import Image
+from onnxc.codegen.triton.program import Copy, Program
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
@@ -110,7 +111,13 @@ def test_many_words(precision: str, rtol: float, atol: float) -> None:
 def test_updates_are_no_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW reads and writes three tensors: with the sums of a tile they do not fit in registers."""
     nothing = [Image(f"k{n}", b"", 0, 128, 0) for n in range(100)]
-    monkeypatch.setattr(gpu, "compile_program", lambda program, *_: nothing[: len(program.functions)])
+    programs = []
+
+    def compiled(program: Program, *_: Any) -> list[Image]:
+        programs.append(program)
+        return nothing[: len(program.functions)]
+
+    monkeypatch.setattr(gpu, "compile_program", compiled)
     step = onnxc.compile_training(
         LONG, loss="loss", optimizer=AdamW(lr=0.1), precision="bfloat16", target="cuda:sm_90", cache=False
     )
@@ -118,6 +125,7 @@ def test_updates_are_no_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {k.kind for k in kernels if any(s.op == "sqrt" for s in k.steps)} == {"loops"}
     forward = [k for k in kernels if k.kind == "matmul" and any(s.op == "max" for s in k.steps)]
     assert len(forward) == 1, "Relu is one of the forward pass"
+    assert not any(isinstance(s, Copy) for p in programs for s in p.steps), "parameters are written over the old ones"
 
 
 # ---------------------------------------------------------------- sums in parts

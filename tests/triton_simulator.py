@@ -43,6 +43,7 @@ class Request:
     blocks: dict[str, int] | None = None  # of every matmul
     candidate: int = 0  # which of the candidates every choice takes: its number, modulo how many there are
     imports: Sequence[str] = ()  # modules that define operators
+    architecture: int | None = None  # whose own candidates count; those of none are interpreted
 
 
 @dataclass
@@ -377,7 +378,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     try:
         for (module, name), value in changed.items():
             setattr(module, name, value)
-        return fused.graph, ProgramWriter(fused, Options(), Numbered()).write()
+        return fused.graph, ProgramWriter(fused, Options(), Numbered(architecture=request.architecture)).write()
     finally:
         for (module, name), value in before.items():
             setattr(module, name, value)

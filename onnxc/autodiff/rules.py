@@ -67,6 +67,9 @@ class Step:
 
 Rule = Callable[[Step], Gradients]
 _TABLE: dict[str, Rule] = {}
+FAMILIES = (
+    "elementwise", "movement", "reduction", "contraction", "attention", "indexing", "control", "branches", "custom",
+)  # fmt: skip
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -87,6 +90,6 @@ def constant_almost_everywhere(s: Step) -> Gradients:
 @cache
 def rules() -> dict[str, Rule]:
     """Every rule, by the name of its primitive."""
-    for family in ("elementwise", "movement", "reduction", "contraction", "indexing", "control", "branches", "custom"):
+    for family in FAMILIES:
         importlib.import_module(f"onnxc.autodiff.{family}")
     return _TABLE

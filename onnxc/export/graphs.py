@@ -103,7 +103,7 @@ class GraphWriter(NodeWriter):
         for node in graph.nodes:
             self.write(node, wanted)
         for value, name in zip(graph.outputs, output_names, strict=True):
-            if wanted.get(value.id) != name:
+            if wanted.get(value.id) != name and self.names[value.id] != name:  # an input may be an output as it is
                 self.nodes.append(helper.make_node("Identity", [self.names[value.id]], [name]))
 
     def write(self, node: Node, wanted: Mapping[int, str]) -> None:

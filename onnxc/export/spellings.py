@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxc.export import contraction, elementwise, indexing, movement, reduction
+from onnxc.export import attention_gradient, contraction, elementwise, indexing, movement, reduction
 from onnxc.export.common import Spelling
 
 SPELLINGS: dict[str, Spelling] = {
@@ -11,4 +11,5 @@ SPELLINGS: dict[str, Spelling] = {
     **reduction.SPELLINGS,
     **indexing.SPELLINGS,
     **contraction.SPELLINGS,
+    **attention_gradient.SPELLINGS,
 }

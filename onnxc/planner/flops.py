@@ -32,9 +32,19 @@ def flops(node: Node) -> Dim:
     if node.op == "conv_weights":
         pixels: tuple[Dim, ...] = node.operands[1].shape
         return 2 * prod(out) * pixels[0] * prod(pixels[2:])
+    if node.op == "attention_norm":
+        depth: Dim = node.operands[0].shape[-1]
+        keys: Dim = node.operands[1].shape[-1]
+        return 2 * prod(out) * keys * depth
+    if node.op == "attention_gradient":  # scores; what comes back through the values, but for these; the result
+        q, kt, v, dy = node.operands[:4]
+        products: Dim = q.shape[-1] + v.shape[-1]
+        products = products if node.attrs["of"] == "v" else products + q.shape[-1]
+        keys = kt.shape[-1]
+        return 2 * prod(dy.shape[:-1]) * keys * products
     if node.op == "attention":
         width: Dim = node.operands[0].shape[-1]
-        keys: Dim = node.operands[1].shape[-1]
+        keys = node.operands[1].shape[-1]
         return 2 * prod(out[:-1]) * keys * (width + out[-1])
     return 0
 

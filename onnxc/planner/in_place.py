@@ -63,9 +63,10 @@ def late_nodes(graph: Graph) -> set[int]:
     return {id(n) for n in graph.nodes if id(n) not in early and n.op != "constant"}
 
 
-def share_buffers(plan: Plan) -> Plan:
+def share_buffers(plan: Plan, *, reuse: bool = True) -> Plan:
     """The plan of a graph with updates: its kernels in an order in which inputs can be overwritten, and early; the
-    layout says whose buffer each value takes. Other plans stay as they are.
+    layout says whose buffer each value takes. Other plans stay as they are. Without `reuse` intermediates keep buffers
+    of their own.
     """
     updates = updates_of(plan.graph)
     if not updates:
@@ -76,7 +77,8 @@ def share_buffers(plan: Plan) -> Plan:
         if k is not None and check.is_legal(plan.groups[k], v, updates[v.id]) and order.put_last(k, updates[v.id]):
             layout.shared[v.id] = updates[v.id]
     plan = replace(plan, groups=order.early(set(layout.shared)))
-    _reuse(plan, updates, check)
+    if reuse:
+        _reuse(plan, updates, check)
     return plan
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from onnxc.ir.expr import Dim, recombine
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import Index
-from onnxc.passes.prepare import at_regions, joins_phases
+from onnxc.loops.access import VIEWS, Index
+from onnxc.passes.prepare import at_regions, joins_phases, reads_rows
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
@@ -92,6 +92,8 @@ def assign(graph: Graph, templates: frozenset[str]) -> Layout:
     uses = graph.uses()
     for node in graph.nodes:
         if node.op in ("conv", "conv_weights") and "conv" in templates:
+            if reads_rows(node, graph, uses):
+                continue
             images = images_of(node)
             for v in (*images, *([node.output] if node.op == "conv" else [])):
                 if v.id not in pinned and constant_of(v) is None:
@@ -106,6 +108,23 @@ def assign(graph: Graph, templates: frozenset[str]) -> Layout:
                 layout.order.setdefault(node.operands[0].id, channels_last(node.output.rank))
     for node in graph.nodes:
         _order_for_reader(layout, node, uses, pinned)
+    return layout
+
+
+def turn_filters(graph: Graph, layout: Layout) -> Layout:
+    """The layout with the computed weights of convolutions channels-last too, in any of the views that lead to them:
+    for kernels that read weights as they lie, in long rows of channels. (Constants are packed, whatever their order.)
+    """
+    pinned = {v.id for v in graph.inputs} | {v.id for v in graph.outputs} | at_regions(graph)
+    for node in graph.nodes:
+        if node.op != "conv":
+            continue
+        chain = [node.operands[1]]
+        while chain[-1].node is not None and chain[-1].node.op in VIEWS:
+            chain.append(chain[-1].node.operands[0])
+        for v in chain:
+            if v.rank == node.output.rank and v.id not in pinned and constant_of(v) is None:
+                layout.order.setdefault(v.id, channels_last(v.rank))
     return layout
 
 

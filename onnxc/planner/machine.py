@@ -23,6 +23,9 @@ class Machine:
         narrow: bits of a template's result that is stored rather than a wider one made of it by a few instructions.
         staged: whether running sums and the best of long rows are computed in stages.
         pointers: buffers that a kernel may take; None for any number.
+        depth: nodes between a reduction and the values in memory that it reads, as far as these are looked for.
+        inline: whether a reduction walks through memory as the values lie that it reads beside a concatenation, which
+            is computed where it is read.
         late: pointwise nodes that a template of a training step's backward pass takes into its epilogue, where these
             leave one value that is no wider; None for any number. A tile's registers hold its sums and not much more.
     """
@@ -40,6 +43,8 @@ class Machine:
     narrow: int = 8
     staged: bool = False
     pointers: int | None = None
+    depth: int = 24
+    inline: bool = False
     late: int | None = None
 
 
@@ -47,5 +52,5 @@ CPU = Machine()
 # Programs for each of 132 multiprocessors; a second kernel costs 2 us, in which a program reads 65536 numbers.
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
-    narrow=16, staged=True, pointers=40, late=6,
+    narrow=16, staged=True, pointers=40, depth=512, inline=True, late=6,
 )  # fmt: skip

@@ -25,15 +25,15 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.layout import Layout
+from onnxc.planner.loop_index import divided_loops
 from onnxc.planner.machine import CPU, Machine
-from onnxc.planner.section import WINDOWS, divided_loops
+from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder, constant_of
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 WIDE = 16  # taps of a window
 MOST_TAPS, MOST_STRIDE, LEAST_ROW, LONGEST_ROW = 32, 4, 8, 2048  # of windows that go row by row
-DEPTH = 24  # nodes between a reduction and the values in memory that it reads
 
 
 @dataclass
@@ -179,7 +179,7 @@ def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     size = x.t.size
     if not isinstance(size, int) or size < machine.leaping or (_is_narrow(x) and not machine.widen):
         return None
-    loops = _loops(node, layout)
+    loops = _loops(node, layout, machine)
     if loops is None:
         return None
     inward = sorted(loops, key=lambda p: p.stride)
@@ -249,7 +249,7 @@ def _cut(loops: list[_Loop], parts: int, uneven: bool) -> list[_Loop]:
     return loops
 
 
-def _loops(node: Node, layout: Layout) -> list[_Loop] | None:
+def _loops(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     """The loops that the operand's largest source is walked by, with their strides in memory."""
     (x,) = node.operands
     own = [fresh("i", d) for d in x.shape]
@@ -257,7 +257,7 @@ def _loops(node: Node, layout: Layout) -> list[_Loop] | None:
     loops = [
         _Loop(next(iter(symbols(v))), d, axis) for axis, (v, d) in enumerate(zip(own, x.shape, strict=True)) if d != 1
     ]
-    source = _source(x, at)
+    source = _source(x, at, machine)
     if source is None or not all(isinstance(p.extent, int) for p in loops):
         return None
     address = layout.address(*source)
@@ -283,11 +283,12 @@ def _loops(node: Node, layout: Layout) -> list[_Loop] | None:
     return loops
 
 
-def _source(x: Value, at: Index) -> tuple[Value, Index] | None:
+def _source(x: Value, at: Index, machine: Machine) -> tuple[Value, Index] | None:
     """The largest value in memory that a value is computed from element by element, and where it is read."""
     best: tuple[Value, Index] | None = None
+    joined: tuple[Value, Index] | None = None
     pending, seen = [(x, at)], 0
-    while pending and seen < DEPTH:
+    while pending and seen < machine.depth:
         value, index = pending.pop()
         seen += 1
         node = value.node
@@ -295,8 +296,11 @@ def _source(x: Value, at: Index) -> tuple[Value, Index] | None:
             pending.append((node.operands[0], view_index(node, index)))
         elif node is not None and lookup(node.op).kind is Kind.POINTWISE and node.operands:
             pending += [(v, broadcast(v, index)) for v in node.operands]
+        elif machine.inline and node is not None and node.op == "concat":
+            joined = joined or (value, index)
         elif constant_of(value) is None and (best is None or _larger(value, best[0])):
             best = value, index
+    best = best if best is not None and not _larger(x, best[0]) else joined
     return best if best is not None and not _larger(x, best[0]) else None
 
 

@@ -10,6 +10,7 @@ from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
 from onnxc.planner.layout import Layout
+from onnxc.primitives.attention_gradient import mask_operand
 from onnxc.primitives.contraction import not_one
 
 ENABLED = frozenset({"matmul", "matmul_quantized", "conv", "attention"})
@@ -143,6 +144,64 @@ def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
     return AttentionAccess(batch, row, key, column, sizes, left, keys, values, extra, (*outer, row, column))
 
 
+@dataclass(frozen=True)
+class GradientAccess:
+    """How a node of attention's derivative runs: `attention_norm` or `attention_gradient`.
+
+    Rows of `norm` and `delta` are values with the address of a row's number; `index` is the result's, for an
+    `attention_norm` without `column`. The first axis of a tile of the result is `row`, or `key`.
+    """
+
+    batch: list[tuple[Symbol, Dim]]
+    row: Expr
+    key: Expr
+    column: Expr
+    sizes: tuple[Dim, Dim, Dim, Dim]  # queries, keys, depth, columns of v
+    matrices: tuple[Matrix, ...]  # q, k [key, depth]; v, dy
+    rows: tuple[tuple[Value, Dim], ...]  # norm, delta
+    bias: tuple[Value, Dim] | None
+    index: Index
+
+
+def gradient_access(layout: Layout, node: Node) -> GradientAccess | None:
+    """The matrices of a node of attention's derivative; None where a view is in the way."""
+    q, kt, *rest = node.operands
+    bias, norm = mask_operand(node), node.op == "attention_norm"
+    lead = node.output.shape[: -1 if norm else -2]
+    loops = [fresh("b", d) for d in lead]
+    outer = tuple(0 if d == 1 else x for x, d in zip(loops, lead, strict=True))
+    wide = q.shape[-1] if norm else rest[0].shape[-1]
+    sizes = (q.shape[-2], kt.shape[-1], q.shape[-1], wide)
+    width = node.output.shape[-1]
+    row, key, depth, far, column = (fresh(c, d) for c, d in zip("mkden", (*sizes, 1 if norm else width), strict=True))
+    found = [
+        _matrix(layout, q, broadcast(q, (*outer, row, depth)), row, depth),
+        _matrix(layout, kt, broadcast(kt, (*outer, depth, key)), key, depth),
+    ]
+    rows = []
+    if not norm:
+        v, dy = rest[:2]
+        found.append(_matrix(layout, v, broadcast(v, (*outer, key, far)), key, far))
+        found.append(_matrix(layout, dy, broadcast(dy, (*outer, row, far)), row, far))
+        for x in rest[2:4]:
+            source, at = through_views(layout, x, broadcast(x, (*outer, row)))
+            rows.append((layout.storage(source), layout.address(source, at)))
+    matrices = tuple(m for m in found if m is not None)
+    if len(matrices) != len(found):
+        return None
+    extra = None
+    if bias is not None:
+        source, at = through_views(layout, bias, _repeated(bias, (*outer, row, key), (*lead, *sizes[:2])))
+        address = layout.address(source, at)
+        if any(coefficient(address, next(iter(x.symbols()))) is None for x in (row, key)):
+            return None
+        extra = (layout.storage(source), address)
+    batch = [(next(iter(x.symbols())), d) for x, d in zip(loops, lead, strict=True) if d != 1]
+    own = key if not norm and node.attrs["of"] != "q" else row
+    index = (*outer, row) if norm else (*outer, own, column)
+    return GradientAccess(batch, row, key, column, sizes, matrices, tuple(rows), extra, index)
+
+
 def _repeated(value: Value, at: Index, shape: Sequence[Dim]) -> Index:
     """As `broadcast` to a shape, also along axes whose size only turns out to be 1 at run time."""
     sizes = shape[len(shape) - value.rank :]
@@ -224,6 +283,8 @@ def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
         return _factor_is_direct(layout, node, value)
     if node.op == "attention":
         return attention_access(layout, node) is not None
+    if node.op in ("attention_norm", "attention_gradient"):
+        return gradient_access(layout, node) is not None
     if node.op == "conv_weights":
         return conv_image(layout, value) is not None
     if node.op == "conv":

@@ -16,7 +16,7 @@ from onnxc.ir.types import TensorType
 from onnxc.optim import Clock, Optimizer
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.in_place import UPDATES
-from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.builder import Builder
 from onnxc.training.precision import SCALE, SKIPPED, LossScale, all_finite
 
 
@@ -143,7 +143,7 @@ def _of_clock(nodes: Sequence[Node], clock: Clock) -> tuple[list[Node], list[Nod
     known = {clock.rate.id, clock.step.id}
     first: list[Node] = []
     for node in nodes:
-        if all(v.id in known or constant_of(v) is not None for v in node.operands):
+        if all(v.id in known for v in node.operands):  # a gradient may be a constant, which is made later
             first.append(node)
             known.update(v.id for v in node.outputs)
     taken = {id(n) for n in first}

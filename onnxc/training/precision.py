@@ -8,15 +8,17 @@ begin: so the loss is multiplied by a number as large as the gradients bear, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxc.autodiff.reverse import active_values
 from onnxc.errors import InputError
 from onnxc.gradient import Joint, cleaned
 from onnxc.ir import dtypes
-from onnxc.ir.graph import Node, Value
+from onnxc.ir.graph import Graph, Node, Value
+from onnxc.passes.attention import fuse_attention
 from onnxc.passes.long_products import long_products
 from onnxc.passes.pipeline import PassOptions
 from onnxc.passes.precision import convert_precision
@@ -28,6 +30,7 @@ from onnxc.primitives.builder import Builder
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 PRODUCTS = ("tf32", "tf32x3")  # how a GPU may multiply float32
+DEEPEST = 128  # heads of attention whose derivative has a kernel that is worth it
 SCALE, GOOD, SKIPPED = "loss scale", "good steps", "skipped steps"  # what is kept
 
 
@@ -95,6 +98,22 @@ def all_finite(b: Builder, values: Iterable[Value]) -> Value:
     for v in values:
         found = b.and_(found, b.lt(b.reduce("max", b.abs(v), range(v.rank)), math.inf))
     return found
+
+
+def attention_of(
+    precision: str, *, on_gpu: bool
+) -> Callable[[Graph, Sequence[Value]], Graph] | None:  # fmt: skip
+    """What finds attention before it is differentiated, so that its derivative computes probabilities again instead of
+    reading them. None where there are no kernels for that: on a CPU, and of float32.
+    """
+    if not on_gpu or precision == "float32":
+        return None
+
+    def prepare(graph: Graph, wrt: Sequence[Value]) -> Graph:
+        learnt = active_values(graph.nodes, wrt, ())
+        return fuse_attention(graph, deepest=DEEPEST, fills=True, learnt=learnt)
+
+    return prepare
 
 
 def lowered(joint: Joint, precision: str, *, on_gpu: bool = False) -> Joint:

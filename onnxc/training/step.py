@@ -25,7 +25,7 @@ from onnxc.runtime.model import CompiledModel, Outputs
 from onnxc.runtime.random_state import Draws
 from onnxc.training.graph import Slot, Update, slots_of, step_graph
 from onnxc.training.held import HostOutputs, is_asked_from_host, on_gpu, wait_for
-from onnxc.training.precision import PRODUCTS, SCALE, SKIPPED, LossScale, lowered, scaling_of
+from onnxc.training.precision import PRODUCTS, SCALE, SKIPPED, LossScale, attention_of, lowered, scaling_of
 from onnxc.training.schedules import Schedule
 from onnxc.training.statistics import running_statistics
 from onnxc.training.weights import checked, trained_model
@@ -93,7 +93,7 @@ def compile_training(
     imported = onnx_file.load(model, base_dir=base_dir, input_shapes=input_shapes)
     both = joint(
         imported, loss, wrt, cotangents=scaling is not None, stop_gradient=stop_gradient,
-        buffers=running_statistics(imported),
+        buffers=running_statistics(imported), prepare=attention_of(precision, on_gpu=target != "cpu"),
     )  # fmt: skip
     others = [v.name for v in both.wrt if v.name not in both.weights]
     if others:

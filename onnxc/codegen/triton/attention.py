@@ -12,12 +12,14 @@ What a mask hides from all rows of a block is not visited (see `attention_mask.p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.attention_heads import Sharing, shared_heads
 from onnxc.codegen.triton.attention_mask import Band, Mask, known_mask
-from onnxc.codegen.triton.attention_tiles import AttentionTile, Facts
+from onnxc.codegen.triton.attention_parts import INFINITY, Parts
+from onnxc.codegen.triton.attention_roles import Roles, emit_roles, roles_of
+from onnxc.codegen.triton.attention_tiles import AttentionTile, Facts, parts_of
 from onnxc.codegen.triton.attention_tiles import candidates as ranked
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
@@ -35,31 +37,63 @@ LOG2E = math.log2(math.e)
 MOST = 3.4028234663852886e38  # of float32
 VECTOR = 16  # bytes to which descriptors are aligned
 TAME = 1e30  # factors within which products with log2(e) neither overflow nor vanish
-INFINITY = "float('-inf')"
+JOINING = 4  # warps that join the parts of a row
 
 
 def candidates(group: Group, layout: Layout) -> list[AttentionTile]:
     """The tiles with which an attention group may run, the best one first as far as is known."""
     access, sharing = shared_heads(_access(group, layout))
-    return ranked(_facts(access, sharing, _mask(group, access), group, layout))
+    facts = _facts(access, sharing, _mask(group, access), group, layout)
+    parts = parts_of(facts, math.prod(d for _, d in access.batch if isinstance(d, int)))
+    return [replace(tile, parts=parts) for tile in ranked(facts)]
 
 
-def emit_attention(group: Group, layout: Layout, options: Options, choice: AttentionTile | None = None) -> Kernel:
-    """The kernel of an attention group."""
+def _roles(
+    access: AttentionAccess, sharing: Sharing | None, mask: Mask, group: Group, layout: Layout
+) -> Roles | None:  # fmt: skip
+    """What warps with roles can compute of it."""
+    assert group.node is not None
+    scale = float(group.node.attrs.get("scale", 1.0))
+    if sharing is not None or is_wide(touched(group, layout)) or not 1 / TAME <= scale <= TAME:
+        return None
+    return roles_of(access, mask, scale * LOG2E, group, layout)
+
+
+def emit_attention(
+    group: Group, layout: Layout, options: Options, choice: AttentionTile | None = None
+) -> list[Kernel]:  # fmt: skip
+    """The kernels of an attention group, in the order in which they run."""
     access, sharing = shared_heads(_access(group, layout))
     queries, _, depth, columns = access.sizes
     if not (fits_head(depth) and isinstance(columns, int) and fits_head(columns)):
         raise UnsupportedError(f"attention on a GPU with heads of {depth} and {columns}: at most {MOST_DEPTH}")
     mask = _mask(group, access)
-    blocks = choice or ranked(_facts(access, sharing, mask, group, layout))[0]
-    buffers = Buffers()
+    blocks = choice or next(t for t in candidates(group, layout) if t.only is None)
+    roles = _roles(access, sharing, mask, group, layout) if blocks.roles else None
+    if roles is not None:
+        return [emit_roles(roles, blocks)]
     wide = is_wide(touched(group, layout))
-    tile = Tile((blocks.rows, max(16, power(columns))), buffers)
-    lines = _place(tile, access, sharing, mask.band is not None, wide)
-    lines += _Stream(tile, access, blocks, mask, group, options, wide).lines()
-    lines += emit_epilogue(group, layout, access.index, tile, "acc")
-    programs = (1 if sharing is not None else ceildiv(queries, blocks.rows)) * prod(d for _, d in access.batch)
-    return Kernel(lines, buffers, programs, blocks.warps, blocks.stages, "attention", wide)
+    heads, lanes = prod(d for _, d in access.batch), max(16, power(columns))
+    tile = Tile((blocks.rows, lanes), Buffers())
+    count = queries * (sharing.count if sharing is not None else 1)
+    parts = Parts.of(heads, blocks.parts, count, columns) if blocks.parts > 1 else None
+    lines = _place(tile, access, sharing, mask.band is not None, wide, blocks.parts)
+    stream = _Stream(tile, access, blocks, mask, group, options, wide, parts)
+    lines += stream.lines()
+    if parts is not None:
+        lines += parts.stored(tile)
+        each = Kernel(
+            lines, tile.buffers, heads * parts.count, blocks.warps, blocks.stages, "attention", wide,
+            scratch=(parts.sums, parts.facts),
+        )  # fmt: skip
+        tile = Tile((1, lanes), Buffers())
+        lines = _place(tile, access, sharing, False, wide, joins=True)
+        lines += [*stream.joined(tile), *stream.result(tile)]
+        lines += emit_epilogue(group, layout, access.index, tile, "acc")
+        return [each, Kernel(lines, tile.buffers, heads * count, JOINING, 1, "attention", wide)]
+    lines += [*stream.result(tile), *emit_epilogue(group, layout, access.index, tile, "acc")]
+    programs = (1 if sharing is not None else ceildiv(queries, blocks.rows)) * heads
+    return [Kernel(lines, tile.buffers, programs, blocks.warps, blocks.stages, "attention", wide)]
 
 
 def _access(group: Group, layout: Layout) -> AttentionAccess:
@@ -88,21 +122,39 @@ def _facts(
     most = power(max([d if isinstance(d, int) else MOST_DEPTH for d in access.sizes[2:]]))
     heads = count if isinstance(count, int) else None
     wide = is_wide(touched(group, layout))
-    return Facts(queries, keys, heads, most, dtype.bits, causal, is_described(access, wide))
+    roles = dtype.bits == 16 and _roles(access, sharing, mask, group, layout) is not None
+    return Facts(queries, keys, heads, most, dtype.bits, causal, is_described(access, wide), roles)
 
 
-def _place(tile: Tile, access: AttentionAccess, sharing: Sharing | None, backward: bool, wide: bool) -> list[str]:
-    """Which queries of which heads a program has. `backward`: the last ones first, which have most to do."""
+def _place(
+    tile: Tile, access: AttentionAccess, sharing: Sharing | None, backward: bool, wide: bool, parts: int = 1,
+    joins: bool = False,
+) -> list[str]:  # fmt: skip
+    """Which queries of which heads a program has.
+
+    Args:
+        backward: the last ones first, which have most to do.
+        parts: of the keys; where there are several, all rows of a head are in one tile.
+        joins: it has one row of such a tile.
+    """
     queries, _, _, columns = access.sizes
     rows, lanes = tile.shape
-    if sharing is None:
+    kind, own = ".to(tl.int64)" if wide else "", f"tl.arange(0, {rows})"
+    first = [f"part = pid % {parts}", f"pid = pid // {parts}"] if parts > 1 else []
+    if joins:
+        count = tile.index(queries * (sharing.count if sharing is not None else 1))
+        first, own = [f"one = pid % {count}", f"pid = pid // {count}"], "(one + tl.arange(0, 1))"
+    if sharing is None and (joins or parts > 1):
+        limit, lane, lines = queries, "m", ["rest = pid", "row0 = 0", f"m = {own}{kind}[:, None]"]
+    elif sharing is None:
         limit, count = queries, tile.index(ceildiv(queries, rows))
         block = f"({count} - 1 - pid % {count})" if backward else f"pid % {count}"
         lines = [f"rest = pid // {count}", f"row0 = {block} * {rows}", f"m = (row0 + tl.arange(0, {rows}))[:, None]"]
         lane = "m"
     else:
-        limit, lane, kind = queries * sharing.count, "lane", ".to(tl.int64)" if wide else ""
-        lines = ["rest = pid", "row0 = 0", f"lane = tl.arange(0, {rows}){kind}[:, None]", f"m = lane % {queries}"]
+        limit, lane = queries * sharing.count, "lane"
+        lines = ["rest = pid", "row0 = 0", f"lane = {own}{kind}[:, None]", f"m = lane % {queries}"]
+    lines = [*first, *lines]
     lines.append(f"n = tl.arange(0, {lanes})[None, :]")
     rest = "rest"
     for j, (loop, size) in reversed(list(enumerate(access.batch))):
@@ -112,7 +164,7 @@ def _place(tile: Tile, access: AttentionAccess, sharing: Sharing | None, backwar
         tile.scalar(loop, f"b{j}")
     masks: list[str | None] = []
     for name, own, size, most in (("m", lane, limit, rows), ("n", "n", columns, lanes)):
-        whole = isinstance(size, int) and size % most == 0
+        whole = (joins and name == "m") or (isinstance(size, int) and size % most == 0)
         masks.append(None if whole else f"{name}m")
         lines += [] if whole else [f"{name}m = {own} < {tile.index(size)}"]
     tile.lane(symbol(access.row), TileVariable("m", 0, rows, masks[0]))
@@ -186,9 +238,10 @@ class _Stream:
         group: Group,
         options: Options,
         wide: bool,
+        parts: Parts | None = None,
     ) -> None:
         assert group.node is not None
-        self.tile, self.access, self.blocks, self.wide = tile, access, blocks, wide
+        self.tile, self.access, self.blocks, self.wide, self.parts = tile, access, blocks, wide, parts
         self.attrs, self.dtype = group.node.attrs, group.node.output.dtype
         self.keys = access.sizes[1]
         self.deep = max(16, power(int(str(access.sizes[2]))))
@@ -218,7 +271,7 @@ class _Stream:
             *self._resident(d),
             *self._tiles(),
             f"top = tl.full(({rows},), {INFINITY}, tl.float32)", f"total = tl.zeros(({rows},), tl.float32)",
-            f"acc = tl.zeros(({rows}, {e}), tl.float32)", *self._loops(), *self._result(),
+            f"acc = tl.zeros(({rows}, {e}), tl.float32)", *self._loops(),
         ]  # fmt: skip
         return lines
 
@@ -244,8 +297,10 @@ class _Stream:
         # Added is 0, but that is not known when machine code is made: a loop that is known to take one turn would be
         # none any more, and its products would wait for each other.
         lines += [f"whole = {whole} + tl.program_id(1)", f"end = {end} + tl.program_id(2)"]
+        if self.parts is not None:
+            lines += self.parts.bounds(keys, step)
         if band is None or band.lower is None:
-            lines += self._loop("0", "whole", tested=False)
+            lines += self._loop("0" if self.parts is None else "first", "whole", tested=False)
         if band is not None or self.partial is not None or not isinstance(self.keys, int) or self.keys % step:
             lines += self._loop("whole", "end", tested=True)
         return lines
@@ -266,7 +321,7 @@ class _Stream:
         filled = [f"s = tl.where({hidden}, {spelling.scalar(self.fill or 0.0)}, s)"] if hidden is not None else []
         added = added if hidden is not None else added[:-1]
         half = "" if self.dtype is dtypes.float32 else f".to({spelling.stored(self.dtype)})"
-        exp2 = "tl.exp2" if self.dtype is dtypes.float32 else "ox_exp2_half"  # no half has use for what that lacks
+        exp2 = self._exp2
         base = f"tl.where(high == {INFINITY}, 0.0, high)"
         # Where all keys so far are masked, the maximum is -inf, and -inf - -inf would be NaN too early.
         base = base if unit.factor is None or unit.late else f"{base} * {unit.factor}"
@@ -282,6 +337,10 @@ class _Stream:
             *self._read("v", value_mask),
             f"acc = tl.dot(p{half}, v, acc * old[:, None]{self.dot})", "top = high",
         ]  # fmt: skip
+
+    @property
+    def _exp2(self) -> str:
+        return "tl.exp2" if self.dtype is dtypes.float32 else "ox_exp2_half"  # no half has use for what that lacks
 
     def _unit(self, added: str | None, filled: bool) -> _Unit:
         scale = float(self.attrs.get("scale", 1.0))
@@ -316,9 +375,17 @@ class _Stream:
         name = emitter.emit(Load(value.dtype, value, (address,)), scope)
         return [*scope.lines, name]
 
-    def _result(self) -> list[str]:
+    def joined(self, tile: Tile) -> list[str]:
+        """Statements that join what programs of parts found, in another kernel's tile."""
+        assert self.parts is not None
+        adds = self.bias is not None or self.partial is not None
+        unit = self._unit("" if adds and self.fill is None else None, adds and self.fill is not None)
+        factor = None if unit.late else unit.factor
+        return self.parts.joined(tile, unit.exponent("tops", "base"), factor, self._exp2)
+
+    def result(self, tile: Tile) -> list[str]:
         """What follows the last block: the sums divided by the total."""
-        rows = self.blocks.rows
+        rows = tile.shape[0]
         lines = []
         if self.attrs.get("guard", False):
             lines += [
@@ -331,7 +398,7 @@ class _Stream:
             if (
                 not isinstance(self.keys, int) or self.keys == 0
             ):  # without keys there is nothing to add up, and no 0 / 0
-                lines.append(f"acc = tl.where(tl.full((1, 1), {self._index(self.keys)}, tl.int64) == 0, 0.0, acc)")
+                lines.append(f"acc = tl.where(tl.full((1, 1), {tile.index(self.keys)}, tl.int64) == 0, 0.0, acc)")
         if self.dtype is not dtypes.float32:
             lines.append(f"acc = acc.to({spelling.stored(self.dtype)}).to(tl.float32)")
         return lines

@@ -16,6 +16,13 @@ LONG = 8192  # keys of a head from which on they do not stay in the L2 cache
 DESCRIBED = 4096  # keys from which on making descriptors pays, and large tiles do
 STREAMED = 512  # keys that are read for few queries: from here on it is the memory that counts
 FEW = 16  # rows that one tile of the matrix units has
+GROUP = 64  # queries of four warps with roles
+ROLES = {64: 2048, 128: 512}  # keys from which on warps with roles are faster, by depth
+PROCESSORS = 132
+BLOCK = 64  # keys that a program of few queries reads in half a microsecond
+JOIN = 6  # such times that another kernel costs
+MOST_PARTS = 64
+WASTE = 1.2  # queries of all tiles, over those that there are
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,9 @@ class AttentionTile:
         resident: 1 where queries stay in registers; 0 for shared memory.
         described: 1 where keys and values are read through tensor descriptors, on GPUs that have them. (Not together
             with `resident`: Triton 3.6 made wrong code of some such kernels.)
+        roles: 1 where warps have roles (`attention_roles.py`); 2 where programs go from tile to tile, besides.
+        turns: 1 where groups of four such warps begin products in turns.
+        parts: of the keys, each of which another program takes; their results are joined by another kernel.
     """
 
     rows: int
@@ -38,6 +48,14 @@ class AttentionTile:
     stages: int
     resident: int = 0
     described: int = 0
+    roles: int = 0
+    turns: int = 0
+    parts: int = 1
+
+    @property
+    def only(self) -> int | None:
+        """The only architecture that has it; None for all."""
+        return 90 if self.roles else None
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,7 @@ class Facts:
         bits: of an element.
         causal: whether about half of the keys is left out.
         described: whether tensor descriptors can tell how keys and values lie.
+        roles: whether warps may have roles.
     """
 
     queries: int | None
@@ -60,12 +79,31 @@ class Facts:
     bits: int
     causal: bool = False
     described: bool = False
+    roles: bool = False
 
 
 def candidates(facts: Facts) -> list[AttentionTile]:
     """Tiles that are worth measuring, the best one first by the table; no tile twice."""
     fitting = [t for t in _ranked(facts) if t.keys <= max(FEW, power(facts.keys or LONG))]
     return list(dict.fromkeys(fitting or [AttentionTile(FEW, FEW, 4, 2)]))
+
+
+def parts_of(facts: Facts, heads: int) -> int:
+    """In how many parts the keys of few queries are divided: so that all multiprocessors have as much to read, if there
+    is enough of it.
+
+    Args:
+        heads: at least; those that share keys and values count as one.
+    """
+    if facts.queries is None or facts.queries > FEW or heads >= PROCESSORS:
+        return 1
+    blocks = -(-(LONG if facts.keys is None else facts.keys) // BLOCK)
+
+    def time(parts: int) -> float:
+        each = -(-heads * parts // PROCESSORS) * -(-blocks // parts)
+        return each + (JOIN + parts / 16 if parts > 1 else 0)
+
+    return min(range(1, min(MOST_PARTS, max(1, blocks // 2)) + 1), key=time)
 
 
 def _ranked(facts: Facts) -> Iterator[AttentionTile]:
@@ -98,6 +136,8 @@ def _exact(depth: int, few: bool) -> Iterator[AttentionTile]:
 def _halves(facts: Facts) -> Iterator[AttentionTile]:
     """Of float16 and bfloat16."""
     keys = facts.keys or 0
+    if facts.roles and _suits_roles(facts):
+        yield from _with_roles(facts)
     if facts.depth <= 64:
         if facts.described and not facts.causal and keys >= DESCRIBED:
             yield AttentionTile(64, 128, 4, 2, described=1)
@@ -118,6 +158,31 @@ def _halves(facts: Facts) -> Iterator[AttentionTile]:
         if facts.described:
             yield AttentionTile(64, 32, 4, 3, described=1)  # 114 registers, 64 KB: three programs on a multiprocessor
             yield AttentionTile(128, 64, 4, 2, described=1)  # 252, 96 KB: each warp has rows of two products
+    if facts.roles and not _suits_roles(facts):
+        yield from _with_roles(facts)
     # Where there are few programs, or few keys.
     yield from (AttentionTile(32, n, warps, 3) for n, warps in ((64, 4), (32, 4), (32, 2)))
     yield AttentionTile(FEW, FEW, 4, 2)
+
+
+def _with_roles(facts: Facts) -> Iterator[AttentionTile]:
+    """Where tiles are short, it pays that a program reads the next one before it has written the last."""
+    first = 2 if facts.keys is None or facts.keys < LONG else 1
+    for roles in (first, 3 - first):
+        if facts.depth <= 64:
+            yield AttentionTile(3 * GROUP, 128, 12, 2, roles=roles, turns=1)
+            yield AttentionTile(2 * GROUP, 128, 8, 4, roles=roles)
+        else:
+            yield AttentionTile(2 * GROUP, 128, 8, 2, roles=roles)
+
+
+def _suits_roles(facts: Facts) -> bool:
+    """Whether these are faster: enough keys, and large tiles that keep all multiprocessors at work, few of whose rows
+    are none. Where tiles of few products are of unequal length, smaller ones fill the gaps.
+    """
+    if facts.queries is None or facts.keys is None or facts.heads is None or facts.depth not in ROLES:
+        return False
+    rows = 3 * GROUP if facts.depth <= 64 else 2 * GROUP
+    tiles = -(-facts.queries // rows)
+    fills = tiles * facts.heads >= PROCESSORS and tiles * rows <= WASTE * facts.queries
+    return fills and facts.keys >= ROLES[facts.depth] and not (facts.causal and facts.depth <= 64)

@@ -25,6 +25,7 @@ DESCRIPTORS = 90  # the first architecture with units that copy a tile to shared
 # ptxas (12.8, 12.9) has been seen to compile sums of pairs of 16-bit indices wrongly, in loops that it unrolls. LLVM
 # makes such pairs of indices of which it knows that they are small.
 PAIRS = re.compile(r"\b(?:add|sub|min|max|mad|mul)\.(?:lo\.)?[su]16x2\b")
+GLUON = "@gluon.jit"
 INSTALL = "GPU kernels are compiled by Triton: pip install 'onnxc[cuda]'"
 
 
@@ -93,8 +94,9 @@ def compile_each(
         import triton  # noqa: F401
     except ImportError as error:
         raise ToolchainError(INSTALL, cause=error) from error
-    count = min(workers or len(os.sched_getaffinity(0)), len(functions))
-    if count <= 1 or not sys.executable:
+    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(functions)))
+    quiet = GLUON not in source  # else Triton 3.9 has complaints on standard error when the process ends
+    if (count <= 1 and quiet) or not sys.executable:
         return attempt_functions(source, functions, architecture)
     parts = [functions[k::count] for k in range(count)]
     found: dict[str, Image | str] = {}
@@ -148,6 +150,17 @@ def attempt_functions(source: str, functions: Sequence[Function], architecture: 
     return found
 
 
+def _source_type(kernel: Any) -> Any:
+    """What Triton calls the source of a function of its own language, or of Gluon."""
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
 def _reasons(error: BaseException) -> str:
     """What an error says, and those that it comes from: in a function that is called, say."""
     found = [str(error)]
@@ -169,7 +182,6 @@ class _Compiler:
         from triton import compile as compile_triton
         from triton import knobs
         from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
 
         descriptors = self._architecture >= DESCRIPTORS and not function.loose
         aligned = {
@@ -183,7 +195,9 @@ class _Compiler:
                        "enable_reflect_ftz": False}  # fmt: skip
             try:
                 kernel = self._kernel(function.name, descriptors, wary)
-                source = ASTSource(kernel, dict(function.parameters), {}, aligned)
+                if kernel.is_gluon() and not (self._architecture == DESCRIPTORS and descriptors):
+                    raise ToolchainError("it is for sm_90 alone, and buffers at addresses of 16 bytes")
+                source = _source_type(kernel)(kernel, dict(function.parameters), {}, aligned)
                 with knobs.compilation.scope():
                     knobs.compilation.disable_line_info = True  # tables for profilers: a sixth of the time
                     found = compile_triton(source, target=GPUTarget("cuda", self._architecture, 32), options=options)
@@ -196,7 +210,7 @@ class _Compiler:
             if meta.shared <= most:
                 scratch = getattr(meta, "global_scratch_size", 0)
                 resident = function.resident if descriptors else 0
-                return Image(meta.name, found.asm["cubin"], meta.shared, 32 * function.warps, scratch, resident)
+                return Image(meta.name, found.asm["cubin"], meta.shared, 32 * meta.num_warps, scratch, resident)
         need = f"{function.name} needs {meta.shared} bytes of shared memory"
         raise KernelError(f"{need}; sm_{self._architecture} has {most} for a kernel", [function.name])
 

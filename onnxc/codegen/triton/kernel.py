@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.terms import Buffers
@@ -11,6 +11,7 @@ from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 
+OWN = "ox_own_"  # the beginning of names of a kernel's own functions
 WIDE = 1 << 31  # elements (or programs) from which an index needs 64 bits
 
 
@@ -20,6 +21,9 @@ class Kernel:
 
     Where `resident` is not 0, a program does the work of `pid`, `pid + tl.num_programs(0)` and so on: there may be
     fewer of them, that many for each multiprocessor.
+
+    `helpers` are functions of its own, in Gluon as the kernel then is; `ox_own_` in their names stands for its own
+    name. `scratch` are buffers that it leaves for those after it in the same group.
     """
 
     lines: list[str]
@@ -30,6 +34,8 @@ class Kernel:
     kind: str = "loops"
     wide: bool = False  # whether sizes are passed with 64 bits
     resident: int = 0
+    helpers: list[str] = field(default_factory=list)
+    scratch: tuple[Value, ...] = ()
 
     @property
     def sizes(self) -> list[str]:
@@ -47,7 +53,8 @@ class Kernel:
         """The function without its name."""
         names = ", ".join(name for name, _ in self.parameters())
         wide = ".to(tl.int64)" if self.wide else ""
-        return "\n".join([f"({names}):", f"    pid = tl.program_id(0){wide}", *indent(self.lines)])
+        own = ["", "", *self.helpers] if self.helpers else []
+        return "\n".join([f"({names}):", f"    pid = tl.program_id(0){wide}", *indent(self.lines), *own])
 
 
 def indent(lines: list[str]) -> list[str]:

@@ -348,19 +348,19 @@ def ox_wrapped(i, extent):
 
 @triton.jit
 def ox_same(a, b):
-    """Whether two elements have the same place in an order, in which NaN comes last."""
+    """Whether two elements have the same place in an order, in which NaN is the greatest."""
     return (a == b) | ((a != a) & (b != b))
 
 
 @triton.jit
 def ox_above(a, b):
-    """Whether a comes before b where the greatest is first, and NaN last."""
-    return (a > b) | ((b != b) & (a == a))
+    """Whether a comes before b where the greatest is first, NaN before all."""
+    return (a > b) | ((a != a) & (b == b))
 
 
 @triton.jit
 def ox_below(a, b):
-    """Whether a comes before b where the least is first, and NaN last."""
+    """Whether a comes before b where the least is first, NaN behind all."""
     return (a < b) | ((b != b) & (a == a))
 
 

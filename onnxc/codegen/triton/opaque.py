@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxc.codegen.cpp.opaque import collapse, without
+from onnxc.codegen.cpp.routine import collapse, without
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter
@@ -40,6 +40,7 @@ BLOCK = 128  # elements (updates) that a program places
 PIECE = 32  # others that it compares them with at a time
 COPIED = 1024  # elements that a program copies
 SLICE = 64  # neighbouring elements of a slice in a tile
+LATER = 64  # the same where the last of those that go to one place is looked for
 FEW = 64  # rows that are added up as any updates are
 SEARCHED = 1024  # places of rows that a program compares at a time
 SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
@@ -377,15 +378,16 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
         data.shape[depth:], strides[data.id][depth:], strides[out.id][depth:], strides[updates.id][lead:]
     )  # fmt: skip
     width = min(SLICE, power(slices.count)) if isinstance(slices.count, int) else SLICE
-    block = max(16, BLOCK // width)
+    distinct = always_equal(rows.count, 1)
+    last = node.attrs["reduction"] == "none" and not distinct
+    block = 16 if last else max(16, BLOCK // width)  # where each row is compared with all others, fewer: more programs
     blocks = ceildiv(slices.count, width)
     w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
     w.lanes("i", f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
     w.lines += [f"qm = q < {w.size(slices.count)}", f"im = i < {w.size(rows.count)}"]
     from_data, to_out, from_updates = w.spread("q", slices)
     _rows(w, node, depth, rows, strides)
-    distinct = always_equal(rows.count, 1)
-    if node.attrs["reduction"] == "none" and not distinct:
+    if last:
         w.lines += _last_ones(w, node, depth, rows, strides)
         found, at_updates = _offsets_of(w, "i", rows)
         update = f"{w.start(updates)} + {at_updates} + tl.zeros_like(i) + {from_updates}"
@@ -393,7 +395,7 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
             *found, f"u = tl.load({update}, mask=good & last & qm, other=0)",
             f"tl.store({w.start(out)} + at_out + {to_out}, u, mask=good & last & qm)",
         ]  # fmt: skip
-        return [_copy(layout, data, out), w.kernel(ceildiv(rows.count, block) * blocks, block * width)]
+        return [_copy(layout, data, out), w.kernel(ceildiv(rows.count, block) * blocks, block * max(width, LATER))]
     _owned(w, node, f"{w.start(data)} + at_data + {from_data}", "good & qm", (block, width))
     inner = Writer(layout, ())
     inner.buffers, inner.wide, inner._sizes = w.buffers, w.wide, w._sizes
@@ -416,10 +418,10 @@ def _scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
 
 def _last_ones(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]]) -> list[str]:
     """Statements that find which rows `i` are the `last` for their place."""
-    lane = f"tl.arange(0, {PIECE}){'.to(tl.int64)' if w.wide else ''}[None, :]"
+    lane = f"tl.arange(0, {LATER}){'.to(tl.int64)' if w.wide else ''}[None, :]"
     return [
         f"lane = {lane}", "later = tl.zeros_like(i) + tl.zeros_like(lane)",
-        f"for j0 in range(0, {w.size(rows.count)}, {PIECE}):",
+        f"for j0 in range(0, {w.size(rows.count)}, {LATER}):",
         *indent([
             "j = j0 + lane", *_places(w, node, depth, rows, strides, "j"),
             "later = tl.where(same_j & (j > i), 1, later)",

@@ -25,6 +25,7 @@ class Options:
         return {"float32": "ieee"}.get(self.precision, self.precision)
 
 
+ATTENTION = ("attention", "attention_norm", "attention_gradient")
 FLOATS = ("float32", "float16", "bfloat16")
 MOST_DEPTH = 256  # of a head of attention: more does not fit in registers
 MOST_SUMMED = 4  # input channels of a group, up to which a convolution is no product of matrices
@@ -43,7 +44,7 @@ def is_template(node: Node) -> bool:
     if node.op == "conv":
         w = node.operands[1]
         return _multiplied(node.output.dtype) and node.output.rank in (3, 4, 5) and w.t.is_static
-    return node.op == "attention" and _multiplied(node.output.dtype)
+    return node.op in ATTENTION and _multiplied(node.operands[0].dtype)
 
 
 def is_depthwise(node: Node) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from onnxc.choices import Choice, Decisions
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.flow import linked
-from onnxc.codegen.triton.kernel import Kernel
+from onnxc.codegen.triton.kernel import OWN, Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.opaque import emit_opaque
 from onnxc.codegen.triton.options import Options
@@ -38,7 +38,7 @@ from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 6
+VERSION = 7
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 
@@ -138,9 +138,9 @@ class Program:
     updates: Updates | None = None
 
 
-def library() -> str:
+def library(name: str = "library") -> str:
     """The text that stands in front of generated kernels."""
-    return resources.files("onnxc.codegen.triton").joinpath("library.py").read_text(encoding="utf-8")
+    return resources.files("onnxc.codegen.triton").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 @dataclass
@@ -178,6 +178,7 @@ class ProgramWriter:
         self.calls: list[KernelCall] = []
         self.steps: list[Step] = []
         self.depth = 0
+        self.at = 0  # the position of the group
         self.turns: Dim = 1
         self.buffers = lifetimes(plan)
         graph = plan.graph
@@ -229,7 +230,9 @@ class ProgramWriter:
         return Place("weights", 0, self.weights.add(storage.id, constant))
 
     def _run(self, plan: Plan) -> None:
-        for group in plan.groups:
+        for at, group in enumerate(plan.groups):
+            if not self.depth:
+                self.at = at
             if group.kind == "control":
                 assert group.node is not None
                 outside, self.turns = self.turns, self.turns * group.node.attrs["trip"]
@@ -249,7 +252,8 @@ class ProgramWriter:
             known = subject(group, self._written(group, ways, next(iter(names), ""), names)) if len(names) > 1 else ""
             self.shared.subjects[id(group)] = known, names
         known, names = self.shared.subjects[id(group)]
-        choice = self.decisions.choose(known, list(names)) if len(names) > 1 else None
+        fitting = [n for n, c in names.items() if getattr(c, "only", None) in (None, self.decisions.architecture)]
+        choice = self.decisions.choose(known, fitting) if len(names) > 1 else None
         chosen = choice.chosen if choice is not None else next(iter(names), "")
         return self._written(group, ways, chosen, names), group, choice
 
@@ -306,10 +310,14 @@ class ProgramWriter:
 
     def _call(self, kernels: list[Kernel], group: Group, choice: Choice | None) -> None:
         """One call of the report: a launch of each kernel."""
+        scratch = [v for kernel in kernels for v in kernel.scratch]
+        for value in scratch:
+            self._places[value.id] = Place("arena", len(self.buffers))
+            self.buffers.append(Buffer(value, value.t.nbytes, self.at, self.at))
         launches = [self._launch(kernel) for kernel in kernels]
         self.steps += launches
         storages = {s.id: s for kernel in kernels for s in kernel.buffers.storages}.values()
-        values = [v for v in storages if not isinstance(v, Packed)]
+        values = [v for v in storages if not isinstance(v, Packed) and v not in scratch]
         packed = sum(v.nbytes for v in storages if isinstance(v, Packed))
         function = self.functions[launches[0].kernel].name
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
@@ -344,8 +352,13 @@ def write_programs(plan: Plan, options: Options, decisions: Sequence[Decisions])
 
 def source_of(texts: Mapping[str, str]) -> str:
     """A source with these functions, and those of users that they call."""
-    own = (f"@triton.jit\ndef {name}{text}\n" for name, text in texts.items())
-    return "\n\n".join([library(), *users_library(texts.values()), *own])
+    roles = [library("library_roles")] if any(OWN in text for text in texts.values()) else []
+    own = (_defined(name, text) for name, text in texts.items())
+    return "\n\n".join([library(), *roles, *users_library(texts.values()), *own])
+
+
+def _defined(name: str, text: str) -> str:
+    return f"@{'gluon' if OWN in text else 'triton'}.jit\ndef {name}{text.replace(OWN, f'{name}_')}\n"
 
 
 def encode(steps: list[Step] | tuple[Step, ...], spell: Encode) -> list[dict[str, Any]]:

@@ -49,11 +49,6 @@ def stored(dtype: DType) -> str:
     return _row(dtype)[1]
 
 
-def stored_of(name: str) -> str:
-    """The same of a dtype's name."""
-    return _TYPES[name][1]
-
-
 def computed(dtype: DType) -> str:
     """Triton's dtype of a term."""
     return _row(dtype)[2]

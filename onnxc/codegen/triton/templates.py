@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxc.codegen.triton import attention_gradient
 from onnxc.codegen.triton.attention import candidates, emit_attention
 from onnxc.codegen.triton.convolution import convolution_candidates, emit_convolution
 from onnxc.codegen.triton.matmul import emit_matmul, matmul_candidates
@@ -24,5 +25,10 @@ def template_ways(group: Group, layout: Layout, options: Options) -> Ways:
             return Ways(ways, lambda choice: [emit_convolution(group, layout, options, choice)])
         case "attention":
             tiles = candidates(group, layout)
-            return Ways(tiles, lambda choice: [emit_attention(group, layout, options, choice)])
+            return Ways(tiles, lambda choice: emit_attention(group, layout, options, choice))
+        case "attention_norm" | "attention_gradient":
+            return Ways(
+                attention_gradient.candidates(group),
+                lambda choice: [attention_gradient.emit_gradient(group, layout, options, choice)],
+            )
     raise InternalError(f"no GPU template for {group.node.op}")

@@ -303,7 +303,7 @@ class TermEmitter:
     def _one(self, conditions: tuple[Dim, ...], inside: Term, outside: Term) -> tuple[Term, Term] | None:
         """Both sides of a guard in terms of loads that they share; None where they are too different."""
         for a, b in ((inside, outside), (_argument(inside), outside), (inside, _argument(outside))):
-            both = self._joined(conditions, a, b) if a is not None and b is not None else None
+            both = self._joined(conditions, a, b, {}) if a is not None and b is not None else None
             if both is not None and both not in (a, b):
                 return (
                     both if a is inside else replace(inside, args=(both,)),  # type: ignore[call-arg]
@@ -311,8 +311,17 @@ class TermEmitter:
                 )
         return None
 
-    def _joined(self, conditions: tuple[Dim, ...], a: Term, b: Term) -> Term | None:
+    def _joined(
+        self, conditions: tuple[Dim, ...], a: Term, b: Term, known: dict[tuple[Term, Term], Term | None]
+    ) -> Term | None:
         """A term that is `a` where the conditions hold and `b` elsewhere, but for where it reads."""
+        if (a, b) not in known:
+            known[a, b] = self._join(conditions, a, b, known)
+        return known[a, b]
+
+    def _join(
+        self, conditions: tuple[Dim, ...], a: Term, b: Term, known: dict[tuple[Term, Term], Term | None]
+    ) -> Term | None:
         if a == b:
             return None if _guarded(a) else a
         if isinstance(a, Load) and isinstance(b, Load) and a.value is b.value and a.dtype is b.dtype:
@@ -322,7 +331,7 @@ class TermEmitter:
                 return None
             return Load(a.dtype, a.value, (x + apart * self._side(conditions),))
         if isinstance(a, Apply) and isinstance(b, Apply) and (a.op, a.attrs, a.dtype) == (b.op, b.attrs, b.dtype):
-            args = [self._joined(conditions, x, y) for x, y in zip(a.args, b.args, strict=True)]
+            args = [self._joined(conditions, x, y, known) for x, y in zip(a.args, b.args, strict=True)]
             return replace(a, args=tuple(x for x in args if x)) if all(args) else None
         return None
 

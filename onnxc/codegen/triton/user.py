@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-from onnxc.codegen.cpp.opaque import is_row_major
+from onnxc.codegen.cpp.routine import is_row_major
 from onnxc.codegen.triton.kernel import Kernel
 from onnxc.codegen.triton.terms import Buffers
 from onnxc.errors import InputError, UnsupportedError

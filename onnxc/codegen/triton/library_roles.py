@@ -1,0 +1,220 @@
+"""Attention by warps with roles, for GPUs with asynchronous products (sm_90): text in front of generated kernels.
+
+One warp brings tiles of queries, keys and values to shared memory. Groups of four warps have 64 queries each: while a
+group's product of probabilities and values runs, so does its next product of queries and keys, and it computes
+exponentials meanwhile. Barriers say of each slot of shared memory when it is full, and when all have read it.
+
+`place` is the kernel's own: where a tile's queries, keys, values and results lie.
+"""
+
+# As in library.py.
+# mypy: ignore-errors
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,  # noqa: F401  (kernels call it)
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+ox_fetch = tma.async_load if hasattr(tma, "async_load_im2col") else tma.async_copy_global_to_shared  # its older name
+OX_GROUP = gl.constexpr(64)  # queries of four warps
+
+
+@gluon.jit
+def ox_exp2_near(x):
+    """2^x of a float32, 0 below 2^-126."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def ox_barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    """Barriers that so many arrive at."""
+    found = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(count):
+        mbarrier.init(found.index(k), count=arrivals)
+    return found
+
+
+@gluon.jit
+def ox_bring(place, lies, buffers, full, free, sizes, groups: gl.constexpr, stages: gl.constexpr):
+    """What the warp does that brings tiles. `lies`, `buffers`, `full` and `free` are those of queries, keys, values."""
+    q_lies, k_lies, v_lies = lies
+    q_at, k_at, v_at = buffers
+    q_full, k_full, v_full = full
+    q_free, k_free, v_free = free
+    rank: gl.constexpr = len(k_at.shape)
+    step: gl.constexpr = k_at.shape[rank - 2]
+    nbytes: gl.constexpr = 2 * k_at.shape[rank - 1]
+    turn = 0
+    n = 0
+    for tile in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+        row0, start, blocks, _tested, q_head, k_head, v_head, _out = place(tile, sizes)
+        for k in gl.static_range(groups):
+            mbarrier.wait(q_free.index(k), (turn & 1) ^ 1)
+            mbarrier.expect(q_full.index(k), OX_GROUP * nbytes)
+            ox_fetch(q_lies, q_head + (row0 + k * OX_GROUP, 0), q_full.index(k), q_at.index(k))  # noqa: RUF005
+        turn += 1  # noqa: SIM113
+        for j in range(blocks):
+            slot = n % stages
+            phase = (n // stages + 1) & 1
+            k0 = start + (blocks - 1 - j) * step
+            mbarrier.wait(k_free.index(slot), phase)
+            mbarrier.expect(k_full.index(slot), step * nbytes)
+            ox_fetch(k_lies, k_head + (k0, 0), k_full.index(slot), k_at.index(slot))  # noqa: RUF005
+            mbarrier.wait(v_free.index(slot), phase)
+            mbarrier.expect(v_full.index(slot), step * nbytes)
+            ox_fetch(v_lies, v_head + (k0, 0), v_full.index(slot), v_at.index(slot))  # noqa: RUF005
+            n += 1
+
+
+@gluon.jit
+def ox_scored(s, k0, m, sizes, ends: gl.constexpr, above: gl.constexpr, below: gl.constexpr):
+    """Scores with -inf for keys that do not count: those beyond the last, or outside of a band."""
+    layout: gl.constexpr = s.type.layout
+    key = k0 + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
+    if ends:
+        s = gl.where((key < sizes[2])[None, :], s, float("-inf"))
+    if above:
+        s = gl.where(key[None, :] <= (m + sizes[3])[:, None], s, float("-inf"))
+    if below:
+        s = gl.where(key[None, :] >= (m + sizes[4])[:, None], s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def ox_based(high, unit):
+    """The base of exponents: where all keys so far are hidden, -inf - -inf would be NaN."""
+    return gl.where(high == float("-inf"), 0.0, high) * unit
+
+
+@gluon.jit
+def ox_attended(
+    state, buffers, full, free, turns, k0, m, sizes, unit: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    group: gl.constexpr, paced: gl.constexpr, tested: gl.constexpr, ends: gl.constexpr, above: gl.constexpr,
+    below: gl.constexpr,
+):  # fmt: skip
+    """A block of keys after the first: its scores, while the values of the block before are added up."""
+    acc, half, top, total, n = state
+    q_at, k_at, v_at = buffers
+    _q_full, k_full, v_full = full
+    _q_free, k_free, v_free = free
+    rank: gl.constexpr = len(k_at.shape)
+    block: gl.constexpr = [k_at.shape[rank - 2], k_at.shape[rank - 1]]
+    step: gl.constexpr = block[0]
+    depth: gl.constexpr = block[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step, 16])
+    last = n % stages
+    before = (n // stages) & 1
+    n += 1
+    slot = n % stages
+    mbarrier.wait(k_full.index(slot), (n // stages) & 1)
+    if paced:
+        mbarrier.wait(turns.index(group), n & 1)
+    q = q_at.index(group).reshape([OX_GROUP, depth])
+    k = k_at.index(slot).reshape(block).permute((1, 0))
+    s = warpgroup_mma(q, k, gl.zeros((OX_GROUP, step), gl.float32, layout), use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(last), before)
+    acc = warpgroup_mma(half, v_at.index(last).reshape(block), acc, is_async=True)
+    if paced:
+        mbarrier.arrive(turns.index((group + 1) % groups))
+    s = warpgroup_mma_wait(1, [s])
+    mbarrier.arrive(k_free.index(slot))
+    if tested:
+        s = ox_scored(s, k0, m, sizes, ends, above, below)
+    high = gl.maximum(top, gl.max(s, 1))
+    base = ox_based(high, unit)
+    p = ox_exp2_near(s * unit - base[:, None])
+    old = ox_exp2_near(top * unit - base)
+    total = total * old + gl.sum(p, 1)
+    acc, half = warpgroup_mma_wait(0, [acc, half])
+    mbarrier.arrive(v_free.index(last))
+    half = gl.convert_layout(p.to(half.dtype), half.type.layout)
+    acc = acc * gl.convert_layout(old, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return acc, half, high, total, n
+
+
+@gluon.jit
+def ox_attend(
+    place, out_pointer, buffers, full, free, turns, sizes, unit: gl.constexpr, stages: gl.constexpr,
+    groups: gl.constexpr, group: gl.constexpr, paced: gl.constexpr, more: gl.constexpr, ends: gl.constexpr,
+    above: gl.constexpr, below: gl.constexpr, rows: gl.constexpr, guard: gl.constexpr,
+):  # fmt: skip
+    """What four warps do: attention of 64 queries of each tile.
+
+    Blocks of keys are taken from the last to the first. `more`: more of them than one may have to be tested. `paced`:
+    groups begin products in turns.
+    """
+    q_at, k_at, v_at = buffers
+    q_full, k_full, v_full = full
+    q_free, k_free, v_free = free
+    rank: gl.constexpr = len(k_at.shape)
+    block: gl.constexpr = [k_at.shape[rank - 2], k_at.shape[rank - 1]]
+    step: gl.constexpr = block[0]
+    depth: gl.constexpr = block[1]
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, depth, 16])
+    factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
+    stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // depth, depth // 8], [4, 1], [1, 0])
+    q = q_at.index(group).reshape([OX_GROUP, depth])
+    turn = 0
+    n = 0
+    for tile in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+        row0, start, blocks, tested, _q_head, _k_head, _v_head, out = place(tile, sizes)
+        row0 += group * OX_GROUP
+        m = row0 + gl.arange(0, OX_GROUP, gl.SliceLayout(1, scores))
+        acc = gl.zeros((OX_GROUP, depth), gl.float32, sums)
+        slot = n % stages
+        mbarrier.wait(q_full.index(group), turn & 1)
+        mbarrier.wait(k_full.index(slot), (n // stages) & 1)
+        if paced:
+            mbarrier.wait(turns.index(group), n & 1)
+        k = k_at.index(slot).reshape(block).permute((1, 0))
+        s = warpgroup_mma(q, k, gl.zeros((OX_GROUP, step), gl.float32, scores), use_acc=False, is_async=True)
+        if paced:
+            mbarrier.arrive(turns.index((group + 1) % groups))
+        s = warpgroup_mma_wait(0, [s])
+        mbarrier.arrive(k_free.index(slot))
+        s = ox_scored(s, start + (blocks - 1) * step, m, sizes, ends, above, below)
+        top = gl.max(s, 1)
+        p = ox_exp2_near(s * unit - ox_based(top, unit)[:, None])
+        total = gl.sum(p, 1)
+        half = gl.convert_layout(p.to(q_at.dtype), factor)
+        if more:
+            for j in range(1, tested):
+                acc, half, top, total, n = ox_attended(
+                    (acc, half, top, total, n), buffers, full, free, turns, start + (blocks - 1 - j) * step, m, sizes,
+                    unit, stages, groups, group, paced, True, ends, above, below,
+                )  # fmt: skip
+        for _ in range(gl.maximum(tested, 1) if more else 1, blocks):
+            acc, half, top, total, n = ox_attended(
+                (acc, half, top, total, n), buffers, full, free, turns, 0, m, sizes,
+                unit, stages, groups, group, paced, False, False, False, False,
+            )  # fmt: skip
+        mbarrier.arrive(q_free.index(group))
+        slot = n % stages
+        mbarrier.wait(v_full.index(slot), (n // stages) & 1)
+        acc = warpgroup_mma(half, v_at.index(slot).reshape(block), acc, is_async=True)
+        if guard:
+            some = (total == total) & (total != 0)
+            share = gl.where(some, 1.0 / gl.where(some, total, 1.0), 0.0)
+        else:
+            share = 1.0 / total
+        acc, half = warpgroup_mma_wait(0, [acc, half])
+        mbarrier.arrive(v_free.index(slot))
+        n += 1
+        turn += 1  # noqa: SIM113
+        acc = acc * gl.convert_layout(share, gl.SliceLayout(1, sums))[:, None]
+        if guard:
+            acc = gl.where(gl.convert_layout(some, gl.SliceLayout(1, sums))[:, None], acc, 0.0)
+        y = gl.convert_layout(acc.to(q_at.dtype), stored)
+        r = row0 + gl.arange(0, OX_GROUP, gl.SliceLayout(1, stored))
+        c = gl.arange(0, depth, gl.SliceLayout(0, stored))
+        where = out_pointer + out + r[:, None] * sizes[5] + c[None, :]
+        if rows:
+            gl.store(where, y)
+        else:
+            gl.store(where, y, mask=(r < sizes[1])[:, None])
