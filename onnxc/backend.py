@@ -183,13 +183,6 @@ def _model_of(
     return model, {info.name: inputs[info.name] for info in infos}
 
 
-def _newest(domain: str) -> int:
-    """The newest version of a domain that has the operators as onnx knows them; 1 for a domain of others."""
-    if not domain:
-        return min(MAX_OPSET, int(onnx.defs.onnx_opset_version()))
-    return max((s.since_version for s in onnx.defs.get_all_schemas() if s.domain == domain), default=1)
-
-
 def _type_of(value: Any) -> TypeProto:
     """The ONNX type of an array, or of a list of arrays."""
     if isinstance(value, (list, tuple)):

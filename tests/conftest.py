@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 from models.zoo import store
 from tests import targets
 
+# Threads of OpenMP, which torch has, wait asleep: beside other workers they would take the time that they wait for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 IN_CI = os.environ.get("CI") == "true"
 
 # Deadlines would time the compiler's own compiles; benchmarks do the timing here, never tests.

@@ -316,6 +316,7 @@ def images() -> Iterator[Case]:
         for attrs in (
             {}, {"pads": [1, 1, 1, 1]}, {"pads": [1, 1, 1, 1], "count_include_pad": 1},
             {"strides": [2, 2], "ceil_mode": 1}, {"auto_pad": "SAME_UPPER"},
+            {"strides": [2, 3], "pads": [1, 0, 0, 1], "ceil_mode": 1, "count_include_pad": 1},
         ):  # fmt: skip
             scales = [F(0.02), U(100), F(0.021), U(98)]
             yield fixed("QLinearAveragePool", [x, *scales], {"kernel_shape": [3, 2], **layout, **attrs})

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import helper
@@ -22,6 +23,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Sym, floordiv, maximum, minimum, mod
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
+from onnxc.passes.decompose import decompose
 from onnxc.primitives.base import TABLE
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.contraction import fill_of
@@ -354,6 +356,25 @@ def test_attention(guard: bool) -> None:
         check("attention", q, kt, v, hidden, scale=0.5, guard=guard, fill=fill)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_derivative_of_attention(dtype: Any) -> None:
+    q, kt, v, dy = (floats(*s, dtype=dtype) for s in ((2, 3, 5, 4), (2, 3, 4, 6), (2, 3, 6, 7), (2, 3, 5, 7)))
+    norm, delta, bias = floats(2, 3, 5, dtype=dtype) + 3, floats(2, 3, 5, dtype=dtype), floats(1, 5, 6, dtype=dtype)
+    hidden = np.arange(30).reshape(1, 5, 6) % 7 == 0
+    bias[0, 2] = -np.inf  # a row with every key masked
+    masked = norm.copy()
+    masked[:, :, 2] = -np.inf
+    for extra, attrs in (([], {}), ([bias], {}), ([hidden], {"fill": -2.0})):
+        check("attention_norm", q, kt, *extra, scale=0.5, **attrs)
+        for of in ("q", "k", "v"):
+            own = masked if extra and not attrs else norm
+            check("attention_gradient", q, kt, v, dy, own, delta, *extra, of=of, scale=0.5, guard=True, **attrs)
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        single("attention_gradient", [q, kt, v, dy, norm[..., :4], delta], of="q")
+    with pytest.raises(ShapeError, match="a condition where scores are filled"):
+        single("attention_norm", [q, kt, bias], fill=-1.0)
+
+
 def test_scores_are_filled_with_numbers_of_their_dtype() -> None:
     assert fill_of(-3.4e38, np.dtype(np.float16)) == -65504 and fill_of(-3.4e38, np.dtype(np.float32)) < -3.3e38
     assert fill_of(-np.inf, np.dtype(np.float16)) == -np.inf and fill_of(2.0, np.dtype(np.float16)) == 2
@@ -536,6 +557,15 @@ def test_names_are_the_models_own_and_never_collide() -> None:
     graph = b.graph([z, z, x, b.constant(np.zeros(2, np.float32))], ["v2", "v_3", "same", "c"])
     got = run(to_onnx(graph), {"v1": np.ones(2, np.float32), 'a b\n"': np.full(2, 3, np.float32)})
     assert [g.tolist() for g in got] == [[4, 4], [4, 4], [1, 1], [0, 0]]
+
+
+def test_an_input_and_a_weight_that_are_outputs_as_they_are() -> None:
+    """A model may have it so: no name is written twice."""
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] x, float[2] w, float[2] y)
+      <float[2] w = {1, 2}> { y = Add(x, w) }"""
+    x = np.array([3, 4], np.float32)
+    for graph in (load(onnx.parser.parse_model(text)), decompose(load(onnx.parser.parse_model(text)))):
+        assert [g.tolist() for g in run(to_onnx(graph), {"x": x})] == [[3, 4], [1, 2], [4, 6]]
 
 
 def test_a_node_that_does_nothing_does_not_take_its_operands_name() -> None:

@@ -24,7 +24,7 @@ WITHOUT = {
     **dict.fromkeys(("constant", "iota", "sizes", "random_state"), "it has no operands"),
     **dict.fromkeys(("tree_leaves", "nms", "positions"), "what it finds is places and counts, which are no floats"),
     **dict.fromkeys(("read", "host", "loop", "later"), "a step on the host"),
-    "attention": "the pass that makes it runs after differentiation",
+    **dict.fromkeys(("attention_norm", "attention_gradient"), "a training step's, which is not differentiated again"),
     "matmul_quantized": "the pass that makes it runs after differentiation",
 }
 
@@ -347,3 +347,17 @@ def test_abs_and_sign_at_zero() -> None:
     for op in ("abs", "sign"):
         (dx,) = gradient(lambda b, x, op=op: b.unary(op, x), np.zeros(3))
         np.testing.assert_array_equal(dx, np.zeros(3))
+
+
+@pytest.mark.parametrize("mask", ["none", "added", "condition"])
+def test_attention(mask: str) -> None:
+    """Heads that share keys and values; a mask has no derivative."""
+    q, kt, v = floats(2, 4, 3, 5), floats(2, 1, 5, 6, seed=1), floats(2, 1, 6, 2, seed=2)
+    extra: list[Any] = {"none": [], "added": [floats(3, 6, seed=3)], "condition": [ints(3, 6, high=2) == 0]}[mask]
+    fill = {"fill": -0.7} if mask == "condition" else {}
+    fixed = [3] if mask == "added" else []
+
+    def build(b: Builder, *xs: Value) -> Value:
+        return b.one("attention", *xs, scale=0.6, guard=True, **fill)
+
+    agrees(build, q, kt, v, *extra, fixed=fixed)

@@ -45,7 +45,7 @@ struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last;
       if (p.i != (p.n * q.OH + p.y) * q.OW + p.x) __builtin_trap(); \\
       vf z = {}; v += ldl(b + c, l); stl(o + p.i * ops + c, sel<f32>(v < z, z, v), l); }); }
 KERNEL(direct, conv_items_count, conv_scratch, conv_items)
-KERNEL(wide, conv_items_count, conv_scratch, conv_items<false>)
+KERNEL(wide, conv_items_count, conv_scratch, conv_items<CONV_WIDE>)
 #define WINO(y, x) \\
   static i64 count##y##x(const ConvShape &s) { return conv_wino_count<y, x>(s); } \\
   static i64 bytes##y##x(const ConvShape &s) { return conv_wino_scratch<y, x>(s); } \\

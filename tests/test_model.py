@@ -574,6 +574,29 @@ def test_external_data_counts_by_content(tmp_path: Path, fresh_cache: Path, comp
         onnxc.compile(path)
 
 
+def test_models_of_other_weights_share_machine_code(
+    tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first is compiled; what the cache has of it is not trusted where it is damaged."""
+    from onnxc.compiler import stages
+
+    compiled, compile_library = [], stages.compile_library
+
+    def counted(sources: Any, **options: Any) -> bytes:
+        compiled.append(sources)
+        return compile_library(sources, **options)
+
+    monkeypatch.setattr(stages, "compile_library", counted)
+    x = np.zeros(1024, np.float32)
+    for value in (1.0, 2.0):
+        assert onnxc.compile(external(tmp_path / str(value), value))(x)["y"][5] == value
+    assert len(compiled) == 1
+    for entry in fresh_cache.glob("v1/*/*"):
+        entry.write_bytes(entry.read_bytes()[:-1])
+    assert onnxc.compile(external(tmp_path / "third", 3.0))(x)["y"][5] == 3.0
+    assert len(compiled) == 2
+
+
 def test_large_content_is_hashed_in_pieces(tmp_path: Path) -> None:
     from onnxc import fingerprint
 

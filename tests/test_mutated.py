@@ -64,7 +64,7 @@ def test_antialias_and_extrapolation() -> None:
     assert (y[outside] == 10).all() and (y[~outside] != 10).all()
 
 
-@pytest.mark.parametrize("alpha", [-1.0, -0.5, 2.0])
+@pytest.mark.parametrize("alpha", [-1.0, -0.5, 0.0, 2.0])
 def test_celu_of_any_sign(alpha: float) -> None:
     model = parse(f"(float[5] x) => (float[5] y) {{ y = Celu <alpha = {alpha}> (x) }}")
     x = np.array([-3, -0.5, 0, 0.5, 3], np.float32)

@@ -11,15 +11,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+import onnxc
 from onnxc.errors import InputError, LimitError, ModelError, OnnxcError
 from onnxc.frontends.onnx_file import load
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
+from onnxc.ir.text import from_text, to_text
 from onnxc.primitives.verify import verify
 
 node = helper.make_node
@@ -489,6 +492,19 @@ def test_unsorted_nodes_are_sorted() -> None:
 def test_graphs_that_are_not_dags(nodes: list[NodeProto], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load(model(nodes))
+
+
+def test_a_subgraph_may_have_an_output_twice() -> None:
+    """Its outputs are told by their places: here the next state and what is stacked, of the step before it."""
+    body = """b (int64 i, bool go, float[2] s) => (bool go, float[2] t, float[2] t) { t = Neg(s) }"""
+    text = f"""<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y, float[n, 2] z) {{
+      k = Constant<value = int64 {{3}}>()  y, z = Loop(k, , x)<body = {body}> }}"""
+    proto = onnx.parser.parse_model(text)
+    assert to_text(from_text(to_text(load(proto)))) == to_text(load(proto))
+    x = np.array([1, -2], np.float32)
+    found = onnxc.compile(proto)(x)
+    np.testing.assert_array_equal(found["y"], -x)
+    np.testing.assert_array_equal(found["z"], [-x, x, -x])
 
 
 def test_names_that_are_taken_twice() -> None:

@@ -282,6 +282,9 @@ def slices() -> Iterator[Case]:
         yield Case("Slice", args, const=[1, 2, 3, 4])
     yield Case("Slice", [f32(4, 5)], {"starts": [1, -2], "ends": [3, 99]}, opset=9)
     yield Case("Slice", [f32(0, 5), i64(0), i64(5), i64(0), i64(1)], const=[1, 2, 3, 4])
+    for start, step in ((1, 2**63 - 1), (-2, -(2**63)), (3, -(2**63) + 1)):  # one element of each
+        args = [f32(4, 5), i64(start), i64(4 if step > 0 else -9), i64(-1), i64(step)]
+        yield Case("Slice", args, const=[1, 2, 3, 4])
     for mode in ("constant", "reflect", "edge", "wrap"):
         yield Case("Pad", [f32(3, 4), i64(1, 2, 0, 3)], {"mode": mode}, opset=19, const=[1])
         yield Case("Pad", [f32(3, 4), i64(2, 1), None, i64(-1)], {"mode": mode}, opset=19, const=[1, 3])
@@ -346,6 +349,8 @@ def indexed() -> Iterator[Case]:
         attrs = {"axis": 1, "largest": largest}
         yield Case("TopK", [ints(0, 4, 3, 7).astype(np.float32), i64(3)], attrs, opset=11, outputs=2, const=[1])
     yield Case("TopK", [f32(5, 2)], {"axis": 0, "k": 2}, opset=9, outputs=2)
+    for largest in (0, 1):  # NaN is the greatest
+        yield Case("TopK", [SPECIAL, i64(len(SPECIAL))], {"largest": largest}, opset=11, outputs=2, const=[1])
     yield Case("Compress", [f32(3, 4), np.array([True, False, True])], {"axis": 0}, const=[1])
     yield Case("Compress", [f32(3, 4), np.array([True, False, True, False, True])], const=[1])
     yield Case("NonZero", [np.array([[1, 0], [2, 3]], np.float32)], const=[0])
@@ -558,6 +563,9 @@ def resizes() -> Iterator[Case]:
         for scale in (0.6, 0.35):
             given = [x, None, np.array([1, 1, scale, scale], np.float32)]
             yield Case("Resize", given, {"mode": mode, "antialias": 1}, opset=18, const=[2], dynamic=False, rtol=1e-4)
+        photo, attrs = [f32(1, 2, 61, 83), None, None, i64(1, 2, 23, 31)], {"mode": mode, "antialias": 1}
+        yield Case("Resize", photo, attrs, opset=18, const=[3], dynamic=False, rtol=1e-4)
+        yield Case("Resize", photo, {**attrs, "exclude_outside": 1}, opset=18, const=[3], dynamic=False, rtol=1e-4)
     for policy in ("not_larger", "not_smaller"):
         attrs = {"axes": [2, 3], "keep_aspect_ratio_policy": policy}
         yield Case("Resize", [x, None, None, i64(7, 8)], attrs, opset=18, const=[3], dynamic=False)
@@ -840,6 +848,20 @@ def samplings() -> Iterator[Case]:
     yield Case("Col2Im", [f32(2, 12, 20), i64(5, 6), i64(2, 2)], const=[1, 2], opset=18, dynamic=False)
     strided = {"strides": [2, 1], "pads": [1, 0, 1, 2], "dilations": [1, 2]}
     yield Case("Col2Im", [f32(2, 12, 18), i64(5, 6), i64(2, 2)], strided, const=[1, 2], opset=18, dynamic=False)
+    for image, block, more in (
+        ((5, 6), (3, 3), {"pads": [1, 1, 1, 1]}),
+        ((9, 11), (4, 3), {"strides": [3, 2], "pads": [1, 0, 2, 1]}),
+        ((13, 14), (4, 4), {"strides": [4, 4]}),
+        ((13, 14), (2, 2), {"strides": [4, 3]}),
+        ((9, 9), (5, 5), {}),
+        ((31,), (7,), {"strides": [3], "pads": [2, 1]}),
+        ((5, 6, 7), (2, 3, 2), {"strides": [1, 2, 2]}),
+    ):
+        n, pads = len(image), more.get("pads", [0] * 2 * len(image))
+        steps = more.get("strides", [1] * n)
+        count = [(image[i] + pads[i] + pads[n + i] - block[i]) // steps[i] + 1 for i in range(n)]
+        blocks = f32(2, 3 * int(np.prod(block)), int(np.prod(count)))
+        yield Case("Col2Im", [blocks, i64(*image), i64(*block)], more, const=[1, 2], opset=18, dynamic=False, rtol=1e-4)
     for exclusive in (0, 1):
         attrs = {"exclusive": exclusive, "reverse": exclusive}
         yield Case("CumProd", [f32(3, 4), np.int64(1)], attrs, opset=26, const=[1])

@@ -11,10 +11,11 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import onnxc
 from models.zoo import store
+from onnxc.errors import UnsupportedError
 from tests.agreement import assert_agrees
 
 pytestmark = pytest.mark.every_target
@@ -137,6 +138,17 @@ def optimized(path: Path, level: str) -> Path:
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{target.name}.data")
     ort.InferenceSession(str(path), options, disabled_optimizers=["NchwcTransformer"])
     return target
+
+
+def test_the_layout_of_one_machine(tmp_path: Path) -> None:
+    """Weights in the blocks of a CPU's kernels: the error says what to do."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], domain="com.microsoft.nchwc")
+    info = [helper.make_tensor_value_info(name, 1, None) for name in "xy"]
+    weights = [numpy_helper.from_array(np.ones((8, 8, 1, 1), np.float32), "w")]
+    graph = helper.make_graph([node], "g", info[:1], info[1:], weights)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft.nchwc", 1)]
+    with pytest.raises(UnsupportedError, match="save the model at the level 'extended'"):
+        onnxc.compile(helper.make_model(graph, opset_imports=opsets, ir_version=9))
 
 
 def domains(path: Path) -> set[str]:

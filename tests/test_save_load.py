@@ -155,7 +155,7 @@ def test_missing_cpu_features_are_named(saved: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(cpu.machine() != "x86_64", reason="a level of x86-64")
 def test_named_level_needs_no_more_than_it_says(tmp_path: Path) -> None:
     model = onnxc.compile(proto(), cpu="x86-64-v3")
-    assert set(model.manifest["requires"]["features"]) == cpu.required_features("x86-64-v3")
+    assert set(model.manifest["requires"]["features"]) == cpu.level("x86-64-v3").features
     model.save(tmp_path / "m.onnxc")
     x = floats(5, 8)
     np.testing.assert_allclose(onnxc.load(tmp_path / "m.onnxc")(x)["y"], np.maximum(x @ W + B, 0), 1e-5, 1e-5)
@@ -181,7 +181,8 @@ def test_what_is_no_saved_model(saved: Path, tmp_path: Path) -> None:
     [
         {"schema": 99}, {"schema": None}, {"inputs": [["x"]]}, {"inputs": None},
         {"outputs": [["y", "float31", [], []]]},
-        {"symbols": ["s0", "s9"]}, {"arena": {"sizes": []}}, {"equal": [1]},
+        {"symbols": ["s0", "s9"]}, {"arena": {"sizes": []}}, {"equal": [1]}, {"symbols": [1.5]}, {"symbols": []},
+        {"entry": 0}, {"requires": "x"}, {"requires": {"machine": cpu.machine(), "features": [None, []]}},
     ],
 )  # fmt: skip
 def test_damaged_manifest(saved: Path, changes: dict[str, Any]) -> None:

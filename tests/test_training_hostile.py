@@ -207,6 +207,20 @@ def test_hostile_files_change_nothing(step: TrainingStep, content: bytes, tmp_pa
 # ---------------------------------------------------------------- steps that go wrong, runs that go on
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2}, {"clip_value": 1.0}, {"clip_norm": 1.0}, {"precision": "float16"}], ids=str
+)
+def test_a_gradient_that_is_a_constant(options: dict[str, Any]) -> None:
+    """That of a weight which is only added to: it depends on nothing that a step is given."""
+    proto = parse("(float[2, 3] x, float[3] w) => (float loss) { y = Add(x, w) loss = ReduceSum<keepdims = 0>(y) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    step = compile_training(proto, loss="loss", optimizer=SGD(lr=0.5), **options)
+    for _ in range(options.get("accumulate", 1)):
+        np.testing.assert_allclose(step(floats(2, 3))["loss"], floats(2, 3).sum() + 6, rtol=1e-2)
+    moved = 0.5 if "clip_value" in options else 0.5 / np.sqrt(3) if "clip_norm" in options else 1.0
+    np.testing.assert_allclose(step.parameters["w"], np.full(3, 1 - moved), rtol=1e-5)
+
+
 def test_parts_are_clipped_as_a_whole() -> None:
     """The norm is that of the mean, and not of each part."""
     whole = compiled(optimizer=SGD(lr=1.0), clip_norm=0.05)

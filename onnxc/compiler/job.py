@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.autotune import Decided, Method, Tuner
 from onnxc.choices import Decisions
 from onnxc.compiler import entries
-from onnxc.compiler.making import gpu_variants, made, made_of_prepared
+from onnxc.compiler.making import Built, gpu_variants, made, made_of_prepared
 from onnxc.compiler.request import Request
 from onnxc.compiler.stages import Stages, imported, is_staged, lowered, no_surprises, prepared
 from onnxc.errors import InputError
@@ -163,11 +163,12 @@ class Job:
         with no_surprises("planning"):
             plan = cut(eliminate_dead(graph), chunks=self.request.gpu is None)
         parts: list[Graph] = []
+        built: Built = {}
         options = self.request.options
 
         def part_made(part: Graph) -> Made:
             parts.append(part)
-            return made(copied(part), self.request, self.cache, self.stages)
+            return made(copied(part), self.request, self.cache, self.stages, built)
 
         def whole() -> Made:
             return assembled(graph, plan, part_made, options.to_json(), self.stages.seconds)

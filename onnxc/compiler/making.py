@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxc.autotune import Decided
+from onnxc.codegen.cpp.program import Program
 from onnxc.compiler.request import Request
 from onnxc.compiler.stages import Stages, build, no_surprises, prepared, weights_block, written
 from onnxc.ir.graph import Graph
 from onnxc.manifest import arena_of, manifest_of
 from onnxc.runtime.cache import Cache
+from onnxc.runtime.cpu import Level
 from onnxc.runtime.library import Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE, WEIGHTS, CompiledModel
 from onnxc.staged import Made
@@ -23,31 +26,39 @@ if TYPE_CHECKING:
     from onnxc import gpu
 
 
-def made(graph: Graph, request: Request, cache: Cache | None, stages: Stages) -> Made:
-    """Of a graph of primitives."""
+Built = dict[tuple[str, ...], bytes]
+"""Machine code by its sources, without what they say of nodes."""
+
+_CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)
+
+
+def made(graph: Graph, request: Request, cache: Cache | None, stages: Stages, built: Built | None = None) -> Made:
+    """Of a graph of primitives. `built`: what the same compile has built before; what is built now is added to it."""
     with ThreadPoolExecutor(1) as pool:
         # The first compile of all also compiles the runtime: the rest does not wait for it.
         loading = pool.submit(load_runtime, cache) if request.gpu is None else None
-        return made_of_prepared(prepared(graph, request.options.passes, stages), request, cache, stages, loading)
+        graph = prepared(graph, request.options.passes, stages)
+        return made_of_prepared(graph, request, cache, stages, loading, built)
 
 
 def made_of_prepared(
-    graph: Graph, request: Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None = None
-) -> Made:
+    graph: Graph, request: Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None = None,
+    built: Built | None = None,
+) -> Made:  # fmt: skip
     """Of a graph that has passed the passes."""
     if request.gpu is not None:
         return _for_gpu(graph, request, request.gpu, stages)
-    return _for_cpu(graph, request, cache, stages, loading)
+    return _for_cpu(graph, request, cache, stages, loading, {} if built is None else built)
 
 
 def _for_cpu(
-    graph: Graph, request: Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None
+    graph: Graph, request: Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None, built: Built
 ) -> Made:
     options = request.options
     kernels = replace(options.kernels, tuned=tuple(sorted(request.measured[0].best.items())))
     with ThreadPoolExecutor(1) as pool:
         program = written(graph, request.cpu, options.fusion_options, kernels, stages)
-        building = pool.submit(build, program, request.cpu, cache)
+        building = pool.submit(_machine_code, program, request.cpu, cache, built)
         weights = weights_block(program, graph)
         stages.done("weights")
         code = building.result()
@@ -57,6 +68,14 @@ def _for_cpu(
     return manifest, {
         PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
     }  # fmt: skip
+
+
+def _machine_code(program: Program, cpu: Level, cache: Cache | None, built: Built) -> bytes:
+    """Of a program; of those of one model that differ only in the nodes they cite (branches of an If, say), once."""
+    key = tuple(_CITED.sub(r"\1", text) for text in program.sources)
+    if key not in built:
+        built[key] = build(program, cpu, cache)
+    return built[key]
 
 
 def _for_gpu(graph: Graph, request: Request, target: gpu.GpuTarget, stages: Stages) -> Made:

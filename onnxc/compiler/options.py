@@ -91,6 +91,7 @@ class CompileOptions:
             weight_products=gpu,
             widen=not gpu,
             positions=not gpu,
+            rows=not gpu,
         )
 
     @property

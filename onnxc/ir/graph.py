@@ -39,9 +39,12 @@ class Source:
 Origin = tuple[Source, ...]
 
 
+MOST_SOURCES = 1000  # of one node or kernel: a longer list tells nobody more
+
+
 def merge_origins(origins: Iterable[Origin]) -> Origin:
-    """The union, in the order of the user's model."""
-    return tuple(sorted({s for o in origins for s in o}, key=lambda s: (s.number, s.op_type)))
+    """The union, in the order of the user's model; the first of very many."""
+    return tuple(sorted({s for o in origins for s in o}, key=lambda s: (s.number, s.op_type))[:MOST_SOURCES])
 
 
 class Value:

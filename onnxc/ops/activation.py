@@ -78,7 +78,8 @@ def selu(
 def celu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
     below = b.div(x, alpha)
     grown = expm1_of_negative(b, below) if alpha > 0 else b.sub(b.exp(below), 1.0)
-    return b.where(negative(b, x), b.mul(grown, alpha), x)
+    above = x if alpha else b.mul(below, 0.0)  # an alpha of 0 makes it NaN: max(0, x) + min(0, 0 * infinity)
+    return b.where(negative(b, x), b.mul(grown, alpha), above)
 
 
 @op("HardSigmoid", 1)

@@ -184,11 +184,11 @@ def skip_layer_normalization(
 @op("SkipSimplifiedLayerNormalization", 1, domain=MS)
 def skip_simplified_layer_normalization(
     b: Builder, x: Value, skip: Value, gamma: Value, bias: Value | None = None, *, epsilon: float = 1e-12,
-) -> list[Value | None]:  # fmt: skip
-    """Outputs: normalized sum, no mean, inverse deviation, the sum itself."""
+) -> list[Value]:  # fmt: skip
+    """Outputs: normalized sum, a mean of zeros (none is subtracted), inverse deviation, the sum itself."""
     total = _skipped(b, x, skip, bias)
     y, inverse = rms_norm(b, total, [x.rank - 1], epsilon, stash_of(x, 1))
-    return [b.mul(y, gamma), None, inverse, total]
+    return [b.mul(y, gamma), b.full(inverse.shape, 0, inverse.dtype), inverse, total]
 
 
 @op("EmbedLayerNormalization", 1, domain=MS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from onnxc.ir.graph import Value
 from onnxc.ops.com_microsoft import MS, fused_conv
 from onnxc.ops.com_microsoft_quantized import quantize_as
-from onnxc.ops.pooling import average_pool, max_pool
+from onnxc.ops.conv import window_of
+from onnxc.ops.pooling import average_pool, max_pool, pool, with_ceil
 from onnxc.ops.quantization import dequantize_linear, qlinear_conv
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
@@ -49,6 +51,10 @@ def qlinear_average_pool(
     kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     def define(image: Value) -> Value:
+        if ceil_mode and count_include_pad:  # other than AveragePool, it counts what ceil_mode adds
+            spatial = image.shape[2:]
+            window = with_ceil(spatial, window_of(spatial, kernel_shape, strides, None, pads, auto_pad))
+            return b.div(pool(b, "window_sum", image, window), math.prod(kernel_shape))
         return average_pool(
             b, image, kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode,
             count_include_pad=count_include_pad, pads=pads, strides=strides,

@@ -153,8 +153,8 @@ def iterate(
     goes_on = condition is None or ((known := constant_of(condition)) is not None and bool(known.item()))
     plain = _is_plain(initial, typed)
     if trip is not None and goes_on and plain and not typed.loose and typed.always_goes_on():
-        return _as_scan(b, trip, initial, body)
-    return _on_host(b, trip, condition, initial, body, typed)
+        return _as_scan(b, trip, initial, _again(typed))
+    return _on_host(b, trip, condition, initial, typed)
 
 
 def _typed(b: Builder, types: list[Type | None], body: Body) -> _Typed:
@@ -183,6 +183,22 @@ def _typed(b: Builder, types: list[Type | None], body: Body) -> _Typed:
     raise UnsupportedError(f"the types of what a Loop carries still change after {MOST_TYPINGS} iterations")
 
 
+def _again(typed: _Typed) -> Body:
+    """The body once more, of what was built. (Built anew, a loop within loops would be twice for each around it.)"""
+
+    def run(inner: Builder, number: Value, go: Value, carried: list[Value]) -> tuple[Value, list[Value], list[Value]]:
+        here = dict(zip((v.id for v in typed.inner.inputs), (number, go, *carried), strict=True))
+        for n in typed.inner.nodes:
+            outputs = [Value(v.type, v.name, v.data) for v in n.outputs]
+            inputs = [None if v is None else here.get(v.id, v) for v in n.inputs]
+            inner.nodes.append(Node(n.op, inputs, outputs, n.attrs, n.regions, n.origin))
+            here.update({a.id: b for a, b in zip(n.outputs, outputs, strict=True)})
+        condition, *ends = [here.get(v.id, v) for v in (typed.condition, *typed.after, *typed.results)]
+        return condition, ends[: len(carried)], ends[len(carried) :]
+
+    return run
+
+
 def _as_scan(b: Builder, trip: Value, initial: Sequence[Value], body: Body) -> tuple[list[Value], list[Value]]:
     (count,) = b.extents(b.max(scalar(b, trip), 0), "the trip count of a Loop")
 
@@ -194,7 +210,7 @@ def _as_scan(b: Builder, trip: Value, initial: Sequence[Value], body: Body) -> t
 
 
 def _on_host(
-    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], body: Body, typed: _Typed
+    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], typed: _Typed
 ) -> tuple[list[Value], list[Value]]:
     run_time = _run_time(b, "how often a Loop runs, or what it carries,")
     ends = [typed.condition, *typed.after, *typed.results]
@@ -213,7 +229,7 @@ def _on_host(
     regions = [region]
     if not stacked and not typed.loose and _is_plain(initial, typed):
         chunk = run_time.size()
-        regions.append(_in_chunks(b, initial, body, chunk, taken))
+        regions.append(_in_chunks(b, initial, _again(typed), chunk, taken))
         attrs["chunk"] = chunk
     b.nodes.append(Node("loop", [limit, start, *initial, *taken], outputs, attrs, regions, b.origin))
     return outputs[: len(initial)], outputs[len(initial) :]

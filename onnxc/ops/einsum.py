@@ -25,9 +25,10 @@ def einsum(b: Builder, *xs: Value, equation: str) -> Value:
     for x, text in operands:
         for label, size in zip(text, x.shape, strict=True):
             sizes[label] = broadcast_dims(sizes.get(label, 1), size)
-    current = _summed(b, operands[0], set(wanted).union(*(t for _, t in operands[1:])))
+    last = {label: i for i, (_, text) in enumerate(operands) for label in text}
+    current = _summed(b, operands[0], {label for label in sizes if label in wanted or last[label] > 0})
     for i, operand in enumerate(operands[1:], 1):
-        needed = set(wanted).union(*(t for _, t in operands[i + 1 :]))
+        needed = {label for label in sizes if label in wanted or last[label] > i}
         current = _contract(b, current, _summed(b, operand, needed | set(current[1])), needed, sizes)
     x, text = current
     y = b.transpose(x, [text.index(label) for label in wanted])
@@ -40,6 +41,8 @@ def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     terms = left.split(",")
     if len(terms) != len(ranks):
         raise ModelError(f"Einsum {equation!r} is for {len(terms)} operands, not {len(ranks)}")
+    if not all(set(t.replace("...", "", 1)) <= set(string.ascii_letters) for t in (*terms, right)):
+        raise ModelError(f"Einsum {equation!r}: an operand is letters, and an ellipsis (...) at most once")
     used = set(equation) & set(string.ascii_letters)
     extra = [rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks, strict=True)]
     if any(n < 0 or (n > 0 and "..." not in t) for n, t in zip(extra, terms, strict=True)):

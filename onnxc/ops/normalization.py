@@ -106,8 +106,8 @@ def layer_norm(
 
 
 def stash_of(x: Value, stash_type: int) -> DType:
-    """The type to compute in: the one asked for, but nothing narrower than the input."""
-    stash = dtype_of(stash_type, "stash_type")
+    """The type to compute in: the one asked for (0 leaves it to the runtime), but nothing narrower than the input."""
+    stash = dtype_of(stash_type or 1, "stash_type")
     return stash if x.dtype.bits < stash.bits else x.dtype
 
 

@@ -239,7 +239,7 @@ def _extrapolated(b: Builder, y: Value, axis: Axis, style: Style, at: Value) -> 
 
 
 def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
-    """Shrinking with a filter that widens with the factor, as a matrix of weights."""
+    """Shrinking with a filter that widens with the factor."""
     before, after = (
         static_dim(axis.before, "Resize with antialias"),
         static_dim(axis.after, "Resize with antialias"),
@@ -265,9 +265,27 @@ def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
     weights /= np.where(total == 0, 1, total)  # none is in reach of what lies far outside
     inner = np.zeros((before, after))
     np.add.at(inner, np.clip(taps, 0, before - 1), weights.T)  # the edge stands for what is beyond it
-    matrix = b.constant(inner.astype(x.dtype.numpy))
-    y = b.swap(b.matmul(b.swap(x, axis.axis, x.rank - 1), matrix), axis.axis, x.rank - 1)
-    return _extrapolated(b, y, axis, style, places)
+    return _extrapolated(b, _weighted(b, x, axis.axis, inner.astype(x.dtype.numpy)), axis, style, places)
+
+
+MOST_TAPS = 24  # of a filter that is written out; a longer one is a matrix
+
+
+def _weighted(b: Builder, x: Value, axis: int, matrix: np.ndarray) -> Value:
+    """Sums of neighbours along an axis: [elements, results] weights, of which a result has a few that are not 0."""
+    used = matrix != 0
+    taps = int(used.sum(0).max(initial=0))
+    if not 0 < taps <= MOST_TAPS or 4 * taps > len(matrix):
+        return b.swap(b.matmul(b.swap(x, axis, x.rank - 1), b.constant(matrix)), axis, x.rank - 1)
+    order = np.argsort(~used, axis=0, kind="stable")[:taps]  # of each result the taps that it has, then others
+    places = np.where(np.take_along_axis(used, order, 0), order, order[:1])
+    weights = np.take_along_axis(matrix, order, 0)
+    y: Value | None = None
+    for place, weight in zip(places, weights, strict=True):
+        tap = b.mul(b.gather(x, b.constant(place), axis), _along(b, b.constant(weight), x, axis))
+        y = tap if y is None else b.add(y, tap)
+    assert y is not None
+    return y
 
 
 def resize(b: Builder, x: Value, axes: Sequence[Axis], style: Style) -> Value:

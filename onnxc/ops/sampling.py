@@ -286,12 +286,18 @@ def col2im(
     limited(taps * prod(count), "Col2Im")
     if static_dim(x.shape[2], "Col2Im") != prod(count):
         raise ShapeError(f"Col2Im of {x.t}: {prod(count)} blocks fit in the image {list(image)}")
+    channels = x.shape[1] // taps
+    turns = [-(-k // s) for k, s in zip(block, window.strides, strict=True)]
+    if set(window.dilations) == {1} and int(np.prod(turns)) <= MOST_TURNS:
+        y = _laid_out(b, b.reshape(x, (x.shape[0], channels, *block, *count)), window.strides, turns)
+        made = static_shape(y.shape[2:], "the image of Col2Im")
+        beyond = [max(p - d, 0) for p, d in zip(padded, made, strict=True)]
+        return _cropped(b, b.pad(y, (0,) * y.rank, (0, 0, *beyond), 0), low, image)
     tap = np.indices(block).reshape(len(block), -1, 1)
     start = np.indices(count).reshape(len(block), 1, -1)
     shape = (-1, 1, 1)
     at = tap * np.reshape(window.dilations, shape) + start * np.reshape(window.strides, shape)
     flat = np.ravel_multi_index(tuple(at), padded).reshape(1, 1, -1).astype(np.int64)
-    channels = x.shape[1] // taps
     rows = (x.shape[0], channels, flat.size)
     zeros = b.full((x.shape[0], channels, size), 0, x.dtype)
     total = b.one(
@@ -302,7 +308,38 @@ def col2im(
         axis=2,
         reduction="add",
     )
-    y = b.reshape(total, (x.shape[0], channels, *padded))
+    return _cropped(b, b.reshape(total, (x.shape[0], channels, *padded)), low, image)
+
+
+MOST_TURNS = 16  # blocks that overlap in a place
+
+
+def _laid_out(b: Builder, x: Value, strides: Sequence[int], turns: Sequence[int]) -> Value:
+    """Blocks [N, C, block..., count...] in steps of the strides, added up: [N, C, (count + turns - 1) * stride...].
+
+    Along an axis a block is `turns` pieces of a stride's length, the last one filled up with zeros. Piece k of block i
+    belongs to piece i + k of the result.
+    """
+    n, (lead, block, count) = len(strides), (x.shape[:2], x.shape[2 : 2 + len(strides)], x.shape[2 + len(strides) :])
+    missing = [t * s - static_dim(k, "Col2Im") for t, s, k in zip(turns, strides, block, strict=True)]
+    x = b.pad(x, (0,) * x.rank, (0, 0, *missing, *(0,) * n), 0)
+    x = b.reshape(x, (*lead, *(d for pair in zip(turns, strides, strict=True) for d in pair), *count))
+    y: Value | None = None
+    for place in product(*map(range, turns)):
+        piece = x
+        for i, k in enumerate(place):
+            piece = b.slice(piece, 2 + 2 * i, k, k + 1)
+        piece, kept = b.reshape(piece, (*lead, *strides, *count)), (0,) * (2 + n)
+        after = [t - 1 - k for t, k in zip(turns, place, strict=True)]
+        piece = b.pad(piece, (*kept, *place), (*kept, *after), 0)
+        y = piece if y is None else b.add(y, piece)
+    assert y is not None
+    y = b.transpose(y, (0, 1, *(k for i in range(n) for k in (2 + n + i, 2 + i))))
+    return b.reshape(y, (*lead, *((d + t - 1) * s for d, t, s in zip(count, turns, strides, strict=True))))
+
+
+def _cropped(b: Builder, y: Value, low: Sequence[int], image: Sequence[int]) -> Value:
+    """The image within its padding."""
     for i, (lo, d) in enumerate(zip(low, image, strict=True)):
         y = b.slice(y, i + 2, lo, lo + d)
     return y

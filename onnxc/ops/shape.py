@@ -82,8 +82,8 @@ def transpose(b: Builder, x: Value, *, perm: list[int] | None = None) -> Value:
 
 
 def _squeeze(b: Builder, x: Value, axes: tuple[int, ...] | None) -> Value:
-    """Drops axes of size 1; without axes, all of them."""
-    if axes is None:
+    """Drops axes of size 1; without axes, and for an empty list of them, all (as onnxruntime does)."""
+    if not axes:
         if not all(d == 1 or never_equal(d, 1) for d in x.shape):
             raise NeedsSizesError(f"which axes of {x.t} Squeeze drops depends on sizes: give them, or axes")
         axes = tuple(i for i, d in enumerate(x.shape) if d == 1)

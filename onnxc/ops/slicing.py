@@ -16,6 +16,7 @@ from onnxc.primitives.movement import slice_size
 
 # Exporters write the greatest int32 or int64 for "to the end".
 FAR = 2**31 - 1
+LONGEST = 1 << 40  # step: no axis has so many elements, and one is taken of each
 
 
 def clamp(position: Dim, size: Dim, low: Dim, high: Dim) -> Dim:
@@ -84,6 +85,7 @@ def slice_10(
         raise ModelError(f"Slice has {count} starts for the axes of {x.t}")
     along_axes = list(range(count)) if axes is None else b.static_ints(axes, "the axes of Slice")
     strides = [1] * count if steps is None else b.static_ints(steps, "the steps of Slice")
+    strides = [max(-LONGEST, min(s, LONGEST)) for s in strides]
     if is_computed(b, starts, ends):
         return _slice_computed(b, x, starts, ends, along_axes, strides)
     first = b.ints(starts, "the start of Slice")

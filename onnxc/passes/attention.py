@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,8 +24,18 @@ def _scalar(v: Value | None) -> float | None:
 
 
 def _behind_reshape(v: Value) -> Value:
-    node = _made_by(v, "reshape")
-    return node.operands[0] if node else v
+    """What is reshaped, and copied as a hint of derivative rules."""
+    while v.node is not None and (v.node.op == "reshape" or (v.node.op == "copy" and "stop" in v.node.attrs)):
+        v = v.node.operands[0]
+    return v
+
+
+def _is_of_rows(v: Value, op: str, x: Value) -> bool:
+    """Whether v is a reduction of x over its last axis, and has that axis with a size of 1: each row meets its own."""
+    made = _made_by(_behind_reshape(v), op)
+    if made is None or made.operands[0] is not x or made.attrs["axes"] != (x.rank - 1,):
+        return False
+    return v.shape == (*x.shape[:-1], 1)
 
 
 def _softmax_input(p: Value) -> Value | None:
@@ -33,18 +44,13 @@ def _softmax_input(p: Value) -> Value | None:
     if div is None:
         return None
     exp = _made_by(div.operands[0], "exp")
-    total = _made_by(_behind_reshape(div.operands[1]), "reduce_sum")
-    if exp is None or total is None or total.operands[0] is not exp.output:
-        return None
-    sub = _made_by(exp.operands[0], "sub")
-    if sub is None:
+    sub = _made_by(exp.operands[0], "sub") if exp is not None else None
+    if exp is None or sub is None:
         return None
     x = sub.operands[0]
-    top = _made_by(_behind_reshape(sub.operands[1]), "reduce_max")
-    last = (x.rank - 1,)
-    if top is None or top.operands[0] is not x or top.attrs["axes"] != last or total.attrs["axes"] != last:
+    if not _is_of_rows(sub.operands[1], "reduce_max", x):
         return None
-    return x
+    return x if _is_of_rows(div.operands[1], "reduce_sum", exp.output) else None
 
 
 def _without_guard(p: Value) -> tuple[Value, bool]:
@@ -82,8 +88,10 @@ def _strip_scale(v: Value) -> tuple[Value, float]:
             continue
         a, b = node.operands
         c = _scalar(b)
+        if c is not None and op == "div":
+            c = 1.0 / c if abs(c) > np.finfo(np.float32).tiny else None
         if c is not None and a.shape == v.shape:
-            return a, c if op == "mul" else 1.0 / c
+            return a, c
         c = _scalar(a)
         if c is not None and op == "mul" and b.shape == v.shape:
             return b, c
@@ -143,18 +151,24 @@ HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 
 def fuse_attention(
-    graph: Graph, of: frozenset[DType] = FLOAT32, deepest: int | None = None, fills: bool = False
+    graph: Graph,
+    of: frozenset[DType] = FLOAT32,
+    deepest: int | None = None,
+    fills: bool = False,
+    learnt: Container[int] = frozenset(),
 ) -> Graph:
     """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities.
 
     `of` are the dtypes that the target has a kernel for, `deepest` the depth of the deepest heads that it takes; None
     is no limit. `fills`: it has one for scores that are replaced where a condition holds, as `masked_fill` does.
+    `learnt` are ids of values that a mask must not be.
     """
     uses = graph.uses()
     r = Rewriter(graph)
     for node in graph.nodes:
         fused = _match(node, graph, uses, fills) if node.op == "matmul" and node.output.dtype in of else None
-        if fused is None or not _fits(fused[0].q, deepest) or not _fits(fused[1], deepest):
+        fits = fused is not None and _fits(fused[0].q, deepest) and _fits(fused[1], deepest)
+        if fused is None or not fits or (fused[0].bias is not None and fused[0].bias.id in learnt):
             r.keep(node)
             continue
         scores, value, guard, origin = fused

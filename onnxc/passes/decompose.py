@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
 
-from onnxc.errors import ModelError, NeedsContentError, NeedsSizesError, OnnxcError, ShapeError, UnsupportedOpError
+from onnxc.errors import (
+    LimitError,
+    ModelError,
+    NeedsContentError,
+    NeedsSizesError,
+    OnnxcError,
+    ShapeError,
+    UnsupportedOpError,
+)
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Symbol, symbols
@@ -34,6 +43,12 @@ _MISFITS = (
     AssertionError,
     AttributeError,
 )
+
+
+MOST_BUILDS = 512  # of one subgraph
+_NCHWC = "com.microsoft.nchwc"
+_OWN = "onnxc.op adds operators that onnxc does not have"
+_BLOCKED = f"{_NCHWC} is the layout of one CPU's kernels: have onnxruntime save the model at the level 'extended'"
 
 
 def decompose(graph: Graph, differentiable: bool = False, staged: bool = False, careful: bool = False) -> Graph:
@@ -82,12 +97,14 @@ class _Scope:
         definitions: by op.
         careful: as of `decompose`.
         numbers: sizes that are numbers if that is wanted: those of the inputs of a graph that is compiled as it runs.
+        builds: how often each subgraph was built, by id: a loop builds its body anew for other types.
     """
 
     opsets: Mapping[str, int]
     definitions: Mapping[str, OpDef]
     careful: bool = False
     numbers: frozenset[Symbol] = frozenset()
+    builds: Counter[int] = field(default_factory=Counter)
 
 
 class _Decomposer:
@@ -156,6 +173,9 @@ class _Decomposer:
 
     def lower(self, b: Builder, graph: Graph, inputs: Sequence[Value | None]) -> list[Value]:
         """Builds a subgraph in another builder; its inputs are these values."""
+        self.scope.builds[id(graph)] += 1
+        if self.scope.builds[id(graph)] > MOST_BUILDS:
+            raise LimitError(f"a subgraph of loops within loops was built {MOST_BUILDS} times, and types still change")
         values = {**self.values, **{v.id: new for v, new in zip(graph.inputs, inputs, strict=True) if new is not None}}
         before = b.lower
         inner = _Decomposer(b, self.scope, values)
@@ -277,7 +297,7 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
         else:
             found[node.op] = definition
     if missing:
-        raise UnsupportedOpError(missing, hint="onnxc.op adds operators that onnxc does not have")
+        raise UnsupportedOpError(missing, _BLOCKED if any(_NCHWC in op for _, op in missing) else _OWN)
     return found
 
 

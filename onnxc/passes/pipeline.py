@@ -41,6 +41,7 @@ class PassOptions:
         weight_products: gradients of convolutions by their weights become products of matrices.
         positions: where a vector is true is found by a routine.
         widen: smooth arithmetic of float16 and bfloat16 is done in float32, where `dtype` asks for no halves.
+        rows: convolutions of few outputs read graph inputs as these lie.
     """
 
     fold_bytes: int = 1 << 28
@@ -57,6 +58,7 @@ class PassOptions:
     weight_products: bool = False
     positions: bool = True
     widen: bool = True
+    rows: bool = True
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
@@ -84,4 +86,4 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io)))
     if options.merge:
         pipeline.append(("merge-products", merge_products))
-    return [*pipeline, ("prepare", prepare)]
+    return [*pipeline, ("prepare", lambda g: prepare(g, rows=options.rows))]

@@ -43,6 +43,7 @@ from onnxc.ir.graph import Graph, Node, Origin, Source, Value
 from onnxc.passes.precision_rules import (
     COMPARES,
     COUNTS,
+    FACTORS,
     FLOAT32,
     FOLLOWS,
     HALVES,
@@ -263,12 +264,13 @@ class _Converter:
             self.notes.add(node, why)
             self._emit(node, dtypes.float32)
             return
-        inputs = [self.value(v, self.half.dtype) for v in node.operands[:3]]
-        for bias in node.operands[3:]:  # the bias of attention has a dtype of its own
+        count = FACTORS.get(node.op, 3)
+        inputs = [self.value(v, self.half.dtype) for v in node.operands[:count]]
+        for bias in node.operands[count:]:  # the bias of attention has a dtype of its own
             inputs.append(self.value(bias))
             if constant_of(bias) is not None and self.known.misfits.get(bias.id):
                 self.notes.add(node, self.known.misfits[bias.id])
-        self._emit(node, self.half.dtype, inputs)
+        self._emit(node, None if node.op == "attention_norm" else self.half.dtype, inputs)
 
     def _unpacked(self, node: Node) -> bool:
         """Weights that are halves already are multiplied as such."""

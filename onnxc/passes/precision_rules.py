@@ -20,7 +20,8 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
 HALVES = {d.name: d for d in (dtypes.float16, dtypes.bfloat16)}
-TEMPLATES = frozenset({"matmul", "conv", "attention"})
+TEMPLATES = frozenset({"matmul", "conv", "attention", "attention_norm", "attention_gradient"})
+FACTORS = {"attention": 3, "attention_norm": 2, "attention_gradient": 4}  # operands that are multiplied, if not 2
 FOLLOWS = frozenset({
     "add", "sub", "mul", "div", "neg", "abs", "sign", "max", "min", "where", "copy", "sqrt", "tanh", "erf",
     "floor", "ceil", "round",
@@ -208,7 +209,7 @@ class Analysis:
 
     def refusal(self, node: Node) -> str:
         """Why a template cannot multiply halves, or ""."""
-        for v in node.operands[: 3 if node.op == "attention" else 2]:
+        for v in node.operands[: FACTORS.get(node.op, 2)]:
             taint = self.taints.get(v.id)
             why = taint.reason if taint is not None else self.misfits.get(v.id, "")
             if why:

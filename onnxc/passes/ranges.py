@@ -113,12 +113,19 @@ def source(v: Value) -> Value:
     return v
 
 
+def _meets(y: Value, x: Value, axes: Sequence[int]) -> bool:
+    """Whether each element of x meets its own of a reduction: y has the axes that it lacks, of size 1 or expanded."""
+    while y.node is not None and y.node.op == "expand":
+        y = y.node.operands[0]
+    return y.shape == tuple(1 if k in axes else d for k, d in enumerate(x.shape)) or y.t.size == 1
+
+
 def _sub(node: Node, r: Sequence[Range]) -> Range:
     """Less its own maximum, nothing is above zero."""
     x, y = node.operands
     top = source(y).node
     high = r[0].high - r[1].low
-    if top is not None and top.op == "reduce_max" and top.operands[0] is x:
+    if top is not None and top.op == "reduce_max" and top.operands[0] is x and _meets(y, x, top.attrs["axes"]):
         high = min(high, 0.0) if not math.isnan(high) else 0.0
     return Range(r[0].low - r[1].high, high)
 

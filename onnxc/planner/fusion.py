@@ -34,6 +34,7 @@ from onnxc.primitives.contraction import images_of
 Templates = Callable[[Node], bool]
 
 LONG_INDEX = 400  # characters of an index expression
+MOST_NODES = 128  # of what follows a template that its epilogue may take
 
 
 class _Planner:
@@ -56,6 +57,7 @@ class _Planner:
         self.late = late_nodes(graph)
         self.homes: dict[int, list[Group]] = {}  # id(node) -> groups that compute it
         self.groups: list[Group] = []
+        self.copied: dict[int, list[Group]] = {}  # value id -> the concatenations that it is a part of
         self.boundaries: dict[int, str] = {}
         self.through_views: dict[int, str] = {}  # value id -> the template that reads it through views
 
@@ -129,7 +131,7 @@ class _Planner:
         pending = list(self.uses.get(group.node.output.id, ()))
         done: set[int] = set()
         found: list[Node] = []
-        while pending:
+        while pending and len(done) < MOST_NODES:
             pending.sort(key=self.clusters.position)
             node = pending.pop(0)
             if id(node) in done or id(node) in self.homes:
@@ -349,15 +351,13 @@ class _Planner:
     def _takers(self, node: Node, readers: list[Node]) -> list[Group]:
         """Kernels that compute a reader of the node inline (not as a template's operand)."""
         found: list[Group] = []
+        copies = self.copied.get(node.output.id, ())
         for r in readers:
             for group in self.homes.get(id(r), ()):
-                demanded = any(node.output.id in s.demands for s in group.sections)
+                demanded = group in copies or any(node.output.id in s.demands for s in group.sections)
                 if group.node is not r and demanded and group not in found:
                     found.append(group)
-        for group in self.groups:
-            if group.placements and group not in found and any(s.root is node.output for s in group.sections):
-                found.append(group)
-        return found
+        return found + [g for g in copies if g not in found]
 
     def _inline(self, node: Node, group: Group) -> None:
         for section in group.sections:
@@ -452,6 +452,8 @@ class _Planner:
         for v in node.operands:
             section = self._section(v)
             section.stores.clear()
+            copied = self.copied.setdefault(v.id, [])
+            copied += [group] if group not in copied else []
             start: Index = tuple(offset if k == axis else 0 for k in range(v.rank))
             group.placements[len(group.sections)] = Placement(node.output, start)
             group.sections.append(section)
@@ -567,4 +569,4 @@ def plan(
     found.groups = [part for group in found.groups for part in divided(group, machine)]
     if options.chains and not exact:
         found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
-    return share_buffers(found) if machine is CPU else found
+    return share_buffers(found, reuse=machine is CPU)

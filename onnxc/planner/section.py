@@ -1,12 +1,9 @@
 """A section: one loop nest over a root value's elements, and everything computed inside it.
 
-A section grows by pulling producers in. For each member it keeps the *demands*: the distinct indices, in
-terms of
-the section's loop variables, at which the member's elements are needed. A producer is legal inside when
-its demands
-are few; a reduction when the variables of its index can be the outer loops; a value can be stored from
-inside when
-its demand visits each of its elements once.
+A section grows by pulling producers in. For each member it keeps the *demands*: the distinct indices, in terms of the
+section's loop variables, at which the member's elements are needed. A producer is legal inside when its demands are
+few; a reduction when the variables of its index can be the outer loops; a value can be stored from inside when its
+demand visits each of its elements once.
 """
 
 from __future__ import annotations
@@ -14,21 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from onnxc.ir.expr import (
-    Call,
-    Dim,
-    Expr,
-    Symbol,
-    always_equal,
-    coefficient,
-    of,
-    prod,
-    recombine,
-    substitute,
-    symbols,
-)
+from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS, Index, broadcast, flatten, fresh, unflatten, view_index
+from onnxc.planner.loop_index import divided_loops, is_loop, is_mixed_radix
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 
@@ -103,7 +89,7 @@ class Section:
         demands = self.demands.get(value.id, [])
         if not demands:
             return "not demanded here"
-        if len(demands) > 1 and (len(demands) > 4 or _cost(node) > 2 or store):
+        if len(demands) > 1 and (len(demands) > 4 or cost(node) > 2 or store):
             return f"needed at {len(demands)} different positions"
         if len(demands) > 1 and self._scattered(demands) and sum(_is_whole(v, value) for v in node.operands) > 1:
             return f"needed at {len(demands)} positions that are data, element by element"
@@ -126,7 +112,7 @@ class Section:
         """Whether loops that indices divide become two, for a node to be computed here."""
         if _is_reduction(node):
             return node.op not in WINDOWS and node.op not in CONTRACTIONS
-        return _cost(node) > 1 and any(True for e in self.demands[node.output.id][0] for _ in divided_loops(e))
+        return cost(node) > 1 and any(True for e in self.demands[node.output.id][0] for _ in divided_loops(e))
 
     def _fits(self, node: Node, store: bool) -> str:
         """As `accepts`, once loops are split."""
@@ -134,7 +120,7 @@ class Section:
         demands = self.demands[value.id]
         if _is_reduction(node):
             return self._accepts_reduction(node) or self._stored_once(node, store)
-        if store and not self._bijective(value, demands[0]):
+        if store and not self.visits_once(value, demands[0]):
             return "not every element is computed exactly once here"
         return self._stored_once(node, store) or self._recompute(node, demands)
 
@@ -172,13 +158,13 @@ class Section:
         times = prod(extent[s] for s in extent.keys() - used)
         spread = prod(extent[s] for s in used)
         repeated = not always_equal(spread, node.output.t.size) and used and not _single_positions(demands[0])
-        if repeated and _cost(node) > 1:
+        if repeated and cost(node) > 1:
             return "its elements would be computed more than once"
         if times == 1 or self._is_outer(used):
             return ""
         if self.outer is None and self.innermost is not None and self.innermost not in used:
             return ""  # computed once per row
-        limit = 64 if _cost(node) <= 2 else 1
+        limit = 64 if cost(node) <= 2 else 1
         if isinstance(times, int) and times <= limit and node.output.t.size != 1:
             return ""
         return "" if node.output.t.size == 1 else "it would be recomputed along a broadcast axis"
@@ -190,7 +176,7 @@ class Section:
         """Why no reduction can be computed where these elements of it are needed."""
         if len(demands) > 1:
             return "a reduction needed at several positions"
-        if any(s not in dict(self.variables) for e in demands[0] for s in symbols(e) if _is_loop(s)):
+        if any(s not in dict(self.variables) for e in demands[0] for s in symbols(e) if is_loop(s)):
             return "a reduction inside a reduction"
         return ""
 
@@ -211,10 +197,10 @@ class Section:
             if self.outer is not None and set(self.outer) != {s for s, _ in self.variables}:
                 return "a window inside a row reduction"
             return (
-                "" if self._bijective(node.output, demand) else "a window's elements would be computed more than once"
+                "" if self.visits_once(node.output, demand) else "a window's elements would be computed more than once"
             )
         used = [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
-        if not self._bijective(node.output, demand):
+        if not self.visits_once(node.output, demand):
             return "the reduction would be computed more than once"
         if self._dwarfs(node):
             return "its loops would be too few for what reads it"
@@ -413,11 +399,9 @@ class Section:
         return list(found.items())
 
     def visits_once(self, value: Value, at: Index) -> bool:
-        """Whether a store of the value at this index would write each element exactly once."""
-        return self._bijective(value, at)
-
-    def _bijective(self, value: Value, at: Index) -> bool:
-        """True where the index visits every element of the value exactly once as the loops run."""
+        """Whether the index visits every element of the value exactly once as the loops run: whether a store there is
+        right.
+        """
         extent = dict(self.all_variables())
         found = {s for e in at for s in symbols(e)}
         used = [s for s in extent if s in found]
@@ -427,7 +411,7 @@ class Section:
             return False
         position = flatten(at, value.shape)
         first = substitute(position, dict.fromkeys(used, 0))  # another one is a part of a concatenation, say
-        return always_equal(first, 0) and _mixed_radix(position, {s: extent[s] for s in used})
+        return always_equal(first, 0) and is_mixed_radix(position, {s: extent[s] for s in used})
 
     def _split_loops(self) -> None:
         """Splits loops so that `v // n` and `v % n` in an index become loops of their own."""
@@ -499,10 +483,6 @@ def _is_reduction(node: Node) -> bool:
     return lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS
 
 
-def _is_loop(s: Symbol) -> bool:
-    return s.key[0] in "ir"
-
-
 def _unpad(i: Dim, low: Dim, gap: int) -> Dim:
     inner = i - low
     return inner if gap == 0 else inner // (gap + 1)
@@ -540,20 +520,6 @@ def _conv_weights_reads(node: Node, at: Index, loops: list[Dim]) -> list[tuple[V
     ]
 
 
-def divided_loops(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
-    """Loops that are divided: pairs (loop, by)."""
-    if isinstance(e, Expr):
-        for atom in e.atoms():
-            if isinstance(atom, Call) and atom.op in ("floordiv", "mod"):
-                x, n = atom.args
-                if isinstance(x, Expr) and len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1:
-                    inner = x.terms[0][0][0]
-                    if isinstance(inner, Symbol) and _is_loop(inner):
-                        yield inner, n
-                        continue
-                yield from divided_loops(x)
-
-
 def _is_whole(operand: Value, result: Value) -> bool:
     """Whether an operand has an element for each of the result's."""
     return always_equal(operand.t.size, result.t.size)
@@ -561,53 +527,6 @@ def _is_whole(operand: Value, result: Value) -> bool:
 
 def _single_positions(at: Index) -> bool:
     return all(isinstance(e, int) for e in at)
-
-
-def _mixed_radix(position: Dim, extent: dict[Symbol, Dim]) -> bool:
-    """True where the flat position is a sum of loops whose strides nest, or splits that add up to such a
-    sum.
-    """
-    position = recombine(position)
-    parts = [(coefficient(position, s), d) for s, d in extent.items()]
-    split = [
-        a
-        for a in (position.atoms() if isinstance(position, Expr) else ())
-        if isinstance(a, Call) and symbols(of(a)) & extent.keys()
-    ]
-    if split:
-        parts = [(c, d) for c, d in parts if c is not None and c != 0]
-        for call in split:
-            parts.append((_factor(position, call), _call_extent(call, extent)))
-    reach: Dim = 1
-    while parts:
-        found = next((p for p in parts if p[0] is not None and always_equal(p[0], reach)), None)
-        if found is None:
-            return False
-        parts.remove(found)
-        reach = reach * found[1]
-    return True
-
-
-def _factor(position: Dim, call: Call) -> Dim | None:
-    """What an operation is multiplied by, where it stands in one term alone."""
-    assert isinstance(position, Expr)
-    terms = [(mono, c) for mono, c in position.terms if call in mono]
-    if len(terms) != 1:
-        return None
-    mono, total = terms[0]
-    out: Dim = total
-    for a in mono:
-        if a != call:
-            out = out * of(a)
-    return out
-
-
-def _call_extent(call: Call, extent: dict[Symbol, Dim]) -> Dim:
-    x, n = call.args
-    if call.op == "mod":
-        return n
-    inner = symbols(x)
-    return prod(extent.get(s, 1) for s in inner) // n if call.op == "floordiv" else 0
 
 
 _EXPENSIVE = {
@@ -618,9 +537,6 @@ _EXPENSIVE = {
 }  # fmt: skip
 
 
-def _cost(node: Node) -> int:
+def cost(node: Node) -> int:
     """Rough cycles per element, relative to an addition."""
     return 0 if node.op in VIEWS or constant_of(node.output) is not None else _EXPENSIVE.get(node.op, 1)
-
-
-cost = _cost

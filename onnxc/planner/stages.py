@@ -11,7 +11,7 @@ becomes the best of short runs, and then the best of several runs that are in or
     ...
 
 Runs are neighbours, so among equal elements the one that comes first in the row stays first. The last run is filled up
-with what comes last of all: NaN, or the end of an integer's range.
+with what comes last of all: an infinity, NaN, or the end of an integer's range.
 
 A running sum over few long rows becomes one over parts of them; what the parts before sum up to is added afterwards.
 """
@@ -136,7 +136,7 @@ def _int(d: object) -> int:
 
 def _last(dtype: DType, largest: bool) -> np.generic:
     """An element that comes after all others, or beside them."""
-    number: float = np.nan
+    number: float = -np.inf if largest else np.nan
     if not dtype.is_float:
         limits = np.iinfo(dtype.numpy)
         number = limits.min if largest else limits.max

@@ -76,6 +76,16 @@ def _equal(node: Node) -> Iterator[Pair]:
         yield from _matmul(scores, v, out)
         for shape in bias:
             yield from _repeat(shape, scores)
+    elif node.op in ("attention_norm", "attention_gradient"):
+        q, kt, *others = shapes
+        scores = attention_scores(q, kt)
+        yield from _matmul(q, kt, scores)
+        if node.op == "attention_gradient":
+            v, dy, norm, delta, *others = others
+            yield from _matmul(scores, v, dy)
+            yield from (pair for rows in (norm, delta) for pair in _broadcast(rows, dy[:-1]))
+        for shape in others:
+            yield from _repeat(shape, scores)
     elif node.op == "conv":
         (x, w, *_), groups = shapes, node.attrs["groups"]
         yield x[1], w[1] * groups

@@ -105,7 +105,7 @@ def _patches(x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilat
 
 def _window_eval(op: str) -> object:
     def call(x: np.ndarray, kernel, strides, low, high, dilations) -> np.ndarray:  # type: ignore[no-untyped-def]
-        fill = 0 if op == "sum" else (-np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
+        fill = 0 if op == "sum" else np.iinfo(x.dtype).min if x.dtype.kind in "biu" else -np.inf
         padded = np.pad(x, list(zip(low, high, strict=True)), constant_values=fill)
         view = _patches(padded, kernel, strides, dilations)
         axes = tuple(range(x.ndim, 2 * x.ndim))

@@ -132,7 +132,7 @@ _SCATTER = {
 
 
 def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """The k greatest (least) along an axis, ties by position, NaN last: values and int64 positions.
+    """The k greatest (least) along an axis, ties by position, NaN as the greatest: values and int64 positions.
 
     `runs`, where it is given, says that the axis is made of runs of so many elements, each of them in order already.
     """
@@ -149,7 +149,8 @@ def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool, runs: int = 0) 
     keys: np.ndarray = x.astype(np.float64) if floating else x
     if largest:
         keys = np.negative(keys) if floating else np.invert(keys)
-    order = np.take(np.argsort(keys, axis=axis, kind="stable"), range(k), axis=axis)
+    nan = np.isnan(keys) if floating else np.zeros(keys.shape, np.bool_)
+    order = np.take(np.lexsort((keys, nan != largest), axis=axis), range(k), axis=axis)
     return np.take_along_axis(x, order, axis), order.astype(np.int64)
 
 

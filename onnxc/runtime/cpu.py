@@ -108,11 +108,6 @@ def has_byte_products(of: Level) -> bool:
     return of.vector_length == 8 and ("avx_vnni" in of.features or {"avx512_vnni", "avx512vl"} <= of.features)
 
 
-def required_features(name: str = "native") -> frozenset[str]:
-    """The features that a program compiled for this level needs."""
-    return level(name).features
-
-
 def missing_features(features: Iterable[str]) -> list[str]:
     """Those of the features that this machine lacks, sorted."""
     return sorted(set(features) - machine_features())

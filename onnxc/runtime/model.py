@@ -24,7 +24,7 @@ from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_b
 from onnxc.runtime.face import CUDA, SCHEMA, WEIGHTS, CompiledModel, Outputs
 from onnxc.runtime.library import CallError, NativeModel, Runtime, load_runtime
 from onnxc.runtime.outputs import OutputPool, has_large
-from onnxc.runtime.package import MANIFEST, load_library, open_package
+from onnxc.runtime.package import MANIFEST, Package, load_library, open_package
 from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature
 from onnxc.runtime.sizes import Size, evaluate
 
@@ -369,16 +369,26 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, device: in
         CpuError: this machine lacks CPU features that the model was compiled for; it names them.
         CudaError: the model was compiled for GPUs of another architecture, or there is none; it names both.
     """
-    package = open_package(path)
+    with open_package(path) as package:  # what is made of it keeps its sections
+        try:
+            model = _model_of(package, threads, device)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise PackageError(
+                f"{package.path!r} is damaged: its manifest is none of a model ({what})", cause=error
+            ) from error
+    model.attach()
+    return model
+
+
+def _model_of(package: Package, threads: int | None, device: int) -> CompiledModel:
     manifest = package.manifest
     if manifest.get("target") != CUDA:  # a model of a GPU asks the GPU
         target = manifest.get("requires") or {}
         if target.get("machine") != machine():
             raise CpuError(
-                f"{os.fspath(path)!r} was compiled for {target.get('machine')}, and this machine is {machine()}"
+                f"{package.path!r} was compiled for {target.get('machine')}, and this machine is {machine()}"
             )
-        check_supported(target.get("features", ()), repr(os.fspath(path)))
+        check_supported(target.get("features", ()), repr(package.path))
     sections = {name: package.section(name) for name in package.names if name != MANIFEST}
-    model = CompiledModel(manifest, sections, threads=threads, device=device)
-    model.attach()
-    return model
+    return CompiledModel(manifest, sections, threads=threads, device=device)

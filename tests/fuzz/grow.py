@@ -83,7 +83,7 @@ class Grower:
         self.state = Run({}, {}, [{} for _ in range(shadows.COUNT)])
         self.pool: list[Item] = []
         self.nodes = self.model.nodes  # those of a subgraph, while one grows
-        self.constant_nodes = False  # in subgraphs
+        self.room = MOST  # elements of a value
         self._names = 0
 
     @property
@@ -242,7 +242,7 @@ class Grower:
         except Refused as refusal:
             raise Skip(str(refusal)) from refusal
         items = [Item(o, self.state.values[o]) for o in node.output if o]
-        if not all(_fits(i.value) for i in items):
+        if not all(_fits(i.value, self.room) for i in items):
             raise Skip(f"{node.op_type}: large, or not finite")
         self.nodes.append(node)
         self.pool += items
@@ -337,10 +337,10 @@ def _plain(attribute: onnx.defs.OpSchema.Attribute, value: Any) -> Any:
     return int(array) if attribute.type == kinds.INT else value
 
 
-def _fits(value: Value) -> bool:
+def _fits(value: Value, room: int) -> bool:
     if isinstance(value, list):
-        return all(map(_fits, value))
-    return value.size <= MOST and value.ndim <= 6 and shadows.is_plain(value)
+        return all(_fits(v, room) for v in value)
+    return value.size <= room and value.ndim <= 6 and shadows.is_plain(value)
 
 
 def broadcasts(a: Sequence[int], b: Sequence[int]) -> bool:
@@ -382,5 +382,8 @@ def _ended(g: Grower) -> Model:
     model = copy.copy(g.model)
     used = {n for node in model.nodes for n in node.input}
     made = [o for node in model.nodes for o in node.output if o]
-    model.outputs = [n for n in made if n not in used or g.chance(0.15)]
+    asked = set(model.outputs)
+    model.outputs = [n for n in made if n not in used or n in asked or g.chance(0.15)]
+    if model.outputs and g.chance(0.1):  # an input or a weight as it is
+        model.outputs.append(g.choice([i.name for i in model.inputs] + list(model.constants)))
     return model

@@ -75,8 +75,9 @@ def _try(model: Model, compiled: Any, run: Run) -> Verdict:
         again = compiled(**run.inputs)
     except UnsupportedError as error:
         return Verdict("refused", str(error))
-    except InputError as error:  # two dims, or a dim and a size, that a program takes for equal
-        return Verdict("refused" if "which must be equal" in str(error) else "error", str(error), inputs=run.inputs)
+    except InputError as error:  # sizes that must be equal, as a program has it; a window that does not fit
+        known = any(text in str(error) for text in ("which must be equal", "a negative size"))
+        return Verdict("refused" if known else "error", str(error), inputs=run.inputs)
     except OnnxcError as error:
         return Verdict("error", f"{type(error).__name__}: {error}", inputs=run.inputs)
     for name in model.outputs:

@@ -22,9 +22,9 @@ class Draw:
     """How the elements of an input are drawn.
 
     Attributes:
-        kind: `normal`, `whole` (small integers, as any dtype), `positive`, `unit` (below 1 in magnitude), `nonzero`,
-            `index` (of an axis of size `extent`, from its end too), `forward` (the same, from its start only),
-            `count` (1 to `extent`).
+        kind: `normal`, `small` (a tenth of that), `whole` (small integers, as any dtype), `positive`, `unit` (below 1
+            in magnitude), `nonzero`, `index` (of an axis of size `extent`, from its end too), `forward` (the same, from
+            its start only), `count` (1 to `extent`).
     """
 
     kind: str = "normal"
@@ -59,6 +59,8 @@ class Draw:
             x = np.abs(x) + 0.25
         elif self.kind == "unit":
             x = 0.98 * np.tanh(x)
+        elif self.kind == "small":
+            x = 0.1 * x
         elif self.kind == "nonzero":
             x = np.where(x < 0, x - 0.5, x + 0.5)
         return x.astype(dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir.expr import Dim, Symbol, always_equal, index, prod, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import unflatten
-from onnxc.passes.prepare import PLANES
+from onnxc.passes.prepare import NARROW_ROWS, PLANES, can_take_pixels, reads_planes
 from onnxc.planner.groups import Group
 from onnxc.planner.templates import conv_image
 from onnxc.primitives.builder import constant_of
@@ -99,11 +99,39 @@ VOLUMES = Algorithm(
     "depthwise 3-D", "conv_dw3.h", "conv_dw3_items", "conv_dw3_count", "conv_dw3_scratch", pack_depthwise,
     packer="ConvTaps",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How the output channels of a group are divided by conv_pixels.h: so many at once, in so many parts."""
+
+    together: int
+    parts: int
+
+
+def pixels_of(each: int) -> Pixels:
+    """The division of `each` output channels."""
+    parts = max(1, -(-each // 4))
+    return Pixels(-(-each // parts), parts)
+
+
+def pack_pixels(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
+    """[group][part][kz][ci][kx][ky][output channels of a part]"""
+    co, ci, *taps = w.shape
+    kz, ky, kx = (1,) * (3 - len(taps)) + tuple(taps)
+    p = pixels_of(co // groups)
+    full = np.zeros((groups, p.parts * p.together, ci, kz, ky, kx), w.dtype)
+    full[:, : co // groups] = w.reshape(groups, -1, ci, kz, ky, kx)
+    parts = full.reshape(groups, p.parts, p.together, ci, kz, ky, kx)
+    return np.ascontiguousarray(parts.transpose(0, 1, 4, 3, 6, 5, 2))
+
+
+PIXELS = Algorithm("pixels", "conv_pixels.h", "conv_px_items", "conv_px_count", "conv_px_scratch", pack_pixels)
 WINOGRAD = {
     (y, x): Algorithm(
         f"winograd F({y}x{x})",
         "conv_wino.h",
-        f"conv_wino_items<{y}, {x}>",
+        "conv_wino_items",
         f"conv_wino_count<{y}, {x}>",
         f"conv_wino_scratch<{y}, {x}>",
         _pack_winograd((y, x)),
@@ -160,6 +188,8 @@ WINO_LINE = 64  # conv_wino.h's: pixels from a tile's first to its last, at most
 TURNING = 4  # what turning a vector costs, in elements that are moved one by one
 WIDEST = 9  # taps of a depthwise kernel whose weights stay in registers: of more, some at a time
 SLIDING = 4  # strides of depthwise kernels that load an input once for all of its uses
+ROWS = 7  # taps of a column whose weights stay in registers beside the sums of conv_pixels.h
+MOST_OUTPUTS = 16  # of a group, where lanes are pixels: of more, whole vectors of channels do better on any machine
 
 
 def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
@@ -171,18 +201,27 @@ def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
     return all((last - first + 1) * ci <= lanes for first, last in ends)
 
 
-def candidates(node: Node, lanes: int, *, winograd: bool = True) -> list[Algorithm]:
-    """The algorithms that can compute a convolution, simplest first. Without `winograd`: those that only sum."""
+def candidates(
+    node: Node, lanes: int, *, winograd: bool = True, planar: bool = False, pixels: bool = False
+) -> list[Algorithm]:
+    """The algorithms that can compute a convolution, simplest first. Without `winograd`: those that only sum.
+    `planar`: the image lies so, and has more channels than the others turn. `pixels`: the lanes of the epilogue may be.
+    """
     w, a = node.operands[1].shape, node.attrs
+    if planar:
+        return [PIXELS]
     if groups_fit_lanes(int(w[0]), a["groups"], int(w[1]), lanes):
         return [DEPTHWISE if node.output.rank == 4 else VOLUMES]
     kernel, volume = tuple(w[-2:]), len(w) == 5
     plain = all(s == 1 for s in a["strides"][-2:]) and not (volume and a["groups"] > 1)
     plain = plain and max(a["dilations"]) < FARTHEST
     # Images of few channels may be planar, and would leave most lanes of Winograd's transforms empty.
+    few, width = int(w[0]) // a["groups"] <= MOST_OUTPUTS and can_take_pixels(node), node.output.shape[-1]
+    few = few and pixels and not (isinstance(width, int) and width < NARROW_ROWS)
+    found = [DIRECT, PIXELS] if few else [DIRECT]
     if winograd and plain and kernel in ((3, 3), (1, 3), (3, 1)) and int(w[1]) > PLANES:
-        return [DIRECT, *(k for m, k in WINOGRAD.items() if tuple(3 if t > 1 else 1 for t in m) == kernel)]
-    return [DIRECT]
+        found += [k for m, k in WINOGRAD.items() if tuple(3 if t > 1 else 1 for t in m) == kernel]
+    return found
 
 
 def cost(algorithm: Algorithm, node: Node, lanes: int) -> float:
@@ -230,7 +269,43 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
         return apart * products(points, tiles) + transforms + packed
     taps = math.prod(int(d) for d in node.operands[1].shape[2:])
     pixels = z.n * math.prod(z.out)
+    if algorithm is PIXELS:
+        own, rows = pixel_way(node, lanes), z.n * math.prod(z.out[:-1])
+        vectors = rows * -(-z.out[-1] // (own.vectors * lanes)) * own.vectors
+        shared = own.taps > 0 or own.outputs.together > 1  # what is loaded serves several sums
+        multiply = vectors * z.ci * taps * own.outputs.together * own.outputs.parts * (0.7 if shared else 1)
+        copied = vectors * z.ci * math.prod(map(int, node.attrs["strides"][-2:]))
+        each = 2 if z.groups > 1 or z.ci <= PLANES else 6  # a vector copied from rows, or turned
+        return z.groups * (multiply + each * copied + 2 * vectors * z.co)
     return _inside(node, z) * products(taps, pixels) + pixels * (12 + 6 * blocks) + packing(taps)
+
+
+@dataclass(frozen=True)
+class PixelWay:
+    """The template arguments of conv_pixels.h, and how many vectors of pixels a tile is wide."""
+
+    outputs: Pixels
+    taps: int
+    stride: int
+    long: bool
+    way: str
+    vectors: int
+
+    def __str__(self) -> str:
+        return f"<{self.outputs.together}, {self.taps}, {self.stride}, {str(self.long).lower()}, {self.way}>"
+
+
+def pixel_way(node: Node, lanes: int) -> PixelWay:
+    """How conv_pixels.h computes a convolution, as it is seen."""
+    w, a, (rows, width) = node.operands[1].shape, node.attrs, node.output.shape[-2:]
+    outputs, taps, stride = pixels_of(int(w[0]) // a["groups"]), int(w[-2]), int(a["strides"][-2])
+    line = isinstance(rows, int) and rows <= 2
+    tall = isinstance(width, int) and width <= lanes
+    way, vectors = ("PX_LINE", 8) if line else ("PX_TALL", 1) if tall else ("PX_WIDE", 2)
+    if outputs.together > 1 or taps == 1 or stride > 2 or a["dilations"][-2] > 1:
+        return PixelWay(outputs, 0, 0, False, way, vectors)
+    each = taps if taps <= ROWS else -(-taps // -(-taps // ROWS))
+    return PixelWay(outputs, each, stride, taps > each, way, vectors)
 
 
 def _tiles(size: int, dilation: int, m: int) -> int:
@@ -365,7 +440,9 @@ class Stage:
 
 
 class ConvEmitter(TemplateEmitter):
-    """A convolution over channels-last activations."""
+    """A convolution over channels-last activations, or of planar ones with few outputs."""
+
+    takes_pixels = True  # among the algorithms is that whose lanes are pixels
 
     def emit(self) -> KernelSource:
         stage = self.stage()
@@ -394,7 +471,6 @@ class ConvEmitter(TemplateEmitter):
         x = conv_image(self.layout, node.operands[0], planar=True)
         assert x is not None, "the planner checked the operand"
         own = seen(node, x.strides)
-        algorithm = self._algorithm(node, own.node)
         terms = ("q.n", "c", "q.y", "q.x") if own.node.output.rank == 4 else ("q.n", "c", "q.z", "q.y", "q.x")
         q = tuple(index(k.replace(".", ""), d) for k, d in zip(terms, own.node.output.shape, strict=True))
         names = {next(iter(symbols(v))): t for v, t in zip(q, terms, strict=True)}
@@ -405,7 +481,10 @@ class ConvEmitter(TemplateEmitter):
             self.group, self.layout, self.lanes, own.places(q), names, q[1], self.buffers,
             aligned=node.attrs["groups"] == 1, linear=(spatial[0], q[1], *spatial[1:]),
         )  # fmt: skip
-        across = self._across(own, end, winograd_tile(algorithm))
+        turned = self._turned(own)
+        # Where a plan must not change bits, neither may the order in which its results lie.
+        algorithm = self._algorithm(node, own, turned.apart() <= end.apart() and not end.nest.exact)
+        across = turned if algorithm.name == PIXELS.name else self._across(own, end, turned, winograd_tile(algorithm))
         (row,) = symbols(pixel)
         epilogue = self.epilogue(across or end)
         near = self._near(end, row) if across is None else ""
@@ -416,22 +495,26 @@ class ConvEmitter(TemplateEmitter):
         source = self._source(node) if constant is None else ""
         return Stage(algorithm, special, shape, at, weights, source, epilogue, near, across is not None)
 
-    def _across(self, own: Seen, plain: Epilogue, tile: Tile | None) -> Epilogue | None:
+    def _across(self, own: Seen, plain: Epilogue, turned: Epilogue, tile: Tile | None) -> Epilogue | None:
         """The epilogue whose lanes are pixels of a plane (conv_across.h), where it moves fewer elements one by one."""
-        y = own.node.output.shape
-        size = prod(y[2:])
+        size = prod(own.node.output.shape[2:])
         if plain.apart() <= TURNING or (isinstance(size, int) and 2 * size < self.lanes):
             return None
         if tile is not None and tile[1] * own.node.attrs["dilations"][-1] > WINO_LINE:
             return None
+        return turned if turned.apart() + TURNING < plain.apart() else None
+
+    def _turned(self, own: Seen) -> Epilogue:
+        """The epilogue whose lanes are pixels of a plane."""
+        y = own.node.output.shape
+        size = prod(y[2:])
         n, c, place = index("qn", y[0]), index("c", y[1]), index("qp", size)
         linear = f"q.y * ({self.size(y[-1])}) + q.x"
         if len(y) == 5:
             linear = f"q.z * ({self.size(prod(y[-2:]))}) + {linear}"
         names = {next(iter(symbols(v))): t for v, t in ((n, "q.n"), (c, "c"), (place, f"({linear})")) if symbols(v)}
         places = own.places((n, c, *unflatten(place, y[2:])))
-        found = Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
-        return found if found.apart() + TURNING < plain.apart() else None
+        return Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
 
     def _near(self, end: Epilogue, row: Symbol) -> str:
         """The rows that the epilogue writes and reads, for the template to fetch their lines in time."""
@@ -442,18 +525,36 @@ class ConvEmitter(TemplateEmitter):
         ]
         return f", ConvNear<{len(found)}>{{{{{', '.join(found)}}}}}" if found else ""
 
-    def _algorithm(self, node: Node, flat: Node) -> Algorithm:
-        """The tuned or the cheapest algorithm; where there are several, the choice is noted."""
-        found = {k.name: k for k in candidates(flat, self.lanes, winograd=self.options.winograd)}
+    def _algorithm(self, node: Node, own: Seen, pixels: bool) -> Algorithm:
+        """The tuned or the cheapest algorithm; where there are several, the choice is noted. `pixels`: an epilogue whose
+        lanes are these moves no more elements one by one.
+        """
+        flat, channels = own.node, own.node.operands[0].shape[1]
+        planar = channels != 1 and not always_equal(own.strides[1], 1) and not reads_planes(node)
+        pixels = pixels and self.takes_pixels and self.options.pixels
+        ways = candidates(flat, self.lanes, winograd=self.options.winograd, planar=planar, pixels=pixels)
+        found = {k.name: k for k in ways}
         decided = self.options.decide(subject(node), {k: cost(v, flat, self.lanes) for k, v in found.items()})
         self.choice = decided if len(found) > 1 else None
-        return found[decided.chosen]
+        chosen = found[decided.chosen]
+        if chosen is not PIXELS:
+            return chosen
+        way = pixel_way(flat, self.lanes)
+        of_all = f"<{way.outputs.together}, {way.way}>"
+        return replace(
+            PIXELS, items=f"{PIXELS.items}{way}", count=PIXELS.count + of_all, scratch=PIXELS.scratch + of_all
+        )
 
     def _specialised(self, node: Node, algorithm: Algorithm) -> str:
-        """Template arguments of a depthwise kernel: taps and stride along the axis that its tiles slide on (conv_dw.h)."""
+        """Template arguments: the widths of panels (conv.h); of a depthwise kernel taps and stride along the axis that its
+        tiles slide on (conv_dw.h).
+        """
+        w, a = node.operands[1].shape, node.attrs
+        tile = winograd_tile(algorithm)
+        if algorithm is DIRECT or tile is not None:
+            return f"<{''.join(f'{m}, ' for m in tile or ())}conv_widths({int(w[0]) // a['groups']})>"
         if algorithm not in (DEPTHWISE, VOLUMES):
             return ""
-        w, a = node.operands[1].shape, node.attrs
         permuted = not int(w[0]) == a["groups"] == node.operands[0].shape[1]
         tall = int(w[-2]) > int(w[-1])
         taps, stride = (int(d[-2 if tall else -1]) for d in (w, a["strides"]))
@@ -501,6 +602,9 @@ class ConvEmitter(TemplateEmitter):
         co, ci, *taps = shape
         if algorithm in (DEPTHWISE, VOLUMES):
             return math.prod(shape)
+        if algorithm.name == PIXELS.name:
+            outputs = pixels_of(co // groups)
+            return groups * outputs.parts * outputs.together * ci * math.prod(taps)
         m = winograd_tile(algorithm)
         points = math.prod(taps) if m is None else winograd_points(m) * math.prod(taps[:-2])
         return groups * -(-(co // groups) // panel) * panel * points * ci
@@ -508,6 +612,8 @@ class ConvEmitter(TemplateEmitter):
 
 class ConvChainEmitter(ConvEmitter):
     """Convolutions that run band by band (conv_chain.h): what lies between them is never a buffer."""
+
+    takes_pixels = False
 
     def emit(self) -> KernelSource:
         chain = self.group
@@ -538,7 +644,7 @@ class ConvChainEmitter(ConvEmitter):
         ]
         for k, stage in enumerate(stages):
             band = "b.have, b.y1" if k < middle else "b.oy0, b.oy1"
-            rows = f"conv_dw_rows{stage.special}" if k == middle else "conv_rows"
+            rows = f"conv_{'dw_' if k == middle else ''}rows{stage.special}"
             body += indent([
                 *stage.lambda_named(f"epi{k}"),
                 f"{rows}(z{k}, {stage.x}, {stage.weights}, b.n, {band}, rest, epi{k});",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxc.codegen.cpp.shape import phase_terms
-from onnxc.codegen.cpp.tables import weight
+from onnxc.codegen.cpp.tables import costs
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.ir.expr import prod
 from onnxc.loops.nest import Nest, Phase
@@ -37,27 +37,28 @@ class PhaseCaches:
             later = [p for p in phases[k + 1 :] if p.loops == first.loops]
             if not later or not isinstance(extent, int) or extent * 4 > CACHE_BYTES:
                 continue
-            here = set(phase_terms(first, nest.lookups))
+            here, seen = set(phase_terms(first, nest.lookups)), set[Term]()
             for p in later:
                 for root in [r.body for r in p.reductions] + [s.term for s in p.stores]:
-                    self._share(root, here, first, extent)
+                    self._share(root, here, seen, first, extent)
 
     def computed_by(self, phase: Phase) -> list[tuple[Term, str]]:
         """What this phase computes and keeps, with the names of the buffers."""
         return [(term, name) for term, (name, first) in self.kept.items() if first is phase]
 
-    def _share(self, term: Term, here: set[Term], phase: Phase, extent: int) -> None:
-        if term in self.kept:
+    def _share(self, term: Term, here: set[Term], seen: set[Term], phase: Phase, extent: int) -> None:
+        if term in self.kept or term in seen:
             return
+        seen.add(term)
         if term in here and self._worth(term, phase) and len(self.kept) < MOST_CACHES:
             name = f"c{len(self.kept)}"
             self.kept[term] = (name, phase)
             self.lines.append(f"alignas(64) f32 {name}[{-(-extent // self._lanes) * self._lanes}];")
             return
         for c in children(term):
-            self._share(c, here, phase, extent)
+            self._share(c, here, seen, phase, extent)
 
     def _worth(self, term: Term, phase: Phase) -> bool:
-        if isinstance(term, (Const, Load, Reduced)) or term.dtype.name != "float32" or weight(term) < LEAST_WEIGHT:
+        if isinstance(term, (Const, Load, Reduced)) or term.dtype.name != "float32" or not costs(term, LEAST_WEIGHT):
             return False
         return all(s in self._emitter.deps(term) for s, _ in phase.loops)

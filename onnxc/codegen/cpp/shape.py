@@ -36,7 +36,7 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
-from onnxc.planner.section import divided_loops
+from onnxc.planner.loop_index import divided_loops
 
 MAX_PIECES = 9
 MAX_TILES = 4
@@ -355,10 +355,12 @@ def _accesses_price(nest: Nest, phase: Phase, s: Symbol, lanes: int, outer: bool
     if staged:
         extent = dict(phase.loops)[staged.partner]
         tile += 2.0 * lanes / extent if isinstance(extent, int) and extent < lanes else 0.0
+    stores = [x.address for x in phase.stores]
+    loads = addresses(phase, nest.lookups)[: -len(stores) or None]
     return sum(
         tile if e in turned else 1.0 if _hoisted(e, phase, s, nest.lookups) else _access_price(e, s, nest.lookups)
-        for e in addresses(phase, nest.lookups)
-    )
+        for e in loads
+    ) + sum(1.0 if _hoisted(e, phase, s, nest.lookups) else _access_price(e, s, nest.lookups) for e in stores)
 
 
 def _hoisted(address: Dim, phase: Phase, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> bool:

@@ -19,22 +19,28 @@ from onnxc.loops.terms import Apply, Guard, Load, Term, children, index_symbols,
 
 ROWS = 32  # rows of an item at least, for its tables to be worth their making
 BYTES = 1 << 15  # of all tables of an item
-LOAD_WEIGHT = 4  # cost of a term that is worth a table
+TABLE_WEIGHT = 5  # cost of a term that is worth a table
 
 
-def weight(term: Term) -> int:
-    """The cost of a term and all below it."""
-    return sum(COSTS.get(t.op, 1) if isinstance(t, Apply) else 1 for t in walk(term))
+def costs(term: Term, least: int) -> bool:
+    """Whether a term and all below it cost so much. (It looks no further than that, as it is asked of every term.)"""
+    total = 0
+    for t in walk(term):
+        total += COSTS.get(t.op, 1) if isinstance(t, Apply) else 1
+        if total >= least:
+            return True
+    return False
 
 
 def terms(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Term]:
     """Terms that move with the vector loop alone and cost more than a load; none that a guard may leave out."""
     found: list[Term] = []
-    pending = [s.term for s in phase.stores]
+    pending, seen = [s.term for s in phase.stores], set[Term]()
     while pending:
         term = pending.pop()
-        if isinstance(term, Guard) or term in found:
+        if isinstance(term, Guard) or term in seen:
             continue
+        seen.add(term)
         if emitter.deps(term) == {vector} and is_dear(emitter, term):
             found.append(term)
         else:
@@ -48,7 +54,7 @@ def is_dear(emitter: TermEmitter, term: Term) -> bool:
         return emitter.stride(term.index[0]) is None
     if not isinstance(term, Apply):
         return False
-    return weight(term) > LOAD_WEIGHT or any(is_dear(emitter, t) for t in term.args)
+    return costs(term, TABLE_WEIGHT) or any(is_dear(emitter, t) for t in term.args)
 
 
 def indices(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Symbol]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.routine import RoutineEmitter
 from onnxc.errors import UnsupportedError
 from onnxc.ir.graph import Node
 from onnxc.primitives.kernels import kernel_of
-
-if TYPE_CHECKING:
-    from onnxc.codegen.cpp.opaque import RoutineEmitter
 
 _TYPES = {"float16": "f16", "bfloat16": "bf16", "bool": "bool"}
 # Inputs, outputs, sizes and integer scalars, other scalars, the piece of work, and memory for it.

@@ -174,13 +174,22 @@ OX void conv_tile_rows(int rows, const f32 *const *A, i64 off, const ConvRuns &R
 #undef CONV_CASE
 }
 
-// The tile for `cols` columns of a panel. With NARROW a panel of VL columns or fewer costs half; without it,
-// half of the tiles need not be compiled (the weights are padded, so that the wide tile serves any panel).
-template <bool NARROW>
+// Which tiles are compiled, for that takes most of the time that a convolution does: the wide ones serve any panel, for
+// the weights are padded; narrow ones serve panels of VL columns or fewer, at half the cost.
+enum ConvWidths { CONV_NARROW = 1, CONV_WIDE = 2, CONV_BOTH = 3 };
+
+// What the panels of so many output channels (of a group) want.
+constexpr ConvWidths conv_widths(i64 channels) {
+  return channels <= VL ? CONV_NARROW : (channels - 1) % CONV_NR < VL ? CONV_BOTH : CONV_WIDE;
+}
+
+// The tile for `cols` columns of a panel.
+template <ConvWidths W>
 OX void conv_tile_any(int rows, i64 cols, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, f32 *D,
                       i64 ds, ConvFetch next) {
-  if (NARROW && cols <= VL) conv_tile_rows<1>(rows, A, off, R, B, D, ds, next);
-  else conv_tile_rows<2>(rows, A, off, R, B, D, ds, next);
+  if constexpr (W == CONV_NARROW) return conv_tile_rows<1>(rows, A, off, R, B, D, ds, next);
+  if constexpr (W == CONV_BOTH) if (cols <= VL) return conv_tile_rows<1>(rows, A, off, R, B, D, ds, next);
+  if constexpr (W != CONV_NARROW) conv_tile_rows<2>(rows, A, off, R, B, D, ds, next);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -624,20 +633,20 @@ template <int N> OX void conv_near(const ConvNear<N> &x, i64 i, i64 rows, i64 c,
 }
 
 // A tile's live runs.
-template <bool NARROW>
+template <ConvWidths W>
 __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, const f32 *const *A, i64 off,
                                                  const ConvPlan &p, const f32 *B, f32 *D) {
   ConvRuns R = p.R;
   for (ConvSpan k = conv_span(p, live, 0); k.count; k = conv_span(p, live, k.first + k.count)) {
     R.runs = k.count;
     const f32 *some = B + k.first * R.len * CONV_NR;
-    conv_tile_any<NARROW>(rows, cols, A + k.first * CONV_MR, off, R, some, D, CONV_NR, {some, 0});
+    conv_tile_any<W>(rows, cols, A + k.first * CONV_MR, off, R, some, D, CONV_NR, {some, 0});
     R.more = true;
   }
 }
 
 // Pixels [p0, p1), of which the table has been filled, by panels [n0, n1) of all groups.
-template <bool NARROW, class S, class E, int N>
+template <ConvWidths W, class S, class E, int N>
 OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0, i64 n1,
                     const E &epi, const ConvNear<N> &near) {
   ConvTiles T = conv_tiles(p1 - p0);
@@ -648,9 +657,9 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
       conv_near(near, i, T.size(t), g * p.cog + c, cols);
       const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
-      if constexpr (S::SKIPS) conv_spans<NARROW>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
+      if constexpr (S::SKIPS) conv_spans<W>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
       else
-        conv_tile_any<NARROW>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, conv_fetch(B, K, t, T.count));
+        conv_tile_any<W>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, conv_fetch(B, K, t, T.count));
       sums.finish(s, i, T.size(t), t + 1 == T.count, g * p.cog + c, cols, epi);
     }
   }
@@ -659,8 +668,7 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
 // Work items [first, last) of a convolution of x with packed weights w. For every output pixel and vector of
 // output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
 // and whatever follows, and stores.
-// NARROW = false compiles faster, and loses only where the last panel has VL channels or fewer.
-template <bool NARROW = true, class S, class E, int N = 0>
+template <ConvWidths W = CONV_BOTH, class S, class E, int N = 0>
 static void conv_items(
     const S &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi,
     const ConvNear<N> &near = {}) {
@@ -673,12 +681,12 @@ static void conv_items(
     i64 block = item / p.parts, part = item % p.parts;
     i64 p0 = conv_block_begin(p, block), p1 = conv_block_begin(p, block + 1);
     if (built != block) conv_table(s, p, x, p0, p1, m), built = block;
-    conv_panels<NARROW>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi, near);
+    conv_panels<W>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi, near);
   }
 }
 
 // Output rows [y0, y1) of image n, with the scratch and the epilogue of conv_items.
-template <class E>
+template <ConvWidths W = CONV_BOTH, class E>
 static void conv_rows(
     const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 y0, i64 y1, void *scratch, const E &epi) {
   ConvPlan p = conv_plan(s);
@@ -688,6 +696,6 @@ static void conv_rows(
   for (i64 p0 = (n * s.OH + y0) * s.OW, p1; p0 < end; p0 = p1) {
     p1 = ox_min(end, p0 + step);
     conv_table(s, p, x, p0, p1, m);
-    conv_panels<true>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi, ConvNear<0>{});
+    conv_panels<W>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi, ConvNear<0>{});
   }
 }

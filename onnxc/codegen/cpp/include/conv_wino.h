@@ -312,7 +312,7 @@ __attribute__((noinline)) static void wino_finish(
 // strides (but that along the depth) 1, ics 1, no groups in a volume.
 // A panel is transformed back a few tiles at a time between the matmuls of the next one: at once, its stores
 // to memory that is not in the cache would fill the store queue (20 % on maps of 144 x 144).
-template <int MY, int M, bool NARROW = true, class S, class E>
+template <int MY, int M, ConvWidths W = CONV_BOTH, class S, class E>
 static void conv_wino_items(
     const S &s, const f32 *x, const f32 *u, i64 first, i64 last, void *scratch, const E &epi) {
   constexpr int P = Wino<MY>::T * Wino<M>::T;
@@ -342,7 +342,7 @@ static void conv_wino_items(
       for (i64 q = 0; q < P; q++) {
         const f32 *B = U + q * p.terms * CONV_NR;
         for (i64 t = 0, i = 0; t < T.count; i += T.size(t++)) {
-          conv_tile_any<NARROW>(T.size(t), cols, table + i, q * p.plane + g * p.terms, R, B,
+          conv_tile_any<W>(T.size(t), cols, table + i, q * p.plane + g * p.terms, R, B,
                                 Mb + i * p.mstride + q * CONV_NR, p.mstride, conv_fetch(B, p.terms, t, T.count));
         }
         wino_finish<MY, M>(s, p, w, w.n * q / P, w.n * (q + 1) / P, Y, epi);

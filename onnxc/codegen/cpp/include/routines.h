@@ -136,7 +136,7 @@ template <class A> OX A pick(mask_of<A> c, A a, A b) { return v_sel(c, a, b); }
 enum Kind { UNSIGNED, SIGNED, FLOAT };
 
 // Maps the bits of an element to an unsigned key, so that the best element has the least key. Both zeros have one key,
-// and NaN is the worst. `infinity` is its bits in the float type.
+// and NaN is the greatest number. `infinity` is its bits in the float type.
 template <class W, int kind, u64 infinity, bool largest> struct Order {
   typedef W word;
   static constexpr int BITS = sizeof(W) * 8;
@@ -151,7 +151,7 @@ template <class W, int kind, u64 infinity, bool largest> struct Order {
       k = pick(same((A)(u & fill((W)~TOP)), fill(0)), fill(TOP), (A)(u ^ (negative | fill(TOP))));
     }
     if constexpr (largest) k = (A)~k;
-    if constexpr (kind == FLOAT) k = pick(above((A)(u & fill((W)~TOP)), fill((W)infinity)), fill((W)~(W)0), k);
+    if constexpr (kind == FLOAT) k = pick(above((A)(u & fill((W)~TOP)), fill((W)infinity)), fill(largest ? (W)0 : (W)~(W)0), k);
     return k;
   }
   OX W of(W u) { return key<W>(u, [](W x) OX_LAMBDA { return x; }); }

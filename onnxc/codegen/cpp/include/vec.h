@@ -111,9 +111,21 @@ OX u16 lane_mask(int n) {
   asm("" : "+r"(m));
   return (u16)m;
 }
+// Vectors of 16 words of 64 bits are two registers, each with its half of the mask.
+typedef f64 v8d __attribute__((vector_size(64)));
+struct v8d_pair { v8d lo, hi; };
+OX v8d_pair ld_words(const f64 *p, u16 m) {
+  return {__builtin_ia32_loadupd512_mask(p, v8d{}, (u8)m), __builtin_ia32_loadupd512_mask(p + 8, v8d{}, (u8)(m >> 8))};
+}
+OX void st_words(f64 *p, v8d_pair v, u16 m) {
+  __builtin_ia32_storeupd512_mask(p, v.lo, (u8)m);
+  __builtin_ia32_storeupd512_mask(p + 8, v.hi, (u8)(m >> 8));
+}
 template <class T> OX V<T> ldn(const T *p, int n) {
   if constexpr (sizeof(T) == 4) {
     return bits<V<T>>(__builtin_ia32_loadups512_mask((const f32 *)p, bits<vf>(vi{}), lane_mask(n)));
+  } else if constexpr (sizeof(T) == 8) {
+    return bits<V<T>>(ld_words((const f64 *)p, lane_mask(n)));
 #if OX_MASKED_BYTES
   } else if constexpr (sizeof(T) == 1) {
     return bits<V<T>>(__builtin_ia32_loaddquqi128_mask((const char *)p, V<char>{}, lane_mask(n)));
@@ -127,6 +139,8 @@ template <class T> OX V<T> ldn(const T *p, int n) {
 template <class T> OX void stn(T *p, V<T> v, int n) {
   if constexpr (sizeof(T) == 4) {
     __builtin_ia32_storeups512_mask((f32 *)p, bits<vf>(v), lane_mask(n));
+  } else if constexpr (sizeof(T) == 8) {
+    st_words((f64 *)p, bits<v8d_pair>(v), lane_mask(n));
 #if OX_MASKED_BYTES
   } else if constexpr (sizeof(T) == 1) {
     __builtin_ia32_storedquqi128_mask((char *)p, bits<V<char>>(v), lane_mask(n));
@@ -243,6 +257,8 @@ template <class T> OX V<T> ldl(const T *p, Range r) {
   if constexpr (sizeof(T) == 4) {
     const u16 m = lane_mask(r.hi) & (u16)~lane_mask(r.lo);
     return bits<V<T>>(__builtin_ia32_loadups512_mask((const f32 *)p, bits<vf>(vi{}), m));
+  } else if constexpr (sizeof(T) == 8) {
+    return bits<V<T>>(ld_words((const f64 *)p, lane_mask(r.hi) & (u16)~lane_mask(r.lo)));
   }
 #elif defined(__AVX__) && ONNXC_VL == 8
   if constexpr (sizeof(T) == 4) {
