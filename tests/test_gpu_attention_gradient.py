@@ -11,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxc.frontends import onnx_file
+from onnxc.gradient import joint
 from onnxc.optim import SGD
-from onnxc.training.precision import LossScale
+from onnxc.training.precision import LossScale, attention_of
 from tests.simulated_training import simulated
 
 pytestmark = pytest.mark.skipif(
@@ -62,6 +64,7 @@ class Case:
         s = q @ k.swapaxes(-1, -2) * self.scale
         s = s if self.mask is None else s + self.mask
         s = s if self.hidden is None else np.where(self.hidden, self.fill, s)
+        s = s.astype(np.float32).astype(np.float64)  # as far below zero nothing is left of what a mask is added to
         with np.errstate(all="ignore"):
             p = np.exp(s - s.max(-1, keepdims=True))
             p = np.nan_to_num(p / p.sum(-1, keepdims=True))
@@ -180,3 +183,26 @@ def test_masks() -> None:
         Case(8, 20, mask=np.where(np.arange(8)[:, None] % 3 == 0, -INF, np.zeros((8, 20)))[None, None], guard=True),
     ]
     agree(cases, "float16", 4e-3)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_rows_that_numbers_hide(precision: str, tolerance: float) -> None:
+    """Where all scores of a row are the same large number, all keys count alike, and other rows see nothing of it."""
+    rows = np.broadcast_to(np.arange(8)[:, None] % 3 == 0, (8, 20))[None, None]
+    lowest = float(np.finfo(np.float32).min)
+    cases = [Case(8, 20, hidden=rows, fill=low) for low in (-1e9, lowest)]
+    cases += [Case(8, 20, mask=np.where(rows, low, 0.0)) for low in (-1e9, lowest)]
+    agree(cases, precision, tolerance)
+
+
+@pytest.mark.parametrize("stop", ["s0", "t0", "kt0", "p0"])
+def test_where_gradients_stop(stop: str) -> None:
+    """At values inside of attention too."""
+    graph = onnx_file.load(model_of([Case(7, 5)])[0])
+
+    def reached(**options: Any) -> list[bool]:
+        return [
+            g is not None for g in joint(graph, "loss", ["q0", "k0", "v0"], stop_gradient=[stop], **options).gradients
+        ]
+
+    assert reached(prepare=attention_of("bfloat16", on_gpu=True)) == reached()

@@ -64,6 +64,19 @@ def test_antialias_and_extrapolation() -> None:
     assert (y[outside] == 10).all() and (y[~outside] != 10).all()
 
 
+@pytest.mark.parametrize("after", [21, 37])
+def test_antialias_of_infinities(after: int) -> None:
+    """What a filter does not reach, or reaches less often than others do, stays out of its sum."""
+    model = parse(
+        f"(float[1,1,1,100] x) => (float[1,1,1,m] y) <int64[4] s = {{1,1,1,{after}}}>"
+        '{ y = Resize <antialias = 1, mode = "linear"> (x, , , s) }',
+        opset=18,
+    )
+    x = floats(1, 1, 1, 100)
+    x[..., 3] = x[..., 50] = np.inf
+    np.testing.assert_allclose(interpreted(model, x)[0], reference(model, x)[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("alpha", [-1.0, -0.5, 0.0, 2.0])
 def test_celu_of_any_sign(alpha: float) -> None:
     model = parse(f"(float[5] x) => (float[5] y) {{ y = Celu <alpha = {alpha}> (x) }}")

@@ -225,6 +225,16 @@ def test_what_is_known_needs_no_host() -> None:
         assert all(k.kind != "host" for k in report.kernels), case
 
 
+def test_a_map_of_very_many() -> None:
+    """Each of them is a part of one program."""
+    text = """(float[600, 2] x) => (float[600, 2] y) {
+      s = SplitToSequence <axis = 0, keepdims = 0> (x)
+      t = SequenceMap <body = b (float[2] e) => (float[2] o) { o = Neg(e) }> (s)
+      y = ConcatFromSequence <axis = 0, new_axis = 1> (t)
+    }"""
+    check(parsed("g " + text), {"x": floats(600, 2)})
+
+
 def test_a_map_of_nothing() -> None:
     model = onnxc.compile(
         parsed(

@@ -7,8 +7,7 @@ from onnxc.export.nodes import NodeWriter
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Node
-from onnxc.primitives.attention_gradient import mask_operand
-from onnxc.primitives.contraction import fill_of
+from onnxc.primitives.attention_gradient import FAR, mask_operand, near
 
 
 def _wide(node: Node) -> DType:
@@ -30,8 +29,11 @@ def _scores(w: NodeWriter, node: Node, q: str, kt: str, mask: str | None) -> str
     if mask is None or bias is None:
         return s
     if fill is not None:
-        return w.select(wide, mask, w.constant(fill_of(fill, wide.numpy)), s)
-    return w.compute("Add", wide, [s, _as(w, mask, bias.dtype, wide)])
+        return w.select(wide, mask, w.scalar(near(fill), wide), s)
+    s = w.compute("Add", wide, [s, _as(w, mask, bias.dtype, wide)])
+    return w.select(
+        wide, w.one("IsInf", s, detect_positive=0), s, w.compute("Max", wide, [s, w.scalar(-FAR, wide)])
+    )  # fmt: skip
 
 
 def _norm(w: NodeWriter, node: Node, xs: list[str]) -> str:

@@ -279,7 +279,9 @@ def _weighted(b: Builder, x: Value, axis: int, matrix: np.ndarray) -> Value:
         return b.swap(b.matmul(b.swap(x, axis, x.rank - 1), b.constant(matrix)), axis, x.rank - 1)
     order = np.argsort(~used, axis=0, kind="stable")[:taps]  # of each result the taps that it has, then others
     places = np.where(np.take_along_axis(used, order, 0), order, order[:1])
-    weights = np.take_along_axis(matrix, order, 0)
+    weights = np.take_along_axis(matrix, places, 0)
+    first = places == places[:1]  # read again instead of a tap that there is not: it shares its weight
+    weights = np.where(first, weights / first.sum(0), weights).astype(matrix.dtype)
     y: Value | None = None
     for place, weight in zip(places, weights, strict=True):
         tap = b.mul(b.gather(x, b.constant(place), axis), _along(b, b.constant(weight), x, axis))

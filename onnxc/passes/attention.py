@@ -221,6 +221,8 @@ def _match(node: Node, graph: Graph, uses: Uses, fills: bool) -> tuple[_Scores, 
         return None
     stop = (scores.q, scores.turned or scores.kt, v, scores.bias)
     between = _between(node, {x.id for x in stop if x is not None})
+    if any(v.id in outputs for n in between if n is not node for v in n.outputs):
+        return None  # it is asked for, or its derivative stops there
     return scores, v, guard, merge_origins(n.origin for n in between)
 
 

@@ -45,7 +45,7 @@ _MISFITS = (
 )
 
 
-MOST_BUILDS = 512  # of one subgraph
+MOST_BUILDS = 2048  # of one subgraph: more than the elements that SequenceMap writes out (ops/sequence.py)
 _NCHWC = "com.microsoft.nchwc"
 _OWN = "onnxc.op adds operators that onnxc does not have"
 _BLOCKED = f"{_NCHWC} is the layout of one CPU's kernels: have onnxruntime save the model at the level 'extended'"
@@ -175,7 +175,9 @@ class _Decomposer:
         """Builds a subgraph in another builder; its inputs are these values."""
         self.scope.builds[id(graph)] += 1
         if self.scope.builds[id(graph)] > MOST_BUILDS:
-            raise LimitError(f"a subgraph of loops within loops was built {MOST_BUILDS} times, and types still change")
+            raise LimitError(
+                f"a subgraph was built {MOST_BUILDS} times, as of loops within loops whose types still change"
+            )
         values = {**self.values, **{v.id: new for v, new in zip(graph.inputs, inputs, strict=True) if new is not None}}
         before = b.lower
         inner = _Decomposer(b, self.scope, values)

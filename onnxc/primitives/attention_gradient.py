@@ -11,6 +11,7 @@ From these follow dv = p' dy, dq = scale * ds @ k and dk = scale * ds' @ q, each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,11 @@ from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Attrs, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
-from onnxc.primitives.contraction import attention_scores, fill_of
+from onnxc.primitives.contraction import attention_scores
 
-PARTS = ("q", "k", "v")
+# Beyond this a mask is as low (high) as this: far enough to hide a key, and such that the norm of a row all of whose
+# keys are hidden still tells how many there are: float32 has no -1e9 + log(100), nor does -3.4e38 bear a factor.
+FAR = 65536.0
 MASK = {"attention": 3, "attention_norm": 2, "attention_gradient": 6}  # places of the mask among the operands
 
 
@@ -40,8 +43,7 @@ def _norm(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _gradient(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """q [..., Q, D], kt [..., D, K], v [..., K, E], dy [..., Q, E], norm and delta broadcast to [..., Q], a mask as
-    attention's; to
-    the cotangent of q, of k [..., K, D] or of v, as `of` says, of each of dy's batches.
+    attention's; to the cotangent of q, of k [..., K, D] or of v, as `of` says, of each of dy's batches.
 
     With `guard`, rows without a key that counts have no part in it.
     """
@@ -79,12 +81,20 @@ def _wide(t: TensorType) -> dtypes.DType:
 Array = np.ndarray[Any, Any]
 
 
+def near(fill: float) -> float:
+    """What stands for the number of hidden scores."""
+    return fill if math.isinf(fill) else min(max(fill, -FAR), FAR)
+
+
 def _scores(q: Array, kt: Array, bias: Array | None, scale: float, fill: float | None) -> Array:
     dtype = np.float64 if q.dtype == np.float64 else np.float32
     s = np.matmul(q.astype(dtype), kt.astype(dtype)) * dtype(scale)
     if bias is None:
         return np.asarray(s)
-    return np.asarray(s + bias.astype(dtype) if fill is None else np.where(bias, fill_of(fill, s.dtype), s))
+    if fill is not None:
+        return np.where(bias, dtype(near(fill)), s)
+    s = s + bias.astype(dtype)
+    return np.where((s < -FAR) & ~np.isneginf(s), dtype(-FAR), s)
 
 
 def _norm_eval(q: Array, kt: Array, bias: Array | None = None, scale: float = 1.0, fill: float | None = None) -> Array:

@@ -593,7 +593,8 @@ class ConvEmitter(TemplateEmitter):
             out.view(np.float32)[...] = packed().reshape(-1)
 
         nbytes = self._packed_size(constant.shape, algorithm, panel, groups) * 4
-        offset = self.weights.add_packed((algorithm.name, weights.id, panel), nbytes, write)
+        key = (algorithm.name, weights.id, panel, groups, constant.shape)  # the layout depends on all of these
+        offset = self.weights.add_packed(key, nbytes, write)
         self.packed.append(("f32", offset))
         return f"w{len(self.packed) - 1}"
 

@@ -71,6 +71,7 @@ class _IntegerEmitter(TemplateEmitter):
         """The names of packed matrices, one after the other, and of what the sums of their columns start with."""
         panel = 2 * self.lanes
         k, n = matrices[0].shape
+        key = (key, len(matrices), k, n)
         columns = -(-n // panel) * panel
 
         def write(out: np.ndarray) -> None:

@@ -152,7 +152,7 @@ class MatmulEmitter(TemplateEmitter):
             for i, base in enumerate(bases):
                 pack_panels(_matrix_of(constant, b, base, k, n), panel, out[i * each : (i + 1) * each])
 
-        key = ("matmul", b.value.id, tuple(bases), b.row, b.col, panel)
+        key = ("matmul", b.value.id, tuple(bases), b.row, b.col, k, n, panel)
         self.packed.append(("f32", self.weights.add_packed(key, len(bases) * each, write)))
         place = f" + {self._position(access, names)} * {each // 4}" if len(bases) > 1 else ""
         return f"MmRight<f32>(w{len(self.packed) - 1}{place})", [], "0"

@@ -24,7 +24,7 @@ from onnxc.loops.terms import Load
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import GradientAccess, Matrix, gradient_access
-from onnxc.primitives.attention_gradient import mask_operand
+from onnxc.primitives.attention_gradient import FAR, mask_operand, near
 
 LOG2E = math.log2(math.e)
 
@@ -263,10 +263,14 @@ class _Stream:
             lines.append(f"s = s * {number(self.scale * LOG2E)}")
         elif self.fill is None:
             added = self._mask(self.bias)
-            lines += [*added[:-1], f"s = (s * {number(self.scale)} + {added[-1]}) * {unit}"]
+            low = number(-FAR)
+            lines += [
+                *added[:-1], f"s = s * {number(self.scale)} + {added[-1]}",
+                f"s = tl.where((s < {low}) & (s != float('-inf')), {low}, s) * {unit}",
+            ]  # fmt: skip
         else:
             hidden = self._mask(self.bias)
-            fill = number(self.fill * LOG2E)
+            fill = number(near(self.fill) * LOG2E)
             lines += [*hidden[:-1], f"filled = {hidden[-1]}"]
             lines.append(f"s = tl.where(filled, {fill}, s * {number(self.scale * LOG2E)})")
         tests = []

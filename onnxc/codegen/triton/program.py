@@ -38,7 +38,7 @@ from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 7
+VERSION = 8
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 

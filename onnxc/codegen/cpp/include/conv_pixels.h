@@ -244,7 +244,7 @@ static void conv_px_items(
     const i64 image = item / (p.bands * s.G), n = image / s.OD, z = image % s.OD;
     const ConvPlanes planes = conv_planes(s, z);
     const f32 *base = x + n * s.ins + (z * s.SZ - s.PF) * s.ids + g * p.cig * s.ics;
-    if (planes.first == planes.last) px_zero(D, p.parts * O * t.d_out);
+    if (planes.first == planes.last || !p.cig) px_zero(D, p.parts * O * t.d_out);
     for (i64 p0 = planes.first * p.cig, end = planes.last * p.cig, p1; p0 < end; p0 = p1) {
       p1 = ox_min(end, p0 + p.chunk);
       px_copy(s, p, base, p0, p1, y0 * s.SY - s.PT, (rows - 1) * s.SY + (s.KH - 1) * s.DY + 1, turned, copied);
