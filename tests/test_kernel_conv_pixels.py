@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from onnxc.codegen.cpp.convolution import PIXELS, Pixels, pixels_of
-from tests.test_kernel_conv import F32, FLAGS, INCLUDE, Call, Case, aligned, function, packed, reference
+from tests.test_kernel_conv import FLAGS, INCLUDE, Case, aligned, packed, reference, run
 
 LEVELS = ["native", "x86-64-v3", "x86-64-v2"] if platform.machine() == "x86_64" else ["native"]
 WAYS = ["PX_WIDE", "PX_TALL", "PX_LINE"]
@@ -55,28 +55,6 @@ def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     command = ["g++", *FLAGS, f"-march={request.param}", f"-I{INCLUDE}", str(source), "-o", str(target)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(target))
-
-
-def run(lib: ctypes.CDLL, kernel: str, c: Case, x: F32, w: F32, b: F32, parts: int) -> F32:
-    """The kernel's result (NCHW), its work items divided into `parts` calls."""
-    s = c.shape()
-    count = function(lib, f"{kernel}_count")(ctypes.byref(s))
-    size = -(-function(lib, f"{kernel}_scratch")(ctypes.byref(s)) // 4)
-    data = packed(x)
-    if not c.planar:
-        data = aligned(x.size // c.ci * (c.ci + c.slack), np.nan)
-        data.reshape(c.n, c.h, c.w, -1)[..., : c.ci] = x.transpose(0, 2, 3, 1)
-    oh, ow = c.out()
-    out, scratch = aligned(c.n * oh * ow * (c.co + 3), np.nan), aligned(size + 16, np.nan)
-    scratch[size:] = 1234.5
-    for i in range(parts):
-        pointers = (a.ctypes.data for a in (data, w, b, out, scratch))
-        call = Call(*pointers, c.co + 3, count * i // parts, count * (i + 1) // parts)
-        getattr(lib, kernel)(ctypes.byref(s), ctypes.byref(call))
-    assert (scratch[size:] == 1234.5).all()
-    r = out.reshape(c.n, oh, ow, c.co + 3)
-    assert np.isnan(r[..., c.co :]).all()
-    return np.ascontiguousarray(r[..., : c.co].transpose(0, 3, 1, 2))
 
 
 def check(lib: ctypes.CDLL, c: Case, variant: tuple[int, ...]) -> None:

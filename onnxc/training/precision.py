@@ -100,9 +100,7 @@ def all_finite(b: Builder, values: Iterable[Value]) -> Value:
     return found
 
 
-def attention_of(
-    precision: str, *, on_gpu: bool
-) -> Callable[[Graph, Sequence[Value]], Graph] | None:  # fmt: skip
+def attention_of(precision: str, *, on_gpu: bool) -> Callable[[Graph, Sequence[Value]], Graph] | None:
     """What finds attention before it is differentiated, so that its derivative computes probabilities again instead of
     reading them. None where there are no kernels for that: on a CPU, and of float32.
     """

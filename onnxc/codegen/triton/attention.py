@@ -19,7 +19,7 @@ from onnxc.codegen.triton.attention_heads import Sharing, shared_heads
 from onnxc.codegen.triton.attention_mask import Band, Mask, known_mask
 from onnxc.codegen.triton.attention_parts import INFINITY, Parts
 from onnxc.codegen.triton.attention_roles import Roles, emit_roles, roles_of
-from onnxc.codegen.triton.attention_tiles import AttentionTile, Facts, parts_of
+from onnxc.codegen.triton.attention_tiles import VECTOR, AttentionTile, Facts, parts_of
 from onnxc.codegen.triton.attention_tiles import candidates as ranked
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
@@ -35,7 +35,6 @@ from onnxc.planner.templates import AttentionAccess, Matrix, attention_access
 
 LOG2E = math.log2(math.e)
 MOST = 3.4028234663852886e38  # of float32
-VECTOR = 16  # bytes to which descriptors are aligned
 TAME = 1e30  # factors within which products with log2(e) neither overflow nor vanish
 JOINING = 4  # warps that join the parts of a row
 
@@ -156,12 +155,7 @@ def _place(
         lines = ["rest = pid", "row0 = 0", f"lane = {own}{kind}[:, None]", f"m = lane % {queries}"]
     lines = [*first, *lines]
     lines.append(f"n = tl.arange(0, {lanes})[None, :]")
-    rest = "rest"
-    for j, (loop, size) in reversed(list(enumerate(access.batch))):
-        count = tile.index(size)
-        lines.append(f"b{j} = {rest}{f' % {count}' if j else ''}")
-        rest = f"({rest} // {count})"
-        tile.scalar(loop, f"b{j}")
+    lines += tile.heads(access.batch)
     masks: list[str | None] = []
     for name, own, size, most in (("m", lane, limit, rows), ("n", "n", columns, lanes)):
         whole = (joins and name == "m") or (isinstance(size, int) and size % most == 0)

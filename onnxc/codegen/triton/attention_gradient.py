@@ -122,12 +122,7 @@ class _Stream:
         last = self.band is not None and not self.by_key
         block = f"({count} - 1 - pid % {count})" if last else f"pid % {count}"
         lines = [f"rest = pid // {count}", f"own0 = {block} * {own}", f"own = own0 + tl.arange(0, {own}){long}"]
-        rest = "rest"
-        for j, (loop, d) in reversed(list(enumerate(access.batch))):
-            name = tile.index(d)
-            lines.append(f"b{j} = {rest}{f' % {name}' if j else ''}")
-            rest = f"({rest} // {name})"
-            tile.scalar(loop, f"b{j}")
+        lines += tile.heads(access.batch)
         whole = isinstance(size, int) and size % own == 0
         lines += ["x = own[:, None]"] + ([] if whole else [f"xm = x < {tile.index(size)}"])
         self.own_mask = None if whole else f"(own < {tile.index(size)})"

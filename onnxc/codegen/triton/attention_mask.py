@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.codegen.triton.terms import is_size
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, is_nonnegative, of, symbols
@@ -304,7 +305,7 @@ def _compared(op: str, rest: Dim, place: _Place) -> bool | Band | None:
     if op == "eq" or by_row is None or by_key is None or (by_row, by_key) not in ((1, -1), (-1, 1)):
         return None
     free = rest - by_row * of(place.row) - by_key * of(place.key) - (op == "lt")
-    if {s for s in symbols(free) if not _is_size(s)}:
+    if {s for s in symbols(free) if not is_size(s)}:
         return None
     return Band(None, free) if by_row == 1 else Band(-free, None)
 
@@ -326,10 +327,6 @@ def _truth(table: np.ndarray, place: _Place) -> bool | Band | None:
     if table.size == 0:
         return None
     return bool(table.flat[0]) if (table == table.flat[0]).all() else _band(table, place)
-
-
-def _is_size(s: Symbol) -> bool:
-    return s.key[0] == "s" and s.key[1:].isdigit()
 
 
 def _opposite(a: bool | Band | None) -> bool | Band | None:

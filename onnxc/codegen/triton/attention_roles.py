@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from onnxc.codegen.cpp.epilogue import mapping, substitute_indices
 from onnxc.codegen.triton.attention_mask import Mask
-from onnxc.codegen.triton.attention_tiles import GROUP, AttentionTile
+from onnxc.codegen.triton.attention_tiles import GROUP, VECTOR, AttentionTile
 from onnxc.codegen.triton.epilogue import Tile, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent
-from onnxc.codegen.triton.terms import Buffers
+from onnxc.codegen.triton.terms import Buffers, is_size
 from onnxc.ir.expr import (
     Call,
     Dim,
@@ -35,7 +35,6 @@ from onnxc.planner.lower import Lowering
 from onnxc.planner.templates import AttentionAccess, Matrix
 
 DEPTHS = (64, 128)
-VECTOR = 16  # bytes to which descriptors are aligned
 MOST_AXES = 3  # of a descriptor, beside rows and columns
 REGISTERS = {2: 240, 3: 160}  # of a group's thread, by how many groups there are
 BRINGING = 24  # registers of the warp that brings tiles
@@ -99,7 +98,7 @@ def _stored(access: AttentionAccess, group: Group, layout: Layout) -> Matrix | N
 def _loops_of(base: Dim, batch: list[tuple[Symbol, Dim]]) -> set[Symbol] | None:
     """The batch loops of an address; None where there are other symbols than they and sizes."""
     loops = {s for s, _ in batch}
-    others = {s for s in symbols(base) - loops if not (s.key[0] == "s" and s.key[1:].isdigit())}
+    others = {s for s in symbols(base) - loops if not is_size(s)}
     return None if others else symbols(base) & loops
 
 

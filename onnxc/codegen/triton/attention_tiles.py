@@ -22,6 +22,7 @@ PROCESSORS = 132
 BLOCK = 64  # keys that a program of few queries reads in half a microsecond
 JOIN = 6  # such times that another kernel costs
 MOST_PARTS = 64
+VECTOR = 16  # bytes to which descriptors are aligned
 WASTE = 1.2  # queries of all tiles, over those that there are
 
 

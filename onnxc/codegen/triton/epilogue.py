@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnxc.codegen.cpp.epilogue import mapping, substitute_indices
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter, TileVariable
 from onnxc.ir.expr import Dim, Expr, Symbol, symbols
@@ -24,6 +26,16 @@ class Tile:
     def scalar(self, loop: Symbol, name: str) -> None:
         """A loop with one value."""
         self.names[loop] = name
+
+    def heads(self, batch: Sequence[tuple[Symbol, Dim]]) -> list[str]:
+        """Takes the number `rest` apart into loops with one value, the innermost first."""
+        lines, rest = [], "rest"
+        for j, (loop, size) in reversed(list(enumerate(batch))):
+            count = self.index(size)
+            lines.append(f"b{j} = {rest}{f' % {count}' if j else ''}")
+            rest = f"({rest} // {count})"
+            self.scalar(loop, f"b{j}")
+        return lines
 
     def lane(self, loop: Symbol, variable: TileVariable) -> None:
         """A loop along an axis."""
