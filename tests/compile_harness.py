@@ -21,6 +21,7 @@ from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
 from onnxc.compiler import stages
+from onnxc.compiler.machine_code import INCLUDE
 from onnxc.ir.expr import evaluate
 from onnxc.ir.graph import Graph, Value
 from onnxc.passes.prepare import prepare
@@ -132,7 +133,7 @@ def compile_graphs(
         return [CompiledForGpu(g, compiled_as_it_is(g, options)) for g in prepared]
     cpu = cpu or level()
     programs = [generate(g, options, cpu, exact=exact) for g in prepared]
-    code = compile_library([Source("model.cpp", join(programs))], include=[stages.INCLUDE, NATIVE], flags=[*cpu.flags])
+    code = compile_library([Source("model.cpp", join(programs))], include=[INCLUDE, NATIVE], flags=[*cpu.flags])
     library = load_library(code)
     runtime = load_runtime(Cache())
     out = []

@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
-from onnxc.compiler import making
-from onnxc.compiler.stages import build
+from onnxc.compiler import machine_code
 from onnxc.errors import LimitError, ModelError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import MOST_SOURCES
@@ -158,8 +157,8 @@ def branching(depth: int) -> onnx.ModelProto:
 
 def test_branches_that_double(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that differ in the nodes that they cite, and in nothing else, are compiled once."""
-    built = []
-    monkeypatch.setattr(making, "build", lambda *args: built.append(args[0]) or build(*args))
+    built, compile_library = [], machine_code.compile_library
+    monkeypatch.setattr(machine_code, "compile_library", lambda *a, **b: built.append(a) or compile_library(*a, **b))
     model = onnxc.compile(branching(4))
     assert len(built) <= 3 < 16 <= len(model.explain().kernels)
     x = np.array([-1, 0, 1, 2], np.float32)

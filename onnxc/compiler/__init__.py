@@ -9,16 +9,17 @@ A compiled model is a *manifest* (names, shapes, memory plan, what the report te
 code, weights, source). The cache keeps both in the same one file that ``model.save`` writes.
 
 `options.py` lists the options; `request.py` reads them for this machine and makes the cache keys; `stages.py` has the
-stages, `making.py` puts them together for a target; `job.py` is one compile, by way of the cache (`entries.py`) and the
-autotuner; `face.py` is what users call.
+stages, `machine_code.py` the last of them, and `making.py` puts them together for a target; `job.py` is one compile, by
+way of the cache (`entries.py`) and the autotuner; `face.py` is what users call.
 """
 
 from __future__ import annotations
 
 from onnxc.compiler.face import compile, measure
 from onnxc.compiler.job import Measuring
+from onnxc.compiler.machine_code import build
 from onnxc.compiler.options import CompileOptions
-from onnxc.compiler.stages import Stages, build, generate, prepared, weights_block
+from onnxc.compiler.stages import Stages, generate, prepared, weights_block
 
 __all__ = [
     "CompileOptions",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from onnxc.autotune import Decided, Method, Tuner
 from onnxc.choices import Decisions
 from onnxc.compiler import entries
-from onnxc.compiler.making import Built, gpu_variants, made, made_of_prepared
+from onnxc.compiler.machine_code import MachineCode
+from onnxc.compiler.making import gpu_variants, made, made_of_prepared
 from onnxc.compiler.request import Request
 from onnxc.compiler.stages import Stages, imported, is_staged, lowered, no_surprises, prepared
 from onnxc.errors import InputError
@@ -69,6 +70,7 @@ class Job:
     tuning: Measuring | None = None
 
     def __post_init__(self) -> None:
+        self.code = MachineCode(self.cache)
         if self.tuning is not None:
             self._check(self.tuning)
         self._look_up()
@@ -148,9 +150,9 @@ class Job:
             found = self._staged(in_primitives)
         elif self.tuning is not None:
             _, graph = self.tuned(graph)
-            found = made_of_prepared(graph, self.request, self.cache, self.stages)
+            found = made_of_prepared(graph, self.request, self.code, self.stages)
         else:
-            found = made(in_primitives, self.request, self.cache, self.stages)
+            found = made(in_primitives, self.request, self.code, self.stages)
         del graph, in_primitives
         if len(found[1].get(WEIGHTS, b"")) > _LARGE:
             gc.collect()  # graphs are full of cycles, and hold the model's own weights
@@ -163,12 +165,11 @@ class Job:
         with no_surprises("planning"):
             plan = cut(eliminate_dead(graph), chunks=self.request.gpu is None)
         parts: list[Graph] = []
-        built: Built = {}
         options = self.request.options
 
         def part_made(part: Graph) -> Made:
             parts.append(part)
-            return made(copied(part), self.request, self.cache, self.stages, built)
+            return made(copied(part), self.request, self.code, self.stages)
 
         def whole() -> Made:
             return assembled(graph, plan, part_made, options.to_json(), self.stages.seconds)
@@ -229,6 +230,6 @@ class Job:
 
         def variant(decided: Decided) -> CompiledModel:
             request = replace(self.request, measured={0: Decisions(decided)})
-            return self._model(made_of_prepared(graph, request, self.cache, Stages()))
+            return self._model(made_of_prepared(graph, request, self.code, Stages()))
 
         return variant, lambda batch: None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxc.autotune import Decided
-from onnxc.codegen.cpp.program import Program
+from onnxc.compiler.machine_code import MachineCode
 from onnxc.compiler.request import Request
-from onnxc.compiler.stages import Stages, build, no_surprises, prepared, weights_block, written
+from onnxc.compiler.stages import Stages, no_surprises, prepared, weights_block, written
 from onnxc.ir.graph import Graph
 from onnxc.manifest import arena_of, manifest_of
-from onnxc.runtime.cache import Cache
-from onnxc.runtime.cpu import Level
 from onnxc.runtime.library import Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE, WEIGHTS, CompiledModel
 from onnxc.staged import Made
@@ -26,56 +23,41 @@ if TYPE_CHECKING:
     from onnxc import gpu
 
 
-Built = dict[tuple[str, ...], bytes]
-"""Machine code by its sources, without what they say of nodes."""
-
-_CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)
-
-
-def made(graph: Graph, request: Request, cache: Cache | None, stages: Stages, built: Built | None = None) -> Made:
-    """Of a graph of primitives. `built`: what the same compile has built before; what is built now is added to it."""
+def made(graph: Graph, request: Request, code: MachineCode, stages: Stages) -> Made:
+    """Of a graph of primitives."""
     with ThreadPoolExecutor(1) as pool:
         # The first compile of all also compiles the runtime: the rest does not wait for it.
-        loading = pool.submit(load_runtime, cache) if request.gpu is None else None
+        loading = pool.submit(load_runtime, code.cache) if request.gpu is None else None
         graph = prepared(graph, request.options.passes, stages)
-        return made_of_prepared(graph, request, cache, stages, loading, built)
+        return made_of_prepared(graph, request, code, stages, loading)
 
 
 def made_of_prepared(
-    graph: Graph, request: Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None = None,
-    built: Built | None = None,
-) -> Made:  # fmt: skip
+    graph: Graph, request: Request, code: MachineCode, stages: Stages, loading: Future[Runtime] | None = None
+) -> Made:
     """Of a graph that has passed the passes."""
     if request.gpu is not None:
         return _for_gpu(graph, request, request.gpu, stages)
-    return _for_cpu(graph, request, cache, stages, loading, {} if built is None else built)
+    return _for_cpu(graph, request, code, stages, loading)
 
 
 def _for_cpu(
-    graph: Graph, request: Request, cache: Cache | None, stages: Stages, loading: Future[Runtime] | None, built: Built
+    graph: Graph, request: Request, code: MachineCode, stages: Stages, loading: Future[Runtime] | None
 ) -> Made:
     options = request.options
     kernels = replace(options.kernels, tuned=tuple(sorted(request.measured[0].best.items())))
     with ThreadPoolExecutor(1) as pool:
         program = written(graph, request.cpu, options.fusion_options, kernels, stages)
-        building = pool.submit(_machine_code, program, request.cpu, cache, built)
+        building = pool.submit(code.of, program, request.cpu)
         weights = weights_block(program, graph)
         stages.done("weights")
-        code = building.result()
+        library = building.result()
         stages.done("c++")
-        runtime = loading.result() if loading is not None else load_runtime(cache)
+        runtime = loading.result() if loading is not None else load_runtime(code.cache)
     manifest = manifest_of(graph, program, request.cpu, options.memory_limit or 0, stages.seconds)
     return manifest, {
-        PROGRAM: code, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
+        PROGRAM: library, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
     }  # fmt: skip
-
-
-def _machine_code(program: Program, cpu: Level, cache: Cache | None, built: Built) -> bytes:
-    """Of a program; of those of one model that differ only in the nodes they cite (branches of an If, say), once."""
-    key = tuple(_CITED.sub(r"\1", text) for text in program.sources)
-    if key not in built:
-        built[key] = build(program, cpu, cache)
-    return built[key]
 
 
 def _for_gpu(graph: Graph, request: Request, target: gpu.GpuTarget, stages: Stages) -> Made:

@@ -1,4 +1,4 @@
-"""The stages of a compile, one function each: import, passes, plan and source, machine code, the block of weights."""
+"""The stages of a compile, one function each: import, passes, plan and source, the block of weights."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import onnxc.codegen.cpp as cpp
 from onnxc.autodiff.operator import expand_gradients
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import Program, ProgramWriter
 from onnxc.compiler.options import CompileOptions
-from onnxc.errors import CacheError, InternalError, LimitError, OnnxcError
-from onnxc.fingerprint import code_digest
+from onnxc.errors import InternalError, LimitError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import Model
 from onnxc.ir.graph import Graph
@@ -32,16 +28,12 @@ from onnxc.planner.partition import planned
 from onnxc.primitives.host import is_host
 from onnxc.primitives.places import is_foreign
 from onnxc.primitives.verify import verify
-from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import Level, has_byte_products
-from onnxc.runtime.library import NATIVE
 from onnxc.runtime.mapped import forgetting
-from onnxc.runtime.toolchain import Compiler, Source, compile_library, find_compiler
 
 if TYPE_CHECKING:
     from onnxc.codegen.triton.program import Program as GpuProgram
 
-INCLUDE = Path(cpp.__file__).parent / "include"
 Progress = Callable[[str], None]
 
 
@@ -137,33 +129,6 @@ def written(graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOpt
         program = ProgramWriter(fused, cpu.vector_length, kernels).write()
     stages.done("generate")
     return program
-
-
-def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
-    """Compiles the source to a shared library. A cache keeps it by its text: models with other weights share it."""
-    compiler = find_compiler(cache)
-    if cache is None:
-        return _built(program, cpu, compiler)
-    target = [cpu.name, cpu.machine, cpu.flags, sorted(cpu.features)]
-    key = digest("library", target, [compiler.identity, code_digest()], bool(program.units), program.sources)
-    known = cache.read(key) or b""
-    code = known[32:]
-    if sha256(code).digest() != known[:32]:
-        code = _built(program, cpu, compiler)
-        with contextlib.suppress(CacheError):  # the disk is full
-            cache.put(key, [sha256(code).digest(), code])
-    return code
-
-
-def _built(program: Program, cpu: Level, compiler: Compiler) -> bytes:
-    return compile_library(
-        [Source(f"part{k}.cpp", text) for k, text in enumerate(program.sources)],
-        include=[INCLUDE, NATIVE],
-        flags=[*cpu.flags],
-        link_flags=["-Wl,-z,defs"] if program.units else [],
-        bare=not program.units,  # the code of users may need the C++ library
-        compiler=compiler,
-    )
 
 
 def weights_block(program: Program | GpuProgram, graph: Graph) -> np.ndarray[Any, Any]:

@@ -1,0 +1,66 @@
+"""From generated source to machine code."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import onnxc.codegen.cpp as cpp
+from onnxc.codegen.cpp.program import Program
+from onnxc.errors import CacheError
+from onnxc.fingerprint import code_digest
+from onnxc.runtime.cache import Cache, digest
+from onnxc.runtime.cpu import Level
+from onnxc.runtime.library import NATIVE
+from onnxc.runtime.toolchain import Compiler, Source, compile_library, find_compiler
+
+INCLUDE = Path(cpp.__file__).parent / "include"
+
+_CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)  # the nodes of a kernel, in a comment
+
+
+class MachineCode:
+    """Makes shared libraries of programs, and one of programs that differ only in the nodes that they cite: branches
+    of an If, say. With a cache, that holds for other compiles too: models with other weights share their code.
+    """
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self.cache = cache
+        self._made: dict[str, bytes] = {}
+
+    def of(self, program: Program, cpu: Level) -> bytes:
+        """The library of a program."""
+        compiler = find_compiler(self.cache)
+        sources = [_CITED.sub(r"\1", text) for text in program.sources]
+        target = [cpu.name, cpu.machine, cpu.flags, sorted(cpu.features)]
+        key = digest("library", target, [compiler.identity, code_digest()], bool(program.units), sources)
+        if key not in self._made:
+            self._made[key] = self._stored(key) or self._compiled(key, sources, cpu, compiler, bare=not program.units)
+        return self._made[key]
+
+    def _stored(self, key: str) -> bytes | None:
+        known = (self.cache.read(key) if self.cache is not None else None) or b""
+        code = known[32:]
+        return code if sha256(code).digest() == known[:32] else None
+
+    def _compiled(self, key: str, sources: Sequence[str], cpu: Level, compiler: Compiler, bare: bool) -> bytes:
+        code = compile_library(
+            [Source(f"part{k}.cpp", text) for k, text in enumerate(sources)],
+            include=[INCLUDE, NATIVE],
+            flags=[*cpu.flags],
+            link_flags=[] if bare else ["-Wl,-z,defs"],
+            bare=bare,  # the code of users may need the C++ library
+            compiler=compiler,
+        )
+        if self.cache is not None:
+            with contextlib.suppress(CacheError):  # the disk is full
+                self.cache.put(key, [sha256(code).digest(), code])
+        return code
+
+
+def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:
+    """The shared library of a program."""
+    return MachineCode(cache).of(program, cpu)
