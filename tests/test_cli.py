@@ -165,6 +165,20 @@ def test_wrong_options(model: Path, arguments: tuple[str, str]) -> None:
     assert result.exit_code == 2 and result.stderr.startswith("onnxc: error: ")
 
 
+def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
+    """Said before the work, and a model is not replaced by its own program."""
+    before = model.read_bytes()
+    for command, path, says in (
+        ("compile", "/no/folder/m.onnxc", "there is no folder for '/no/folder/m.onnxc'"),
+        ("run", "/no/folder/y.npz", "there is no folder for '/no/folder/y.npz'"),
+        ("compile", tmp_path, "is a folder"),
+        ("compile", model, "would replace the model itself"),
+    ):
+        result = invoke(command, model, "--output", path)
+        assert result.exit_code == 2 and says in result.stderr and not result.stdout
+    assert model.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -148,6 +148,13 @@ def test_positions_that_are_no_numbers(mode: str) -> None:
     assert all(v == 0 or np.isnan(v) for v in y)
 
 
+def test_a_loop_that_does_not_count_keeps_no_numbers() -> None:
+    """2^33 iterations would have 64 GB of them."""
+    text = """(float[4] x) => (float[4] y) <int64 trip = {8589934592}> { y = Loop (trip, , x) <body = b
+        (int64 i, bool c, float[4] s) => (bool d, float[4] t) { d = Identity (c) t = Sin (s) }> }"""
+    assert onnxc.compile(onnx.parser.parse_model(HEAD + text)).explain().memory.arena < 1 << 20
+
+
 def test_branches_inside_of_branches() -> None:
     """A thousand, as bytes: more than any library writes. Protobuf refuses them, and so does the import."""
 

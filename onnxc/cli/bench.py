@@ -34,7 +34,9 @@ def bench(
     tuned: Tuned = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model in onnxc and in onnxruntime (all optimizations), each in its own process, taking turns.
+    """Measure a model in onnxc and in onnxruntime, taking turns.
+
+    Each engine has a process of its own; onnxruntime has all its optimizations.
 
     \b
     Examples:

@@ -65,7 +65,7 @@ def compare(
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a model's answers on two sides: onnxc's with onnxruntime's, or any other two.
+    """Compare a model's answers with onnxruntime's, or any two sides.
 
     Floats that differ by more than the tolerance are judged by the same graph in float64: ours may be at most twice as
     far from it as the reference. Integers must be equal. --inputs also takes images, wav files, folders of samples, and

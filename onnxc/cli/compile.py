@@ -7,19 +7,22 @@ from typing import Annotated
 
 import typer
 
-from onnxc.tools.options import Compiling, Model, command, progress
+from onnxc.tools.options import Compiling, Model, command, fail, in_a_folder, progress
 
 
 @command
 def compile(
     model: Model,
     output_path: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE.onnxc", help="File to write.", show_default=False)
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE.onnxc", help="File to write.", callback=in_a_folder, show_default=False
+        ),
     ],
     compiling: Compiling,
     cache: Annotated[bool, typer.Option(help="Use and fill the cache of compiled models.")] = True,
 ) -> None:
-    """Compile a model and save it as one file that needs no compiler to load.
+    """Compile a model to one file, which needs no compiler to load.
 
     \b
     Examples:
@@ -32,6 +35,10 @@ def compile(
 
     from onnxc.report import size
 
+    if os.path.isdir(output_path):
+        fail(f"{output_path!r} is a folder, not a file to write")
+    if os.path.exists(model) and os.path.exists(output_path) and os.path.samefile(model, output_path):
+        fail(f"--output {output_path!r} would replace the model itself")
     start = time.perf_counter()
     with progress(f"compiling {model}") as tell:
         compiled = compiling.compile(model, tell, cache)

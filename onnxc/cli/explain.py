@@ -43,7 +43,7 @@ def explain(
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a compiled model: its kernels, what was fused into each and why, memory, compile time.
+    """Explain a compiled model: kernels, what is fused and why, memory.
 
     \b
     Examples:
@@ -101,7 +101,9 @@ def profile(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a model with a clock around every kernel: which take the time, and how near are they to the machine's limits?
+    """Run a model with a clock around every kernel.
+
+    Which take the time, and how near are they to the machine's limits?
 
     \b
     Examples:

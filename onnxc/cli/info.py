@@ -47,7 +47,7 @@ def info(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a model: inputs, outputs, ops and whether they are supported, weights.
+    """Show what is in a model, and whether its ops are supported.
 
     Without a model: what onnxc sees of this machine, and how fast it is at most.
 

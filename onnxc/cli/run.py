@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxc.tools.options import AnyModel, Compiling, Given, command, output, progress
+from onnxc.tools.options import AnyModel, Compiling, Given, command, in_a_folder, output, progress
 
 
 @command
@@ -16,7 +16,14 @@ def run(
     compiling: Compiling,
     output_path: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs here.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE.npz",
+            help="Write the outputs here.",
+            callback=in_a_folder,
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Run a model once and show its outputs.

@@ -7,11 +7,11 @@ from onnxc.tools.options import AsJson, Given, Model, Seconds, Target, command, 
 
 @command
 def tune(model: Model, given: Given, target: Target, tune_seconds: Seconds = None, as_json: AsJson = False) -> None:
-    """Measure the kernels that a model can choose between, and keep the result for all compiles.
+    """Measure the kernels that a model can choose between.
 
-    The result is a readable file, tuning.json in the cache's folder; it counts on machines of the same kind, for the
-    same --cpu and --threads or the same GPU, and for every model with kernels of the same shapes. Ctrl-C ends it, and
-    what was measured is kept.
+    All later compiles take the fastest. The result is a readable file, tuning.json in the cache's folder; it counts on
+    machines of the same kind, for the same --cpu and --threads or the same GPU, and for every model with kernels of the
+    same shapes. Ctrl-C ends it, and what was measured is kept.
 
     \b
     Examples:

@@ -119,6 +119,12 @@ class _Typed:
         """Whether every carried value has the type that it came with."""
         return all(_fits(x.type, y.type, self.loose) for x, y in zip(self.carried, self.after, strict=True))
 
+    def counts(self) -> bool:
+        """Whether it reads the number of its iteration."""
+        number = self.inner.inputs[0]
+        read = (v for n in self.inner.nodes for v in n.inputs)
+        return any(v is number for v in (*read, *self.after, *self.results))
+
     def always_goes_on(self) -> bool:
         """Whether the body says so, whatever is computed."""
         known = constant_of(self.condition)
@@ -153,7 +159,7 @@ def iterate(
     goes_on = condition is None or ((known := constant_of(condition)) is not None and bool(known.item()))
     plain = _is_plain(initial, typed)
     if trip is not None and goes_on and plain and not typed.loose and typed.always_goes_on():
-        return _as_scan(b, trip, initial, _again(typed))
+        return _as_scan(b, trip, initial, _again(typed), typed.counts())
     return _on_host(b, trip, condition, initial, typed)
 
 
@@ -199,14 +205,18 @@ def _again(typed: _Typed) -> Body:
     return run
 
 
-def _as_scan(b: Builder, trip: Value, initial: Sequence[Value], body: Body) -> tuple[list[Value], list[Value]]:
+def _as_scan(
+    b: Builder, trip: Value, initial: Sequence[Value], body: Body, counts: bool
+) -> tuple[list[Value], list[Value]]:
+    """A body that does not count needs no memory for the numbers of all iterations."""
     (count,) = b.extents(b.max(scalar(b, trip), 0), "the trip count of a Loop")
 
     def step(inner: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
-        _, after, results = body(inner, slices[0], inner.scalar(True, dtypes.boolean), states)
+        number = slices[0] if counts else inner.scalar(0, dtypes.int64)
+        _, after, results = body(inner, number, inner.scalar(True, dtypes.boolean), states)
         return after, results
 
-    return b.scan(initial, [b.iota(count)], count, step)
+    return b.scan(initial, [b.iota(count)] if counts else [], count, step)
 
 
 def _on_host(

@@ -358,7 +358,8 @@ def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: 
         return
     fewest, most, formals = found
     if not fewest <= len(inputs) <= most:
-        raise ModelError(f"{definition.name} takes {fewest} to {most} inputs, not {len(inputs)}")
+        takes = f"{fewest} to {most} inputs" if fewest < most else f"{most} input{'s'[: most != 1]}"
+        raise ModelError(f"{definition.name} takes {takes}, not {len(inputs)}")
     bound: dict[str, DType] = {}
     for i, v in enumerate(inputs):
         parameter, kinds, varied = formals[min(i, len(formals) - 1)]
