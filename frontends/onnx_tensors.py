@@ -125,7 +125,7 @@ def array_of(tensor: TensorProto, folder: DataFolder | None, what: str | None = 
     if tensor.HasField("segment"):
         raise ModelError(f"{what} is stored in segments, which no version of ONNX defines")
     if tensor.data_location == TensorProto.EXTERNAL:
-        return _unpack(_external(tensor, dtype, shape, folder, what), dtype, shape, what)
+        return _unpack(_external(tensor, folder, what), dtype, shape, what)
     if dtype is dtypes.string:
         return _strings(tensor, shape, what)
     if tensor.HasField("raw_data"):
@@ -219,24 +219,33 @@ def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str)
 # ---------------------------------------------------------------- external data
 
 
-def _external(
-    tensor: TensorProto, dtype: DType, shape: tuple[int, ...], folder: DataFolder | None, what: str
-) -> np.ndarray:
-    """The bytes of a tensor that lies in a file of its own."""
+def external_place(tensor: TensorProto, what: str | None = None) -> tuple[str, int, int]:
+    """Where the data of a tensor lies that has a file of its own: the location, the first byte, and how many.
+
+    Raises ModelError where this is not said, or not in natural numbers that fit the tensor's shape.
+    """
+    what = what or f"tensor {text(tensor.name)!r}"
+    dtype, shape = dtype_of(tensor.data_type, what), shape_of(tensor.dims, what)
     entries = {text(e.key): text(e.value) for e in tensor.external_data}
     if len(entries) != len(tensor.external_data):
         raise ModelError(f"{what} says twice where its external data lies")
-    if folder is None:
-        raise ModelError(f"{what} lies in an external file: give base_dir=, the folder it is in")
-    try:
-        data = folder.map(entries.get("location", ""))
-    except ModelError as error:
-        raise ModelError(f"{what}: {error.message}", cause=error) from error
     size = byte_count(dtype, shape)
     offset = _natural(entries.get("offset", "0"), what, "offset")
     length = _natural(entries.get("length", str(size)), what, "length")
     if length != size:
         raise ModelError(f"{what}: {dtype}{list(shape)} takes {size} bytes, its external data has length {length}")
+    return entries.get("location", ""), offset, length
+
+
+def _external(tensor: TensorProto, folder: DataFolder | None, what: str) -> np.ndarray:
+    """The bytes of a tensor that lies in a file of its own."""
+    location, offset, length = external_place(tensor, what)
+    if folder is None:
+        raise ModelError(f"{what} lies in an external file: give base_dir=, the folder it is in")
+    try:
+        data = folder.map(location)
+    except ModelError as error:
+        raise ModelError(f"{what}: {error.message}", cause=error) from error
     if offset + length > data.size:
         raise ModelError(f"{what} reaches byte {offset + length} of an external file of {data.size} bytes")
     return data[offset : offset + length]

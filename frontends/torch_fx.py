@@ -36,6 +36,7 @@ from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
     torch_fx_pointwise,
     torch_fx_reduction,
 )
+from onnxc.frontends.torch_fx_complex import COMPLEX, complex_rule, has_complex, part_type
 from onnxc.frontends.torch_fx_sizes import Sizes
 from onnxc.frontends.torch_fx_table import RULES, Call, memory_order
 from onnxc.ir import dtypes
@@ -43,6 +44,7 @@ from onnxc.ir.expr import Expr, never_equal
 from onnxc.ir.graph import Graph, Source, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.pairs import PART, Complex, Number, constant_pair, each, join, split
 from onnxc.primitives.symbols import symbols_of
 
 __all__ = ["RULES", "Imported", "Sizes", "imported", "is_size", "memory_order", "source_line", "unsupported"]
@@ -56,7 +58,8 @@ class Imported:
     """A part of an FX graph as a graph of primitives.
 
     Attributes:
-        graph: its inputs are those of `inputs`, then one of shape [size, 0] for each of `sizes`.
+        graph: its inputs are those of `inputs`, then one of shape [size, 0] for each of `sizes`. Complex tensors
+            [...] are real ones [..., 2].
         inputs: the FX nodes whose tensors it reads.
         sizes: PyTorch's symbols that are no dim of these tensors.
     """
@@ -88,17 +91,13 @@ def imported(
     """
     work = _Importer(module, sizes)
     for node, array in (frozen or {}).items():
-        work.values[node] = work.b.constant(array)
+        work.values[node] = work.constant(array)
     for node in nodes:
         for source in node.all_input_nodes:
             if source not in work.values and source.op != "get_attr" and not is_size(source):
                 work.add_input(source)
         work.add(node)
-    results = [work.value(n) for n in outputs]
-    turned = [
-        work.b.transpose(v, orders[n]) if orders and n in orders else v for n, v in zip(outputs, results, strict=True)
-    ]
-    return work.finished(turned)
+    return work.finished([work.output(n, orders[n] if orders and n in orders else None) for n in outputs])
 
 
 def unsupported(module: fx.GraphModule, sizes: Sizes) -> dict[fx.Node, str]:
@@ -151,16 +150,25 @@ class _Importer:
 
     def add_input(self, node: fx.Node) -> None:
         """A tensor from outside."""
-        self.values[node] = self.b.input(self._type(node.meta.get("val")), f"x{len(self.inputs)}")
+        self.values[node] = self._input(node.meta.get("val"), f"x{len(self.inputs)}")
         self.inputs.append(node)
+
+    def _input(self, value: Any, name: str = "") -> Number:
+        t = self._type(value)
+        if t.dtype in PART:
+            return split(self.b, self.b.input(TensorType(PART[t.dtype], (*t.shape, 2)), name))
+        return self.b.input(t, name)
+
+    def constant(self, array: np.ndarray[Any, Any]) -> Number:
+        """What an array's elements are in the graph."""
+        return constant_pair(self.b, array) if array.dtype.kind == "c" else self.b.constant(array)
 
     def stand_in(self, node: fx.Node) -> None:
         """Inputs in the place of a node's results, so that what reads them can be looked at."""
         try:
             value = node.meta.get("val")
             many = isinstance(value, (list, tuple))
-            found = [self.b.input(self._type(v)) for v in value] if many else self.b.input(self._type(value))
-            self.values[node] = found
+            self.values[node] = [self._input(v) for v in value] if many else self._input(value)
         except OnnxcError:
             pass  # what reads it is missing too
 
@@ -169,22 +177,29 @@ class _Importer:
             raise UnsupportedError(f"a {type(value).__name__} is no tensor")
         return self.sizes.type(value)
 
-    def value(self, node: fx.Node) -> Value:
+    def output(self, node: fx.Node, order: Sequence[int] | None) -> Value:
+        """What a graph returns for a node, its axes in an order."""
+        found = self.value(node)
+        if order is not None:
+            found = each(lambda v: self.b.transpose(v, order), found)
+        return join(self.b, found) if isinstance(found, Complex) else found
+
+    def value(self, node: fx.Node) -> Number:
         """What a node became. UnsupportedError where it is no one tensor."""
         found = self.values.get(node)
         if node.op == "get_attr" and found is None:
             found = self.values[node] = self._attribute(node)
-        if not isinstance(found, Value):
+        if not isinstance(found, (Value, Complex)):
             raise UnsupportedError(f"what {node.name} gives is not there as a tensor")
         return found
 
-    def _attribute(self, node: fx.Node) -> Value:
+    def _attribute(self, node: fx.Node) -> Number:
         tensor = operator.attrgetter(str(node.target))(self.module)
         if not isinstance(tensor, torch.Tensor) or tensor.is_quantized or tensor.device.type != "cpu":
             raise UnsupportedError(f"the constant {node.target} is no dense tensor on the CPU")
         self._type(tensor)
         with unset_fake_temporarily():
-            return self.b.constant(tensor.detach().contiguous().resolve_neg().numpy())
+            return self.constant(tensor.detach().contiguous().resolve_conj().resolve_neg().numpy())
 
     # ------------------------------------------------------------ nodes
 
@@ -196,7 +211,7 @@ class _Importer:
             self.values[node] = self.values[whole][index]
             self.value(node)
             return
-        rule = RULES.get(node.target)
+        rule = RULES.get(node.target) or COMPLEX.get(node.target)
         if node.op != "call_function" or rule is None:
             raise UnsupportedError("there is no rule for it")
         expected = node.meta.get("val")
@@ -204,25 +219,25 @@ class _Importer:
         listed = list(expected) if many else [expected]
         types = tuple(None if v is None else self._type(v) for v in listed)
         source = Source(self.numbers[node], str(node.target).removeprefix("aten."), node.name, source_line(node))
+        args, options = [self._argument(a) for a in node.args], {k: self._argument(v) for k, v in node.kwargs.items()}
+        if has_complex((args, options), types):
+            rule = complex_rule(node.target)
         with self.b.from_origin((source,)):
-            result = rule(
-                Call(self.b, types, str(node.target), tuple(_tensor(a) for a in node.args), _is_sole(node)),
-                *(self._argument(a) for a in node.args),
-                **{k: self._argument(v) for k, v in node.kwargs.items()},
-            )
-            results = [result] if isinstance(result, Value) else list(result)
+            call = Call(self.b, types, str(node.target), tuple(_tensor(a) for a in node.args), _is_sole(node))
+            result = rule(call, *args, **options)
+            results = [result] if isinstance(result, (Value, Complex)) else list(result)
             checked = [self._checked(v, t, node) for v, t in zip(results, types, strict=True)]
         self.values[node] = checked if many else checked[0]
 
-    def _checked(self, value: Value | None, expected: TensorType | None, node: fx.Node) -> Value | None:
+    def _checked(self, value: Number | None, expected: TensorType | None, node: fx.Node) -> Number | None:
         """The value in the dtype that PyTorch has; its shape must be PyTorch's too."""
         if value is None or expected is None:
             return None
-        value = self.b.cast(value, expected.dtype)
-        same = value.rank == expected.rank
+        same = value.rank == expected.rank and isinstance(value, Complex) == (expected.dtype in PART)
         if not same or any(never_equal(a, d) for a, d in zip(value.shape, expected.shape, strict=True)):
-            raise InternalError(f"{node.target} became {value.type} and should be {expected}")
-        return self.b.reshape(value, expected.shape)
+            raise InternalError(f"{node.target} became {value.dtype}{list(value.shape)} and should be {expected}")
+        dtype = part_type(expected).dtype
+        return each(lambda v: self.b.reshape(self.b.cast(v, dtype), expected.shape), value)
 
     def _argument(self, x: Any) -> Any:
         if isinstance(x, fx.Node):

@@ -132,15 +132,20 @@ def _specimen(dtype: DType, ranked: bool) -> torch.Tensor:
 
 _TORCH: dict[DType, torch.dtype] = {}
 _DTYPES: dict[torch.dtype, DType] = {}
+_KINDS = ("float", "int", "uint", "bool", "complex")
 for _dtype in dtypes.ALL:
     _name = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}.get(_dtype.name, _dtype.name)
     _found = getattr(torch, _name, None)
-    if isinstance(_found, torch.dtype) and _dtype.kind in ("float", "int", "uint", "bool") and _dtype.bits >= 8:
+    if (
+        isinstance(_found, torch.dtype)
+        and _dtype.kind in ("float", "int", "uint", "bool", "complex")
+        and _dtype.bits >= 8
+    ):
         _TORCH[_dtype], _DTYPES[_found] = _found, _dtype
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """The element type that a tensor of this dtype has here. UnsupportedError for complex and quantized ones."""
+    """The element type that a tensor of this dtype has here. UnsupportedError for quantized ones, say."""
     if dtype not in _DTYPES:
         raise UnsupportedError(f"tensors of {dtype} are not supported")
     return _DTYPES[dtype]

@@ -125,6 +125,44 @@ def test_weights_that_change_are_seen(how: str) -> None:
     close(compiled(x), net(x))
 
 
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_weights_that_change_are_seen_without_guards_on_modules(how: str) -> None:
+    net = nn.Sequential(nn.Linear(7, 5))
+    x = torch.randn(3, 7)
+    compiled = through(net, options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe})
+    close(compiled(x), net(x))
+    if how == "in place":
+        net[0].weight.mul_(3)
+    else:
+        net[0].weight = nn.Parameter(torch.randn(5, 7))
+    close(compiled(x), net(x))
+    close(compiled(x[:2]), net(x[:2]))  # guards on arguments are as they were
+
+
+class Spectral(nn.Module):
+    """A filter among frequencies, with a weight and a buffer of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5, dtype=torch.complex64))
+        self.register_buffer("turn", torch.polar(torch.ones(5), torch.randn(5)))
+
+    def forward(self, x: Any) -> Any:
+        y = torch.fft.rfft(x) * self.weight * self.turn.conj()
+        return torch.fft.irfft(y, n=x.shape[-1]), y
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_complex_numbers(gradient: bool) -> None:
+    net, x = Spectral(), torch.randn(2, 3, 8)
+    with torch.set_grad_enabled(gradient):
+        found, expected = through(net)(x), net(x)
+        close(found, expected)
+        if gradient:
+            close(*(torch.autograd.grad(y.square().sum() + z.abs().sum(), net.weight) for y, z in (found, expected)))
+    assert not fallbacks()
+
+
 def test_a_module_that_changes_its_buffer() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

@@ -56,25 +56,40 @@ NETWORKS = (
     "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
     "nn.functional.softplus", "nn.functional.upsample_bilinear", "nn.functional.upsample_nearest",
 )  # fmt: skip
+FOURIER = ("fft.fft", "fft.fftn", "fft.hfft", "fft.irfft2", "fft.rfftn", "stft", "view_as_complex", "polar")
 DISTANCES = ["cdist", "nn.functional.pdist", "nn.functional.embedding_bag"]
 # Whose backward graphs have ops of their own.
 DERIVED = (
     "cdist", "masked_scatter", "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool2d",
     "nn.functional.conv2d", "nn.functional.conv_transpose2d", "nn.functional.embedding_bag",
     "nn.functional.grid_sample", "nn.functional.interpolate", "nn.functional.layer_norm", "nn.functional.max_pool2d",
-    "nn.functional.pad", "nn.functional.pdist", "nn.functional.scaled_dot_product_attention", "prod",
+    "nn.functional.pad", "nn.functional.pdist", "nn.functional.scaled_dot_product_attention", "prod", "fft.fftn",
+    "fft.irfft", "stft",
+)  # fmt: skip
+COMPLEX = (
+    "abs", "add", "angle", "cat", "conj", "cumsum", "div", "eq", "exp", "imag", "index_put", "index_select", "log",
+    "mm", "mul", "pow", "real", "reciprocal", "rsub", "sgn", "sqrt", "sub", "sum", "tanh", "transpose", "view_as_real",
+    "where",
 )  # fmt: skip
 # Where some samples are no graph that can be compiled: data decides about sizes, or memory is no dense tensor.
 PARTLY = {"as_strided", "index_put", "gather", "norm", "nn.functional.avg_pool2d", "nn.functional.pad"}
 COMPILED = ("atan2", "floor_divide", "topk", "var", "index_select", "nn.functional.max_pool2d")
 
 
-@pytest.mark.parametrize("name", [*POINTWISE, *MOVING, *REDUCING, *INDEXING, *NETWORKS, *DISTANCES])
+@pytest.mark.parametrize("name", [*POINTWISE, *MOVING, *REDUCING, *INDEXING, *NETWORKS, *DISTANCES, *FOURIER])
 def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "compile", Interpreted)
     outcome = checked(name, most=4)
     assert not outcome.wrong and not outcome.failed and not outcome.breaks
     assert not outcome.fallbacks or name in PARTLY or outcome.draws
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    outcome = checked(name, most=4, dtype=torch.complex64)
+    assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.breaks
+    assert not outcome.fallbacks
 
 
 @pytest.mark.parametrize("name", DERIVED)

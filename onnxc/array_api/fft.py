@@ -13,10 +13,9 @@ from onnxc.array_api.creation import Device
 from onnxc.array_api.data_types import DEFAULTS, Dtype, array, checked_device, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of, roll
 from onnxc.errors import UnsupportedError
-from onnxc.ops.slicing import crop_or_pad
-from onnxc.ops.spectral import fourier
+from onnxc.ops import fourier
 from onnxc.primitives.builder import Builder
-from onnxc.primitives.pairs import Complex, Number, each
+from onnxc.primitives.pairs import Number, each
 
 Norm = Literal["backward", "ortho", "forward"]
 _OPPOSITE: dict[str, Norm] = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -28,46 +27,17 @@ def _scale(length: int, norm: str, inverse: bool) -> float:
     return 1 / length if (norm == "backward") == inverse else 1.0
 
 
-def _moved(b: Builder, x: Number, axis: int) -> Number:
-    """The axis at the end."""
-    return each(lambda v: b.transpose(v, [*(k for k in range(v.rank) if k != axis), axis]), x)
-
-
-def _back(b: Builder, x: Number, axis: int) -> Number:
-    """The last axis in its place again."""
-    order = list(range(x.rank - 1))
-    order.insert(axis, x.rank - 1)
-    return each(lambda v: b.transpose(v, order), x)
-
-
 def _scaled(b: Builder, x: Number, factor: float) -> Number:
     return x if factor == 1.0 else each(lambda v: b.mul(v, factor), x)
 
 
 def _transform(b: Builder, x: Number, *, axis: int, length: int, norm: Norm, inverse: bool, half: bool) -> Number:
-    """Along an axis, cut or continued with zeros to the length; with `half`, the first half of its results."""
-    x = _moved(b, each(lambda v: crop_or_pad(b, v, axis, length), x), axis)
-    pair = (x.re, x.im) if isinstance(x, Complex) else (x, None)
-    re, im = fourier(b, pair, length, 1 if inverse else -1)
-    assert im is not None
-    found: Number = Complex(re, im)
-    if half:
-        found = each(lambda v: b.slice(v, v.rank - 1, 0, length // 2 + 1), found)
-    return _back(b, _scaled(b, found, _scale(length, norm, inverse)), axis)
+    found = fourier.transform(b, x, axis, length, 1 if inverse else -1, half)
+    return _scaled(b, found, _scale(length, norm, inverse))
 
 
 def _to_real(b: Builder, x: Number, *, axis: int, length: int, norm: Norm) -> Number:
-    """The inverse transform of a symmetric spectrum, of which the first half is given."""
-    kept = length // 2 + 1
-    pair = numbers.to_complex(b, _moved(b, each(lambda v: crop_or_pad(b, v, axis, kept), x), axis))
-    last = pair.rank - 1
-    alone = [0] if length % 2 else [0, kept - 1]  # what is its own mirror image is real
-    real = np.isin(np.arange(kept), alone)
-    im = b.where(b.constant(real), b.scalar(0, pair.im.dtype), pair.im)
-    mirrored = (length - 1) // 2
-    re_tail, im_tail = (b.flip(b.slice(v, last, 1, 1 + mirrored), [last]) for v in (pair.re, im))
-    re, _ = fourier(b, (b.concat([pair.re, re_tail], last), b.concat([im, b.neg(im_tail)], last)), length, 1)
-    return _back(b, _scaled(b, re, _scale(length, norm, True)), axis)
+    return _scaled(b, fourier.to_real(b, x, axis, length), _scale(length, norm, True))
 
 
 def _checked(name: str, x: Array, norm: str, *kinds: str) -> Array:

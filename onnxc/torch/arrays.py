@@ -39,6 +39,19 @@ def array_of(tensor: torch.Tensor) -> Array:
     return tensor.numpy()  # type: ignore[no-any-return]
 
 
+def reals_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor [...] as the real numbers [..., 2] that it consists of."""
+    return torch.view_as_real(tensor.detach().resolve_conj())
+
+
+def complex_of(array: Array) -> torch.Tensor:
+    """The complex tensor [...] in the memory of [..., 2]."""
+    tensor = torch.from_numpy(array)
+    if not tensor.numel():
+        return torch.empty(array.shape[:-1], dtype=tensor.dtype.to_complex())
+    return torch.view_as_complex(tensor)
+
+
 def tensor_of(array: Array) -> torch.Tensor:
     """A tensor in an array's memory."""
     foreign = _BACK.get(array.dtype)

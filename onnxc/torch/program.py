@@ -21,7 +21,7 @@ from onnxc.compiler import compile
 from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOpError
 from onnxc.frontends.torch_fx import Imported, Sizes, imported, is_size, memory_order, source_line, unsupported
 from onnxc.runtime.model import CompiledModel
-from onnxc.torch.arrays import Array, array_of, has_own_dtype, tensor_of
+from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, reals_of, tensor_of
 from onnxc.torch.stages import is_ordered, stages
 from onnxc.torch.views import is_returned_view, set_views_apart
 
@@ -213,6 +213,10 @@ def _is_empty(node: fx.Node) -> bool:
     return any(isinstance(d, int) and d == 0 for d in node.meta["val"].shape)
 
 
+def _inverse(order: Sequence[int] | None) -> list[int] | None:
+    return None if order is None else np.argsort(order).tolist()
+
+
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
@@ -262,14 +266,17 @@ class Section:
     ) -> None:
         self.model, self.inputs, self.outputs = model, part.inputs, tuple(outputs)
         self.hidden = [sources[s] for s in part.sizes]
+        self.complex = [k for k, n in enumerate(self.inputs) if n.meta["val"].is_complex()]
         self.finish = [
-            (k, has_own_dtype(n.meta["val"]), np.argsort(orders[n]).tolist() if n in orders else None)
+            (k, complex_of if n.meta["val"].is_complex() else tensor_of, _inverse(orders.get(n)))
             for k, n in enumerate(outputs)
-            if n in orders or not has_own_dtype(n.meta["val"]) or _is_empty(n)
+            if n in orders or not has_own_dtype(n.meta["val"]) or n.meta["val"].is_complex() or _is_empty(n)
         ]
 
     def call(self, tensors: Sequence[torch.Tensor], hidden: Sequence[int] = ()) -> list[torch.Tensor]:
         """Runs the program."""
+        if self.complex:
+            tensors = [reals_of(t) if k in self.complex else t for k, t in enumerate(tensors)]
         try:
             arrays = [t.numpy() for t in tensors]
         except (RuntimeError, TypeError):  # dtypes that numpy lacks, and the like
@@ -280,8 +287,8 @@ class Section:
         if not self.finish:
             return list(map(torch.from_numpy, answers))
         found: list[Any] = list(answers)
-        for k, own, order in self.finish:
-            found[k] = torch.from_numpy(found[k]) if own else tensor_of(found[k])
+        for k, made, order in self.finish:
+            found[k] = made(found[k])
             found[k] = found[k] if found[k].numel() else found[k].new_empty(found[k].shape)  # numpy's strides are 0
             found[k] = found[k] if order is None else found[k].permute(order)
         return [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in found]

@@ -1,0 +1,282 @@
+"""ATen ops on complex tensors, which are pairs of real values here.
+
+What moves elements, or is linear, is done to both parts by its rule for real tensors; the rest has rules here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onnxc.array_api import complexes, numbers
+from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_pointwise import truth
+from onnxc.frontends.torch_fx_table import RULES, Call, axis_of, static
+from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim
+from onnxc.ir.graph import Value
+from onnxc.ir.types import TensorType
+from onnxc.ops import fourier
+from onnxc.primitives.builder import Builder
+from onnxc.primitives.pairs import PART, Complex, Number, each, join, split
+
+ComplexRule = Callable[..., Any]
+F = TypeVar("F", bound=ComplexRule)
+COMPLEX: dict[Any, ComplexRule] = {}
+
+_EACH = (
+    "view", "reshape", "_unsafe_view", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "permute", "t",
+    "transpose.int", "expand", "repeat", "slice.Tensor", "select.int", "slice_scatter", "select_scatter", "cat",
+    "stack", "split_with_sizes", "split.Tensor", "unbind.int", "flip", "roll", "diagonal", "diagonal_scatter",
+    "unfold", "gather", "index_select", "index.Tensor", "embedding", "neg", "sum", "sum.dim_IntList", "mean",
+    "mean.dim", "cumsum", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "index_add",
+    "scatter_add", "index_put", "_unsafe_index.Tensor", "_unsafe_index_put",
+)  # fmt: skip
+
+
+def complex_rule(target: Any) -> ComplexRule:
+    """The rule of an overload, of which an argument or the result is complex. UnsupportedError where there is none."""
+    found = COMPLEX.get(target)
+    if found is not None:
+        return found
+    if target in _of_parts():
+        return _by_parts(RULES[target])
+    raise UnsupportedError("there is no rule for it with complex numbers")
+
+
+def has_complex(arguments: Any, types: Sequence[TensorType | None]) -> bool:
+    """Whether a call has to do with complex numbers."""
+    leaves = pytree.tree_leaves(arguments)
+    return any(isinstance(x, Complex) for x in leaves) or any(t is not None and t.dtype in PART for t in types)
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def _of_parts() -> set[Any]:
+    return {_overload(name) for name in _EACH} & set(RULES)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Value) and x.dtype.is_float
+
+
+def _by_parts(rule: ComplexRule) -> ComplexRule:
+    """A rule for real tensors as one for both parts."""
+
+    def of_both(c: Call, *args: Any, **options: Any) -> Any:
+        leaves = pytree.tree_leaves((args, options))
+        if any(map(_is_float, leaves)):
+            raise UnsupportedError("real and complex tensors together")
+        real = replace(c, types=tuple(None if t is None else part_type(t) for t in c.types))
+
+        def of(part: str) -> Any:
+            chosen = pytree.tree_map_only(Complex, lambda z: getattr(z, part), (args, options))
+            return rule(real, *chosen[0], **chosen[1])
+
+        re, im = of("re"), of("im")
+        if isinstance(re, Value):
+            return Complex(re, im)
+        return [None if r is None else Complex(r, i) for r, i in zip(re, im, strict=True)]
+
+    return of_both
+
+
+def part_type(t: TensorType) -> TensorType:
+    """The type of the parts of a complex tensor, or of a real one."""
+    return TensorType(PART.get(t.dtype, t.dtype), t.shape)
+
+
+def aten(*names: str) -> Callable[[F], F]:
+    """Registers a rule for calls with complex numbers."""
+
+    def add(rule: F) -> F:
+        COMPLEX.update({found: rule for name in names if (found := _overload(name)) is not None})
+        return rule
+
+    return add
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _computed_in(c: Call) -> DType:
+    return PART.get(c.type.dtype, c.type.dtype)
+
+
+def _number(c: Call, x: Any, dtype: DType) -> Number:
+    """A tensor or a number, its parts in a dtype."""
+    if isinstance(x, Complex):
+        return each(lambda v: c.b.cast(v, dtype), x)
+    if isinstance(x, complex):
+        return Complex(c.b.scalar(x.real, dtype), c.b.scalar(x.imag, dtype))
+    return c.operand(x, dtype)
+
+
+def _binary(f: Callable[[Builder, Number, Number], Number]) -> ComplexRule:
+    def rule(c: Call, x: Any, y: Any, *, alpha: Any = 1) -> Number:
+        dtype = _computed_in(c)
+        x, y = _number(c, x, dtype), _number(c, y, dtype)
+        if alpha != 1:
+            y = numbers.mul(c.b, y, _number(c, alpha, dtype))
+        return _full(c, f(c.b, x, y))
+
+    return rule
+
+
+def _full(c: Call, x: Number) -> Number:
+    """Broadcast to the shape of the result: parts may have shapes of their own."""
+    return each(lambda v: c.b.expand(v, c.type.shape), x)
+
+
+aten("add.Tensor", "add.Scalar")(_binary(numbers.add))
+aten("sub.Tensor", "sub.Scalar")(_binary(numbers.sub))
+aten("rsub.Scalar", "rsub.Tensor")(_binary(lambda b, x, y: numbers.sub(b, y, x)))
+aten("mul.Tensor", "mul.Scalar")(_binary(numbers.mul))
+aten("div.Tensor", "div.Scalar")(_binary(numbers.div))
+aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")(_binary(complexes.pow))
+
+
+@aten("mm", "bmm")
+def matmul(c: Call, x: Number, y: Number) -> Number:
+    return numbers.matmul(c.b, x, y)
+
+
+@aten("eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar")
+def equal(c: Call, x: Number, y: Any) -> Value:
+    parts = [PART.get(v.dtype, v.dtype) for v in (x, y) if isinstance(v, Complex) or _is_float(v)]
+    dtype = max(parts, key=lambda d: d.bits)
+    same = numbers.eq(c.b, _number(c, x, dtype), _number(c, y, dtype))
+    return c.b.expand(c.b.not_(same) if ".ne." in c.name else same, c.type.shape)
+
+
+@aten("where.self")
+def where(c: Call, condition: Value, x: Number, y: Number) -> Number:
+    dtype = _computed_in(c)
+    return _full(c, numbers.where(c.b, truth(c.b, condition), _number(c, x, dtype), _number(c, y, dtype)))
+
+
+def _unary(f: Callable[[Builder, Any], Number]) -> ComplexRule:
+    return lambda c, x: f(c.b, _number(c, x, _computed_in(c)) if isinstance(x, complex) else x)
+
+
+_FUNCTIONS: dict[str, Callable[[Builder, Any], Number]] = {
+    "abs": numbers.absolute, "angle": numbers.angle, "exp": numbers.exp, "log": numbers.log, "sqrt": numbers.sqrt,
+    "sgn": complexes.sign, "reciprocal": complexes.reciprocal, "sinh": complexes.sinh, "cosh": complexes.cosh,
+    "tanh": complexes.tanh, "cos": complexes.cos, "acos": complexes.acos, "acosh": complexes.acosh,
+    "asin": complexes.asin, "asinh": complexes.asinh, "atanh": complexes.atanh, "expm1": complexes.expm1,
+    "log1p": complexes.log1p, "isnan": complexes.isnan, "isinf": complexes.isinf, "_conj": numbers.conj,
+    "conj_physical": numbers.conj, "_conj_physical": numbers.conj,
+}  # fmt: skip
+for _name, _f in _FUNCTIONS.items():
+    aten(_name)(_unary(_f))
+
+
+# ---------------------------------------------------------------- made of real tensors, and taken apart
+
+
+@aten("view_as_real", "view_as_real_copy")
+def view_as_real(c: Call, x: Complex) -> Value:
+    return join(c.b, x)
+
+
+@aten("view_as_complex", "view_as_complex_copy")
+def view_as_complex(c: Call, x: Value) -> Complex:
+    return split(c.b, x)
+
+
+@aten("complex")
+def complex_of(c: Call, re: Value, im: Value) -> Number:
+    return _full(c, Complex(re, im))
+
+
+@aten("polar")
+def polar(c: Call, size: Value, angle: Value) -> Number:
+    return _full(c, numbers.from_polar(c.b, size, angle))
+
+
+@aten("real", "imag")
+def part(c: Call, x: Complex) -> Value:
+    return x.re if ".real." in c.name else x.im
+
+
+@aten(
+    "full", "full_like", "new_full", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like", "empty.memory_format",
+    "empty_like", "new_empty", "new_zeros",
+)  # fmt: skip
+def full(c: Call, *args: Any, **options: Any) -> Number:
+    value: Any = 1 if ".ones" in c.name else 0
+    if "full" in c.name or "scalar_tensor" in c.name:
+        value = options.get("fill_value", args[-1])
+    return _full(c, numbers.to_complex(c.b, _number(c, value, _computed_in(c))))
+
+
+@aten("_to_copy", "clone", "alias", "detach", "lift_fresh_copy", "copy", "contiguous", "resolve_conj", "resolve_neg")
+def convert(c: Call, x: Number, *rest: Any, **options: Any) -> Number:
+    """As `torch_fx_pointwise.convert`; a complex tensor as a real one is its real part."""
+    shape = x.shape
+    source = rest[0] if rest and isinstance(rest[0], (Value, Complex)) else x
+    if c.type.dtype not in PART:
+        if not c.type.dtype.is_float:
+            raise UnsupportedError(f"complex numbers as {c.type.dtype}")
+        source = numbers.real(source)
+    else:
+        source = numbers.to_complex(c.b, source)
+    return each(lambda v: c.b.expand(c.b.cast(v, _computed_in(c)), shape), source)
+
+
+@aten("constant_pad_nd")
+def pad(c: Call, x: Complex, pads: Sequence[Dim], value: Any = 0) -> Any:
+    if value != 0:
+        raise UnsupportedError(f"complex numbers continued with {value}")
+    return _by_parts(RULES[torch.ops.aten.constant_pad_nd.default])(c, x, pads)
+
+
+# ---------------------------------------------------------------- Fourier transforms
+
+
+def _scaled(c: Call, x: Number, lengths: Sequence[int], normalization: int) -> Number:
+    """PyTorch's `fft_norm_mode`: none, by the root of the number of elements, by that number."""
+    factor = {0: 1.0, 1: 1 / math.sqrt(math.prod(lengths)), 2: 1 / math.prod(lengths)}[normalization]
+    return x if factor == 1.0 else each(lambda v: c.b.mul(v, factor), x)
+
+
+def _along(c: Call, x: Number, axes: Sequence[int], sign: int) -> tuple[Number, list[int]]:
+    """Transforms along axes, and their lengths."""
+    lengths = []
+    for axis in axes:
+        at = axis_of(c, axis, x.rank)
+        lengths.append(static(x.shape[at], "the length of a Fourier transform"))
+        x = fourier.transform(c.b, x, at, lengths[-1], sign)
+    return x, lengths
+
+
+@aten("_fft_c2c")
+def fft_c2c(c: Call, x: Complex, axes: Sequence[int], normalization: int, forward: bool) -> Number:
+    found, lengths = _along(c, x, axes, -1 if forward else 1)
+    return _scaled(c, found, lengths, normalization)
+
+
+@aten("_fft_r2c")
+def fft_r2c(c: Call, x: Value, axes: Sequence[int], normalization: int, onesided: bool) -> Number:
+    *others, last = axes
+    at = axis_of(c, last, x.rank)
+    length = static(x.shape[at], "the length of a Fourier transform")
+    found, lengths = _along(c, fourier.transform(c.b, x, at, length, -1, onesided), others, -1)
+    return _scaled(c, found, [*lengths, length], normalization)
+
+
+@aten("_fft_c2r")
+def fft_c2r(c: Call, x: Complex, axes: Sequence[int], normalization: int, last_dim_size: int) -> Number:
+    *others, last = axes
+    length = static(last_dim_size, "the length of a Fourier transform")
+    found, lengths = _along(c, x, others, 1)
+    real = fourier.to_real(c.b, found, axis_of(c, last, x.rank), length)
+    return _scaled(c, real, [*lengths, length], normalization)
