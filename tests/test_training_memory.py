@@ -236,6 +236,33 @@ def test_losses_do_not_depend_on_what_is_computed_again() -> None:
         wanted = wanted or found
 
 
+def test_stretches_are_computed_again_one_after_the_other() -> None:
+    """Of a chain of equal layers some results are saved, and what is between is computed again, stretch by stretch."""
+    count = 12
+    lines = [f"h{k} = MatMul(z{k}, w{k})\n r{k} = Relu(h{k})\n z{k + 1} = Add(z{k}, r{k})" for k in range(count)]
+    inputs = "".join(f", float[16, 16] w{k}" for k in range(count))
+    text = (
+        f"(float[512, 16] z0{inputs}) => (float loss) {{\n"
+        + "\n".join(lines)
+        + f"""
+      s = Mul(z{count}, z{count})
+      loss = ReduceMean<keepdims = 0>(s)
+    }}"""
+    )
+    proto = parse(text, 20)
+    for k in range(count):
+        proto.graph.initializer.append(numpy_helper.from_array(0.05 * normal(16, 16), f"w{k}"))
+    x, found, peaks = normal(512, 16), [], []
+    for budget in (1.0, 0.5):
+        step = compile_training(proto, loss="loss", optimizer=SGD(lr=0.1), memory_budget=budget)
+        found.append(([float(step(x)["loss"]) for _ in range(3)], step.parameters))
+        peaks.append(arena(step))
+    assert peaks[1] <= 0.5 * peaks[0], peaks
+    assert found[0][0] == found[1][0] and np.isfinite(found[0][0]).all()
+    for name, array in found[0][1].items():
+        np.testing.assert_array_equal(array, found[1][1][name], err_msg=name)
+
+
 WIDE = """
 (float[64, 16] x, int64[64] y, float[16, 64] w, float[64, 16] v, float[10, 16] head) => (float loss)
 {

@@ -18,9 +18,8 @@ How good a cut is tells the memory plan, and nothing else: each is planned, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 import networkx as nx
 
@@ -32,6 +31,7 @@ from onnxc.planner.groups import FusionOptions, Plan
 from onnxc.planner.in_place import is_step, late_nodes
 from onnxc.planner.layout import Layout, assign
 from onnxc.planner.memory import assign_offsets, lifetimes
+from onnxc.planner.stretches import Costs, stretches
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.base import Kind, lookup
 
@@ -40,7 +40,6 @@ SIZE = 61  # what a dynamic dim counts
 CHEAP = 0.01  # of a step's arithmetic may be done again without a budget
 WORTH = 0.97  # of the peak is reason enough to compute pointwise values for each kernel that reads them
 MOST_LEVELS = 6  # of arithmetic for a byte that are tried
-STRETCHES = (4, 8, 16)  # in how many the forward pass is divided
 FREE = (Kind.POINTWISE, Kind.VIEW, Kind.INDEXED)
 SOURCES = ("iota", "sizes", "constant")  # the operations without operands whose results never change
 
@@ -131,7 +130,7 @@ class Policy:
 
 def _policies(graph: Graph) -> list[Policy]:
     """Policies worth trying, by the arithmetic that they take: pointwise nodes alone; then products and convolutions
-    too, up to so much arithmetic for a byte; or all in the first stretches of the model, but for what goes from one
+    too, up to so much arithmetic for a byte; or those of some stretches of the model, but for what goes from one
     stretch to the next.
     """
     late = late_nodes(graph)
@@ -149,52 +148,12 @@ def _policies(graph: Graph) -> list[Policy]:
         levels = [levels[k * (len(levels) - 1) // (MOST_LEVELS - 1)] for k in range(MOST_LEVELS)]
     found = [policy(n for n in forward if cost[id(n)] <= most) for most in (0.0, *levels)]
     cheap = max((p for p in found if p.share <= CHEAP), key=lambda p: p.share)
-    for count in STRETCHES if forward else ():
-        stretches, between = _stretches(forward, cheap.nodes, count)
-        for upto in sorted({len(stretches) // 2, len(stretches) - 1} - {0}):
-            again = {id(n) for stretch in stretches[:upto] for n in stretch} | cheap.nodes
-            found.append(policy(n for n in forward if id(n) in again - between))
-    return sorted({p.nodes: p for p in found}.values(), key=lambda p: p.share)
-
-
-def _stretches(forward: Sequence[Node], cheap: Set[int], count: int) -> tuple[list[list[Node]], set[int]]:
-    """The forward pass in about so many parts of equal bytes, divided where little goes from one to the next; and the
-    nodes, by identity, whose results do.
-    """
-    last: dict[int, int] = {}  # of a value, the last node that reads it or a view of it
-    for k, node in reversed(list(enumerate(forward))):
-        own = max([k, *(last.get(v.id, k) for v in node.outputs)]) if lookup(node.op).kind is Kind.VIEW else k
-        for v in node.operands:
-            last[v.id] = max(last.get(v.id, 0), own)
     sizes = [sum(_number(v.t.nbytes) for v in n.outputs) for n in forward]
-    weights = [0 if id(n) in cheap else size for n, size in zip(forward, sizes, strict=True)]
-    crossing = list(accumulate(_changes(forward, sizes, last)))
-    behind = list(accumulate(weights))
-    ends = []
-    for part in range(1, count):
-        middle, reach = behind[-1] * part / count, behind[-1] / count / 2
-        near = [k for k in range(len(forward)) if abs(behind[k] - middle) < reach]
-        ends += [min(near, key=crossing.__getitem__)] if near else []
-    parts = [list(forward[a:b]) for a, b in pairwise([0, *(k + 1 for k in sorted(set(ends))), len(forward)])]
-    position = {id(n): k for k, part in enumerate(parts) for n in part}
-    return parts, {id(n) for n in forward if not all(_within(v, last, forward, position) for v in n.outputs)}
-
-
-def _changes(forward: Sequence[Node], sizes: Sequence[int], last: Mapping[int, int]) -> list[int]:
-    """By how many bytes each node changes what later nodes need of what there is."""
-    found = [0] * (len(forward) + 1)
-    for k, node in enumerate(forward):
-        if lookup(node.op).kind is not Kind.VIEW:
-            found[k] += sizes[k]
-            found[max([k, *(last.get(v.id, k) for v in node.outputs)])] -= sizes[k]
-    return found
-
-
-def _within(v: Value, last: Mapping[int, int], forward: Sequence[Node], position: Mapping[int, int]) -> bool:
-    """Whether a value is read in its own part alone. (A view is what its operand is.)"""
-    assert v.node is not None
-    end = forward[last[v.id]] if v.id in last else v.node
-    return lookup(v.node.op).kind is Kind.VIEW or position[id(v.node)] == position[id(end)]
+    dear = {k for k, c in cost.items() if c < math.inf} - cheap.nodes
+    ids = stretches(Costs(forward, sizes, work, cheap.nodes, dear))
+    long = [policy(n for n in forward if id(n) in chosen) for chosen in ids]
+    found += [p for p in long if p.share > CHEAP]  # without a budget there are no stretches
+    return sorted({p.nodes: p for p in found}.values(), key=lambda p: p.share)
 
 
 # ---------------------------------------------------------------- the cut
