@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxc.errors import ModelError
 from onnxc.runtime.mapped import forget, forgetting
-from onnxc.tools.compare import compare, local, sides
+from onnxc.tools.compare import compare, local, products, sides
 from onnxc.tools.compare.engines import Float64, OnnxReference, OnnxRuntime, load_piece
 from onnxc.tools.compare.layers import CHUNK, _chunks
 from onnxc.tools.compare.pieces import SourceModel
@@ -51,7 +52,7 @@ def test_a_linked_part_gives_what_a_copied_one_does(tmp_path: Path) -> None:
 
 
 def test_weights_are_widened_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "BLOCK", 64)
+    monkeypatch.setattr(products, "BLOCK", 64)
     text = "{ g = Gather(t, i) v = Transpose<perm=[1, 0]>(w) y = MatMul(g, v) }"
     model = parse(f"(int64[70] i) => (float[70, 200] y) {text}", 18)
     r = np.random.default_rng(0)
@@ -59,11 +60,24 @@ def test_weights_are_widened_block_by_block(tmp_path: Path, monkeypatch: pytest.
     model.graph.initializer.extend([numpy_helper.from_array(table, "t"), numpy_helper.from_array(w.astype("f"), "w")])
     source, feeds = SourceModel(model), {"i": np.arange(70) % 5}
     layer = local.Layer("y", (0, 1, 2), ("i",))
-    layers = local.Layers(source, [layer], feeds)
     right = table[feeds["i"]].astype(np.float64) @ w.T.astype(np.float64)
-    exact = layers.exact(layer, feeds)
-    assert exact.dtype == np.float64 and abs(exact - right).max() < 1e-14
-    assert 1e-9 < abs(layers.narrow(layer, feeds) - right).max() < 1e-5
+    with ThreadPoolExecutor(2) as pool:
+        layers = local.Layers(source, [layer], feeds, pool)
+        exact = layers.exact(layer, feeds)
+        assert exact.dtype == np.float64 and abs(exact - right).max() < 1e-14
+        assert 1e-9 < abs(layers.narrow(layer, feeds) - right).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 5), (5, 70)), ((2, 3, 5), (5, 7)), ((2, 1, 3, 5), (4, 5, 7)), ((3, 0), (0, 7))]
+)
+def test_products_are_those_of_float64(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    r = np.random.default_rng(0)
+    a, b = r.standard_normal(shapes[0]), r.standard_normal(shapes[1]).astype(np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        found = products.product(a, b, pool)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, np.matmul(a, b.astype(np.float64)), rtol=1e-13, atol=1e-13)
 
 
 def test_sizes_in_a_file_are_copied(tmp_path: Path) -> None:

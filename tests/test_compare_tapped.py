@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
@@ -234,3 +234,16 @@ def test_options_that_there_are_not() -> None:
     with pytest.raises(InputError, match="none was given"):
         compare(model, dims={"n": 2}, reference="")
     assert compare(model, dims={"n": 2}, memory_limit=1 << 30, reference="float64")
+
+
+def test_numbers_that_an_epilogue_only_reads_are_not_stored_there() -> None:
+    """The epilogue of a convolution stores vectors: a scalar has no room for one."""
+    text = """(float[N, 4, 8, 8] x, int8[16, 4, 3, 3] w) => (float[N, 16, 6, 6] y) {
+      s = Constant<value = float {0.01}>() q, a, z = DynamicQuantizeLinear(x)
+      c = ConvInteger(q, w, z) f = Cast<to=1>(c) m = Mul(a, s) y = Mul(f, m) }"""
+    model, r = parse(text, 18), np.random.default_rng(0)
+    model.graph.initializer.append(numpy_helper.from_array(r.integers(-99, 99, (16, 4, 3, 3), np.int8), "w"))
+    del model.graph.input[1:]
+    found = compare(model, {"x": r.standard_normal((2, 4, 8, 8), np.float32)}, layers=True)
+    assert found.agree and not found.faults and "f" in {t.name for t in found.layers}
+    assert "m" not in {t.name for t in found.layers if t.tap == "inside"}

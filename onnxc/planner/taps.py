@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from onnxc.ir.expr import symbols
+from onnxc.ir.expr import always_equal, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.access import Index
 from onnxc.planner.groups import Group, Plan
@@ -96,5 +96,7 @@ def _is_whole(group: Group, section: Section, value: Value) -> bool:
     demands = section.demands.get(value.id, [])
     if len(demands) != 1 or not section.visits_once(value, demands[0]):
         return False
-    outer = set(section.outer or ())
-    return outer <= {s for e in demands[0] for s in symbols(e)}
+    index = {s for e in demands[0] for s in symbols(e)}
+    if group.kind == "template":  # its epilogue stores whole vectors: not what stays the same along one of its loops
+        return all(s in index or always_equal(n, 1) for s, n in section.variables)
+    return set(section.outer or ()) <= index

@@ -69,6 +69,8 @@ class OnnxRuntime:
         named = {"disabled": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
         options.graph_optimization_level = getattr(levels, f"ORT_{named[self.level]}")
         options.log_severity_level = 3
+        # Threads that wait for work leave the cores to whatever else compares.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.threads:
             options.intra_op_num_threads = self.threads
         return options

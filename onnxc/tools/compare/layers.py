@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from onnxc.errors import OnnxcError
+from onnxc.runtime.cpu import available_cpus
 from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime
 from onnxc.tools.compare.local import Layer, Layers, in_engine
 from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, wide
@@ -31,9 +34,12 @@ from onnxc.tools.compare.verdicts import Tolerances, coarsest, gap, graver, laye
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str], None]
+T = TypeVar("T")
+R = TypeVar("R")
 CHUNK = 48  # nodes that are looked at together
 GARBAGE_BYTES = 1 << 30  # of weights of a model whose parts are not left to the garbage collector
 CHUNK_BYTES = 1 << 27  # of weights that these have: in float64 they take twice that
+WORKERS = 4  # layers that are evaluated at a time, at most: each may hold a few tensors in float64
 JUMP = 100.0  # an error this many times larger than those of a layer's inputs appears out of nowhere
 
 
@@ -87,14 +93,33 @@ def compare_layers(
     if streams[0] is None or streams[1] is None:
         silent = ours.name if streams[0] is None else theirs.name
         raise OnnxcError(f"{silent} shows its outputs alone: layers cannot be compared")
-    walk = _Walk(source, names, order, (streams[0], streams[1]), theirs, given, tolerances, tell, sample, answers)
-    yield from walk.run()
+    cpus = available_cpus()
+    with (
+        ThreadPoolExecutor(1) as reader,
+        ThreadPoolExecutor(min(cpus, WORKERS)) as workers,
+        ThreadPoolExecutor(cpus) as blocks,
+    ):
+        pools = _Pools(reader, workers, blocks)
+        shown = (streams[0], streams[1])
+        yield from _Walk(pools, source, names, order, shown, theirs, given, tolerances, tell, sample, answers).run()
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """Threads: one that runs both sides a few nodes ahead, those that look at layers, and those that share a large
+    product of a layer (which wait for nobody).
+    """
+
+    reader: Executor
+    workers: Executor
+    blocks: Executor
 
 
 @dataclass
 class _Walk:
     """One pass through a model."""
 
+    pools: _Pools
     source: SourceModel
     names: Mapping[str, str]
     order: Sequence[str]
@@ -108,28 +133,42 @@ class _Walk:
     held: dict[str, Any] = field(default_factory=dict)  # ours, by the reference's names
     other: dict[str, Any] = field(default_factory=dict)  # theirs
     errors: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)
 
     def run(self) -> Iterator[TensorComparison]:
         shown = [n for n in self.order if self.names[n] in self.streams[0].names]
         targets = [n for n in shown if n in self.streams[1].names]
-        layers = layers_of(self.source, targets, dict.fromkeys(shown))
-        last = {n: self.source.made[t] for t in targets for n in (t, *layers[t].inputs)}
+        self.layers = layers_of(self.source, targets, dict.fromkeys(shown))
+        last = {n: self.source.made[t] for t in targets for n in (t, *self.layers[t].inputs)}
         self.held.update(self.given)
         self.other.update(self.given)
-        for start, end in _chunks(self.source):
-            mine = [n for n in shown if start <= self.source.made[n] < end]
+
+        def read(nodes: tuple[int, int]) -> _Chunk:
+            return self._read([n for n in shown if nodes[0] <= self.source.made[n] < nodes[1]], *nodes)
+
+        for (_, end), chunk in _one_ahead(self.pools.reader, read, _chunks(self.source)):
             self.tell(f"layers: node {end} of {len(self.source.nodes)}")
-            here = [t for t in mine if t in layers]
-            found = self.streams[0].get([self.names[n] for n in mine])
-            self.held.update({n: found[self.names[n]] for n in mine if self.names[n] in found})
-            self.other.update(self._theirs(here, start, end))
-            yield from self._chunk([layers[t] for t in here if t in self.held and t in self.other])
+            yield from self.pools.workers.map(partial(self._judged, chunk.local), chunk.layers, chunk.measured)
             for store in (self.held, self.other):
-                for name in [n for n in store if n not in self.given and last.get(n, -1) < end]:
+                for name in [n for n in list(store) if n not in self.given and last.get(n, -1) < end]:
                     del store[name]
             self.source.forget()
             if self.source.total_bytes > GARBAGE_BYTES:
+                del chunk
                 gc.collect()  # graphs are full of cycles, and hold weights
+
+    def _read(self, shown: Sequence[str], start: int, end: int) -> _Chunk:
+        """Some nodes on both sides, and how far apart their tensors are."""
+        found = self.streams[0].get([self.names[n] for n in shown])
+        ours = {n: found[self.names[n]] for n in shown if self.names[n] in found}
+        theirs = self._theirs([n for n in shown if n in self.layers], start, end)
+        self.held.update(ours)
+        self.other.update(theirs)
+        layers = [self.layers[n] for n in shown if n in self.layers and n in ours and n in theirs]
+        measured = [self._measured(t) for t in layers]
+        self.errors.update({t.name: m.error for t, m in zip(layers, measured, strict=True) if m is not None})
+        differing = [t for t, m in zip(layers, measured, strict=True) if m is not None and m.differs]
+        return _Chunk(layers, measured, self._built(differing))
 
     def _theirs(self, wanted: Sequence[str], start: int, end: int) -> dict[str, Any]:
         """The reference's tensors of some nodes, outputs among them."""
@@ -141,30 +180,20 @@ class _Walk:
         self.answers.update({n: found[n] for n in ends if n in found})
         return {n: found[n] for n in wanted if n in found}
 
-    def _chunk(self, layers: Sequence[Layer]) -> Iterator[TensorComparison]:
-        """The layers of a few nodes: those that differ are evaluated."""
-        measured = {t.name: self._measured(t) for t in layers}
-        self.errors.update({name: m.error for name, m in measured.items() if m is not None})
-        differing = [t for t in layers if (m := measured[t.name]) is not None and m.differs]
-        local = self._built(differing)
-        for layer in layers:
-            found = measured[layer.name]
-            if found is None:
-                a = self.held[layer.name]
-                yield self._row(layer, a, None, Verdict.SKIPPED, note="a sequence or an optional value")
-            elif not found.differs:
-                yield self._row(layer, found.ours, found.metrics, found.verdict, found.note, found.error)
-            else:
-                judged = self._evaluated(layer, found.ours, found.theirs, local)
-                yield self._row(
-                    layer, found.ours, found.metrics, judged.verdict, judged.note, found.error, judged, found.scale
-                )
+    def _judged(self, local: Layers | None, layer: Layer, found: _Measured | None) -> TensorComparison:
+        """A layer's row; if it differs, by what the layer gives for our inputs."""
+        if found is None:
+            return self._row(layer, self.held[layer.name], None, Verdict.SKIPPED, "a sequence or an optional value")
+        if not found.differs:
+            return self._row(layer, found.ours, found.metrics, found.verdict, found.note, found.error)
+        said = self._evaluated(layer, found.ours, found.theirs, local)
+        return self._row(layer, found.ours, found.metrics, said.verdict, said.note, found.error, said, found.scale)
 
     def _built(self, layers: Sequence[Layer]) -> Layers | None:
         if not layers:
             return None
         try:
-            return Layers(self.source, layers, self._feeds(layers))
+            return Layers(self.source, layers, self._feeds(layers), self.pools.blocks)
         except OnnxcError:
             return None
 
@@ -330,6 +359,15 @@ class _Measured:
 
 
 @dataclass(frozen=True)
+class _Chunk:
+    """Layers of a few nodes; `local` evaluates those that differ."""
+
+    layers: Sequence[Layer]
+    measured: Sequence[_Measured | None]
+    local: Layers | None
+
+
+@dataclass(frozen=True)
 class _Judgement:
     """Absolute errors of a layer."""
 
@@ -342,6 +380,18 @@ class _Judgement:
     def but(self, verdict: Verdict, note: str) -> _Judgement:
         """The same numbers, another verdict."""
         return _Judgement(verdict, self.introduced, self.inherited, self.bound, note)
+
+
+def _one_ahead(pool: Executor, action: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Each item with what the action gives for it, which was begun before the item before was handed out."""
+    last: tuple[T, Future[R]] | None = None
+    for item in items:
+        coming = (item, pool.submit(action, item))
+        if last is not None:
+            yield last[0], last[1].result()
+        last = coming
+    if last is not None:
+        yield last[0], last[1].result()
 
 
 def _chunks(source: SourceModel) -> Iterator[tuple[int, int]]:

@@ -1,30 +1,32 @@
 """Layers of the reference's model, evaluated alone for values that somebody gives: in float64, in numpy with the
 model's own dtypes, or in an engine.
 
-    local = Layers(source, nodes, types, ["h3", "h4"])
-    local.exact("h4", {"h3": ours})                # float64
+    local = Layers(source, [layer], feeds, pool)
+    local.exact(layer, {"h3": ours})               # float64
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onnxc.frontends import onnx_file
+from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.interpret import evaluate_node
 from onnxc.tools.compare.engines import Engine, load_piece
 from onnxc.tools.compare.metrics import is_float
 from onnxc.tools.compare.pieces import SourceModel
+from onnxc.tools.compare.products import product
 from onnxc.tools.compare.taps import named_primitives
 from onnxc.tools.float64 import widen
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 19  # weights that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,12 @@ class Layer:
 
 class Layers:
     """Some layers of a model in primitives. `feeds` has a value, of the model's own type, of each tensor that a layer
-    reads. Raises OnnxcError where they cannot be built (a layer that needs a step on the host, say).
+    reads; large products are shared out to the threads of `pool`. Raises OnnxcError where they cannot be built (a layer
+    that needs a step on the host, say).
     """
 
-    def __init__(self, source: SourceModel, layers: Sequence[Layer], feeds: Mapping[str, Any]) -> None:
+    def __init__(self, source: SourceModel, layers: Sequence[Layer], feeds: Mapping[str, Any], pool: Executor) -> None:
+        self._pool = pool
         nodes = sorted({k for layer in layers for k in layer.nodes})
         piece = source.piece(nodes, feeds, [layer.name for layer in layers], linked=source.data_dir is not None)
         graph, self.values = named_primitives(onnx_file.load(piece, base_dir=source.data_dir))
@@ -59,66 +63,50 @@ class Layers:
 
     def exact(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
         """The layer's tensor in float64, for these inputs."""
-        return _evaluate(self._wide, self._wide_values, layer, feeds)
+        return self._evaluate(self._wide, self._wide_values, layer, feeds)
 
     def narrow(self, layer: Layer, feeds: Mapping[str, Array]) -> Array:
         """The same in numpy, with the model's own dtypes."""
-        return _evaluate(self.graph, self.values, layer, feeds)
+        return self._evaluate(self.graph, self.values, layer, feeds)
 
+    def _evaluate(self, graph: Graph, values: Mapping[str, Value], layer: Layer, feeds: Mapping[str, Array]) -> Array:
+        """A layer's tensor; the nodes that it needs run, and no others."""
+        known: dict[int, Array] = {}
+        for name in layer.inputs:
+            if name in values and (value := values[name]).id not in known:
+                known[value.id] = np.asarray(feeds[name]).astype(value.dtype.numpy, copy=False)
+        end = values[layer.name]
+        needed: set[int] = set()
+        pending = [end]
+        while pending:
+            v = pending.pop()
+            if v.id in known or v.node is None or id(v.node) in needed:
+                continue
+            needed.add(id(v.node))
+            pending.extend(v.node.operands)
+        for node in graph.nodes:
+            if id(node) in needed:
+                known.update(zip((v.id for v in node.outputs), self._run(node, known), strict=True))
+        return _widened(end, known[end.id])
 
-def _evaluate(graph: Graph, values: Mapping[str, Value], layer: Layer, feeds: Mapping[str, Array]) -> Array:
-    """A layer's tensor; the nodes that it needs run, and no others."""
-    known: dict[int, Array] = {}
-    for name in layer.inputs:
-        if name in values and (value := values[name]).id not in known:
-            known[value.id] = np.asarray(feeds[name]).astype(value.dtype.numpy, copy=False)
-    end = values[layer.name]
-    needed: set[int] = set()
-    pending = [end]
-    while pending:
-        v = pending.pop()
-        if v.id in known or v.node is None or id(v.node) in needed:
-            continue
-        needed.add(id(v.node))
-        pending.extend(v.node.operands)
-    for node in graph.nodes:
-        if id(node) in needed:
-            known.update(zip((v.id for v in node.outputs), _run(node, known), strict=True))
-    return _widened(end, known[end.id])
-
-
-def _run(node: Node, known: Mapping[int, Array]) -> Sequence[Array]:
-    """A node's results. Constants, and what is chosen from them, may be narrower than their types say: weights are
-    widened where they are used, and those of products block by block.
-    """
-    if node.op == "constant":
-        value: Array = node.attrs["value"]
-        return [value]
-    given = [(v, known[v.id]) for v in node.inputs if v is not None]
-    if lookup(node.op).kind in (Kind.VIEW, Kind.INDEXED) and not any(is_float(a) for _, a in given[1:]):
-        return evaluate_node(node, [a for _, a in given], {})
-    if node.op == "matmul" and _is_narrow(*given[1]) and given[1][1].ndim == 2:
-        return [_product(_widened(*given[0]), given[1][1])]
-    results = evaluate_node(node, [_widened(v, a) for v, a in given], {})
-    return [np.asarray(r).astype(v.dtype.numpy, copy=False) for v, r in zip(node.outputs, results, strict=True)]
-
-
-def _is_narrow(value: Value, array: Array) -> bool:
-    return bool(value.dtype.numpy == np.float64 != array.dtype)
+    def _run(self, node: Node, known: Mapping[int, Array]) -> Sequence[Array]:
+        """A node's results. Constants, and what is chosen from them, may be narrower than their types say: weights are
+        widened where they are used, and those of products block by block.
+        """
+        if node.op == "constant":
+            value: Array = node.attrs["value"]
+            return [value]
+        given = [(v, known[v.id]) for v in node.inputs if v is not None]
+        if lookup(node.op).kind in (Kind.VIEW, Kind.INDEXED) and not any(is_float(a) for _, a in given[1:]):
+            return evaluate_node(node, [a for _, a in given], {})
+        if node.op == "matmul" and node.outputs[0].dtype is dtypes.float64:
+            return [product(given[0][1], given[1][1], self._pool)]
+        results = evaluate_node(node, [_widened(v, a) for v, a in given], {})
+        return [np.asarray(r).astype(v.dtype.numpy, copy=False) for v, r in zip(node.outputs, results, strict=True)]
 
 
 def _widened(value: Value, array: Array) -> Array:
     return array.astype(value.dtype.numpy, copy=False)
-
-
-def _product(a: Array, b: Array) -> Array:
-    """a [..., M, K] @ b [K, N] in float64, of a narrower `b`."""
-    found = np.empty((*a.shape[:-1], b.shape[1]))
-    step = max(64, BLOCK // max(1, b.shape[0]))
-    for start in range(0, b.shape[1], step):
-        part = slice(start, start + step)
-        found[..., part] = np.matmul(a, b[:, part].astype(np.float64))
-    return found
 
 
 def in_engine(engine: Engine, source: SourceModel, layer: Layer, feeds: Mapping[str, Any]) -> Any:

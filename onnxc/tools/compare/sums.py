@@ -10,6 +10,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 13  # elements: three arrays of them as float64 stay in a cache, and BLAS adds up so few in one thread
+GAP_BLOCK = 1 << 15  # of one array
+_ONES = np.ones(BLOCK)
 
 
 @dataclass
@@ -20,7 +22,6 @@ class Sums:
         top, worst: the largest absolute difference, and the row-major position of the first that is as large.
         total: of the absolute differences.
         noise, ours, theirs: of the squared differences and of the squares of each.
-        product: of the products of both.
         scale: the largest magnitude of theirs.
         zero_signs: zeros of both whose signs differ.
     """
@@ -31,9 +32,13 @@ class Sums:
     noise: float = 0.0
     ours: float = 0.0
     theirs: float = 0.0
-    product: float = 0.0
     scale: float = 0.0
     zero_signs: int = 0
+
+    @property
+    def product(self) -> float:
+        """The sum of the products of both: |a - b|^2 = a^2 + b^2 - 2ab."""
+        return (self.ours + self.theirs - self.noise) / 2
 
 
 def sums(a: Array, b: Array) -> Sums | None:
@@ -48,7 +53,7 @@ def sums(a: Array, b: Array) -> Sums | None:
             n = min(BLOCK, x.size - start)
             if not _add(found, start, x[start : start + n], y[start : start + n], own[:n], other[:n], error[:n]):
                 return None
-    whole = a.size and math.isfinite(found.total + found.noise + found.ours + found.theirs + found.product)
+    whole = a.size and math.isfinite(found.total + found.noise + found.ours + found.theirs)
     return found if whole else None
 
 
@@ -64,11 +69,10 @@ def _add(found: Sums, start: int, x: Array, y: Array, own: Array, other: Array, 
         return False
     if top > found.top:
         found.top, found.worst = top, start + at
-    found.total += float(error.sum())
+    found.total += float(np.dot(error, _ONES[: len(error)]))
     found.noise += float(np.dot(error, error))
     found.ours += float(np.dot(own, own))
     found.theirs += float(np.dot(other, other))
-    found.product += float(np.dot(own, other))
     found.scale = max(found.scale, float(other.max()), -float(other.min()))
     if not other.all():
         zeros = (other == 0) & (own == 0)
@@ -81,10 +85,10 @@ def largest_gap(a: Array, b: Array) -> float:
     where an element is, of either.
     """
     x, y = a.reshape(-1), b.reshape(-1)
-    room, top = np.empty(min(BLOCK, x.size)), 0.0
+    room, top = np.empty(min(GAP_BLOCK, x.size)), 0.0
     with np.errstate(all="ignore"):
-        for start in range(0, x.size, BLOCK):
-            n = min(BLOCK, x.size - start)
+        for start in range(0, x.size, GAP_BLOCK):
+            n = min(GAP_BLOCK, x.size - start)
             part = np.subtract(x[start : start + n], y[start : start + n], out=room[:n], dtype=np.float64)
             high, low = float(part.max()), float(part.min())
             if not math.isfinite(high - low):

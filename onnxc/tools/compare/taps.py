@@ -12,8 +12,8 @@ from typing import Any
 
 from onnxc.autodiff.operator import expand_gradients
 from onnxc.codegen.cpp.program import Program, ProgramWriter
-from onnxc.compiler.options import CompileOptions
 from onnxc.compiler.machine_code import build
+from onnxc.compiler.options import CompileOptions
 from onnxc.compiler.stages import Stages, is_staged, prepared
 from onnxc.errors import UnsupportedError
 from onnxc.frontends import onnx_file

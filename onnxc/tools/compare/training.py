@@ -21,8 +21,9 @@ from onnxc.optim import Optimizer
 from onnxc.passes.decompose import decompose
 from onnxc.planner.in_place import UPDATES
 from onnxc.random_inputs import random_inputs
-from onnxc.tools.compare.core import Judge, compare
+from onnxc.tools.compare.core import compare
 from onnxc.tools.compare.engines import OnnxRuntime
+from onnxc.tools.compare.judge import Judge
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.results import Comparison, OutputComparison
 from onnxc.tools.compare.verdicts import Tolerances
