@@ -46,6 +46,7 @@ struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last;
       vf z = {}; v += ldl(b + c, l); stl(o + p.i * ops + c, sel<f32>(v < z, z, v), l); }); }
 KERNEL(direct, conv_items_count, conv_scratch, conv_items)
 KERNEL(wide, conv_items_count, conv_scratch, conv_items<CONV_WIDE>)
+KERNEL(direct_short, conv_items_count, conv_scratch, (conv_items<CONV_BOTH, true>))
 #define WINO(y, x) \\
   static i64 count##y##x(const ConvShape &s) { return conv_wino_count<y, x>(s); } \\
   static i64 bytes##y##x(const ConvShape &s) { return conv_wino_scratch<y, x>(s); } \\
@@ -302,6 +303,30 @@ def test_direct_long_sums_and_extremes(lib: ctypes.CDLL, c: Case) -> None:
     """Sums longer than a run of the accumulators, single pixels, kernels larger than the image."""
     for kernel in ("direct", "wide"):
         check(lib, kernel, c, partial(pack_direct, groups=1), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        Case(1, 28, 28, 16, 96, k=(1, 1)),
+        Case(3, 17, 13, 24, 144, k=(1, 1), slack=5),
+        Case(1, 31, 29, 160, 40, k=(1, 1)),
+        Case(2, 37, 41, 3, 32, s=(2, 2), p=(1, 1, 1, 1), planar=True),
+        Case(1, 40, 40, 3, 64, k=(7, 7), s=(2, 2), p=(3, 3, 3, 3), planar=True),
+        Case(1, 23, 26, 17, 48, p=(1, 1, 1, 1)),
+        Case(1, 20, 20, 32, 16, k=(1, 1)),
+        Case(2, 19, 23, 64, 160, k=(1, 1), g=2),
+        Case(1, 21, 22, 34, 64, k=(3, 3), p=(0, 2, 1, 0), g=2),
+    ],
+)
+def test_direct_short_sums(lib: ctypes.CDLL, c: Case) -> None:
+    """Sums that go to the epilogue from where they were added up have the bits of the others."""
+    check(lib, "direct_short", c, partial(pack_direct, groups=c.g), 1e-5)
+    rng = np.random.default_rng(c.co)
+    x = rng.standard_normal((c.n, c.ci, c.h, c.w)).astype(np.float32)
+    w = pack_direct(rng.standard_normal((c.co, c.ci // c.g, *c.k)).astype(np.float32), function(lib, "panel")(), c.g)
+    b = packed(rng.standard_normal(c.co))
+    assert np.array_equal(run(lib, "direct_short", c, x, w, b, 3), run(lib, "direct", c, x, w, b, 1))
 
 
 @pytest.mark.parametrize(

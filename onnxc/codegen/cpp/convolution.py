@@ -552,7 +552,9 @@ class ConvEmitter(TemplateEmitter):
         w, a = node.operands[1].shape, node.attrs
         tile = winograd_tile(algorithm)
         if algorithm is DIRECT or tile is not None:
-            return f"<{''.join(f'{m}, ' for m in tile or ())}conv_widths({int(w[0]) // a['groups']})>"
+            each = int(w[0]) // a["groups"]
+            short = f", conv_short({each}, {math.prod(map(int, w[1:]))})" if tile is None else ""
+            return f"<{''.join(f'{m}, ' for m in tile or ())}conv_widths({each}){short}>"
         if algorithm not in (DEPTHWISE, VOLUMES):
             return ""
         permuted = not int(w[0]) == a["groups"] == node.operands[0].shape[1]

@@ -81,9 +81,11 @@ struct ConvRuns {
   bool more;          // there is a sum already, to which this is added
 };
 
+static constexpr i64 CONV_FLUSH = 160;
+
 OX ConvRuns conv_runs(i64 runs, i64 len) {
   i64 pieces = ox_max(1, (len + 128) / 256);
-  return {runs, len, ox_up(len, pieces), 160, false};
+  return {runs, len, ox_up(len, pieces), CONV_FLUSH, false};
 }
 
 // Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
@@ -148,9 +150,6 @@ __attribute__((noinline, noclone)) static void conv_tile(
     }
   }
 }
-#undef CONV_DECL
-#undef CONV_PTR
-#undef CONV_FMA
 #undef CONV_SET
 #undef CONV_ADD
 #undef CONV_CLEAR
@@ -611,6 +610,14 @@ __attribute__((noinline)) static void conv_finish(
     const S &s, const f32 *D, i64 ds, P q, i64 rows, i64 c, i64 cols, const E &call) {
   const E epi = call;
   i64 full = cols / VL * VL;
+  if (cols == CONV_NR) {  // a whole panel: the loop over its vectors would take longer than these do
+    for (i64 r = 0; r < rows; r++, D += ds) {
+      epi(q, c, ld(D), Full{});
+      epi(q, c + VL, ld(D + VL), Full{});
+      conv_next(s, q);
+    }
+    return;
+  }
   for (i64 r = 0; r < rows; r++, D += ds) {
     for (i64 j = 0; j < full; j += VL) epi(q, c + j, ld(D + j), Full{});
     if (full < cols) epi(q, c + full, ld(D + full), Part{int(cols - full)});
@@ -632,6 +639,51 @@ template <int N> OX void conv_near(const ConvNear<N> &x, i64 i, i64 rows, i64 c,
   }
 }
 
+// Sums of few terms: conv_tile for whole panels, of NV vectors, whose sums go to the epilogue from where they were added
+// up. At 16 terms the way through D takes a quarter of the time. The same bits.
+#define CONV_END(i) if constexpr (i < MR) { epi(q, c, c##i, Full{}); \
+  if constexpr (NV > 1) epi(q, c + VL, d##i, Full{}); conv_next(s, q); }
+template <int MR, int NV, class S, class E>
+__attribute__((noinline)) static void conv_tile_short(
+    const S &s, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B, ConvFetch next, i64 i, i64 c, const E &call) {
+  CONV_ROWS(CONV_DECL)
+  const char *far = (const char *)next.at;
+  for (i64 r = 0; r < R.runs; r++, A += CONV_MR) {
+    CONV_ROWS(CONV_PTR)
+    for (i64 k = 0; k < R.len; k++) {
+      vf b = ld(B), e;
+      if constexpr (NV > 1) e = ld(B + VL);
+      __builtin_prefetch(far, 0, CONV_LEVEL);
+      far += next.step;
+      B += CONV_NR;
+      CONV_ROWS(CONV_FMA)
+    }
+  }
+  const E epi = call;
+  auto q = conv_px(s, i);
+  CONV_ROWS(CONV_END)
+}
+#undef CONV_DECL
+#undef CONV_PTR
+#undef CONV_FMA
+#undef CONV_END
+
+// Whether there are such tiles for so many output channels (of a group), and terms of a sum.
+constexpr bool conv_short(i64 channels, i64 terms) {
+  return terms <= CONV_FLUSH && (channels >= CONV_NR || channels % CONV_NR == VL);
+}
+
+// A tile of `rows` pixels from i on by `cols` channels from c on, if there is one of its kind: the common ones alone.
+template <ConvWidths W, class S, class E>
+OX bool conv_tile_to_end(const S &s, int rows, i64 cols, const f32 *const *A, i64 off, const ConvRuns &R, const f32 *B,
+                         ConvFetch next, i64 i, i64 c, const E &epi) {
+#define CONV_CASE(m, nv) if (rows == (m) && cols == nv * VL) return conv_tile_short<m, nv>(s, A, off, R, B, next, i, c, epi), true;
+  if constexpr (W != CONV_NARROW) { CONV_CASE(CONV_MR, 2) CONV_CASE(CONV_MR - 1, 2) }
+  if constexpr (W != CONV_WIDE) { CONV_CASE(CONV_MR, 1) CONV_CASE(CONV_MR - 1, 1) }
+#undef CONV_CASE
+  return false;
+}
+
 // A tile's live runs.
 template <ConvWidths W>
 __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, const f32 *const *A, i64 off,
@@ -646,7 +698,7 @@ __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, c
 }
 
 // Pixels [p0, p1), of which the table has been filled, by panels [n0, n1) of all groups.
-template <ConvWidths W, class S, class E, int N>
+template <ConvWidths W, bool SHORT, class S, class E, int N>
 OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0, i64 n1,
                     const E &epi, const ConvNear<N> &near) {
   ConvTiles T = conv_tiles(p1 - p0);
@@ -657,9 +709,12 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
     for (i64 t = 0; t < T.count; i += T.size(t++)) {
       conv_near(near, i, T.size(t), g * p.cog + c, cols);
       const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
+      const ConvFetch next = conv_fetch(B, K, t, T.count);
+      if constexpr (SHORT && !S::SKIPS && !conv_is_across<E>)
+        if (conv_tile_to_end<W>(s, T.size(t), cols, A, g * p.cig, p.R, B, next, i, g * p.cog + c, epi)) continue;
       if constexpr (S::SKIPS) conv_spans<W>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
       else
-        conv_tile_any<W>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, conv_fetch(B, K, t, T.count));
+        conv_tile_any<W>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, next);
       sums.finish(s, i, T.size(t), t + 1 == T.count, g * p.cog + c, cols, epi);
     }
   }
@@ -668,7 +723,7 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
 // Work items [first, last) of a convolution of x with packed weights w. For every output pixel and vector of
 // output channels, epi(Px pixel, i64 channel, vf sum, Full or Part lanes) is called once: it adds the bias
 // and whatever follows, and stores.
-template <ConvWidths W = CONV_BOTH, class S, class E, int N = 0>
+template <ConvWidths W = CONV_BOTH, bool SHORT = false, class S, class E, int N = 0>
 static void conv_items(
     const S &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi,
     const ConvNear<N> &near = {}) {
@@ -681,12 +736,12 @@ static void conv_items(
     i64 block = item / p.parts, part = item % p.parts;
     i64 p0 = conv_block_begin(p, block), p1 = conv_block_begin(p, block + 1);
     if (built != block) conv_table(s, p, x, p0, p1, m), built = block;
-    conv_panels<W>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi, near);
+    conv_panels<W, SHORT>(s, p, m, w, p0, p1, all * part / p.parts, all * (part + 1) / p.parts, epi, near);
   }
 }
 
 // Output rows [y0, y1) of image n, with the scratch and the epilogue of conv_items.
-template <ConvWidths W = CONV_BOTH, class E>
+template <ConvWidths W = CONV_BOTH, bool SHORT = false, class E>
 static void conv_rows(
     const ConvShape &s, const f32 *x, const f32 *w, i64 n, i64 y0, i64 y1, void *scratch, const E &epi) {
   ConvPlan p = conv_plan(s);
@@ -696,6 +751,6 @@ static void conv_rows(
   for (i64 p0 = (n * s.OH + y0) * s.OW, p1; p0 < end; p0 = p1) {
     p1 = ox_min(end, p0 + step);
     conv_table(s, p, x, p0, p1, m);
-    conv_panels<W>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi, ConvNear<0>{});
+    conv_panels<W, SHORT>(s, p, m, w, p0, p1, 0, p.panels * s.G, epi, ConvNear<0>{});
   }
 }
