@@ -1,6 +1,6 @@
 """What identifies a compile: the content of the model, and the code of the compiler itself.
 
-A model is known by its bytes, those of its external data files included; no name and no time of a file
+A model is known by its bytes, those that it uses of external data files included; no name and no time of a file
 counts. So a copy of a model finds what was compiled from the original, and a file changed in place does not.
 """
 
@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxc.errors import CacheError, ModelError
+from onnxc.errors import CacheError, ModelError, OnnxcError
 from onnxc.frontends.onnx_file import Model, path_of
-from onnxc.frontends.onnx_tensors import DataFolder, open_regular, text
+from onnxc.frontends.onnx_tensors import DataFolder, external_place, open_regular, text
 from onnxc.ir.graph import Graph, Node
 from onnxc.ir.text import to_text
 from onnxc.runtime.cache import Cache, digest
@@ -29,7 +29,9 @@ from onnxc.runtime.cpu import available_cpus
 
 _PIECE = 8 << 20  # bytes hashed at a time, by one thread
 _PARALLEL_FROM = 32 << 20  # bytes; below it starting threads costs more than it saves
-_FILES_KEY = "external data files, 1"
+_FILES_KEY = "external data files, 2"
+
+Span = tuple[int, int]  # of the bytes of a file: the first, and the one after the last
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,11 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
             folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
         data = None
         main = _digest_file(path, f"model {path!r}", files)
-    locations = _locations(main, model, data, cache)
-    if locations and folder is None:
-        raise ModelError(f"the model has external data ({locations[0]!r}): give its folder as base_dir")
-    outside = (
-        [_digest_file(folder.path(name), f"external data {name!r}", files) for name in locations] if folder else []
-    )
-    return Fingerprint(digest("model", main, locations, outside), tuple(files.items()))
+    used = _used_files(main, model, data, cache)
+    if used and folder is None:
+        raise ModelError(f"the model has external data ({used[0].location!r}): give its folder as base_dir")
+    outside = [_digest_used(file, folder, files) for file in used] if folder else []
+    return Fingerprint(digest("model", main, [file.location for file in used], outside), tuple(files.items()))
 
 
 def fingerprint_graph(graph: Graph) -> Fingerprint:
@@ -136,62 +136,107 @@ def _state(path: str) -> tuple[int, ...]:
 
 def _digest_bytes(data: bytes) -> str:
     view = memoryview(data)
-    return _combine(len(view), lambda at: hashlib.sha256(view[at : at + _PIECE]).digest())
+    return _combine([(0, len(view))], lambda at, end: hashlib.sha256(view[at:end]).digest())
 
 
-def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]]) -> str:
-    """The digest of a file's content; notes the file's state."""
+def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]], spans: Sequence[Span] | None = None) -> str:
+    """The digest of a file's content, or of some of it; notes the file's state."""
     handle = open_regular(path, what)
     try:
         files[path] = _state(path)
         # Read, not mapped: a file that is cut short meanwhile gives an error, and not the end of the process.
-        return _combine(os.fstat(handle).st_size, lambda at: _digest_piece(handle, at))
+        size = os.fstat(handle).st_size
+        wanted = [(0, size)] if spans is None else [(min(at, size), min(end, size)) for at, end in spans]
+        return _combine(wanted, lambda at, end: _digest_piece(handle, at, end))
     except OSError as error:
         raise ModelError(f"cannot read {what}: {error}", cause=error) from error
     finally:
         os.close(handle)
 
 
-def _digest_piece(handle: int, at: int) -> bytes:
+def _digest_piece(handle: int, at: int, end: int) -> bytes:
     sha = hashlib.sha256()
-    end = at + _PIECE
     while at < end and (data := os.pread(handle, min(1 << 20, end - at), at)):
         sha.update(data)
         at += len(data)
     return sha.digest()
 
 
-def _combine(size: int, piece: Callable[[int], bytes]) -> str:
+def _combine(spans: Sequence[Span], piece: Callable[[int, int], bytes]) -> str:
     """The digest of the digests of pieces: large content is hashed by several threads."""
-    starts = range(0, size, _PIECE)
+    size = sum(end - at for at, end in spans)
+    pieces = [(at, min(at + _PIECE, end)) for first, end in spans for at in range(first, end, _PIECE)]
     if size < _PARALLEL_FROM:
-        return digest(size, b"".join(map(piece, starts)))
+        return digest(size, b"".join(piece(at, end) for at, end in pieces))
     with ThreadPoolExecutor(min(8, available_cpus())) as pool:
-        return digest(size, b"".join(pool.map(piece, starts)))
+        return digest(size, b"".join(pool.map(lambda span: piece(*span), pieces)))
 
 
 # ---------------------------------------------------------------- external data
 
 
-def _locations(main: str, model: Model, data: bytes | None, cache: Cache | None) -> list[str]:
+@dataclass(frozen=True)
+class _Used:
+    """What a model uses of an external file: bytes, and a tensor to name in errors."""
+
+    location: str
+    tensor: str
+    spans: tuple[Span, ...]
+
+
+def _used_files(main: str, model: Model, data: bytes | None, cache: Cache | None) -> list[_Used]:
     """The external files that a model names. To know them takes parsing it, so the cache remembers them."""
     key = digest(_FILES_KEY, main)
     known = cache.read(key) if cache else None
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(known) if known else None
-        if isinstance(found, list) and all(isinstance(name, str) for name in found):
-            return found
+    if known:
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            return [
+                _Used(str(name), str(of), tuple((int(a), int(b)) for a, b in s)) for name, of, s in json.loads(known)
+            ]
     if isinstance(model, ModelProto):
         proto: ModelProto | None = model
     else:
         if data is None:
             data = Path(os.fspath(model)).read_bytes()  # type: ignore[arg-type]
         proto = _parse(data) if b"location" in data else None  # the key of the entry that names the file
-    names = sorted({name for tensor in _tensors(proto) if (name := _location(tensor))}) if proto else []
+    found = _used_by(_tensors(proto)) if proto else []
     if cache:
         with contextlib.suppress(CacheError):  # looked for again next time
-            cache.put(key, json.dumps(names).encode())
-    return names
+            cache.put(key, json.dumps([[f.location, f.tensor, f.spans] for f in found]).encode())
+    return found
+
+
+def _used_by(tensors: Iterable[TensorProto]) -> list[_Used]:
+    """By location; of tensors whose place is not understood none, since their import is an error."""
+    spans: dict[str, list[Span]] = {}
+    first: dict[str, str] = {}
+    for tensor in tensors:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            with contextlib.suppress(OnnxcError):
+                location, at, size = external_place(tensor)
+                spans.setdefault(location, []).append((at, at + size))
+                first.setdefault(location, text(tensor.name))
+    return [_Used(location, first[location], tuple(_merged(spans[location]))) for location in sorted(spans)]
+
+
+def _merged(spans: Iterable[Span]) -> Iterator[Span]:
+    """In order, and none with bytes of another: however many tensors say that they lie at one place."""
+    begin = reach = 0
+    for at, end in sorted(spans):
+        if at > reach:
+            yield begin, reach
+            begin = at
+        reach = max(reach, end)
+    yield begin, reach
+
+
+def _digest_used(file: _Used, folder: DataFolder, files: dict[str, tuple[int, ...]]) -> str:
+    what = f"tensor {file.tensor!r}"
+    try:
+        path = folder.path(file.location)
+    except ModelError as error:
+        raise ModelError(f"{what}: {error.message}", cause=error) from error
+    return _digest_file(path, f"{what}: external data {file.location!r}", files, file.spans)
 
 
 def _parse(data: bytes) -> ModelProto | None:
@@ -200,12 +245,6 @@ def _parse(data: bytes) -> ModelProto | None:
         return model
     except (DecodeError, RuntimeError, ValueError):
         return None  # the import will say what is wrong
-
-
-def _location(tensor: TensorProto) -> str:
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return ""
-    return next((text(e.value) for e in tensor.external_data if e.key == "location"), "")
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:

@@ -26,7 +26,7 @@ from onnxc.ir.types import TensorType
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.base import TABLE
 from onnxc.primitives.builder import Builder
-from onnxc.primitives.contraction import fill_of
+from onnxc.primitives.attention import fill_of
 from onnxc.primitives.host import HOST_OPS
 from onnxc.primitives.verify import verify
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import onnxc
 from onnxc.runtime.model import CpuModel
@@ -35,36 +35,48 @@ CASES = {
 def _model(operands: dict[str, tuple[Array, Array]], constant: bool, turned: bool, rows: bool) -> onnx.ModelProto:
     """relu(a @ b + 1/4) of each pair. Maybe b is constant, or its last axes lie swapped; maybe the first dim of a is
     known only at run time."""
-    nodes, inputs, outputs, initializers = [], [], [], [numpy_helper.from_array(np.full((), 0.25, np.float32), "bias")]
+    dtype = next(iter(operands.values()))[0].dtype
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    nodes, inputs, outputs, initializers = [], [], [], [numpy_helper.from_array(np.full((), 0.25, dtype), "bias")]
     for k, (name, (a, b)) in enumerate(operands.items()):
         stored = np.swapaxes(b, -1, -2) if turned else b
-        inputs.append(
-            helper.make_tensor_value_info(f"a_{name}", TensorProto.FLOAT, [f"N{k}" if rows else len(a), *a.shape[1:]])
-        )
+        inputs.append(helper.make_tensor_value_info(f"a_{name}", kind, [f"N{k}" if rows else len(a), *a.shape[1:]]))
         if constant:
             initializers.append(numpy_helper.from_array(np.ascontiguousarray(stored), f"b_{name}"))
         else:
-            inputs.append(helper.make_tensor_value_info(f"b_{name}", TensorProto.FLOAT, stored.shape))
+            inputs.append(helper.make_tensor_value_info(f"b_{name}", kind, stored.shape))
         swap = [*range(b.ndim - 2), b.ndim - 1, b.ndim - 2] if turned else [*range(b.ndim)]
         nodes += [helper.make_node("Transpose", [f"b_{name}"], [f"t_{name}"], perm=swap),
                   helper.make_node("MatMul", [f"a_{name}", f"t_{name}"], [f"p_{name}"]),
                   helper.make_node("Add", [f"p_{name}", "bias"], [f"s_{name}"]),
                   helper.make_node("Relu", [f"s_{name}"], [name])]  # fmt: skip
-        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+        outputs.append(helper.make_tensor_value_info(name, kind, None))
     graph = helper.make_graph(nodes, "products", inputs, outputs, initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _operands() -> dict[str, tuple[Array, Array]]:
+def _operands(dtype: type[np.floating] = np.float32) -> dict[str, tuple[Array, Array]]:
     rng = np.random.default_rng(3)
-    return {n: tuple(rng.standard_normal(s).astype(np.float32) for s in shapes) for n, shapes in CASES.items()}  # type: ignore[misc]
+    return {n: tuple(rng.standard_normal(s).astype(dtype) for s in shapes) for n, shapes in CASES.items()}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("constant", [False, True], ids=["given", "constant"])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("rows", [False, True], ids=["static", "dynamic"])
 def test_products(constant: bool, turned: bool, rows: bool) -> None:
-    operands = _operands()
+    _check(_operands(), constant, turned, rows, 1e-5, 2e-6)
+
+
+@pytest.mark.cpu_only("the template for float64")
+@pytest.mark.parametrize("constant", [False, True], ids=["given", "constant"])
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+def test_products_of_float64(constant: bool, turned: bool) -> None:
+    _check(_operands(np.float64), constant, turned, False, 1e-14, 4e-15)
+
+
+def _check(
+    operands: dict[str, tuple[Array, Array]], constant: bool, turned: bool, rows: bool, rtol: float, atol: float
+) -> None:
     compiled = onnxc.compile(_model(operands, constant, turned, rows))
     assert isinstance(compiled, CpuModel) or is_gpu()
     given: dict[str, Array] = {}
@@ -78,8 +90,9 @@ def test_products(constant: bool, turned: bool, rows: bool) -> None:
     two = compiled(**given)
     for name, (a, b) in operands.items():
         np.testing.assert_array_equal(one[name], two[name], name)
-        want = np.maximum(a.astype(np.float64) @ b.astype(np.float64) + 0.25, 0)
-        np.testing.assert_allclose(one[name], want, 1e-5, 2e-6 * np.sqrt(a.shape[-1]), err_msg=name)
+        wider = np.float64 if a.dtype == np.float32 else np.longdouble
+        want = np.maximum(a.astype(wider) @ b.astype(wider) + 0.25, 0)
+        np.testing.assert_allclose(one[name], want, rtol, atol * np.sqrt(a.shape[-1]), err_msg=name)
 
 
 @pytest.mark.cpu_only("the C++ source")

@@ -504,16 +504,16 @@ def test_unsupported_ops_are_all_named() -> None:
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the compiles that really happen."""
-    from onnxc.compiler import making
+    from onnxc.compiler.machine_code import MachineCode
 
     count: list[int] = []
-    build = making.build
+    of = MachineCode.of
 
     def counted(*args: Any) -> bytes:
         count.append(1)
-        return build(*args)
+        return of(*args)
 
-    monkeypatch.setattr(making, "build", counted)
+    monkeypatch.setattr(MachineCode, "of", counted)
     return count
 
 
@@ -578,15 +578,15 @@ def test_models_of_other_weights_share_machine_code(
     tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the first is compiled; what the cache has of it is not trusted where it is damaged."""
-    from onnxc.compiler import stages
+    from onnxc.compiler import machine_code
 
-    compiled, compile_library = [], stages.compile_library
+    compiled, compile_library = [], machine_code.compile_library
 
     def counted(sources: Any, **options: Any) -> bytes:
         compiled.append(sources)
         return compile_library(sources, **options)
 
-    monkeypatch.setattr(stages, "compile_library", counted)
+    monkeypatch.setattr(machine_code, "compile_library", counted)
     x = np.zeros(1024, np.float32)
     for value in (1.0, 2.0):
         assert onnxc.compile(external(tmp_path / str(value), value))(x)["y"][5] == value
@@ -604,6 +604,27 @@ def test_large_content_is_hashed_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(data)
     one = fingerprint._digest_file(str(tmp_path / "f"), "file", {})
     assert one == fingerprint._digest_bytes(data) != fingerprint._digest_bytes(data[:-1])
+
+
+def test_of_external_files_only_what_is_used_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxc import fingerprint
+
+    path = external(tmp_path / "m", 1.0)
+    os.truncate(path.parent / "m.data", 1 << 40)  # bytes that no tensor uses, and that nobody has time to read
+    first = fingerprint.fingerprint(path, None, None).digest
+    with open(path.parent / "m.data", "r+b") as file:
+        file.seek(1 << 39)
+        file.write(b"unused")
+    assert fingerprint.fingerprint(path, None, None).digest == first
+    with open(path.parent / "m.data", "r+b") as file:
+        file.write(b"used")
+    assert fingerprint.fingerprint(path, None, None).digest != first
+
+
+def test_many_tensors_at_one_place_are_read_once() -> None:
+    from onnxc import fingerprint
+
+    assert [*fingerprint._merged([(8, 9), (0, 4), (2, 6), (0, 4), (6, 8), (20, 30)])] == [(0, 9), (20, 30)]
 
 
 def entries(cache: Path) -> list[Path]:

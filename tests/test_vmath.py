@@ -240,6 +240,53 @@ def test_f64_is_as_good_as_libm(lib: Library, name: str) -> None:
     np.testing.assert_allclose(lib(f"f64_{name}", x), exact, rtol=5e-15, atol=5e-324)
 
 
+def _wide_sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, np.longdouble(1)) / (1 + e)
+
+
+# Function, reference in a wider type, bound in ULP of f64.
+WIDE: dict[str, tuple[Reference, float]] = {
+    "exp": (np.exp, 1.1),
+    "log": (np.log, 1.0),
+    "tanh": (np.tanh, 2.7),
+    "sigmoid": (_wide_sigmoid, 2.5),
+    "sin": (np.sin, 1.6),
+    "cos": (np.cos, 1.6),
+    "sqrt": (np.sqrt, 0.51),
+}
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="this machine has no type wider than f64")
+@pytest.mark.parametrize("name", list(WIDE))
+def test_f64_error_is_within_its_bound(lib: Library, name: str) -> None:
+    f, bound = WIDE[name]
+    rng = np.random.default_rng(8)
+    any_bits = rng.integers(0, 2**64, 100_000, dtype=np.uint64).view(np.float64)
+    ranges = [rng.uniform(-w, w, 40_000) for w in (0.5, 2, 20, 760, 1e4)]
+    near_one = 1 + rng.uniform(-1, 1, 40_000) * 2.0 ** rng.integers(-52, 0, 40_000)
+    small = rng.uniform(-1, 1, 40_000) * 2.0 ** rng.integers(-1074, 0, 40_000)
+    turns = np.round(rng.uniform(-6e5, 6e5, 40_000)) * (np.pi / 2)
+    edges = [5e-324, 1e-310, 2.0**-1022, 709.78, 709.79, 745.13, 745.14, 746.1, 19.06, 19.07, 2.0**20, 2.0**20 + 1]
+    special = [0.0, np.inf, np.nan, *edges]
+    x = np.concatenate([special, np.negative(special), any_bits, *ranges, near_one, small, turns])
+    if name in ("sin", "cos"):  # beyond, the wide type's own reduction is worse
+        x = x[~(np.abs(x) > 2**21) | np.isinf(x)]
+    with np.errstate(all="ignore"):
+        exact = f(x.astype(np.longdouble))
+        near = exact.astype(np.float64)
+        step = np.ldexp(np.longdouble(1), np.maximum(np.frexp(np.clip(np.abs(near), 0, 1.7e308))[1] - 53, -1074))
+        got = lib(f"f64_{name}", x)
+        same = (np.isnan(got) & np.isnan(near)) | ((got == near) & ~np.isfinite(near))
+        error = np.where(same, 0.0, np.abs(got.astype(np.longdouble) - exact) / step).astype(np.float64)
+    error = np.where(np.isnan(error), np.inf, error)
+    assert error.max() <= bound, _report(x, got, near, error)
+    sure = ~np.isnan(near)
+    np.testing.assert_array_equal(np.signbit(got)[sure], np.signbit(near)[sure])
+    if name in ("tanh", "sigmoid", "sin", "cos"):
+        assert np.abs(got[sure]).max() <= 1
+
+
 @pytest.mark.parametrize("name", list(EXACT))
 @pytest.mark.parametrize("kind", ["f32", "f64"])
 def test_rounding_and_signs_are_exact(lib: Library, name: str, kind: str) -> None:

@@ -84,6 +84,7 @@ class CompileOptions:
             weight_only=not gpu,
             half_attention=gpu,
             filled_attention=gpu,
+            stepped_attention=not gpu,
             attention_depth=MOST_DEPTH if gpu else None,
             dtype=self.dtype,
             merge=gpu,

@@ -12,7 +12,9 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Node
-from onnxc.primitives.contraction import fill_of
+from onnxc.primitives.attention import fill_of, score_steps
+
+ARITHMETIC = {"add": "Add", "sub": "Sub", "scale": "Mul", "max": "Max"}
 
 
 def _matmul(w: NodeWriter, node: Node, xs: list[str]) -> str:
@@ -92,19 +94,29 @@ def _attention(w: NodeWriter, node: Node, xs: list[str]) -> str:
     dtype = operand(node).dtype
     scores = w.compute("MatMul", dtype, xs[:2])
     scores = w.compute("Mul", dtype, [scores, w.scalar(node.attrs.get("scale", 1.0), dtype)])
-    fill = node.attrs.get("fill")
-    if len(xs) > 3 and fill is not None:
-        scores = w.select(dtype, xs[3], w.constant(fill_of(fill, dtype.numpy)), scores)
-    if len(xs) > 3 and fill is None:
-        bias = node.operands[3].dtype  # wider than what is multiplied, perhaps
-        scores = w.compute("Add", bias, [scores if bias is dtype else w.cast(scores, bias), xs[3]])
-        p = w.compute("Softmax", bias, [scores], axis=-1)
-        p = p if bias is dtype else w.cast(p, dtype)
-    else:
-        p = w.compute("Softmax", dtype, [scores], axis=-1)
+    wide = dtype  # of what is added: wider than what is multiplied, perhaps
+    for name, mask, number in score_steps(node.attrs, list(zip(node.operands[3:], xs[3:], strict=True))):
+        if name == "add" and mask[0].dtype is not wide:
+            wide = mask[0].dtype
+            scores = w.cast(scores, wide)
+        scores = _score_step(w, wide, scores, name, mask and mask[1], number)
+    p = w.compute("Softmax", wide, [scores], axis=-1)
+    p = p if wide is dtype else w.cast(p, dtype)
     if node.attrs.get("guard", False):
         p = w.select(dtype, w.one("IsNaN", p), w.scalar(0, dtype), p)
     return w.compute("MatMul", dtype, [p, xs[2]])
+
+
+def _score_step(w: NodeWriter, dtype: DType, s: str, name: str, mask: Any, number: float | None) -> str:
+    if name == "tanh":
+        return w.compute("Tanh", dtype, [s])
+    if name in ("add", "sub"):
+        return w.compute(ARITHMETIC[name], dtype, [s, mask])
+    assert number is not None
+    given = w.constant(fill_of(number, dtype.numpy))
+    if name in ("fill", "keep"):
+        return w.select(dtype, mask, *((given, s) if name == "fill" else (s, given)))
+    return w.compute(ARITHMETIC[name], dtype, [s, given])
 
 
 def _window(op_type: str, pool: str, combine: str, native: set[str]) -> Spelling:

@@ -132,7 +132,7 @@ def attention(
         scale = 1 / math.sqrt(static_dim(q.shape[3], "the size of a head of Attention") or 1)
     scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale)
     shown = [scores]
-    if softcap:
+    if softcap > 0:
         scores = b.mul(b.tanh(b.div(scores, softcap)), softcap)
     shown.append(scores)
     if bias is not None:

@@ -56,7 +56,7 @@ def group_query_attention(
         q, k = (rotary(b, t, cos_cache, sin_cache, at, 0, width, bool(rotary_interleaved)) for t in (q, k))
     k, v = (cached(b, t, n, before, total, False) for t, n in ((past_key, k), (past_value, v)))
     scores = scaled_scores(b, q, share_heads(b, k, num_heads), scale or head_scale(q))
-    if softcap:
+    if softcap > 0:
         scores = b.mul(b.tanh(b.div(scores, softcap)), softcap)
     if attention_bias is not None:
         scores = b.add(scores, to_width(b, attention_bias, k.shape[2]))
@@ -116,10 +116,11 @@ def _given_positions(b: Builder, given: Value, new: Dim, total: Dim) -> Value:
 def _allowed(b: Builder, seqlens_k: Value, before: Value, new: Dim, keys: Dim, causal: bool, window: int) -> Value:
     """Which keys each query sees, [batch, 1, queries, keys]: with a window, itself and those before in it."""
     at = b.iota(keys)
+    present = b.le(at, b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1)))
     if not causal:
-        return b.le(at, b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1)))
+        return present
     query = b.add(before, b.reshape(b.iota(new), (new, 1)))
-    allowed = b.le(at, query)
+    allowed = b.and_(b.le(at, query), present)
     return b.and_(allowed, b.lt(b.sub(query, window), at)) if window > 0 else allowed
 
 

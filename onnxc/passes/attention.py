@@ -1,26 +1,20 @@
-"""Recognises attention as it is computed: matmul, scale, bias, softmax, (NaN guard,) matmul."""
+"""Recognises attention as it is computed: matmul, what becomes of scores, softmax, (guards,) matmul."""
 
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
+from onnxc.ir.types import same_shape
+from onnxc.passes.attention_scores import Scores, Step, Uses, behind_leads, made_by, scalar, scores_of
 from onnxc.passes.simplify import Rewriter
-from onnxc.primitives.builder import constant_of
-
-
-def _made_by(v: Value | None, op: str) -> Node | None:
-    return v.node if v is not None and v.node is not None and v.node.op == op else None
-
-
-def _scalar(v: Value | None) -> float | None:
-    array = constant_of(v)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+from onnxc.primitives.builder import Builder
 
 
 def _behind_reshape(v: Value) -> Value:
@@ -32,7 +26,7 @@ def _behind_reshape(v: Value) -> Value:
 
 def _is_of_rows(v: Value, op: str, x: Value) -> bool:
     """Whether v is a reduction of x over its last axis, and has that axis with a size of 1: each row meets its own."""
-    made = _made_by(_behind_reshape(v), op)
+    made = made_by(_behind_reshape(v), op)
     if made is None or made.operands[0] is not x or made.attrs["axes"] != (x.rank - 1,):
         return False
     return v.shape == (*x.shape[:-1], 1)
@@ -40,11 +34,11 @@ def _is_of_rows(v: Value, op: str, x: Value) -> bool:
 
 def _softmax_input(p: Value) -> Value | None:
     """x where p is softmax(x) over the last axis, as max, sub, exp, sum, div."""
-    div = _made_by(p, "div")
+    div = made_by(p, "div")
     if div is None:
         return None
-    exp = _made_by(div.operands[0], "exp")
-    sub = _made_by(exp.operands[0], "sub") if exp is not None else None
+    exp = made_by(div.operands[0], "exp")
+    sub = made_by(exp.operands[0], "sub") if exp is not None else None
     if exp is None or sub is None:
         return None
     x = sub.operands[0]
@@ -53,97 +47,53 @@ def _softmax_input(p: Value) -> Value | None:
     return x if _is_of_rows(div.operands[1], "reduce_sum", exp.output) else None
 
 
-def _without_guard(p: Value) -> tuple[Value, bool]:
-    """The probabilities behind `where(isnan(p), 0, p)`."""
-    where = _made_by(p, "where")
-    if where is not None:
-        test, zero, inner = where.operands
-        isnan = _made_by(test, "isnan")
-        if isnan is not None and isnan.operands[0] is inner and _scalar(zero) == 0.0:
-            return inner, True
-    return p, False
+@dataclass
+class _Found:
+    """softmax(scores) @ v, or what is 0 instead: with `guard`, probabilities that are NaN; `rows`, whole rows where a
+    condition [..., Q, 1] holds (or does not hold, with True beside it).
+
+    Probabilities may have other leading axes than scores, of as many elements in the same order.
+    """
+
+    scores: Scores
+    v: Value
+    guard: bool
+    rows: list[tuple[Value, bool]]
+    lead: tuple[Dim, ...]  # of v and the result
+    origin: Origin
 
 
 @dataclass
-class _Scores:
-    """scale * (q @ kt) + bias; or `fill` in its place, where `bias` holds (or does not hold, with `kept`).
+class _Guarded:
+    """Probabilities behind what replaces them by 0: `where(isnan(p), 0, p)`, `where(rows, 0, p)`."""
 
-    `turned` is k where kt is to be made of it: its transpose was scaled before.
-    """
+    p: Value
+    uses: Uses
+    nan: bool = False
+    rows: list[tuple[Value, bool]] = field(default_factory=list)
 
-    q: Value
-    kt: Value
-    scale: float
-    bias: Value | None
-    turned: Value | None = None
-    fill: float | None = None
-    kept: bool = False
-
-
-def _strip_scale(v: Value) -> tuple[Value, float]:
-    """x and c where v is x * c or x / c with a constant scalar c."""
-    for op in ("mul", "div"):
-        node = _made_by(v, op)
-        if node is None:
-            continue
-        a, b = node.operands
-        c = _scalar(b)
-        if c is not None and op == "div":
-            c = 1.0 / c if abs(c) > np.finfo(np.float32).tiny else None
-        if c is not None and a.shape == v.shape:
-            return a, c
-        c = _scalar(a)
-        if c is not None and op == "mul" and b.shape == v.shape:
-            return b, c
-    return v, 1.0
-
-
-Uses = dict[int, list[Node]]
-
-
-def _filled(x: Value, uses: Uses) -> tuple[Value, Value, float, bool] | None:
-    """s, mask, c, False where x is `where(mask, c, s)`; with True for `where(mask, s, c)`. c is a number or -inf, and
-    nothing else reads the scores s: a mask that is made of them would need them in memory.
-    """
-    where = _made_by(x, "where")
-    if where is None:
-        return None
-    mask, *both = where.operands
-    for at, (c, s) in enumerate((both, both[::-1])):
-        fill = _scalar(c)
-        product = _made_by(_strip_scale(s)[0], "matmul")
-        if fill is None or not (np.isfinite(fill) or fill == -np.inf) or product is None or s.shape != x.shape:
-            continue
-        if len(uses.get(s.id, ())) == len(uses.get(product.output.id, ())) == 1:
-            return s, mask, fill, at == 1
-    return None
-
-
-def _scores(x: Value, uses: Uses | None) -> _Scores | None:
-    """The scores that x is; with `uses`, also filled ones."""
-    filled = _filled(x, uses) if uses is not None else None
-    if filled is not None:
-        scores = _scores(filled[0], None)
-        if scores is not None and scores.bias is None:
-            return replace(scores, bias=filled[1], fill=filled[2], kept=filled[3])
-        return None
-    bias: Value | None = None
-    add = _made_by(x, "add")
-    if add is not None:
-        for s, other in (add.operands, add.operands[::-1]):
-            inner = _strip_scale(s)[0]
-            if s.shape == x.shape and _made_by(inner, "matmul") is not None:
-                x, bias = s, other
-                break
-    product, scale = _strip_scale(x)
-    matmul = _made_by(product, "matmul")
-    if matmul is None:
-        return None
-    (q, sq), (kt, sk) = (_strip_scale(v) for v in matmul.operands)
-    transpose = _made_by(kt, "transpose")
-    k, before = _strip_scale(transpose.operands[0]) if transpose is not None else (kt, 1.0)
-    turned = k if transpose is not None and k is not transpose.operands[0] else None
-    return _Scores(q, kt, float(np.float32(scale * sq * sk * before)), bias, turned)
+    def step(self) -> bool:
+        """One further node; False where there is none to pass."""
+        where = made_by(self.p, "where")
+        if where is None:
+            inner = behind_leads(self.p)
+            if inner is self.p or self.rows or not self.uses.only(inner):
+                return False
+            self.p = inner
+            return True
+        test, *both = where.operands
+        isnan = made_by(test, "isnan")
+        for (zero, inner), kept in ((both, False), (both[::-1], True)):
+            if scalar(zero) != 0.0 or inner.shape != self.p.shape:
+                continue
+            if isnan is not None and isnan.operands[0] is inner and not kept and self.uses.only(inner, 2):
+                self.p, self.nan = inner, True
+                return True
+            if test.rank and test.shape[-1] == 1 and self.uses.only(inner):
+                self.p = inner
+                self.rows.append((test, kept))
+                return True
+        return False
 
 
 FLOAT32 = frozenset({dtypes.float32})
@@ -156,45 +106,37 @@ def fuse_attention(
     deepest: int | None = None,
     fills: bool = False,
     learnt: Container[int] = frozenset(),
+    stepped: bool = False,
 ) -> Graph:
-    """Replaces attention by one `attention` node (q, kt, v, bias?) wherever nothing else reads the probabilities.
+    """Replaces attention by one `attention` node (q, kt, v, masks) wherever nothing else reads the probabilities.
 
     `of` are the dtypes that the target has a kernel for, `deepest` the depth of the deepest heads that it takes; None
-    is no limit. `fills`: it has one for scores that are replaced where a condition holds, as `masked_fill` does.
-    `learnt` are ids of values that a mask must not be.
+    is no limit. `fills`: it has one for scores that are replaced where a condition holds, as `masked_fill` does;
+    `stepped`: for any `score_steps`. `learnt` are ids of values that a mask must not be.
     """
-    uses = graph.uses()
+    uses = Uses(graph)
     r = Rewriter(graph)
     for node in graph.nodes:
-        fused = _match(node, graph, uses, fills) if node.op == "matmul" and node.output.dtype in of else None
-        fits = fused is not None and _fits(fused[0].q, deepest) and _fits(fused[1], deepest)
-        if fused is None or not fits or (fused[0].bias is not None and fused[0].bias.id in learnt):
+        found = _match(node, uses) if node.op == "matmul" and node.output.dtype in of else None
+        if found is None or not _takes(found, fills, stepped, deepest, learnt):
             r.keep(node)
             continue
-        scores, value, guard, origin = fused
-        kt, transpose = scores.kt, scores.kt.node
-        if scores.turned is not None and transpose is not None:
-            kt = Value(kt.type)
-            r.nodes.append(Node("transpose", [r.value(scores.turned)], [kt], transpose.attrs, (), transpose.origin))
-        mask = r.value(scores.bias)
-        if scores.kept and mask is not None:
-            mask = _opposite(r, mask, origin)
-        operands = [*(r.value(v) for v in (scores.q, kt, value)), *([mask] if mask is not None else [])]
-        out = Value(node.output.type)
-        attrs = {"scale": scores.scale, "guard": guard, **({} if scores.fill is None else {"fill": scores.fill})}
-        r.nodes.append(Node("attention", operands, [out], attrs, (), origin))
+        b = Builder()
+        with b.from_origin(found.origin):
+            out = _fused(b, r, found, node, stepped)
+        r.nodes += b.nodes
         r.replace(node.output, out)
     return r.result()
 
 
-def _opposite(r: Rewriter, mask: Value, origin: Origin) -> Value:
-    """Where a condition does not hold."""
-    hidden, array = Value(mask.type), constant_of(mask)
-    if array is not None:
-        r.nodes.append(Node("constant", (), [hidden], {"value": ~array}, (), origin))
-    else:
-        r.nodes.append(Node("not", [mask], [hidden], {}, (), origin))
-    return hidden
+def _takes(found: _Found, fills: bool, stepped: bool, deepest: int | None, learnt: Container[int]) -> bool:
+    """Whether the target has a kernel."""
+    scores = found.scores
+    filled = fills and len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
+    if not (filled or all(step.name == "add" for step in scores.steps) or (stepped and scores.rises)):
+        return False
+    fits = _fits(scores.q, deepest) and _fits(found.v, deepest)
+    return fits and not any(mask.id in learnt for mask in scores.masks)
 
 
 def _fits(v: Value, deepest: int | None) -> bool:
@@ -202,28 +144,80 @@ def _fits(v: Value, deepest: int | None) -> bool:
     return deepest is None or (isinstance(depth, int) and depth <= deepest)
 
 
-def _match(node: Node, graph: Graph, uses: Uses, fills: bool) -> tuple[_Scores, Value, bool, Origin] | None:
-    if node.output.rank < 3:
-        return None
+def _fused(b: Builder, r: Rewriter, found: _Found, node: Node, stepped: bool) -> Value:
+    """The attention node, and what makes its result that of the matmul."""
+    scores = found.scores
+    q, kt, v = (_now(r, x) for x in (scores.q, scores.kt, found.v))
+    if scores.turned is not None and scores.kt.node is not None:
+        kt = b.transpose(_now(r, scores.turned), scores.kt.node.attrs["perm"])
+    if not same_shape(q.shape[:-2], scores.lead):
+        q, kt = (b.reshape(x, (*scores.lead, *x.shape[-2:])) for x in (q, kt))
+    if not same_shape(found.lead, scores.lead):
+        v = b.reshape(v, (*scores.lead, *v.shape[-2:]))
+    masks, attrs = _spelled(b, r, scores, stepped)
+    y = b.one("attention", q, kt, v, *masks, scale=scores.scale, guard=found.guard, **attrs)
+    for test, kept in found.rows:
+        rows = _now(r, test)
+        y = b.where(rows, y, 0.0) if kept else b.where(rows, 0.0, y)
+    return b.reshape(y, node.output.shape)
+
+
+def _now(r: Rewriter, v: Value) -> Value:
+    new = r.value(v)
+    assert new is not None
+    return new
+
+
+def _spelled(b: Builder, r: Rewriter, scores: Scores, stepped: bool) -> tuple[list[Value], dict[str, Any]]:
+    """The masks of an attention node, and the attributes that say what they do."""
+    steps = scores.steps
+    masks = [_mask(b, r, step) for step in steps if step.mask is not None]
+    names = tuple(step.name for step in steps)
+    if len(names) == 1 and names[0] == "fill":
+        return masks, {"fill": steps[0].number}
+    if len(names) == 1 and names[0] == "keep" and not stepped:
+        return [b.not_(masks[0])], {"fill": steps[0].number}
+    if len(names) > 1 and not stepped:
+        return [reduce(b.add, masks)], {}
+    if names in ((), ("add",)):
+        return masks, {}
+    return masks, {"steps": names, "numbers": tuple(step.number for step in steps if step.number is not None)}
+
+
+def _mask(b: Builder, r: Rewriter, step: Step) -> Value:
+    assert step.mask is not None
+    mask = _now(r, step.mask)
+    return mask if step.lead is None else b.reshape(mask, (*step.lead, *mask.shape[-2:]))
+
+
+def _match(node: Node, uses: Uses) -> _Found | None:
     p, v = node.operands
-    outputs = {o.id for o in graph.outputs}
-    if len(uses.get(p.id, ())) != 1 or p.id in outputs:
+    lead = node.output.shape[:-2]
+    if node.output.rank < 3 or not uses.only(p) or v.rank != node.output.rank:
         return None
-    inner, guard = _without_guard(p)
-    x = _softmax_input(inner)
-    scores = _scores(x, uses if fills else None) if x is not None else None
-    if scores is None or x is None or x.id in outputs or inner.id in outputs:
+    found = _Guarded(p, uses)
+    while found.step():
+        pass
+    x = _softmax_input(found.p)
+    if x is None or not uses.only(x, 2):
         return None
-    if len(uses.get(x.id, ())) != 2 or len(uses.get(inner.id, ())) != (2 if guard else 1):
+    scores = scores_of(x, uses)
+    if scores is None or not _leads_fit(scores, p, v, lead):
         return None
-    q_lead, k_lead = scores.q.shape[:-2], scores.kt.shape[:-2]
-    if q_lead != node.output.shape[:-2] or len(k_lead) != len(q_lead) or len(v.shape) != len(node.output.shape):
-        return None
-    stop = (scores.q, scores.turned or scores.kt, v, scores.bias)
-    between = _between(node, {x.id for x in stop if x is not None})
-    if any(v.id in outputs for n in between if n is not node for v in n.outputs):
+    stop = (scores.q, scores.turned or scores.kt, v, *scores.masks, *(test for test, _ in found.rows))
+    between = _between(node, {x.id for x in stop})
+    if any(v.id in uses.outputs for n in between if n is not node for v in n.outputs):
         return None  # it is asked for, or its derivative stops there
-    return scores, v, guard, merge_origins(n.origin for n in between)
+    return _Found(scores, v, found.nan, found.rows, lead, merge_origins(n.origin for n in between))
+
+
+def _leads_fit(scores: Scores, p: Value, v: Value, lead: tuple[Dim, ...]) -> bool:
+    """Whether heads of queries are those of the result; heads of keys and values may repeat, or be reshaped alike."""
+    q, k = scores.q.shape[:-2], scores.kt.shape[:-2]
+    if p.shape[:-2] != lead or len(k) != len(q):
+        return False
+    split = same_shape(q, scores.lead) or same_shape(q, k)
+    return split and (same_shape(scores.lead, lead) or same_shape(v.shape[:-2], lead))
 
 
 def _between(node: Node, stop: set[int]) -> list[Node]:

@@ -21,7 +21,7 @@ def is_template(node: Node) -> bool:
     if node.attrs.get("wide"):
         return True
     if node.op == "matmul":
-        return "matmul" in ENABLED and node.output.dtype is dtypes.float32
+        return "matmul" in ENABLED and node.output.dtype in (dtypes.float32, dtypes.float64)
     if node.op == "conv":
         static = node.operands[1].t.is_static
         return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4, 5) and static
@@ -113,13 +113,18 @@ class AttentionAccess:
     q: Matrix
     k: Matrix  # [key, depth]
     v: Matrix
-    bias: tuple[Value, Dim] | None  # and the address of its element
+    masks: tuple[tuple[Value, Dim], ...]  # each with the address of its element
     index: Index
+
+    @property
+    def bias(self) -> tuple[Value, Dim] | None:
+        """The mask, where there is one at most."""
+        return self.masks[0] if self.masks else None
 
 
 def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
     """The matrices of an attention node; None where a view is in the way."""
-    q, kt, v, *bias = node.operands
+    q, kt, v, *masks = node.operands
     out = node.output
     lead = out.shape[:-2]
     loops = [fresh("b", d) for d in lead]
@@ -131,17 +136,16 @@ def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
     values = _matrix(layout, v, broadcast(v, (*outer, key, column)), key, column)
     if left is None or keys is None or values is None:
         return None
-    extra = None
-    if bias:
-        scores = (*lead, *sizes[:2])
-        source, at = through_views(layout, bias[0], _repeated(bias[0], (*outer, row, key), scores))
+    found = []
+    for mask in masks:
+        source, at = through_views(layout, mask, _repeated(mask, (*outer, row, key), (*lead, *sizes[:2])))
         address = layout.address(source, at)
         (k,) = key.symbols()
         if coefficient(address, k) is None:
             return None
-        extra = (layout.storage(source), address)
+        found.append((layout.storage(source), address))
     batch = [(next(iter(x.symbols())), d) for x, d in zip(loops, lead, strict=True) if d != 1]
-    return AttentionAccess(batch, row, key, column, sizes, left, keys, values, extra, (*outer, row, column))
+    return AttentionAccess(batch, row, key, column, sizes, left, keys, values, tuple(found), (*outer, row, column))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import onnxc.primitives.attention
 import onnxc.primitives.attention_gradient
 import onnxc.primitives.boxes
 import onnxc.primitives.contraction

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from onnxc.errors import LimitError, ShapeError
@@ -164,6 +162,15 @@ register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max"))) 
 register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]
 
 
+def product_type(a: TensorType, b: TensorType) -> TensorType:
+    """The type of a @ b.
+
+    Raises:
+        ShapeError: operands that do not fit.
+    """
+    return _matmul((a, b), {})[0]
+
+
 def attention_scores(q: tuple[Dim, ...], kt: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """The shape of q @ kt."""
     return (*broadcast_shapes(q[:-2], kt[:-2]), q[-2], kt[-1])
@@ -202,43 +209,3 @@ def _matmul_quantized_eval(a, q, scale, zero=None, *, bits: int, block: int) -> 
 
 
 register(Primitive("matmul_quantized", Kind.TEMPLATE, _matmul_quantized, _matmul_quantized_eval))
-
-
-def _attention(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """softmax(scale * q @ kt + bias) @ v.
-
-    Shapes: q [..., Q, D], kt [..., D, K], v [..., K, E], bias broadcast to [..., Q, K].
-
-    With `fill`, a number, the fourth operand is a condition: scores are `fill` where it holds.
-
-    With `guard`, rows of the softmax that are NaN (every key masked) count as zero.
-    """
-    q, kt, v, *bias = types
-    (scores,) = _matmul((q, kt), {})
-    if bias:
-        broadcast_shapes(scores.shape, bias[0].shape)
-        if (attrs.get("fill") is not None) is not (bias[0].dtype is dtypes.boolean):
-            raise ShapeError(
-                f"attention with a mask {bias[0]}: it is a condition where scores are filled, else numbers"
-            )
-    return _matmul((scores, v), {})
-
-
-def _attention_eval(  # type: ignore[no-untyped-def]
-    q, kt, v, bias=None, scale: float = 1.0, guard: bool = False, fill: float | None = None
-) -> np.ndarray:
-    s = np.matmul(q, kt) * q.dtype.type(scale)
-    s = s if bias is None else s + bias if fill is None else np.where(bias, fill_of(fill, s.dtype), s)
-    with np.errstate(all="ignore"):
-        e = np.exp(s - s.max(-1, keepdims=True))
-        p = e / e.sum(-1, keepdims=True)
-    return np.asarray(np.matmul(np.nan_to_num(p) if guard else p, v)).astype(q.dtype)
-
-
-register(Primitive("attention", Kind.TEMPLATE, _attention, _attention_eval))
-
-
-def fill_of(fill: float, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The number of a dtype for `fill`: the largest or smallest one for a number that it does not reach."""
-    most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-    return np.asarray(fill if math.isinf(fill) else min(max(fill, -most), most)).astype(dtype)

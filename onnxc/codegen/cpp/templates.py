@@ -1,9 +1,11 @@
-"""Template kernels: matmul, convolution, attention, each with its epilogue inlined."""
+"""Template kernels, each with its epilogue inlined: which group has which, and that of matmul."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.attention import AttentionEmitter
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.conv_gradient import ConvWeightsEmitter
 from onnxc.codegen.cpp.convolution import ConvChainEmitter, ConvEmitter
@@ -14,10 +16,10 @@ from onnxc.codegen.cpp.weight_only import QuantizedMatmulEmitter
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, prod, substitute, symbols
+from onnxc.ir.expr import Dim, Symbol, always_equal, prod, substitute, symbols
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
-from onnxc.planner.templates import AttentionAccess, MatmulAccess, Matrix, attention_access, matmul_access
+from onnxc.planner.templates import MatmulAccess, Matrix, matmul_access
 from onnxc.primitives.builder import constant_of
 
 PANEL = {16: 32, 8: 16, 4: 8}  # MM_NR of matmul.h by vector length
@@ -51,6 +53,8 @@ class MatmulEmitter(TemplateEmitter):
     def emit(self) -> KernelSource:
         node = self.group.node
         assert node is not None
+        self.element = spelling.lane_type(node.output.dtype)
+        self.bytes: int = node.output.dtype.itemsize
         access = matmul_access(self.layout, node)
         assert access is not None, "the planner checked the operands"
         m, n, k = (self.size(d) for d in access.sizes)
@@ -74,12 +78,17 @@ class MatmulEmitter(TemplateEmitter):
         task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{self._out(end, access, names)});"
         if short:
             task = f"(void)scratch; mm_short(g, t % g.tasks, {a}, {b}.packed, {m}, {n}, {k}, epi);"
-        body = [grid, "f32 *const scratch = (f32 *)(a->scratch + worker * (MM_SCRATCH * 4));",
+        t = self.element
+        body = [grid, f"{t} *const scratch = ({t} *)(a->scratch + worker * (MM_SCRATCH * {self.bytes}));",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
-                "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
+                f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  {task}", "}"]  # fmt: skip
-        scratch = f"ctx->threads * (MM_SCRATCH * 4) + {workspace}"
+        scratch = f"ctx->threads * (MM_SCRATCH * {self.bytes}) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    @property
+    def _vector(self) -> str:
+        return {"f32": "vf", "f64": "vd"}[self.element]
 
     def _loose_panels(self, access: MatmulAccess) -> int:
         """How many panels of B a thread packs at a time, as it needs them; 0 where B is packed beforehand, or not."""
@@ -87,9 +96,10 @@ class MatmulEmitter(TemplateEmitter):
         if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or not FEW < m <= LOOSE_ROWS:
             return 0
         panel = PANEL[self.lanes]
-        if constant_of(access.b.value) is not None or k * panel * 4 > LOOSE_BYTES or not k:
+        each = k * panel * self.bytes
+        if constant_of(access.b.value) is not None or each > LOOSE_BYTES or not k:
             return 0
-        return min(-(-n // panel), max(LOOSE_BYTES // (k * panel * 4), -(-m // panel)))
+        return min(-(-n // panel), max(LOOSE_BYTES // each, -(-m // panel)))
 
     def _loose(
         self, access: MatmulAccess, a: str, panels: int, decode: list[str], names: dict[Symbol, str]
@@ -97,18 +107,19 @@ class MatmulEmitter(TemplateEmitter):
         """A product by a matrix that is computed, or that changes: packed by the tasks themselves."""
         m, n, k = (self.size(d) for d in access.sizes)
         b = f"{self.pointer(access.b.value)} + {self.index(access.b.base, names)}"
-        loose = f"MmLoose<f32>{{{b}, {self.size(access.b.row)}, {self.size(access.b.col)}}}"
+        t = self.element
+        loose = f"MmLoose<{t}>{{{b}, {self.size(access.b.row)}, {self.size(access.b.col)}}}"
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         epilogue = self.epilogue(end)
         grid = f"const MmGrid g = mm_loose_grid({m}, {n}, {k}, ctx->threads);"
         room = self.size(panels * PANEL[self.lanes] * access.sizes[2])
-        body = [grid, f"f32 *const scratch = (f32 *)(a->scratch + worker * ((MM_SCRATCH + {room}) * 4));",
+        body = [grid, f"{t} *const scratch = ({t} *)(a->scratch + worker * ((MM_SCRATCH + {room}) * {self.bytes}));",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
-                "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
+                f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  mm_loose_task(g, t % g.tasks, {a}, {loose}, {m}, {n}, {k}, {panels}, scratch + MM_SCRATCH, scratch, epi"
                 f"{self._out(end, access, names)});", "}"]  # fmt: skip
         batch = self.size(prod(d for _, d in access.batch))
-        scratch = f"ctx->threads * ((MM_SCRATCH + {room}) * 4)"
+        scratch = f"ctx->threads * ((MM_SCRATCH + {room}) * {self.bytes})"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid], "matmul")
 
     def _column(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
@@ -118,8 +129,8 @@ class MatmulEmitter(TemplateEmitter):
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         parts = f"const i64 parts = mv_parts({m}, {k}, ctx->threads);"
         body = [parts, "for (i64 t = first; t < last; t++) {", *indent([x.replace("g.tasks", "parts") for x in decode]),
-                "  const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
-                f"  mv_task<f32>(t % parts, parts, {a}, {vector}, {m}, {k}, epi);", "}"]  # fmt: skip
+                f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
+                f"  mv_task<{self.element}>(t % parts, parts, {a}, {vector}, {m}, {k}, epi);", "}"]  # fmt: skip
         batch = self.size(prod(d for _, d in access.batch))
         return self.source(body, f"parts * {batch}", "matvec.h", "0", [parts], "matmul")
 
@@ -135,8 +146,8 @@ class MatmulEmitter(TemplateEmitter):
         a = access.a
         at = f"{self.pointer(a.value)} + {self.index(a.base, names)}"
         if a.col == 1 or access.sizes[2] == 1:
-            return f"MmRows<f32>{{{at}, {self.size(a.row)}}}"
-        return f"MmStrided<f32>{{{at}, {self.size(a.row)}, {self.size(a.col)}}}"
+            return f"MmRows<{self.element}>{{{at}, {self.size(a.row)}}}"
+        return f"MmStrided<{self.element}>{{{at}, {self.size(a.row)}, {self.size(a.col)}}}"
 
     def _right(self, access: MatmulAccess, names: dict[Symbol, str], in_place: bool) -> tuple[str, list[str], str]:
         """The packed B: its address, statements that pack it at run time, and the workspace for that."""
@@ -144,7 +155,7 @@ class MatmulEmitter(TemplateEmitter):
         constant, bases, panel = constant_of(b.value), _bases(access), PANEL[self.lanes]
         if constant is None or not isinstance(n, int) or not isinstance(k, int) or bases is None:
             return self._pack_at_run_time(access, names, in_place)
-        each = packed_columns(n, panel) * k * 4
+        each = packed_columns(n, panel) * k * self.bytes
         if len(bases) > 1 and len(bases) * each > PACKED_GROWTH * constant.nbytes:
             return self._pack_at_run_time(access, names, in_place)
 
@@ -153,9 +164,9 @@ class MatmulEmitter(TemplateEmitter):
                 pack_panels(_matrix_of(constant, b, base, k, n), panel, out[i * each : (i + 1) * each])
 
         key = ("matmul", b.value.id, tuple(bases), b.row, b.col, k, n, panel)
-        self.packed.append(("f32", self.weights.add_packed(key, len(bases) * each, write)))
-        place = f" + {self._position(access, names)} * {each // 4}" if len(bases) > 1 else ""
-        return f"MmRight<f32>(w{len(self.packed) - 1}{place})", [], "0"
+        self.packed.append((self.element, self.weights.add_packed(key, len(bases) * each, write)))
+        place = f" + {self._position(access, names)} * {each // self.bytes}" if len(bases) > 1 else ""
+        return f"MmRight<{self.element}>(w{len(self.packed) - 1}{place})", [], "0"
 
     def _position(self, access: MatmulAccess, names: dict[Symbol, str]) -> str:
         """Which of the matrices that B has along the batch loops."""
@@ -174,11 +185,12 @@ class MatmulEmitter(TemplateEmitter):
         each = f"mm_packed({self.size(k)}, {self.size(n)})"
         mine: dict[Symbol, str] = {}
         decode = self.loops(loops, "(t / panels)", mine)
-        place = "(f32 *)(a->scratch + ctx->threads * (MM_SCRATCH * 4))"
+        t = self.element
+        place = f"({t} *)(a->scratch + ctx->threads * (MM_SCRATCH * {self.bytes}))"
         pointer = self.pointer(b.value)
         pack = ["const auto pack = [](void *arg, i64 first, i64 last, int) {",
                 "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx;",
-                f"  const f32 *const src = (const f32 *)a->p[{pointer[1:]}]; @SIZES@",
+                f"  const {t} *const src = (const {t} *)a->p[{pointer[1:]}]; @SIZES@",
                 f"  const i64 skip = {first}, panels = mm_panels({self.size(n)}) - skip;",
                 "  for (i64 t = first; t < last; t++) {", *indent(decode, 2),
                 f"    mm_pack_b(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
@@ -186,7 +198,7 @@ class MatmulEmitter(TemplateEmitter):
                 f"ox_for(ctx, {count} * (mm_panels({self.size(n)}) - {first}), pack, &c);"]  # fmt: skip
         packed = f"{place} + {self._position(access, names)} * {each}"
         rows = f"{pointer} + {self.index(b.base, names)}, {self.size(b.row)}" if in_place else "nullptr, 0"
-        return f"MmRight<f32>({packed}, {rows})", pack, f"{count} * {each} * 4"
+        return f"MmRight<{t}>({packed}, {rows})", pack, f"{count} * {each} * {self.bytes}"
 
 
 def _batch_of_b(access: MatmulAccess) -> list[tuple[Symbol, Dim]]:
@@ -212,66 +224,6 @@ def _matrix_of(constant: np.ndarray, b: Matrix, base: int, k: int, n: int) -> np
     assert isinstance(b.row, int) and isinstance(b.col, int)
     item = flat.itemsize
     return np.lib.stride_tricks.as_strided(flat[base:], (k, n), (b.row * item, b.col * item), writeable=False)
-
-
-class AttentionEmitter(TemplateEmitter):
-    """softmax(scale * Q K^T + bias) V, one head at a time, with no score matrix in memory."""
-
-    def emit(self) -> KernelSource:
-        node = self.group.node
-        assert node is not None
-        access = attention_access(self.layout, node)
-        assert access is not None, "the planner checked the operands"
-        sq, sk, d, dv = (self.size(x) for x in access.sizes)
-        names: dict[Symbol, str] = {}
-        decode = self.loops(access.batch, "(t / parts)", names)
-        row, key, column = (next(iter(x.symbols())) for x in (access.row, access.key, access.column))
-        q, k, v = (self._operand(x, names) for x in (access.q, access.k, access.v))
-        score = self._score(access, {**names, row: "m", key: "k"}, key)
-        epilogue = self.epilogue(
-            Epilogue(
-                self.group,
-                self.layout,
-                self.lanes,
-                access.index,
-                {**names, row: "m", column: "n"},
-                access.column,
-                self.buffers,
-            )
-        )
-        heads = self.size(prod(x for _, x in access.batch))
-        parts = [
-            f"const i64 heads = {heads}, each = attn::rows_per_item({sq}, heads, ctx->threads), parts = ox_up({sq}, each);"
-        ]
-        guard = "true" if node.attrs["guard"] else "false"
-        bytes_each = f"ox_up(attn::scratch_floats({d}, {dv}) * 4, 64) * 64"
-        body = [*parts, f"f32 *const scratch = (f32 *)(a->scratch + worker * ({bytes_each}));",
-                f"attn::Shape z; z.sq = {sq}; z.sk = {sk}; z.d = {d}; z.dv = {dv}; z.scale = {float(node.attrs['scale']).hex()}f;",
-                "for (i64 t = first; t < last; t++) {", *indent(decode),
-                f"  const i64 r0 = t % parts * each, r1 = ox_min(r0 + each, {sq});", *indent(score),
-                "  const auto out = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
-                f"  attn::attention<{guard}>(z, {q}, {k}, {v}, r0, r1, scratch, score, out);", "}"]  # fmt: skip
-        return self.source(body, "heads * parts", "attention.h", f"ctx->threads * ({bytes_each})", parts, "attention")
-
-    def _operand(self, x: Matrix, names: dict[Symbol, str]) -> str:
-        return f"{{{self.pointer(x.value)} + {self.index(x.base, names)}, {self.size(x.row)}, {self.size(x.col)}}}"
-
-    def _score(self, access: AttentionAccess, names: dict[Symbol, str], key: Symbol) -> list[str]:
-        if access.bias is None:
-            return ["const attn::Plain score{};"]
-        value, address = access.bias
-        stride = coefficient(address, key)
-        assert stride is not None
-        at = f"{self.pointer(value)} + {self.index(address, names)}"
-        whole, single = f"ldl({at}, lanes)", f"bc<f32>(*({at}))"
-        by = self.index(stride, names)
-        load = whole if stride == 1 else single if stride == 0 else f"lds({at}, {by}, (int)lanes)"
-        if not isinstance(stride, int):  # it may be 1 or 0 all the same
-            load = f"(by == 1 ? {whole} : by == 0 ? {single} : lds({at}, by, (int)lanes))"
-        return [
-            f"const i64 by = {by}; (void)by;",
-            f"const auto score = [=](i64 m, i64 k, vf s, auto lanes) OX_LAMBDA -> vf {{ (void)m; (void)k; return s + {load}; }};",
-        ]
 
 
 _EMITTERS: dict[

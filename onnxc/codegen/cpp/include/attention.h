@@ -186,8 +186,9 @@ OX vf max_lanes(const vf *t) { return across(t, [](vf a, vf b) OX_LAMBDA { retur
 
 // ---- the register tile ----
 
-// What a tile does besides: MAXIMA keeps in `row` the greatest element of each row of C, lane by lane. BASE2 and
-// NATURAL find scores in A, less `base` they become exponentials; `row` takes their sums, lane by lane.
+// What a tile does besides, lane by lane: MAXIMA keeps in `row` the greatest of N vectors of each row of scores, which
+// begin at `base`: those of the panel before, since a tile that stores maxima together with its scores waits for the
+// stores. BASE2 and NATURAL find scores in A, less `base` they become exponentials; `row` takes their sums.
 enum { NOTHING, MAXIMA, BASE2, NATURAL };
 struct Extra {
   const f32 *base;
@@ -239,17 +240,22 @@ __attribute__((noinline)) static void tile(f32 *A, const f32 *B, i64 pitch, i64 
       }
     }
   }
+  if constexpr (WHAT == MAXIMA) {
+    for (int i = 0; i < M; i++) {
+      vf top = x.row[i];
+      OX_UNROLL for (int j = 0; j < N; j++) top = vmax(top, ld(x.base + i * LD + j * VL));
+      x.row[i] = top;
+      if (k == kn) continue;
+      add_products(A + k, B, ahead, c);
+      k++, B += pitch;
+    }
+  }
   _Pragma("GCC unroll 2") for (; k < kn; k++, B += pitch) add_products(A + k, B, ahead, c);
-  OX_UNROLL for (int i = 0; i < M; i++) {
-    vf top = WHAT == MAXIMA ? x.row[i] : vf{};
+  OX_UNROLL for (int i = 0; i < M; i++)
     OX_UNROLL for (int j = 0; j < N; j++) {
       f32 *p = C + i * ldc + j * VL;
-      vf v = beta ? ld(p) * beta[i] + c[i][j] : c[i][j];
-      st(p, v);
-      if (WHAT == MAXIMA) top = vmax(top, v);
+      st(p, beta ? ld(p) * beta[i] + c[i][j] : c[i][j]);
     }
-    if (WHAT == MAXIMA) x.row[i] = top;
-  }
 }
 
 template <int N>
@@ -434,7 +440,7 @@ OX Room room(f32 *w, i64 d, i64 dv) {
   return x;
 }
 
-// Where the maxima of the first keys of a block, whole panels of them, are found as their scores are computed.
+// Where the maxima of the first keys of a block, whole panels of them, are found as the scores after them are computed.
 struct Early {
   i64 keys;
   vf *top;
@@ -451,10 +457,11 @@ static void tile_scores(const Shape &z, In q, i64 r, i64 n, int units, i64 cols,
     for (i64 i = 0; i < n; i++) copy_scaled(query(z, q, r + i) + c * q.cs, q.cs, cn, scale, x.q + i * LD);
     const f32 *beta = c ? ones : nullptr;
     i64 early = c + KB >= z.d ? e.keys : 0;
-    const f32 *k = x.k + c * NR;
-    for (i64 j = 0; j < early; j += NR)
-      tile<MR, 2, MAXIMA>(x.q, k + j * z.d, NR, cn, x.s + j, LD, beta, {nullptr, e.top});
-    panels(units, x.q, {k, z.d * NR, NR, 0}, cn, x.s, LD, early, full, beta);
+    Panels k{x.k + c * NR, z.d * NR, NR, 0};
+    panels(units, x.q, k, cn, x.s, LD, 0, early ? NR : full, beta);
+    for (i64 j = NR; j <= early; j += NR)
+      tile<MR, 2, MAXIMA>(x.q, k.p + j * z.d, NR, cn, x.s + j, LD, beta, {x.s + j - NR, e.top});
+    if (early) panels(units, x.q, k, cn, x.s, LD, early + NR, full, beta);
     if (full < cols) panels(units, x.q, {x.k + full * z.d + c * VL, 0, 0, VL}, cn, x.s + full, LD, 0, VL, beta);
     c += KB;
   } while (c < z.d);
@@ -617,7 +624,8 @@ static void tile_rows(const Shape &z, In q, i64 r, i64 n, i64 at, Block &y, cons
   }
   vf sum[MR], top[MR];
   OX_UNROLL for (int i = 0; i < MR; i++) sum[i] = vf{}, top[i] = splat(-__builtin_inff());
-  Early e{changes(score) || units < 3 ? 0 : visible_all(z, r, r + n, k0, see) / NR * NR, top};
+  i64 full = changes(score) || units < 3 ? 0 : visible_all(z, r, r + n, k0, see) / NR * NR;
+  Early e{full ? full - NR : 0, top};
   // The last panel of the block is narrow if the block needs no more; those before it never are.
   tile_scores(z, q, r, n, units, lesser(up(pad, NR), up(kn, VL)), scaled<Score>(z), e, x);
   maxima(z, r, (int)n, k0, see, pad, e, x.m + at, x, score);

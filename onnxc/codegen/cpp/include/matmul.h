@@ -50,38 +50,39 @@ OX i64 mm_panels(i64 N) { return ox_up(N, MM_NR); }
 OX i64 mm_last(i64 N) { return N % MM_NR > VL ? MM_NR : N % MM_NR ? VL : 0; }
 OX i64 mm_packed(i64 K, i64 N) { return (N / MM_NR * MM_NR + mm_last(N)) * K; }
 
-// ---- transpose: VL vectors of VL lanes, log2(VL) rounds of interleaving --------------------------------
-template <int... I> struct MmSeq {};
-template <class T, int... I> OX V<T> mm_lo(V<T> a, V<T> b, MmSeq<I...>) {
-  return __builtin_shuffle(a, b, VM<T>{(typename int_of<sizeof(T)>::s)(I / 2 + I % 2 * VL)...});
+// ---- transpose: W registers of W lanes, log2(W) rounds of interleaving ---------------------------------
+template <class T, int... I> OX VR<T> mm_lo(VR<T> a, VR<T> b, lane_list<I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * VRL<T>)...);
 }
-template <class T, int... I> OX V<T> mm_hi(V<T> a, V<T> b, MmSeq<I...>) {
-  return __builtin_shuffle(a, b, VM<T>{(typename int_of<sizeof(T)>::s)((I + VL) / 2 + I % 2 * VL)...});
+template <class T, int... I> OX VR<T> mm_hi(VR<T> a, VR<T> b, lane_list<I...>) {
+  return __builtin_shufflevector(a, b, ((I + VRL<T>) / 2 + I % 2 * VRL<T>)...);
 }
-// dst[i * ds + j] = src[j * ss + i], i and j under VL.
+// dst[i * ds + j] = src[j * ss + i], i and j under W.
 template <class T> static __attribute__((noinline)) void mm_transpose(const T *src, i64 ss, T *dst, i64 ds) {
-  MmSeq<__integer_pack(VL)...> s;
-  V<T> a[VL], b[VL];
-  OX_UNROLL for (int i = 0; i < VL; i++) a[i] = ld(src + i * ss);
-  OX_UNROLL for (int r = 1; r < VL; r *= 2) {
-    OX_UNROLL for (int i = 0; i < VL / 2; i++) {
-      b[2 * i] = mm_lo<T>(a[i], a[i + VL / 2], s);
-      b[2 * i + 1] = mm_hi<T>(a[i], a[i + VL / 2], s);
+  constexpr int W = VRL<T>;
+  typename count_to<W>::type s;
+  VR<T> a[W], b[W];
+  OX_UNROLL for (int i = 0; i < W; i++) a[i] = ldr(src + i * ss);
+  OX_UNROLL for (int r = 1; r < W; r *= 2) {
+    OX_UNROLL for (int i = 0; i < W / 2; i++) {
+      b[2 * i] = mm_lo<T>(a[i], a[i + W / 2], s);
+      b[2 * i + 1] = mm_hi<T>(a[i], a[i + W / 2], s);
     }
-    OX_UNROLL for (int i = 0; i < VL; i++) a[i] = b[i];
+    OX_UNROLL for (int i = 0; i < W; i++) a[i] = b[i];
   }
-  OX_UNROLL for (int i = 0; i < VL; i++) st(dst + i * ds, a[i]);
+  OX_UNROLL for (int i = 0; i < W; i++) str(dst + i * ds, a[i]);
 }
 // The same for ni by nj elements of any count and strides: dst[i * ds + j] = src[j * ss + i * si].
 template <class T> static void mm_gather(const T *src, i64 ss, i64 si, T *dst, i64 ds, i64 ni, i64 nj) {
-  for (i64 j0 = 0; j0 < nj; j0 += VL) {
-    for (i64 i0 = 0; i0 < ni; i0 += VL) {
-      if (si == 1 && i0 + VL <= ni && j0 + VL <= nj) {
+  constexpr int W = VRL<T>;
+  for (i64 j0 = 0; j0 < nj; j0 += W) {
+    for (i64 i0 = 0; i0 < ni; i0 += W) {
+      if (si == 1 && i0 + W <= ni && j0 + W <= nj) {
         mm_transpose(src + j0 * ss + i0, ss, dst + i0 * ds + j0, ds);
         continue;
       }
-      for (i64 i = i0; i < ox_min(ni, i0 + VL); i++)
-        for (i64 j = j0; j < ox_min(nj, j0 + VL); j++) dst[i * ds + j] = src[j * ss + i * si];
+      for (i64 i = i0; i < ox_min(ni, i0 + W); i++)
+        for (i64 j = j0; j < ox_min(nj, j0 + W); j++) dst[i * ds + j] = src[j * ss + i * si];
     }
   }
 }
@@ -191,7 +192,8 @@ template <class T> struct MmTile {
 // For R rows and P panels of NV vectors.
 template <class T, int R, int P, int NV>
 static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
-  V<T> s[R][P * NV];
+  constexpr int W = VRL<T>, N = NV * VL / W;  // registers of a row of B in a panel
+  VR<T> s[R][P * N];
   const i64 as = x.as, bk = x.bk, bs = x.bs, ahead = x.ahead;
   const T *b = x.b;
   // A pointer for every third row; an index reaches the two after it. Hidden from the compiler, which would
@@ -202,42 +204,52 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
     asm("" : "+r"(row[i / 3]));
   }
   OX_UNROLL for (int i = 0; i < R; i++)
-    OX_UNROLL for (int j = 0; j < P * NV; j++) s[i][j] = V<T>{};
+    OX_UNROLL for (int j = 0; j < P * N; j++) s[i][j] = VR<T>{};
   _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += bk) {
-    V<T> v[P * NV];
+    VR<T> v[P * N];
     OX_UNROLL for (int q = 0; q < P; q++)
-      OX_UNROLL for (int j = 0; j < NV; j++) {
-        const T *y = b + q * bs + j * VL;
+      OX_UNROLL for (int j = 0; j < N; j++) {
+        const T *y = b + q * bs + j * W;
         __builtin_prefetch(y + ahead);
-        v[q * NV + j] = ld(y);
+        v[q * N + j] = ldr(y);
       }
     OX_UNROLL for (int i = 0; i < R; i++)
-      OX_UNROLL for (int j = 0; j < P * NV; j++) s[i][j] += v[j] * row[i / 3][i % 3 * as + k];
+      OX_UNROLL for (int j = 0; j < P * N; j++) s[i][j] += v[j] * row[i / 3][i % 3 * as + k];
   }
   OX_UNROLL for (int i = 0; i < R; i++)
-    OX_UNROLL for (int j = 0; j < P * NV; j++) {
-      T *d = x.c + j / NV * x.cs + i * MM_NR + j % NV * VL;
-      st(d, x.add ? ld(d) + s[i][j] : s[i][j]);
+    OX_UNROLL for (int j = 0; j < P * N; j++) {
+      T *d = x.c + j / N * x.cs + i * MM_NR + j % N * W;
+      str(d, x.add ? ldr(d) + s[i][j] : s[i][j]);
     }
 }
 
 // Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on a row of zeros and dropped.
 OX i64 mm_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
+// Of a vector: two for elements of 8 bytes, so that tiles of them have half the rows, or take half a panel at a time.
+template <class T> static constexpr int mm_registers = vec_parts<V<T>>::count;
 // Few rows leave few independent chains: take several panels at once.
-OX constexpr int mm_wide(i64 rows) { return rows == 1 ? 4 : rows == 2 || (rows == 4 && MM_MR > 6) ? 2 : 1; }
+template <class T> OX constexpr int mm_wide(i64 rows) {
+  const int wide = rows == 1 ? 4 : rows == 2 || (rows == 4 && MM_MR > 6) ? 2 : 1;
+  return wide > mm_registers<T> ? wide / mm_registers<T> : 1;
+}
 // np: panels (mm_wide(r) or 1), 0 for half a panel.
 template <class T, int R> OX void mm_pick(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   if (r < R) {
     if constexpr (R > 1) mm_pick<T, (R > 2 ? R - 2 : 1)>(r, np, kc, x);
   } else if (np == 0) {
     mm_tile<T, R, 1, 1>(kc, x);
-  } else if (mm_wide(R) > 1 && np > 1) {
-    if constexpr (mm_wide(R) > 1) mm_tile<T, R, mm_wide(R), MM_NV>(kc, x);
+  } else if (mm_wide<T>(R) > 1 && np > 1) {
+    if constexpr (mm_wide<T>(R) > 1) mm_tile<T, R, mm_wide<T>(R), MM_NV>(kc, x);
+  } else if constexpr (R * mm_registers<T> > MM_MR) {  // more sums than registers: one half of the panel, then the other
+    MmTile<T> half = x;
+    mm_tile<T, R, 1, 1>(kc, half);
+    half.b += VL, half.c += VL;
+    mm_tile<T, R, 1, 1>(kc, half);
   } else {
     mm_tile<T, R, 1, MM_NV>(kc, x);
   }
 }
-template <class T> static constexpr int mm_rows = sizeof(T) > 4 ? (MM_MR / 2 + 1) & ~1 : MM_MR;
+template <class T> static constexpr int mm_rows = MM_MR / mm_registers<T> < 6 ? MM_MR : MM_MR / mm_registers<T>;
 template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
@@ -305,7 +317,7 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
   bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N;
   i64 bk = in_place ? x.b.ld : half ? VL : MM_NR, bs = in_place ? MM_NR : MM_NR * x.K;
   const T *b = (in_place ? x.b.rows + p * MM_NR : x.b.packed + p * MM_NR * x.K) + q * x.kstep * bk;
-  i64 ahead = in_place ? 32 * bk : MM_AHEAD / np;
+  i64 ahead = in_place ? 32 * bk : MM_AHEAD / mm_registers<T> / np;
   for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
     r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0;
     i64 valid = ox_min(r, x.mn - r0);
@@ -329,7 +341,7 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
 // every panel needs partial sums of its own. A is read before the first panel: strip by strip if possible,
 // so that reading overlaps with multiplying; the row under an odd block is set to zero.
 template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, i64 ks) {
-  i64 wide = mm_wide(x.me), whole = x.N / MM_NR + (!x.b.rows && x.N % MM_NR > VL);
+  i64 wide = mm_wide<T>(x.me), whole = x.N / MM_NR + (!x.b.rows && x.N % MM_NR > VL);
   for (i64 kg = 0; kg < x.nk; kg += ks) {
     i64 ke = ox_min(x.nk, kg + ks);
     for (i64 q = kg; q < ke; q++) {
@@ -351,17 +363,18 @@ template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, 
 static constexpr int MM_ROW_STEP = 8;
 static constexpr i64 MM_ROW_COLUMNS = 2048;  // that are computed at once: their sums stay in L1
 template <class T, int R> OX void mm_row_step(const T *a, const T *b, i64 ld_, T *sum, i64 columns) {
-  V<T> f[R];
-  OX_UNROLL for (int i = 0; i < R; i++) f[i] = bc<T>(a[i]);
+  VR<T> f[R];
+  OX_UNROLL for (int i = 0; i < R; i++) f[i] = a[i] - VR<T>{};
   i64 n = 0;
-  for (; n + VL <= columns; n += VL) {
-    V<T> s = ld(sum + n);
-    OX_UNROLL for (int i = 0; i < R; i++) s += ld(b + i * ld_ + n) * f[i];
-    st(sum + n, s);
-  }
+  for (; n + VL <= columns; n += VL)
+    OX_UNROLL for (int j = 0; j < VL; j += VRL<T>) {
+      VR<T> s = ldr(sum + n + j);
+      OX_UNROLL for (int i = 0; i < R; i++) s += ldr(b + i * ld_ + n + j) * f[i];
+      str(sum + n + j, s);
+    }
   if (n == columns) return;
   V<T> s = ld(sum + n);
-  OX_UNROLL for (int i = 0; i < R; i++) s += ldn(b + i * ld_ + n, (int)(columns - n)) * f[i];
+  OX_UNROLL for (int i = 0; i < R; i++) s += ldn(b + i * ld_ + n, (int)(columns - n)) * bc<T>(a[i]);
   st(sum + n, s);
 }
 template <class T> static __attribute__((noinline)) void mm_row(const MmRun<T> &x, i64 m, i64 n0, i64 n1) {
@@ -384,7 +397,7 @@ template <class T> static __attribute__((noinline)) void mm_row(const MmRun<T> &
 template <class T>
 static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
   if (m1 <= m0 || p1 <= p0) return;
-  x.nk = ox_max(1, ox_up(x.K, MM_KC));
+  x.nk = ox_max(1, ox_up(x.K, MM_KC / mm_registers<T>));  // of B, 32 KB for a panel
   x.kstep = ox_up(ox_up(x.K, x.nk), 4) * 4;
   if (m1 - m0 == 1 && x.b.rows) {
     const i64 end = ox_min(p1 * MM_NR, x.N);
@@ -477,20 +490,21 @@ OX void mm_loose_task(const MmGrid &g, i64 t, const A &a, MmLoose<T> b, i64 M, i
 // ---- short sums ----------------------------------------------------------------------------------------
 // Where K is small (MM_SHORT and less), what surrounds the tiles above costs more than they do. So here is the plain
 // loop, 8 or 4 rows at a time. The same bits.
-static constexpr int MM_SHORT_ROWS = MM_MR > 6 ? 8 : 4;
+template <class T> static constexpr int mm_short_most = (MM_MR > 6 ? 8 : 4) / mm_registers<T>;
 template <class T, int R, int NV>
 OX void mm_short_tile(const T *a, i64 lda, const T *b, i64 K, T *c) {
-  V<T> s[R][NV];
+  constexpr int W = VRL<T>, N = NV * VL / W;
+  VR<T> s[R][N];
   OX_UNROLL for (int i = 0; i < R; i++)
-    OX_UNROLL for (int j = 0; j < NV; j++) s[i][j] = V<T>{};
+    OX_UNROLL for (int j = 0; j < N; j++) s[i][j] = VR<T>{};
   for (i64 k = 0; k < K; k++, b += NV * VL) {
-    V<T> v[NV];
-    OX_UNROLL for (int j = 0; j < NV; j++) v[j] = ld(b + j * VL);
+    VR<T> v[N];
+    OX_UNROLL for (int j = 0; j < N; j++) v[j] = ldr(b + j * W);
     OX_UNROLL for (int i = 0; i < R; i++)
-      OX_UNROLL for (int j = 0; j < NV; j++) s[i][j] += v[j] * a[i * lda + k];
+      OX_UNROLL for (int j = 0; j < N; j++) s[i][j] += v[j] * a[i * lda + k];
   }
   OX_UNROLL for (int i = 0; i < R; i++)
-    OX_UNROLL for (int j = 0; j < NV; j++) st(c + i * MM_NR + j * VL, s[i][j]);
+    OX_UNROLL for (int j = 0; j < N; j++) str(c + i * MM_NR + j * W, s[i][j]);
 }
 template <class T, int R>
 static __attribute__((noinline)) void mm_short_rows(const T *a, i64 lda, const T *b, i64 K, bool half, T *c) {
@@ -503,14 +517,15 @@ OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) {
 }
 template <class T, class E>
 static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64 M, i64 N, i64 K, const E &epi) {
+  constexpr int most = mm_short_most<T>;
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), m1 = ox_cut(M, g.gm, im + 1), rows;
-  alignas(64) T c[MM_SHORT_ROWS * MM_NR];
+  alignas(64) T c[most * MM_NR];
   for (i64 m0 = ox_cut(M, g.gm, im); m0 < m1; m0 += 32)
     for (i64 p = ox_cut(P, g.gp, ip); p < ox_cut(P, g.gp, ip + 1); p++)
       for (i64 m = m0, end = ox_min(m0 + 32, m1), n = p * MM_NR; m < end; m += rows) {
-        rows = end - m < MM_SHORT_ROWS ? 1 : MM_SHORT_ROWS;
+        rows = end - m < most ? 1 : most;
         if (rows == 1) mm_short_rows<T, 1>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
-        else mm_short_rows<T, MM_SHORT_ROWS>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
+        else mm_short_rows<T, most>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
         mm_finish<T, E>(&epi, c, m, rows, n, N);
       }
 }

@@ -9,22 +9,25 @@ static constexpr int MV_ROWS = 4;  // at once: eight chains of additions
 static constexpr i64 MV_BLOCK = 2 * VL * MM_KC;
 
 template <class T, int R> OX void mv_block(const T *a, i64 lda, const T *b, i64 K, T *sum) {
-  V<T> s[R][2];
-  OX_UNROLL for (int i = 0; i < R; i++) s[i][0] = s[i][1] = V<T>{};
+  constexpr int W = VRL<T>, N = VL / W;  // registers of a vector
+  struct { VR<T> v[N]; } s[R][2] = {};
   i64 k = 0;
-  for (; k + 2 * VL <= K; k += 2 * VL) {
-    const V<T> x = ld(b + k), y = ld(b + k + VL);
-    OX_UNROLL for (int i = 0; i < R; i++) {
-      s[i][0] += ld(a + i * lda + k) * x;
-      s[i][1] += ld(a + i * lda + k + VL) * y;
+  for (; k + 2 * VL <= K; k += 2 * VL)
+    OX_UNROLL for (int h = 0; h < N; h++) {
+      const VR<T> x = ldr(b + k + h * W), y = ldr(b + k + VL + h * W);
+      OX_UNROLL for (int i = 0; i < R; i++) {
+        s[i][0].v[h] += ldr(a + i * lda + k + h * W) * x;
+        s[i][1].v[h] += ldr(a + i * lda + k + VL + h * W) * y;
+      }
     }
-  }
-  for (int j = 0; k < K; k += VL, j++) {
+  V<T> t[R];
+  OX_UNROLL for (int i = 0; i < R; i++) t[i] = bits<V<T>>(s[i][0]);
+  for (; k < K; k += VL) {
     const int n = (int)ox_min(VL, K - k);
     const V<T> x = ldn(b + k, n);
-    OX_UNROLL for (int i = 0; i < R; i++) s[i][0] += ldn(a + i * lda + k, n) * x;
+    OX_UNROLL for (int i = 0; i < R; i++) t[i] += ldn(a + i * lda + k, n) * x;
   }
-  OX_UNROLL for (int i = 0; i < R; i++) sum[i] += h_sum<T>(s[i][0] + s[i][1]);
+  OX_UNROLL for (int i = 0; i < R; i++) sum[i] += h_sum<T>(t[i] + bits<V<T>>(s[i][1]));
 }
 template <class T, int R> static __attribute__((noinline)) void mv_rows(const T *a, i64 lda, const T *b, i64 K, T *sum) {
   OX_UNROLL for (int i = 0; i < R; i++) sum[i] = T{};

@@ -189,6 +189,15 @@ template <class A> struct vec_parts {
   typedef elem<A> part __attribute__((vector_size(size)));
   part v[count];
 };
+// The registers that a vector of T takes (one, or two where T has 8 bytes), and their lanes. What has many vectors at
+// work at once, as products do, works on these: g++ would keep the wider vectors in memory.
+template <class T> using VR = typename vec_parts<V<T>>::part;
+template <class T> static constexpr int VRL = vec_parts<V<T>>::size / sizeof(T);
+template <class T> struct reg_loose {
+  typedef T type __attribute__((vector_size(vec_parts<V<T>>::size), aligned(1), may_alias));
+};
+template <class T> OX VR<T> ldr(const T *p) { return *(const typename reg_loose<T>::type *)p; }
+template <class T> OX void str(T *p, VR<T> v) { *(typename reg_loose<T>::type *)p = v; }
 #define OX_COMPARE(NAME, OP)                                                          \
   template <class A> OX mask_of<A> NAME(A a, A b) {                                   \
     if constexpr (sizeof(A) <= REGISTER) {                                            \

@@ -2,8 +2,9 @@
 // of v_abs, v_sign, v_min, v_max, v_mod, v_idiv and v_pow.
 //
 // f32 has polynomials of its own (bounds in ULP stand beside each function; tests/test_vmath.py checks
-// them); f64, and the rarer f32 functions, call libm lane by lane through __builtin_ functions, so that
-// nothing is included or declared. Results follow IEEE 754: NaN, infinities, -0.0 and denormals included.
+// them), and so have exp, log, tanh, sigmoid, sin and cos of f64 (vmath64.h); the rarer functions call libm lane
+// by lane through __builtin_ functions, so that nothing is included or declared. Results follow IEEE 754: NaN,
+// infinities, -0.0 and denormals included.
 //
 // Every function has three forms at most: AVX-512 (VL 16), AVX (VL 8), and vector extensions that compile
 // anywhere. All rely on a * b + c being contracted to one fused instruction where the machine has it, but
@@ -592,3 +593,5 @@ OX vi v_quantize(vf x, f32 s, f32 r, f32 lo, f32 hi, i32 zero) {
 #endif
   return v_round_int(q) + zero;
 }
+
+#include "vmath64.h"
