@@ -33,12 +33,16 @@ class MachineCode:
 
     def of(self, program: Program, cpu: Level) -> bytes:
         """The library of a program."""
-        compiler = find_compiler(self.cache)
         sources = [_CITED.sub(r"\1", text) for text in program.sources]
+        return self.library(sources, cpu, bare=not program.units)  # the code of users may need the C++ library
+
+    def library(self, sources: Sequence[str], cpu: Level, bare: bool = True) -> bytes:
+        """The library of C++ sources; `bare`: without the C++ library."""
+        compiler = find_compiler(self.cache)
         target = [cpu.name, cpu.machine, cpu.flags, sorted(cpu.features)]
-        key = digest("library", target, [compiler.identity, code_digest()], bool(program.units), sources)
+        key = digest("library", target, [compiler.identity, code_digest()], not bare, sources)
         if key not in self._made:
-            self._made[key] = self._stored(key) or self._compiled(key, sources, cpu, compiler, bare=not program.units)
+            self._made[key] = self._stored(key) or self._compiled(key, sources, cpu, compiler, bare)
         return self._made[key]
 
     def _stored(self, key: str) -> bytes | None:
@@ -52,7 +56,7 @@ class MachineCode:
             include=[INCLUDE, NATIVE],
             flags=[*cpu.flags],
             link_flags=[] if bare else ["-Wl,-z,defs"],
-            bare=bare,  # the code of users may need the C++ library
+            bare=bare,
             compiler=compiler,
         )
         if self.cache is not None:

@@ -143,32 +143,35 @@ class _Walk:
         self.held.update(self.given)
         self.other.update(self.given)
 
-        def read(nodes: tuple[int, int]) -> _Chunk:
+        def read(nodes: tuple[int, int]) -> Sequence[Layer]:
             return self._read([n for n in shown if nodes[0] <= self.source.made[n] < nodes[1]], *nodes)
 
-        for (_, end), chunk in _one_ahead(self.pools.reader, read, _chunks(self.source)):
+        for (_, end), layers in _one_ahead(self.pools.reader, read, _chunks(self.source)):
             self.tell(f"layers: node {end} of {len(self.source.nodes)}")
-            yield from self.pools.workers.map(partial(self._judged, chunk.local), chunk.layers, chunk.measured)
+            yield from self._rows(layers)
             for store in (self.held, self.other):
                 for name in [n for n in list(store) if n not in self.given and last.get(n, -1) < end]:
                     del store[name]
             self.source.forget()
             if self.source.total_bytes > GARBAGE_BYTES:
-                del chunk
                 gc.collect()  # graphs are full of cycles, and hold weights
 
-    def _read(self, shown: Sequence[str], start: int, end: int) -> _Chunk:
-        """Some nodes on both sides, and how far apart their tensors are."""
+    def _read(self, shown: Sequence[str], start: int, end: int) -> Sequence[Layer]:
+        """Some nodes on both sides; those of their tensors that can be compared."""
         found = self.streams[0].get([self.names[n] for n in shown])
         ours = {n: found[self.names[n]] for n in shown if self.names[n] in found}
         theirs = self._theirs([n for n in shown if n in self.layers], start, end)
         self.held.update(ours)
         self.other.update(theirs)
-        layers = [self.layers[n] for n in shown if n in self.layers and n in ours and n in theirs]
-        measured = [self._measured(t) for t in layers]
-        self.errors.update({t.name: m.error for t, m in zip(layers, measured, strict=True) if m is not None})
-        differing = [t for t, m in zip(layers, measured, strict=True) if m is not None and m.differs]
-        return _Chunk(layers, measured, self._built(differing))
+        return [self.layers[n] for n in shown if n in self.layers and n in ours and n in theirs]
+
+    def _rows(self, layers: Sequence[Layer]) -> Iterator[TensorComparison]:
+        """First how far apart all are, then what of that each layer adds."""
+        measured = list(self.pools.workers.map(self._measured, layers))
+        pairs = list(zip(layers, measured, strict=True))
+        self.errors.update({layer.name: m.error for layer, m in pairs if m is not None})
+        local = self._built([layer for layer, m in pairs if m is not None and m.differs])
+        return self.pools.workers.map(partial(self._judged, local), layers, measured)
 
     def _theirs(self, wanted: Sequence[str], start: int, end: int) -> dict[str, Any]:
         """The reference's tensors of some nodes, outputs among them."""
@@ -356,15 +359,6 @@ class _Measured:
     def differs(self) -> bool:
         """Whether the layer has to be evaluated to judge it."""
         return self.verdict is Verdict.ROUNDING
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Layers of a few nodes; `local` evaluates those that differ."""
-
-    layers: Sequence[Layer]
-    measured: Sequence[_Measured | None]
-    local: Layers | None
 
 
 @dataclass(frozen=True)

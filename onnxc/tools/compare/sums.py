@@ -1,12 +1,27 @@
-"""Sums and extremes of the differences of two tensors, block by block: what is added up stays in the cores' caches."""
+"""Sums and extremes of the differences of two tensors.
+
+float32 and float64 go through native/differences.cpp, in one pass, where there is a C++ compiler. The same in numpy
+goes block by block: what is added up stays in the cores' caches.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from onnxc.compiler.machine_code import MachineCode
+from onnxc.errors import CacheError, OnnxcError
+from onnxc.runtime.cache import Cache
+from onnxc.runtime.cpu import level
+from onnxc.runtime.package import load_library
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 13  # elements: three arrays of them as float64 stay in a cache, and BLAS adds up so few in one thread
@@ -45,6 +60,15 @@ def sums(a: Array, b: Array) -> Sums | None:
     """The sums of two tensors of one shape, floats that numpy knows. None where an element is not finite (or a sum is
     not), and of empty ones.
     """
+    native = _native("sums", a, b)
+    found = native_sums(native, a, b) if native is not None else numpy_sums(a, b)
+    if found is None or not a.size:
+        return None
+    return found if math.isfinite(found.total + found.noise + found.ours + found.theirs) else None
+
+
+def numpy_sums(a: Array, b: Array) -> Sums | None:
+    """None where an element is not finite."""
     found = Sums()
     own, other, error = (np.empty(min(BLOCK, a.size)) for _ in range(3))
     x, y = a.reshape(-1), b.reshape(-1)
@@ -53,8 +77,7 @@ def sums(a: Array, b: Array) -> Sums | None:
             n = min(BLOCK, x.size - start)
             if not _add(found, start, x[start : start + n], y[start : start + n], own[:n], other[:n], error[:n]):
                 return None
-    whole = a.size and math.isfinite(found.total + found.noise + found.ours + found.theirs)
-    return found if whole else None
+    return found
 
 
 def _add(found: Sums, start: int, x: Array, y: Array, own: Array, other: Array, error: Array) -> bool:
@@ -84,6 +107,12 @@ def largest_gap(a: Array, b: Array) -> float:
     """The largest absolute difference of two tensors of one shape, floats that numpy knows, in float64. NaN or infinite
     where an element is, of either.
     """
+    native = _native("gap", a, b)
+    return float(native(a.ctypes.data, b.ctypes.data, a.size)) if native is not None else numpy_gap(a, b)
+
+
+def numpy_gap(a: Array, b: Array) -> float:
+    """As `largest_gap`."""
     x, y = a.reshape(-1), b.reshape(-1)
     room, top = np.empty(min(GAP_BLOCK, x.size)), 0.0
     with np.errstate(all="ignore"):
@@ -95,3 +124,54 @@ def largest_gap(a: Array, b: Array) -> float:
                 return math.nan if math.isnan(high) or math.isnan(low) else math.inf
             top = max(top, high, -low)
     return top
+
+
+# ---------------------------------------------------------------- natively
+
+_SOURCE = Path(__file__).parent / "native" / "differences.cpp"
+_lock = threading.Lock()
+
+
+class _Sums(ctypes.Structure):
+    """Sums of differences.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("top", "total", "noise", "ours", "theirs", "scale")),
+        ("worst", ctypes.c_longlong), ("zero_signs", ctypes.c_longlong),
+    )  # fmt: skip
+
+
+def native_sums(function: Callable[..., None], a: Array, b: Array) -> Sums:
+    """Sums that are not finite where an element is not."""
+    found = _Sums(-1.0)
+    function(a.ctypes.data, b.ctypes.data, a.size, ctypes.byref(found))
+    return Sums(**{name: getattr(found, name) for name in Sums.__dataclass_fields__})
+
+
+def _native(what: str, a: Array, b: Array) -> Callable[..., Any] | None:
+    """A function of differences.cpp for two arrays; None where it has none for them."""
+    kinds = "".join({np.dtype(np.float32): "f", np.dtype(np.float64): "d"}.get(x.dtype, "") for x in (a, b))
+    if len(kinds) < 2 or not (a.flags.c_contiguous and b.flags.c_contiguous):
+        return None
+    with _lock:
+        library = _library()
+    return getattr(library, f"{what}_{kinds}") if library is not None else None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """differences.cpp, compiled for this machine; None where there is no compiler."""
+    try:
+        cache = Cache()
+    except CacheError:
+        cache = None
+    try:
+        library = load_library(MachineCode(cache).library([_SOURCE.read_text()], level()), "differences.so")
+    except OnnxcError:
+        return None
+    for kinds in ("ff", "fd", "df", "dd"):
+        sums_of, gap_of = getattr(library, f"sums_{kinds}"), getattr(library, f"gap_{kinds}")
+        sums_of.restype, gap_of.restype = None, ctypes.c_double
+        gap_of.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t]
+        sums_of.argtypes = [*gap_of.argtypes, ctypes.c_void_p]
+    return library
