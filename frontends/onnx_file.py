@@ -27,7 +27,7 @@ from onnxc.frontends.onnx_attributes import constant_array, kind_of, resolve, va
 from onnxc.frontends.onnx_dims import Dims, InputShapes
 from onnxc.frontends.onnx_functions import Functions, arguments, check_size, key_of
 from onnxc.frontends.onnx_order import ordered
-from onnxc.frontends.onnx_scope import Scope, domain_of, label_of, meaning, opsets_of, source_line
+from onnxc.frontends.onnx_scope import Scope, domain_of, folded_weights, label_of, meaning, opsets_of, source_line
 from onnxc.frontends.onnx_tensors import DataFolder, array_of, dense, dtype_of, open_regular, text
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Source, Value
@@ -167,6 +167,9 @@ class _Importer:
             "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, types[v.name])) is not None},
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
+        folded = folded_weights(proto)
+        if folded:
+            body.metadata["folded"] = folded
         return body
 
     def _inputs(self, proto: GraphProto, scope: Scope) -> list[Value]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from onnxc.errors import LimitError, ModelError
 from onnxc.frontends.onnx_tensors import text
@@ -68,6 +68,8 @@ def label_of(number: int, node: NodeProto) -> str:
 
 
 _PYTORCH = re.compile(r"(?:^|[/\\](?:site|dist)-packages[/\\])torch[/\\]")
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_QUOTED = re.compile(r"'([^'\n]*)'")  # the names of the list that the exporter writes as Python would
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+)')
 
 
@@ -106,3 +108,10 @@ def meaning(domain: str, op_type: str, version: int) -> int | None:
         return int(onnx.defs.get_schema(op_type, version, domain).since_version)
     except onnx.defs.SchemaError:
         return None
+
+
+def folded_weights(proto: GraphProto) -> dict[str, list[str]]:
+    """Of each weight that PyTorch's exporter computed, the names of the values that it noted as what it read."""
+    weights = {text(t.name) for t in proto.initializer}
+    noted = [(text(v.name), text(e.value)) for v in proto.value_info for e in v.metadata_props if e.key == _FOLDED]
+    return {name: _QUOTED.findall(sources) for name, sources in noted if name in weights}

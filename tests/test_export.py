@@ -24,9 +24,9 @@ from onnxc.ir.expr import Sym, floordiv, maximum, minimum, mod
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.passes.decompose import decompose
+from onnxc.primitives.attention import fill_of
 from onnxc.primitives.base import TABLE
 from onnxc.primitives.builder import Builder
-from onnxc.primitives.attention import fill_of
 from onnxc.primitives.host import HOST_OPS
 from onnxc.primitives.verify import verify
 

@@ -23,6 +23,7 @@ from onnxc.report import Report
 from onnxc.runtime.cuda.arrays import DeviceArray
 from onnxc.runtime.model import CompiledModel, Outputs
 from onnxc.runtime.random_state import Draws
+from onnxc.training.folded import warn_of_folded
 from onnxc.training.graph import Slot, Update, slots_of, step_graph
 from onnxc.training.held import HostOutputs, is_asked_from_host, on_gpu, wait_for
 from onnxc.training.precision import PRODUCTS, SCALE, SKIPPED, LossScale, attention_of, lowered, scaling_of
@@ -106,6 +107,9 @@ def compile_training(
     slots = slots_of(both, update)
     if not any(g is not None for g in both.gradients):
         raise InputError("the loss depends on no weight that could be trained")
+    if wrt is None:
+        trained = [v.name for v, g in zip(both.wrt, both.gradients, strict=True) if g is not None]
+        warn_of_folded(trained, imported.metadata.get("folded", {}))
     graphs = [step_graph(both, update, slots, last=last) for last in ((False, True) if accumulate > 1 else (True,))]
     for graph in graphs:
         graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
