@@ -71,7 +71,10 @@ def _is_float(x: Any) -> bool:
 def _by_parts(rule: ComplexRule) -> ComplexRule:
     """A rule for real tensors as one for both parts."""
 
-    def of_both(c: Call, *args: Any, **options: Any) -> Any:
+    def of_both(c: Call, first: Any, *others: Any, **options: Any) -> Any:
+        dtype = _computed_in(c)
+        # Real data may be of any type; real tensors of the other arguments are indices, so these are integers.
+        args = (pytree.tree_map_only(Value, lambda v: numbers.to_complex(c.b, _number(c, v, dtype)), first), *others)
         leaves = pytree.tree_leaves((args, options))
         if any(map(_is_float, leaves)):
             raise UnsupportedError("real and complex tensors together")

@@ -147,6 +147,29 @@ def test_hidden_scores_do_not_count() -> None:
         assert np.isfinite(wanted[0]).all() and np.isnan(wanted[1]).any()
 
 
+ROWS = """(float[B, 2, Q, 8] q, float[B, 2, K, 8] k, float[B, 2, K, 5] v, bool[Q, 1] some) => (float[B, 2, Q, 5] y) {
+  c = Constant <value = float {0.3}> ()  low = Constant <value = float {-9}> ()
+  kt = Transpose <perm = [0, 1, 3, 2]> (k)  product = MatMul (q, kt)  s = Where (some, product, low)  x = Mul (s, c)
+  p = Softmax <axis = -1> (x)  y = MatMul (p, v) }"""
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+def test_conditions_of_whole_rows_and_any_batch(batch: int) -> None:
+    """A condition that all keys share; no samples at all."""
+    proto = parse(ROWS)
+    shapes = [(batch, 2, Q, 8), (batch, 2, K, 8), (batch, 2, K, 5)]
+    given = [*(floats(*shape, seed=n) for n, shape in enumerate(shapes)), np.arange(Q)[:, None] % 3 > 0]
+    compiled = onnxc.compile(proto, threads=2)
+    assert [k.kind for k in compiled.explain().kernels].count("attention") == 1
+    np.testing.assert_allclose(compiled(*given)["y"], reference(proto, *given)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_scales_beyond_the_range() -> None:
+    """One after the other they are infinite; their product is no number of the dtype."""
+    text = ROWS.replace("x = Mul (s, c)", "big = Constant <value = float {1e30}> () a = Mul (s, big) x = Mul (a, big)")
+    assert "attention" not in [n.op for n in lowered(onnx_file.load(parse(text))).nodes]
+
+
 def test_text() -> None:
     """What becomes of scores is printed, and parses back."""
     graph = lowered(onnx_file.load(model(["capped", "added_then_kept"])))

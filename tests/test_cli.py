@@ -172,7 +172,9 @@ def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
         ("compile", "/no/folder/m.onnxc", "there is no folder for '/no/folder/m.onnxc'"),
         ("run", "/no/folder/y.npz", "there is no folder for '/no/folder/y.npz'"),
         ("compile", tmp_path, "is a folder"),
+        ("run", tmp_path, "is a folder"),
         ("compile", model, "would replace the model itself"),
+        ("run", model, "would replace the model itself"),
     ):
         result = invoke(command, model, "--output", path)
         assert result.exit_code == 2 and says in result.stderr and not result.stdout

@@ -153,6 +153,11 @@ def grouped_queries() -> Iterator[Case]:
     yield gqa(2, 5, 5, [4, 4], outputs=4, qk_output=2, softcap=1.0)
     yield gqa(2, 5, 5, [4, 4], causal=0)
     yield gqa(1, 2, 6, [5], cache=4, causal=0)
+    padded = (2, 9, 9, [8, 3])  # the second row has five tokens of padding
+    for attrs in ({}, {"local_window_size": 3}, {"softcap": 2.0, "local_window_size": 3}, {"smooth_softmax": 1}):
+        yield gqa(*padded, rotary=True, **attrs)
+        yield gqa(*padded, cache=12, outputs=4, qk_output=2, **attrs)
+    yield gqa(*padded, local_window_size=3, more=[None, None, f32(4)])
 
 
 def rotaries() -> Iterator[Case]:
@@ -292,6 +297,8 @@ def recurrent() -> Iterator[Case]:
             f32(directions, 3 * hidden) if peephole else None, pos(*each) * F(0.01), zeros(),
             pos(*each) * F(0.01), zeros(),
         ]  # fmt: skip
+        if lengths is not None:
+            inputs[0][-1] *= 30  # behind the sequence, whose range it must not widen
         const = [1, 2, 8, 9, 10, 11]
         given = {"hidden_size": hidden, **attrs}
         return fixed("DynamicQuantizeLSTM", inputs, given, outputs=3, const=const, rtol=1e-3, atol=1e-4)
@@ -302,6 +309,7 @@ def recurrent() -> Iterator[Case]:
     yield lstm(direction="reverse", peephole=True)
     yield lstm(bias=False, clip=0.5, input_forget=1)
     yield lstm(lengths=i32(3))
+    yield lstm(directions=2, direction="bidirectional", lengths=i32(2))
     yield lstm(steps=17, size=7, hidden=16)
 
 

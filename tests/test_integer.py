@@ -276,6 +276,26 @@ def operator_models() -> Iterator[tuple[onnx.ModelProto, dict[str, np.ndarray]]]
         yield node_model("QLinearConv", {"x": image}, constants, same, order=order, **conv), {"x": image}
 
 
+@pytest.mark.parametrize("fed", [(), ("zero",), ("scale", "zero")], ids=str)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
+def test_nan_becomes_the_least_integer(dtype: Any, fed: tuple[str, ...]) -> None:
+    """Whether numbers are constants, and all is one primitive, or not."""
+    x = np.array([np.nan, np.inf, -np.inf, 1, -1, 0.25, 0.75, -np.nan, 1e38], np.float32)
+    numbers = {"scale": np.float32(0.5), "zero": dtype(3)}
+    given = {"x": x} | {k: np.asarray(v) for k, v in numbers.items() if k in fed}
+    constants = {k: v for k, v in numbers.items() if k not in fed}
+    out = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = onnx_file.load(node_model("QuantizeLinear", given, constants, out, order=["x", "scale", "zero"]))
+    for _, run in passes(PassOptions()):
+        graph = run(graph)
+    assert any(n.op == "quantize" for n in graph.nodes) == (not fed)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    want = np.array([low, high, low, 5, max(low, 1), 3, 5, low, high], dtype)
+    arrays = [given[v.name] for v in graph.inputs]
+    np.testing.assert_array_equal(interpret(graph, arrays)[0], want)
+    check([(graph, arrays)], "native")
+
+
 @pytest.mark.parametrize("integer", [True, False])
 def test_operators(integer: bool) -> None:
     cases = []

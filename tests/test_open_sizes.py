@@ -164,6 +164,13 @@ def test_sizes_of_one_in_some_turns_of_a_loop() -> None:
     agree(text, [(X, f32(1), np.array(3)), (X[:3], f32(3), np.array(1))])
 
 
+def test_images_without_pixels() -> None:
+    text = "(float[N, 4, P, Q] x, float[16, 4, 1, 1] w) => (float[N, 16, P, Q] y) { y = Conv (x, w) }"
+    model = onnxc.compile(onnx.parser.parse_model(HEAD + text))
+    for n, p, q in ((2, 3, 5), (2, 3, 0), (2, 0, 5), (0, 3, 5)):
+        assert model(np.ones((n, 4, p, q), np.float32), np.ones((16, 4, 1, 1), np.float32))["y"].shape == (n, 16, p, q)
+
+
 def test_a_saved_model_says_what_it_lacks(tmp_path: Any) -> None:
     onnxc.compile(onnx.parser.parse_model(HEAD + CHOSEN)).save(tmp_path / "chosen.onnxc")
     model = onnxc.load(tmp_path / "chosen.onnxc")

@@ -163,6 +163,17 @@ def test_complex_numbers(gradient: bool) -> None:
     assert not fallbacks()
 
 
+def test_real_numbers_among_complex_ones() -> None:
+    """Integers and truth values have no imaginary part."""
+
+    def f(n: Any, m: Any, z: Any) -> Any:
+        return torch.cat([n, z]), torch.stack([z, m]), n.sum(dtype=z.dtype), n.cumsum(0, dtype=z.dtype)
+
+    given = torch.arange(4), torch.tensor([True, False, True, True]), torch.randn(4, dtype=torch.complex64)
+    close(through(f)(*given), f(*given))
+    assert not fallbacks()
+
+
 def test_a_module_that_changes_its_buffer() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxc.tools.options import Compiling, Model, command, fail, in_a_folder, progress
+from onnxc.tools.options import Compiling, Model, beside_the_model, command, in_a_folder, progress
 
 
 @command
@@ -35,10 +35,7 @@ def compile(
 
     from onnxc.report import size
 
-    if os.path.isdir(output_path):
-        fail(f"{output_path!r} is a folder, not a file to write")
-    if os.path.exists(model) and os.path.exists(output_path) and os.path.samefile(model, output_path):
-        fail(f"--output {output_path!r} would replace the model itself")
+    beside_the_model(model, output_path)
     start = time.perf_counter()
     with progress(f"compiling {model}") as tell:
         compiled = compiling.compile(model, tell, cache)

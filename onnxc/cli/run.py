@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxc.tools.options import AnyModel, Compiling, Given, command, in_a_folder, output, progress
+from onnxc.tools.options import AnyModel, Compiling, Given, beside_the_model, command, in_a_folder, output, progress
 
 
 @command
@@ -38,6 +38,8 @@ def run(
     """
     from onnxc.tools.inputs import write_arrays
 
+    if output_path:
+        beside_the_model(model, output_path)
     with progress(f"running {model}") as tell:
         compiled = compiling.open(model, tell)
         arrays = given.arrays(compiled, model, compiling.shapes)

@@ -6,7 +6,7 @@ from onnxc.errors import ModelError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Value
-from onnxc.ops.attention import additive, merge_heads, rotary, scaled_scores, share_heads, split_heads
+from onnxc.ops.attention import additive, guarded_softmax, merge_heads, rotary, scaled_scores, share_heads, split_heads
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import cached, head_scale, to_width
 from onnxc.ops.common import static_dim
@@ -37,6 +37,8 @@ def group_query_attention(
         raise UnsupportedError("GroupQueryAttention with a quantized cache is not supported")
     if sliding_window_cache:
         raise UnsupportedError("GroupQueryAttention with sliding_window_cache is not supported")
+    if local_window_size > 0 and not causal:
+        raise ModelError("GroupQueryAttention with causal=0 takes no local_window_size")
     if min(num_heads, kv_num_heads) < 1 or num_heads % kv_num_heads:
         raise ModelError(f"GroupQueryAttention: {kv_num_heads} heads of keys cannot serve {num_heads} heads of queries")
     q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
@@ -49,7 +51,7 @@ def group_query_attention(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ModelError("GroupQueryAttention with do_rotary needs cos_cache and sin_cache")
-        at = _positions(b, seqlens_k, before, new)
+        at = b.add(b.reshape(before, (seqlens_k.t.size, 1)), b.iota(new))
         if position_ids is not None:
             at = _given_positions(b, position_ids, new, total)
         width = static_dim(cos_cache.shape[1] * 2, "the width of cos_cache")
@@ -60,12 +62,17 @@ def group_query_attention(
         scores = b.mul(b.tanh(b.div(scores, softcap)), softcap)
     if attention_bias is not None:
         scores = b.add(scores, to_width(b, attention_bias, k.shape[2]))
-    allowed = _allowed(b, seqlens_k, before, new, k.shape[2], bool(causal), local_window_size)
-    masked = b.add(scores, additive(b, allowed, q.dtype))
+    # onnxruntime has two kernels, which differ in what queries of padding see through a window
+    tiled = q.dtype is dtypes.float32 and softcap <= 0 and smooth_softmax != 1 and head_sink is None and not qk_output
+    allowed = _allowed(b, seqlens_k, before, new, k.shape[2], bool(causal), local_window_size, not tiled)
+    bias = additive(b, allowed, q.dtype)
+    masked = b.add(scores, bias)
     if head_sink is not None:
         p = _with_sink(b, masked, b.reshape(head_sink, (1, num_heads, 1, 1)))
+    elif smooth_softmax == 1:
+        p = _with_sink(b, masked, b.scalar(0.0, q.dtype))
     else:
-        p = _with_sink(b, masked, b.scalar(0.0, q.dtype)) if smooth_softmax == 1 else b.softmax(masked, 3)
+        p = guarded_softmax(b, masked, bias if local_window_size > 0 else None)
     y = merge_heads(b, b.matmul(p, share_heads(b, v, num_heads)))
     shown = p if qk_output == 2 else b.where(allowed, scores, 0.0)
     return [y, k, v, b.slice(shown, 3, 0, total)]
@@ -96,14 +103,6 @@ def _before(b: Builder, seqlens_k: Value, new: Dim, total: Dim) -> Value:
     return b.where(prompt, 0, count)
 
 
-def _positions(b: Builder, seqlens_k: Value, before: Value, new: Dim) -> Value:
-    """The position of each new key, [batch, sequence]; onnxruntime gives padding behind a prompt the position 1."""
-    batch = seqlens_k.t.size
-    lengths = b.reshape(b.cast(seqlens_k, dtypes.int64), (batch, 1))
-    at = b.add(b.reshape(before, (batch, 1)), b.iota(new))
-    return b.where(b.le(at, lengths), at, 1)
-
-
 def _given_positions(b: Builder, given: Value, new: Dim, total: Dim) -> Value:
     """Positions [batch, sequence] as they are given; of a prompt onnxruntime takes the first, and counts on."""
     first = b.reshape(b.slice(b.reshape(given, (given.t.size,)), 0, 0, 1), (1, 1))
@@ -113,15 +112,21 @@ def _given_positions(b: Builder, given: Value, new: Dim, total: Dim) -> Value:
     return b.where(b.eq(b.size_as(new, dtypes.int64), b.size_as(total, dtypes.int64)), counted, given)
 
 
-def _allowed(b: Builder, seqlens_k: Value, before: Value, new: Dim, keys: Dim, causal: bool, window: int) -> Value:
-    """Which keys each query sees, [batch, 1, queries, keys]: with a window, itself and those before in it."""
-    at = b.iota(keys)
-    present = b.le(at, b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1)))
+def _allowed(
+    b: Builder, seqlens_k: Value, before: Value, new: Dim, keys: Dim, causal: bool, window: int, clamped: bool
+) -> Value:
+    """Which keys each query sees, [batch, 1, queries, keys]: with a window, itself and those before in it.
+
+    No query sees padding behind a prompt. A query of padding has a window like others, which may be empty, or, with
+    `clamped`, that of the last token.
+    """
+    at, last = b.iota(keys), b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1))
     if not causal:
-        return present
+        return b.le(at, last)
     query = b.add(before, b.reshape(b.iota(new), (new, 1)))
-    allowed = b.and_(b.le(at, query), present)
-    return b.and_(allowed, b.lt(b.sub(query, window), at)) if window > 0 else allowed
+    latest = b.min(query, last)
+    allowed = b.le(at, latest)
+    return b.and_(allowed, b.lt(b.sub(latest if clamped else query, window), at)) if window > 0 else allowed
 
 
 def _with_sink(b: Builder, scores: Value, sink: Value) -> Value:

@@ -27,6 +27,9 @@ def dynamic_quantize_lstm(
     """
     if r.rank != 3 or not isinstance(r.shape[1], int):
         raise ModelError(f"DynamicQuantizeLSTM needs recurrent weights [directions, hidden, 4 * hidden], not {r.t}")
+    if lens is not None:  # steps behind the longest sequence do not widen the range of x
+        longest = b.reduce("max", b.cast(lens, dtypes.int64), [0])
+        x = b.where(b.lt(b.reshape(b.iota(x.shape[0]), (x.shape[0], 1, 1)), longest), x, 0.0)
     rec = Recurrence(b, x, r.shape[1], lens, direction, 0)
     functions = activations_of(
         activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions

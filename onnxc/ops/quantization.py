@@ -41,14 +41,17 @@ def is_zero(v: Value | None) -> bool:
 
 
 def to_quantized(b: Builder, x: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
-    """round(x) + zero, limited to the type: x is a float that is already divided by the scale."""
+    """round(x) + zero, limited to the type: x is a float that is already divided by the scale.
+
+    Of an integer type NaN becomes the least number, as in onnxruntime.
+    """
     if to.is_float:
         return convert(b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate)
     y = b.round(x)
     if zero is not None and not is_zero(zero):
         y = b.add(y, b.cast(zero, y.dtype))
-    low, high = limits(to)
-    return b.cast(b.clip(y, float(low), float(high)), to)
+    low, high = (float(v) for v in limits(to))
+    return b.cast(b.min(b.where(b.lt(low, y), y, low), high), to)
 
 
 def quantize(

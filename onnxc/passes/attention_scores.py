@@ -216,6 +216,10 @@ def _scaled(scores: Scores, before: Sequence[Step], number: float) -> Scores:
 def scores_of(x: Value, uses: Uses) -> Scores | None:
     """The scores that x is; None where it is none, or where something else reads them on the way."""
     found = _Walk(uses).scores(x)
-    if found is None or not np.isfinite(np.float32(found.scale)):
+    if found is None:
         return None
+    scales = [found.scale, *(s.number for s in found.steps if s.name == "scale" and s.number is not None)]
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.array(scales, np.float32)).all():  # a product of several, perhaps
+            return None
     return replace(found, scale=float(np.float32(found.scale)))

@@ -169,7 +169,7 @@ class _Pass:
             return None
         x, numbers = self._current(node.operands[0]), {}
         for op, key in (("min", "high"), ("max", "low"), ("add", "zero")):
-            found = _with_scalar(x, op)
+            found = _with_scalar(x, op) or (_at_least(x) if op == "max" else None)
             if found is None and key != "zero":
                 return None
             if found is not None:
@@ -269,6 +269,20 @@ def _with_scalar(v: Value, op: str) -> tuple[Value, float] | None:
     if constant is None or constant.size != 1 or constant.ndim > node.operands[0].rank:
         return None
     return node.operands[0], float(constant.reshape(()))
+
+
+def _at_least(v: Value) -> tuple[Value, float] | None:
+    """x and c where v is `where(c < x, x, c)`: the maximum, but c where x is NaN."""
+    if v.node is None or v.node.op != "where":
+        return None
+    less, x, low = v.node.operands
+    constant = constant_of(low)
+    if constant is None or constant.shape or less.node is None or less.node.op != "lt":
+        return None
+    bound, other = less.node.operands
+    given = constant_of(bound)
+    same = given is not None and np.array_equal(given, constant)
+    return (x, float(constant)) if other is x and same and v.dtype is dtypes.float32 else None
 
 
 def _is_moderate(scale: Value | None) -> bool:

@@ -53,7 +53,15 @@ def in_a_folder(path: str | None) -> str | None:
     """A path to write to: that it has a folder is looked at before there is anything to write."""
     if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
         fail(f"there is no folder for {path!r}")
+    if path is not None and os.path.isdir(path or "."):
+        fail(f"{path!r} is a folder, not a file to write")
     return path
+
+
+def beside_the_model(model: str, output_path: str) -> None:
+    """Fails where a command would write over the model that it reads."""
+    if os.path.exists(model) and os.path.exists(output_path) and os.path.samefile(model, output_path):
+        fail(f"--output {output_path!r} would replace the model itself")
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -6,7 +6,7 @@ import numpy as np
 
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
-from onnxc.codegen.cpp.spelling import lane_type, literal
+from onnxc.codegen.cpp.spelling import literal, storage_type
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, coefficient, prod
@@ -86,9 +86,10 @@ class AttentionEmitter(TemplateEmitter):
         value, address = mask
         stride = coefficient(address, key)
         assert stride is not None
-        at, lane = f"{self.pointer(value)} + {self.index(address, names)}", lane_type(value.dtype)
+        at = f"{self.pointer(value)} + {self.index(address, names)}"
         before.append(f"const i64 {by} = {self.index(stride, names)}; (void){by};")
-        whole, single, apart = f"ldl({at}, lanes)", f"bc<{lane}>(*({at}))", f"lds({at}, {by}, (int)lanes)"
+        whole, apart = f"ldl({at}, lanes)", f"lds({at}, {by}, (int)lanes)"
+        single = f"bc<{storage_type(value.dtype)}>(*({at}))"
         if not isinstance(stride, int):  # it may be 1 or 0 all the same
             return f"({by} == 1 ? {whole} : {by} == 0 ? {single} : {apart})"
         return whole if stride == 1 else single if stride == 0 else apart

@@ -84,7 +84,7 @@ OX i64 scratch_floats(i64 d, i64 dv) {
 // Rows per work item: whole heads if that makes two items a thread, else ranges of whole tiles (each item
 // packs the keys for itself, which costs about as much as the work on 6 rows).
 OX i64 rows_per_item(i64 rows, i64 heads, i64 threads) {
-  i64 parts = threads > 1 ? (2 * threads + heads - 1) / heads : 1, n = up((rows + parts - 1) / parts, MR);
+  i64 parts = threads > 1 && heads > 0 ? (2 * threads + heads - 1) / heads : 1, n = up((rows + parts - 1) / parts, MR);
   return n > 4 * MR ? n : 4 * MR;
 }
 

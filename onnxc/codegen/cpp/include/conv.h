@@ -254,9 +254,9 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   i64 block = ox_max(CONV_FEW, ox_min(480, 192 * 1024 / ox_max(bytes, 1)));
   p.unit = 1;
   if (p.repack) {  // whole rows, and many of them, since a block also repacks what its last kernel reaches into
-    block = ox_max(1, ox_min(16, 192 * 1024 / ox_max(4 * s.CI * s.SY * s.W * s.KD, 1))) * s.OW;
-    if (collide) block = ox_max(block, cround(CONV_FEW, ox_max(s.OW, 1)));
-    p.unit = s.OW;
+    p.unit = ox_max(s.OW, 1);
+    block = ox_max(1, ox_min(16, 192 * 1024 / ox_max(4 * s.CI * s.SY * s.W * s.KD, 1))) * p.unit;
+    if (collide) block = ox_max(block, cround(CONV_FEW, p.unit));
   }
   p.blocks = conv_blocks(p.pixels, block, CONV_FEW, p.panels * s.G);
   p.parts = ox_max(1, ox_min(p.panels * s.G, ox_up(CONV_ITEMS, p.blocks)));
