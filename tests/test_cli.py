@@ -175,8 +175,11 @@ def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
         ("run", tmp_path, "is a folder"),
         ("compile", model, "would replace the model itself"),
         ("run", model, "would replace the model itself"),
+        ("explain", model, "would replace the model itself"),
+        ("profile", model, "would replace the model itself"),
+        ("compare", model, "would replace the model itself"),
     ):
-        result = invoke(command, model, "--output", path)
+        result = invoke(command, model, "--output" if command in ("compile", "run") else "--html", path)
         assert result.exit_code == 2 and says in result.stderr and not result.stdout
     assert model.read_bytes() == before
 

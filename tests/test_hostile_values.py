@@ -153,6 +153,8 @@ def test_a_loop_that_does_not_count_keeps_no_numbers() -> None:
     text = """(float[4] x) => (float[4] y) <int64 trip = {8589934592}> { y = Loop (trip, , x) <body = b
         (int64 i, bool c, float[4] s) => (bool d, float[4] t) { d = Identity (c) t = Sin (s) }> }"""
     assert onnxc.compile(onnx.parser.parse_model(HEAD + text)).explain().memory.arena < 1 << 20
+    with pytest.raises(LimitError, match="a Loop of 4611686018427387904 iterations"):
+        onnxc.compile(onnx.parser.parse_model(HEAD + text.replace(str(1 << 33), str(1 << 62))))
 
 
 def test_branches_inside_of_branches() -> None:

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from onnxc.tools.options import AsJson, Compiling, Given, Html, Model, command, output, print_json, progress
+from onnxc.tools.options import (
+    AsJson,
+    Compiling,
+    Given,
+    Html,
+    Model,
+    beside_the_model,
+    command,
+    output,
+    print_json,
+    progress,
+)
 
 
 @command
@@ -88,6 +99,7 @@ def compare(
     from onnxc.tools.data import samples_of
     from onnxc.tools.pages import write_comparison
 
+    beside_the_model(model, html)
     with progress(f"comparing {model}") as tell:
         inputs = None
         if given.inputs != "random":

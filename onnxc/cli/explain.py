@@ -13,6 +13,7 @@ from onnxc.tools.options import (
     Compiling,
     Given,
     Html,
+    beside_the_model,
     command,
     fail,
     in_a_folder,
@@ -54,6 +55,7 @@ def explain(
       onnxc explain model.onnx --html report.html
       onnxc explain model.onnx --json > report.json
     """
+    beside_the_model(model, html)
     with progress(f"compiling {model}") as tell:
         report = None if profile else saved_for_gpu(model)
         if report is None:
@@ -112,6 +114,7 @@ def profile(
       onnxc profile model.onnx --html report.html --trace trace.json
       onnxc profile model.onnxc --inputs inputs.npz --json
     """
+    beside_the_model(model, html, trace)
     with progress(f"profiling {model}") as tell:
         compiled = compiling.open(model, tell)
         arrays = given.arrays(compiled, model, compiling.shapes)

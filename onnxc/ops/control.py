@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxc.errors import InternalError, ModelError, NeedsContentError, UnsupportedError
+from onnxc.errors import InternalError, LimitError, ModelError, NeedsContentError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, always_equal
 from onnxc.ir.graph import Graph, Node, Value
@@ -24,6 +24,7 @@ from onnxc.primitives.places import is_foreign
 from onnxc.primitives.random import in_branch, in_loop
 
 BOOL, COUNT = TensorType(dtypes.boolean, ()), TensorType(dtypes.int64, ())
+MOST_TRIPS = 1 << 40  # of a loop that nothing ends earlier: hours, whatever its body is
 MOST_TYPINGS = 8  # of a loop's body: each makes a size or a rank that changes an unknown one
 
 
@@ -210,6 +211,8 @@ def _as_scan(
 ) -> tuple[list[Value], list[Value]]:
     """A body that does not count needs no memory for the numbers of all iterations."""
     (count,) = b.extents(b.max(scalar(b, trip), 0), "the trip count of a Loop")
+    if isinstance(count, int) and count > MOST_TRIPS:
+        raise LimitError(f"a Loop of {count} iterations, which nothing ends earlier, takes longer than anyone waits")
 
     def step(inner: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
         number = slices[0] if counts else inner.scalar(0, dtypes.int64)

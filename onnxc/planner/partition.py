@@ -66,13 +66,14 @@ def partitioned(graph: Graph, make: Planner, worth: float = WORTH) -> Plan:
     """
     if not is_step(graph):
         return make(graph, {})
-    policies = _policies(graph)
+    budget = float(graph.metadata.get(BUDGET, 1.0))
+    policies = _policies(graph, divided=budget < 1)
     cheap = [p for p in policies if p.share <= CHEAP]
     best = min((_attempt(graph, make, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
     if best.policy is not None:
         other = _attempt(graph, make, best.policy, apart=True)
         best = other if other.peak < worth * best.peak else best
-    goal = float(graph.metadata.get(BUDGET, 1.0)) * best.peak
+    goal = budget * best.peak
     for policy in policies[len(cheap) :]:
         if best.peak <= goal:
             break
@@ -128,10 +129,10 @@ class Policy:
     nodes: frozenset[int]
 
 
-def _policies(graph: Graph) -> list[Policy]:
+def _policies(graph: Graph, divided: bool) -> list[Policy]:
     """Policies worth trying, by the arithmetic that they take: pointwise nodes alone; then products and convolutions
-    too, up to so much arithmetic for a byte; or those of some stretches of the model, but for what goes from one
-    stretch to the next.
+    too, up to so much arithmetic for a byte; or, with `divided`, those of some stretches of the model, but for what
+    goes from one stretch to the next.
     """
     late = late_nodes(graph)
     forward = [n for n in graph.nodes if id(n) not in late and n.op != "constant"]
@@ -150,9 +151,9 @@ def _policies(graph: Graph) -> list[Policy]:
     cheap = max((p for p in found if p.share <= CHEAP), key=lambda p: p.share)
     sizes = [sum(_number(v.t.nbytes) for v in n.outputs) for n in forward]
     dear = {k for k, c in cost.items() if c < math.inf} - cheap.nodes
-    ids = stretches(Costs(forward, sizes, work, cheap.nodes, dear))
+    ids = stretches(Costs(forward, sizes, work, cheap.nodes, dear)) if divided else []
     long = [policy(n for n in forward if id(n) in chosen) for chosen in ids]
-    found += [p for p in long if p.share > CHEAP]  # without a budget there are no stretches
+    found += [p for p in long if p.share > CHEAP]  # what is cheap must not depend on the budget
     return sorted({p.nodes: p for p in found}.values(), key=lambda p: p.share)
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from onnxc.ir.graph import Node
 from onnxc.primitives.base import Kind, lookup
 
-SHARES = (0.8, 0.65, 0.55, 0.5, 0.45, 0.4, 0.3, 0.2)  # of what saving everything takes
+SHARES = (1.2, 1.0, 0.9, 0.8, 0.65, 0.55, 0.5, 0.45, 0.4, 0.3, 0.2)  # of what is saved; cheap results come on top
 MOST_PLACES = 48  # at which the forward pass may be divided
 MOST_WAYS = 64  # to come to one of them
 

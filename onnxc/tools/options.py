@@ -58,10 +58,11 @@ def in_a_folder(path: str | None) -> str | None:
     return path
 
 
-def beside_the_model(model: str, output_path: str) -> None:
+def beside_the_model(model: str, *paths: str | None) -> None:
     """Fails where a command would write over the model that it reads."""
-    if os.path.exists(model) and os.path.exists(output_path) and os.path.samefile(model, output_path):
-        fail(f"--output {output_path!r} would replace the model itself")
+    for path in paths:
+        if path and os.path.exists(model) and os.path.exists(path) and os.path.samefile(model, path):
+            fail(f"{path!r} would replace the model itself: name another file to write")
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

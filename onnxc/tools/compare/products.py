@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from onnxc.errors import OnnxcError
+
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 19  # elements of the second factor that are widened at a time
 
@@ -50,7 +52,10 @@ def product(a: Array, b: Array, pool: Executor) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    found: Array = _matmul().run(None, {"a": a, "b": b.astype(np.float64, "C", copy=False)})[0]
+    try:
+        found: Array = _matmul().run(None, {"a": a, "b": b.astype(np.float64, "C", copy=False)})[0]
+    except Exception as error:  # onnxruntime's have no class of their own
+        raise OnnxcError(f"onnxruntime cannot multiply in float64: {error}", cause=error) from error
     return found
 
 
