@@ -226,7 +226,7 @@ def test_losses_do_not_depend_on_what_is_computed_again() -> None:
     for k, (given, v) in enumerate(zip((*batch(17), 0.1, 1.0), graph.inputs, strict=False)):
         slots[k] = np.asarray(given, v.dtype.numpy)
     slots[5:] = [normal(*v.shape) for v in graph.inputs[5:]]
-    policies = _policies(graph)
+    policies = _policies(graph, divided=True)
     for policy, apart in [(p, False) for p in policies] + [(p, True) for p in policies[::2]]:
         arrays = [s.copy() for s in slots]
         outputs = compile_graph(recompute(graph, policy, apart=apart))(*arrays)
