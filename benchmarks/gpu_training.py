@@ -72,12 +72,23 @@ class Case:
         return module
 
 
+def _layers(width: int) -> list[nn.Module]:
+    """Those of a convolutional network with batch normalization."""
+    return [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(width, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 1000),
+    ]  # fmt: skip
+
+
 CASES = {
     "gpt2_b8_s512": Case(lambda: training.transformer("gpt2", 12), training._ids(8, 512)),
     "bert_b16_s128": Case(lambda: training.transformer("bert", 12), training._ids(16, 128)),
     "resnet50_b32": Case(ResNet50, training._images(32, 224), adam=False),
 }
 SMALL = {
+    "images": Case(lambda: nn.Sequential(*_layers(32)), training._images(16, 64), adam=False),
     "mlp": Case(lambda: MLP(64, 128, 2), lambda: (torch.randn(16, 64), torch.randint(0, 10, (16,)))),
     "gpt2": Case(lambda: training.transformer("gpt2", 2, n_embd=128, n_head=2, vocab_size=1000), training._ids(2, 64)),
     "gpt2_words": Case(lambda: training.transformer("gpt2", 1, n_embd=128, n_head=2), training._ids(8, 128)),

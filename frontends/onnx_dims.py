@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 
 import onnx
 from onnx import GraphProto, ValueInfoProto
@@ -24,7 +25,7 @@ class Dims:
         self.names: dict[str, str] = {}  # symbol -> the model's name of the dim
         self._symbols: dict[str, Dim] = {}
         self._fixed: dict[str, int] = {}
-        self._overrides = overrides
+        self._overrides = plain_shapes(overrides)
         self._count = 0
         declared = {text(i.name): i for i in graph.input}
         unknown = sorted(set(overrides) - set(declared))
@@ -32,7 +33,7 @@ class Dims:
             raise InputError(
                 f"input_shapes names {', '.join(map(repr, unknown))}; the model's inputs are {list(declared)}"
             )
-        for name, shape in overrides.items():
+        for name, shape in self._overrides.items():
             self._fix(name, declared[name], shape)
 
     def _fix(self, name: str, info: ValueInfoProto, shape: Sequence[int | str | None]) -> None:
@@ -105,6 +106,20 @@ class Dims:
             self.names[f"s{self._count}"] = wanted
             self._count += 1
         return self._symbols[wanted]
+
+
+def plain_shapes(given: Mapping[str, Iterable[int | str | None]]) -> dict[str, list[int | str | None]]:
+    """`input_shapes` with Python's integers, where numpy's were given. InputError for what is no shape by name."""
+    return {name: _shape(name, shape) for name, shape in given.items()}
+
+
+def _shape(name: object, given: object) -> list[int | str | None]:
+    """One of them: sizes, names of dims, None."""
+    if isinstance(name, str) and isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+        dims = [int(d) if isinstance(d, Integral) else d for d in given]
+        if all(d is None or isinstance(d, (int, str)) for d in dims):
+            return dims
+    raise InputError(f"input_shapes gives input {name!r} {given!r}; a shape is a list of sizes, names and None")
 
 
 def _dim_name(dim: onnx.TensorShapeProto.Dimension) -> str:

@@ -97,6 +97,9 @@ def imported(
             if source not in work.values and source.op != "get_attr" and not is_size(source):
                 work.add_input(source)
         work.add(node)
+    for node in outputs:
+        if node.op == "placeholder" and node not in work.values:
+            work.add_input(node)
     return work.finished([work.output(n, orders[n] if orders and n in orders else None) for n in outputs])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_reduction import best
 from onnxc.frontends.torch_fx_table import Call, aten, axis_of
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, floordiv, mod, prod
@@ -220,6 +221,38 @@ def adaptive_average(c: Call, x: Value, size: Sequence[Dim]) -> Value:
         else:
             x = b.swap(b.matmul(b.swap(x, axis, x.rank - 1), _windows(b, have, want, x)), axis, x.rank - 1)
     return x
+
+
+@aten("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(c: Call, x: Value, size: Sequence[Dim]) -> list[Value]:
+    """The greatest of each window, and where in its plane the first such stands."""
+    b, lead = c.b, x.rank - len(size)
+    have = x.shape[lead:]
+    parted = _parted(b, x, lead, size)
+    where = best(b, "max", parted, x.rank)
+    positions = _parted(b, b.reshape(b.iota(prod(have)), have), 0, size)
+    each, count = positions.shape[-1], prod(size)
+    start = b.reshape(b.mul(b.iota(count), b.size_as(each, dtypes.int64)), size)
+    index = b.gather(b.reshape(positions, (count * each,)), b.add(where, start), 0)
+    return [b.reduce("max", parted, [x.rank]), index]
+
+
+def _parted(b: Builder, x: Value, lead: int, size: Sequence[Dim]) -> Value:
+    """Adaptive windows [..., *size, elements]. One that is shorter than others has its last element more than once."""
+    for axis, want in reversed(list(enumerate(size, lead))):
+        have = x.shape[axis]
+        if always_equal(want, 1) or (isinstance(want, int) and want and always_equal(mod(have, want), 0)):
+            x = b.reshape(x, (*x.shape[:axis], want, floordiv(have, want), *x.shape[axis + 1 :]))
+        elif isinstance(have, int) and isinstance(want, int) and want:
+            start = np.arange(want) * have // want
+            end = -(-(np.arange(want) + 1) * have // want)
+            width = np.arange(int((end - start).max()))
+            x = b.gather(x, b.constant(np.minimum(start[:, None] + width, end[:, None] - 1)), axis)
+        else:
+            raise UnsupportedError(f"adaptive pooling from {have} to {want}, which are not static")
+    n = len(size)
+    x = b.transpose(x, [*range(lead), *range(lead, lead + 2 * n, 2), *range(lead + 1, lead + 2 * n, 2)])
+    return b.reshape(x, (*x.shape[: lead + n], prod(x.shape[lead + n :])))
 
 
 def _windows(b: Builder, have: Dim, want: Dim, x: Value) -> Value:

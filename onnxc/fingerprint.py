@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -136,7 +136,7 @@ def _state(path: str) -> tuple[int, ...]:
 
 def _digest_bytes(data: bytes) -> str:
     view = memoryview(data)
-    return _combine([(0, len(view))], lambda at, end: hashlib.sha256(view[at:end]).digest())
+    return _combine([(0, len(view))], lambda at, end: blake3(view[at:end]).digest())
 
 
 def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]], spans: Sequence[Span] | None = None) -> str:
@@ -155,11 +155,11 @@ def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]], spans:
 
 
 def _digest_piece(handle: int, at: int, end: int) -> bytes:
-    sha = hashlib.sha256()
+    content = blake3()
     while at < end and (data := os.pread(handle, min(1 << 20, end - at), at)):
-        sha.update(data)
+        content.update(data)
         at += len(data)
-    return sha.digest()
+    return content.digest()
 
 
 def _combine(spans: Sequence[Span], piece: Callable[[int, int], bytes]) -> str:

@@ -34,6 +34,7 @@ from onnxc.errors import CudaError, InputError, ToolchainError
 from onnxc.ir.graph import Graph
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions, Plan
+from onnxc.planner.in_place import is_step
 from onnxc.planner.layout import Layout, assign, turn_filters
 from onnxc.planner.machine import GPU
 from onnxc.planner.partition import partitioned
@@ -160,9 +161,22 @@ def _here(architecture: int) -> str | None:
 
 def planned(graph: Graph, fusion: FusionOptions) -> Plan:
     """From a graph of primitives to the plan of its kernels."""
-    graph = without_masks(graph)
-    options = FusionOptions(fusion.vertical, fusion.epilogue, fusion.horizontal, chains=False, split=fusion.split)
-    return partitioned(graph, lambda g, _: plan(g, _layout(g), options, is_template, GPU), worth=APART)
+    graph = _conversions_first(without_masks(graph))
+    options = replace(fusion, chains=False)
+
+    def make(g: Graph, copies: Mapping[int, int]) -> Plan:
+        return plan(g, _layout(g), options, is_template, GPU)
+
+    return partitioned(graph, make, worth=APART, fast=True) if fusion.recompute else make(graph, {})
+
+
+def _conversions_first(graph: Graph) -> Graph:
+    """A training step in which all weights are converted before anything else: by few kernels."""
+    if not is_step(graph):
+        return graph
+    first = [n for n in graph.nodes if n.op == "cast" and n.operands[0].node is None]
+    taken = {id(n) for n in first}
+    return replace(graph, nodes=[*first, *(n for n in graph.nodes if id(n) not in taken)])
 
 
 def _layout(graph: Graph) -> Layout:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxc.autodiff.clean import drop_unused, without_hints, without_turned_products
+from onnxc.autodiff.clean import drop_unused, with_factors_outside, without_hints, without_turned_products
 from onnxc.autodiff.control import keep_steps
 from onnxc.autodiff.elementwise import zeros_like
 from onnxc.autodiff.reverse import gradients
@@ -20,6 +20,7 @@ from onnxc.export.model import to_onnx, write_onnx
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.types import TensorType
 from onnxc.passes.decompose import decompose
 from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.simplify import eliminate_dead, share_common
@@ -99,7 +100,7 @@ def differentiate(
     outputs: bool = True,
 ) -> Graph:
     """:func:`backward` from an imported graph to a graph of primitives."""
-    both = joint(imported, loss, wrt, cotangents=cotangents, stop_gradient=stop_gradient, staged=True)
+    both = joint(imported, loss, wrt, cotangents=cotangents, stop_gradient=stop_gradient)
     b = Builder()
     named = [
         (f"{v.name}_grad", zeros_like(b, v) if dx is None else dx)
@@ -118,7 +119,9 @@ def differentiate(
 
 def cleaned(graph: Graph) -> Graph:
     """Without what nothing needs, what is computed twice, and what only derivative rules read."""
-    return share_common(without_turned_products(drop_unused(without_hints(eliminate_dead(graph)))))
+    return share_common(
+        with_factors_outside(without_turned_products(drop_unused(without_hints(eliminate_dead(graph)))))
+    )
 
 
 def joint(
@@ -129,12 +132,11 @@ def joint(
     cotangents: bool = False,
     stop_gradient: Sequence[str] = (),
     buffers: Mapping[str, Value] | None = None,
-    staged: bool = False,
     prepare: Callable[[Graph, Sequence[Value]], Graph] | None = None,
 ) -> Joint:
     """The model with its gradient; arguments and errors as those of :func:`backward`.
 
-    With `staged` the model may have steps on the host, of which an If has a derivative. `buffers` are weights that a
+    Where data decide what is computed, the graph has steps on the host. `buffers` are weights that a
     run replaces by values of the model: these become inputs too. `prepare` is given the primitives before they are
     differentiated, and what they are differentiated by.
     """
@@ -149,7 +151,7 @@ def joint(
     lifted, weights = _lifted(imported, [*chosen, *(names.value(n, "buffers") for n in buffers)])
     marked = [*losses, *chosen, *buffers.values(), *stops]
     every = [*lifted.output_names, *(v.name for v in marked)]
-    primal = _decomposed(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every), staged)
+    primal = _decomposed(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every))
     if prepare is not None:
         first = len(imported.outputs) + len(losses)
         primal = prepare(primal, primal.outputs[first : first + len(chosen)])
@@ -171,23 +173,19 @@ def joint(
 
 def _only_floats(values: Sequence[tuple[str, Value]]) -> None:
     """InputError where one of these is to be differentiated by and is no float."""
-    integers = [f"{name!r} is {v.t}" for name, v in values if not v.dtype.is_float]
+    integers = [
+        f"{name!r} is {v.type}" for name, v in values if not isinstance(v.type, TensorType) or not v.dtype.is_float
+    ]
     if integers:
         raise InputError(f"wrt: {', '.join(integers)}; only floats have a derivative")
 
 
-def _decomposed(graph: Graph, staged: bool) -> Graph:
-    """Primitives with the hints of derivative rules; with steps on the host only where an If needs them."""
+def _decomposed(graph: Graph) -> Graph:
+    """Primitives with the hints of derivative rules; with steps on the host only where data decide."""
     try:
         return decompose(graph, differentiable=True)
     except UnsupportedError:
-        if not staged:
-            raise
-        found = decompose(graph, differentiable=True, staged=True)
-        steps = {node.op for node in found.nodes}
-        if "if" not in steps or "later" in steps:  # what is not known has no derivative
-            raise
-        return found
+        return decompose(graph, differentiable=True, staged=True)
 
 
 def _parts(values: list[Value], first: int, second: int) -> tuple[list[Value], list[Value], list[Value]]:
@@ -295,6 +293,9 @@ def _seeds(b: Builder, ends: Sequence[Value], names: Sequence[str], cotangents: 
     """The cotangents of the losses: ones, or inputs of their own."""
     found: dict[int, Value] = {}
     for v, name in zip(ends, names, strict=True):
+        if not isinstance(v.type, TensorType):
+            at = next((f" ({o})" for n in (v.node,) if n is not None for o in n.origin), "")
+            raise UnsupportedError(f"loss: what type {name!r} has is known to a run alone{at}, so it has no derivative")
         if not v.dtype.is_float:
             raise InputError(f"loss: {name!r} is {v.t}; only floats have a derivative")
         if not cotangents and v.t.size != 1:

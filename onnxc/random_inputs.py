@@ -48,7 +48,8 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
         tensor = TensorType(_innermost(declared[v.name]), ANY_SHAPE) if t is None else t
         assert isinstance(tensor, TensorType)
         one = Value(tensor, v.name)
-        return _random(one, _shape(one, sizes), limits.get(v.id), rng, sample)
+        found = _random(one, _shape(one, sizes), limits.get(v.id), rng, sample)
+        return np.asarray(found, one.dtype.numpy)  # numpy gives a bool or a str for one of rank 0
 
     return {v.name: value(v, v.type) for v in graph.inputs}
 

@@ -21,6 +21,7 @@ from onnxc.errors import UnsupportedError, UnsupportedOpError
 from onnxc.frontends.onnx_file import load
 from onnxc.gradient import differentiate
 from onnxc.ir.graph import Graph
+from onnxc.passes.decompose import decompose
 
 Array = np.ndarray[Any, Any]
 
@@ -199,6 +200,7 @@ def derive(case: NodeCase, dtype: type[np.floating[Any]] = np.float64) -> Derive
             return None
         bound = with_constants(model, arrays, fixed)
         try:
+            decompose(load(bound))  # one program: inputs that decide what is computed are constants
             return Derived(bound, differentiate(load(bound), losses, wrt, cotangents=True, outputs=False), wrt, losses)
         except UnsupportedOpError:
             raise
@@ -243,7 +245,7 @@ NOTES = {
 
 
 BRANCHES = {  # checked by tests/test_gradients_branches.py
-    "If": "of the branch that runs", "Loop": "where the number of iterations is known before", "Scan": "",
+    "If": "of the branch that runs", "Loop": "of values that keep their shapes", "Scan": "",
 }  # fmt: skip
 
 

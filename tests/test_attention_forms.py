@@ -38,6 +38,9 @@ FORMS = {
     "capped_below": f"{S} NAME_1 = Div (NAME_s, lower) NAME_2 = Tanh (NAME_1) NAME_x = Mul (NAME_2, lower) {P}",
     "guarded": f"{S} NAME_x = Where (keep, NAME_s, minus) NAME_p0 = Softmax (NAME_x) NAME_n = IsNaN (NAME_p0)"
     " NAME_p = Where (NAME_n, zero, NAME_p0)  NAME = MatMul (NAME_p, v)",
+    "temperatures": f"NAME_1 = Mul (heat, product_NAME) NAME_2 = Mul (NAME_1, c) NAME_x = Add (NAME_2, bias) {P}",
+    "windows": f"{S} NAME_1 = Add (NAME_s, slopes) NAME_r = Reshape (NAME_1, apart) NAME_2 = Add (NAME_r, of_windows)"
+    f" NAME_3 = Reshape (NAME_2, whole) NAME_x = Add (NAME_3, line) {P}",
     "lone": f"{S} NAME_r = Reshape (NAME_s, flat) NAME_a = Add (NAME_r, line_of_flat) NAME_b = Reshape (NAME_a, whole)"
     " NAME_x = Add (NAME_b, bias) NAME_p0 = Softmax (NAME_x) NAME_p = Reshape (NAME_p0, flat)"
     " NAME_y = MatMul (NAME_p, v_flat)  NAME = Reshape (NAME_y, result)",
@@ -55,6 +58,9 @@ HEAD = f"""(float[{B}, {H}, {Q}, {D}] q, float[{B}, {H}, {K}, {D}] k, float[{B},
   values = Constant <value = int64[3] {{{B * H}, {K}, {E}}}> ()  v_flat = Reshape (v, values)
   result = Constant <value = int64[4] {{{B}, {H}, {Q}, {E}}}> ()
   times = Constant <value = int64[4] {{1, {H}, 1, 1}}> ()  lines = Tile (line, times)
+  last = Constant <value = int64[1] {{-1}}> ()  heat = ReduceMean (slopes, last)
+  apart = Constant <value = int64[5] {{1, {B}, {H}, {Q}, {K}}}> ()  first = Constant <value = int64[1] {{0}}> ()
+  of_windows = Unsqueeze (line, first)
   rows = Constant <value = int64[3] {{{B * H}, 1, {K}}}> ()  line_of_flat = Reshape (lines, rows)
 """
 
@@ -114,7 +120,8 @@ def test_answers(name: str) -> None:
 
 def test_compiled() -> None:
     """As without the kernel, and as in float64."""
-    names = ["twice", "kept", "filled_then_added", "clamped", "less", "capped", "guarded", "lone"]
+    names = ["twice", "kept", "filled_then_added", "clamped", "less", "capped", "guarded"]
+    names += ["temperatures", "windows", "lone"]
     proto, given = model(names), with_an_empty_row()
     fused, plain = onnxc.compile(proto), onnxc.compile(proto, attention=False)
     assert [k.kind for k in fused.explain().kernels].count("attention") == len(names)
@@ -162,6 +169,21 @@ def test_conditions_of_whole_rows_and_any_batch(batch: int) -> None:
     compiled = onnxc.compile(proto, threads=2)
     assert [k.kind for k in compiled.explain().kernels].count("attention") == 1
     np.testing.assert_allclose(compiled(*given)["y"], reference(proto, *given)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("given", "taken", "keys"), [((2, 3), (7, 1), 0), ((2, 0), (5, 0), 6)])
+def test_scores_without_elements_may_have_any_leading_axes(
+    given: tuple[int, int], taken: tuple[int, int], keys: int
+) -> None:
+    (a, b), (c, d) = given, taken
+    text = f"""<ir_version: 8, opset_import: ["" : 18]> none (float[{a}, {b}, 5, 4] q, float[{a}, {b}, 4, {keys}] kt,
+        float[{a}, 1, 5, {keys}] mask, float[{c}, {d}, {keys}, 4] v) => (float[{c}, {d}, 5, 4] y) {{
+      s = MatMul (q, kt)  m = Add (s, mask)  to = Constant <value = int64[4] {{{c}, {d}, 5, {keys}}}> ()
+      r = Reshape <allowzero = 1> (m, to)  p = Softmax (r)  y = MatMul (p, v)
+    }}"""
+    shapes = [(a, b, 5, 4), (a, b, 4, keys), (a, 1, 5, keys), (c, d, keys, 4)]
+    (y,) = onnxc.compile(onnx.parser.parse_model(text))(*(np.zeros(s, np.float32) for s in shapes)).values()
+    assert y.shape == (c, d, 5, 4) and not y.any()
 
 
 def test_scales_beyond_the_range() -> None:

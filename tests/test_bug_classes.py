@@ -311,3 +311,19 @@ def test_a_convolution_around_a_loop() -> None:
           y = Conv<pads=[1, 1, 1, 1]>(u, w) }""",
         f32(2, 4, 5, 7), f32(4, 4, 3, 3),
     )  # fmt: skip
+
+
+def test_computed_halves_are_rounded_before_steps() -> None:
+    """A quotient of float16 that float32 arithmetic makes a little less than 1 is 1, and equal halves are equal."""
+    a = np.arange(1, 1025, dtype=np.float16)
+    model = parse(
+        """(float16[n] a, float16[n] b, float16[n] c) => (float16[n] floor, int32[n] cast, bool[n] less, int64[A] best)
+        { q = Div(a, b) floor = Floor(q) p = Mul(q, c) cast = Cast<to=6>(p) less = Less(q, c)
+          r = Add(q, c) best = ArgMax<axis=0>(r) }""",
+        18,
+    )
+    small = np.where(a % 2 == 1, np.float16(1), np.float16(2e-4) + np.float16(1)).astype(np.float16)
+    got = onnxc.compile(model)(a, a, small)
+    np.testing.assert_array_equal(got["floor"], np.ones(1024, np.float16))
+    for name, wanted in zip(("floor", "cast", "less", "best"), reference(model, a, a, small), strict=True):
+        np.testing.assert_array_equal(got[name], wanted, name)

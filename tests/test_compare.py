@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,18 @@ def test_input_files_that_do_not_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "object.npz", x=np.array([{}], dtype=object))
     with pytest.raises(InputError, match=r"not an \.npz"):
         read_inputs(tmp_path / "object.npz", ["x"])
+    head = repr({"descr": "<f4", "fortran_order": False, "shape": (2**60,)}).encode()
+    for content in (b"no array", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head):
+        with zipfile.ZipFile(tmp_path / "claims.npz", "w") as archive:
+            archive.writestr("x.npy", content)
+        with pytest.raises(InputError, match=r"not an \.npz"):
+            read_inputs(tmp_path / "claims.npz", ["x"])
+    outside = TensorProto(data_type=1, dims=[3], data_location=TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value="/dev/zero")
+    for tensor in (TensorProto(data_type=99, dims=[3], raw_data=b"12"), outside):
+        (tmp_path / "input_0.pb").write_bytes(tensor.SerializeToString())
+        with pytest.raises(InputError, match="is not a tensor"):
+            read_inputs(tmp_path, ["x"])
 
 
 def test_written_arrays_have_the_exact_name(tmp_path: Path) -> None:

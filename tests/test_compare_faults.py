@@ -227,6 +227,31 @@ def test_a_fault_in_a_kernel(
     assert again is not None and again.culprit == "code generation"
 
 
+CASTS = [
+    (6, "ox_trunc<i32, f32>(", "ox_trunc<i32, f32>(0.5f + "),  # to the nearest, and not to zero
+    (10, "ox_fit<ox_half>(", "ox_fit<ox_half>(1.0004f * "),  # up, and not to the nearest
+]
+
+
+@pytest.mark.parametrize("to, right, wrong", CASTS, ids=["int32", "float16"])
+def test_a_cast_that_rounds_wrongly(
+    to: int, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_compiler: None
+) -> None:
+    """One unit of a half, or one where float64 lies on the other side of a step (5 tanh(x) is 5 in float32)."""
+    model = parse(f"""(float[4, 32] x) => (float[4, 32] y) {{ k = Constant<value_float=5.0>() a = Mul(x, k) b = Tanh(a)
+      c = Mul(b, k) n = Cast<to={to}>(c) f = Cast<to=1>(n) e = Exp(f) g = Sqrt(e) y = Add(g, x) }}""", 20)  # fmt: skip
+    given = inputs_of(model)
+    assert not compare(model, given, layers=True).faults
+    spelled_otherwise(monkeypatch, right, wrong)
+    monkeypatch.setattr(onnxc.compiler.request, "code_digest", lambda: f"with a fault in casts to {to}")
+    found = compare(model, given, bisect="nodes", folder=tmp_path)
+    assert found.culprit is not None and found.culprit.name == "n", str(found)
+    reduced(found, tmp_path)
+    if to == 6:  # the outputs are so wrong that they are looked into without being asked
+        again = compare(model, given, bisect="passes").reduction
+        assert again is not None and again.culprit == "code generation", again
+
+
 def test_no_fault_in_a_kernel() -> None:
     model = parse(KERNELS, 20)
     assert not compare(model, inputs_of(model), layers=True).faults

@@ -20,7 +20,7 @@ from onnxc.frontends import onnx_file
 from onnxc.reports.terminal import as_text
 from onnxc.testing import assert_arrays_close, assert_close
 from onnxc.tools.compare import compare
-from onnxc.tools.compare.layers import matched_names
+from onnxc.tools.compare.layers import CHUNK, matched_names
 from onnxc.tools.compare.metrics import measure, top_agreement
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.results import Verdict
@@ -34,6 +34,7 @@ from tests.small_models import floats, parse
 MODEL = parse("""(float[4, 8] x, float[8, 8] w) => (float[4, 8] y) {
   a = Tanh(x) b = MatMul(a, w) c = Relu(b) d = Softmax<axis=-1>(c) y = Add(d, a) }""", 20)  # fmt: skip
 GIVEN = {"x": floats(4, 8), "w": floats(8, 8)}
+TYPES = "float16", "float"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +295,59 @@ def test_gradients_beside_pytorch() -> None:
     assert compare_gradients(LOSS, given, reference=Module())
     with pytest.raises(InputError, match="no parameter 'v'"):
         compare_gradients(LOSS, given, reference=Module(), parameters={"w": "v"})
+
+
+def test_halves_beside_floats() -> None:
+    """Two files, one of which takes halves: each is given its own type, and both the same values."""
+    half, whole = (parse(f"({t}[4, 8] x) => ({t}[4, 8] y) {{ h = Mul(x, x) y = Tanh(h) }}", 20) for t in TYPES)
+    for a, b in ((half, whole), (whole, half)):
+        for given in (None, {"x": floats(4, 8)}):
+            found = compare(a, given, reference=b, layers=True, tolerances={"float32": 2e-3}, rtol=1e-2)
+            assert found.agree and len(found.layers) == 2 and not found.faults, str(found)
+
+
+def test_halves_that_are_computed_in_floats() -> None:
+    """What the compiler keeps in float32 of a model of halves has weights of halves all the same."""
+    half, whole = (
+        parse(f"({t}[4, 64] x) => ({t}[4, 64] y) {{ a = MatMul(x, w) b = Tanh(a) c = MatMul(b, w) y = Sub(c, x) }}", 20)
+        for t in TYPES
+    )
+    for model, dtype in ((half, np.float16), (whole, np.float32)):
+        model.graph.initializer.append(numpy_helper.from_array((floats(64, 64) / 8).astype(dtype), "w"))
+    found = compare(half, ours="onnxc", reference=whole, layers=True, rtol=1e-2, atol=1e-2)
+    assert found.agree and not found.faults and len(found.layers) == 4, str(found)
+
+
+def test_tensors_that_numpy_has_no_type_for() -> None:
+    """bfloat16 inside of a model, and as its input, in onnxruntime."""
+    model = parse("""(float[4, 8] x, bfloat16[4, 8] z) => (float[4, 8] y, bfloat16[4, 8] w) {
+      a = Tanh(x) w = Cast<to=16>(a) b = Cast<to=1>(w) c = Cast<to=1>(z) y = Add(b, c) }""", 20)  # fmt: skip
+    found = compare(model, layers=True)
+    assert found.agree and not found.faults and len(found.layers) == 5, str(found)
+
+
+def test_random_inputs_of_rank_0() -> None:
+    model = parse("""(bool c, float[3] x) => (float[3] y) {
+      y = If (c) <then_branch = t () => (float[3] a) { a = Neg(x) }, else_branch = e () => (float[3] b) { b = Exp(x) }>
+    }""", 20)  # fmt: skip
+    assert compare(model, layers=True).agree
+
+
+def test_an_index_of_rank_0_in_another_piece() -> None:
+    """A constant that is made in one chunk of nodes, and read in the next, keeps its rank."""
+    nodes = " ".join(f"a{k + 1} = Tanh(a{k})" for k in range(CHUNK))
+    model = parse(f"(float[2, 3] a0) => (float[3] y) {{ i = Constant<value = int64 {{1}}>() {nodes} "
+                  f"y = Gather<axis=0>(a{CHUNK}, i) }}", 20)  # fmt: skip
+    assert not compare(model, layers=True).faults
+
+
+def test_the_compiler_is_not_blamed_for_another_file() -> None:
+    other = onnx.ModelProto()
+    other.CopyFrom(MODEL)
+    other.graph.node[2].op_type = "Neg"
+    for kind in ("passes", "precision"):
+        found = compare(MODEL, GIVEN, ours="onnxc", reference=other, bisect=kind).reduction
+        assert found is not None and not found.culprit and "the compiler does not do it" in found.steps[-1]
 
 
 def test_sides_that_cannot_be() -> None:

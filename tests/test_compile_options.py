@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 import onnxc
@@ -48,9 +50,27 @@ def test_keywords_make_the_same_options() -> None:
         {"device": 1},
         {"device": 1, "target": "cuda", "mode": "max-autotune"},
         {"mode": "max-autotune", "tuned": False},
+        {"target": None},
+        {"cache": 5},
+        {"keep_inputs": "x"},
+        {"input_shapes": [3]},
+        {"input_shapes": {"x": None}},
+        {"input_shapes": {b"x": [3]}},
+        {"fusion": "none"},
+        {"tuned": 5},
+        {"fold_bytes": "1 MB"},
+        {"memory_limit": -1},
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_read(given: dict[str, Any]) -> None:
     for make in (CompileOptions, lambda **options: onnxc.compile("no such file.onnx", **options)):
         with pytest.raises(InputError, match=next(iter(given))):
             make(**given)
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    shapes: Any = {"x": np.array([2, 3])}
+    given: Any = {"fold_bytes": np.int64(9), "memory_limit": np.int32(1 << 30)}
+    numpy = CompileOptions(input_shapes=shapes, **given)
+    assert numpy == CompileOptions(input_shapes={"x": [2, 3]}, fold_bytes=9, memory_limit=1 << 30)
+    assert json.dumps([numpy.input_shapes, numpy.fold_bytes, numpy.memory_limit])

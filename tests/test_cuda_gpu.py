@@ -284,7 +284,14 @@ def test_cupy(target: Target) -> None:
 
 @pytest.mark.parametrize(
     ("queries", "keys", "depth", "lower", "upper"),
-    [(600, 700, 128, None, None), (512, 512, 128, None, 0), (2100, 2100, 64, None, None), (700, 700, 128, -300, 40)],
+    [
+        (600, 700, 128, None, None),
+        (512, 512, 128, None, 0),
+        (2100, 2100, 64, None, None),
+        (700, 700, 128, -300, 40),
+        (1500, 1500, 64, None, 0),
+        (1100, 1100, 128, None, 0),
+    ],
 )
 def test_attention_of_warps_with_roles(
     queries: int, keys: int, depth: int, lower: int | None, upper: int | None

@@ -404,7 +404,7 @@ def test_a_training_shows_no_state_behind_a_fault_of_another_program(gpu: FakeDr
     adding = CudaModel({**found, "updates": {"inputs": [], "first": 0}}, sections)
     updating = CudaModel(*two_steps())
     slot = Slot("w", "", rows(2))
-    step = TrainingStep(b"", None, ((), ()), [adding, updating], [slot], Update(SGD(lr=0.1)), None)
+    step = TrainingStep(b"", None, ((), ()), [adding, updating], [(), (0,)], [slot], Update(SGD(lr=0.1)), None)
     step._values = [updating.put(slot.initial)]
     np.testing.assert_array_equal(step.parameters["w"], slot.initial)
     adding(adding.put(rows(2)), adding.put(np.array([5])))

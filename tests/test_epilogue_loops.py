@@ -1,4 +1,4 @@
-"""Epilogues of convolutions and products that read, through a reshape, what belongs to groups of their channels."""
+"""Epilogues of convolutions and products that read by other loops than theirs: groups of channels, rows of a table."""
 
 from __future__ import annotations
 
@@ -40,3 +40,23 @@ def test_groups_of_channels_in_an_epilogue(channels: int, constant: bool, rows: 
             del proto.graph.input[-1]
         (wanted,) = reference(proto, *arrays)
         np.testing.assert_allclose(onnxc.compile(proto)(*arrays)["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "op", "result"),
+    [
+        ("float[2, 4] x, float[4, 16] w, float[5, 2, 16] table, int64 at", "MatMul", "2, 16"),
+        ("float[3, 2, 4] x, float[3, 4, 16] w, float[5, 2, 16] table, int64[3] at", "MatMul", "3, 2, 16"),
+        ("float[n, 4] x, float[4, 16] w, float[5, n, 16] table, int64 at", "MatMul", "n, 16"),
+        ("float[2, 8, 6, 6] x, float[16, 8, 3, 3] w, float[5, 2, 4, 4, 16] table, int64 at", "Conv", "2, 4, 4, 16"),
+    ],
+)  # fmt: skip
+def test_an_operand_whose_place_is_data(inputs: str, op: str, result: str) -> None:
+    """The lines of such an operand cannot be fetched before the epilogue has read where it lies."""
+    last = "Transpose<perm = [0, 2, 3, 1]>" if op == "Conv" else "Identity"
+    body = f"h = {op}(x, w) t = {last}(h) row = Gather(table, at) y = Add(t, row)"
+    proto = parse(f"({inputs}) => (float[{result}] y) {{ {body} }}")
+    shapes = [[d.dim_value or 9 for d in i.type.tensor_type.shape.dim] for i in proto.graph.input]
+    arrays = [*(floats(*s) for s in shapes[:-1]), np.resize(np.array([-2, 3, 0]), shapes[-1])]
+    (wanted,) = reference(proto, *arrays)
+    np.testing.assert_allclose(onnxc.compile(proto)(*arrays)["y"], wanted, rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxc.frontends import onnx_file
 from onnxc.gradient import joint
 from onnxc.optim import SGD
-from onnxc.training.precision import LossScale, attention_of
+from onnxc.training.precision import LossScale, before_gradients
 from tests.simulated_training import simulated
 
 pytestmark = pytest.mark.skipif(
@@ -205,4 +205,4 @@ def test_where_gradients_stop(stop: str) -> None:
             g is not None for g in joint(graph, "loss", ["q0", "k0", "v0"], stop_gradient=[stop], **options).gradients
         ]
 
-    assert reached(prepare=attention_of("bfloat16", on_gpu=True)) == reached()
+    assert reached(prepare=before_gradients("bfloat16", on_gpu=True)) == reached()

@@ -10,7 +10,8 @@ import onnxc
 from onnxc.errors import UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.gradient import differentiate
-from tests.small_models import Array
+from tests import staging_harness
+from tests.small_models import Array, floats
 
 HEAD = '<ir_version: 9, opset_import: ["" : 20]>\n'
 EPS = 1e-6
@@ -87,17 +88,188 @@ def test_loop_and_scan() -> None:
     check(text, {"x": rng.random(2), "q": rng.random((3, 2))}, ["x", "q"])
 
 
-def test_a_loop_that_data_ends_has_none() -> None:
-    text = """g (double[2] x) => (double loss) {
-      go = Constant<value = bool {1}>()
-      z = Loop(, go, x) <body = b2 (int64 i, bool ci, double[2] v) => (bool co, double[2] vo) {
-        one = Constant<value = double {1.0}>()
-        vo = Add(v, one)
-        m = ReduceMax<keepdims = 0>(vo)
-        ten = Constant<value = double {10.0}>()
-        co = Less(m, ten)
-      }>
+WHILE = """g (double[2] x, double[2] w) => (double loss) {
+  go = Constant<value = bool {1}>()
+  z = Loop(, go, x) <body = b2 (int64 i, bool ci, double[2] v) => (bool co, double[2] vo) {
+    u = Mul(v, w)
+    t = Exp(u)
+    vo = Add(v, t)
+    m = ReduceMax<keepdims = 0>(vo)
+    ten = Constant<value = double {10.0}>()
+    co = Less(m, ten)
+  }>
+  loss = ReduceSum<keepdims = 0>(z)
+}"""
+COUNTED = """g (double[2] x, double[2] w, int64 n) => (double loss) {
+  go = Constant<value = bool {1}>()
+  z, r = Loop(n, go, x) <body = b2 (int64 i, bool ci, double[2] v) => (bool co, double[2] vo, double[2] q) {
+    co = Identity(ci)
+    f = Cast<to = 11>(i)
+    a = Mul(v, w)
+    vo = Sin(a)
+    q = Mul(vo, f)
+  }>
+  z2 = ReduceSum<keepdims = 0>(z)
+  r2 = ReduceSum<keepdims = 0>(r)
+  loss = Add(z2, r2)
+}"""
+NESTED = """g (double[3] x, double[3] w, int64 n, double[3] far) => (double loss) {
+  go = Constant<value = bool {1}>()
+  z, rows = Loop(n, go, x) <body = b2 (int64 i, bool ci, double[3] v) => (bool co, double[3] vo, double[3] row) {
+    s = ReduceSum<keepdims = 0>(v)
+    limit = Constant<value = double {1.5}>()
+    c = Less(s, limit)
+    y = If(c) <
+      then_branch = t () => (double[3] a) { a = Mul(v, w) },
+      else_branch = e () => (double[3] b) { b = Sin(v) }>
+    one = Constant<value = bool {1}>()
+    q = Loop(, one, y) <body = b3 (int64 j, bool cj, double[3] p) => (bool ck, double[3] po) {
+      po0 = Mul(p, far)
+      po = Add(po0, w)
+      m = ReduceSum<keepdims = 0>(po)
+      six = Constant<value = double {6.0}>()
+      ck = Less(m, six)
+    }>
+    vo = Tanh(q)
+    row = Mul(q, v)
+    sq = ReduceSum<keepdims = 0>(q)
+    hundred = Constant<value = double {100.0}>()
+    co = Less(sq, hundred)
+  }>
+  z2 = ReduceSum<keepdims = 0>(z)
+  r2 = ReduceSum<keepdims = 0>(rows)
+  loss = Add(z2, r2)
+}"""
+
+
+@pytest.mark.parametrize("start", [0.1, 3.0, 11.0])  # 7, 2 and 1 iterations
+def test_a_loop_that_data_ends(start: float) -> None:
+    rng = np.random.default_rng(3)
+    check(WHILE, {"x": rng.random(2) + start, "w": rng.random(2) / 2}, ["x", "w"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_loop_as_often_as_data_says(count: int) -> None:
+    rng = np.random.default_rng(4)
+    check(COUNTED, {"x": rng.random(2), "w": rng.random(2), "n": np.array(count)}, ["x", "w"])
+    inputs = {"x": rng.random(3), "w": rng.random(3), "n": np.array(count), "far": 1 + rng.random(3)}
+    check(NESTED, inputs, ["x", "w", "far"])
+
+
+@pytest.mark.parametrize(("text", "wrt"), [(WHILE, ["x", "w"]), (NESTED, ["x", "w", "far"])])
+def test_the_graph_is_one_that_onnxruntime_runs(text: str, wrt: list[str]) -> None:
+    rng = np.random.default_rng(5)
+    model = onnx.parser.parse_model(HEAD + text)
+    inputs = {"x": rng.random(3), "w": rng.random(3), "n": np.array(3), "far": 1 + rng.random(3)}
+    if text is WHILE:
+        inputs = {"x": rng.random(2), "w": rng.random(2)}
+    gradient = onnxc.backward(model, "loss", wrt)
+    assert gradient is not None
+    wanted = staging_harness.runtime(gradient).run(None, inputs)
+    for name, x, y in zip(
+        [o.name for o in gradient.graph.output], wanted, onnxc.compile(gradient)(**inputs), strict=True
+    ):
+        np.testing.assert_allclose(y, x, rtol=1e-9, err_msg=name)
+
+
+def test_a_recurrence_inside_of_an_if() -> None:
+    text = """g (double[3, 2, 3] x, double[1, 16, 3] w, double[1, 16, 4] r, bool c) => (double loss) {
+      one = Constant<value = double {1.0}>()
+      h = If(c) <
+        then_branch = t () => (double[1, 2, 4] a) { all, a, last = LSTM<hidden_size = 4>(x, w, r) },
+        else_branch = e () => (double[1, 2, 4] b) { all2, b = RNN<hidden_size = 4>(x, w4, r4) }>
+      z = Mul(h, h)
       loss = ReduceSum<keepdims = 0>(z)
+    }""".replace(
+        "one = Constant<value = double {1.0}>()",
+        """
+      axis = Constant<value_ints = [1]>()
+      zero = Constant<value_ints = [0]>()
+      four = Constant<value_ints = [4]>()
+      w4 = Slice(w, zero, four, axis)
+      r4 = Slice(r, zero, four, axis)""",
+    )
+    rng = np.random.default_rng(6)
+    for c in (True, False):
+        inputs = {"x": rng.random((3, 2, 3)), "w": rng.random((1, 16, 3)), "r": rng.random((1, 16, 4))}
+        check(text, {**inputs, "c": np.array(c)}, ["x", "w", "r"])
+
+
+def test_sizes_that_are_data() -> None:
+    text = """g (double[4] x) => (double loss) {
+      half = Constant<value = double {0.5}>()
+      large = Greater(x, half)
+      places = NonZero(large)
+      rows = Transpose(places)
+      some = GatherND(x, rows)
+      z = Mul(some, some)
+      loss = ReduceMean<keepdims = 0>(z)
     }"""
-    with pytest.raises(UnsupportedError, match=r"how often a Loop runs.*n1 Loop"):
+    check(text, {"x": np.array([0.1, 0.7, 0.9, 0.3])}, ["x"])
+
+
+def test_the_backward_pass_has_the_mask_of_the_branch_and_of_each_iteration() -> None:
+    text = """g (float[3, 4] x, float[4] w, bool c, int64 n) => (float loss, float[3, 4] y) {
+      half = Constant<value = float {0.5}>()
+      on = Constant<value = bool {1}>()
+      y0 = If(c) <
+        then_branch = t () => (float[3, 4] a) { a0 = Mul(x, w)  a = Dropout(a0, half, on) },
+        else_branch = e () => (float[3, 4] b) { b0 = Mul(w, x)  b1 = Dropout(b0, half, on)  b = Identity(b1) }>
+      y = Loop(n, on, y0) <body = b2 (int64 i, bool ci, float[3, 4] v) => (bool co, float[3, 4] vo) {
+        fifth = Constant<value = float {0.2}>()
+        vo = Dropout(v, fifth, on)
+        m = ReduceMax<keepdims = 0>(vo)
+        limit = Constant<value = float {1000.0}>()
+        co = Less(m, limit)
+      }>
+      loss = ReduceSum<keepdims = 0>(y)
+    }"""
+    graph = differentiate(onnx_file.load(onnx.parser.parse_model(HEAD + text)), "loss", ["w"])
+    gradient = onnxc.compile(graph, seed=3)
+    x, w = floats(3, 4) + 2, floats(4, seed=1) + 2
+    for c in (True, False):
+        for n in (0, 2):
+            out = gradient(x=x, w=w, c=np.array(c), n=np.array(n))
+            assert 0 < np.mean(out["y"] == 0) < 1
+            np.testing.assert_allclose(out["w_grad"], (out["y"] / w).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "vo = Concat<axis = 0>(v, x)",
+            r"changes its shape.*value 0 of n2 Loop is float64\[s0\], and float64\[s0 \+ 2\]",
+        ),
+        ("e = Exp(v)  s = SequenceConstruct(e, x)  vo = ConcatFromSequence<axis = 0>(s)", "changes its shape"),
+    ],
+)
+def test_what_has_no_derivative_says_so(body: str, message: str) -> None:
+    text = f"""g (double[2] x, int64 n) => (double loss) {{
+      on = Constant<value = bool {{1}}>()
+      x0 = Exp(x)
+      z = Loop(n, on, x0) <body = b (int64 i, bool ci, v) => (bool co, vo) {{ {body}  co = Identity(ci) }}>
+      loss = ReduceSum<keepdims = 0>(z)
+    }}"""
+    with pytest.raises(UnsupportedError, match=message):
         differentiate(onnx_file.load(onnx.parser.parse_model(HEAD + text)), "loss", ["x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("y = Reshape(x, sizes)  z = Mul(y, y)  loss = ReduceSum<keepdims = 0>(z)", "known to a run alone.*n0 Reshape"),
+        (
+            """s = SequenceEmpty<dtype = 11>()  on = Constant<value = bool {1}>()
+            n = ReduceSum<keepdims = 0>(sizes)
+            q = Loop(n, on, s) <body = b (int64 i, bool ci, v) => (bool co, vo) {
+              e = Exp(x)  vo = SequenceInsert(v, e)  co = Identity(ci) }>
+            z = ConcatFromSequence<axis = 0>(q)  loss = ReduceSum<keepdims = 0>(z)""",
+            "sequence_concat has no derivative, which n4 ConcatFromSequence needs",
+        ),
+    ],
+)
+def test_what_only_a_run_can_build_says_so(text: str, message: str) -> None:
+    model = onnx.parser.parse_model(HEAD + f"g (double[4] x, int64[m] sizes) => (double loss) {{ {text} }}")
+    with pytest.raises(UnsupportedError, match=message):
+        differentiate(onnx_file.load(model), "loss", ["x"])

@@ -23,7 +23,7 @@ WITHOUT = {
     **dict.fromkeys(("not", "and", "or", "xor", "bitand", "bitor", "bitxor", "bitnot", "shl", "shr"), NO_FLOATS),
     **dict.fromkeys(("constant", "iota", "sizes", "random_state"), "it has no operands"),
     **dict.fromkeys(("tree_leaves", "nms", "positions"), "what it finds is places and counts, which are no floats"),
-    **dict.fromkeys(("read", "host", "loop", "later"), "a step on the host"),
+    **dict.fromkeys(("read", "host", "later"), "a step on the host"),
     **dict.fromkeys(("attention_norm", "attention_gradient"), "a training step's, which is not differentiated again"),
     "matmul_quantized": "the pass that makes it runs after differentiation",
 }

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+import onnxc
 from onnxc.export import to_onnx
 from onnxc.frontends.onnx_file import load
 from onnxc.gradient import differentiate
@@ -238,6 +239,19 @@ def test_compiled() -> None:
         (program,) = compile_graphs([graph])
         for a, b in zip(program(*named.values()), wanted, strict=True):
             np.testing.assert_allclose(a, b, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("op", ["LSTM", "RNN"])
+def test_compiled_again(op: str) -> None:
+    """So does the gradient of the exported gradient."""
+    given = {n: a.astype(np.float32) for n, a in arrays_of(op, 1, []).items()}
+    first = onnxc.backward(recurrent(op, given), "Y", ["X"], cotangents=True, outputs=False)
+    second = onnxc.backward(first, "X_grad", ["X"], cotangents=True)
+    dys = {"Y_cotangent": floats(STEPS, 1, BATCH, HIDDEN), "X_grad_cotangent": floats(STEPS, BATCH, INPUT)}
+    named = {**given, **{n: dy.astype(np.float32) for n, dy in dys.items()}}
+    wanted = ort.InferenceSession(second.SerializeToString()).run(None, named)
+    for a, b in zip(onnxc.compile(second).run(None, named), wanted, strict=True):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-5)
 
 
 # ------------------------------------------------------------ against PyTorch

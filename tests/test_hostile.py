@@ -297,6 +297,11 @@ def test_nothing_large_is_made_while_compiling(make: Callable[[], onnx.ModelProt
         onnxc.compile(make())(*([np.zeros(3, np.int64)] if make().graph.input else []))
 
 
+def test_empty_tensors_that_numpy_cannot_have() -> None:
+    with pytest.raises(LimitError, match="no array has the shape"):
+        onnxc.compile(one("Expand", [], np.ones((0, 1), np.float32), np.array([0, 2**62])))
+
+
 def test_arenas_have_a_limit() -> None:
     """An intermediate that no machine holds, between an input and an output that every machine does."""
     text = "(float[N] x, float[M] y) => (float z) { a = MatMul(p, q) z = ReduceMax<keepdims=0>(e) }"

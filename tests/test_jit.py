@@ -13,7 +13,7 @@ import pytest
 import onnxc
 from onnxc import array_api as xp
 from onnxc.array.core import Array, asarray, call
-from onnxc.errors import InputError, OnnxcError, RunError, ShapeError, TraceError, UnsupportedError
+from onnxc.errors import InputError, OnnxcError, RunError, ShapeError, TraceError
 from onnxc.frontends.trace import current
 
 f32 = np.float32
@@ -684,12 +684,49 @@ def test_numpy_operators_leave_it_to_ours(interpreted):
         asarray(X) + "a"
 
 
-def test_a_missing_derivative_names_the_line(quick):
-    def f(x):
-        return onnxc.while_loop(lambda s: s < 9, lambda s: s * 2, x)
+def test_what_operators_make_of_numbers_alone_are_numbers(quick):
+    def f(x, n, t):
+        return x * (1 - 0.9**t), x / n**2, x + -n, n + 1, n / 2
 
-    with pytest.raises(UnsupportedError, match=r"while_loop \(.*test_jit.py:\d+\)"):
-        onnxc.jit(onnxc.grad(f))(f32(1))
+    got = onnxc.jit(f)(X, 3, 2.0)
+    for y, expected in zip(got, f(X, 3, 2.0), strict=True):
+        np.testing.assert_allclose(y.numpy(), expected, 1e-6)
+    assert [y.dtype for y in got] == [f32] * 3 + [np.int64, np.float64]
+    y, z = onnxc.jit(lambda x, n: (x + np.float64(n.dtype.itemsize), x * (n + x.dtype.type(1))))(X.astype(float), 3)
+    assert y.dtype == z.dtype == np.float64
+
+
+def test_dynamic_sizes_beside_arrays(quick):
+    @onnxc.jit(dynamic=True)
+    def f(x):
+        n = x.shape[0]
+        arrays = x * n, n * x, n - x, xp.where(x > 0, x, n), xp.sum(x) / n
+        return arrays, (xp.asarray(n), xp.full((2,), n), n + 1), x.shape
+
+    for rows in (2, 5):
+        x = np.arange(3 * rows, dtype=f32).reshape(rows, 3) - 2
+        arrays, sizes, shape = f(x)
+        wanted = x * rows, x * rows, rows - x, np.where(x > 0, x, rows), x.sum() / f32(rows)
+        for y, expected in zip(arrays, wanted, strict=True):
+            assert y.dtype == f32
+            np.testing.assert_array_equal(y.numpy(), expected)
+        assert [y.numpy().tolist() for y in (*sizes, *shape)] == [rows, [rows, rows], rows + 1, rows, 3]
+    assert len(f.explain_recompiles()) == 1
+
+    compare = onnxc.jit(lambda x: (x.shape[0] == x, x.shape[0] != x, xp.clip(x, 0, x.shape[0])), dynamic=True)
+    for y, expected in zip(compare(x), (x == 5, x != 5, np.clip(x, 0, 5)), strict=True):
+        np.testing.assert_array_equal(y.numpy(), expected)
+
+
+def test_a_number_is_not_changed_in_place_and_has_powers_as_in_python(quick):
+    def f(x, n):
+        before, m = n, n
+        n += 1
+        m *= 0.5
+        return before, n, m, x * before**-2
+
+    for y, expected in zip(onnxc.jit(f)(X, 3), f(X, 3), strict=True):
+        np.testing.assert_allclose(y.numpy(), expected, 1e-6)
 
 
 def test_shape_errors_are_ours(quick):

@@ -120,6 +120,11 @@ def test_numbers_take_the_dtype_of_the_body():
     assert count.dtype == np.int64 and int(count) == 3
 
 
+def test_an_integer_state_takes_no_float():
+    with pytest.raises(InputError, match=r"state: int64\[\] and float64\[\]"):
+        onnxc.jit(lambda n: onnxc.fori_loop(0, 3, lambda k, s: 2.5, n))(np.int64(1))
+
+
 def test_scan():
     def f(x, z):
         def step(s, row):

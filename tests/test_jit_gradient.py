@@ -211,12 +211,23 @@ def test_integers_on_the_way():
         (lambda: onnxc.grad(lambda x: xp.sum(x), has_aux=True)(X), "pair"),
         (lambda: onnxc.grad(lambda x: "text")(X), "str"),
         (lambda: onnxc.jvp(lambda x: x, (X,), (W,)), "tangents"),
-        (lambda: onnxc.grad(lambda x: onnxc.while_loop(lambda s: s < 9, lambda s: 2 * s, x))(1.0), "while_loop"),
     ],
 )
 def test_wrong_uses(call, words):
     with pytest.raises(OnnxcError, match=words):
         call()
+
+
+def test_a_loop_that_data_end():
+    def f(x):
+        return onnxc.while_loop(lambda s: s < 9, lambda s: s * s + x, x)
+
+    def slope(g):
+        return (g(1.3 + 1e-4) - g(1.3 - 1e-4)) / 2e-4
+
+    first = onnxc.grad(f)
+    np.testing.assert_allclose(onnxc.jit(first)(1.3).item(), slope(lambda x: f(x).item()), 1e-6)
+    np.testing.assert_allclose(onnxc.grad(first)(1.3).item(), slope(lambda x: first(x).item()), 1e-6)
 
 
 def test_a_vjp_of_a_trace_that_has_ended():

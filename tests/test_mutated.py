@@ -64,6 +64,15 @@ def test_antialias_and_extrapolation() -> None:
     assert (y[outside] == 10).all() and (y[~outside] != 10).all()
 
 
+def test_antialias_of_the_greatest_integers() -> None:
+    model = parse(
+        '(int32[8] x) => (int32[m] y) <int64[1] s = {4}> { y = Resize <antialias = 1, mode = "linear"> (x, , , s) }',
+        opset=19,
+    )
+    (y,) = interpreted(model, np.full(8, 2**31 - 1, np.int32))
+    np.testing.assert_allclose(y.astype(float), 2.0**31, rtol=1e-6)
+
+
 @pytest.mark.parametrize("after", [21, 37])
 def test_antialias_of_infinities(after: int) -> None:
     """What a filter does not reach, or reaches less often than others do, stays out of its sum."""

@@ -128,3 +128,16 @@ def test_wrong_data() -> None:
         onnxc.compile(
             parsed((ALL % 0).replace(", float[1] iou", "").replace("=> (y) {", "=> (y) <float[1] iou = {1.5}> {"))
         )
+
+
+def test_boxes_and_scores_of_one_tensor_and_equal_thresholds() -> None:
+    """As detectors have them: one buffer for both, and one for both numbers."""
+    text = """g (float[1, n, 6] all) => (y)
+    <int64[1] zero = {0}, int64[1] four = {4}, int64[1] six = {6}, int64[1] two = {2}, int64[1] most = {9},
+     float[1] iou = {0.5}, float[1] least = {0.5}> {
+      boxes = Slice (all, zero, four, two)
+      rest = Slice (all, four, six, two)
+      scores = Transpose <perm = [0, 2, 1]> (rest)
+      y = NonMaxSuppression (boxes, scores, most, iou, least)
+    }"""
+    check(text, {"all": np.random.default_rng(0).random((1, 40, 6)).astype(f32)})

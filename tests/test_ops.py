@@ -436,6 +436,7 @@ def convolutions() -> Iterator[Case]:
     yield Case("ConvTranspose", [x, f32(4, 2, 2, 2)], {"pads": [2, 2, 2, 1]}, keep=KERNELS)
     for auto in ("SAME_UPPER", "SAME_LOWER", "VALID"):
         yield Case("ConvTranspose", [x, w], {"auto_pad": auto, "strides": [2, 2]}, keep=KERNELS)
+        yield Case("ConvTranspose", [x, w], {"auto_pad": auto, "strides": [5, 4]}, keep=KERNELS)
     yield Case("ConvTranspose", [x, w], {"strides": [2, 2], "output_shape": [10, 12]}, keep=KERNELS)
     yield Case(
         "ConvTranspose",
@@ -476,6 +477,11 @@ def pools() -> Iterator[Case]:
                 yield Case("AveragePool", [x], {**attrs, "count_include_pad": include}, opset=10)
     yield Case("MaxPool", [x], {"kernel_shape": [2, 2], "storage_order": 1, "strides": [2, 2]}, outputs=2)
     yield Case("MaxPool", [ints(0, 255, 1, 2, 5, dtype=np.uint8)], {"kernel_shape": [3], "pads": [1, 1]})
+    for low, dtype in ((0, np.uint8), (-128, np.int8)):  # the padding is nobody's maximum
+        least = ints(low, low + 2, 2, 3, 9, 7, dtype=dtype)
+        yield Case("MaxPool", [least], {"kernel_shape": [2, 3], "pads": [1, 1, 1, 1]}, outputs=2)
+    hole = np.where(ints(0, 3, 2, 3, 9, 7) == 0, f32(2, 3, 9, 7), np.float32(-np.inf))
+    yield Case("MaxPool", [hole], {"kernel_shape": [2, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}, outputs=2)
     yield Case("MaxPool", [f32(1, 2, 5)], {"kernel_shape": [2]}, opset=8)
     yield Case("AveragePool", [f32(1, 2, 4, 5, 6)], {"kernel_shape": [2, 2, 2], "pads": [1] * 6})
     for name in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
@@ -566,6 +572,13 @@ def resizes() -> Iterator[Case]:
         photo, attrs = [f32(1, 2, 61, 83), None, None, i64(1, 2, 23, 31)], {"mode": mode, "antialias": 1}
         yield Case("Resize", photo, attrs, opset=18, const=[3], dynamic=False, rtol=1e-4)
         yield Case("Resize", photo, {**attrs, "exclude_outside": 1}, opset=18, const=[3], dynamic=False, rtol=1e-4)
+        for dtype in (np.uint8, np.int32):  # rounded after each axis; with weights that are exact, ties are ties
+            whole = [ints(0, 256, 1, 2, 32, 20).astype(dtype), None, None, i64(1, 2, 16, 40)]
+            yield Case("Resize", whole, attrs, opset=18, const=[3], dynamic=False)
+    scales = np.array([1, 1, 1.5, 2], np.float32)  # the roi has no part in the size
+    yield Case("Resize", [x, roi, scales], {**crop, "mode": "linear"}, opset=13, const=[1, 2])
+    line = [f32(40), None, None, i64(9)]
+    yield Case("Resize", line, attrs, opset=18, const=[3], dynamic=False, oracle="reference", rtol=1e-4)
     for policy in ("not_larger", "not_smaller"):
         attrs = {"axes": [2, 3], "keep_aspect_ratio_policy": policy}
         yield Case("Resize", [x, None, None, i64(7, 8)], attrs, opset=18, const=[3], dynamic=False)
@@ -892,7 +905,7 @@ def pooled_regions() -> Iterator[Case]:
     corners = np.sort(rng.uniform(-3, 16, (17, 2, 2)), 1).reshape(17, 4)
     rois = np.concatenate([ints(0, 2, 17, 1), corners], 1).astype(np.float32)
     for shape, scale in (([2, 3], 1.0), ([3, 3], 0.5), ([1, 7], 0.0625), ([5, 2], 0.7)):
-        yield Case("MaxRoiPool", [x, rois], {"pooled_shape": shape, "spatial_scale": scale}, opset=13, keep=(5,))
+        yield Case("MaxRoiPool", [x, rois], {"pooled_shape": shape, "spatial_scale": scale}, opset=13)
 
 
 FAMILIES = [

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from onnxc.runtime.outputs import LARGE, OutputPool, has_large
+from onnxc.runtime.outputs import KEPT, KEPT_BYTES, LARGE, OutputPool, has_large
 
 SPEC = ((LARGE // 4, 2), np.dtype(np.float32))
 
@@ -33,6 +33,22 @@ def test_memory_in_use_is_left_alone_even_by_a_view() -> None:
         (other,) = pool.arrays([SPEC])
         other[:] = 1
     assert (part == 7).all()
+
+
+def test_sizes_that_change_from_call_to_call_are_forgotten() -> None:
+    pool = OutputPool()
+    for rows in range(1, 400):
+        arrays = pool.arrays([((LARGE, rows), np.dtype(np.uint8)), ((LARGE, rows + 1), np.dtype(np.uint8))])
+    del arrays
+    held = sum(size * len(blocks) for size, blocks in pool._blocks.items())
+    assert held <= max(KEPT_BYTES, KEPT * LARGE * 2 * 400)
+
+
+def test_sizes_that_alternate_are_kept() -> None:
+    pool = OutputPool()
+    few, many = [((LARGE, 3), np.dtype(np.uint8))], [((LARGE, 1000), np.dtype(np.uint8))]
+    places = [[address(pool.arrays(specs)[0]) for specs in (few, many)] for _ in range(4)]
+    assert places[1:] == places[:1] * 3
 
 
 def test_shapes_dtypes_and_empty_outputs() -> None:

@@ -62,6 +62,19 @@ def test_what_is_written_comes_back(path: Path) -> None:
             package.section("other")
 
 
+def test_sections_of_several_huge_pages(tmp_path: Path) -> None:
+    huge = package_module.HUGE_PAGE
+    data = np.random.default_rng(3).integers(0, 256, 2 * huge + 12345, np.uint8)
+    parts = [memoryview(data[:7]), memoryview(data[7 : huge + 9]), memoryview(data[huge + 9 :])]
+    starts = [4096]  # of the pieces: where they end, a huge page ends, or a part
+    for piece in package_module._pieces(parts, 4096):
+        starts.append(starts[-1] + piece.nbytes)
+    assert starts == [4096, 4096 + 7, huge, 4096 + huge + 9, 2 * huge, 4096 + data.nbytes]
+    write_package(tmp_path / "m.onnxc", MANIFEST, {"program.so": b"code", "weights": parts})
+    with open_package(tmp_path / "m.onnxc", check_weights=True) as package:
+        assert np.array_equal(np.frombuffer(package.section("weights"), np.uint8), data)
+
+
 def test_sections_start_on_pages_and_are_read_only(path: Path) -> None:
     package = open_package(path)
     array = np.frombuffer(package.section("weights"), np.uint8)

@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -149,3 +150,36 @@ def test_what_was_compiled_before_changes_no_program(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("onnxc.loops.access._fresh", count(start))
         texts.append(onnxc.compile(m, cache=False).source)
     assert set(texts) == {texts[0]}
+
+
+def test_vectors_of_what_has_loops_of_its_own() -> None:
+    """A condition of whole rows that is an output too does not decide along which loop the rows are computed."""
+    m = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+    g (int64[2] n, int64[1, 1, 9, 1] at, float[2, 3, 9, 64] x) => (float[2, 3, 9, 64] y, bool[2, 1, 9, 1] seen) {
+      shape = Constant <value = int64[4] {2, 1, 1, 1}> ()  zero = Constant <value = float {0}> ()
+      end = Reshape (n, shape)  seen = Less (at, end)  y = Where (seen, x, zero)
+    }""")
+    compiled = onnxc.compile(m)
+    (kernel,) = compiled.explain().kernels
+    assert kernel.kind == "loops"
+    text = compiled.explain().source(0)
+    assert "stl(" in text and "sts(" not in text and "lds(" not in text
+    n, at, x = np.array([4, 9]), np.arange(9).reshape(1, 1, 9, 1), weight(2, 3, 9, 64)
+    y, seen = compiled.run(None, {"n": n, "at": at, "x": x})
+    np.testing.assert_array_equal(seen, at < n.reshape(2, 1, 1, 1))
+    np.testing.assert_array_equal(y, np.where(seen, x, 0))
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+def test_a_long_chain_of_single_numbers_is_several_kernels(fusion: bool) -> None:
+    """Single numbers are computed where they are used, as far as a kernel's terms do not grow too deep."""
+    steps = [("Abs", 1), ("Add", 2), ("Neg", 1), ("Sub", 2)] * 100
+    nodes = [helper.make_node(op, [f"v{k}", "v0"][:n], [f"v{k + 1}"]) for k, (op, n) in enumerate(steps)]
+    nodes.append(helper.make_node("Mul", ["x", f"v{len(steps)}"], ["y"]))
+    compiled = onnxc.compile(model(nodes, {"v0": [], "x": [7]}, ["y"], {}), fusion=fusion)
+    assert 2 <= len(compiled.explain().kernels) <= 4
+    x, start = weight(7), np.float32(0.3)
+    v = start
+    for _ in range(len(steps) // 4):
+        v = -(abs(v) + start) - start
+    np.testing.assert_array_equal(compiled(start, x)["y"], x * v)

@@ -488,6 +488,19 @@ def test_each_iteration_draws_anew(seed: str, condition: str) -> None:
     np.testing.assert_array_equal(run(*given)["all"], first)
 
 
+def test_an_exported_loop_draws_the_same() -> None:
+    """Its generator is a long chain of single numbers, as operators of ONNX."""
+    seven = "{\n  k = Constant<value = int64 {7}> ()\n"
+    text = (LOOP % ("", "on", "")).replace(", int64 k", "").replace("{\n", seven, 1)
+    graph = load(model(text, 18))
+    for _, run in passes(PassOptions()):
+        graph = run(graph)
+    x = np.zeros(5, np.float32)
+    ours, again = compiled(text, 18, seed=0), onnxc.compile(to_onnx(graph))
+    for a, b in zip(again(x), ours(x), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_branches_draw() -> None:
     run = compiled(
         """(float[500] x, bool c) => (float[500] y) {

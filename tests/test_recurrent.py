@@ -72,6 +72,7 @@ def test_sequence_lengths_and_initial_states(op: str, direction: str) -> None:
     if op == "LSTM":
         extras["initial_c"] = rng.standard_normal((d, BATCH, HIDDEN))
     agrees(recurrent_model(op, d, extras, direction=direction))
+    agrees(recurrent_model(op, d, extras | {"sequence_lens": np.array([5, 0, 3])}, direction=direction))
 
 
 def test_peepholes_and_clip() -> None:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import onnxc
-from onnxc.errors import InputError
+from onnxc.errors import InputError, UnsupportedError
 from onnxc.optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
 from onnxc.training.step import TrainingStep, compile_training
 from tests.small_models import Array, parse
@@ -221,11 +221,18 @@ NORMALIZED = """
 """
 
 
-def test_running_statistics_follow_the_batches() -> None:
-    proto = parse(NORMALIZED, 20)
+INFERRING = NORMALIZED.replace(", new_mean, new_var", "").replace("training_mode = 1, ", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "opset"),
+    [(NORMALIZED, 20), (NORMALIZED.replace("training_mode = 1, ", ""), 13), (INFERRING, 20), (INFERRING, 13)],
+)
+def test_running_statistics_follow_the_batches(text: str, opset: int) -> None:
+    proto = parse(text, opset)
     start = {"scale": [1, 2, 3], "bias": [0, 1, 0], "mean": [0, 0, 0], "var": [1, 1, 1]}
     proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a, np.float32), n) for n, a in start.items())
-    step = compile_training(proto, optimizer=SGD(lr=0.1))
+    step = compile_training(proto, optimizer=SGD(lr=0.1), batch_statistics=text is INFERRING)
     mean, var = np.zeros(3), np.ones(3)
     for _ in range(3):
         x = RNG.standard_normal((5, 3, 4)).astype(np.float32) * 3 + 1
@@ -235,6 +242,59 @@ def test_running_statistics_follow_the_batches() -> None:
     np.testing.assert_allclose(step.parameters["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(step.parameters["var"], var, rtol=1e-5)
     assert not np.array_equal(step.parameters["scale"], np.asarray(start["scale"], np.float32))
+    tuned = step.to_onnx()
+    assert tuned is not None and tuned.graph.node == proto.graph.node
+    assert set(compile_training(proto, optimizer=SGD(lr=0.1)).parameters) == (
+        {"scale", "bias"} if text is INFERRING else start.keys()
+    )
+
+
+def _normalizing(text: str, weights: dict[str, list[float]]) -> onnx.ModelProto:
+    proto = parse(text, 20)
+    proto.graph.initializer.extend(numpy_helper.from_array(np.float32(a), n) for n, a in weights.items())
+    return proto
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_normalization_that_is_used_twice_takes_its_statistics_further(trained: bool) -> None:
+    results, attribute = (", m1, v1", ", m2, v2"), "<training_mode = 1>"
+    if not trained:
+        results, attribute = ("", ""), ""
+    text = f"""(float[6, 2] x, float[2] s, float[2] b, float[2] mean, float[2] var) => (float loss) {{
+      y{results[0]} = BatchNormalization{attribute}(x, s, b, mean, var)
+      y2 = Mul(y, y)
+      z{results[1]} = BatchNormalization{attribute}(y2, s, b, mean, var)
+      q = Mul(z, z)
+      loss = ReduceSum<keepdims = 0>(q)
+    }}"""
+    start = {"s": [1.0, 2.0], "b": [0.5, 0.1], "mean": [0.0, 0.0], "var": [1.0, 1.0]}
+    step = compile_training(_normalizing(text, start), optimizer=SGD(lr=0.1), batch_statistics=not trained)
+    x = np.random.default_rng(1).standard_normal((6, 2)).astype(np.float32)
+    step(x)
+    y = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * start["s"] + start["b"]
+    mean, var = np.zeros(2), np.ones(2)
+    for v in (x, y * y):
+        mean, var = 0.9 * mean + 0.1 * v.mean(0), 0.9 * var + 0.1 * v.var(0)
+    np.testing.assert_allclose(step.parameters["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(step.parameters["var"], var, rtol=1e-5)
+
+
+def test_a_normalization_that_cannot_change_its_mode_is_named() -> None:
+    weights = {"s": [1.0, 2.0], "b": [0.5, 0.1], "mean": [0.0, 0.0], "var": [1.0, 1.0]}
+    inside = """(float[6, 2] x, bool c, float[2] s, float[2] b, float[2] mean, float[2] var) => (float loss) {
+      y = If(c) <then_branch = t () => (float[6, 2] u) { u = BatchNormalization(x, s, b, mean, var) },
+                 else_branch = e () => (float[6, 2] w) { w = Mul(x, s) }>
+      loss = ReduceSum<keepdims = 0>(y)
+    }"""
+    with pytest.raises(UnsupportedError, match=r"batch_statistics: n\d BatchNormalization is inside of n0 If"):
+        compile_training(_normalizing(inside, weights), optimizer=SGD(lr=0.1), batch_statistics=True)
+    given = """(float[6, 2] x, float[2] mean, float[2] var, float[2] s, float[2] b) => (float loss) {
+      y = BatchNormalization(x, s, b, mean, var)
+      loss = ReduceSum<keepdims = 0>(y)
+    }"""
+    own = {name: weights[name] for name in ("s", "b")}
+    with pytest.raises(UnsupportedError, match="n0 BatchNormalization has statistics that are no weights"):
+        compile_training(_normalizing(given, own), optimizer=SGD(lr=0.1), batch_statistics=True)
 
 
 @pytest.mark.parametrize(

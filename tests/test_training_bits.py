@@ -15,8 +15,9 @@ from onnxc.codegen.cpp.program import ProgramWriter
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
-from onnxc.optim import SGD
+from onnxc.optim import SGD, AdamW
 from onnxc.planner.fusion import plan
+from onnxc.planner.groups import OF_STEPS, FusionOptions
 from onnxc.planner.layout import Layout, assign
 from onnxc.planner.order import sum_orders
 from onnxc.planner.section import SumOrder
@@ -185,3 +186,16 @@ def test_sums_of_two_orders_are_in_two_kernels() -> None:
             assert len({o.across for o in orders if o is not None}) <= 1
     free = plan(graph, assign(graph, ENABLED))
     assert all(s.orders is None for g in free.groups for s in g.sections)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_switches_change_the_plan_alone(name: str) -> None:
+    model, inputs = net(name)
+    wanted: dict[str, Array] | None = None
+    for fusion in (True, *(FusionOptions(**{switch: False}) for switch in OF_STEPS), False):
+        optimizer = AdamW(lr=0.01)
+        step = compile_training(model, loss="loss", optimizer=optimizer, memory_budget=0.5, fusion=fusion, cache=False)
+        found = {f"loss {k}": np.asarray(step(*inputs)["loss"]) for k in range(3)} | dict(step.parameters)
+        wanted = wanted or found
+        for value, array in found.items():
+            np.testing.assert_array_equal(array, wanted[value], err_msg=f"{value} {fusion}")

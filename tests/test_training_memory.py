@@ -23,7 +23,7 @@ from onnxc.planner.groups import FusionOptions, Plan
 from onnxc.planner.in_place import UPDATES, Overwriting, late_nodes, updates_of
 from onnxc.planner.layout import assign
 from onnxc.planner.memory import assign_offsets, lifetimes
-from onnxc.planner.partition import _policies, planned, recompute
+from onnxc.planner.partition import BUDGET, _policies, planned, recompute
 from onnxc.planner.templates import ENABLED
 from onnxc.training.graph import Update, slots_of, step_graph
 from onnxc.training.step import TrainingStep, compile_training
@@ -236,9 +236,8 @@ def test_losses_do_not_depend_on_what_is_computed_again() -> None:
         wanted = wanted or found
 
 
-def test_stretches_are_computed_again_one_after_the_other() -> None:
-    """Of a chain of equal layers some results are saved, and what is between is computed again, stretch by stretch."""
-    count = 12
+def layers(count: int) -> onnx.ModelProto:
+    """A chain of equal layers."""
     lines = [f"h{k} = MatMul(z{k}, w{k})\n r{k} = Relu(h{k})\n z{k + 1} = Add(z{k}, r{k})" for k in range(count)]
     inputs = "".join(f", float[16, 16] w{k}" for k in range(count))
     text = (
@@ -252,6 +251,12 @@ def test_stretches_are_computed_again_one_after_the_other() -> None:
     proto = parse(text, 20)
     for k in range(count):
         proto.graph.initializer.append(numpy_helper.from_array(0.05 * normal(16, 16), f"w{k}"))
+    return proto
+
+
+def test_stretches_are_computed_again_one_after_the_other() -> None:
+    """Of a chain of equal layers some results are saved, and what is between is computed again, stretch by stretch."""
+    proto = layers(12)
     x, found, peaks = normal(512, 16), [], []
     for budget in (1.0, 0.5):
         step = compile_training(proto, loss="loss", optimizer=SGD(lr=0.1), memory_budget=budget)
@@ -347,6 +352,19 @@ def test_all_parameters_and_states_are_updated_in_place() -> None:
     late = late_nodes(found.graph)
     stored = {tuple(b.value.shape) for b in lifetimes(found) if b.value.node is None or id(b.value.node) in late}
     assert SHAPES["head"] not in stored
+
+
+def test_what_switches_switch_off() -> None:
+    def peak(budget: float, **switches: bool) -> int:
+        graph = prepared_step(AdamW(), layers(6))
+        graph.metadata[BUDGET] = budget
+        found = planned(graph, FusionOptions(**switches))
+        assert bool(found.layout.shared) == switches.get("in_place", True)
+        buffers = lifetimes(found)
+        return assign_offsets([int(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers])[1]
+
+    peak(1.0, in_place=False)
+    assert peak(0.5, recompute=False) == peak(1.0, recompute=False) >= peak(1.0) > peak(0.5)
 
 
 def test_buffers_that_live_together_do_not_overlap() -> None:

@@ -6,6 +6,7 @@ There is no interpreter of Gluon: what these kernels compute is tested on a GPU 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 
 import onnxc
+from onnxc.codegen.triton import program as triton_program
 from onnxc.codegen.triton.attention_tiles import Facts, candidates
 from onnxc.codegen.triton.program import Program
 from tests.test_triton_attention import INF, Case, band, needs_triton, normal
 from tests.triton_simulator import Request, program_of
+
+LIBRARY = Path(triton_program.__file__).with_name("library_roles.py")
 
 
 def laid_out(queries: int, keys: int, depth: int, shared: int = 1, heads: int = 2) -> Case:
@@ -34,14 +38,19 @@ def with_roles(case: Case, which: str = "roles=") -> tuple[Program, str]:
     return program, choice.candidates[number]
 
 
-def placed(program: Program, tiles: int, numbers: dict[int, int]) -> list[tuple[Any, ...]]:
-    """What the kernel's own function says of each tile."""
+def placed(program: Program, tiles: int, numbers: dict[int, int], programs: int = 3) -> list[tuple[Any, ...]]:
+    """What the kernel's own functions say of each tile, program by program."""
     (text,) = program.kernels.values()
-    source = re.search(r"def ox_own_place.*?\n\n", text, re.DOTALL)
-    assert source is not None
-    names: dict[str, Any] = {"gl": SimpleNamespace(maximum=max, minimum=min)}
-    exec(source.group(), names)
-    return [names["ox_own_place"](tile, numbers) for tile in range(tiles)]
+    parts = [re.search(rf"def {name}.*?\n\n", text, re.DOTALL) for name in ("ox_own_span", "ox_own_place")]
+    shared = re.findall(r"def ox_share.*?\n\n", LIBRARY.read_text() + "\n", re.DOTALL)
+    gl = SimpleNamespace(maximum=max, minimum=min, num_programs=lambda _: programs)
+    names: dict[str, Any] = {"gl": gl}
+    exec("".join([*shared, *(part.group() for part in parts if part)]), names)
+    found = []
+    for pid in range(programs):
+        gl.program_id = lambda _, pid=pid: pid
+        found += [names["ox_own_place"](tile, numbers) for tile in range(*names["ox_own_span"]({0: tiles, **numbers}))]
+    return found
 
 
 @needs_triton
@@ -93,6 +102,21 @@ def test_heads_that_share_keys() -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    ("count", "heads", "programs"), [(8, 18, 33), (16, 9, 33), (5, 7, 132), (6, 3, 4), (1, 9, 4), (16, 3, 4)]
+)
+def test_causal_tiles_are_shared_out(count: int, heads: int, programs: int) -> None:
+    """Each is one program's."""
+    case = laid_out(128 * count, 128 * count, 128, heads=heads)
+    case.masked(band(128 * count, 128 * count, None, 0, -INF), constant=True)
+    program, _ = with_roles(case, "rows=128 keys=128 warps=8 stages=2 roles=2")
+    found = placed(program, count * heads, {}, programs)
+    assert sorted((out, row0) for row0, *_, out in found) == [
+        (head * 128 * count * 128, row * 128) for head in range(heads) for row in range(count)
+    ]
+
+
+@needs_triton
 def test_what_has_no_roles() -> None:
     """Masks that are read, heads of other sizes, float32, few queries, and everything without an architecture."""
     cases = [
@@ -111,23 +135,24 @@ def test_when_warps_have_roles() -> None:
         return candidates(Facts(queries, keys, heads, depth, 16, causal, True, True))[0].roles
 
     assert first(1024, 1024, 64, 128) == first(1024, 1024, 64, 128, True) == first(4096, 4096, 64, 64) == 2
+    assert first(1024, 1024, 64, 64) == first(1024, 1024, 64, 64, True) == first(16384, 16384, 16, 128, True) == 2
     assert first(16384, 16384, 16, 128) == 1
-    assert first(1024, 1024, 4, 128) == first(1024, 1024, 64, 64) == first(4096, 4096, 64, 64, True) == 0
+    assert first(1024, 1024, 4, 128) == first(512, 512, 64, 64) == 0
     assert first(140, 1024, 900, 128) == 0
 
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("queries", "keys", "depth", "shared", "lower", "upper", "threads"),
-    [(512, 512, 128, 1, None, 0, 384), (300, 500, 64, 4, -130, 40, 512)],
+    ("queries", "keys", "depth", "shared", "lower", "upper", "rows", "threads"),
+    [(512, 512, 128, 1, None, 0, 128, 384), (300, 500, 64, 4, -130, 40, 192, 512)],
 )
 def test_machine_code(
-    queries: int, keys: int, depth: int, shared: int, lower: int | None, upper: int | None, threads: int
+    queries: int, keys: int, depth: int, shared: int, lower: int | None, upper: int | None, rows: int, threads: int
 ) -> None:
     from onnxc.codegen.triton.cubin import KernelError, compile_program
 
     case = laid_out(queries, keys, depth, shared).masked(band(queries, keys, lower, upper, -INF), True)
-    program, name = with_roles(case)
+    program, name = with_roles(case, f"rows={rows} keys=128 warps={rows // 16} stages=2 roles=")
     (image,) = compile_program(program, 90, 1)
     assert image.threads == threads and image.scratch > 0 and image.resident == int("roles=2" in name)
     with pytest.raises(KernelError, match="sm_90"):

@@ -293,6 +293,7 @@ class Interpreter:
         namespace["libdevice"] = Libdevice(self.interpreter)
         namespace["ox_tanh_half"] = namespace["libdevice"].tanh  # written in PTX
         namespace["ox_exp2_half"] = namespace["libdevice"].exp2
+        namespace["ox_rcp_half"] = lambda x: 1.0 / x
         namespace["ox_again"] = lambda x: x
         return namespace
 

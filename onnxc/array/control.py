@@ -17,6 +17,7 @@ from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
 from onnxc.frontends.trace import Trace, current
 from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Expr, always_equal, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType, same_shape
@@ -71,8 +72,7 @@ def while_loop(condition: Function, body: Function, init: Any) -> Any:
         init: the first state, a tree of arrays. A number of Python gets the dtype that the body makes of it.
 
     Raises:
-        InputError: the body changes what the state is like: it names the place. UnsupportedError: when it is
-        differentiated (a :func:`fori_loop` of a known length can be).
+        InputError: the body changes what the state is like: it names the place.
     """
     trace = current()
     if trace is None:
@@ -196,7 +196,7 @@ class _Ends:
         self.tree = tree
         leaves, self.spec = flatten(tree)
         self.values = [value_of(asarray(x), trace) for x in leaves]
-        self.weak = [type(x) in NUMBERS for x in leaves]
+        self.weak = [x.weak if isinstance(x, Array) else type(x) in NUMBERS for x in leaves]
 
     def check_like(self, other: _Ends, what: str, name: str) -> None:
         """InputError where it is not of the structure and types of another."""
@@ -258,10 +258,16 @@ class _State:
             pairs = zip(ends.values, ends.weak, self.values, strict=True)
             with trace.source(self.name):
                 ends.values = [
-                    trace.builder.cast(v, x.dtype) if weak and x.dtype not in PART else v for v, weak, x in pairs
+                    trace.builder.cast(v, x.dtype) if weak and _takes(x.dtype, v.dtype) else v for v, weak, x in pairs
                 ]
         ends.check_like(self.first, f"the body of {self.name} is given and returns", "state")
         return ends.values
+
+
+def _takes(state: DType, number: DType) -> bool:
+    """Whether a number of Python counts less than a state's array: an integer does not take a float."""
+    ranks = [2 if d.is_float else 0 if d is dtypes.boolean else 1 for d in (state, number)]
+    return state not in PART and number not in PART and ranks[0] >= ranks[1]
 
 
 def _settled(init: Any, step: Callable[[Any], Any]) -> Any:
@@ -287,7 +293,7 @@ def _same_state(after: Any, before: Any, name: str) -> Any:
     found = []
     for x, y, place in zip(old, new, places(before, "state"), strict=True):
         array = asarray(y)
-        if type(y) in NUMBERS and isinstance(x, Array):
+        if type(y) in NUMBERS and isinstance(x, Array) and _takes(*(dtypes.from_numpy(v.dtype) for v in (x, array))):
             array = call_one(_cast, array, name=name, to=dtypes.from_numpy(x.dtype))
         if isinstance(x, Array) and (x.dtype != array.dtype or x.shape != array.shape):
             raise InputError(

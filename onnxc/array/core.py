@@ -12,14 +12,15 @@ is given everything else that decides as `static` arguments (numbers, strings, N
 and dicts of these), and may look at shapes (dims are ints, or `onnxc.ir.expr.Expr` in a trace with dynamic dims) and at
 `b.known(value)`. It raises errors of `onnxc.errors`; the user's line is added to them here.
 
-- `asarray(x)`: what is concrete (numpy's arrays and numbers) as an `Array`; an Array as it is.
+- `asarray(x)`: what is concrete (numpy's arrays and numbers) as an `Array`; an Array as it is; a dynamic size too.
 - `known(x)`: the content as a numpy array, where it is known now: of concrete arrays, and of constants in a trace.
 - `content(x, what, instead)`: as `known`, and a TraceError with the user's line where it is not: for functions whose
   results have shapes that depend on data (`nonzero`, `unique_values`).
 
 A number of Python that is given to a jitted function becomes a traced array with `x.weak`, of int64, float64, bool or
 complex128: in promotion it stands for a number of Python, so the other operand's dtype wins
-(`array_api.add(float32_array, weak_float64)` is float32, as with a number of Python).
+(`array_api.add(float32_array, weak_float64)` is float32, as with a number of Python). What operators make of such
+numbers alone is one too, and a dynamic size (`x.shape[0]`) beside an array.
 
 Dtypes are numpy's (`np.dtype("float32")`); the device is `"cpu"`. Operators and methods of Array look their functions
 up in `onnxc.array_api` by the names of the standard (`x + 1` is `array_api.add(x, 1)`); indexing is
@@ -40,6 +41,7 @@ from onnxc.array.eager import run_eagerly
 from onnxc.errors import InputError, TraceError
 from onnxc.frontends.trace import Trace, current, user_line
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Expr
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.pairs import Complex, Number, known_pair, opened, pair
@@ -51,6 +53,7 @@ _UFUNCS = {  # numpy's names of functions that the standard calls otherwise
     "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "conjugate": "conj",
 }  # fmt: skip
 _NUMBERS = (int, float, complex, np.ndarray, np.generic)
+_SCALARS = (bool, int, float, complex, Expr)
 
 
 class Array:
@@ -265,9 +268,9 @@ def _add_operators() -> None:
 
 def _binary(name: str, function: str) -> Callable[[Array, Any], Any]:
     def method(self: Array, other: Any, /) -> Any:
-        if not isinstance(other, (Array, *_NUMBERS)):
+        if not isinstance(other, _OPERANDS):
             return NotImplemented
-        return getattr(_api(), function)(self, other)
+        return _weak_of(getattr(_api(), function)(self, other), self, other)
 
     method.__name__ = name
     return method
@@ -275,9 +278,9 @@ def _binary(name: str, function: str) -> Callable[[Array, Any], Any]:
 
 def _reflected(name: str, function: str) -> Callable[[Array, Any], Any]:
     def method(self: Array, other: Any, /) -> Any:
-        if not isinstance(other, (Array, *_NUMBERS)):
+        if not isinstance(other, _OPERANDS):
             return NotImplemented
-        return getattr(_api(), function)(other, self)
+        return _weak_of(getattr(_api(), function)(other, self), self, other)
 
     method.__name__ = name
     return method
@@ -285,9 +288,10 @@ def _reflected(name: str, function: str) -> Callable[[Array, Any], Any]:
 
 def _in_place(name: str, function: str) -> Callable[[Array, Any], Any]:
     def method(self: Array, other: Any, /) -> Any:
-        if not isinstance(other, (Array, *_NUMBERS)):
+        if not isinstance(other, _OPERANDS):
             return NotImplemented
-        return self._become(getattr(_api(), function)(self, other))
+        found = _weak_of(getattr(_api(), function)(self, other), self, other)
+        return found if self.weak else self._become(found)  # a number of Python does not change
 
     method.__name__ = name
     return method
@@ -295,10 +299,20 @@ def _in_place(name: str, function: str) -> Callable[[Array, Any], Any]:
 
 def _unary(name: str, function: str) -> Callable[[Array], Any]:
     def method(self: Array, /) -> Any:
-        return getattr(_api(), function)(self)
+        return _weak_of(getattr(_api(), function)(self), self)
 
     method.__name__ = name
     return method
+
+
+_OPERANDS = (Array, Expr, *_NUMBERS)
+
+
+def _weak_of(found: Array, *operands: Any) -> Array:
+    """A result that counts as little as its operands, where all are numbers of Python, or sizes."""
+    if operands[0].weak and all(x.weak if isinstance(x, Array) else type(x) in _SCALARS for x in operands):
+        found.weak = True
+    return found
 
 
 _add_operators()
@@ -321,14 +335,25 @@ def traced(value: Value, trace: Trace, weak: bool = False) -> Array:
     return self
 
 
+def size(x: Expr, weak: bool = False) -> Array:
+    """A dynamic size as an array of int64, without axes."""
+    trace = current()
+    if trace is None:
+        raise TraceError(f"{user_line()}: a dynamic size ({x}) is used outside of the function that is traced")
+    with trace.source("shape"):
+        return traced(trace.builder.size_as(x, dtypes.int64), trace, weak)
+
+
 def asarray(x: Any) -> Array:
-    """An Array as it is; numpy's arrays and numbers, and Python's, as an Array of numpy's dtype for them.
+    """An Array as it is; numpy's arrays and numbers, and Python's, as an Array of numpy's dtype for them; sizes.
 
     Raises:
         InputError: for elements of a dtype that ONNX does not have.
     """
     if isinstance(x, Array):
         return x
+    if isinstance(x, Expr):
+        return size(x)
     data = np.asarray(x)
     try:
         found = dtypes.from_numpy(data.dtype)

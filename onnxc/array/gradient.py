@@ -224,7 +224,7 @@ def _own(trace: Trace, leaves: Sequence[Any], primals: Sequence[Any]) -> list[Va
 def _kept(b: Builder, start: int, wrt: Sequence[Value]) -> list[Node]:
     """The nodes since `start`; loops among them keep what the way back reads."""
     part = Graph(list(wrt), [], b.nodes[start:], [])
-    b.nodes[start:] = keep_steps(part, wrt).nodes
+    b.nodes[start:] = keep_steps(part, wrt, b.run_time).nodes
     return b.nodes[start:]
 
 

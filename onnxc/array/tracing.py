@@ -14,6 +14,7 @@ from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.errors import InputError
 from onnxc.frontends.trace import Trace
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Expr
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 
@@ -103,7 +104,7 @@ def results_of(found: Any, trace: Trace, name: str) -> tuple[list[Value], Result
     kept: list[Any] = []
     held: list[bool] = []
     for k, leaf in enumerate(leaves):
-        is_array = isinstance(leaf, (Array, np.ndarray, np.generic))
+        is_array = isinstance(leaf, (Array, Expr, np.ndarray, np.generic))
         if not is_array and not isinstance(leaf, _HELD):
             place = places(found, "result")[k]
             raise InputError(

@@ -49,7 +49,7 @@ def asarray(
     """
     checked_device(device)
     wanted = None if dtype is None else checked_dtype(dtype)
-    if isinstance(obj, (Array, np.ndarray, np.generic)):
+    if isinstance(obj, (Array, Expr, np.ndarray, np.generic)):
         x = as_array(obj)
         if copy is False and wanted not in (None, x.dtype):
             raise ValueError(f"{x.dtype} becomes {wanted} by a copy only")
@@ -69,7 +69,7 @@ def _no_view(obj: Any) -> Array:
 def _has_traced(obj: Any) -> builtins.bool:
     if isinstance(obj, (list, tuple)):
         return any(map(_has_traced, obj))
-    return isinstance(obj, Array) and obj.is_traced
+    return isinstance(obj, Expr) or (isinstance(obj, Array) and obj.is_traced)
 
 
 def _of_data(obj: Any, dtype: Dtype | None) -> Array:

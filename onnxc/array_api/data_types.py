@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.core import Array, call, checked, concrete, traced
+from onnxc.array.core import Array, call, checked, concrete, size, traced
 from onnxc.array_api import numbers
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Expr
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number
 
@@ -127,6 +128,8 @@ def _array(x: Any, name: str) -> Array:
         return x
     if isinstance(x, (np.ndarray, np.generic)):
         return concrete(np.asarray(x))
+    if isinstance(x, Expr):
+        return size(x, weak=True)
     raise TypeError(f"{name} is of arrays, not of {type(x).__name__}")
 
 
@@ -155,6 +158,8 @@ def promoted(name: str, *xs: Any, kinds: Sequence[str] = ()) -> list[Array]:
         dtype = result_type(*given)
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
+    if "real floating" in kinds and is_kind(dtype, "integral") and all(map(is_number, given)):
+        dtype = float64  # as Python divides its integers
     if kinds and not is_kind(dtype, *kinds):
         raise TypeError(f"{name} is of {' or '.join(kinds)} arrays, not of {dtype}")
     return [astype(x, dtype, copy=False) if isinstance(x, Array) else number(x, dtype) for x in given]

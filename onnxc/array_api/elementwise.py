@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from onnxc.array.core import Array, call
 from onnxc.array_api import complexes, numbers, reals
-from onnxc.array_api.data_types import Scalar, array, astype, is_kind, number, promoted, result_type, same
+from onnxc.array_api.data_types import Scalar, array, astype, is_kind, is_number, number, promoted, result_type, same
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Expr
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Complex, Number
@@ -201,6 +202,8 @@ def remainder(x1: Operand, x2: Operand, /) -> Array:
 
 def pow(x1: Operand, x2: Operand, /) -> Array:
     """x1 to the power x2; of integers modulo 2^bits."""
+    if isinstance(x2, int) and x2 < 0 and is_number(x1):
+        x2 = float(x2)  # as Python
     return _binary("pow", x1, x2, "numeric")
 
 
@@ -249,12 +252,14 @@ def minimum(x1: Operand, x2: Operand, /) -> Array:
     return _binary("minimum", x1, x2, *_REAL)
 
 
-def clip(x: Array, /, min: Operand | None = None, max: Operand | None = None) -> Array:
+def clip(x: Array, /, min: Operand | Expr | None = None, max: Operand | Expr | None = None) -> Array:
     """Limited to [min, max], in the dtype of x; NaN where x or a limit is."""
     x = array(x, "clip", *_REAL)
     for name, limit in (("maximum", min), ("minimum", max)):
         if limit is None:
             continue
+        if isinstance(limit, Expr):
+            limit = array(limit, "clip")
         if isinstance(limit, Array):
             result_type(x, limit)  # of kinds that mix
             bound = astype(limit, x.dtype, copy=False)

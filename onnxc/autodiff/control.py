@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnxc.autodiff import loops
 from onnxc.autodiff.elementwise import zeros_like
 from onnxc.autodiff.reverse import active_values, gradients
 from onnxc.autodiff.rules import Gradients, Step, rule
@@ -15,26 +16,36 @@ from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.control import close_region, scan_types
+from onnxc.primitives.host import RunTime
+from onnxc.primitives.symbols import symbols_of
 
 # ------------------------------------------------------------ before differentiation
 
 
-def keep_steps(graph: Graph, wrt: Sequence[Value]) -> Graph:
-    """The graph with scans that keep, step by step, what the way back starts from.
+def keep_steps(graph: Graph, wrt: Sequence[Value], run_time: RunTime | None = None) -> Graph:
+    """The graph with loops that keep, step by step, what the way back starts from.
 
     Each scan that depends on `wrt` gets further results: its states before each step, and the products made in it
-    (`saved` counts them). All else the way back computes again. `onnxc.autodiff.clean.drop_unused` takes away what
-    it did not read.
+    (`saved` counts them); each loop of the host what it carries before each iteration. All else the way back computes
+    again. `onnxc.autodiff.clean.drop_unused` takes away what it did not read.
+
+    `run_time` gives out sizes that the graph does not have, for graphs that are a part of another.
     """
     active = active_values(graph.nodes, wrt, ())
-    nodes = [_keeping(n) if n.op == "scan" and any(v.id in active for v in n.outputs) else n for n in graph.nodes]
+    sizes = run_time or RunTime(1 + max((int(s.key[1:]) for s in symbols_of(graph) if s.key[1:].isdigit()), default=-1))
+    nodes = [_keeping(n, sizes) if any(v.id in active for v in n.outputs) else n for n in graph.nodes]
     return replace(graph, nodes=nodes)
 
 
-def _keeping(node: Node) -> Node:
-    (region,) = node.regions
-    inner = [_keeping(n) if n.op == "scan" else n for n in region.nodes]
-    products = [n.output for n in inner if lookup(n.op).kind is Kind.TEMPLATE and n.output.dtype.is_float]
+def _keeping(node: Node, sizes: RunTime) -> Node:
+    if node.op not in ("scan", "loop", "if"):
+        return node
+    inner = [replace(g, nodes=[_keeping(n, sizes) for n in g.nodes]) for g in node.regions]
+    if node.op != "scan":
+        node = Node(node.op, node.inputs, node.outputs, node.attrs, inner, node.origin)
+        return loops.keeping(node, sizes) if node.op == "loop" else node
+    (region,) = inner
+    products = [n.output for n in region.nodes if lookup(n.op).kind is Kind.TEMPLATE and n.output.dtype.is_float]
     saved = [*region.inputs[: node.attrs["states"]], *products]
     ends = list({v.id: v for v in (*region.outputs, *saved)}.values())
     place = {v.id: k for k, v in enumerate(ends)}
@@ -42,7 +53,7 @@ def _keeping(node: Node) -> Node:
     names = [f"out{k}" for k in range(len(ends))]
     stacked = [Value(v.t.with_shape((node.attrs["trip"], *v.shape))) for v in saved]
     attrs = {**node.attrs, "results": tuple(places), "saved": len(saved)}
-    body = replace(region, nodes=inner, outputs=ends, output_names=names)
+    body = replace(region, outputs=ends, output_names=names)
     return Node("scan", node.inputs, [*node.outputs, *stacked], attrs, [body], node.origin)
 
 

@@ -16,7 +16,7 @@ rule("floor", "ceil", "round", "sign")(constant_almost_everywhere)
 def copy(s: Step) -> Gradients:
     """Of what has a derivative of its own, that one."""
     name = s.node.attrs.get("rule")
-    return [s.dy] if name is None else [None, OWN[name](s)]
+    return [s.dy] if name is None else [None, OWN[name](s), *[None] * len(s.operands[2:])]
 
 
 def _sigmoid(s: Step) -> Value:
@@ -24,8 +24,13 @@ def _sigmoid(s: Step) -> Value:
     return s.b.mul(s.dy, s.b.mul(s.y, s.b.sub(1.0, s.y)))
 
 
+def _deviation(s: Step) -> Value:
+    """2 (x - mean) of the squares of a variance: deviations add up to 0, so what the mean would add is 0 too."""
+    return s.b.mul(s.dy, s.b.mul(s.operands[2], 2.0))
+
+
 # Derivatives of compositions, by the name that `Builder.derived` gives.
-OWN: dict[str, Callable[[Step], Value]] = {"sigmoid": _sigmoid}
+OWN: dict[str, Callable[[Step], Value]] = {"sigmoid": _sigmoid, "deviation": _deviation}
 
 
 @rule("neg")

@@ -13,7 +13,8 @@ from onnxc.ir.expr import always_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 
-FEW = 4  # a table with so many times the rows that are read has a gradient that is mostly zeros
+FEW = 4  # a table with so many times the rows that are read has a gradient that is mostly zeros; one of so few is small
+MANY = 256  # reads of a small table from which on it is worth to compare
 
 
 @rule("gather")
@@ -26,6 +27,8 @@ def gather(s: Step) -> Gradients:
     rows, n = x.shape[axis], prod(index.shape)
     if isinstance(rows, int) and isinstance(n, int) and n * FEW <= rows:
         found = _few_rows(b, updates, index, n, rows)
+    elif isinstance(rows, int) and 0 < rows <= FEW and isinstance(n, int) and n >= MANY:
+        found = _small_table(b, updates, index, n, rows)
     else:
         zeros = zeros_like(b, b.transpose(x, [axis, *(k for k in range(x.rank) if k != axis)]))
         found = _scatter(b, zeros, b.reshape(index, (*index.shape, 1)), updates)
@@ -45,6 +48,17 @@ def _few_rows(b: Builder, updates: Value, index: Value, n: int, rows: int) -> Va
     own = b.one("gather_nd", slots, index, batch_dims=0)
     zeros = b.full((n + 1, *updates.shape[1:]), b.scalar(0, updates.dtype), updates.dtype)
     return b.gather(_scatter(b, zeros, b.reshape(own, (n, 1)), updates), slots, 0)
+
+
+def _small_table(b: Builder, updates: Value, index: Value, n: int, rows: int) -> Value:
+    """The gradient of a table of a few rows, `n` times one of which is read: for each row the sum of what belongs to
+    it, found by comparison. A scatter has as many threads at work as the table has elements.
+    """
+    rest = updates.shape[index.rank :]
+    updates, own = b.reshape(updates, (n, 1, *rest)), b.reshape(index, (n, 1, *(1 for _ in rest)))
+    own = b.where(b.lt(own, 0), b.add(own, rows), own)
+    row = b.reshape(b.iota(rows, index.dtype), (1, rows, *(1 for _ in rest)))
+    return b.reduce("sum", b.where(b.eq(own, row), updates, 0.0), [0])
 
 
 def _scatter(b: Builder, x: Value, index: Value, updates: Value, reduction: str = "add") -> Value:

@@ -54,11 +54,11 @@ def gradients(
 
 
 def active_values(nodes: Sequence[Node], wrt: Sequence[Value], stops: Collection[int]) -> set[int]:
-    """The ids of values that depend on `wrt` through floats."""
+    """The ids of values that depend on `wrt` through floats, or through what is no tensor (which has no derivative)."""
     active = {v.id for v in wrt}
     for node in nodes:
         if any(v.id in active and v.id not in stops for v in node.operands) and not node.attrs.get("stop"):
-            active.update(v.id for v in node.outputs if isinstance(v.type, TensorType) and v.dtype.is_float)
+            active.update(v.id for v in node.outputs if not isinstance(v.type, TensorType) or v.dtype.is_float)
     return active - {v for v in stops if v not in {w.id for w in wrt}}
 
 
@@ -81,7 +81,8 @@ def _inputs(
     rule = rules().get(node.op)
     if rule is None:
         where = next((f"{s} ({s.line})" if s.line else str(s) for s in node.origin), "")
-        raise UnsupportedError(f"{node.op} has no derivative{f', which {where} needs' if where else ''}")
+        name = node.attrs.get("function", node.op)
+        raise UnsupportedError(f"{name} has no derivative{f', which {where} needs' if where else ''}")
     found = []
     for x, dx, wanted in zip(node.inputs, rule(Step(b, node, dys, needed)), needed, strict=True):
         if x is None or dx is None or not wanted:

@@ -68,7 +68,8 @@ class Step:
 Rule = Callable[[Step], Gradients]
 _TABLE: dict[str, Rule] = {}
 FAMILIES = (
-    "elementwise", "movement", "reduction", "contraction", "attention", "indexing", "control", "branches", "custom",
+    "elementwise", "movement", "reduction", "contraction", "attention", "indexing", "control", "branches", "loops",
+    "custom",
 )  # fmt: skip
 
 

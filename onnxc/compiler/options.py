@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.triton.options import MOST_DEPTH
 from onnxc.errors import InputError
+from onnxc.frontends.onnx_dims import plain_shapes
 from onnxc.frontends.onnx_file import InputShapes
 from onnxc.passes.pipeline import PassOptions
 from onnxc.planner.groups import FusionOptions
@@ -21,6 +23,20 @@ ACCURACIES = ("default", "strict")
 _KEPT = (
     "target", "cpu", "fusion", "attention", "integer", "accuracy", "precision", "dtype", "fold_bytes", "memory_limit",
 )  # fmt: skip
+_PATH = (str, os.PathLike, type(None))
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "target": ((str,), "a name such as 'cpu' or 'cuda:sm_90'"),
+    "cpu": ((str,), "a name such as 'native' or 'x86-64-v3'"),
+    "cache": ((bool, Cache, *_PATH), "True, False, a folder or a Cache"),
+    "base_dir": (_PATH, "a folder"),
+    "input_shapes": ((Mapping, type(None)), "a dict of shapes by the inputs' names"),
+    "fusion": ((bool, FusionOptions), "True, False or FusionOptions"),
+    "tune_seconds": ((Real, type(None)), "a number of seconds"),
+    "tuned": ((bool, Mapping), "True, False or a dict of choices"),
+    "record": (_PATH, "a file"),
+    "fold_bytes": ((Integral,), "a number of bytes"),
+    "memory_limit": ((Integral, type(None)), "a number of bytes"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,20 @@ class CompileOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name, (kinds, words) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise InputError(f"{name} is {words}, not {value!r}")
+        if self.memory_limit is not None and self.memory_limit < 0:
+            raise InputError(f"memory_limit is a number of bytes, not {self.memory_limit!r}")
+        if isinstance(self.keep_inputs, str) or not isinstance(self.keep_inputs, Iterable):
+            raise InputError(f"keep_inputs is a list of names, not {self.keep_inputs!r}")
         object.__setattr__(self, "keep_inputs", tuple(self.keep_inputs))
+        if self.input_shapes is not None:
+            object.__setattr__(self, "input_shapes", plain_shapes(self.input_shapes))
+        for name in ("fold_bytes", "memory_limit"):  # numpy's integers, say
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, int(getattr(self, name)))
         if self.mode not in MODES:
             raise InputError(f"mode is {' or '.join(map(repr, MODES))}, not {self.mode!r}")
         if self.device and (not self.on_gpu or self.mode != "default"):

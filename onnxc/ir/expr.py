@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from numbers import Integral
 from typing import Union
 
 from onnxc.errors import LimitError
@@ -98,9 +99,14 @@ class Expr:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Expr) and self._hash == other._hash and self.terms == other.terms
+        if not isinstance(other, Expr):
+            return NotImplemented  # an array knows what to do
+        return self._hash == other._hash and self.terms == other.terms
 
+    # An operand of another library's: it may know what to do.
     def __add__(self, other: Dim) -> Dim:
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
         acc = dict(self.terms)
         for mono, coef in _terms(other):
             acc[mono] = acc.get(mono, 0) + coef
@@ -120,6 +126,8 @@ class Expr:
     def __mul__(self, other: Dim) -> Dim:
         if isinstance(other, int):
             return Expr(tuple((m, c * other) for m, c in self.terms)) if other else 0
+        if not isinstance(other, Expr):
+            return NotImplemented
         acc: dict[Monomial, int] = {}
         for ma, ca in self.terms:
             for mb, cb in other.terms:
@@ -130,12 +138,16 @@ class Expr:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Dim) -> Dim:
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
         return floordiv(self, other)
 
     def __rfloordiv__(self, other: Dim) -> Dim:
         return floordiv(other, self)
 
     def __mod__(self, other: Dim) -> Dim:
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
         return mod(self, other)
 
     def __rmod__(self, other: Dim) -> Dim:
@@ -165,6 +177,9 @@ class Expr:
                 for arg in atom.args:
                     found |= symbols(arg)
         return found
+
+
+_OPERANDS = (int, Expr, Integral)  # numpy's integers are such
 
 
 def _key(item: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:

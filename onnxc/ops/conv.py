@@ -106,8 +106,7 @@ def conv_transpose(
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, plain)
     extra: tuple[Dim, ...] = tuple(output_padding or (0,) * n)
     if output_shape or auto_pad.startswith("SAME"):
-        goal = output_shape[-n:] if output_shape else [d * s for d, s in zip(x.shape[2:], window.strides, strict=True)]
-        low, high, extra = _transposed_pads(x.shape[2:], window, extra, goal, auto_pad)
+        low, high, extra = _transposed_pads(x.shape[2:], window, extra, (output_shape or ())[-n:], auto_pad)
     else:
         low, high = window.low, window.high
     if all(d == 1 for d in (*x.shape[2:], *window.dilations)):
@@ -313,11 +312,12 @@ def _transposed_pads(
 ) -> tuple[tuple[Dim, ...], ...]:  # fmt: skip
     """The padding (low, high) that gives the wanted output size, and what to add at the end where none does.
 
-    SAME_UPPER takes what is odd off the end.
+    Without a wanted size it is the input's times the stride, or what there is without padding, where that is less (as
+    in onnxruntime and in the standard's shape inference). SAME_UPPER takes what is odd off the end.
     """
     low, high, more = [], [], []
-    for d, s, span, e, size in zip(spatial, window.strides, window.spans, extra, goal, strict=True):
-        excess = s * (d - 1) + e + span - size
+    for k, (d, s, span, e) in enumerate(zip(spatial, window.strides, window.spans, extra, strict=True)):
+        excess = s * (d - 1) + e + span - goal[k] if goal else maximum(e + span - s, 0)
         total = maximum(excess, 0)
         half = total // 2
         low.append(half if auto_pad == "SAME_UPPER" else total - half)

@@ -17,7 +17,8 @@ def moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value, Va
     """(x - mean, mean, variance) over axes, which are kept with size 1."""
     mean = b.mean(x, axes, True)
     centered = b.sub(x, mean)
-    return centered, mean, b.mean(b.mul(centered, centered), axes, True)
+    square = b.derived(b.mul(centered, centered), "deviation", x, centered)
+    return centered, mean, b.mean(square, axes, True)
 
 
 def inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:

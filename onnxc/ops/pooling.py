@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import reduce as fold
 from itertools import product
 
+import ml_dtypes
+
 from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
@@ -93,10 +95,15 @@ def _max_positions(b: Builder, x: Value, window: Window, column_major: bool) -> 
 
 
 def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
-    """[taps, N, C, positions...]: every element of every window; padding is the lowest value."""
+    """[taps, N, C, positions...]: every element of every window; padding is less than any element."""
     if math.prod(window.kernel) > MAX_TAPS:
         raise LimitError(f"MaxPool with positions has a window {window.kernel} of more than {MAX_TAPS}")
-    padded = b.pad(x, (0, 0, *window.low), (0, 0, *(maximum(h, 0) for h in window.high)), lowest(x.dtype))
+    least = lowest(x.dtype)
+    if x.dtype.is_integer:  # of 8 bits
+        x, least = b.cast(x, dtypes.int32), least - 1
+    elif any(d != 0 for d in (*window.low, *window.high)):  # where all is -inf, it is an element that is meant
+        x = b.max(x, float(ml_dtypes.finfo(x.dtype.numpy).min))  # type: ignore[no-untyped-call]
+    padded = b.pad(x, (0, 0, *window.low), (0, 0, *(maximum(h, 0) for h in window.high)), least)
     taps = []
     for offset in product(*(range(k) for k in window.kernel)):
         starts = (0, 0, *(o * d for o, d in zip(offset, window.dilations, strict=True)))

@@ -11,7 +11,7 @@ from onnxc.ir.graph import Value
 from onnxc.ir.types import same_shape
 from onnxc.ops.activation import expm1_of_negative, negative
 from onnxc.ops.registry import op
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, Operand
 
 Activation = Callable[[Builder, Value], Value]
 Product = Callable[[Builder, Value], Value]  # of the state [B, H] and the recurrent weights
@@ -130,7 +130,7 @@ class Recurrence:
         y = b.matmul(self.ordered(d), b.swap(self.part(w, d), 0, 1))
         return y if bias is None else b.add(y, bias)
 
-    def alive(self, b: Builder, t: Value, lens: Value | None) -> Value | None:
+    def alive(self, b: Builder, t: Operand, lens: Value | None) -> Value | None:
         """A mask [B, 1] of the sequences that have a step t."""
         return None if lens is None else b.lt(t, b.reshape(b.cast(lens, dtypes.int64), (self.batch, 1)))
 
@@ -141,7 +141,11 @@ class Recurrence:
         xs: list[Value],
         step: Callable[[Builder, list[Value], list[Value]], list[Value]],
     ) -> tuple[list[Value], Value]:
-        """Scans one direction; the first state is the output. Past a sequence's end states stay and outputs are 0."""
+        """Scans one direction; the first state is the output.
+
+        Past a sequence's end states stay and outputs are 0. A sequence of no steps ends in the state 0 (as in
+        onnxruntime).
+        """
         lens = self.lens
         b = self.b
         scanned = [*xs, b.iota(self.steps)] if lens is not None else xs
@@ -156,6 +160,9 @@ class Recurrence:
             return kept, [inner.where(alive, after[0], 0.0)]
 
         final, (y,) = b.scan(states, scanned, self.steps, body)
+        some = self.alive(b, 0, lens)
+        if some is not None:
+            final = [b.where(some, f, 0.0) for f in final]
         return final, _reverse(b, y, lens) if self.backwards[d] else y
 
     def outputs(self, ys: list[Value], finals: list[list[Value]]) -> list[Value]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ops.common import constant_input, limited, static_dim, widened
@@ -244,6 +245,8 @@ def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
         static_dim(axis.before, "Resize with antialias"),
         static_dim(axis.after, "Resize with antialias"),
     )
+    if after == 0:
+        return b.slice(x, axis.axis, 0, 0)
     places = _COORDINATES[style.coordinates](_Grid(b, axis))
     at = constant_of(places)
     if at is None:
@@ -276,7 +279,9 @@ def _weighted(b: Builder, x: Value, axis: int, matrix: np.ndarray) -> Value:
     used = matrix != 0
     taps = int(used.sum(0).max(initial=0))
     if not 0 < taps <= MOST_TAPS or 4 * taps > len(matrix):
-        return b.swap(b.matmul(b.swap(x, axis, x.rank - 1), b.constant(matrix)), axis, x.rank - 1)
+        rows = b.reshape(x, (1, *x.shape)) if x.rank == 1 else b.swap(x, axis, x.rank - 1)
+        sums = b.matmul(rows, b.constant(matrix))
+        return b.reshape(sums, sums.shape[1:]) if x.rank == 1 else b.swap(sums, axis, x.rank - 1)
     order = np.argsort(~used, axis=0, kind="stable")[:taps]  # of each result the taps that it has, then others
     places = np.where(np.take_along_axis(used, order, 0), order, order[:1])
     weights = np.take_along_axis(matrix, places, 0)
@@ -290,8 +295,20 @@ def _weighted(b: Builder, x: Value, axis: int, matrix: np.ndarray) -> Value:
     return y
 
 
+def _rounded(b: Builder, x: Value, dtype: DType) -> Value:
+    """Floats as the nearest integers, halves away from zero, inside of the range of a dtype."""
+    info = np.iinfo(dtype.numpy)
+    y = b.where(b.lt(x, 0.0), b.unary("ceil", b.sub(x, 0.5)), b.floor(b.add(x, 0.5)))
+    greatest = np.float32(info.max)  # which int32 does not have
+    greatest = greatest if float(greatest) <= info.max else np.nextafter(greatest, np.float32(0))
+    return b.clip(y, float(info.min), float(greatest))
+
+
 def resize(b: Builder, x: Value, axes: Sequence[Axis], style: Style) -> Value:
-    """x with each of the axes resized; floats are computed in float32 at least, integers are truncated."""
+    """x with each of the axes resized; floats are computed in float32 at least.
+
+    Integers are truncated; with antialias they are rounded after each axis, the last axis first, as in onnxruntime.
+    """
     if style.coordinates not in _COORDINATES:
         raise ModelError(f"Resize has no coordinate_transformation_mode {style.coordinates!r}")
     crops = style.coordinates == "tf_crop_and_resize"
@@ -303,8 +320,13 @@ def resize(b: Builder, x: Value, axes: Sequence[Axis], style: Style) -> Value:
     if style.mode not in ("linear", "cubic"):
         raise ModelError(f"Resize has no mode {style.mode!r}")
     y = widened(b, x) if x.dtype.is_float else b.cast(x, dtypes.float32)
+    if style.antialias:
+        for axis in sorted(axes, key=lambda a: -a.axis):
+            y = _antialias_axis(b, y, axis, style)
+            y = _rounded(b, y, x.dtype) if x.dtype.is_integer else y
+        return b.cast(y, x.dtype)
+    step = _linear_axis if style.mode == "linear" else _cubic_axis
     for axis in axes:
-        step = _antialias_axis if style.antialias else _linear_axis if style.mode == "linear" else _cubic_axis
         y = step(b, y, axis, style)
     return b.cast(y, x.dtype)
 
@@ -327,11 +349,8 @@ def _by_scales(
     found = []
     for axis, scale, crop in zip(axes, scales, crops, strict=True):
         size = x.shape[axis]
-        if isinstance(size, int) and crop != (0.0, 1.0):
-            after: Dim = int(np.float32(scale) * np.float32(size) * np.float32(crop[1] - crop[0]))
-        else:
-            after = _scaled(size, scale)
-        found.append(Axis(axis, size, after, float(scale), crop))
+        # The standard's text has the roi in this size; its shape inference, its evaluator and onnxruntime do not.
+        found.append(Axis(axis, size, _scaled(size, scale), float(scale), crop))
     return found
 
 

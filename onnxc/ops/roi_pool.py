@@ -6,6 +6,7 @@ import numpy as np
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
+from onnxc.ir.expr import never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.common import widened
 from onnxc.ops.registry import op
@@ -37,10 +38,10 @@ def max_roi_pool(
     b: Builder, x: Value, rois: Value, *, pooled_shape: list[int], spatial_scale: float = 1.0,
 ) -> Value:  # fmt: skip
     """[N, C, H, W], regions [R, 5] (image, x1, y1, x2, y2) to [R, C, *pooled_shape]; parts without elements are 0."""
-    if x.rank != 4 or rois.rank != 2 or rois.shape[1] != 5 or len(pooled_shape) != 2:
+    if x.rank != 4 or rois.rank != 2 or never_equal(rois.shape[1], 5) or len(pooled_shape) != 2:
         raise ShapeError(f"MaxRoiPool of {x.t} and {rois.t} to {list(pooled_shape)}")
     count, (_, channels, rows, columns) = rois.shape[0], x.shape
-    boxes = widened(b, rois)
+    boxes = b.reshape(widened(b, rois), (count, 5))  # an open dim: a run finds out
     image, *corners = (b.reshape(b.slice(boxes, 1, k, k + 1), (count,)) for k in range(5))
     x1, y1, x2, y2 = (_whole(b, b.mul(v, spatial_scale)) for v in corners)
     own = b.gather(x, b.cast(image, dtypes.int64), 0)  # [R, C, H, W]

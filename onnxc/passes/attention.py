@@ -150,6 +150,8 @@ def _fused(b: Builder, r: Rewriter, found: _Found, node: Node, stepped: bool) ->
     q, kt, v = (_now(r, x) for x in (scores.q, scores.kt, found.v))
     if scores.turned is not None and scores.kt.node is not None:
         kt = b.transpose(_now(r, scores.turned), scores.kt.node.attrs["perm"])
+    for rows in scores.factors:
+        q = b.mul(q, _now(r, rows))
     if not same_shape(q.shape[:-2], scores.lead):
         q, kt = (b.reshape(x, (*scores.lead, *x.shape[-2:])) for x in (q, kt))
     if not same_shape(found.lead, scores.lead):
@@ -204,7 +206,7 @@ def _match(node: Node, uses: Uses) -> _Found | None:
     scores = scores_of(x, uses)
     if scores is None or not _leads_fit(scores, p, v, lead):
         return None
-    stop = (scores.q, scores.turned or scores.kt, v, *scores.masks, *(test for test, _ in found.rows))
+    stop = (scores.q, scores.turned or scores.kt, v, *scores.masks, *scores.factors, *(test for test, _ in found.rows))
     between = _between(node, {x.id for x in stop})
     if any(v.id in uses.outputs for n in between if n is not node for v in n.outputs):
         return None  # it is asked for, or its derivative stops there

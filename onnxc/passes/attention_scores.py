@@ -33,13 +33,21 @@ class Step:
     lead: Shape | None = None  # the leading axes that the mask is to be given, where it has others
 
     def of_leads(self, before: Shape, after: Shape) -> Step | None:
-        """The step for scores whose leading axes are reshaped: a mask must have none of its own, or all of them."""
+        """The step for scores whose leading axes are reshaped; of those that become others, a mask must have all or
+        none.
+        """
         if self.mask is None or self.mask.rank <= 2:
             return self
         own = self.mask.shape[:-2] if self.lead is None else self.lead
-        if all(always_equal(d, 1) for d in own):
-            return replace(self, lead=())
-        return replace(self, lead=after) if same_shape(own, before) else None
+        own = (*(1,) * (len(before) - len(own)), *own)
+        pairs = list(zip(reversed(before), reversed(after), strict=False))  # an open dim may be 0: no fact of the rest
+        kept = next((n for n, (d, e) in enumerate(pairs) if not (isinstance(d, int) and d == e)), len(pairs))
+        rest, others = own[: len(own) - kept], after[: len(after) - kept]
+        if all(always_equal(d, 1) for d in rest):
+            others = (1,) * len(others)
+        elif not same_shape(rest, before[: len(rest)]):
+            return None
+        return replace(self, lead=(*others, *own[len(rest) :]))
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class Scores:
     """What becomes of scale * (q @ kt) by `steps`, whose masks broadcast to [*lead, Q, K].
 
     The product may have other leading axes than `lead`, of as many elements in the same order. `turned` is k where kt
-    is to be made of it: its transpose was scaled before.
+    is to be made of it: its transpose was scaled before. `factors` are those of whole rows of scores, which queries are
+    to be multiplied with: temperatures of heads, say.
     """
 
     q: Value
@@ -56,6 +65,7 @@ class Scores:
     scale: float = 1.0
     steps: tuple[Step, ...] = ()
     turned: Value | None = None
+    factors: tuple[Value, ...] = ()
 
     @property
     def masks(self) -> list[Value]:
@@ -142,6 +152,10 @@ class _Walk:
             return _product(node)
         if node.op == "reshape":
             return self._reshaped(v, deep)
+        for x, rows in _row_factors(node):
+            found = self.scores(x, deep + 1)
+            if found is not None and not found.steps and same_shape(found.q.shape[:-2], v.shape[:-2]):
+                return replace(found, factors=(*found.factors, rows))
         for x, step in _steps(node):
             found = self.scores(x, deep + 1) if x.shape == v.shape else None
             if found is not None and len(found.masks) < MOST_MASKS:
@@ -150,7 +164,9 @@ class _Walk:
 
     def _reshaped(self, v: Value, deep: int) -> Scores | None:
         inner = behind_leads(v)
-        found = self.scores(inner, deep + 1) if inner is not v else None
+        if inner is v or 0 in v.shape:  # no scores: their leading axes may be of any sizes
+            return None
+        found = self.scores(inner, deep + 1)
         lead = v.shape[:-2]
         if found is None or same_shape(found.lead, lead):
             return found
@@ -165,6 +181,18 @@ def _product(matmul: Node) -> Scores:
     k, before = without_scale(transpose.operands[0]) if transpose is not None else (kt, 1.0)
     turned = k if transpose is not None and k is not transpose.operands[0] else None
     return Scores(q, kt, matmul.output.shape[:-2], sq * sk * before, (), turned)
+
+
+def _row_factors(node: Node) -> list[tuple[Value, Value]]:
+    """The operand that may be scores, and what is the same for all keys and multiplies them."""
+    if node.op != "mul":
+        return []
+    a, b = node.operands
+    return [
+        (x, rows)
+        for x, rows in ((a, b), (b, a))
+        if scalar(rows) is None and x.shape == node.output.shape and (rows.rank == 0 or always_equal(rows.shape[-1], 1))
+    ]
 
 
 def _steps(node: Node) -> list[tuple[Value, Step]]:

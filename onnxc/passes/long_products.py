@@ -18,6 +18,7 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder
 
+MOVES = ("transpose", "reshape", "slice", "pad", "gather")
 PROCESSORS = 132
 TILE = 128  # rows and columns of a program's part of the result
 STEP = 64  # elements of a sum that a program reads at a time
@@ -55,17 +56,28 @@ def _replace(r: Rewriter, node: Node, make: Callable[[Builder, list[Value]], Val
 
 
 def _is_turned_first(node: Node, uses: dict[int, list[Node]]) -> bool:
-    """A cast to 16 bits of something turned, of which products alone read, or views."""
-    turned = node.operands[0].node if node.op == "cast" else None
-    if turned is None or turned.op != "transpose" or node.output.dtype.bits != 16:
+    """A cast to 16 bits of something moved, of which products alone read, or views."""
+    if node.op != "cast" or node.output.dtype.bits != 16 or not _moves(node.operands[0]):
         return False
-    return all(n.op in ("matmul", "transpose", "reshape") for n in uses.get(node.output.id, ()))
+    return all(n.op in ("matmul", "transpose", "reshape", "slice") for n in uses.get(node.output.id, ()))
+
+
+def _moves(x: Value) -> list[Node]:
+    """The nodes that move the elements of something, and add zeros, last one first."""
+    found: list[Node] = []
+    while x.node is not None and x.node.op in MOVES and x.dtype.bits == 32:
+        found.append(x.node)
+        x = x.node.operands[0]
+    return found if any(n.op in ("transpose", "gather") for n in found) else []
 
 
 def _converted_first(b: Builder, operands: list[Value], to: DType) -> Value:
-    turned = operands[0].node
-    assert turned is not None and turned.op == "transpose"
-    return b.transpose(b.cast(turned.operands[0], to), turned.attrs["perm"])
+    moves = _moves(operands[0])
+    found = b.cast(moves[-1].operands[0], to)
+    for node in reversed(moves):
+        others = [b.cast(v, to) if v.dtype.is_float else v for v in node.operands[1:]]
+        found = b.one(node.op, found, *others, **node.attrs)
+    return found
 
 
 # ---------------------------------------------------------------- sums in parts

@@ -7,7 +7,7 @@ inside if others need it too. Every decision is written down with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import networkx as nx
 
@@ -23,7 +23,7 @@ from onnxc.planner.in_place import is_step, late_nodes, share_buffers, updates_o
 from onnxc.planner.layout import Layout, assign, channels_last, is_turned
 from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.order import sum_orders
-from onnxc.planner.section import Section, cost
+from onnxc.planner.section import FULL, Section, cost
 from onnxc.planner.split import split_reductions
 from onnxc.planner.stages import divide_routines
 from onnxc.planner.templates import ENABLED, is_template, operand_is_direct
@@ -33,6 +33,10 @@ from onnxc.primitives.contraction import images_of
 
 Templates = Callable[[Node], bool]
 
+NEAR = 12  # values of one size that a sum's operand is computed from, as far as sums beside it are looked for
+MOST_BESIDE = 3  # sums of different values in one pass: sums of neighbouring layers would all be found
+WOVEN = 3  # concatenations, and paddings between elements, that make a value one to be computed by itself
+DEAR = 8  # what a function costs that does so alone
 LONG_INDEX = 400  # characters of an index expression
 MOST_NODES = 128  # of what follows a template that its epilogue may take
 
@@ -55,6 +59,7 @@ class _Planner:
         self.outputs = {v.id for v in graph.outputs}
         self.updated = updates_of(graph)
         self.late = late_nodes(graph)
+        self.beside = machine.beside and bool(self.late)
         self.homes: dict[int, list[Group]] = {}  # id(node) -> groups that compute it
         self.groups: list[Group] = []
         self.copied: dict[int, list[Group]] = {}  # value id -> the concatenations that it is a part of
@@ -226,6 +231,9 @@ class _Planner:
         if node.op in VIEWS and not needed and self._has_long_index(node, takers):
             self._open(node, "its index would be too long an expression")
             return
+        if node.op not in VIEWS and node.operands and _is_trivial(node) and self._is_full(node, takers):
+            self._open(node, needed or FULL)
+            return
         if node.op in VIEWS or _is_trivial(node):
             for section_group in takers:
                 self._inline(node, section_group)
@@ -251,6 +259,11 @@ class _Planner:
             return
         self._open(node, needed or self._why_not(node, takers))
 
+    @staticmethod
+    def _is_full(node: Node, takers: list[Group]) -> bool:
+        """Whether a section that reads the node is large enough: one number more would be one of a long chain."""
+        return any(s.is_full for g in takers for s in g.sections if node.output.id in s.demands)
+
     def _is_turned(self, value: Value, readers: list[Node]) -> bool:
         """Whether a copy has the value in another order, which is better done by itself: see passes/prepare.py."""
         if self.machine is not CPU or self.layout.order_of(value) != channels_last(value.rank):
@@ -264,12 +277,12 @@ class _Planner:
         if not self.options.vertical or lookup(node.op).kind is not Kind.REDUCTION or "axes" not in node.attrs:
             return False
         value = node.output
-        for other in self.uses.get(node.operands[0].id, ()):
-            if other.op == node.op or not other.op.startswith("reduce_") or other.attrs["axes"] != node.attrs["axes"]:
-                continue
+        for other in self._siblings(node):
             for group in self.homes.get(id(other), ()):
                 section = next((s for s in group.sections if other.output.id in s.members), None)
                 if group.kind != "loops" or section is None or value.id in section.demands:
+                    continue
+                if other.op == node.op and len(section.reductions) >= MOST_BESIDE:
                     continue
                 if not self._same_pass(node, group):
                     continue
@@ -282,6 +295,26 @@ class _Planner:
                     return True
                 del section.demands[value.id], section.values[value.id]
         return False
+
+    def _siblings(self, node: Node) -> list[Node]:
+        """Reductions over the same axes of the same operand, or of others that are computed from the same."""
+        (x,) = node.operands
+        found = [n for n in self.uses.get(x.id, ()) if n.op != node.op and n.op.startswith("reduce_")]
+        if self.beside:
+            near = (n for v in self._sources(x) for n in self.uses.get(v.id, ()))
+            found += _sums_behind(near, self.uses, node)
+        return [n for n in found if n.attrs["axes"] == node.attrs["axes"]]
+
+    def _sources(self, x: Value) -> list[Value]:
+        """A value and those of its size that it is computed from element by element."""
+        found, pending = [x], [x]
+        while pending and len(found) < NEAR:
+            node = pending.pop().node
+            if node is not None and lookup(node.op).kind in (Kind.POINTWISE, Kind.VIEW) and id(node) not in self.homes:
+                new = [v for v in node.operands if always_equal(v.t.size, x.t.size) and v not in found]
+                found += new
+                pending += new
+        return found
 
     def _same_pass(self, node: Node, group: Group) -> bool:
         """Whether both are of a training step's forward pass, or both of what comes after it. What is saved between
@@ -382,22 +415,51 @@ class _Planner:
             return False
         if store and self._closes_cycle(node, group, readers):
             return False
+        if store and self.beside and sections[0].reductions and self._is_woven(node):
+            return False
         if sections[0].accepts(node, store):
             return False
         self._add(node, group, sections[0], store)
         group.reasons.append(f"{node.op} is computed where it is used" + (", and stored for others" if store else ""))
         return True
 
+    def _is_woven(self, node: Node) -> bool:
+        """Whether a value is put together of parts, and to find an element's takes tests, or functions are computed for
+        it: a sum had better not wait for that.
+        """
+        pending, seen, parts = [node], set[int](), 0
+        while pending and len(seen) < MOST_NODES and parts < WOVEN:
+            n = pending.pop()
+            if id(n) not in seen and lookup(n.op).kind in (Kind.POINTWISE, Kind.VIEW) and id(n) not in self.homes:
+                seen.add(id(n))
+                parts += n.op == "concat" or (n.op == "pad" and any(n.attrs["interior"]))
+                parts += WOVEN * (cost(n) >= DEAR and always_equal(n.output.t.size, node.output.t.size))
+                pending += [v.node for v in n.operands if v.node is not None]
+        return parts >= WOVEN
+
     def _closes_cycle(self, node: Node, group: Group, readers: list[Node]) -> bool:
         own = self.clusters.of(group.nodes[0])
-        others = {self.clusters.of(r) for r in readers} - {own}
+        others = {self.clusters.of(r) for r in self._behind_views(readers)} - {own}
         return self.clusters.reaches(others, own)
+
+    def _behind_views(self, readers: list[Node]) -> list[Node]:
+        """Who reads a value in the end: a view is part of every kernel that reads it."""
+        found, pending = list[Node](), list(readers)
+        while pending:
+            node = pending.pop()
+            inlined = self.beside and node.op in VIEWS and node.output.id not in self.layout.stored
+            if inlined and node.output.id not in self.outputs:
+                pending += self.uses.get(node.output.id, ())
+            else:
+                found.append(node)
+        return found
 
     def _duplicate(self, node: Node, takers: list[Group]) -> bool:
         """Cheap nodes are computed anew in each reader, if every reader can."""
-        if not self.options.vertical or lookup(node.op).kind is not Kind.POINTWISE or len(takers) > 3:
+        if not self.options.vertical or lookup(node.op).kind is not Kind.POINTWISE:
             return False
-        if any(g.kind == "template" for g in takers):
+        few = len(takers) <= 3 and all(g.kind != "template" for g in takers)
+        if not few and not (self.beside and _is_widened(node)):
             return False
         if sum(not _is_small(v, node.output) for v in node.operands) > 1:
             return False
@@ -531,6 +593,12 @@ def _is_of(node: Node, value: Value, others: list[Node]) -> bool:
     return all(v.id in made or v.t.size == 1 for v in node.operands)
 
 
+def _is_widened(node: Node) -> bool:
+    """Whether a value is another one in more bits: whoever reads it may as well read that."""
+    from_, to = node.operands[0].dtype if node.operands else None, node.output.dtype
+    return node.op == "cast" and from_ is not None and from_.is_float and from_.bits < to.bits
+
+
 def _is_trivial(node: Node) -> bool:
     """Computed again wherever it is used: it costs less than a load."""
     if node.op in ("iota", "sizes") or (
@@ -538,6 +606,23 @@ def _is_trivial(node: Node) -> bool:
     ):
         return all(v.t.size == 1 for v in node.operands)
     return False
+
+
+def _sums_behind(nodes: Iterable[Node], uses: Mapping[int, list[Node]], like: Node) -> list[Node]:
+    """Sums, of operands of the same shape as that of another, which follow from these nodes element by element."""
+    (x,) = like.operands
+    found: dict[int, Node] = {}
+    pending, seen = list(nodes), set[int]()
+    while pending and len(seen) < 2 * NEAR:
+        node = pending.pop(0)
+        if id(node) in seen or node is like:
+            continue
+        seen.add(id(node))
+        if node.op == like.op and node.operands[0].shape == x.shape:
+            found[id(node)] = node
+        elif lookup(node.op).kind in (Kind.POINTWISE, Kind.VIEW) and always_equal(node.output.t.size, x.t.size):
+            pending += uses.get(node.output.id, ())
+    return list(found.values())
 
 
 def _is_small(operand: Value, result: Value) -> bool:
@@ -569,4 +654,4 @@ def plan(
     found.groups = [part for group in found.groups for part in divided(group, machine)]
     if options.chains and not exact:
         found.groups = chain_convolutions(found.groups, layout, {v.id for v in graph.outputs})
-    return share_buffers(found, reuse=machine is CPU)
+    return share_buffers(found, reuse=machine is CPU) if options.in_place else found

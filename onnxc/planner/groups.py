@@ -20,6 +20,10 @@ class FusionOptions:
         horizontal: small kernels that do not need each other.
         chains: convolutions of a chain, in bands of rows.
         split: no fusion but its opposite: reductions in two stages, which costs kernels and gains speed.
+        in_place: of training steps: parameters are written over, and intermediates over operands that nobody reads
+            later.
+        recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
+            budget has no effect.
     """
 
     vertical: bool = True
@@ -27,6 +31,11 @@ class FusionOptions:
     horizontal: bool = True
     chains: bool = True
     split: bool = True
+    in_place: bool = True
+    recompute: bool = True
+
+
+OF_STEPS = ("in_place", "recompute")  # switches that matter to training steps alone
 
 
 @dataclass

@@ -5,8 +5,10 @@ And its opposite: a concatenation of many parts becomes several kernels, where a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable
 
+from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, group_reads
 from onnxc.planner.layout import Layout
 from onnxc.planner.machine import CPU, Machine
@@ -29,17 +31,20 @@ def merge_small(
     `late` nodes (by identity) is merged with such kernels only.
     """
     out = list(groups)
+    small = {id(g.sections[0]) for g in out if _is_small(g, machine if late else None)}
+    window = machine.window if late else WINDOW
     k = 0
     while k < len(out):
         first = out[k]
-        if _is_small(first):
-            for j in range(k + 1, min(len(out), k + 1 + WINDOW)):
+        if first.sections and id(first.sections[0]) in small:
+            for j in range(k + 1, min(len(out), k + 1 + window)):
                 fits = len(first.sections) + len(out[j].sections) <= MAX_SECTIONS
                 fits = fits and (
                     machine.pointers is None or len(_buffers(first) | _buffers(out[j])) <= machine.pointers
                 )
                 fits = fits and (id(first.nodes[0]) in late) == (id(out[j].nodes[0]) in late)
-                if fits and _is_small(out[j]) and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
+                fits = fits and bool(out[j].sections) and id(out[j].sections[0]) in small
+                if fits and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
                     out[j] = _merged(first, out[j])
                     del out[k]
                     k -= 1
@@ -48,11 +53,23 @@ def merge_small(
     return out
 
 
-def _is_small(group: Group) -> bool:
+def _is_small(group: Group, machine: Machine | None) -> bool:
+    """Whether a kernel gains from sharing one. `machine`: of a training step."""
     if group.kind != "loops":
         return False
-    written = [v.t.nbytes for v in group.stored()]
-    return all(isinstance(n, int) for n in written) and sum(n for n in written if isinstance(n, int)) <= SMALL_BYTES
+    written = _bytes(group.stored())
+    if machine is None:
+        return written <= SMALL_BYTES
+    sums = any(s.reductions for s in group.sections)
+    if sums and machine.apart is not None:
+        read = {vid: v for s in group.sections for vid, v in s.values.items() if vid not in s.members}
+        return written <= SMALL_BYTES and _bytes(read.values()) < machine.apart
+    return written <= (SMALL_BYTES if sums else machine.together)
+
+
+def _bytes(values: Iterable[Value]) -> float:
+    """Of all of them; infinite where that is known at run time only."""
+    return sum(v.t.nbytes if isinstance(v.t.nbytes, int) else math.inf for v in values)
 
 
 def _places(group: Group, layout: Layout) -> set[int]:

@@ -28,6 +28,11 @@ class Machine:
             is computed where it is read.
         late: pointwise nodes that a template of a training step's backward pass takes into its epilogue, where these
             leave one value that is no wider; None for any number. A tile's registers hold its sums and not much more.
+        together: bytes that a kernel without sums writes at most, of a training step, that is merged with others.
+        apart: bytes that a kernel with sums reads at least, of a training step, that is not merged; None: all are.
+        window: kernels of a training step between two that are merged.
+        beside: whether sums of different values are made in one pass where these are computed from the same, and what
+            else a training step gains from where reading takes the time.
     """
 
     large: int = 1 << 16
@@ -46,6 +51,10 @@ class Machine:
     depth: int = 24
     inline: bool = False
     late: int | None = None
+    beside: bool = False
+    together: int = 1 << 20
+    apart: int | None = None
+    window: int = 6
 
 
 CPU = Machine()
@@ -53,4 +62,5 @@ CPU = Machine()
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
     narrow=16, staged=True, pointers=40, depth=512, inline=True, late=6,
+    beside=True, together=1 << 25, apart=1 << 21, window=24,
 )  # fmt: skip

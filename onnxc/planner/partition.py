@@ -18,7 +18,7 @@ How good a cut is tells the memory plan, and nothing else: each is planned, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -39,6 +39,7 @@ BUDGET = "memory_budget"  # of a graph's metadata: a fraction of the peak that i
 SIZE = 61  # what a dynamic dim counts
 CHEAP = 0.01  # of a step's arithmetic may be done again without a budget
 WORTH = 0.97  # of the peak is reason enough to compute pointwise values for each kernel that reads them
+SMALL = 1 << 13  # elements of a value that a fast plan saves rather than computes again
 MOST_LEVELS = 6  # of arithmetic for a byte that are tried
 FREE = (Kind.POINTWISE, Kind.VIEW, Kind.INDEXED)
 SOURCES = ("iota", "sizes", "constant")  # the operations without operands whose results never change
@@ -57,16 +58,19 @@ def planned(graph: Graph, options: FusionOptions) -> Plan:
         same = ((v.id, copies.get(v.id, v.id)) for v in g.values())
         return plan(g, Layout({k: order[of] for k, of in same if of in order}), options)
 
-    return partitioned(graph, make)
+    return partitioned(graph, make) if options.recompute else make(graph, {})
 
 
-def partitioned(graph: Graph, make: Planner, worth: float = WORTH) -> Plan:
+def partitioned(graph: Graph, make: Planner, worth: float = WORTH, *, fast: bool = False) -> Plan:
     """The same by a target's own planner. Pointwise values are computed for each kernel that reads them where that
-    takes less than `worth` of the peak.
+    takes less than `worth` of the peak. A `fast` plan moves fewer bytes, and may take more memory where there is no
+    budget: what is in memory anyway stays there.
     """
     if not is_step(graph):
         return make(graph, {})
     budget = float(graph.metadata.get(BUDGET, 1.0))
+    if fast and budget >= 1:
+        return make(*_recomputed(graph, _fast_policy(graph), apart=True))
     policies = _policies(graph, divided=budget < 1)
     cheap = [p for p in policies if p.share <= CHEAP]
     best = min((_attempt(graph, make, p) for p in (None, cheap[0], *cheap[1:][-1:])), key=lambda a: a.peak)
@@ -123,10 +127,12 @@ class Policy:
     Attributes:
         share: of the step's arithmetic, how much would be done again at most.
         nodes: those nodes, by identity.
+        stored: ids of values that the forward pass stores anyway: of two that are equally good these are saved.
     """
 
     share: float
     nodes: frozenset[int]
+    stored: frozenset[int] = frozenset()
 
 
 def _policies(graph: Graph, divided: bool) -> list[Policy]:
@@ -157,6 +163,41 @@ def _policies(graph: Graph, divided: bool) -> list[Policy]:
     return sorted({p.nodes: p for p in found}.values(), key=lambda p: p.share)
 
 
+def _fast_policy(graph: Graph) -> Policy:
+    """Pointwise nodes may be computed again, but for operands of products and convolutions in both passes: these are in
+    memory in the forward pass, and would have to be for the backward pass. And but for small values: to compute one
+    again may take a kernel of its own.
+    """
+    late = late_nodes(graph)
+    both = _operands(n for n in graph.nodes if id(n) not in late) & _operands(n for n in graph.nodes if id(n) in late)
+    may = (n for n in graph.nodes if id(n) not in late and n.op != "constant" and _arithmetic(n) == 0)
+    sums = (n for n in graph.nodes if id(n) not in late and lookup(n.op).kind is Kind.REDUCTION)
+    read = {_behind(v, widened=True).id for n in sums for v in n.operands}
+    again = (n for n in may if _is_free(n) or (n.output.id not in both and _number(n.output.t.size) > SMALL))
+    return Policy(0.0, frozenset(id(n) for n in again), frozenset(read))
+
+
+def _is_free(node: Node) -> bool:
+    """Whether a node needs no kernel."""
+    return lookup(node.op).kind is Kind.VIEW or node.op in SOURCES
+
+
+def _operands(nodes: Iterable[Node]) -> set[int]:
+    """Ids of what templates among these nodes read, through views."""
+    return {_behind(v).id for n in nodes if lookup(n.op).kind is Kind.TEMPLATE for v in n.operands}
+
+
+def _behind(v: Value, widened: bool = False) -> Value:
+    """What a value is a view of, or what it is in more bits."""
+    while v.node is not None and v.node.operands:
+        x = v.node.operands[0]
+        wider = widened and v.node.op == "cast" and x.dtype.is_float and x.dtype.bits < v.dtype.bits
+        if not (wider or lookup(v.node.op).kind is Kind.VIEW):
+            break
+        v = x
+    return v
+
+
 # ---------------------------------------------------------------- the cut
 
 
@@ -170,7 +211,7 @@ def recompute(graph: Graph, policy: Policy, *, apart: bool = False) -> Graph:
 def _recomputed(graph: Graph, policy: Policy, *, apart: bool) -> tuple[Graph, dict[int, int]]:
     """The same, and what values are copies of, by their ids."""
     late = late_nodes(graph)
-    saved = _saved(graph, late, lambda node: id(node) in policy.nodes)
+    saved = _saved(graph, late, lambda node: id(node) in policy.nodes, policy.stored)
     kernels = _kernels(graph, late) if apart else {}
     copies = _Copies(late, saved)
     for node in graph.nodes:
@@ -255,9 +296,9 @@ class _Copies:
         return {k: v for k, v in found if v is not None}
 
 
-def _saved(graph: Graph, late: set[int], may: Callable[[Node], bool]) -> set[int]:
+def _saved(graph: Graph, late: set[int], may: Callable[[Node], bool], stored: Collection[int]) -> set[int]:
     """Ids of the forward values that are saved: of the fewest bytes, such that all that late nodes read follows from
-    them.
+    them. Of equals, those that are `stored` anyway, by their ids.
     """
     read = {v.id: v for n in graph.nodes if id(n) in late for v in n.operands if _is_forward(v, late)}
     flow: nx.DiGraph = nx.DiGraph()
@@ -273,7 +314,7 @@ def _saved(graph: Graph, late: set[int], may: Callable[[Node], bool]) -> set[int
         if lookup(v.node.op).kind is Kind.VIEW:  # its operand is what is saved
             flow.add_edge(inside, outside)
         else:
-            flow.add_edge(inside, outside, capacity=_weight(v, distance))
+            flow.add_edge(inside, outside, capacity=_weight(v, distance, v.id in stored))
         if v.id in read:
             flow.add_edge(outside, "sink")
     return {x[0] for x in _cut(flow)}
@@ -301,9 +342,9 @@ def _reached(read: Mapping[int, Value], late: set[int], may: Callable[[Node], bo
         now, distance = ahead, distance + 1
 
 
-def _weight(v: Value, distance: int) -> int:
-    """What it costs to save a value: its bytes. Of equals, the one nearest to what reads it."""
-    return max(1, _number(v.t.nbytes)) * (100 + min(distance, 50))
+def _weight(v: Value, distance: int, stored: bool) -> int:
+    """What it costs to save a value: its bytes. Of equals, the one nearest to what reads it, or one that is stored."""
+    return max(1, _number(v.t.nbytes)) * (99 if stored else 100 + min(distance, 50))
 
 
 def _cut(flow: nx.DiGraph) -> list[tuple[int, int]]:

@@ -20,7 +20,9 @@ from onnxc.primitives.builder import constant_of
 
 WINDOWS = ("window_max", "window_sum")
 CONTRACTIONS = ("conv", "conv_weights", "matmul")  # those that loops can compute
+MOST_MEMBERS = 160  # nodes of a section, but for a few; its terms are walked recursively, so they must not be deep
 LARGE = 1 << 16  # elements of a section that is better off with a small reduction's result from memory
+FULL = "the kernel is large enough"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class Section:
 
     # ------------------------------------------------------------ growing
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it computes so much that whatever else it reads had better be stored."""
+        return len(self.members) > MOST_MEMBERS
+
     def accepts(self, node: Node, store: bool) -> str:
         """Why the node cannot be computed in this section; empty where it can. It changes nothing."""
         value = node.output
@@ -93,8 +100,8 @@ class Section:
             return f"needed at {len(demands)} different positions"
         if len(demands) > 1 and self._scattered(demands) and sum(_is_whole(v, value) for v in node.operands) > 1:
             return f"needed at {len(demands)} positions that are data, element by element"
-        if len(self.members) > 160:
-            return "the kernel is large enough"
+        if self.is_full:
+            return FULL
         if _is_reduction(node) and (problem := self._misplaced(demands)):
             return problem
         if not self._wants_split(node):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -78,6 +79,8 @@ def check_type(t: TensorType) -> None:
     nbytes = t.nbytes
     if isinstance(nbytes, int) and nbytes > MAX_BYTES:
         raise LimitError(f"a tensor {t} would have {nbytes} bytes")
+    if nbytes == 0 and math.prod(d or 1 for d in t.shape if isinstance(d, int)) * t.dtype.itemsize >= 1 << 63:
+        raise LimitError(f"no array has the shape {list(t.shape)}")  # numpy counts a dim of 0 as 1 here
 
 
 def broadcast_dims(a: Dim, b: Dim) -> Dim:

@@ -333,12 +333,14 @@ class Builder:
         """The same value, through which no derivative goes."""
         return self.one("copy", x, stop=True) if self.differentiable else x
 
-    def derived(self, y: Value, rule: str, x: Value) -> Value:
-        """The same value `y`, of the shape of `x`, with the derivative by `x` that a rule of its own gives.
+    def derived(self, y: Value, rule: str, x: Value, *others: Value) -> Value:
+        """The same value `y`, of the shape of `x`, with the derivative by `x` that a rule of its own gives. It may read
+        `others` too.
 
-        For compositions whose own derivative overflows. The rules are `OWN` in `onnxc/autodiff/elementwise.py`.
+        For compositions whose own derivative overflows, or takes more work. The rules are `OWN` in
+        `onnxc/autodiff/elementwise.py`.
         """
-        return self.one("copy", y, x, rule=rule) if self.differentiable else y
+        return self.one("copy", y, x, *others, rule=rule) if self.differentiable else y
 
     def and_(self, x: Value, y: Value) -> Value:
         return self.binary("and", x, y)

@@ -83,6 +83,8 @@ class Cache:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, limit: int = DEFAULT_LIMIT) -> None:
+        if root is not None and not os.fspath(root):
+            raise CacheError("a cache is a folder, and the name of this one is empty")
         self.root = Path(root) if root is not None else default_root()
         self.limit = limit
         self._entries = self.root / _LAYOUT
@@ -247,5 +249,5 @@ def _private_directory(path: Path, parents: bool = False) -> None:
             raise CacheError(f"{path} belongs to another user; set ONNXC_CACHE to a directory of your own")
         if stat.S_IMODE(info.st_mode) & 0o077:
             path.chmod(0o700)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte
         raise CacheError(f"cannot use {path} as a cache: {error}", cause=error) from error

@@ -180,6 +180,8 @@ class CompiledModel:
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """Inputs that are all given by name, in the model's order."""
+        if type(given) is not dict and not isinstance(given, Mapping):
+            raise InputError(f"inputs are given as a dict by name, not as a {type(given).__name__}")
         if len(given) == len(self._inputs):
             try:
                 return tuple([given[name] for name in self._inputs])
@@ -221,10 +223,14 @@ class CompiledModel:
         try:
             return self._run(args)
         except SizesError:
-            variant = None if self._variants is None else self._variants.find(self.get_inputs(), args)
+            variant = self._variant(args)
             if variant is None:
                 raise
             return variant._run(args)
+
+    def _variant(self, args: Sequence[Any]) -> CompiledModel | None:
+        """The model for these inputs, some of whose open dims are 1; None where none of them is."""
+        return None if self._variants is None else self._variants.find(self.get_inputs(), args)
 
     def vary(self, compile: Vary) -> None:
         """Says how the model is compiled for inputs some of whose dims are 1 (`input_shapes`); and whether with care

@@ -2,7 +2,8 @@
 
 Every call returns arrays of its own. A large array comes fresh from the system, which gives it page by page as it is
 first written; for outputs of megabytes that takes longer than the kernels that write them. So the memory behind
-large outputs is kept, and used again when the last array over it is gone.
+large outputs is kept, and used again when the last array over it is gone. Where sizes change from call to call, that of
+the sizes used longest ago is forgotten.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ Spec = tuple[tuple[int, ...], np.dtype[Any]]
 
 LARGE = 1 << 16  # bytes from which memory is kept: below, the C library keeps it itself
 SPARE = 2  # blocks kept for each output: a loop that feeds outputs back holds two sets
+KEPT = 2 * SPARE  # times the bytes of a call's outputs are kept at most, or
+KEPT_BYTES = 1 << 25  # so many
 _IDLE = 2  # references to a block that only `_free_block` holds: its variable, and getrefcount's argument
 
 
@@ -36,13 +39,18 @@ class OutputPool:
     """Blocks of memory for the outputs of one model. Safe to use from several threads: list operations are atomic."""
 
     def __init__(self, poison: bool = False) -> None:
-        self._blocks: dict[int, list[Array]] = {}
+        self._blocks: dict[int, list[Array]] = {}  # by their bytes, the sizes used last at the end
+        self._grown = False
         self._poison = poison
 
     def arrays(self, specs: Sequence[Spec]) -> tuple[Array, ...]:
         """New arrays of these shapes and dtypes. Raises MemoryError."""
         wanted = Counter(_nbytes(s) for s in specs)
-        return tuple([self._array(s, SPARE * wanted[_nbytes(s)]) for s in specs])
+        arrays = tuple([self._array(s, SPARE * wanted[_nbytes(s)]) for s in specs])
+        if self._grown:
+            self._grown = False
+            self._forget(max(KEPT_BYTES, KEPT * sum(a.nbytes for a in arrays)))
+        return arrays
 
     def clear(self) -> None:
         """Forgets the blocks that are free; those in use go when their arrays go."""
@@ -54,7 +62,8 @@ class OutputPool:
         if nbytes < LARGE:
             block = np.empty(nbytes, np.uint8)
         else:
-            kept = self._blocks.setdefault(nbytes, [])
+            kept = self._blocks.pop(nbytes, [])  # what another thread puts there meanwhile is at worst not used again
+            self._blocks[nbytes] = kept
             block = self._free_block(kept, nbytes)
         if self._poison:
             block.fill(0xFF)
@@ -63,8 +72,14 @@ class OutputPool:
             kept.append(block)  # only now, while `array` holds it: another thread must not think it free
         return array
 
-    @staticmethod
-    def _free_block(kept: list[Array], nbytes: int) -> Array:
+    def _forget(self, most: int) -> None:
+        """Leaves what was used last, of so many bytes."""
+        for nbytes, kept in reversed(list(self._blocks.items())):
+            most -= nbytes * len(kept)
+            if most < 0:
+                self._blocks.pop(nbytes, None)
+
+    def _free_block(self, kept: list[Array], nbytes: int) -> Array:
         for _ in range(len(kept)):
             try:
                 block = kept.pop(0)
@@ -73,4 +88,5 @@ class OutputPool:
             if sys.getrefcount(block) == _IDLE:
                 return block
             kept.append(block)
+        self._grown = True
         return np.empty(nbytes, np.uint8)

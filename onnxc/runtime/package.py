@@ -31,7 +31,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,7 @@ from onnxc.errors import PackageError
 
 FORMAT_VERSION = 1
 ALIGNMENT = 4096
+HUGE_PAGE = 2 << 20
 MANIFEST = "manifest"
 _MAGIC = b"\x89ONNXC\r\n"  # the carriage return shows a file that was mangled as text
 _PREFIX = struct.Struct("<8sIIQ32s8x")  # magic, version, header's length, file's length, header's SHA-256
@@ -112,10 +113,10 @@ def _write(file: BinaryIO, buffers: Mapping[str, list[memoryview]], unhashed: se
         offset = _aligned(end)
         file.seek(offset)
         sha = hashlib.sha256()
-        for view in views:
-            file.write(view)
+        for piece in _pieces(views, offset):
+            file.write(piece)
             if name not in unhashed:
-                sha.update(view)
+                sha.update(piece)
         done.append(_Section(name, offset, lengths[name], "" if name in unhashed else sha.hexdigest()))
         end = offset + lengths[name]
     file.truncate(end)
@@ -123,6 +124,20 @@ def _write(file: BinaryIO, buffers: Mapping[str, list[memoryview]], unhashed: se
     file.seek(0)
     file.write(_PREFIX.pack(_MAGIC, FORMAT_VERSION, len(header), end, hashlib.sha256(header).digest()))
     file.write(header)
+
+
+def _pieces(views: Iterable[memoryview], offset: int) -> Iterator[memoryview]:
+    """What is written from `offset` on, each time up to the next multiple of a huge page.
+
+    File systems with large folios (Linux 6.16 and later: ext4) then keep the file in huge pages, and so it is mapped.
+    Written at once, it may lie in small ones, and products that read all weights take 1 to 3 % longer.
+    """
+    for view in views:
+        start = 0
+        while start < view.nbytes:
+            end = min(view.nbytes, start + HUGE_PAGE - offset % HUGE_PAGE)
+            yield view[start:end]
+            offset, start = offset + end - start, end
 
 
 def _header(sections: Sequence[_Section]) -> bytes:
@@ -159,6 +174,9 @@ def open_package(path: str | os.PathLike[str], *, check_weights: bool = False) -
         if info.st_size < _PREFIX.size:
             raise PackageError(f"{os.fspath(path)!r} is not a saved model: it has {info.st_size} bytes")
         mapping = mmap.mmap(handle, info.st_size, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a hint, and not every kernel knows it
+                mapping.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
         raise PackageError(f"cannot map {os.fspath(path)!r}: {error}", cause=error) from error
     finally:

@@ -7,6 +7,7 @@ signature.solve(shapes)           # the numbers of the dynamic dims
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 MOST_BYTES = 1 << 46  # of one tensor, as in runtime.c
+_MOST_STRIDE = (1 << 63) - 1  # numpy's limit of an array's bytes, in which a dim of 0 counts as 1
 
 
 @dataclass(frozen=True)
@@ -225,11 +227,11 @@ class Signature:
                 raise InputError(
                     f"with {self._sizes(values)} the output {tensor.name!r} would have shape {_shown(shape)}"
                 )
-            nbytes = tensor.dtype.itemsize
-            for n in shape:
-                nbytes *= n
+            nbytes = math.prod(shape) * tensor.dtype.itemsize
             if nbytes > MOST_BYTES:
                 raise LimitError(f"the output {tensor.name!r} would have {nbytes} bytes")
+            if math.prod(n or 1 for n in shape) * tensor.dtype.itemsize > _MOST_STRIDE:
+                raise LimitError(f"no array has the shape {_shown(shape)}, which the output {tensor.name!r} would have")
             shapes.append(shape)
         return shapes
 
@@ -249,7 +251,10 @@ def _array(tensor: Tensor, value: object) -> Array:
     if array.ndim != len(tensor.sizes):
         raise _misfit(tensor, f"an array of rank {len(tensor.sizes)}", f"shape {_shown(array.shape)}")
     # Equal dtypes are not always one object: the program's own makes the next look quick.
-    array = np.require(array, requirements=("C", "A"))
+    try:
+        array = np.require(array, requirements=("C", "A"))
+    except MemoryError as error:  # a view of few elements, strided to very many
+        raise LimitError(f"no memory for a copy of input {tensor} in one piece ({error})", cause=error) from error
     return array if array.dtype is wanted else array.view(wanted)
 
 

@@ -17,7 +17,8 @@ from onnxc.random_inputs import Array, Arrays
 
 
 def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
-    """Inputs from an .npz (by input name, or i0, i1, ... in order) or a folder of input_0.pb, ...
+    """Inputs from an .npz (by input name; or in order as i0, i1, ..., or as numpy names what has no names: arr_0, ...)
+    or a folder of input_0.pb, ...
 
     `names` are the model's inputs. Raises InputError where the file does not fit.
     """
@@ -25,8 +26,7 @@ def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
     if not place.exists():
         raise InputError(f"there is no file {os.fspath(path)!r} to read inputs from")
     found = _read_folder(place, names) if place.is_dir() else _read_npz(place)
-    if not set(names) & set(found) and all(f"i{k}" in found for k in range(len(names))):
-        found = {name: found[f"i{k}"] for k, name in enumerate(names)}
+    found = _in_order(found, names, "i")
     missing = [name for name in names if name not in found]
     if missing:
         has = ", ".join(map(repr, found)) or "nothing"
@@ -40,10 +40,21 @@ def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str =
     if not place.exists():
         raise InputError(f"there is no file {os.fspath(path)!r} to read {kind}s from")
     found = _read_folder(place, names, kind) if place.is_dir() else _read_npz(place)
-    letter = kind[0]
-    if not set(names) & set(found) and all(f"{letter}{k}" in found for k in range(len(names))):
-        found = {name: found[f"{letter}{k}"] for k, name in enumerate(names)}
+    return _in_order(found, names, kind[0])
+
+
+def _in_order(found: Arrays, names: Sequence[str], letter: str) -> Arrays:
+    """Tensors that are numbered instead of named, by name."""
+    for start in (letter, "arr_"):
+        if not set(names) & set(found) and all(f"{start}{k}" in found for k in range(len(names))):
+            return {name: found[f"{start}{k}"] for k, name in enumerate(names)}
     return found
+
+
+# What numpy and zipfile raise for files that are damaged, encrypted or claim more than fits into memory.
+_UNREADABLE = (
+    OSError, ValueError, TypeError, AttributeError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 def _read_npz(path: Path) -> Arrays:
@@ -52,8 +63,12 @@ def _read_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as stored:
             members = {name: f"{name}.npy" for name in stored.files}  # "x.npy" is the file of "x", or a tensor's name
-            return _with_lists({name: stored[m if m in stored else name] for name, m in members.items()})
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            found = {name: stored[m if m in stored else name] for name, m in members.items()}
+        other = [name for name, array in found.items() if not isinstance(array, np.ndarray)]
+        if other:
+            raise TypeError(f"{other[0]!r} is none")
+        return _with_lists(found)
+    except _UNREADABLE as error:
         raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
 
 
@@ -78,7 +93,7 @@ def _read_folder(path: Path, names: Sequence[str], kind: str = "input") -> Array
         try:
             tensor = onnx.TensorProto.FromString(file.read_bytes())
             array = onnx.numpy_helper.to_array(tensor)
-        except (DecodeError, ValueError, TypeError) as error:
+        except (*_UNREADABLE, DecodeError, KeyError, onnx.checker.ValidationError) as error:
             raise InputError(f"{os.fspath(file)!r} is not a tensor ({error})", cause=error) from error
         name = tensor.name if tensor.name in names else names[number] if number < len(names) else str(number)
         found[name] = array

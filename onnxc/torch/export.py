@@ -7,8 +7,9 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from onnxc.compiler import compile
-from onnxc.errors import InputError, UnsupportedError
+from onnxc.errors import InputError, ModelError, UnsupportedError
+from onnxc.ir.graph import Graph
 from onnxc.report import Report
-from onnxc.runtime.model import CompiledModel
-from onnxc.torch.arrays import array_of, tensor_of
+from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.torch.arrays import array_of, complex_of, reals_of, tensor_of
+from onnxc.torch.direct import direct
 
 _MOST_BYTES = 1 << 30  # of weights inside of one protobuf message; more go to files
 
@@ -48,17 +51,17 @@ class ExportError(UnsupportedError):
 
 @dataclass(frozen=True)
 class Exported:
-    """A module as an ONNX model.
+    """A module as an ONNX model, or as a graph.
 
     Attributes:
-        model: the model, or the path of its file.
+        model: the model, the path of its file, or the graph.
         arguments: of a call's leaves in order: the model's input, or a constant.
         results: likewise of the leaves of its outputs.
         inputs, outputs: how leaves are nested.
         folder: where the files lie, as long as this is there.
     """
 
-    model: onnx.ModelProto | str
+    model: onnx.ModelProto | str | Graph
     arguments: tuple[Leaf, ...]
     results: tuple[Leaf, ...]
     inputs: Any
@@ -72,11 +75,13 @@ class Leaf:
 
     Attributes:
         number: whether the tensor stands for a number of Python's.
+        complex: whether the module's tensor is complex, and the model's is one of pairs of real numbers.
     """
 
     name: str | None
     value: Any = None
     number: bool = False
+    complex: bool = False
 
 
 class TorchModel:
@@ -86,9 +91,9 @@ class TorchModel:
         compiled: the compiled model behind it, with the exporter's names of inputs and outputs.
     """
 
-    def __init__(self, compiled: CompiledModel, exported: Exported, keywords: Sequence[str]) -> None:
+    def __init__(self, compiled: CompiledModel, exported: Exported) -> None:
         self.compiled = compiled
-        self._exported, self._keywords = exported, tuple(keywords)
+        self._exported = exported
         names = [t.name for t in compiled.get_inputs()]
         self._order = {name: k for k, name in enumerate(names)}
 
@@ -105,25 +110,21 @@ class TorchModel:
             InputError: the arguments are nested otherwise than the example's, or a number that the export took for
                 granted is another.
         """
-        unknown = [k for k in kwargs if k not in self._keywords]
-        if not unknown and len(kwargs) == len(self._keywords):
-            kwargs = {k: kwargs[k] for k in self._keywords}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._exported.inputs:
-            raise InputError(f"the arguments are nested as {spec}; the example's as {self._exported.inputs}")
+            leaves = _rearranged((args, kwargs), self._exported.inputs)
         given: list[Any] = [None] * len(self._order)
         tensors = False
         for k, (leaf, wanted) in enumerate(zip(leaves, self._exported.arguments, strict=True)):
             if wanted.name in self._order:
                 tensors = tensors or isinstance(leaf, torch.Tensor)
+                if wanted.complex:
+                    leaf = _reals(leaf)
                 given[self._order[wanted.name]] = array_of(leaf) if isinstance(leaf, torch.Tensor) else leaf
             elif wanted.name is None and not _same(leaf, wanted.value):
                 raise InputError(f"argument {k} is {leaf!r}, and was {wanted.value!r} when the module was exported")
         found = self.compiled(*given)
-        results = [found[leaf.name] if leaf.name is not None else leaf.value for leaf in self._exported.results]
-        results = [r.item() if leaf.number else r for r, leaf in zip(results, self._exported.results, strict=True)]
-        if tensors:
-            results = [tensor_of(r) if isinstance(r, np.ndarray) else r for r in results]
+        results = [_result(leaf, found, tensors) for leaf in self._exported.results]
         return pytree.tree_unflatten(results, self._exported.outputs)
 
     def explain(self) -> Report:
@@ -136,6 +137,43 @@ class TorchModel:
 
 def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
+
+
+def _reals(x: Any) -> Any:
+    """Complex numbers as pairs of real ones; what is none stays, and is an error of the model's."""
+    if isinstance(x, torch.Tensor):
+        return reals_of(x) if x.is_complex() else x
+    x = np.asarray(x)
+    return np.stack([x.real, x.imag], -1) if x.dtype.kind == "c" else x
+
+
+def _result(leaf: Leaf, found: Outputs, tensors: bool) -> Any:
+    """One of the module's results: a number, a tensor or an array."""
+    if leaf.name is None:
+        return leaf.value
+    array = found[leaf.name]
+    if leaf.number:
+        return array.item()
+    if not leaf.complex:
+        return tensor_of(array) if tensors else array
+    tensor = complex_of(array)
+    return tensor if tensors else tensor.numpy()
+
+
+def _rearranged(given: Any, wanted: Any) -> list[Any]:
+    """The leaves of a tree in the order of one that has its dicts' keys in another order."""
+    order = [p for p, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * wanted.num_leaves, wanted))[0]]
+    leaves = dict(pytree.tree_flatten_with_path(given)[0])
+    lacking, more = ([_place(p) for p in a if p not in b] for a, b in ((order, leaves), (leaves, order)))
+    if lacking or more:
+        words = [f"{', '.join(places[:5])} {what}" for places, what in ((lacking, "missing"), (more, "too much"))]
+        words = [w for w, places in zip(words, (lacking, more), strict=True) if places]
+        raise InputError(f"the arguments are nested otherwise than the example's: {'; '.join(words)}")
+    return [leaves[p] for p in order]
+
+
+def _place(path: Any) -> str:
+    return f"{('args', 'kwargs')[path[0].idx]}{pytree.keystr(path[1:])}"
 
 
 def from_torch(
@@ -169,17 +207,44 @@ def from_torch(
     >>> torch.allclose(model(torch.ones(1, 3)), linear(torch.ones(1, 3)))
     True
     """
-    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    named = dict(kwargs or {})
+    given, named = _apart(module, (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {}))
     exported = _export(module, given, named, dynamic_shapes)
-    return TorchModel(compile(exported.model, **options), exported, tuple(named))
+    try:
+        return TorchModel(compile(exported.model, **options), exported)
+    except (ModelError, UnsupportedError):
+        if isinstance(exported.model, Graph):
+            raise
+        try:  # the exporter may write what is no valid ONNX
+            with _quiet():
+                exported = _directly(module, given, named, dynamic_shapes)
+            compiled = compile(exported.model, **options)
+        except Exception:
+            compiled = None
+        if compiled is None:
+            raise
+        return TorchModel(compiled, exported)
+
+
+def _apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The example with a copy of each tensor that is there twice, or is the module's: torch.export takes equal tensors
+    for one argument, whatever a later call gives.
+    """
+    seen = {id(t) for t in (*module.parameters(), *module.buffers())} if isinstance(module, torch.nn.Module) else set()
+
+    def own(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            x = x.detach().clone() if id(x) in seen else x
+            seen.add(id(x))
+        return x
+
+    return pytree.tree_map(own, (args, kwargs))  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------- the exporters
 
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Exported:
-    """Through the exporter on torch.export, and where that fails the older one, by tracing."""
+    """Through the exporter on torch.export; where that fails without ONNX; and at last the older one, by tracing."""
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         try:
             return _by_export(module, args, kwargs, dynamic_shapes, scratch)
@@ -187,15 +252,21 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             raise
         except Exception as error:
             report = "\n".join(p.read_text() for p in sorted(Path(scratch).glob("*.md")))
-            try:
-                if dynamic_shapes is not None:
+            message = f"PyTorch cannot export {type(module).__name__}: {_short(error)}"
+            others: dict[str, Callable[..., Exported]] = {
+                "onnxc's own importer": partial(_directly, dynamic_shapes=dynamic_shapes)
+            }
+            if dynamic_shapes is None:
+                others["the older exporter"] = _by_trace
+            for name, other in others.items():
+                try:
+                    return other(module, args, kwargs)
+                except ExportError:
                     raise
-                return _by_trace(module, args, kwargs)
-            except Exception as second:
-                older = "" if second is error else f"; the older exporter fails too: {_short(second)}"
-                raise ExportError(
-                    f"PyTorch cannot export {type(module).__name__}: {_short(error)}{older}", report, error
-                ) from error
+                except Exception as second:
+                    if _short(second) not in message:
+                        message += f"; {name} fails too: {_short(second)}"
+            raise ExportError(message, report, error) from error
 
 
 def _short(error: BaseException) -> str:
@@ -209,15 +280,17 @@ def _short(error: BaseException) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """What goes wrong is in the error; what the exporters print beside is not for the user of a compiler."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _by_export(
@@ -237,10 +310,11 @@ def _by_export(
     results = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
     model, folder = _stored(program)
     graph = (onnx.load(model, load_external_data=False) if isinstance(model, str) else model).graph
+    values = {n.name: n.meta.get("val") for n in traced.graph.nodes}
     return Exported(
         model,
-        _leaves(arguments, [i.name for i in graph.input]),
-        _leaves(results, [o.name for o in graph.output]),
+        _leaves(arguments, [i.name for i in graph.input], values),
+        _leaves(results, [o.name for o in graph.output], values),
         spec.in_spec,
         spec.out_spec,
         folder,
@@ -273,12 +347,39 @@ def _check_stateless(module: torch.nn.Module, program: torch.export.ExportedProg
 _NUMBERS = (SymIntArgument, SymFloatArgument, SymBoolArgument)
 
 
-def _leaves(arguments: Sequence[Any], names: Sequence[str]) -> tuple[Leaf, ...]:
+def _leaves(arguments: Sequence[Any], names: Sequence[str], values: Mapping[str, Any]) -> tuple[Leaf, ...]:
     """The model's tensors stand in the order of the arguments, without those that are constants."""
     left = iter(names)
     return tuple(
-        Leaf(None, a.value) if isinstance(a, ConstantArgument) else Leaf(next(left), number=isinstance(a, _NUMBERS))
+        Leaf(None, a.value)
+        if isinstance(a, ConstantArgument)
+        else Leaf(next(left), number=isinstance(a, _NUMBERS), complex=_is_complex(values[a.name]))
         for a in arguments
+    )
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def _directly(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Exported:
+    """Through torch.export alone."""
+    found = direct(module, args, kwargs, dynamic_shapes, partial(_check_stateless, module))
+
+    def leaf(x: Any, names: Mapping[Any, str]) -> Leaf:
+        if isinstance(x, ConstantArgument):
+            return Leaf(None, x.value)
+        return Leaf(names.get(x, x.name), complex=_is_complex(x.meta["val"]))
+
+    ends = dict.fromkeys(o for o in found.outputs if not isinstance(o, ConstantArgument))
+    names = dict(zip(ends, found.graph.output_names, strict=True))
+    spec = found.program.call_spec
+    return Exported(
+        found.graph,
+        tuple(leaf(x, {}) for x in found.inputs),
+        tuple(leaf(x, names) for x in found.outputs),
+        spec.in_spec,
+        spec.out_spec,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxc.errors import InputError
+from onnxc.errors import InputError, UnsupportedError
 from onnxc.gradient import Joint, cleaned
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Value
@@ -17,6 +17,7 @@ from onnxc.optim import Clock, Optimizer
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.in_place import UPDATES
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.host import is_host
 from onnxc.training.precision import SCALE, SKIPPED, LossScale, all_finite
 
 
@@ -136,6 +137,25 @@ def step_graph(joint: Joint, update: Update, slots: Sequence[Slot], *, last: boo
             *(Value(v.type, f"{prefix}{k}") for k, v in enumerate(values)),
         ],
     )
+
+
+def changed_slots(graph: Graph, slots: Sequence[Slot]) -> list[int]:
+    """The numbers of the slots that a step replaces, in the order of its outputs."""
+    names: Mapping[str, str] = graph.metadata[UPDATES]
+    first = len(graph.inputs) - len(slots)
+    place = {name: k - first for k, name in enumerate(graph.input_names)}
+    return [place[names[n]] for n in graph.output_names if n in names]
+
+
+def check_is_one_program(graph: Graph) -> None:
+    """UnsupportedError where a run decides what is computed, which only float32 on a CPU allows."""
+    for node in graph.nodes:
+        if is_host(node):
+            where = next((f"{s} ({s.line})" if s.line else str(s) for s in node.origin), node.op)
+            raise UnsupportedError(
+                f"{where} depends on data, so that a step is several programs: these are trained in float32 on the "
+                "CPU alone"
+            )
 
 
 def _of_clock(nodes: Sequence[Node], clock: Clock) -> tuple[list[Node], list[Node]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxc.autodiff.reduction import BY_TAPS
 from onnxc.autodiff.reverse import active_values
 from onnxc.errors import InputError
 from onnxc.gradient import Joint, cleaned
@@ -20,9 +21,10 @@ from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.attention import fuse_attention
 from onnxc.passes.long_products import long_products
+from onnxc.passes.one_pass_moments import one_pass_moments
 from onnxc.passes.pipeline import PassOptions
 from onnxc.passes.precision import convert_precision
-from onnxc.passes.simplify import fold_constants
+from onnxc.passes.simplify import Rewriter, fold_constants
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_products import weight_products
 from onnxc.passes.widen_products import widen_products
@@ -100,18 +102,35 @@ def all_finite(b: Builder, values: Iterable[Value]) -> Value:
     return found
 
 
-def attention_of(precision: str, *, on_gpu: bool) -> Callable[[Graph, Sequence[Value]], Graph] | None:
-    """What finds attention before it is differentiated, so that its derivative computes probabilities again instead of
-    reading them. None where there are no kernels for that: on a CPU, and of float32.
+def before_gradients(precision: str, *, on_gpu: bool) -> Callable[[Graph, Sequence[Value]], Graph] | None:
+    """What a GPU wants found before it is differentiated. Windows, whose derivative then reads less; and attention in
+    halves, whose derivative then computes probabilities again instead of reading them. (Of float32 there are no kernels
+    for that.)
     """
-    if not on_gpu or precision == "float32":
+    if not on_gpu:
         return None
 
     def prepare(graph: Graph, wrt: Sequence[Value]) -> Graph:
+        graph = _with_windows(graph)
+        if precision == "float32":
+            return graph
         learnt = active_values(graph.nodes, wrt, ())
         return fuse_attention(graph, deepest=DEEPEST, fills=True, learnt=learnt)
 
     return prepare
+
+
+def _with_windows(graph: Graph) -> Graph:
+    """The graph whose greatest elements of windows have the hint that their derivative is to go by taps."""
+    r = Rewriter(graph)
+    for node in graph.nodes:
+        if node.op == "window_max":
+            x, out = r.value(node.operands[0]), Value(node.output.type, node.output.name, node.output.data)
+            r.nodes.append(Node(node.op, [x], [out], {**node.attrs, BY_TAPS: True}, (), node.origin))
+            r.replace(node.output, out)
+        else:
+            r.keep(node)
+    return r.result()
 
 
 def lowered(joint: Joint, precision: str, *, on_gpu: bool = False) -> Joint:
@@ -132,7 +151,7 @@ def lowered(joint: Joint, precision: str, *, on_gpu: bool = False) -> Joint:
     whole = cleaned(replace(graph, outputs=outputs, output_names=names, metadata={}))
     whole = find_weight_gradients(fold_constants(whole, PassOptions.fold_bytes))
     whole = convert_precision(weight_products(whole) if on_gpu else whole, precision)
-    whole = long_products(whole) if on_gpu else widen_products(whole)
+    whole = long_products(one_pass_moments(whole)) if on_gpu else widen_products(whole)
     own, rest = whole.outputs[: len(graph.outputs)], iter(whole.outputs[len(graph.outputs) :])
     gradients = tuple(None if g is None else next(rest) for g in joint.gradients)
     buffers = dict(zip(joint.buffers, rest, strict=True))

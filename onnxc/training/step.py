@@ -18,17 +18,19 @@ from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.gradient import joint
 from onnxc.optim import Optimizer
 from onnxc.passes.widen_halves import KEPT
+from onnxc.planner.groups import FusionOptions
 from onnxc.planner.partition import BUDGET
 from onnxc.report import Report
 from onnxc.runtime.cuda.arrays import DeviceArray
 from onnxc.runtime.model import CompiledModel, Outputs
 from onnxc.runtime.random_state import Draws
+from onnxc.runtime.staged import StagedModel
 from onnxc.training.folded import warn_of_folded
-from onnxc.training.graph import Slot, Update, slots_of, step_graph
+from onnxc.training.graph import Slot, Update, changed_slots, check_is_one_program, slots_of, step_graph
 from onnxc.training.held import HostOutputs, is_asked_from_host, on_gpu, wait_for
-from onnxc.training.precision import PRODUCTS, SCALE, SKIPPED, LossScale, attention_of, lowered, scaling_of
+from onnxc.training.precision import PRODUCTS, SCALE, SKIPPED, LossScale, before_gradients, lowered, scaling_of
 from onnxc.training.schedules import Schedule
-from onnxc.training.statistics import running_statistics
+from onnxc.training.statistics import continued, running_statistics, with_batch_statistics
 from onnxc.training.weights import checked, trained_model
 
 
@@ -43,10 +45,12 @@ def compile_training(
     clip_value: float | None = None,
     accumulate: int = 1,
     stop_gradient: Sequence[str] = (),
+    batch_statistics: bool = False,
     seed: int | None = None,
     precision: str = "float32",
     loss_scale: LossScale | None = None,
     memory_budget: float = 1.0,
+    fusion: bool | FusionOptions = True,
     target: str = "cpu",
     input_shapes: InputShapes | None = None,
     base_dir: str | os.PathLike[str] | None = None,
@@ -67,6 +71,8 @@ def compile_training(
         clip_value: the most that an element of a gradient may be, either way.
         accumulate: of how many calls the mean gradient is taken before the parameters change.
         stop_gradient: names of values that count as constants.
+        batch_statistics: each BatchNormalization normalizes by the batch, and keeps its running statistics, in a model
+            too that was exported for inference (PyTorch's newer exporter writes any model so).
         seed: what random operators, as Dropout, draw from, as of :func:`onnxc.compile`: each call draws anew, forward
             and backward pass from the same numbers. By default another in each training.
         precision: ``bfloat16`` or ``float16`` runs forward and backward pass in halves where that does no harm;
@@ -79,6 +85,8 @@ def compile_training(
             no choice will, the one with the least memory is taken. On a CPU the results have the same bits whatever it
             is; on a GPU they may differ by the order of sums.
         target: as of :func:`onnxc.compile`. On a GPU parameters and states stay there.
+        fusion: as of :func:`onnxc.compile`; switches off updates in place and recomputation too. On a CPU the results
+            have the same bits without.
         input_shapes, base_dir, threads, cache: as in :func:`onnxc.compile`.
 
     Returns:
@@ -92,13 +100,16 @@ def compile_training(
     precision = "float32" if precision in PRODUCTS else precision
     scaling = scaling_of(precision, loss_scale)
     imported = onnx_file.load(model, base_dir=base_dir, input_shapes=input_shapes)
+    imported = continued(with_batch_statistics(imported) if batch_statistics else imported)
     both = joint(
         imported, loss, wrt, cotangents=scaling is not None, stop_gradient=stop_gradient,
-        buffers=running_statistics(imported), prepare=attention_of(precision, on_gpu=target != "cpu"),
+        buffers=running_statistics(imported), prepare=before_gradients(precision, on_gpu=target != "cpu"),
     )  # fmt: skip
     others = [v.name for v in both.wrt if v.name not in both.weights]
     if others:
         raise InputError(f"wrt: {others} are no weights of the model, and only these are trained")
+    if precision != "float32" or target != "cpu":
+        check_is_one_program(both.graph)
     budget = _budget(memory_budget)
     if schedule is not None and not callable(schedule):
         raise InputError(f"schedule is a function from the number of steps before to a rate, and not {schedule!r}")
@@ -114,9 +125,11 @@ def compile_training(
     for graph in graphs:
         graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
     options: dict[str, Any] = {"target": target, "precision": products, "threads": threads, "cache": cache}
+    options["fusion"] = fusion
     programs = [compile_model(graph, **options) for graph in graphs]
     names = imported.input_names, imported.output_names
-    return TrainingStep(model, base_dir, names, programs, slots, update, schedule, seed)
+    changed = [changed_slots(graph, slots) for graph in graphs]
+    return TrainingStep(model, base_dir, names, programs, changed, slots, update, schedule, seed)
 
 
 class TrainingStep:
@@ -131,6 +144,7 @@ class TrainingStep:
         base_dir: str | os.PathLike[str] | None,
         names: tuple[Sequence[str], Sequence[str]],
         programs: Sequence[CompiledModel],
+        changed: Sequence[Sequence[int]],
         slots: Sequence[Slot],
         update: Update,
         schedule: Schedule | None,
@@ -138,7 +152,7 @@ class TrainingStep:
     ) -> None:
         self._model, self._base_dir = model, base_dir
         self._inputs, self._outputs = map(tuple, names)
-        self._programs, self._update = list(programs), update
+        self._programs, self._changed, self._update = list(programs), list(changed), update
         self._keys = {s.key: k for k, s in enumerate(slots)}
         self._parameters = {s.name: k for k, s in enumerate(slots) if not s.state}
         self.schedule = schedule
@@ -174,7 +188,7 @@ class TrainingStep:
         program.seed(self._seed, calls=self.calls)
         with self._watched():
             self._values = on_gpu(program, self._values)
-            found = program(*batch, *scalars, *self._values)
+            found = self._kept(program, program(*batch, *scalars, *self._values))
             self.calls += 1
             return HostOutputs(found, self._read) if is_asked_from_host(program, batch) else found
 
@@ -186,6 +200,17 @@ class TrainingStep:
         except OnnxcError as error:
             self._failed = str(error) if error.partial else self._failed
             raise
+
+    def _kept(self, program: CompiledModel, found: Outputs) -> Outputs:
+        """The model's own outputs. A step of several programs writes over nothing: it gives the new values out too."""
+        own = len(self._outputs)
+        if not isinstance(program, StagedModel):
+            return found
+        names, arrays = found.keys(), found.values()
+        changed = self._changed[self._programs.index(program)]
+        for k, array in zip(changed, arrays[own:], strict=True):
+            self._values[k] = array
+        return Outputs(names[:own], arrays[:own])
 
     def _read(self, value: Any) -> np.ndarray:
         """A copy in the host's memory."""

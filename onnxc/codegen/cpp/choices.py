@@ -16,12 +16,10 @@ class KernelOptions:
         winograd: convolve 3x3 kernels by Winograd's algorithm where it is faster. Its F(4x4) rounds more coarsely
             than a direct sum does: see docs/accuracy.md.
         tuned: measured decisions by subject, which go before the cost model's.
-        pixels: sum few output channels in lanes that are pixels; images that lie planar for such a kernel have no other.
         vnni: the CPU multiplies and adds four pairs of bytes in one step.
     """
 
     winograd: bool = True
-    pixels: bool = True
     tuned: tuple[tuple[str, str], ...] = ()
     vnni: bool = False
 

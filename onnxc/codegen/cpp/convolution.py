@@ -531,7 +531,7 @@ class ConvEmitter(TemplateEmitter):
         """
         flat, channels = own.node, own.node.operands[0].shape[1]
         planar = channels != 1 and not always_equal(own.strides[1], 1) and not reads_planes(node)
-        pixels = pixels and self.takes_pixels and self.options.pixels
+        pixels = pixels and self.takes_pixels
         ways = candidates(flat, self.lanes, winograd=self.options.winograd, planar=planar, pixels=pixels)
         found = {k.name: k for k in ways}
         decided = self.options.decide(subject(node), {k: cost(v, flat, self.lanes) for k, v in found.items()})

@@ -62,12 +62,14 @@ class Epilogue:
 
     def matrices(self, row: Symbol) -> list[tuple[Value, Dim, Dim]]:
         """What is written or read in contiguous rows, stores first: the buffer, the address of element (0, 0), and
-        how far apart the rows are."""
+        how far apart the rows are. None of those whose place is data, which only the epilogue itself reads."""
         stores = self.nest.stores()
         loads = [t for s in stores for t in walk(s.term) if isinstance(t, Load)]
         places = [(s.value, s.address) for s in stores] + [(x.value, x.index[0]) for x in loads]
         found: list[tuple[Value, Dim, Dim]] = []
         for value, address in dict.fromkeys(places):
+            if symbols(address) & self.nest.lookups.keys():
+                continue
             apart = coefficient(address, row)
             contiguous = all(always_equal(coefficient(address, s) or 0, c) for s, c in self._column.items())
             if contiguous and apart is not None and not always_equal(apart, 0):

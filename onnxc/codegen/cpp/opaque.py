@@ -166,7 +166,8 @@ class NmsEmitter(RoutineEmitter):
         before = [
             "{", "  const auto select = [](void *arg, i64 first, i64 last, int worker) {",
             *indent([
-                "const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx; @SIZES@", *pointers,
+                "const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx; @SIZES@",
+                *dict.fromkeys(pointers),  # views of one tensor, equal constants: one buffer
                 *checks, *sizes,
                 "for (i64 u = first; u < last; u++) {",
                 "  const i64 b = u / classes, c = u % classes;",

@@ -384,6 +384,18 @@ def is_plain(nest: Nest) -> bool:
     return not nest.outer and not nest.reductions()
 
 
+def apart(nest: Nest) -> list[Nest]:
+    """A nest by the loops of its phases, where nothing holds these together: the vectors of each run along a loop of
+    its own.
+    """
+    if not is_plain(nest):
+        return [nest]
+    found: dict[frozenset[Symbol], list[Phase]] = {}
+    for phase in nest.phases:
+        found.setdefault(frozenset(s for s, _ in phase.loops), []).append(phase)
+    return [replace(nest, phases=phases, lookups=dict(nest.lookups)) for phases in found.values()]
+
+
 @dataclass(frozen=True)
 class Staging:
     """Loads that lie contiguous along loop `partner`, and are read a tile of VL by VL elements at a time. Where each row

@@ -169,7 +169,8 @@ class _Writer:
         sizes = sorted(self.tile.buffers.sizes)
         named = [f"{s} = sizes[{k + FIXED}]" for k, s in enumerate(sizes)]
         lines[lines.index(SIZES)] = f"sizes = ({', '.join([*self._fixed(tiles), *sizes])})"
-        helpers = [*place[:2], *indent(named), *place[2:], *(line for part in [*parts, self._bring()] for line in part)]
+        helpers = [*self._span(indent(named)), *place[:2], *indent(named), *place[2:]]
+        helpers += [line for part in [*parts, self._bring()] for line in part]
         return Kernel(
             lines, self.tile.buffers, tiles, 4, 1, "attention", False, resident=resident, helpers=helpers
         )  # fmt: skip
@@ -193,8 +194,16 @@ class _Writer:
         queries = self.access.sizes[0]
         count = self._index(ceildiv(queries, self.blocks.rows))
         heads = self._index(prod(d for _, d in self.access.batch))
-        if self.band is not None and self.blocks.roles == PERSISTENT:  # those that have most to do come first
-            lines = [f"row0 = ({count} - 1 - tile // {heads}) * {self.blocks.rows}", f"rest = tile % {heads}"]
+        if self._shared_out():
+            lines = [
+                "pid, programs = gl.program_id(0), gl.num_programs(0)",
+                f"together, full, last, each = ox_shared_out({count}, {heads}, pid, programs)",
+                "part = tile // each", "at = pid if tile % each == 0 else 2 * programs - 1 - pid",
+                "most = together if part < full else last", "alone = pid + tile * programs",
+                f"row = alone % {count} if 2 * programs < {count} else at // most",
+                f"row0 = ({count} - 1 - row) * {self.blocks.rows}",
+                f"rest = alone // {count} if 2 * programs < {count} else part * together + at % most",
+            ]  # fmt: skip
         else:
             block = f"({count} - 1 - tile % {count})" if self.band is not None else f"tile % {count}"
             lines = [f"row0 = {block} * {self.blocks.rows}", f"rest = tile // {count}"]
@@ -209,6 +218,20 @@ class _Writer:
         return [
             "@gluon.jit", "def ox_own_place(tile, sizes):", *indent([*lines, f"return {', '.join(found)}"])
         ]  # fmt: skip
+
+    def _shared_out(self) -> bool:
+        """Whether tiles are of unequal work, and each program's are chosen so that all have as much (the library's
+        `ox_shared_out`).
+        """
+        return self.band is not None and self.blocks.roles == PERSISTENT
+
+    def _span(self, named: list[str]) -> list[str]:
+        """The function that says which tiles a program has: the first number, the end, and the step."""
+        found = "gl.program_id(0), sizes[0], gl.num_programs(0)"
+        if self._shared_out():
+            count = self._index(ceildiv(self.access.sizes[0], self.blocks.rows))
+            found = f"0, ox_share({count}, sizes[0] // {count}), 1"
+        return ["@gluon.jit", "def ox_own_span(sizes):", *named, f"    return {found}", "", ""]
 
     def _blocks(self) -> list[str]:
         keys, step = self._index(self.access.sizes[1]), self.blocks.keys
@@ -247,11 +270,12 @@ class _Writer:
     def _setup(self) -> list[str]:
         """Descriptors, buffers and barriers."""
         depth, stages, groups = self.access.sizes[2], self.blocks.stages, self.groups
+        held = groups * (HELD if self.blocks.roles == PERSISTENT else 1)
         lines = [SIZES]
         queries, keys = self.access.sizes[:2]
         for name, x, count, rows, slots in zip(
             "qkv", self.roles.operands, (queries, keys, keys), (GROUP, self.blocks.keys, self.blocks.keys),
-            (groups, stages, stages), strict=True,
+            (held, stages, stages), strict=True,
         ):  # fmt: skip
             ones = [1] * len(x.axes)
             shape = ", ".join([*(self._index(n) for _, _, n in x.axes), self._index(count), str(depth)])
@@ -265,8 +289,8 @@ class _Writer:
             ]
         return [
             *lines, "buffers = (q_at, k_at, v_at)",
-            f"full = (ox_barriers({groups}, 1), ox_barriers({stages}, 1), ox_barriers({stages}, 1))",
-            f"free = (ox_barriers({groups}, 1), ox_barriers({stages}, {groups}), ox_barriers({stages}, {groups}))",
+            f"full = (ox_barriers({held}, 1), ox_barriers({stages}, 1), ox_barriers({stages}, 1))",
+            f"free = (ox_barriers({held}, 1), ox_barriers({stages}, {groups}), ox_barriers({stages}, {groups}))",
             f"turns = ox_barriers({groups}, 1)",
             *(["mbarrier.arrive(turns.index(0))"] if self.blocks.turns else []),
             "fence_async_shared()",
@@ -293,13 +317,13 @@ class _Writer:
         given = ", ".join(f"{key}={value}" for key, value in facts.items())
         return [
             "", "", "@gluon.jit", f"def ox_own_group{group}(out, buffers, full, free, turns, sizes):",
-            f"    ox_attend(ox_own_place, out, buffers, full, free, turns, sizes, {given})",
+            f"    ox_attend(ox_own_span, ox_own_place, out, buffers, full, free, turns, sizes, {given})",
         ]  # fmt: skip
 
     def _bring(self) -> list[str]:
         return [
             "", "", "@gluon.jit", "def ox_own_bring(lies, buffers, full, free, sizes):",
-            f"    ox_bring(ox_own_place, lies, buffers, full, free, sizes, groups={self.groups}, "
+            f"    ox_bring(ox_own_span, ox_own_place, lies, buffers, full, free, sizes, groups={self.groups}, "
             f"stages={self.blocks.stages})",
         ]  # fmt: skip
 
@@ -307,3 +331,4 @@ class _Writer:
 SIZES = "sizes"  # the line that tells them, once all are known
 FIXED = 6  # numbers before the dynamic dims
 PERSISTENT = 2  # of AttentionTile.roles
+HELD = 2  # tiles of queries: the next one's are copied while those of one are in use

@@ -17,7 +17,7 @@ DESCRIBED = 4096  # keys from which on making descriptors pays, and large tiles 
 STREAMED = 512  # keys that are read for few queries: from here on it is the memory that counts
 FEW = 16  # rows that one tile of the matrix units has
 GROUP = 64  # queries of four warps with roles
-ROLES = {64: 2048, 128: 512}  # keys from which on warps with roles are faster, by depth
+ROLES = {64: 1024, 128: 512}  # keys from which on warps with roles are faster, by depth
 PROCESSORS = 132
 BLOCK = 64  # keys that a program of few queries reads in half a microsecond
 JOIN = 6  # such times that another kernel costs
@@ -167,23 +167,26 @@ def _halves(facts: Facts) -> Iterator[AttentionTile]:
 
 
 def _with_roles(facts: Facts) -> Iterator[AttentionTile]:
-    """Where tiles are short, it pays that a program reads the next one before it has written the last."""
-    first = 2 if facts.keys is None or facts.keys < LONG else 1
+    """Where tiles are short, or of unequal work, it pays that a program reads the next one before it has written the
+    last.
+    """
+    first = 2 if facts.keys is None or facts.keys < LONG or facts.causal else 1
     for roles in (first, 3 - first):
         if facts.depth <= 64:
-            yield AttentionTile(3 * GROUP, 128, 12, 2, roles=roles, turns=1)
-            yield AttentionTile(2 * GROUP, 128, 8, 4, roles=roles)
+            found = [AttentionTile(3 * GROUP, 128, 12, 2, roles=roles, turns=1)]
+            found.append(AttentionTile(2 * GROUP, 128, 8, 4, roles=roles, turns=1))
+            yield from reversed(found) if facts.causal else found
         else:
-            yield AttentionTile(2 * GROUP, 128, 8, 2, roles=roles)
+            yield from (AttentionTile(2 * GROUP, 128, 8, 2, roles=roles, turns=t) for t in (int(facts.causal), 0))
 
 
 def _suits_roles(facts: Facts) -> bool:
     """Whether these are faster: enough keys, and large tiles that keep all multiprocessors at work, few of whose rows
-    are none. Where tiles of few products are of unequal length, smaller ones fill the gaps.
+    are none.
     """
     if facts.queries is None or facts.keys is None or facts.heads is None or facts.depth not in ROLES:
         return False
-    rows = 3 * GROUP if facts.depth <= 64 else 2 * GROUP
+    rows = next(_with_roles(facts)).rows
     tiles = -(-facts.queries // rows)
     fills = tiles * facts.heads >= PROCESSORS and tiles * rows <= WASTE * facts.queries
-    return fills and facts.keys >= ROLES[facts.depth] and not (facts.causal and facts.depth <= 64)
+    return fills and facts.keys >= ROLES[facts.depth]

@@ -185,6 +185,18 @@ def ox_exp2_half(x):
 
 
 @triton.jit
+def ox_exp_half(x):
+    """exp of a float16: what is below 2^-126 is 0."""
+    return ox_exp2_half(x * 1.4426950408889634)
+
+
+@triton.jit
+def ox_rcp_half(x):
+    """1 / x of a float16, to a unit in the last place of a float32: one instruction. That of 2^126 is 0."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def ox_erf_half(x, tiny: tl.constexpr):
     """erf of a float16 or bfloat16: 1 - 2^p(|x|) with 13 bits of erfc; where `tiny` numbers count, their series too."""
     t = ox_min(tl.abs(x), 4.0)

@@ -4,7 +4,8 @@ One warp brings tiles of queries, keys and values to shared memory. Groups of fo
 group's product of probabilities and values runs, so does its next product of queries and keys, and it computes
 exponentials meanwhile. Barriers say of each slot of shared memory when it is full, and when all have read it.
 
-`place` is the kernel's own: where a tile's queries, keys, values and results lie.
+`span` and `place` are the kernel's own: which tiles a program has, and where a tile's queries, keys, values and results
+lie.
 """
 
 # As in library.py.
@@ -39,9 +40,39 @@ def ox_barriers(count: gl.constexpr, arrivals: gl.constexpr):
     return found
 
 
+# Of causal attention the tiles of a head have unequal work. They are shared out part by part: each part has the tiles
+# of so many heads that every program gets two, of which the first is one of those with most to do and the second one of
+# those with least. So all programs have as much to do, and the keys and values of few heads are in use at once: these
+# stay in the L2 cache. Where a head alone has more tiles than two for each program, they are dealt one by one.
+
+
 @gluon.jit
-def ox_bring(place, lies, buffers, full, free, sizes, groups: gl.constexpr, stages: gl.constexpr):
-    """What the warp does that brings tiles. `lies`, `buffers`, `full` and `free` are those of queries, keys, values."""
+def ox_shared_out(count, heads, pid, programs):
+    """Heads of a part, how many such parts there are, heads that are left, and the tiles that this program has of each
+    part: two, or one where the part has fewer. `count` is that of the tiles of a head.
+    """
+    together = gl.maximum(2 * programs // count, 1)
+    full = heads // together
+    each = 2 if 2 * programs - 1 - pid < together * count else 1
+    return together, full, heads - full * together, each
+
+
+@gluon.jit
+def ox_share(count, heads):
+    """How many tiles this program has."""
+    pid, programs = gl.program_id(0), gl.num_programs(0)
+    _together, full, last, each = ox_shared_out(count, heads, pid, programs)
+    first = 1 if pid < last * count else 0
+    second = 1 if 2 * programs - 1 - pid < last * count else 0
+    dealt = (count * heads - pid + programs - 1) // programs
+    return dealt if 2 * programs < count else full * each + first + second
+
+
+@gluon.jit
+def ox_bring(span, place, lies, buffers, full, free, sizes, groups: gl.constexpr, stages: gl.constexpr):
+    """What the warp does that brings tiles. `span` and `place` are the kernel's; `lies`, `buffers`, `full` and `free`
+    are those of queries, keys, values.
+    """
     q_lies, k_lies, v_lies = lies
     q_at, k_at, v_at = buffers
     q_full, k_full, v_full = full
@@ -49,14 +80,17 @@ def ox_bring(place, lies, buffers, full, free, sizes, groups: gl.constexpr, stag
     rank: gl.constexpr = len(k_at.shape)
     step: gl.constexpr = k_at.shape[rank - 2]
     nbytes: gl.constexpr = 2 * k_at.shape[rank - 1]
+    held: gl.constexpr = q_at.shape[0] // groups
     turn = 0
     n = 0
-    for tile in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+    begin, end, by = span(sizes)
+    for tile in range(begin, end, by):
         row0, start, blocks, _tested, q_head, k_head, v_head, _out = place(tile, sizes)
         for k in gl.static_range(groups):
-            mbarrier.wait(q_free.index(k), (turn & 1) ^ 1)
-            mbarrier.expect(q_full.index(k), OX_GROUP * nbytes)
-            ox_fetch(q_lies, q_head + (row0 + k * OX_GROUP, 0), q_full.index(k), q_at.index(k))  # noqa: RUF005
+            at = k + turn % held * groups
+            mbarrier.wait(q_free.index(at), (turn // held & 1) ^ 1)
+            mbarrier.expect(q_full.index(at), OX_GROUP * nbytes)
+            ox_fetch(q_lies, q_head + (row0 + k * OX_GROUP, 0), q_full.index(at), q_at.index(at))  # noqa: RUF005
         turn += 1  # noqa: SIM113
         for j in range(blocks):
             slot = n % stages
@@ -93,19 +127,18 @@ def ox_based(high, unit):
 
 @gluon.jit
 def ox_attended(
-    state, buffers, full, free, turns, k0, m, sizes, unit: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    state, q, buffers, full, free, turns, k0, m, sizes, unit: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
     group: gl.constexpr, paced: gl.constexpr, tested: gl.constexpr, ends: gl.constexpr, above: gl.constexpr,
     below: gl.constexpr,
 ):  # fmt: skip
     """A block of keys after the first: its scores, while the values of the block before are added up."""
     acc, half, top, total, n = state
-    q_at, k_at, v_at = buffers
+    _q_at, k_at, v_at = buffers
     _q_full, k_full, v_full = full
     _q_free, k_free, v_free = free
     rank: gl.constexpr = len(k_at.shape)
     block: gl.constexpr = [k_at.shape[rank - 2], k_at.shape[rank - 1]]
     step: gl.constexpr = block[0]
-    depth: gl.constexpr = block[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step, 16])
     last = n % stages
     before = (n // stages) & 1
@@ -114,7 +147,6 @@ def ox_attended(
     mbarrier.wait(k_full.index(slot), (n // stages) & 1)
     if paced:
         mbarrier.wait(turns.index(group), n & 1)
-    q = q_at.index(group).reshape([OX_GROUP, depth])
     k = k_at.index(slot).reshape(block).permute((1, 0))
     s = warpgroup_mma(q, k, gl.zeros((OX_GROUP, step), gl.float32, layout), use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(last), before)
@@ -139,7 +171,7 @@ def ox_attended(
 
 @gluon.jit
 def ox_attend(
-    place, out_pointer, buffers, full, free, turns, sizes, unit: gl.constexpr, stages: gl.constexpr,
+    span, place, out_pointer, buffers, full, free, turns, sizes, unit: gl.constexpr, stages: gl.constexpr,
     groups: gl.constexpr, group: gl.constexpr, paced: gl.constexpr, more: gl.constexpr, ends: gl.constexpr,
     above: gl.constexpr, below: gl.constexpr, rows: gl.constexpr, guard: gl.constexpr,
 ):  # fmt: skip
@@ -159,16 +191,19 @@ def ox_attend(
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, depth, 16])
     factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // depth, depth // 8], [4, 1], [1, 0])
-    q = q_at.index(group).reshape([OX_GROUP, depth])
+    held: gl.constexpr = q_at.shape[0] // groups
     turn = 0
     n = 0
-    for tile in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+    begin, end, by = span(sizes)
+    for tile in range(begin, end, by):
         row0, start, blocks, tested, _q_head, _k_head, _v_head, out = place(tile, sizes)
         row0 += group * OX_GROUP
         m = row0 + gl.arange(0, OX_GROUP, gl.SliceLayout(1, scores))
         acc = gl.zeros((OX_GROUP, depth), gl.float32, sums)
         slot = n % stages
-        mbarrier.wait(q_full.index(group), turn & 1)
+        at = group + turn % held * groups
+        q = q_at.index(at).reshape([OX_GROUP, depth])
+        mbarrier.wait(q_full.index(at), turn // held & 1)
         mbarrier.wait(k_full.index(slot), (n // stages) & 1)
         if paced:
             mbarrier.wait(turns.index(group), n & 1)
@@ -186,15 +221,15 @@ def ox_attend(
         if more:
             for j in range(1, tested):
                 acc, half, top, total, n = ox_attended(
-                    (acc, half, top, total, n), buffers, full, free, turns, start + (blocks - 1 - j) * step, m, sizes,
-                    unit, stages, groups, group, paced, True, ends, above, below,
+                    (acc, half, top, total, n), q, buffers, full, free, turns, start + (blocks - 1 - j) * step, m,
+                    sizes, unit, stages, groups, group, paced, True, ends, above, below,
                 )  # fmt: skip
         for _ in range(gl.maximum(tested, 1) if more else 1, blocks):
             acc, half, top, total, n = ox_attended(
-                (acc, half, top, total, n), buffers, full, free, turns, 0, m, sizes,
+                (acc, half, top, total, n), q, buffers, full, free, turns, 0, m, sizes,
                 unit, stages, groups, group, paced, False, False, False, False,
             )  # fmt: skip
-        mbarrier.arrive(q_free.index(group))
+        mbarrier.arrive(q_free.index(at))
         slot = n % stages
         mbarrier.wait(v_full.index(slot), (n // stages) & 1)
         acc = warpgroup_mma(half, v_at.index(slot).reshape(block), acc, is_async=True)

@@ -380,7 +380,8 @@ class NestEmitter:
     def _masked(self, a: _Accumulator, phase: Phase, emitter: TermEmitter, scope: Scope) -> str:
         """The elements of a reduction; the neutral one where a lane does not count."""
         r = a.reduction
-        value = f"tl.broadcast_to({emitter.emit(r.body, scope)}, {a.shape})"
+        body = (emitter.emit if r.position is None else emitter.rounded)(r.body, scope)
+        value = f"tl.broadcast_to({body}, {a.shape})"
         mask, _ = emitter.mask({s for s, _ in phase.loops}, scope)
         if mask is None:
             return value

@@ -130,12 +130,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) 
         return f"({args[0]} {_INFIX[op]} {args[1]})"
     if op in ("floor", "ceil", "round") and not operand.is_float:
         return args[0]
-    if operand.name == "float16" and op in _OF_HALF:
-        return _OF_HALF[op].format(*args)
-    if operand.name in ("float16", "bfloat16") and op == "tanh":
-        return f"ox_tanh_half({args[0]})"
-    if operand.name in ("float16", "bfloat16") and op == "erf":
-        return f"ox_erf_half({args[0]}, {operand.name == 'bfloat16'})"
+    if op in _OF_HALVES.get(operand.name, ()):
+        return _OF_HALVES[operand.name][op].format(*args)
     if op in _LIBDEVICE:
         return f"libdevice.{op}({args[0]})"
     return _OTHER[op](args, operand, attrs)
@@ -150,8 +146,18 @@ def _bitcast(x: str, source: DType, target: DType) -> str:
     return f"{x}.to({stored(source)}).to({stored(target)}, bitcast=True).to({computed(target)})"
 
 
-# Of float16 numbers, which have 11 bits: in float32, to some units in the last place of that.
-_OF_HALF = {"exp": "tl.exp({0})", "div": "({0} / {1})", "sqrt": "tl.sqrt({0})"}
+# Of float16 numbers, which have 11 bits, and bfloat16 numbers, which have 8: in float32, to some units in the last
+# place of that. Those of bfloat16 keep the range of float32, denormals too.
+_OF_HALVES = {
+    "float16": {
+        "exp": "ox_exp_half({0})", "div": "({0} * ox_rcp_half({1}))", "sqrt": "tl.sqrt({0})",
+        "tanh": "ox_tanh_half({0})", "erf": "ox_erf_half({0}, False)",
+    },
+    "bfloat16": {
+        "exp": "tl.exp({0})", "div": "({0} / {1})", "sqrt": "tl.sqrt({0})", "tanh": "ox_tanh_half({0})",
+        "erf": "ox_erf_half({0}, True)",
+    },
+}  # fmt: skip
 
 
 def _by_kind(of_floats: str, of_integers: str) -> Callable[[list[str], DType, Attrs], str]:

@@ -14,6 +14,7 @@ from onnxc.ir.expr import Dim, Expr, Symbol, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term, walk
+from onnxc.passes.widen_halves import SMOOTH
 
 Key = object  # a loop symbol, or ("reduced", key)
 Guarding = tuple[tuple[tuple[Dim, ...], bool], ...]  # conditions, and whether they hold or not
@@ -186,6 +187,17 @@ class TermEmitter:
         own = guarding if _reads(term) else ()
         return self._once((term, own), self.deps(term) | self._guards(own), scope, lambda s: self._text(term, s, own))
 
+    def rounded(self, term: Term, scope: Scope, guarding: Guarding = ()) -> str:
+        """A term, as what has steps takes it: a half that was computed in float32 is one again, as where it is stored.
+
+        Else 41 / 41 might be less than 1.
+        """
+        name = self.emit(term, scope, guarding)
+        exact = isinstance(term, (Load, Const)) or (isinstance(term, Apply) and term.op == "cast")
+        if exact or term.dtype.name not in ("float16", "bfloat16"):
+            return name
+        return f"({name}).to({spelling.stored(term.dtype)}).to({spelling.computed(term.dtype)})"
+
     def _guards(self, guarding: Guarding) -> frozenset[Key]:
         return self._of(c for conditions, _ in guarding for c in conditions)
 
@@ -222,7 +234,8 @@ class TermEmitter:
         if isinstance(term, Guard):
             return self._guard(term, scope, guarding)
         assert isinstance(term, Apply), term
-        args = [self.emit(a, scope, guarding) for a in term.args]
+        stepped = term.op not in SMOOTH and not (term.op == "cast" and term.dtype.is_float)
+        args = [(self.rounded if stepped else self.emit)(a, scope, guarding) for a in term.args]
         operand = term.args[-1].dtype if term.op == "where" else term.args[0].dtype
         if term.op in ("div", "mod", "fmod") and operand.is_integer and not isinstance(term.args[1], Const):
             self._report(f"{args[1]} == 0", self.deps(term.args[1]), 4, "0", scope, guarding)

@@ -71,7 +71,7 @@ class GraphView {
         "border-color": of("line"), label: "data(label)", color: ink, "font-size": 12, "text-wrap": "wrap", "text-valign": "center", "text-halign": "center",
         "font-family": "system-ui, Noto Sans, DejaVu Sans, sans-serif", "line-height": 1.25, "min-zoomed-font-size": 5,
       } },
-      { selector: "node[?port]", style: { shape: "round-tag", "border-style": "dashed" } },
+      { selector: "node[?port]", style: { "border-style": "dashed" } },
       { selector: "node[?frame]", style: { "background-opacity": 0.45, "text-valign": "top", "text-margin-y": 20, "border-width": 1.5, "border-color": of("quiet") } },
       { selector: "node[?item]", style: { "font-size": 11, "z-index": 10 } },
       { selector: "edge", style: {

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxc.errors import InputError, LimitError, OnnxcError, PackageError
+from onnxc.errors import InputError, LimitError, OnnxcError, PackageError, SizesError
 from onnxc.ir.dtypes import DType, from_numpy, string
 from onnxc.planner.offsets import aligned
 from onnxc.runtime.cache import Buffer, Cache
@@ -192,7 +192,16 @@ class CudaModel(CompiledModel):
             kwargs["stream"], stream = stream, None
         if kwargs:
             args = self._named(kwargs) if not args else self._given.bind(args, kwargs)
-        return Outputs(self._names, self._run(self._with_state(args), stream))
+        return Outputs(self._names, self._answer(self._with_state(args), stream))
+
+    def _answer(self, args: tuple[Any, ...], stream: Any = None) -> tuple[Any, ...]:
+        try:
+            return self._run(args, stream)
+        except SizesError:
+            variant = self._variant(args)
+            if not isinstance(variant, CudaModel):
+                raise
+            return variant._run(args, stream)
 
     def _run(self, args: tuple[Any, ...], stream: Any = None) -> tuple[Any, ...]:
         if len(args) != len(self._dtypes):

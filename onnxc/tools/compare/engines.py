@@ -5,12 +5,14 @@ Each engine has `load(model)`, which gives a function from inputs by name to out
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from onnxc.compiler import compile as compile_model
 from onnxc.compiler.options import CompileOptions
@@ -18,6 +20,7 @@ from onnxc.errors import InputError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
+from onnxc.tools.compare.metrics import is_float
 from onnxc.tools.compare.pieces import SourceModel, input_names
 from onnxc.tools.float64 import evaluate_float64
 
@@ -91,15 +94,54 @@ class OnnxRuntime:
                 f"onnxruntime cannot load the model ({first_line(error)}); another reference may", cause=error
             ) from error
         known = {i.name for i in session.get_inputs()}
+        run_session = _run_by_bits if _has_types_of_its_own(session) else _run_arrays
 
         def run(given: Arrays) -> list[Any]:
             try:
-                outputs: list[Any] = session.run(None, {n: a for n, a in given.items() if n in known})
+                outputs = run_session(session, {n: a for n, a in given.items() if n in known})
             except Exception as error:
                 raise RunError(f"onnxruntime cannot run the model ({first_line(error)})", cause=error) from error
             return outputs
 
         return run
+
+
+def _run_arrays(session: Any, given: Arrays) -> list[Any]:
+    found: list[Any] = session.run(None, dict(given))
+    return found
+
+
+def _has_types_of_its_own(session: Any) -> bool:
+    """Whether a session takes or gives floats that numpy lacks, which its arrays then cannot be."""
+    types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
+    whole = all(t.startswith("tensor(") for t in types)  # no sequences
+    return whole and any(t.startswith(("tensor(bfloat16", "tensor(float8")) for t in types)
+
+
+def _run_by_bits(session: Any, given: Arrays) -> list[Any]:
+    """bfloat16 and floats of 8 bits go in and come out as bits."""
+    from onnxruntime import OrtValue
+
+    arrays = {name: np.asarray(a, order="C") for name, a in given.items()}  # the values lie in these
+    values = {
+        name: OrtValue.ortvalue_from_numpy_with_onnx_type(
+            a.view(f"u{a.dtype.itemsize}"), helper.np_dtype_to_tensor_dtype(a.dtype)
+        )
+        if is_float(a) and a.dtype.kind == "V" else OrtValue.ortvalue_from_numpy(a)
+        for name, a in arrays.items()
+    }  # fmt: skip
+    return [_array(v) for v in session.run_with_ort_values(None, values)]
+
+
+def _array(value: Any) -> Array:
+    """A tensor of onnxruntime's as an array."""
+    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
+    if dtype.kind != "V":
+        found: Array = value.numpy()
+        return found
+    shape = value.shape()
+    raw = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(raw, f"u{dtype.itemsize}").view(dtype).reshape(shape)
 
 
 class OnnxReference:
@@ -198,7 +240,7 @@ def torch_runner(module: Any, names: Sequence[str]) -> Runner:
 
     def run(given: Arrays) -> list[Any]:
         with torch.no_grad():
-            found = module(*(torch.from_numpy(np.ascontiguousarray(given[name])) for name in names))
+            found = module(*(torch.from_numpy(np.asarray(given[name], order="C")) for name in names))
         return [t.detach().cpu().numpy() for t in _tensors(found)]
 
     return run

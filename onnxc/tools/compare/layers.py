@@ -26,11 +26,11 @@ from onnxc.errors import OnnxcError
 from onnxc.runtime.cpu import available_cpus
 from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime
 from onnxc.tools.compare.local import Layer, Layers, in_engine
-from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, wide
+from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, unit, wide
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.results import Metrics, TensorComparison, Verdict
 from onnxc.tools.compare.sides import Side, Stream
-from onnxc.tools.compare.verdicts import Tolerances, coarsest, gap, graver, layer_bound
+from onnxc.tools.compare.verdicts import CASTS, EXACT_OPS, Tolerances, coarsest, gap, graver, layer_bound
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str], None]
@@ -89,7 +89,8 @@ def compare_layers(
         raise OnnxcError("no side has a model: there are no layers to compare")
     names = matched_names(source, ours.source)
     order = [n for n in source.tensors() if n in names]
-    streams = ours.stream(dict(given), [names[n] for n in order]), theirs.stream(dict(given), order)
+    fed = ours.fed(given), theirs.fed(given)
+    streams = ours.stream(fed[0], [names[n] for n in order]), theirs.stream(fed[1], order)
     if streams[0] is None or streams[1] is None:
         silent = ours.name if streams[0] is None else theirs.name
         raise OnnxcError(f"{silent} shows its outputs alone: layers cannot be compared")
@@ -101,7 +102,7 @@ def compare_layers(
     ):
         pools = _Pools(reader, workers, blocks)
         shown = (streams[0], streams[1])
-        yield from _Walk(pools, source, names, order, shown, theirs, given, tolerances, tell, sample, answers).run()
+        yield from _Walk(pools, source, names, order, shown, theirs, fed, tolerances, tell, sample, answers).run()
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class _Walk:
     order: Sequence[str]
     streams: tuple[Stream, Stream]
     theirs: Side
-    given: Mapping[str, Any]
+    given: tuple[Mapping[str, Any], Mapping[str, Any]]  # to ours, and to theirs
     tolerances: Tolerances
     tell: Tell
     sample: int
@@ -140,8 +141,8 @@ class _Walk:
         targets = [n for n in shown if n in self.streams[1].names]
         self.layers = layers_of(self.source, targets, dict.fromkeys(shown))
         last = {n: self.source.made[t] for t in targets for n in (t, *self.layers[t].inputs)}
-        self.held.update(self.given)
-        self.other.update(self.given)
+        self.held.update(self.given[0])
+        self.other.update(self.given[1])
 
         def read(nodes: tuple[int, int]) -> Sequence[Layer]:
             return self._read([n for n in shown if nodes[0] <= self.source.made[n] < nodes[1]], *nodes)
@@ -150,7 +151,7 @@ class _Walk:
             self.tell(f"layers: node {end} of {len(self.source.nodes)}")
             yield from self._rows(layers)
             for store in (self.held, self.other):
-                for name in [n for n in list(store) if n not in self.given and last.get(n, -1) < end]:
+                for name in [n for n in list(store) if n not in self.given[0] and last.get(n, -1) < end]:
                     del store[name]
             self.source.forget()
             if self.source.total_bytes > GARBAGE_BYTES:
@@ -234,12 +235,13 @@ class _Walk:
 
     def _evaluated(self, layer: Layer, a: Array, b: Array, local: Layers | None) -> _Judgement:
         """What the layer adds, and whether rounding explains it."""
-        eps, ops = coarsest(a, b), [self.source.nodes[k].op_type for k in self.source.computed(layer.nodes)]
         feeds = self._feeds([layer])
+        ops = [self.source.nodes[k].op_type for k in self.source.computed(layer.nodes)]
+        eps, rounds = self._unit(layer, a, b, feeds), self._only_rounds(layer, ops, feeds)
         exact, introduced, inherited, bound = None, math.inf, None, 0.0
         if local is not None:
             try:
-                exact = _as_stored(local.exact(layer, feeds), a)
+                exact = _as_stored((local.narrow if rounds else local.exact)(layer, feeds), a)
                 introduced, inherited = gap(a, exact), gap(exact, b)
                 bound = self._bound(layer, ops, exact, None, eps)
                 if introduced > bound and eps:
@@ -251,6 +253,28 @@ class _Walk:
         if exact is not None and introduced <= bound and not self._appears(layer, inherited or 0.0, bound):
             return judged
         return self._asked(layer, a, b, feeds, judged, exact, ops, eps, local)
+
+    def _unit(self, layer: Layer, a: Array, b: Array, feeds: Mapping[str, Any]) -> float:
+        """The coarsest unit of a tensor: of what both sides show, of what their models say it is, and of what our
+        inputs are rounded to for the layer.
+        """
+        declared = self.streams[0].types.get(self.names[layer.name]), self.streams[1].types.get(layer.name)
+        units = [unit(t) for t in declared if t is not None]
+        units += [unit(feeds[n].dtype) for n in layer.inputs if self._is_rounded(n, feeds)]
+        return max([coarsest(a, b), *units]) if is_float(a) else 0.0
+
+    def _is_rounded(self, name: str, feeds: Mapping[str, Any]) -> bool:
+        """Whether a layer is fed one of our tensors in another float type."""
+        fed, ours = feeds[name], self.held[name]
+        return isinstance(fed, np.ndarray) and isinstance(ours, np.ndarray) and fed.dtype != ours.dtype
+
+    def _only_rounds(self, layer: Layer, ops: list[str], feeds: Mapping[str, Any]) -> bool:
+        """Whether a layer moves numbers and casts them, the same types on both sides: then its result is certain."""
+        known = self.streams[0].types
+        plain = all(self.names.get(n, n) not in known for n in (layer.name, *layer.inputs))
+        same = self.held[layer.name].dtype == self.other[layer.name].dtype
+        casts = not CASTS.isdisjoint(ops) and all(op in EXACT_OPS or op in CASTS for op in ops)
+        return casts and plain and same and not any(self._is_rounded(n, feeds) for n in layer.inputs)
 
     def _appears(self, layer: Layer, inherited: float, bound: float) -> bool:
         """Whether an error that seems inherited was in none of the inputs: then the float64 model may be wrong."""
@@ -303,8 +327,11 @@ class _Walk:
         asked = self.tolerances.asked(ops[-1] if ops else "", str(self.held[layer.name].dtype))
         if asked is not None:
             return asked * (largest_finite(wide(exact)) if is_float(exact) else 1.0)
+        if not is_float(exact):
+            return 0.0
         same = self.held[layer.name].dtype == self.other[layer.name].dtype
-        return layer_bound(ops, exact, narrow, eps, exactly=same) if is_float(exact) else 0.0
+        same = same and (CASTS.isdisjoint(ops) or self._only_rounds(layer, ops, self._feeds([layer])))
+        return layer_bound(ops, exact, narrow, eps, exactly=same)
 
     # ------------------------------------------------------------ rows
 

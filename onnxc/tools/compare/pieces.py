@@ -23,6 +23,7 @@ from onnxc.errors import InputError, ModelError
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_scope import source_line
 from onnxc.frontends.onnx_tensors import array_of
+from onnxc.ir import dtypes
 from onnxc.runtime.mapped import forget
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +79,13 @@ class SourceModel:
         self.numbers = order
         self.made = {o: k for k, n in enumerate(self.nodes) for o in n.output if o}
         self.reads = [reads(n) for n in self.nodes]
+
+    @cached_property
+    def float_inputs(self) -> dict[str, np.dtype[Any]]:
+        """The types of inputs that are tensors of floats."""
+        types = {i.name: i.type.tensor_type.elem_type for i in self.proto.graph.input if i.name not in self.constants}
+        known = {n: dtypes.BY_ONNX[t] for n, t in types.items() if t in dtypes.BY_ONNX}
+        return {n: t.numpy for n, t in known.items() if t.is_float}
 
     @cached_property
     def fixed(self) -> frozenset[str]:
@@ -187,7 +195,7 @@ class SourceModel:
         for name in names:
             if name in feeds:
                 if is_content(feeds[name]):
-                    initializers.append(numpy_helper.from_array(np.ascontiguousarray(feeds[name]), name))
+                    initializers.append(numpy_helper.from_array(np.asarray(feeds[name], order="C"), name))
                 else:
                     inputs.append(_info(name, feeds[name]))
             elif name in self.weights:

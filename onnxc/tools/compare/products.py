@@ -1,9 +1,10 @@
-"""Products in float64. onnxruntime's take one thread, the caller's, and AVX-512 where there is any; numpy's take every
-core, one product after the other, and on some CPUs half of each core.
+"""Products in float64. Those with one matrix, as most weights are, go through native/products.cpp where there is a C++
+compiler: it widens the matrix as it packs it. Others go through onnxruntime, with the caller's thread alone.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from functools import cache
@@ -13,9 +14,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxc.errors import OnnxcError
+from onnxc.tools.compare.native import library
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 19  # elements of the second factor that are widened at a time
+BLOCK = 1 << 19  # elements of the second factor that a thread takes at a time
+COLUMNS = 64  # at least, and a multiple of them
+_room = threading.local()
 
 
 @cache
@@ -33,7 +37,7 @@ def _matmul() -> Any:
 
 
 def product(a: Array, b: Array, pool: Executor) -> Array:
-    """a [..., M, K] @ b [..., K, N] in float64, of factors that may be narrower. One matrix `b` is widened block by
+    """a [..., M, K] @ b [..., K, N] in float64, of factors that may be narrower. One matrix `b` is taken block by
     block, in the threads of `pool`.
     """
     a = np.asarray(a, np.float64)
@@ -41,14 +45,33 @@ def product(a: Array, b: Array, pool: Executor) -> Array:
         return np.asarray(np.matmul(a, b.astype(np.float64)))
     if b.ndim != 2:
         return _product(a, b)
-    rows = a.reshape(-1, a.shape[-1])
+    rows = np.ascontiguousarray(a.reshape(-1, a.shape[-1]))
     found = np.empty((len(rows), b.shape[1]))
 
     def fill(part: slice) -> None:
-        found[:, part] = _product(rows, b[:, part])
+        if not native_product(rows, b[:, part], found[:, part]):
+            found[:, part] = _product(rows, b[:, part])
 
     list(pool.map(fill, _blocks(b)))
     return found.reshape(*a.shape[:-1], b.shape[1])
+
+
+def native_product(a: Array, b: Array, out: Array) -> bool:
+    """a [M, K] @ b [K, N] into `out`; a is contiguous, and the rows of `out` are. False where there is no compiler."""
+    native = library()
+    if native is None:
+        return False
+    if b.dtype not in (np.float32, np.float64) or not b.flags.aligned:
+        b = b.astype(np.float64)
+    (m, k), n = a.shape, b.shape[1]
+    size = native.product_room(k)
+    if getattr(_room, "array", np.empty(0)).size < size:
+        _room.array = np.empty(size)
+    steps = [step // b.itemsize for step in b.strides]
+    function = native.product_f if b.dtype == np.float32 else native.product_d
+    ends = out.ctypes.data, out.strides[0] // out.itemsize
+    function(a.ctypes.data, b.ctypes.data, *steps, *ends, m, n, k, _room.array.ctypes.data)
+    return True
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -60,6 +83,6 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _blocks(b: Array) -> Iterator[slice]:
-    """Columns that are widened together."""
-    step = max(64, BLOCK // len(b))
+    """Columns that are taken together."""
+    step = max(COLUMNS, BLOCK // len(b) // COLUMNS * COLUMNS)
     return (slice(start, start + step) for start in range(0, b.shape[1], step))

@@ -56,8 +56,8 @@ class Reducer:
         self.source, self.own = source, ours.source or source
         self.ours, self.theirs, self.end, self.error, self.tell = ours, theirs, end, error, tell
         self.names = matched_names(source, ours.source)
-        self.given = dict(given)
-        self.values: dict[str, Any] = dict(given)
+        self.given = ours.fed(given)
+        self.values: dict[str, Any] = theirs.fed(given)
         self.tries = 0
         self._tried: dict[tuple[int, ...], Case | None] = {}
 

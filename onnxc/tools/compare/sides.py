@@ -1,6 +1,6 @@
 """The sides of a comparison: whatever gives outputs for inputs, and perhaps the tensors on the way.
 
-side = make_side("onnxruntime:all", model)     # also onnxc, onnx, float64, other.onnx, saved.npz, a torch module
+side = make_side("onnxruntime:all", source)    # also onnxc, onnx, float64, other.onnx, saved.npz, a torch module
 outputs = side.run(given)
 stream = side.stream(given, order)             # None where a side shows its outputs alone
 stream.get(["h1", "h2"])                       # tensors, asked for in the order of the model's nodes
@@ -59,19 +59,28 @@ class Side:
 
     Attributes:
         name: in words.
-        source: the model; None for saved outputs and PyTorch modules.
+        model: as it was given.
+        source: the same as nodes and tensors; None for saved outputs and PyTorch modules.
+        casts: of inputs that have another float type on the other side, the coarser type and this side's own.
     """
 
-    def __init__(self, model: ModelLike, engine: Engine, base_dir: str | None = None) -> None:
-        self.model, self.engine, self.base_dir = model, engine, base_dir
+    casts: Mapping[str, tuple[np.dtype[Any], np.dtype[Any]]] = {}
+
+    def __init__(self, source: SourceModel, engine: Engine) -> None:
+        self.model, self.engine = source.model, engine
         self.name = engine.name
-        self.source: SourceModel | None = SourceModel(model, base_dir)
+        self.source: SourceModel | None = source
         self._runner: Runner | None = None
 
     @property
     def output_names(self) -> list[str]:
         assert self.source is not None
         return self.source.outputs
+
+    def fed(self, given: Mapping[str, Any]) -> Arrays:
+        """Inputs in this side's types, with values that both sides can have."""
+        cast = {n: np.asarray(given[n]).astype(coarse).astype(own) for n, (coarse, own) in self.casts.items()}
+        return {**given, **cast}
 
     def run(self, given: Arrays) -> list[Any]:
         """The model's outputs. Raises OnnxcError."""
@@ -117,10 +126,9 @@ class OnnxcSide(Side):
     """A model, compiled. Tensors inside come from taps; where there can be none, from pieces compiled alone."""
 
     def __init__(
-        self, model: ModelLike, options: CompileOptions, compiled: Any = None, tell: Tell | None = None
+        self, source: SourceModel, options: CompileOptions, compiled: Any = None, tell: Tell | None = None
     ) -> None:
-        engine = Onnxc(options, progress=(lambda stage: tell(f"{stage} done")) if tell else None)
-        super().__init__(model, engine, options.folder)
+        super().__init__(source, Onnxc(options, progress=(lambda stage: tell(f"{stage} done")) if tell else None))
         self.first, self.note = options, ""  # of the first compile; what it measures is known to the others
         self.options = replace(options, mode="default", tune_seconds=None)
         self.random = bool(getattr(compiled, "random", False))
@@ -334,6 +342,7 @@ class TapStream(Stream):
         self.program, self.given = program, given
         self.outputs = list(outputs)
         self.names = {**program.names, **dict.fromkeys(outputs, "output")}
+        self.types = program.types
         self.order = [n for n in order if n in program.names and n not in self.outputs]
         self.held: Arrays = {}
         self.results: list[Array] | None = None
@@ -372,12 +381,12 @@ class TapStream(Stream):
 
 
 def make_side(
-    spec: Any, model: ModelLike, options: CompileOptions, *, compiled: Any = None, tell: Tell | None = None
+    spec: Any, source: SourceModel, options: CompileOptions, *, compiled: Any = None, tell: Tell | None = None
 ) -> Side:
     """A side from its description.
 
-    - ``onnxc``, or a `CompileOptions`: `model` compiled (with `options`).
-    - ``onnxruntime``, ``onnxruntime:basic``, ``:extended``, ``:all``; ``onnx``; ``float64``: `model` in these.
+    - ``onnxc``, or a `CompileOptions`: the model of `source`, compiled (with `options`).
+    - ``onnxruntime``, ``onnxruntime:basic``, ``:extended``, ``:all``; ``onnx``; ``float64``: that model in these.
     - ``other.onnx`` (or its bytes, or a ModelProto): another model in onnxruntime; ``other.onnx@float64``: in another
       engine of those above.
     - ``outputs.npz``, or a folder with ``output_0.pb``, ...: saved outputs. Also a dict of arrays by name.
@@ -386,48 +395,45 @@ def make_side(
     Raises InputError for anything else.
     """
     if isinstance(spec, CompileOptions):
-        return OnnxcSide(model, spec, tell=tell)
+        return OnnxcSide(source, spec, tell=tell)
     if isinstance(spec, Side):
         return spec
     if isinstance(spec, bytes) or hasattr(spec, "SerializeToString"):
-        return Side(spec, OnnxRuntime())
+        return Side(SourceModel(spec), OnnxRuntime())
     if isinstance(spec, Mapping):
-        return SavedSide("saved outputs", spec, SourceModel(model, options.folder).outputs)
+        return SavedSide("saved outputs", spec, source.outputs)
     if _is_module(spec):
-        source = SourceModel(model, options.folder)
         return TorchSide(spec, source.inputs, source.outputs)
     if isinstance(spec, (str, os.PathLike)):
-        return _named_side(os.fspath(spec), model, options, compiled, tell)
+        return _named_side(os.fspath(spec), source, options, compiled, tell)
     raise InputError(f"{type(spec).__name__} is no side of a comparison")
 
 
-def _named_side(spec: str, model: ModelLike, options: CompileOptions, compiled: Any, tell: Tell | None) -> Side:
-    base = options.folder
+def _named_side(spec: str, source: SourceModel, options: CompileOptions, compiled: Any, tell: Tell | None) -> Side:
     if not spec:
         raise InputError("a side of a comparison has a name; none was given")
     if spec == "onnxc":
-        return OnnxcSide(model, options, compiled, tell)
+        return OnnxcSide(source, options, compiled, tell)
     name, _, level = spec.partition(":")
     if name == "onnxruntime":
         engine = OnnxRuntime(level or "disabled", options.threads)
-        return Side(model, engine, base) if engine.level == "disabled" else OptimizedSide(model, engine, base)
+        return Side(source, engine) if engine.level == "disabled" else OptimizedSide(source, engine)
     if spec in ("onnx", "float64"):
-        return Side(model, OnnxReference() if spec == "onnx" else Float64(base), base)
+        return Side(source, OnnxReference() if spec == "onnx" else Float64(options.folder))
     path, at, engine_name = spec.rpartition("@")
     if at and not Path(spec).exists():
-        side = make_side(engine_name, path, replace(options, base_dir=None), tell=tell)
+        side = make_side(engine_name, SourceModel(path), replace(options, base_dir=None), tell=tell)
         side.name = f"{Path(path).name} in {side.name}"
         return side
     place = Path(spec)
     if place.is_dir() or place.suffix == ".npz":
         from onnxc.tools.inputs import read_tensors
 
-        outputs = SourceModel(model, base).outputs
-        return SavedSide(spec, read_tensors(place, outputs, "output"), outputs)
+        return SavedSide(spec, read_tensors(place, source.outputs, "output"), source.outputs)
     if place.suffix in (".onnx", ".pb", ".ort") or place.is_file():
         if not place.is_file():
             raise InputError(f"there is no file {spec!r}")
-        side = Side(spec, OnnxRuntime(threads=options.threads))
+        side = Side(SourceModel(spec), OnnxRuntime(threads=options.threads))
         side.name = f"{place.name} in {side.name}"
         return side
     raise InputError(

@@ -7,21 +7,14 @@ goes block by block: what is added up stays in the cores' caches.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxc.compiler.machine_code import MachineCode
-from onnxc.errors import CacheError, OnnxcError
-from onnxc.runtime.cache import Cache
-from onnxc.runtime.cpu import level
-from onnxc.runtime.package import load_library
+from onnxc.tools.compare.native import library
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 13  # elements: three arrays of them as float64 stay in a cache, and BLAS adds up so few in one thread
@@ -128,9 +121,6 @@ def numpy_gap(a: Array, b: Array) -> float:
 
 # ---------------------------------------------------------------- natively
 
-_SOURCE = Path(__file__).parent / "native" / "differences.cpp"
-_lock = threading.Lock()
-
 
 class _Sums(ctypes.Structure):
     """Sums of differences.cpp."""
@@ -153,25 +143,5 @@ def _native(what: str, a: Array, b: Array) -> Callable[..., Any] | None:
     kinds = "".join({np.dtype(np.float32): "f", np.dtype(np.float64): "d"}.get(x.dtype, "") for x in (a, b))
     if len(kinds) < 2 or not (a.flags.c_contiguous and b.flags.c_contiguous):
         return None
-    with _lock:
-        library = _library()
-    return getattr(library, f"{what}_{kinds}") if library is not None else None
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """differences.cpp, compiled for this machine; None where there is no compiler."""
-    try:
-        cache = Cache()
-    except CacheError:
-        cache = None
-    try:
-        library = load_library(MachineCode(cache).library([_SOURCE.read_text()], level()), "differences.so")
-    except OnnxcError:
-        return None
-    for kinds in ("ff", "fd", "df", "dd"):
-        sums_of, gap_of = getattr(library, f"sums_{kinds}"), getattr(library, f"gap_{kinds}")
-        sums_of.restype, gap_of.restype = None, ctypes.c_double
-        gap_of.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t]
-        sums_of.argtypes = [*gap_of.argtypes, ctypes.c_void_p]
-    return library
+    found = library()
+    return getattr(found, f"{what}_{kinds}") if found is not None else None

@@ -24,6 +24,7 @@ from onnxc.compiler.options import CompileOptions
 from onnxc.compiler.stages import constants, weights_block
 from onnxc.errors import CacheError, PackageError, UnsupportedError
 from onnxc.frontends.onnx_file import Model
+from onnxc.ir.dtypes import BY_NAME
 from onnxc.ir.graph import Graph
 from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.face import read_signature
@@ -47,6 +48,7 @@ class TappedProgram:
 
     Attributes:
         names: each tensor that can be shown, with how ("stored" or "inside"; see `onnxc.planner.taps.Tap`).
+        types: the model's own dtypes of those that come in another one.
 
     Raises UnsupportedError for models of several programs, and for GPUs.
     """
@@ -66,6 +68,8 @@ class TappedProgram:
         self.names: dict[str, str] = dict(known["names"])
         self.names |= {name: self.names[to] for name, to in self.aliases.items() if to in self.names}
         self._sizes: dict[str, Size] = known["sizes"]
+        own = {name: BY_NAME[dtype].numpy for name, dtype in known["types"].items()}
+        self.types = own | {name: own[to] for name, to in self.aliases.items() if to in own}
         self._inputs = Signature([Tensor.from_json(row) for row in known["inputs"]], ())
 
     @cached_property

@@ -61,6 +61,7 @@ class TappedPlans:
         names: each tensor that can be shown, with how ("stored" or "inside"; see `onnxc.planner.taps.Tap`).
         aliases: other names of these.
         sizes: the bytes of each.
+        types: the model's own dtypes of those that are computed in another one.
 
     Raises UnsupportedError for models of several programs.
     """
@@ -75,11 +76,14 @@ class TappedPlans:
             raise UnsupportedError("a model of several programs has no taps")
         graph, values = named_primitives(expand_gradients(imported))
         self.aliases = {name: v.name for name, v in values.items() if v.name != name}
+        declared = {v.name: v.dtype.name for v in values.values()}  # passes may change what they compute in
         self.graph = prepared(graph, options.passes, Stages())
         self.plan, taps = first = self.planned()
         self._first: tuple[Plan, list[Tap]] | None = first
         self.names: dict[str, str] = {t.value.name: t.how for t in taps}
         self.sizes = {t.value.name: t.value.t.nbytes for t in taps}
+        types = {t.value.name: t.value.dtype.name for t in taps}
+        self.types = {n: declared[n] for n, dtype in types.items() if declared.get(n, dtype) != dtype}
 
     def described(self) -> dict[str, Any]:
         """What there is to be shown, as JSON."""
@@ -88,6 +92,7 @@ class TappedPlans:
             "names": self.names,
             "aliases": self.aliases,
             "sizes": {name: encode(size) for name, size in self.sizes.items()},
+            "types": self.types,
             "inputs": [Tensor(n, v.dtype, tuple(map(encode, v.shape)), (None,) * v.rank).to_json() for n, v in rows],
         }
 

@@ -75,7 +75,7 @@ def _by_autograd(
     import torch
     from torch.utils import _pytree
 
-    given = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in inputs.items()}
+    given = {n: torch.from_numpy(np.asarray(a, order="C")) for n, a in inputs.items()}
     wanted = [n.removesuffix("_grad") for n in names if n.endswith("_grad")]
     held = dict(module.named_parameters())
     leaves: dict[str, Any] = {}

@@ -65,6 +65,7 @@ EXACT_OPS = frozenset(
         "Where",
     ]
 )
+CASTS = frozenset(["Cast", "CastLike"])  # which round, but to nothing else than the nearest number
 NARROW = 16.0  # times the error of the same layer in numpy, in its own dtype
 GROSS = 1e-2  # an error of this share of the largest value is no matter of rounding, where a unit is below 1e-4
 
@@ -118,12 +119,12 @@ def parse_tolerances(options: list[str] | tuple[str, ...]) -> dict[str, float]:
 def layer_bound(op_types: list[str], exact: Array, narrow: Array | None, eps: float, *, exactly: bool = False) -> float:
     """The largest distance to `exact` that rounding explains of a layer of these ops.
 
-    With `exactly`, both sides have the same dtype: then what only moves numbers has to give the same.
+    With `exactly`, both sides have the same dtypes: then what only moves or casts numbers has to give the same.
 
     `narrow` is the same layer, for the same inputs, in numpy with the layer's own dtypes: where values cancel, or a
     function is steep, it is far from `exact`, and so may others be.
     """
-    if exactly and all(op in EXACT_OPS for op in op_types):
+    if exactly and all(op in EXACT_OPS or op in CASTS for op in op_types):
         return 0.0
     floor = FLOOR_OF_HALVES if eps > 1e-4 else max([FLOOR, *(FLOOR_OF_OPS.get(op, 0.0) for op in op_types)])
     bound = floor * math.sqrt(max(1, len(op_types))) * eps * largest_finite(exact)

@@ -11,8 +11,8 @@
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
 // that start at zero and run over one K block of at most MM_KC. A block of A rows stays in L2 while the
 // panels of B stream past it. Where the rows of A are contiguous, tiles read them where they lie (to copy them
-// costs 3 to 10 %); what else A may be, and the last tile of an odd number of rows, is read into scratch first, in
-// rows of constant stride. Partial sums of the K blocks are added
+// costs 3 to 10 %), the last one of an odd number of rows from the row above it on; what else A may be is read into
+// scratch first, in rows of constant stride. Partial sums of the K blocks are added
 // in scratch: fresh accumulators for every block keep the rounding error of long sums low. The order of additions
 // of an element depends on K alone: not on tile, task, thread count or M.
 //
@@ -223,7 +223,7 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
     }
 }
 
-// Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on a row of zeros and dropped.
+// Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on another row, or on zeros, and dropped.
 OX i64 mm_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
 // Of a vector: two for elements of 8 bytes, so that tiles of them have half the rows, or take half a panel at a time.
 template <class T> static constexpr int mm_registers = vec_parts<V<T>>::count;
@@ -322,9 +322,9 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
     r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0;
     i64 valid = ox_min(r, x.mn - r0);
     const T *a = at + r0 * MM_AS;
-    i64 as = MM_AS;
-    if (x.rows && valid == r)
-      a = x.rows + (x.mb + r0) * x.lda + q * x.kstep, as = x.lda;
+    i64 as = MM_AS, again = 0;
+    if (x.rows && x.mb + r0 >= r - valid)  // where a row is missing, the row above is computed again, and dropped
+      again = r - valid, a = x.rows + (x.mb + r0 - again) * x.lda + q * x.kstep, as = x.lda;
     else if (read)
       x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
     for (i64 j = 0; j < last; j++)
@@ -333,7 +333,7 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
     MmTile<T> tile{a, as, b, bk, bs, ahead, own, x.me * MM_NR, q > 0};
     mm_tiles<T>(r, half ? 0 : np, n, tile);
     for (i64 j = 0; j < last; j++)
-      x.finish(x.epi, own + j * x.me * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+      x.finish(x.epi, own + (j * x.me + again) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
   }
 }
 
@@ -432,7 +432,8 @@ OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64
 // A grid of gm row ranges by gp panel ranges. K is never divided, so the bits do not depend on it.
 struct MmGrid { i64 gm, gp, tasks; };
 // Twelve tasks for each thread where A is read in place, which costs next to nothing to begin with: threads seldom run
-// at one speed, and the last tasks even that out (with four, 2 to 5 % of the time of BERT was waiting).
+// at one speed, and the last tasks even that out (with four, 2 to 5 % of the time of BERT was waiting). Twice as many
+// where columns alone are divided: 1 % more; rows divided further would read B again.
 static constexpr i64 MM_TASKS = 12;
 // 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
 // task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
@@ -455,6 +456,7 @@ static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads
   i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
   gp = ox_up(P, ox_up(P, gp));  // as many panels for all
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
+  if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K)))), gp = ox_up(P, ox_up(P, gp));
   return {gm, gp, gm * gp};
 }
 template <class T, class A, class E>

@@ -2,7 +2,7 @@
 // of v_abs, v_sign, v_min, v_max, v_mod, v_idiv and v_pow.
 //
 // f32 has polynomials of its own (bounds in ULP stand beside each function; tests/test_vmath.py checks
-// them), and so have exp, log, tanh, sigmoid, sin and cos of f64 (vmath64.h); the rarer functions call libm lane
+// them), and so have exp, log, tanh, sin and cos of f64 (vmath64.h); the rarer functions call libm lane
 // by lane through __builtin_ functions, so that nothing is included or declared. Results follow IEEE 754: NaN,
 // infinities, -0.0 and denormals included.
 //
@@ -229,12 +229,6 @@ OX vf v_expm1(vf x) {
   return v_or(y + y, v_signbit(x));
 }
 
-// 2.7 ULP. With e = e^-|x| in (0, 1]: 1 / (1 + e) or e / (1 + e); no overflow, denormal results included.
-OX vf v_sigmoid(vf x) {
-  vf e = v_exp_clipped(v_max_fast(bc(-104.0f), v_or(x, bc(-0.0f))));
-  return (x < 0.0f ? e : bc(1.0f)) / (e + 1.0f);
-}
-
 // 3 ULP. With 2 |x| = n ln2 + 2 r: (2^n e^2r - 1) / (2^n e^2r + 1), and p = e^2r - 1 so that small results
 // keep their digits. An error of r matters the less the larger n is, so ln2 needs no second part. Beyond
 // 9.02 the nearest float is 1, and at 10 the quotient is 1.
@@ -356,11 +350,6 @@ OX vf v_log1p(vf x) {
 OX_F64(exp) OX_F64(exp2) OX_F64(expm1) OX_F64(log) OX_F64(log1p) OX_F64(tanh) OX_F64(erf)
 OX_F64(sin) OX_F64(cos) OX_F64(tan) OX_F64(asin) OX_F64(acos) OX_F64(atan)
 OX_F64(sinh) OX_F64(cosh) OX_F64(asinh) OX_F64(acosh) OX_F64(atanh)
-
-template <class A> OX A v_sigmoid(A x) {
-  A e = lanes_exp(v_neg(v_abs(x)));
-  return v_sel(v_lt(x, A{}), e, bc((elem<A>)1)) / (e + 1);
-}
 
 #define OX_LANES2(NAME)                                                                     \
   template <class A> static __attribute__((noinline)) A lanes_##NAME(A x, A y) {            \
@@ -515,6 +504,27 @@ template <class A> static __attribute__((noinline)) A lanes_idiv(A a, A b) {
   for (int i = 0; i < VL; i++) a[i] = a[i] / b[i];
   return a;
 }
+// A quotient of numbers below 2^52 is the same in f64: it is no integer unless the exact one is.
+template <class A> OX A wide_idiv(A a, A b) {
+#if OX_512
+  constexpr bool is_signed = (elem<A>)-1 < 0;
+  typedef typename vec_parts<A>::part R;
+  typedef VR<u64> W;
+  typedef long long I __attribute__((vector_size(64)));
+  vec_parts<A> p = bits<vec_parts<A>>(a), d = bits<vec_parts<A>>(b);
+  W large = W{};
+  for (int i = 0; i < vec_parts<A>::count; i++)
+    large |= is_signed ? (bits<W>(p.v[i]) + (1ull << 52)) | (bits<W>(d.v[i]) + (1ull << 52)) : bits<W>(p.v[i] | d.v[i]);
+  if (__builtin_expect(!__builtin_ia32_ptestmq512(bits<I>(large), I{} - (1ll << (is_signed ? 53 : 52)), (u8)-1), 1)) {
+    OX_UNROLL for (int i = 0; i < vec_parts<A>::count; i++) {
+      const VR<f64> x = __builtin_convertvector(p.v[i], VR<f64>), y = __builtin_convertvector(d.v[i], VR<f64>);
+      p.v[i] = __builtin_convertvector(x / y, R);
+    }
+    return bits<A>(p);
+  }
+#endif
+  return lanes_idiv(a, b);
+}
 template <class A> OX A v_idiv(A a, A b) {
   typedef elem<A> T;
   const A one = bc((T)1);
@@ -522,7 +532,7 @@ template <class A> OX A v_idiv(A a, A b) {
   mask_of<A> minus = v_eq(b, bc((T)-1));
   if constexpr ((T)-1 < 0) b = v_sel(minus, one, b);
   A q;
-  if constexpr (sizeof(T) == 8) q = lanes_idiv(a, b);  // narrower ones are exact as floats
+  if constexpr (sizeof(T) == 8) q = wide_idiv(a, b);  // narrower ones are exact as floats
   else if constexpr (sizeof(T) == 4) q = conv<T, f64>(conv<f64, T>(a) / conv<f64, T>(b));
   else q = conv<T, i32>(conv<i32, f32>(conv<f32, T>(a) / conv<f32, T>(b)));
   if constexpr ((T)-1 < 0) return v_sel(minus, v_neg(a), q);
@@ -534,6 +544,17 @@ template <class A> OX A v_fmod(A a, A b) {
   if constexpr (is_float<elem<A>>) return lanes_fmod(a, b);
   else return a - v_idiv(a, b) * b;
 }
+#if OX_FMA
+// Exact: the quotient may be rounded up to an integer, else x - q y is what C has; either needs no rounding. What is
+// far apart, infinite, NaN or divided by 0 is left to libm.
+OX vf v_fmod(vf x, vf y) {
+  const vf a = v_abs(x), b = v_abs(y), q = v_trunc(a / b);
+  const vf far = (q < 0x1p22f) & (b < F_INF) ? vf{} : bc(1.0f);
+  if (__builtin_expect(v_any_gt(far, vf{}), 0)) return lanes_fmod(x, y);
+  const vf r = a - q * b;
+  return v_or(r < 0.0f ? r + b : r, v_signbit(x));
+}
+#endif
 // Remainder with the divisor's sign: Python's %; a zero result takes the divisor's sign too.
 template <class A> OX A v_mod(A a, A b) {
   typedef elem<A> T;

@@ -1,4 +1,4 @@
-// exp, log, tanh, sigmoid, sin, cos and sqrt of f64, one register after the other. Coefficients are minimax fits of the
+// exp, log, tanh, sin, cos and sqrt of f64, one register after the other. Coefficients are minimax fits of the
 // relative error, rounded to f64; bounds in ULP stand beside each function (tests/test_vmath.py checks them).
 #pragma once
 #include "vmath.h"
@@ -51,13 +51,6 @@ OX rd r_exp(rd x) {
   return r_scale(e.p + 1.0, e.q);
 }
 OX vd v_exp(vd x) { return by_registers(x, [](rd v) OX_LAMBDA { return r_exp(v); }); }
-
-// 2.5 ULP. See the f32 form.
-OX rd r_sigmoid(rd x) {
-  const rd e = r_exp(-r_abs(x));
-  return (x < 0.0 ? e : r_bc(1.0)) / (e + 1.0);
-}
-OX vd v_sigmoid(vd x) { return by_registers(x, [](rd v) OX_LAMBDA { return r_sigmoid(v); }); }
 
 // 2.7 ULP. With e^2|x| = h (1 + p): (h p + (h - 1)) / (h p + (h + 1)), or 1 less 2 / (h p + (h + 1)) where that is small.
 // From 19.1 on the nearest double is 1.

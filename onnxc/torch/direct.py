@@ -1,0 +1,105 @@
+"""A module by way of torch.export and of the importer of ATen ops, where PyTorch's exporters have no ONNX for it.
+
+These are ops that they lack, and results that are numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from onnxc.errors import UnsupportedError, UnsupportedOpError
+from onnxc.frontends.torch_fx import Sizes, imported, is_size, source_line, unsupported
+from onnxc.ir.graph import Graph
+from onnxc.torch.arrays import array_of
+from onnxc.torch.backend import decompositions
+
+Check = Callable[[ExportedProgram], None]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A module as a graph of primitives.
+
+    Attributes:
+        graph: its inputs and outputs are called as `inputs` and `outputs` say.
+        inputs, outputs: of the leaves of a call, and of its results: the node, or a constant.
+        program: what torch.export made.
+    """
+
+    graph: Graph
+    inputs: tuple[fx.Node | ConstantArgument, ...]
+    outputs: tuple[fx.Node | ConstantArgument, ...]
+    program: ExportedProgram
+
+
+def direct(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, check: Check
+) -> Direct:
+    """Imports a module.
+
+    Args:
+        module, args, kwargs, dynamic_shapes: as torch.export takes them.
+        check: looks at the program before its ops are decomposed.
+
+    Raises:
+        UnsupportedOpError: ops for which there is no rule; lists them.
+        UnsupportedError: arguments or results that are neither tensors nor constants.
+    """
+    with fx.experimental._config.patch(backed_size_oblivious=True):  # dims of the example that are 1 are open too
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    check(program)
+    program = program.run_decompositions(dict(decompositions()))
+    graph, signature = program.graph_module.graph, program.graph_signature
+    nodes = {n.name: n for n in graph.nodes}
+    inputs = [_leaf(s.arg, nodes) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    outputs = [_leaf(s.arg, nodes) for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    ends = list(dict.fromkeys(o for o in outputs if isinstance(o, fx.Node)))
+    needed = _needed(graph, ends)
+    sizes = Sizes()
+    missing = {n: why for n, why in unsupported(program.graph_module, sizes).items() if n in needed}
+    if missing:
+        listed = {n: why for n, why in missing.items() if n.target is not operator.getitem}
+        raise UnsupportedOpError([(source_line(n), f"{n.target} ({why})") for n, why in listed.items()])
+    computed = [n for n in needed if n.op == "call_function" and not is_size(n)]
+    part = imported(program.graph_module, computed, ends, sizes, _weights(program, nodes))
+    if part.sizes:
+        raise UnsupportedError(f"no input tells the sizes {', '.join(map(str, part.sizes))}")
+    for value, node in zip(part.graph.inputs, part.inputs, strict=True):
+        value.name = node.name
+    return Direct(part.graph, tuple(inputs), tuple(outputs), program)
+
+
+def _leaf(arg: Any, nodes: dict[str, fx.Node]) -> fx.Node | ConstantArgument:
+    if isinstance(arg, ConstantArgument):
+        return arg
+    if not isinstance(arg, TensorArgument):
+        raise UnsupportedError(f"{arg.name}: a number that sizes decide as an argument or a result")
+    return nodes[arg.name]
+
+
+def _needed(graph: fx.Graph, ends: list[fx.Node]) -> list[fx.Node]:
+    """What the results are computed from, in order: a model does nothing else."""
+    needed = set(ends)
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return [n for n in graph.nodes if n in needed]
+
+
+def _weights(program: ExportedProgram, nodes: dict[str, fx.Node]) -> dict[fx.Node, Any]:
+    """The module's parameters, buffers and constants, in their memory."""
+    found = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            assert spec.target is not None
+            kept = program.state_dict if spec.target in program.state_dict else program.constants
+            found[nodes[spec.arg.name]] = array_of(kept[spec.target])
+    return found
