@@ -43,7 +43,7 @@ from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.reduce import reduction
 from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison, Verdict
 from onnxc.tools.compare.sides import OnnxcSide, Side, make_side
-from onnxc.tools.compare.verdicts import GROSS, Tolerances
+from onnxc.tools.compare.verdicts import CASTS, EXACT_OPS, GROSS, Tolerances
 
 Arrays = dict[str, Any]
 Tell = Callable[[str], None]
@@ -337,13 +337,21 @@ def _is_excused(row: OutputComparison) -> bool:
 
 
 def _is_certain(dtype: str) -> bool:
-    """Whether a layer of this type that differs is at fault: integers too, which a cast makes of floats."""
+    """Whether engines compute with this type alike: integers, and what is no half."""
     return "float" not in dtype or dtype in ("float32", "float64")
+
+
+def _is_at_fault(t: TensorComparison) -> bool:
+    """Whether a layer is wrong beyond doubt. Integers that were computed may be a step apart, where what is rounded to
+    them (by QuantizeLinear, say) lies between two.
+    """
+    whole = "float" not in t.dtype
+    return t.verdict.fails and _is_certain(t.dtype) and (not whole or t.op_type in CASTS | EXACT_OPS)
 
 
 def _condemned(rows: list[OutputComparison], layers: Sequence[TensorComparison]) -> list[OutputComparison]:
     """What float64 has excused is wrong where a layer is."""
-    culprit = next((t for t in layers if t.verdict.fails and _is_certain(t.dtype)), None)
+    culprit = next((t for t in layers if _is_at_fault(t)), None)
     if culprit is None:
         return rows
     note = f"float64 is as wrong: {culprit.label} is another in the reference"
