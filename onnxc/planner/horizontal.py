@@ -31,20 +31,24 @@ def merge_small(
     `late` nodes (by identity) is merged with such kernels only.
     """
     out = list(groups)
-    small = {id(g.sections[0]) for g in out if _is_small(g, machine if late else None)}
-    window = machine.window if late else WINDOW
+    widely = machine.beside and bool(late)  # then what is small stays so, however much it is merged with
+    alone = {id(g.sections[0]) for g in out if widely and _is_small(g, machine)}
+    window = machine.window if widely else WINDOW
+
+    def is_small(g: Group) -> bool:
+        return bool(g.sections) and id(g.sections[0]) in alone if widely else _is_small(g, None)
+
     k = 0
     while k < len(out):
         first = out[k]
-        if first.sections and id(first.sections[0]) in small:
+        if is_small(first):
             for j in range(k + 1, min(len(out), k + 1 + window)):
                 fits = len(first.sections) + len(out[j].sections) <= MAX_SECTIONS
                 fits = fits and (
                     machine.pointers is None or len(_buffers(first) | _buffers(out[j])) <= machine.pointers
                 )
                 fits = fits and (id(first.nodes[0]) in late) == (id(out[j].nodes[0]) in late)
-                fits = fits and bool(out[j].sections) and id(out[j].sections[0]) in small
-                if fits and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
+                if fits and is_small(out[j]) and not any(_depends(g, first, layout) for g in out[k + 1 : j + 1]):
                     out[j] = _merged(first, out[j])
                     del out[k]
                     k -= 1
@@ -54,7 +58,7 @@ def merge_small(
 
 
 def _is_small(group: Group, machine: Machine | None) -> bool:
-    """Whether a kernel gains from sharing one. `machine`: of a training step."""
+    """Whether a kernel gains from sharing one. `machine`: of a training step that merges widely."""
     if group.kind != "loops":
         return False
     written = _bytes(group.stored())
