@@ -36,6 +36,7 @@ from models.zoo.vision import ResNet50, SqueezeExcite
 Run = Callable[[Sequence[Tensor]], Any]
 SETS = 4  # of inputs, in rotation
 BATCH_SECONDS = 0.02
+HOST_SECONDS = 0.2  # of calls whose time on the host is taken
 READY, FOUND = "@ready", "@found "  # what a process of `--together` writes: that it may be timed, its result
 
 
@@ -199,6 +200,7 @@ class Result:
     torch_error: float = 0.0
     nbytes: int = 0  # of the inputs and outputs
     kernels: int = 0
+    launches: dict[str, int] = field(default_factory=dict)  # by engine, where `--count` has them counted
     compile_s: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -216,9 +218,9 @@ class Result:
         errors = f"error {self.error:.1e} (torch {self.torch_error:.1e})"
         host = f"host {self.host_us.get('onnxc', 0):.0f} us, compiled in {self.compile_s:.1f} s"
         failures = " ".join(f"{k}: {v}" for k, v in self.failures.items())
-        return (
-            f"{self.name:20} {times} ms | / best {ratio} | {rate}{errors} | {self.kernels} kernels, {host} {failures}"
-        )
+        launches = " (" + ", ".join(f"{k} {n}" for k, n in self.launches.items()) + ")" if self.launches else ""
+        kernels = f"{self.kernels} kernels{launches}"
+        return f"{self.name:20} {times} ms | / best {ratio} | {rate}{errors} | {kernels}, {host} {failures}"
 
 
 def measure(
@@ -228,11 +230,13 @@ def measure(
     engines: Sequence[str],
     tuning: Mapping[str, Any],
     wait: Callable[[], None] = lambda: None,
+    count: bool = False,
 ) -> Result:
     """Checks and times one case.
 
     Args:
         tuning: options of our compile.
+        count: whether the kernels that each engine launches are counted.
         wait: returns when all may be timed; called once, when all engines are ready.
     """
     result = Result(name)
@@ -261,7 +265,21 @@ def measure(
         wait()
         for engine, run in runs.items():
             _time(engine, run, sets, seconds, result)
+        for engine, run in runs.items() if count else ():  # last: calls take longer once the profiler has run
+            result.launches[engine] = _launched(run, sets[0])
     return result
+
+
+def _launched(run: Run, inputs: Sequence[Tensor]) -> int:
+    """The kernels of one call, those of a CUDA graph and of libraries too; without copies and fills."""
+    from torch.profiler import DeviceType, ProfilerActivity, profile
+
+    for _ in range(2):  # the first one may miss some, while the profiler starts
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            run(inputs)
+            torch.cuda.synchronize()
+    names = [e.name for e in found.events() if e.device_type == DeviceType.CUDA]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
 
 def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -321,11 +339,17 @@ def _time(engine: str, run: Run, sets: Sequence[Sequence[Tensor]], seconds: floa
         torch.cuda.synchronize()
         times.append(first.elapsed_time(last) / count)
     result.milliseconds[engine] = statistics.median(times)
-    start = time.perf_counter()
-    for k in range(20):
-        run(sets[k % SETS])
-    result.host_us[engine] = (time.perf_counter() - start) / 20 * 1e6
-    torch.cuda.synchronize()
+    result.host_us[engine] = statistics.median(_host(run, sets, max(1, round(HOST_SECONDS / one / 20)))) * 1e6
+
+
+def _host(run: Run, sets: Sequence[Sequence[Tensor]], rounds: int) -> Iterator[float]:
+    """Seconds of calls until they return; every 20 the GPU is waited for, so that no queue is full."""
+    for _ in range(rounds):
+        for k in range(20):
+            start = time.perf_counter()
+            run(sets[k % SETS])
+            yield time.perf_counter() - start
+        torch.cuda.synchronize()
 
 
 def _one_by_one(names: Sequence[str], options: argparse.Namespace) -> Iterator[Result]:
@@ -333,7 +357,8 @@ def _one_by_one(names: Sequence[str], options: argparse.Namespace) -> Iterator[R
     tuning = {"mode": "max-autotune", "tune_seconds": options.tune, "record": options.record} if options.tune else {}
     for name in names:
         try:
-            yield measure(name, CASES[name], options.seconds, options.engines.split(","), tuning, _waiting(options))
+            engines, wait = options.engines.split(","), _waiting(options)
+            yield measure(name, CASES[name], options.seconds, engines, tuning, wait, options.count)
         except Exception as error:
             traceback.print_exc()
             yield Result(name, failures={"all": f"{type(error).__name__}: {str(error)[:200]}"})
@@ -353,6 +378,7 @@ def _together(names: Sequence[str], options: argparse.Namespace) -> Iterator[Res
     command = [sys.executable, "-m", "benchmarks.gpu", "--served", f"--seconds={options.seconds}"]
     command += [f"--engines={options.engines}", f"--record={options.record}"]
     command += [f"--tune={options.tune}"] if options.tune else []
+    command += ["--count"] if options.count else []
     threads = max(1, (os.cpu_count() or 1) // options.together)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
     for start in range(0, len(names), options.together):
@@ -396,6 +422,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each engine and case")
     parser.add_argument("--engines", default="onnxc,compile,graphs")
+    parser.add_argument("--count", action="store_true", help="counts the kernels that each engine launches")
     parser.add_argument("--tune", type=float, metavar="SECONDS", help="measures candidates for so long, a case")
     parser.add_argument("--record", type=Path, default=Path("tuning.json"), help="where --tune writes what it measures")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="cases that are made ready side by side")

@@ -10,6 +10,7 @@ from onnx import GraphProto, ValueInfoProto
 
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends.onnx_tensors import dtype_of, text
+from onnxc.ir.dtypes import BY_ONNX
 from onnxc.ir.expr import Dim, Sym
 from onnxc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type
 
@@ -106,6 +107,28 @@ class Dims:
             self.names[f"s{self._count}"] = wanted
             self._count += 1
         return self._symbols[wanted]
+
+
+def check_declared(info: ValueInfoProto, number: int, dims: Sequence[int]) -> None:
+    """Raises ModelError where an initializer, of this element type and shape, is not what its graph input declares."""
+    declared = info.type.tensor_type
+    kind = info.type.WhichOneof("value")
+    fits = kind is None or (kind == "tensor_type" and declared.elem_type in (0, number))
+    if fits and declared.HasField("shape"):
+        wanted = declared.shape.dim
+        pairs = zip(wanted, dims, strict=False)
+        fits = len(wanted) == len(dims) and all(d.dim_value == n for d, n in pairs if d.HasField("dim_value"))
+    if not fits:
+        shape = [d.dim_value if d.HasField("dim_value") else _dim_name(d) or "?" for d in declared.shape.dim]
+        wanted_type = str(kind) if kind != "tensor_type" else _type_name(declared.elem_type)
+        raise ModelError(
+            f"the graph input {text(info.name)!r} is declared as {wanted_type} {shape}, but its initializer is "
+            f"{_type_name(number)} {list(dims)}"
+        )
+
+
+def _type_name(number: int) -> str:
+    return BY_ONNX[number].name if number in BY_ONNX else f"type {number}"
 
 
 def plain_shapes(given: Mapping[str, Iterable[int | str | None]]) -> dict[str, list[int | str | None]]:

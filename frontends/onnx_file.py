@@ -24,10 +24,21 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends.onnx_attributes import constant_array, kind_of, resolve, value_of
-from onnxc.frontends.onnx_dims import Dims, InputShapes
+from onnxc.frontends.onnx_dims import Dims, InputShapes, check_declared
 from onnxc.frontends.onnx_functions import Functions, arguments, check_size, key_of
 from onnxc.frontends.onnx_order import ordered
-from onnxc.frontends.onnx_scope import Scope, domain_of, folded_weights, label_of, meaning, opsets_of, source_line
+from onnxc.frontends.onnx_scope import (
+    Scope,
+    detached_values,
+    domain_of,
+    folded_weights,
+    label_of,
+    meaning,
+    noted_parameters,
+    opsets_of,
+    padded_embeddings,
+    source_line,
+)
 from onnxc.frontends.onnx_tensors import DataFolder, array_of, dense, dtype_of, open_regular, text
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Source, Value
@@ -167,9 +178,11 @@ class _Importer:
             "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, types[v.name])) is not None},
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
-        folded = folded_weights(proto)
-        if folded:
-            body.metadata["folded"] = folded
+        noted = {
+            "folded": folded_weights(proto), "parameters": noted_parameters(proto),
+            "detached": detached_values(proto), "padding": padded_embeddings(proto),
+        }  # fmt: skip
+        body.metadata |= {key: found for key, found in noted.items() if found}
         return body
 
     def _inputs(self, proto: GraphProto, scope: Scope) -> list[Value]:
@@ -178,10 +191,12 @@ class _Importer:
         unknown = sorted(self.keep - set(names))
         if unknown:
             raise InputError(f"keep_inputs names {', '.join(map(repr, unknown))}; the model's inputs are {names}")
-        weights = {text(t.name) for t in proto.initializer} | {text(t.values.name) for t in proto.sparse_initializer}
+        weights = {text(t.name): (t.data_type, t.dims) for t in proto.initializer}
+        weights |= {text(t.values.name): (t.values.data_type, t.dims) for t in proto.sparse_initializer}
         found = []
         for info, name in zip(proto.input, names, strict=True):
             if name in weights and name not in self.keep:
+                check_declared(info, *weights[name])
                 continue
             value = Value(self.dims.type_of(info), name)
             scope.define(name, value, "a graph input")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,11 @@ def label_of(number: int, node: NodeProto) -> str:
 
 _PYTORCH = re.compile(r"(?:^|[/\\](?:site|dist)-packages[/\\])torch[/\\]")
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_PARAMETER = re.compile(r": PARAMETER target='([^'\n]*)'")  # a line of the signature
+_FX_NODE, _DETACH = "pkg.torch.onnx.fx_node", "torch.ops.aten.detach."
+_PADDED = re.compile(r"torch\.ops\.aten\.embedding\.default\]\(args = \(%[^,()]*, %[^,()]*, (\d{1,18})[,)]")
 _QUOTED = re.compile(r"'([^'\n]*)'")  # the names of the list that the exporter writes as Python would
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+)')
 
@@ -108,6 +113,37 @@ def meaning(domain: str, op_type: str, version: int) -> int | None:
         return int(onnx.defs.get_schema(op_type, version, domain).since_version)
     except onnx.defs.SchemaError:
         return None
+
+
+def _noted_nodes(proto: GraphProto, op_type: str) -> Iterator[tuple[str, str]]:
+    """The results of the graph's own nodes of a type, with what PyTorch's exporter noted that they were."""
+    for node in proto.node:
+        if node.op_type == op_type and node.output:
+            yield from ((text(node.output[0]), text(e.value)) for e in node.metadata_props if e.key == _FX_NODE)
+
+
+def detached_values(proto: GraphProto) -> list[str]:
+    """The results that were `x.detach()` in the module."""
+    return [name for name, noted in _noted_nodes(proto, "Identity") if _DETACH in noted]
+
+
+def padded_embeddings(proto: GraphProto) -> dict[str, int]:
+    """Of results of embeddings with a `padding_idx`, the number of that row, which is not trained."""
+    found = ((name, _PADDED.search(noted)) for name, noted in _noted_nodes(proto, "Gather"))
+    return {name: int(match[1]) for name, match in found if match}
+
+
+def noted_parameters(proto: GraphProto) -> dict[str, bool]:
+    """Of weights of which PyTorch's exporter noted it, whether they are parameters of the module. (Buffers and
+    constants are not, and what it computed without any parameter.)
+    """
+    weights = {text(t.name) for t in proto.initializer}
+    noted = [(text(v.name), text(e.value)) for v in proto.value_info for e in v.metadata_props if e.key == _KIND]
+    found = {name: kind == "PARAMETER" for name, kind in noted if name in weights}
+    signature = next((text(e.value) for e in proto.metadata_props if e.key == _SIGNATURE), "")
+    parameters = set(_PARAMETER.findall(signature))
+    tables = [name for name, sources in folded_weights(proto).items() if parameters and parameters.isdisjoint(sources)]
+    return {**dict.fromkeys(tables, False), **found}
 
 
 def folded_weights(proto: GraphProto) -> dict[str, list[str]]:

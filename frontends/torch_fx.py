@@ -24,6 +24,7 @@ import sympy
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxc.errors import InternalError, OnnxcError, UnsupportedError
 from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
@@ -50,7 +51,10 @@ from onnxc.primitives.symbols import symbols_of
 __all__ = ["RULES", "Imported", "Sizes", "imported", "is_size", "memory_order", "source_line", "unsupported"]
 
 # What rules raise for arguments that they were not written for: then PyTorch computes the node.
-_MISFITS = (ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError, ZeroDivisionError)
+_MISFITS = (
+    ValueError, TypeError, IndexError, KeyError, AssertionError, AttributeError, ZeroDivisionError,
+    GuardOnDataDependentSymNode,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

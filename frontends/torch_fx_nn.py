@@ -257,8 +257,15 @@ def _parted(b: Builder, x: Value, lead: int, size: Sequence[Dim]) -> Value:
 
 def _windows(b: Builder, have: Dim, want: Dim, x: Value) -> Value:
     """[have, want] weights of the means of adaptive windows."""
-    if not isinstance(have, int) or not isinstance(want, int):
-        raise UnsupportedError(f"adaptive pooling from {have} to {want}, which are not static")
+    if not isinstance(want, int):
+        raise UnsupportedError(f"adaptive pooling to {want}, which is not static")
+    if not isinstance(have, int):
+        n, rows = b.size_as(have, dtypes.int64), np.arange(want)
+        first = b.div(b.mul(b.constant(rows), n), want)
+        last = b.div(b.add(b.mul(b.constant(rows + 1), n), want - 1), want)
+        place = b.reshape(b.iota(have), (have, 1))
+        inside = b.and_(b.not_(b.lt(place, first)), b.lt(place, last))
+        return b.where(inside, b.div(1.0, b.cast(b.sub(last, first), x.dtype)), 0.0)
     if have * want > 1 << 22:
         raise UnsupportedError(f"adaptive pooling from {have} to {want}")
     weights = np.zeros((have, want), x.dtype.numpy)

@@ -126,10 +126,10 @@ class Sizes:
 
     def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
         if s not in self.symbols:
-            if str(s).startswith("u") or s not in env.var_to_range:
-                raise UnsupportedError(f"a size {s} that data decides")
-            found = env.var_to_range[s]
-            low, high = (_bound(v) for v in (found.lower, found.upper))
+            found = env.var_to_range.get(s)
+            low, high = (None, None) if found is None else (_bound(v) for v in (found.lower, found.upper))
+            if found is None or ((low is None or low < 0) and str(s).startswith("u")):
+                raise UnsupportedError(f"a number {s} that data decides, and that may be negative")
             self.symbols[s] = Sym(f"s{len(self.symbols)}", max(low or 0, 0), high)
         return self.symbols[s]
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
+from zlib import crc32
 
+import sympy
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 from torch._prims_common import elementwise_dtypes
@@ -153,10 +155,13 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """The axes from the slowest to the fastest of a tensor without gaps; None where it has gaps, or repeats itself."""
-    if value.is_contiguous():
-        return tuple(range(value.dim()))
-    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in value.stride()]
-    sizes = [int(d.node.hint) if isinstance(d, torch.SymInt) else d for d in value.shape]
+    numbers = [n for n in (*value.shape, *value.stride()) if isinstance(n, torch.SymInt)]
+    if all(n.node.has_hint() for n in numbers):
+        if value.is_contiguous():
+            return tuple(range(value.dim()))
+        strides, sizes = ([_hint(n) for n in of] for of in (value.stride(), value.shape))
+    else:  # PyTorch would not answer for sizes that data decides
+        strides, sizes = ([_example(n) for n in of] for of in (value.stride(), value.shape))
     order = sorted(range(len(strides)), key=lambda i: -strides[i])
     dense = 1
     for i in reversed(order):
@@ -164,6 +169,18 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
             return None
         dense *= sizes[i]
     return tuple(order)
+
+
+def _hint(n: int | torch.SymInt) -> int:
+    return int(n.node.hint) if isinstance(n, torch.SymInt) else n
+
+
+def _example(n: int | torch.SymInt) -> int:
+    """A size for some values of its symbols that are no size's by chance."""
+    if not isinstance(n, torch.SymInt):
+        return n
+    chosen = {s: sympy.Integer(10007 + 2 * (crc32(str(s).encode()) % 8191)) for s in n.node.expr.free_symbols}
+    return int(n.node.expr.xreplace(chosen))
 
 
 def axis_of(c: Call, axis: int, rank: int) -> int:

@@ -124,7 +124,17 @@ class InputError(OnnxcError):
 
 
 class SizesError(InputError):
-    """Dims of inputs meet inside the model with sizes that the program was not compiled for."""
+    """Dims of inputs meet inside the model with sizes that the program was not compiled for.
+
+    Args:
+        message, node: as of every error.
+        symbols: names of the open dims of which the one that is 1 is computed: were they numbers, it could be
+            broadcast.
+    """
+
+    def __init__(self, message: str, *, node: str | None = None, symbols: frozenset[str] = frozenset()) -> None:
+        super().__init__(message, node=node)
+        self.symbols = symbols
 
 
 class TraceError(OnnxcError, TypeError):

@@ -242,7 +242,8 @@ class Built:
 
     def described(self) -> dict[str, Any]:
         """What a manifest says of the programs."""
-        return {"images": self.rows, "steps": encode(self.first.steps, sizes.encode), **self._others()}
+        steps = encode(self.first.steps, sizes.encode)
+        return {"images": self.rows, "steps": steps, "branches": self.first.branches, **self._others()}
 
     def _others(self) -> dict[str, Any]:
         others = {k: encode(p.steps, sizes.encode) for k, p in self.own.items() if p is not self.first}

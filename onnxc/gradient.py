@@ -20,8 +20,8 @@ from onnxc.export.model import to_onnx, write_onnx
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.ir.types import TensorType
-from onnxc.passes.decompose import decompose
+from onnxc.ir.types import TensorType, same_shape
+from onnxc.passes.decompose import Rule, decompose
 from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.simplify import eliminate_dead, share_common
 from onnxc.primitives.builder import Builder, constant_of
@@ -48,7 +48,8 @@ def backward(
         model: a path, the bytes of a file, or a ModelProto.
         loss: what is differentiated: the name of a value, or of several, which add up. By default the only output.
         wrt: by what: names of inputs, of weights (initializers) or of values between. By default all weights of a
-            float dtype that the loss depends on, but for scalars, as exporters write the numbers of a formula.
+            float dtype that the loss depends on: where PyTorch's exporter noted which are parameters of the module,
+            these; else all but scalars, as exporters write the numbers of a formula.
         cotangents: the gradient is that of sum(loss * cotangent), with a further input `<name>_cotangent` for each
             loss, in its shape (a vector-Jacobian product). Without it every loss must be a scalar.
         stop_gradient: names of values that count as constants.
@@ -147,23 +148,29 @@ def joint(
     chosen = [v for v in chosen if v.name not in buffers]
     # Weights first: shapes follow from what some integers hold, which they could not as inputs.
     _only_floats([(v.name, v) for v in chosen if constant_of(v) is not None])
-    stops = [names.value(n, "stop_gradient") for n in _names(stop_gradient, "stop_gradient")]
+    stopped = [*_names(stop_gradient, "stop_gradient"), *names.known(imported.metadata.get("detached", ()))]
+    own_rules: dict[int, Rule] = {names.value(n, "stop_gradient").id: _detached for n in stopped}
+    padding: Mapping[str, int] = imported.metadata.get("padding", {})
+    own_rules |= {names.value(n, "padding").id: _without_row(padding[n]) for n in names.known(padding)}
     lifted, weights = _lifted(imported, [*chosen, *(names.value(n, "buffers") for n in buffers)])
-    marked = [*losses, *chosen, *buffers.values(), *stops]
+    marked = [*losses, *chosen, *buffers.values()]
     every = [*lifted.output_names, *(v.name for v in marked)]
-    primal = _decomposed(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every))
+    primal = _decomposed(replace(lifted, outputs=[*lifted.outputs, *marked], output_names=every), own_rules)
     if prepare is not None:
         first = len(imported.outputs) + len(losses)
         primal = prepare(primal, primal.outputs[first : first + len(chosen)])
     own, rest = primal.outputs[: len(imported.outputs)], primal.outputs[len(imported.outputs) :]
-    ends, ways, rest = _parts(rest, len(losses), len(chosen))
-    after, stopped = rest[: len(buffers)], rest[len(buffers) :]
-    primal = keep_steps(primal, ways[: len(chosen)])
+    ends, ways, after = _parts(rest, len(losses), len(chosen))
+    # A weight that is named there stays as it is; a value between still has a derivative by itself.
+    frozen = {v.id for v in chosen if v.name in weights and own_rules.get(v.id) is _detached}
+    free = [way for way, v in zip(ways, chosen, strict=True) if v.id not in frozen]
+    primal = keep_steps(primal, free)
     b = Builder()
     b.nodes, b.inputs = list(primal.nodes), list(primal.inputs)
     _only_floats([(v.name, way) for way, v in zip(ways, chosen, strict=True)])
     seeds = _seeds(b, ends, [v.name for v in losses], cotangents)
-    found = gradients(b, primal.nodes, seeds, ways, {v.id for v in stopped})
+    by_free = iter(gradients(b, primal.nodes, seeds, free))
+    found = [None if v.id in frozen else next(by_free) for v in chosen]
     for way, v in zip(ways, chosen, strict=True):
         way.name = v.name
     graph = replace(primal, inputs=b.inputs, nodes=b.nodes, outputs=own, output_names=list(imported.output_names))
@@ -180,12 +187,31 @@ def _only_floats(values: Sequence[tuple[str, Value]]) -> None:
         raise InputError(f"wrt: {', '.join(integers)}; only floats have a derivative")
 
 
-def _decomposed(graph: Graph) -> Graph:
+def _detached(b: Builder, y: Value, inputs: Sequence[Value | None]) -> Value:
+    """The rule of a value through which nothing is differentiated."""
+    return b.detach(y)
+
+
+def _without_row(row: int) -> Rule:
+    """The rule of rows of an embedding, one of which (that of the padding) is not trained."""
+
+    def rule(b: Builder, y: Value, inputs: Sequence[Value | None]) -> Value:
+        index = inputs[1] if len(inputs) > 1 else None
+        fits = index is not None and same_shape((*index.shape, *y.shape[index.rank :]), y.shape)
+        if index is None or not fits or row > index.dtype.limits[1]:
+            return y
+        mask = b.where(b.eq(index, row), b.scalar(0, y.dtype), 1.0)
+        return b.derived(y, "chosen", y, b.reshape(mask, (*index.shape, *(1,) * (y.rank - index.rank))))
+
+    return rule
+
+
+def _decomposed(graph: Graph, own_rules: Mapping[int, Rule]) -> Graph:
     """Primitives with the hints of derivative rules; with steps on the host only where data decide."""
     try:
-        return decompose(graph, differentiable=True)
+        return decompose(graph, differentiable=True, rules=own_rules)
     except UnsupportedError:
-        return decompose(graph, differentiable=True, staged=True)
+        return decompose(graph, differentiable=True, staged=True, rules=own_rules)
 
 
 def _parts(values: list[Value], first: int, second: int) -> tuple[list[Value], list[Value], list[Value]]:
@@ -211,24 +237,29 @@ class _Names:
             )
         return self._values[name]
 
+    def known(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that stand for something."""
+        return [name for name in names if name in self._values]
+
     def weights(self) -> list[Value]:
-        """Initializers of a float dtype, without those that are no parameters: sizes, bounds, statistics, and scalars,
-        as exporters write the numbers of a formula.
+        """Initializers of a float dtype that are parameters. Where the exporter did not note which are, all but sizes,
+        bounds, statistics, and scalars, as exporters write the numbers of a formula.
         """
+        noted: Mapping[str, bool] = self._graph.metadata.get("parameters", {})
         uses: set[int] = set()
         for node in self._graph.nodes:
             fixed = _fixed_inputs(node.op, self._graph.metadata.get("opsets", {}))
             uses.update(v.id for k, v in enumerate(node.inputs) if v is not None and k not in fixed)
             uses.update(v.id for region in node.regions for v in region.captures())
         nodes = [n for n in self._graph.nodes if n.op == "constant" and not n.origin]
-        found = [n.output for n in nodes if n.output.name and n.output.dtype.is_float and n.output.id in uses]
-        return [v for v in found if v.rank]
+        found = [n.output for n in nodes if n.output.name and n.output.dtype.is_float]
+        return [v for v in found if noted.get(v.name, v.rank > 0 and v.id in uses)]
 
 
-# Running statistics, and the exponent of a power, which exporters write as an initializer.
+# Running statistics, the exponent of a power, which exporters write as an initializer, and the weights of classes.
 _LEFT_ALONE = {
     ("", "BatchNormalization"): {3, 4}, ("", "Pow"): {1}, ("", "QuantizeLinear"): {1, 2},
-    ("", "DequantizeLinear"): {1, 2},
+    ("", "DequantizeLinear"): {1, 2}, ("", "SoftmaxCrossEntropyLoss"): {2}, ("", "NegativeLogLikelihoodLoss"): {2},
 }  # fmt: skip
 
 

@@ -32,7 +32,11 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
     dim, and else from `default_dims`.
 
     A sequence is a list of two values, an optional has its value, a tensor of any rank has rank 2.
+
+    Raises InputError: the seed is negative, a dim is unknown or too large, an input is a map.
     """
+    if seed < 0:
+        raise InputError(f"a seed is a number from 0 on, and not {seed}")
     rng = np.random.default_rng([seed, sample])
     sizes = choose_dims(graph, dims or {})
     limits = index_limits(graph, sizes)

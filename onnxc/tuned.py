@@ -28,6 +28,7 @@ from typing import Any
 from onnxc.errors import CacheError, InputError
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import Level, model_name
+from onnxc.runtime.package import put_in_place
 
 FILE = "tuning.json"
 VERSION = 1
@@ -100,7 +101,7 @@ class Record:
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
             temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self.path)
+            put_in_place(temporary, self.path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()

@@ -9,6 +9,7 @@ Each access is checked against the allocations, and memory that is freed is over
 from __future__ import annotations
 
 import ctypes
+import heapq
 import random
 import threading
 from collections import Counter, deque
@@ -470,8 +471,7 @@ class FakeDriver:
 
     def _node(self, graph: Any, after: list[Any], count: int, work: Callable[[], None]) -> Any:
         assert len(after) == count and all(n in graph.nodes for n in after)
-        assert after == graph.nodes[-1:], "steps follow each other"
-        node = SimpleNamespace(work=work)
+        node = SimpleNamespace(work=work, after=list(after))
         graph.nodes.append(node)
         return (node,)
 
@@ -506,7 +506,8 @@ class FakeDriver:
     @api
     def cuGraphInstantiate(self, graph: Any, flags: int) -> Any:
         self._context()
-        return (SimpleNamespace(order=list(graph.nodes), works=[n.work for n in graph.nodes]),)
+        order = _late_first(graph.nodes)
+        return (SimpleNamespace(order=order, works=[n.work for n in order]),)
 
     def _update(self, executable: Any, node: Any, work: Callable[[], None]) -> None:
         executable.works[[n is node for n in executable.order].index(True)] = work
@@ -533,6 +534,28 @@ class FakeDriver:
 
     @api
     def cuGraphDestroy(self, graph: Any) -> Any: ...
+
+
+def _late_first(nodes: list[Any]) -> list[Any]:
+    """The nodes of a graph in an order that it allows, and as far as it can be from that in which they were added."""
+    waiting = {id(n): len(n.after) for n in nodes}
+    users: dict[int, list[Any]] = {}
+    for n in nodes:
+        for before in n.after:
+            users.setdefault(id(before), []).append(n)
+    number = {id(n): k for k, n in enumerate(nodes)}
+    ready = [-k for k, n in enumerate(nodes) if not n.after]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        node = nodes[-heapq.heappop(ready)]
+        found.append(node)
+        for user in users.get(id(node), []):
+            waiting[id(user)] -= 1
+            if not waiting[id(user)]:
+                heapq.heappush(ready, -number[id(user)])
+    assert len(found) == len(nodes)
+    return found
 
 
 def cubin(name: str) -> bytes:

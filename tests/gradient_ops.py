@@ -145,7 +145,10 @@ def _converted(case: Any) -> NodeCase | None:
     for info in (*model.graph.input, *model.graph.output):
         if info.type.tensor_type.elem_type in _NARROW:
             info.type.tensor_type.elem_type = TensorProto.DOUBLE
-    for attribute in model.graph.node[0].attribute:
+    (node,) = model.graph.node
+    if node.op_type == "LayerNormalization" and all(a.name != "stash_type" for a in node.attribute):
+        node.attribute.append(helper.make_attribute("stash_type", TensorProto.FLOAT))  # of the statistics it gives out
+    for attribute in node.attribute:
         if attribute.name in NAMING and attribute.i in _NARROW:
             attribute.i = TensorProto.DOUBLE
         if attribute.type in (AttributeProto.GRAPH, AttributeProto.TENSOR):

@@ -30,6 +30,15 @@ def parsed(text: str, opset: int = 18) -> onnx.ModelProto:
     return onnx.parser.parse_model(HEAD.format(opset=opset) + text)
 
 
+def goes_on(flag: str, op: str, value: str, limit: float, dtype: str = "double") -> str:
+    """Nodes for a loop's body: `flag` says whether a reduction of `value` is less than a limit."""
+    return f"""
+      {flag}_value = {op}<keepdims = 0>({value})
+      {flag}_limit = Constant<value = {dtype} {{{limit}}}>()
+      {flag} = Less({flag}_value, {flag}_limit)
+    """
+
+
 def runtime(model: onnx.ModelProto) -> ort.InferenceSession:
     """onnxruntime, with its optimizer off."""
     options = ort.SessionOptions()

@@ -158,7 +158,8 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--input-shape", "x"), ("--dim", "N=two"), ("--dim", "M=2"), ("--inputs", "/no/file.npz")]
+    "arguments",
+    [("--input-shape", "x"), ("--dim", "N=two"), ("--dim", "M=2"), ("--inputs", "/no/file.npz"), ("--seed", "-1")],
 )
 def test_wrong_options(model: Path, arguments: tuple[str, str]) -> None:
     result = invoke("run", model, *arguments)

@@ -389,6 +389,11 @@ def test_a_condition_has_one_element() -> None:
             "branches of If have 2 and 1 outputs",
         ),
         (
+            "g (bool c, float[n] x) => (y) { y = If (c) <then_branch = t (float q) => (a) { a = Neg(q) }, "
+            "else_branch = e () => (b) { b = Neg(x) }> }",
+            "subgraph has 1 inputs; it is given 0 .*If",
+        ),
+        (
             "g (float[n] x) => (y) { y = Scan <num_scan_inputs = 2, body = b (float a) => (float o) { o = Neg(a) }> "
             "(x) }",
             "body of Scan has 1 inputs",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 import onnxc
-from onnxc.codegen.cpp.convolution import WINOGRAD
+from onnxc.codegen.cpp.convolution import STRIDED, WINOGRAD
 from onnxc.compiler.stages import Stages, generate
 from onnxc.frontends import onnx_file
 from onnxc.planner.groups import FusionOptions
@@ -125,7 +125,8 @@ def check(c: Case) -> None:
             assert np.abs(y - want).max() <= limit * max(float(np.sqrt((want**2).mean())), 0.1), c
 
 
-SUMS = {"conv direct", *(f"conv {k.name}" for k in WINOGRAD.values())}  # allowed where a case expects no one kernel
+WAYS = [*WINOGRAD.values(), *STRIDED.values()]
+SUMS = {"conv direct", *(f"conv {k.name}" for k in WAYS)}  # allowed where a case expects no one kernel
 VOLUMES = [
     Case(1, 3, 17, (7, 13, 11), (3, 3, 3), pads=((1, 1),) * 3),
     Case(2, 5, 33, (5, 7, 9), (3, 3, 3), strides=(2, 2, 2), pads=((1, 1),) * 3),

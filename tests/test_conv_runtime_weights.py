@@ -18,7 +18,7 @@ import pytest
 
 from onnxc.autodiff.reverse import gradients
 from onnxc.codegen.cpp import convolution
-from onnxc.codegen.cpp.convolution import WINOGRAD
+from onnxc.codegen.cpp.convolution import STRIDED, WINOGRAD
 from onnxc.export.model import to_onnx
 from onnxc.frontends import onnx_file
 from onnxc.ir import dtypes
@@ -135,15 +135,16 @@ def test_narrower_vectors(case: tuple[Any, ...], cpu: str) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("tile", list(WINOGRAD), ids=str)
-def test_winograd(tile: tuple[int, int], groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tile", "stride"), [*((m, 1) for m in WINOGRAD), *((m, 2) for m in STRIDED)], ids=str)
+def test_winograd(tile: tuple[int, int], stride: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile, which the cost model takes for larger maps only: weights as they lie, and mirrored."""
-    monkeypatch.setattr(convolution, "cost", lambda algorithm, *_: algorithm is not WINOGRAD[tile])
+    chosen = (WINOGRAD if stride == 1 else STRIDED)[tile]
+    monkeypatch.setattr(convolution, "cost", lambda algorithm, *_: algorithm is not chosen)
     kernel = tuple(3 if m > 1 else 1 for m in tile)
     low = tuple(k // 2 for k in kernel)
-    case = (2, 37, 35, groups, (9, 10), kernel, (1, 1), (1, 1), low, low)
+    case = (2, 37, 35, groups, (9, 10), kernel, (stride, stride), (1, 1), low, low)
     kinds = _agrees(case, [("forward", groups > 1), ("image", False)])
-    assert kinds.count(f"conv {WINOGRAD[tile].name}") == 2
+    assert kinds.count(f"conv {chosen.name}") == (2 if stride == 1 else 1)
 
 
 # ------------------------------------------------------------ conv_weights as a primitive

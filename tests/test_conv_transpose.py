@@ -136,3 +136,28 @@ def test_a_zero_stride_gap_never_meets_an_infinite_weight() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     (y,) = onnxc.compile(model).run(None, {"x": np.ones((1, 1, 2), np.float32)})
     assert not np.isnan(y).any()
+
+
+def test_weights_that_are_not_finite_never_meet_padding() -> None:
+    rng = np.random.default_rng(5)
+    inputs, weights, wanted, nodes = {}, [], [], []
+    for number, case in enumerate((CASES[2], CASES[6], CASES[9], CASES[10])):
+        spatial, kernel, strides, dilations, pads, extra, group = case
+        x = rng.standard_normal((2, 2 * group, *spatial)).astype(np.float32)
+        w = rng.standard_normal((2 * group, 3, *kernel)).astype(np.float32)
+        w.reshape(-1)[[0, 7, -1]] = np.inf, -np.inf, np.nan
+        inputs[f"x{number}"] = x
+        weights.append(numpy_helper.from_array(w, f"w{number}"))
+        nodes.append(helper.make_node(
+            "ConvTranspose", [f"x{number}", f"w{number}"], [f"y{number}"], strides=strides, dilations=dilations,
+            pads=pads, output_padding=extra, group=group,
+        ))  # fmt: skip
+        with np.errstate(invalid="ignore"):
+            wanted.append(by_definition(x, w, strides, dilations, pads, extra, group))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, x.shape) for n, x in inputs.items()],
+        [helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, None) for number in range(len(nodes))], weights,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    for y, want in zip(onnxc.compile(model).run(None, inputs), wanted, strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)

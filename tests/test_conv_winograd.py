@@ -1,4 +1,4 @@
-"""Winograd's algorithm in whole models: dilated kernels, and kernels of three along one axis."""
+"""Winograd's algorithm in whole models: dilated kernels, strides of 2, and kernels of three along one axis."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from onnx import helper, numpy_helper
 import onnxc
 
 
-def _convolved(x: np.ndarray, w: np.ndarray, pads: list[int], dilations: list[int]) -> np.ndarray:
+def _convolved(x: np.ndarray, w: np.ndarray, pads: list[int], dilations: list[int], strides: list[int]) -> np.ndarray:
     """The convolution in float64, tap by tap."""
     axes = x.ndim - 2
     wide = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)])
-    size = [wide.shape[2 + k] - (w.shape[2 + k] - 1) * dilations[k] for k in range(axes)]
+    size = [(wide.shape[2 + k] - (w.shape[2 + k] - 1) * dilations[k] - 1) // strides[k] + 1 for k in range(axes)]
     y = np.zeros((x.shape[0], w.shape[0], *size))
     for tap in np.ndindex(*w.shape[2:]):
-        at = tuple(slice(t * d, t * d + n) for t, d, n in zip(tap, dilations, size, strict=True))
+        places = zip(tap, dilations, size, strides, strict=True)
+        at = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in places)
         y += np.einsum("ni...,oi->no...", wide[(slice(None), slice(None), *at)], w[(..., *tap)].astype(np.float64))
     return y
 
@@ -29,6 +30,10 @@ def _convolved(x: np.ndarray, w: np.ndarray, pads: list[int], dilations: list[in
         ((1, 96, 30, 29), (3, 3), {"dilations": [2, 2], "pads": [2, 2, 2, 2]}, "winograd F(4x4)"),
         ((2, 96, 17, 19), (3, 3), {"dilations": [3, 1], "pads": [3, 0, 1, 2]}, "winograd"),
         ((1, 64, 9, 9), (3, 3), {"dilations": [9, 9], "pads": [9, 9, 9, 9]}, "direct"),
+        ((1, 96, 31, 50), (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}, "winograd F(4x4) stride 2"),
+        ((1, 128, 27, 28), (3, 3), {"strides": [2, 2], "pads": [1, 0, 1, 1]}, "winograd F(2x2) stride 2"),
+        ((1, 96, 30, 30), (3, 3), {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 2, 2, 2]}, "direct"),
+        ((1, 32, 9, 24, 26), (3, 3, 3), {"strides": [2, 2, 2], "pads": [1] * 6}, "winograd F(4x4) stride 2"),
         ((1, 96, 211), (3,), {"dilations": [4], "pads": [8, 0]}, "winograd F(1x4)"),
         ((3, 64, 50), (3,), {"pads": [1, 1]}, "winograd F(1x4)"),
         ((1, 64, 40, 12), (3, 1), {"pads": [1, 0, 1, 0]}, "winograd F(4x1)"),
@@ -45,7 +50,9 @@ def test_against_float64(
     inputs, outputs = ([helper.make_tensor_value_info(name, 1, s)] for name, s in (("x", shape), ("y", None)))
     graph = helper.make_graph([node], "g", inputs, outputs, [numpy_helper.from_array(w, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    want = _convolved(x, w, attributes["pads"], attributes.get("dilations", [1] * len(kernel)))
+    want = _convolved(
+        x, w, attributes["pads"], *(attributes.get(key, [1] * len(kernel)) for key in ("dilations", "strides"))
+    )
     scale = np.sqrt((want**2).mean())
     for accuracy, limit in (("default", 2e-5), ("strict", 5e-6)):
         compiled = onnxc.compile(model, cache=False, accuracy=accuracy, threads=2)

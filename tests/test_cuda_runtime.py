@@ -33,7 +33,7 @@ from onnxc.runtime.cuda.program import Launch, Program
 from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.package import open_package
 from onnxc.training.graph import Slot, Update
-from onnxc.training.step import TrainingStep
+from onnxc.training.step import Source, TrainingStep
 from tests.cuda_models import cumulative, expected, gathering, manifest, rows, size, sum_of_two, two_steps
 from tests.fake_cuda import CUresult, FakeDriver, Handle
 
@@ -404,7 +404,7 @@ def test_a_training_shows_no_state_behind_a_fault_of_another_program(gpu: FakeDr
     adding = CudaModel({**found, "updates": {"inputs": [], "first": 0}}, sections)
     updating = CudaModel(*two_steps())
     slot = Slot("w", "", rows(2))
-    step = TrainingStep(b"", None, ((), ()), [adding, updating], [(), (0,)], [slot], Update(SGD(lr=0.1)), None)
+    step = TrainingStep(Source(b"", None, (), ()), [adding, updating], [(), (0,)], [slot], Update(SGD(lr=0.1)))
     step._values = [updating.put(slot.initial)]
     np.testing.assert_array_equal(step.parameters["w"], slot.initial)
     adding(adding.put(rows(2)), adding.put(np.array([5])))

@@ -94,12 +94,10 @@ WHILE = """g (double[2] x, double[2] w) => (double loss) {
     u = Mul(v, w)
     t = Exp(u)
     vo = Add(v, t)
-    m = ReduceMax<keepdims = 0>(vo)
-    ten = Constant<value = double {10.0}>()
-    co = Less(m, ten)
+    MORE
   }>
   loss = ReduceSum<keepdims = 0>(z)
-}"""
+}""".replace("MORE", staging_harness.goes_on("co", "ReduceMax", "vo", 10.0))
 COUNTED = """g (double[2] x, double[2] w, int64 n) => (double loss) {
   go = Constant<value = bool {1}>()
   z, r = Loop(n, go, x) <body = b2 (int64 i, bool ci, double[2] v) => (bool co, double[2] vo, double[2] q) {
@@ -126,20 +124,18 @@ NESTED = """g (double[3] x, double[3] w, int64 n, double[3] far) => (double loss
     q = Loop(, one, y) <body = b3 (int64 j, bool cj, double[3] p) => (bool ck, double[3] po) {
       po0 = Mul(p, far)
       po = Add(po0, w)
-      m = ReduceSum<keepdims = 0>(po)
-      six = Constant<value = double {6.0}>()
-      ck = Less(m, six)
+      INNER
     }>
     vo = Tanh(q)
     row = Mul(q, v)
-    sq = ReduceSum<keepdims = 0>(q)
-    hundred = Constant<value = double {100.0}>()
-    co = Less(sq, hundred)
+    OUTER
   }>
   z2 = ReduceSum<keepdims = 0>(z)
   r2 = ReduceSum<keepdims = 0>(rows)
   loss = Add(z2, r2)
-}"""
+}""".replace("INNER", staging_harness.goes_on("ck", "ReduceSum", "po", 6.0)).replace(
+    "OUTER", staging_harness.goes_on("co", "ReduceSum", "q", 100.0)
+)
 
 
 @pytest.mark.parametrize("start", [0.1, 3.0, 11.0])  # 7, 2 and 1 iterations

@@ -138,6 +138,19 @@ def test_stop_gradient() -> None:
     np.testing.assert_allclose(got["a_grad"], X)
 
 
+def test_a_weight_in_stop_gradient_stays_as_it_is() -> None:
+    model = parsed("""m (double[3] x) => (double l) <double[3] v = {1, 2, 3}, double[3] w = {4, 5, 6}> {
+        y = Mul(x, w) z = Mul(y, v) l = ReduceSum <keepdims = 0> (z) }""")
+    assert onnxc.backward(model, "l", stop_gradient=["w"]).graph.output[-1].name == "v_grad"
+    got = run(onnxc.backward(model, "l", ["w", "v"], stop_gradient=["w"]), x=X)
+    np.testing.assert_allclose(got["v_grad"], X * [4, 5, 6])
+    np.testing.assert_array_equal(got["w_grad"], [0, 0, 0])
+    step = onnxc.compile_training(model, loss="l", optimizer=onnxc.optim.SGD(lr=0.1), stop_gradient=["w"])
+    step(X)
+    np.testing.assert_array_equal(step.parameters.get("w", [4, 5, 6]), [4, 5, 6])
+    np.testing.assert_allclose(step.parameters["v"], [1, 2, 3] - 0.1 * X * [4, 5, 6])
+
+
 def test_several_losses_add_up() -> None:
     model = parsed("""m (double[3] x) => (double k, double l) {
         y = Mul(x, x) k = ReduceSum <keepdims = 0> (y) l = ReduceSum <keepdims = 0> (x) }""")

@@ -291,3 +291,36 @@ def test_grid_sample(mode: str, padding: str, align: int) -> None:
     )
     for g, w in zip(got, wanted, strict=True):
         same(g, w)
+
+
+QUANTIZED = """<ir_version: 10, opset_import: ["" : 21]>
+    one (float[3, 4] x, float[{n}] s) => (float[3, 4] y) <{kind}[{n}] z = {{{zeros}}}> {{
+        q = QuantizeLinear <axis = 1> (x, s, z)
+        y = DequantizeLinear <axis = 1> (q, s, z)
+    }}"""
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_rounding_to_a_type_and_back_passes_gradients_on(kind: str, n: int) -> None:
+    """As PyTorch's fake quantization has it, by its scale too: 1 where nothing is cut off, the limits included."""
+    zeros = [3, 5, 0, 9][:n]
+    low, high = (-128, 127) if kind == "int8" else (0, 255)
+    x = np.random.default_rng(0).uniform(-9, 9, (3, 4)).astype(np.float32)
+    scale = np.array([0.05, 0.1, 0.03, 0.02], np.float32)[:n]
+    x[0, 0], x[1, 0] = (low - zeros[0]) * scale[0], (high - zeros[0]) * scale[0]
+    zero = torch.tensor(zeros, dtype=torch.float32)
+
+    def fake(x: Any, s: Any) -> Any:
+        if n == 1:
+            return torch._fake_quantize_learnable_per_tensor_affine(x, s, zero, low, high, 1.0)
+        return torch._fake_quantize_learnable_per_channel_affine(x, s, zero, 1, low, high, 1.0)
+
+    (dx, ds), dy = torch_gradients(fake, [x, scale])
+    model = onnx.parser.parse_model(QUANTIZED.format(n=n, kind=kind, zeros=", ".join(map(str, zeros))))
+    found = differentiate(load(model), "y", ["x", "s"], cotangents=True)
+    y, got, by_scale = interpret(found, [x, scale, dy])
+    np.testing.assert_array_equal(y, fake(torch.tensor(x), torch.tensor(scale)).numpy())
+    np.testing.assert_allclose(got, dx, 1e-6)
+    np.testing.assert_allclose(by_scale, ds, 1e-4)
+    assert 0 < (dx == 0).sum() < dx.size

@@ -302,6 +302,27 @@ def test_empty_tensors_that_numpy_cannot_have() -> None:
         onnxc.compile(one("Expand", [], np.ones((0, 1), np.float32), np.array([0, 2**62])))
 
 
+@pytest.mark.parametrize(
+    ("op", "weights", "dtype"),
+    [
+        ("Conv", (40, 0, 3, 3), np.float32),
+        ("Conv", (40, 0, 1, 3, 3), np.float32),
+        ("ConvTranspose", (0, 7, 3, 3), np.float32),
+        ("ConvInteger", (7, 0, 1, 1), np.uint8),
+        ("ConvInteger", (7, 0, 3, 3), np.uint8),
+    ],
+)
+def test_images_of_no_channels(op: str, weights: tuple[int, ...], dtype: type) -> None:
+    """A sum of nothing is 0, and reads nothing."""
+    shape = (1, 0, *[5] * (len(weights) - 2))
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    bias = [] if op == "ConvInteger" else [np.arange(max(weights[:2]), dtype=np.float32)]
+    y = onnxc.compile(one(op, [shape], np.zeros(weights, dtype), *bias, types=[kind]))(np.zeros(shape, dtype))[0]
+    per_channel = bias[0] if bias else np.zeros(max(weights[:2]))
+    assert y.size
+    np.testing.assert_array_equal(y, np.broadcast_to(per_channel.reshape(-1, *[1] * (y.ndim - 2)), y.shape))
+
+
 def test_arenas_have_a_limit() -> None:
     """An intermediate that no machine holds, between an input and an output that every machine does."""
     text = "(float[N] x, float[M] y) => (float z) { a = MatMul(p, q) z = ReduceMax<keepdims=0>(e) }"

@@ -13,7 +13,7 @@ from onnx import helper
 
 import onnxc
 from onnxc.errors import LimitError, ModelError, OnnxcError, RunError
-from onnxc.host import regex
+from onnxc.host import regex, sequences
 from onnxc.runtime import staged_steps
 
 HEAD = '<ir_version: 10, opset_import: ["" : 22, "com.microsoft" : 1]> g '
@@ -137,6 +137,24 @@ def test_ngrams_are_no_longer_than_the_text(more: dict[str, int]) -> None:
     model = onnxc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
     skips = 3 if "max_skip_count" in more else 2  # 1 2 with two others in between, too
     assert model(longs(1, 2, 1, 2, 3, 1))["y"].tolist() == [3, 2, skips]
+
+
+def test_a_pool_that_counts_at_far_places() -> None:
+    attrs = 'mode = "TF", min_gram_length = 1, max_gram_length = 1, max_skip_count = 0, ngram_counts = [0]'
+    text = f"(int64[4] x) => (y) {{ y = TfIdfVectorizer <{attrs}, ngram_indexes = [{HUGE}], pool_int64s = [1]> (x) }}"
+    with pytest.raises(LimitError, match=r"counts would be made.*\[node n0 TfIdfVectorizer\]"):
+        run(text, longs(1, 2, 3, 4))
+
+
+def test_parts_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "(float[n] x, int64[k] s) => (y) { q = SplitToSequence (x, s)  y = SequenceLength (q) }"
+    assert run(text, X, longs(2, 0, 3))["y"] == 3
+    assert run(text, X[:0], longs())["y"] == 0
+    with pytest.raises(RunError, match="do not make an axis of size 5"):  # 2^64 + 5, as int64 adds it
+        run(text, X, longs(HUGE, HUGE, HUGE, HUGE, 5))
+    monkeypatch.setattr(sequences, "MOST_PARTS", 4)
+    with pytest.raises(LimitError, match=r"a sequence of 5 parts.*\[node n0 SplitToSequence\]"):
+        run("(float[n] x) => (y) { q = SplitToSequence (x)  y = SequenceLength (q) }", X)
 
 
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])

@@ -78,6 +78,7 @@ def test_matmul_of_all_types_and_odd_sizes(cpu: str) -> None:
     """Sums of many products of the largest numbers wrap as int32 does."""
     cases = []
     sizes = [(1, 1, 1), (1, 7, 3), (1, 300, 129), (2, 17, 33), (5, 4, 64), (7, 31, 17), (13, 128, 47), (29, 2, 1)]
+    sizes += [(12, 8, 5), (6, 12, 40)]  # rows of whole quads, which are read in place
     for k, (a, b) in enumerate(itertools.product(NARROW, NARROW)):
         for m, depth, n in sizes[k % 2 :: 2]:
             cases.append(matmul_case(numbers((m, depth), a), numbers((depth, n), b, 1)))
@@ -150,6 +151,9 @@ def test_conv_shapes(cpu: str) -> None:
         conv_case((1, 3, 9, 11), (5, 3, 3, 3), low=1, high=1, fill=7),
         conv_case((2, 5, 8, 7), (17, 5, 3, 2), stride=2, low=1, high=0, fill=8),
         conv_case((1, 16, 5, 5), (40, 16, 1, 1)),
+        conv_case((2, 8, 4, 7), (5, 8, 1, 1)),
+        conv_case((1, 16, 4, 6), (12, 4, 1, 1), groups=4),
+        conv_case((1, 8, 4, 6), (3, 8, 1, 1), low=1, high=1, fill=9),
         conv_case((1, 7, 12, 10), (4, 7, 3, 3), dilation=2, low=2, high=2),
         conv_case((1, 6, 6, 9), (9, 2, 3, 3), groups=3, low=1, high=2, fill=100),
         conv_case((2, 4, 13), (6, 4, 5), stride=3, low=2, high=2, fill=3),

@@ -47,11 +47,11 @@ struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last;
 KERNEL(direct, conv_items_count, conv_scratch, conv_items)
 KERNEL(wide, conv_items_count, conv_scratch, conv_items<CONV_WIDE>)
 KERNEL(direct_short, conv_items_count, conv_scratch, (conv_items<CONV_BOTH, true>))
-#define WINO(y, x) \\
-  static i64 count##y##x(const ConvShape &s) { return conv_wino_count<y, x>(s); } \\
-  static i64 bytes##y##x(const ConvShape &s) { return conv_wino_scratch<y, x>(s); } \\
-  KERNEL(wino##y##x, count##y##x, bytes##y##x, (conv_wino_items<y, x>))
-WINO(2, 2) WINO(4, 4) WINO(1, 2) WINO(1, 4) WINO(2, 1) WINO(4, 1)
+#define WINO(y, x, step) \\
+  static i64 count##y##x##step(const ConvShape &s) { return conv_wino_count<y, x, step>(s); } \\
+  static i64 bytes##y##x##step(const ConvShape &s) { return conv_wino_scratch<y, x, step>(s); } \\
+  KERNEL(wino##y##x##step, count##y##x##step, bytes##y##x##step, (conv_wino_items<y, x, step>))
+WINO(2, 2, 1) WINO(4, 4, 1) WINO(1, 2, 1) WINO(1, 4, 1) WINO(2, 1, 1) WINO(4, 1, 1) WINO(2, 2, 2) WINO(4, 4, 2)
 #define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
 #define GROUPED(k, s) KERNEL(grouped##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s, true>))
 GROUPED(0, 0) GROUPED(3, 1) GROUPED(3, 2)
@@ -158,10 +158,15 @@ def pack_depthwise(w: F32, panel: int) -> F32:
     return packed(w.transpose(2, 3, 1, 0))
 
 
-def wino_g(m: int) -> F64:
+def wino_g(m: int, step: int = 1) -> F64:
     """The weight transform of F(m, 3) as conv_wino.h defines it: (m + 2, 3)."""
     if m == 1:
         return np.ones((1, 1))
+    if step == 2:  # the outer taps by their points, then the middle one
+        points = [1 / 2, -1 / 2, 5 / 4, -5 / 4]
+        outer = [np.array([1, 0, q]) / np.prod([q - r for r in points if r != q]) for q in points]
+        outer = [[1, 0, 0], [1, 0, 1]] if m == 2 else outer
+        return np.array([*outer, [0, 0, 1], [0, 1, 0]])
     if m == 2:
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     a, b = 45 / 64, 91 / 64
@@ -170,10 +175,10 @@ def wino_g(m: int) -> F64:
     return np.array([*rows, [0, 0, 1]])
 
 
-def pack_wino(w: F32, panel: int, m: tuple[int, int]) -> F32:
+def pack_wino(w: F32, panel: int, m: tuple[int, int], step: int = 1) -> F32:
     """OIHW weights as U[panel][p][ci][NR]."""
     co, ci = w.shape[:2]
-    (gy, gx), panels = (wino_g(k) for k in m), -(-co // panel)
+    (gy, gx), panels = (wino_g(k, step) for k in m), -(-co // panel)
     q = np.zeros((panels * panel, ci, len(gy) * len(gx)))
     q[:co] = np.einsum("ay,oiyx,bx->oiab", gy, w.astype(np.float64), gx).reshape(co, ci, -1)
     return packed(q.reshape(panels, panel, ci, -1).transpose(0, 3, 2, 1))
@@ -348,6 +353,21 @@ def test_direct_where_neighbours_collide_in_the_cache(lib: ctypes.CDLL, c: Case)
         check(lib, kernel, c, partial(pack_direct, groups=c.g), 2e-5)
 
 
+@pytest.mark.parametrize(
+    "c",
+    [
+        Case(2, 56, 57, 64, 200, k=(1, 1), slack=3),
+        Case(1, 113, 111, 128, 64, k=(1, 1), s=(1, 2)),
+        Case(1, 97, 101, 160, 96, k=(1, 1), g=2),
+        Case(1, 120, 119, 32, 70, p=(1, 1, 1, 1)),
+    ],
+)
+def test_direct_of_maps_beyond_the_caches(lib: ctypes.CDLL, c: Case) -> None:
+    """Tiles that are multiplied by several panels in turn."""
+    for kernel in ("direct", "direct_short") if c.k == (1, 1) else ("direct",):
+        check(lib, kernel, c, partial(pack_direct, groups=c.g), 1e-5)
+
+
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("ci", CHANNELS)
 def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
@@ -355,7 +375,18 @@ def test_winograd(lib: ctypes.CDLL, m: int, ci: int) -> None:
     for co, (h, w) in zip(CHANNELS, itertools.cycle([(3, 3), (7, 7), (14, 19), (26, 5)]), strict=False):
         pads = (ci % 3, co % 3, (ci + 1) % 3, 1)
         c = Case(1 + ci % 2, h, w, ci, co, p=pads, slack=ci % 4)
-        check(lib, f"wino{m}{m}", c, partial(pack_wino, m=(m, m)), 5e-6 if m == 2 else 3e-5)
+        check(lib, f"wino{m}{m}1", c, partial(pack_wino, m=(m, m)), 5e-6 if m == 2 else 3e-5)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("ci", [5, 17, 64])
+def test_winograd_with_a_stride(lib: ctypes.CDLL, m: int, ci: int) -> None:
+    """3x3 of stride 2: images of odd and even sizes, also below a tile; groups."""
+    pack, limit = partial(pack_wino_groups, m=(m, m), step=2), 5e-6 if m == 2 else 3e-5
+    for co, (h, w) in zip(CHANNELS, itertools.cycle([(1, 2), (3, 3), (8, 7), (15, 38), (32, 5)]), strict=False):
+        g = 1 + co % 2
+        c = Case(1 + ci % 2, h, w, g * ci, g * co, s=(2, 2), p=(ci % 3, 1, 2, co % 3), g=g, slack=ci % 4)
+        check(lib, f"wino{m}{m}2", c, partial(pack, groups=g), limit)
 
 
 @pytest.mark.parametrize("m", [(1, 2), (1, 4), (2, 1), (4, 1)])
@@ -366,7 +397,7 @@ def test_winograd_along_one_axis(lib: ctypes.CDLL, m: tuple[int, int], ci: int) 
     for co, (h, w) in zip(CHANNELS, itertools.cycle([(3, 3), (1, 97), (61, 1), (14, 19), (26, 5)]), strict=False):
         pads = (3 + ci % 2, 3 + co % 3, 2, 3 + ci % 3)
         c = Case(1 + ci % 2, h, w, ci, co, k=k, p=pads, slack=ci % 4, d=(1 + co % 2, 1 + co % 3))
-        check(lib, f"wino{m[0]}{m[1]}", c, partial(pack_wino, m=m), 3e-5)
+        check(lib, f"wino{m[0]}{m[1]}1", c, partial(pack_wino, m=m), 3e-5)
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -375,7 +406,7 @@ def test_winograd_with_dilations(lib: ctypes.CDLL, m: int, d: tuple[int, int]) -
     """Interleaved images: of many tiles, of part of one, and more of them than rows."""
     for n, h, w, ci, co in ((1, 33, 31, 17, 40), (2, 7, 20, 16, 32), (1, 40, 5, 5, 17)):
         c = Case(n, h, w, ci, co, p=(d[0], d[1], d[0], d[1] + 1), d=d)
-        check(lib, f"wino{m}{m}", c, partial(pack_wino, m=(m, m)), 3e-5)
+        check(lib, f"wino{m}{m}1", c, partial(pack_wino, m=(m, m)), 3e-5)
 
 
 # Largest error over the rms of the result, for normal inputs and weights: twice what was measured.
@@ -383,22 +414,26 @@ def test_winograd_with_dilations(lib: ctypes.CDLL, m: int, d: tuple[int, int]) -
     ("c", "kernel", "limit"),
     [
         (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "direct", 6e-6),
-        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino22", 5e-6),
-        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino44", 2e-5),
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino221", 5e-6),
+        (Case(1, 56, 56, 64, 64, p=(1, 1, 1, 1)), "wino441", 2e-5),
+        (Case(1, 56, 56, 64, 64, s=(2, 2), p=(1, 1, 1, 1)), "wino222", 5e-6),
+        (Case(1, 56, 56, 64, 64, s=(2, 2), p=(1, 1, 1, 1)), "wino442", 1e-5),
         (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "direct", 1.1e-5),
-        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino22", 1.1e-5),
-        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino44", 4.4e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino221", 1.1e-5),
+        (Case(1, 7, 7, 512, 512, p=(1, 1, 1, 1)), "wino441", 4.4e-5),
     ],
 )
 def test_accuracy_of_wide_layers(lib: ctypes.CDLL, c: Case, kernel: str, limit: float) -> None:
-    """F(2x2) is as accurate as a direct sum, F(4x4) loses two bits."""
-    pack = partial(pack_direct, groups=1) if kernel == "direct" else partial(pack_wino, m=(int(kernel[-1]),) * 2)
+    """F(2x2) is as accurate as a direct sum, F(4x4) loses two bits, and one with the stride."""
+    pack = partial(pack_direct, groups=1)
+    if kernel != "direct":
+        pack = partial(pack_wino, m=(int(kernel[-2]),) * 2, step=int(kernel[-1]))
     check(lib, kernel, c, pack, limit)
 
 
-def pack_wino_groups(w: F32, panel: int, m: tuple[int, int], groups: int) -> F32:
+def pack_wino_groups(w: F32, panel: int, m: tuple[int, int], groups: int, step: int = 1) -> F32:
     """The weights of each group on their own, one group after the other."""
-    return packed(np.concatenate([pack_wino(part, panel, m) for part in np.split(w, groups)]))
+    return packed(np.concatenate([pack_wino(part, panel, m, step) for part in np.split(w, groups)]))
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -407,7 +442,7 @@ def test_winograd_of_groups(lib: ctypes.CDLL, m: int, groups: int, ci: int, co: 
     """Channels of a group in any relation to vectors and panels."""
     for n, h, w in [(1, 7, 7), (2, 13, 9), (1, 3, 29)]:
         c = Case(n, h, w, groups * ci, groups * co, p=(1, 0, 2, 1), g=groups, slack=co % 4)
-        check(lib, f"wino{m}{m}", c, partial(pack_wino_groups, m=(m, m), groups=groups), 5e-6 if m == 2 else 3e-5)
+        check(lib, f"wino{m}{m}1", c, partial(pack_wino_groups, m=(m, m), groups=groups), 5e-6 if m == 2 else 3e-5)
 
 
 @pytest.mark.parametrize("channels", [*CHANNELS, 200])

@@ -600,13 +600,25 @@ def arg_reductions_of_nan(b: Bench) -> list[Value]:
     rng = np.random.default_rng(5)
     x = rng.integers(-3, 4, (40, 37)).astype(np.float32)
     x[rng.random(x.shape) < 0.3] = np.nan
-    x[3], x[:, 4] = np.nan, np.nan
+    x[3], x[:, 4], x[5, 0], x[6, 0] = np.nan, np.nan, np.nan, 1
+    x[5, 1:], x[6, 1:] = np.inf, -np.inf
+    x[6, 2:9] = np.nan
     return [
-        b.one(op, b.array(x), axis=axis, last=last)
+        b.one(op, b.array(x.astype(dtype)), axis=axis, last=last)
+        for dtype, lasts in ((np.float32, (False, True)), (np.float64, (False,)))
         for op in ("argmax", "argmin")
         for axis in (0, 1)
-        for last in (False, True)
+        for last in lasts
     ]
+
+
+@case(dynamic=False)
+def arg_reductions_of_ends(b: Bench) -> list[Value]:
+    types = {np.int8: -128, np.uint8: 255, np.int64: -(2**63)}
+    ends = [np.full((3, 21), end, dtype) for dtype, end in types.items()]
+    for x in ends:
+        x[1, 7] = 1
+    return [b.one(op, b.array(x), axis=1, last=False) for x in ends for op in ("argmax", "argmin")]
 
 
 @case()

@@ -207,6 +207,16 @@ def test_equal_dtype_object_is_accepted(two: CompiledModel) -> None:
     np.testing.assert_array_equal(two(x, B)["sum"], A + B)
 
 
+def test_arrays_of_other_libraries(two: CompiledModel) -> None:
+    class Exchanged:  # what the array API asks of an array, and no more
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    np.testing.assert_array_equal(two(Exchanged(A), B)["sum"], A + B)
+    with pytest.raises(errors.InputError, match="float64"):
+        two(Exchanged(A.astype(np.float64)), B)
+
+
 @pytest.mark.every_target
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
 def test_empty_tensors(shape: tuple[int, int]) -> None:
@@ -265,7 +275,7 @@ def test_refused_inputs(two: CompiledModel, inputs: tuple[Any, ...], named: dict
             two.run(None, named)
 
 
-@pytest.mark.parametrize("count", [0, -1, 257, 1.5, True, "2"])
+@pytest.mark.parametrize("count", [0, -1, 257, 1.5, True, "2", np.float64(2)])
 def test_threads_must_be_a_count(two: CompiledModel, count: Any) -> None:
     before = two.threads
     with pytest.raises(errors.InputError, match="threads"):
@@ -279,7 +289,8 @@ def test_threads_can_be_set() -> None:
     assert model.threads == 1
     x, w = floats(300, 64), floats(64, 64)
     one = model(x, w)["z"]
-    model.threads = 2
+    model.threads = np.int64(2)  # type: ignore[assignment]
+    assert type(model.threads) is int
     np.testing.assert_array_equal(model(x, w)["z"], one)
 
 

@@ -164,6 +164,18 @@ def test_an_initializer_that_is_also_an_input() -> None:
         load(proto, keep_inputs=["v"])
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [tensor_info("w", (3,)), tensor_info("w", (2, 1)), tensor_info("w", ()), tensor_info("w", dtype=TensorProto.INT64),
+     tensor_info("w", dtype=99), helper.make_tensor_sequence_value_info("w", TensorProto.FLOAT, None)],
+)  # fmt: skip
+def test_an_initializer_that_is_not_what_its_input_declares(declared: onnx.ValueInfoProto) -> None:
+    with pytest.raises(ModelError, match=r"input 'w' is declared as .* initializer is float32 \[2\]"):
+        load(model(ADD, ["x", declared], initializer=[W]))
+    for fits in (tensor_info("w", ("n",)), tensor_info("w", None)):
+        assert read(model(ADD, ["x", fits], initializer=[W])).input_names == ["x"]
+
+
 def test_unused_and_duplicated_initializers() -> None:
     later, unused = (
         numpy_helper.from_array(np.array([5, 6], np.float32), "w"),

@@ -171,6 +171,38 @@ def test_images_without_pixels() -> None:
         assert model(np.ones((n, 4, p, q), np.float32), np.ones((16, 4, 1, 1), np.float32))["y"].shape == (n, 16, p, q)
 
 
+LAYERS = {
+    "planar, then 1x1": ("1, 1", "y = Conv <kernel_shape = [1, 1]> (t, w)"),
+    "3x3": ("3, 3", "y = Conv <pads = [1, 1, 1, 1]> (t, w)"),
+    "stride 2": ("3, 3", "y = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (t, w)"),
+    "5x5": ("5, 5", "y = Conv <pads = [2, 2, 2, 2], dilations = [1, 1]> (t, w)"),
+    "transposed": ("3, 3", "y = ConvTranspose <strides = [2, 2]> (t, w)"),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_without_images_after_some(layer: str) -> None:
+    """In this order: the arena is laid out for the sizes that were, and no kernel may go by them."""
+    kernel, node = LAYERS[layer]
+    text = (
+        f"(float[N, 3, 2, 1024] x, float[64, 3, 1, 1] v, float[64, 64, {kernel}] w) => (float[N, 64, P, Q] y) "
+        f"{{ c = Conv (x, v) t = Relu (c) {node} }}"
+    )
+    proto = onnx.parser.parse_model(HEAD + text)
+    filters = {"v": f32(64, 3, 1, 1) / 8, "w": f32(64, 64, *map(int, kernel.split(", "))) / 8}
+    for name, value in filters.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    del proto.graph.input[1:]
+    model = onnxc.compile(proto)
+    oracle = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for n in (2, 3, 0, 1):
+        x = f32(n, 3, 2, 1024)
+        (wanted,) = oracle.run(None, {"x": x})
+        found = model(x)["y"]
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+
+
 def test_a_saved_model_says_what_it_lacks(tmp_path: Any) -> None:
     onnxc.compile(onnx.parser.parse_model(HEAD + CHOSEN)).save(tmp_path / "chosen.onnxc")
     model = onnxc.load(tmp_path / "chosen.onnxc")
@@ -189,3 +221,94 @@ def test_regions_decide_how_many_samples_are_taken(mode: str, how: str) -> None:
         text,
         [(x, regions, np.array([0, 1, 1])), (x, regions[1:2], np.array([1])), (x, regions[:0], np.zeros(0, np.int64))],
     )
+
+
+# ---------------------------------------------------------------- sizes that are 1 as they are computed
+
+
+ENDS = """zero = Constant <value_ints = [0]> ()  one = Constant <value_ints = [1]> ()  two = Constant <value_ints = [2]> ()
+  last = Constant <value_ints = [-1]> ()  far = Constant <value_ints = [9223372036854775807]> ()"""
+
+
+def test_a_part_of_at_most_one_element_is_broadcast_at_any_size() -> None:
+    """No program of its own for each size: only nothing at all has one."""
+    model = agree(
+        f"""(float[n, 3] x, float[m, 3] w) => (a, b, c, d, e) {{ {ENDS}
+          first = Slice(x, zero, one)  end = Slice(x, last, far)
+          a = Sub(x, first)  b = Sub(end, w)  c = Where(before, first, end)  before = Less(first, end)
+          t = Transpose(first)  d = MatMul(x, t)  s = Shape(x)  e = Expand(first, s) }}""",
+        [(f32(n, 3), f32(m, 3)) for n, m in ((5, 2), (1, 4), (2, 1), (2, 0), (0, 1), (0, 0), (7, 7))],
+        refused=[(f32(0, 3), f32(2, 3))],
+    )
+    assert all(n < 2 for _, fixed in model._variants._made for _, _, n in fixed)
+
+
+SHIFTED = {
+    "a rest": ("y = Add(r, w)  r = Slice(x, one, far)", [(2, 5), (2, 0), (3, 2), (1, 0), (3, 1)], [(4, 2)]),
+    "a rest of itself": ("r = Slice(x, one, far)  t = Sub(r, x)  y = Add(t, w)", [(2, 2), (1, 0), (2, 1)], [(3, 1)]),
+    "two parts": (
+        "end = Constant <value_ints = [3]> ()  p = Slice(x, zero, two)  q = Slice(x, one, end)  r = Sub(p, q)"
+        "  y = Add(r, w)",
+        [(2, 2), (3, 1), (1, 1)],
+        [(2, 3)],
+    ),
+    "a half": ("s = Shape(x)  h = Div(s, two)  r = Slice(x, zero, h)  y = Add(r, w)", [(2, 5), (3, 4), (8, 4)], [(4, 3)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_a_size_that_is_computed_may_be_one(name: str) -> None:
+    body, calls, refused = SHIFTED[name]
+    agree(
+        f"(float[n] x, float[m] w) => (y) {{ {ENDS} {body} }}",
+        [(f32(n), f32(m)) for n, m in calls],
+        refused=[(f32(n), f32(m)) for n, m in refused],
+    )
+
+
+def test_a_size_that_is_computed_of_what_the_data_tell() -> None:
+    text = f"""(bool[n] c, float[m] w) => (y) {{ {ENDS}
+      at = NonZero(c)  f = Cast <to = 1> (at)  rest = Slice(f, one, far, one)  y = Mul(rest, w) }}"""
+    some = np.array([True, False, True, True])
+    agree(text, [(some, f32(2)), (some[:3], f32(5)), (some[:3], f32(1)), (some[:1], f32(0))], refused=[(some, f32(3))])
+
+
+def test_programs_for_single_sizes_are_bounded_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxc.runtime.face.MOST_KEPT", 2)
+    monkeypatch.setattr("onnxc.runtime.face.MANY", 3)
+    text = "(float[n, k] x, float[m] w) => (y) { shape = Constant <value_ints = [-1]> ()  r = Reshape(x, shape)  y = Add(r, w) }"
+    model = onnxc.compile(onnx.parser.parse_model(HEAD + text))
+    with pytest.warns(UserWarning, match="compiled 3 times"):
+        for n, k, m in ((3, 1, 1), (1, 1, 2), (1, 3, 1), (3, 1, 1)):
+            assert model(f32(n, k), f32(m))["y"].shape == (max(n * k, m),)
+    assert len(model._variants._made) <= 2
+
+
+# ---------------------------------------------------------------- what may not be made larger, is refused
+
+
+NOT_LARGER = {
+    "Gemm": ("float[n, 3] x, float[3, k] v, float[p, q] w", "y = Gemm(x, v, w)", [(2, 4, 1, 4), (2, 4, 2, 1)], [(1, 4, 2, 4), (2, 1, 2, 3)]),
+    "LayerNormalization": ("float[n, k] x, float[p] w", "y = LayerNormalization(x, w)", [(2, 4, 4)], [(2, 1, 4)]),
+    "BatchNormalization": ("float[n, k, 2] x, float[p] w", "v = Abs(w)  y = BatchNormalization(x, w, w, w, v)", [(2, 4, 4)], [(2, 1, 4)]),
+    "Expand": ("float[2, n] x, float[k, p] w", "s = Shape(w)  y = Expand(x, s)", [(3, 2, 3), (3, 2, 1), (1, 2, 4)], [(3, 2, 4), (3, 3, 3), (0, 2, 2)]),
+    "Squeeze": ("float[n, k] x", "zero = Constant <value_ints = [0]> ()  y = Squeeze(x, zero)", [(1, 3), (1, 0)], [(2, 3), (2, 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_LARGER)
+def test_what_a_tensor_may_not_become(name: str) -> None:
+    inputs, body, calls, refused = NOT_LARGER[name]
+    agree(
+        f"({inputs}) => (y) {{ {body} }}",
+        [filled(inputs, sizes) for sizes in calls],
+        refused=[filled(inputs, sizes) for sizes in refused],
+    )
+
+
+def filled(inputs: str, sizes: Sequence[int]) -> list[Array]:
+    """Tensors for declared inputs: open dims in the order in which they are first named."""
+    shapes = [part[part.index("[") + 1 : part.index("]")].split(", ") for part in inputs.split("float")[1:]]
+    names = dict.fromkeys(d for shape in shapes for d in shape if not d.isdigit())
+    known = dict(zip(names, sizes, strict=True))
+    return [f32(*(known[d] if d in known else int(d) for d in shape)) for shape in shapes]

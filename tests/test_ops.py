@@ -519,6 +519,8 @@ def norms() -> Iterator[Case]:
         yield Case("LayerNormalization", [x, f32(*shape), f32(*shape)], {"axis": axis}, opset=17)
         yield Case("LayerNormalization", [x, f32(*shape)], {"axis": axis, "epsilon": 0.1}, opset=17, outputs=3)
         yield Case("RMSNormalization", [x, f32(*shape)], {"axis": axis}, opset=23)
+    wide = f32(3, 8).astype(np.float64)  # with means in float32, as the standard has it
+    yield Case("LayerNormalization", [wide, wide[0], wide[1]], opset=17, outputs=3)
     half = f32(3, 8).astype(np.float16)
     yield Case("LayerNormalization", [half, half[0], half[1]], opset=17)
     yield Case("RMSNormalization", [half, half[0]], opset=23)

@@ -130,6 +130,18 @@ def test_a_failed_write_leaves_the_old_file(path: Path) -> None:
         write_package(path.parent / "none" / "m", {}, {})
 
 
+@pytest.mark.parametrize("name", ["pipe", "link", "folder", "a\0b"])
+def test_only_regular_files_are_written_over(tmp_path: Path, name: str) -> None:
+    """A device, as /dev/stdout is one, would be a file afterwards."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "folder").mkdir()
+    before = sorted((p.name, p.lstat().st_ino) for p in tmp_path.iterdir())
+    with pytest.raises(PackageError, match="cannot write"):
+        write_package(tmp_path / name, MANIFEST, SECTIONS)
+    assert sorted((p.name, p.lstat().st_ino) for p in tmp_path.iterdir()) == before
+
+
 def keep_saving(path: str) -> None:
     number = 0
     while True:

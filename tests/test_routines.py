@@ -155,6 +155,9 @@ def top_k_cases() -> list[Case]:
         ends = np.array([np.iinfo(t).min, np.iinfo(t).max, 0, 1, np.iinfo(t).max - 1], t)
         cases += [top_k(ends, 5, 0, m) for m in (True, False)]
     cases += [top_k(np.sort(reals(5000)), k, 0, m) for k in (8, 100) for m in (True, False)]
+    cases += [top_k(np.full(500, v, np.int8), 70, 0, m) for v in (-128, 127) for m in (True, False)]  # one key
+    many = numbers(np.uint8, 9000)
+    cases += [top_k(many, 600, 0, True), top_k(np.maximum(many, 250), 600, 0, False), top_k(many, 5, 0, False)]
     n = Sym("s0")
     cases += [top_k(reals(4, 90), kk, 1, True, shapes=[(n, Sym("s1"))]) for kk in (3, 40)]
     cases.append(top_k(reals(9, 4), 3, 0, True, shapes=[(n, 4)]))

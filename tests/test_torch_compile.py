@@ -85,6 +85,30 @@ def test_a_size_that_is_no_dim_of_a_tensor() -> None:
         close(compiled(torch.ones(n + 1), n), f(torch.ones(n + 1), n))
 
 
+def test_sizes_that_data_decides() -> None:
+    """PyTorch decides; what comes after it is a program."""
+
+    def f(x: Any, n: Any) -> Any:
+        k = n.sum().item()
+        torch._check(k >= 0)
+        torch._check(k <= x.shape[0])
+        found = x[:, 0].nonzero()
+        return x[:k].sum(0), x[k:] * 2, found * 3 + k, x.exp() * (found.shape[0] / 2), x.new_zeros(k) + 1
+
+    sizes = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(**sizes), torch.no_grad():
+        compiled = through(f)
+        for zeros, k in ((2, 3), (5, 0), (0, 5), (4, 1)):
+            x = torch.randn(5, 4)
+            x[:zeros, 0] = 0
+            torch._dynamo.decorators.mark_unbacked(x, 0)
+            close(compiled(x, torch.tensor([k, 0])), f(x, torch.tensor([k, 0])))
+        (graph,) = onnxc.torch.report().graphs
+        assert graph.compiles == 1 and fallbacks() == {"aten.nonzero.default"}
+        with pytest.raises(RuntimeError, match="Runtime assertion"):
+            compiled(x, torch.tensor([0, -1]))
+
+
 def test_numbers_that_sizes_decide() -> None:
     def f(x: Any) -> Any:
         n = x.shape[0]

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's lists of samples import it")
 
 from onnxc.torch import program  # noqa: E402
+from tests.torch_harness import close, fresh, through  # noqa: E402
 from tests.torch_opinfo import Interpreted, checked  # noqa: E402
 
 POINTWISE = (
@@ -98,6 +99,19 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = checked(name, most=3, gradient=True)
     assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.breaks
     assert not outcome.fallbacks or outcome.draws
+
+
+def test_means_of_windows_of_an_open_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    pools = [torch.nn.AdaptiveAvgPool2d((2, 3)), torch.nn.AdaptiveAvgPool2d((5, 1))]
+    with fresh():
+        compiled = through(lambda x: [pool(x) for pool in pools], dynamic=True, options={"fallback": False})
+        for size in ((5, 7), (9, 4), (2, 3), (11, 13)):
+            x = torch.randn(2, 3, *size, requires_grad=True)
+            expected, found = [pool(x) for pool in pools], compiled(x)
+            close(found, expected)
+            (wanted,), (grad,) = (torch.autograd.grad(sum((y**3).sum() for y in ys), x) for ys in (expected, found))
+            close(grad, wanted)
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -409,16 +409,20 @@ def test_quotients_next_to_whole_numbers_are_exact(lib: Library, kind: str) -> N
     np.testing.assert_array_equal(got, exact.astype(dtype))
 
 
-def test_f32_remainders_next_to_multiples_are_exact(lib: Library) -> None:
-    rng = np.random.default_rng(7)
-    y = (rng.uniform(1, 2, 80_000) * 2.0 ** rng.integers(-149, 100, 80_000)).astype(np.float32)
-    y = np.where(y == 0, np.float32(1), y)
-    x = (y * rng.integers(0, 2 ** rng.integers(1, 23, y.size)).astype(np.float64)).astype(np.float32)
-    x = (x.view(np.int32) + rng.integers(-1, 2, x.size, dtype=np.int32)).clip(0).view(np.float32)  # its neighbours
-    x, y = x * rng.choice([-1, 1], x.size).astype(np.float32), y * rng.choice([-1, 1], y.size).astype(np.float32)
+@pytest.mark.parametrize(("kind", "exponents", "digits"), [("f32", (-149, 100), 23), ("f64", (-1074, 900), 52)])
+def test_remainders_next_to_multiples_are_exact(
+    lib: Library, kind: str, exponents: tuple[int, int], digits: int
+) -> None:
+    rng, dtype = np.random.default_rng(7), np.dtype(kind.replace("32", "4").replace("64", "8"))
+    y = np.ldexp(rng.uniform(1, 2, 80_000), rng.integers(*exponents, 80_000)).astype(dtype)
+    y = np.where(y == 0, dtype.type(1), y)
+    x = (y * rng.integers(0, 2 ** rng.integers(1, digits, y.size)).astype(np.float64)).astype(dtype)
+    whole = np.dtype(f"i{dtype.itemsize}")
+    x = (x.view(whole) + rng.integers(-1, 2, x.size, dtype=whole)).clip(0).view(dtype)  # its neighbours
+    x, y = x * rng.choice([-1, 1], x.size).astype(dtype), y * rng.choice([-1, 1], y.size).astype(dtype)
     with np.errstate(all="ignore"):
-        _same(lib("f32_fmod", x, y), np.fmod(x, y))
-        _same(lib("f32_mod", x, y), np.mod(x, y))
+        _same(lib(f"{kind}_fmod", x, y), np.fmod(x, y))
+        _same(lib(f"{kind}_mod", x, y), np.mod(x, y))
 
 
 @pytest.mark.parametrize("kind", INTEGERS)

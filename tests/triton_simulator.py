@@ -36,7 +36,9 @@ class Request:
     inputs: Sequence[Array]
     wide: bool = False
     fusion: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, int] = field(default_factory=dict)  # of onnxc.codegen.triton.tiles, made smaller than they are
+    limits: dict[str, int] = field(
+        default_factory=dict
+    )  # of modules of onnxc.codegen.triton, made smaller than they are
     tile: dict[str, int] | None = None  # of every loop nest with reductions
     dtype: str | None = None  # as of onnxc.compile
     descriptors: bool = False  # whether tiles are read through descriptors, as on later GPUs
@@ -348,7 +350,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
 
     from onnxc import gpu
     from onnxc.choices import Choice, Decisions
-    from onnxc.codegen.triton import kernel, matmul, tiles
+    from onnxc.codegen.triton import kernel, matmul, tiles, walk
     from onnxc.codegen.triton.options import Options
     from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
@@ -371,7 +373,8 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    changed |= {(tiles if hasattr(tiles, k) else matmul, k): v for k, v in request.limits.items()}
+    places = (tiles, walk, matmul)
+    changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked
         changed[tiles, "ranked"] = lambda f: iter([own]) if f.kind in ("rows", "columns") else ranked(f)

@@ -13,7 +13,7 @@ from onnxc.primitives.builder import Builder
 from onnxc.primitives.custom import OWN
 
 WIDE_FLOATS = (dtypes.float32, dtypes.float64)  # sums of others may be beyond their range where the product's is not
-HINTS = ("tie", "saved", BY_TAPS)  # attributes that say nothing of a node's results
+HINTS = ("tie", "saved", "whole", BY_TAPS)  # attributes that say nothing of a node's results
 
 
 def without_hints(graph: Graph) -> Graph:

@@ -31,7 +31,7 @@ def keep_steps(graph: Graph, wrt: Sequence[Value], run_time: RunTime | None = No
 
     `run_time` gives out sizes that the graph does not have, for graphs that are a part of another.
     """
-    active = active_values(graph.nodes, wrt, ())
+    active = active_values(graph.nodes, wrt)
     sizes = run_time or RunTime(1 + max((int(s.key[1:]) for s in symbols_of(graph) if s.key[1:].isdigit()), default=-1))
     nodes = [_keeping(n, sizes) if any(v.id in active for v in n.outputs) else n for n in graph.nodes]
     return replace(graph, nodes=nodes)
@@ -86,7 +86,7 @@ class _Scan:
         """States that depend on what is wanted: at first, or after some steps."""
         wanted = [k for k, n in enumerate(needed) if n]
         while True:
-            active = active_values(self.region.nodes, [self.region.inputs[k] for k in wanted], ())
+            active = active_values(self.region.nodes, [self.region.inputs[k] for k in wanted])
             more = [k for k in range(self.states) if k not in wanted and self.ends[k].id in active]
             if not more:
                 return [k for k in range(self.states) if k in wanted]

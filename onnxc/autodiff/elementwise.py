@@ -14,7 +14,9 @@ rule("floor", "ceil", "round", "sign")(constant_almost_everywhere)
 
 @rule("copy")
 def copy(s: Step) -> Gradients:
-    """Of what has a derivative of its own, that one."""
+    """Of what has a derivative of its own, that one; of what stops derivatives, none."""
+    if s.node.attrs.get("stop"):
+        return [None]
     name = s.node.attrs.get("rule")
     return [s.dy] if name is None else [None, OWN[name](s), *[None] * len(s.operands[2:])]
 
@@ -29,8 +31,23 @@ def _deviation(s: Step) -> Value:
     return s.b.mul(s.dy, s.b.mul(s.operands[2], 2.0))
 
 
+def _through(s: Step) -> Value:
+    """As if nothing had been rounded."""
+    return s.dy
+
+
+def _chosen(s: Step) -> Value:
+    """0 where the mask is 0."""
+    return s.b.where(s.b.eq(s.operands[2], 0.0), 0.0, s.dy)
+
+
 # Derivatives of compositions, by the name that `Builder.derived` gives.
-OWN: dict[str, Callable[[Step], Value]] = {"sigmoid": _sigmoid, "deviation": _deviation}
+OWN: dict[str, Callable[[Step], Value]] = {
+    "sigmoid": _sigmoid,
+    "deviation": _deviation,
+    "through": _through,
+    "chosen": _chosen,
+}
 
 
 @rule("neg")

@@ -128,7 +128,7 @@ class _Back:
         """The numbers of the carried operands that depend on what is wanted: at first, or after some iterations."""
         wanted = [k for k, n in enumerate(self.s.needed) if n and k >= 2]
         while True:
-            active = active_values(self.region.nodes, [self.region.inputs[k] for k in wanted], ())
+            active = active_values(self.region.nodes, [self.region.inputs[k] for k in wanted])
             more = [2 + k for k in range(self.carried)
                     if 2 + k not in wanted and self.region.outputs[1 + k].id in active]  # fmt: skip
             if not more:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from onnxc.autodiff.movement import summed_to
 from onnxc.autodiff.rules import Step, rules
@@ -18,7 +18,6 @@ def gradients(
     nodes: Sequence[Node],
     cotangents: Mapping[int, Value],
     wrt: Sequence[Value],
-    stops: Collection[int] = (),
 ) -> list[Value | None]:
     """Adds to `b` what computes the cotangents of `wrt`.
 
@@ -27,7 +26,6 @@ def gradients(
         nodes: what is differentiated, in order.
         cotangents: by the ids of the values that they belong to, in their shapes and dtypes.
         wrt: values, inputs or results of `nodes`, of a float dtype.
-        stops: ids of values through which nothing is differentiated.
 
     Returns:
         One for each of `wrt`; None: the results do not depend on it.
@@ -35,7 +33,7 @@ def gradients(
     Raises:
         UnsupportedError: a node on the way has no derivative rule. It names the node.
     """
-    active = active_values(nodes, wrt, stops)
+    active = active_values(nodes, wrt)
     found: dict[int, list[Value]] = {vid: [value] for vid, value in cotangents.items()}
     wanted = {v.id for v in wrt}
     for node in reversed(nodes):
@@ -44,22 +42,23 @@ def gradients(
         for v, total in zip(node.outputs, totals, strict=True):
             if v.id in wanted and total is not None:
                 found[v.id] = [total]
-        dys = [None if v.id in stops else total for v, total in zip(node.outputs, totals, strict=True)]
-        if not any(needed) or all(dy is None for dy in dys) or not any(v.id in active for v in node.outputs):
+        if not any(needed) or all(dy is None for dy in totals) or not any(v.id in active for v in node.outputs):
             continue
         with b.from_origin(node.origin):
-            for x, dx in _inputs(b, node, dys, needed):
+            for x, dx in _inputs(b, node, totals, needed):
                 found.setdefault(x.id, []).append(dx)
     return [_total(b, found, v, None) for v in wrt]
 
 
-def active_values(nodes: Sequence[Node], wrt: Sequence[Value], stops: Collection[int]) -> set[int]:
-    """The ids of values that depend on `wrt` through floats, or through what is no tensor (which has no derivative)."""
+def active_values(nodes: Sequence[Node], wrt: Sequence[Value]) -> set[int]:
+    """The ids of values that depend on `wrt` through floats, or through what is no tensor (which has no derivative);
+    not through what stops derivatives.
+    """
     active = {v.id for v in wrt}
     for node in nodes:
-        if any(v.id in active and v.id not in stops for v in node.operands) and not node.attrs.get("stop"):
+        if any(v.id in active for v in node.operands) and not node.attrs.get("stop"):
             active.update(v.id for v in node.outputs if not isinstance(v.type, TensorType) or v.dtype.is_float)
-    return active - {v for v in stops if v not in {w.id for w in wrt}}
+    return active
 
 
 def _total(b: Builder, found: Mapping[int, list[Value]], v: Value, node: Node | None) -> Value | None:

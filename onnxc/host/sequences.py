@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.errors import RunError
+from onnxc.errors import LimitError, RunError
 from onnxc.host.registry import host_function
 
 Array = np.ndarray[Any, Any]
+MOST_PARTS = 1 << 22  # of a split: each is an array of its own, of a hundred bytes and more
 
 
 def _place(values: Sequence[Any], position: Array, end: int) -> int:
@@ -71,21 +72,23 @@ def sequence_split(x: Array, split: Array | None = None, axis: int = 0, keepdims
     if not -x.ndim <= axis < x.ndim:
         raise RunError(f"axis {axis} is out of range for rank {x.ndim}")
     size = x.shape[axis]
-    if split is None:
-        parts = np.split(x, size, axis) if size else []
-        return ([p.copy() if keepdims else p.squeeze(axis).copy() for p in parts],)
-    if split.ndim == 0:
-        step = int(split)
-        if step <= 0:
-            raise RunError(f"an axis cannot be split into parts of size {step}")
-        if size == 0:
-            return ([],)
+    step = 1 if split is None or split.ndim else int(split)
+    if step <= 0:
+        raise RunError(f"an axis cannot be split into parts of size {step}")
+    count = -(-size // step) if split is None or not split.ndim else split.size
+    if count > MOST_PARTS:
+        raise LimitError(f"a sequence of {count} parts would be made; the limit is {MOST_PARTS}")
+    if split is None or not split.ndim:
         ends = list(range(step, size, step))
     else:
-        if (split < 0).any() or int(split.sum()) != size:
-            raise RunError(f"parts of sizes {split.tolist()} do not make an axis of size {size}")
+        sizes = split.ravel().tolist()  # whose sum int64 need not hold
+        if min(sizes, default=0) < 0 or sum(sizes) != size:
+            more = f" and {count - 8} more" if count > 8 else ""
+            raise RunError(f"parts of sizes {sizes[:8]}{more} do not make an axis of size {size}")
         ends = np.cumsum(split)[:-1].tolist()
-    return ([p.copy() for p in np.split(x, ends, axis)],)
+    parts = np.split(x, ends, axis) if count else []
+    drop = split is None and not keepdims
+    return ([p.squeeze(axis).copy() if drop else p.copy() for p in parts],)
 
 
 @host_function

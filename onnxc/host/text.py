@@ -29,9 +29,9 @@ def each(f: Callable[[str], str], x: Array) -> Array:
     return strings(map(f, x.ravel()), x.shape)
 
 
-def _limit(count: int) -> None:
+def _limit(count: int, what: str = "strings or characters") -> None:
     if count > MOST_CHARACTERS:
-        raise LimitError(f"{count} strings or characters would be made; the limit is {MOST_CHARACTERS}")
+        raise LimitError(f"{count} {what} would be made; the limit is {MOST_CHARACTERS}")
 
 
 def _broadcast(x: Array, y: Array) -> tuple[Array, Array]:
@@ -132,11 +132,13 @@ def tfidf_vectorizer(
     longest = max(map(len, places), default=0)
     if weights and len(weights) != len(ngram_indexes):
         raise RunError(f"{len(weights)} weights are given for {len(ngram_indexes)} n-grams")
-    scales = np.ones(max(ngram_indexes, default=-1) + 1, np.float32)
+    width = max(ngram_indexes, default=-1) + 1
+    _limit(width * (len(x) if x.ndim == 2 else 1), "counts")
+    scales = np.ones(width, np.float32)
     for k, weight in enumerate(weights):
         scales[ngram_indexes[k]] = weight
     rows = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
-    counts = np.zeros((len(rows), len(scales)), np.float32)
+    counts = np.zeros((len(rows), width), np.float32)
     for row, items in enumerate(rows):
         for n in range(max(1, min_gram_length), min(max_gram_length, longest, len(items)) + 1):
             for step in range(1, 2 if n == 1 else min(max_skip_count + 1, (len(items) - 1) // (n - 1)) + 1):

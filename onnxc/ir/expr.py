@@ -389,20 +389,28 @@ def _lower_atom(atom: Atom) -> Dim | None:
 
 def is_nonnegative(d: Dim) -> bool:
     """True where d >= 0 is certain."""
+    return _is_nonnegative(d, 3)
+
+
+def _is_nonnegative(d: Dim, depth: int) -> bool:
     lo, _ = bounds(d)
-    return (lo is not None and lo >= 0) or (isinstance(d, Expr) and _relaxed(d, 3))
+    return (lo is not None and lo >= 0) or (depth > 0 and isinstance(d, Expr) and _relaxed(d, depth - 1))
 
 
 def _relaxed(d: Expr, depth: int) -> bool:
-    """Whether d >= 0 follows from x - (n - 1) <= n * (x // n) <= x, as in `s - s // 2`."""
+    """Whether d >= 0 follows from x - (n - 1) <= n * (x // n) <= x, as in `s - s // 2`, or from min(x, y) <= x, as in
+    `s - min(s, 2)`.
+    """
     for mono, coef in d.terms:
-        call = _single_call(Expr(((mono, 1),)), "floordiv") if mono else None
-        if call is None or not isinstance(call.args[1], int):
+        call = mono[0] if len(mono) == 1 else None
+        if not isinstance(call, Call):
             continue
-        x, n = call.args[0], call.args[1]
-        rest = (d - coef * of(call)) * n + coef * (x if coef < 0 else x - (n - 1))
-        lo, _ = bounds(rest)
-        return (lo is not None and lo >= 0) or (depth > 1 and isinstance(rest, Expr) and _relaxed(rest, depth - 1))
+        x, n = call.args
+        if call.op == ("min" if coef < 0 else "max"):
+            return any(_is_nonnegative(d + coef * (bound - of(call)), depth) for bound in (x, n))
+        if call.op == "floordiv" and isinstance(n, int):
+            rest = (d - coef * of(call)) * n + coef * (x if coef < 0 else x - (n - 1))
+            return _is_nonnegative(rest, depth)
     return False
 
 

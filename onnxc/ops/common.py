@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from onnxc.errors import LimitError, ModelError, NeedsContentError, NeedsSizesError, UnsupportedError
+from onnxc.errors import LimitError, ModelError, NeedsContentError, NeedsSizesError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim
+from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -79,6 +79,14 @@ def along(b: Builder, x: Value, rank: int, axis: int) -> Value:
     The dims before the axis are left out, as broadcasting adds them.
     """
     return b.reshape(x, (*x.shape, *(1,) * (rank - 1 - axis)))
+
+
+def within(b: Builder, x: Value, shape: Sequence[Dim]) -> Value:
+    """A tensor that is to be broadcast to a shape, and not to make it larger. ShapeError where it would."""
+    own = shape[max(len(shape) - x.rank, 0) :]
+    if x.rank > len(shape) or any(d != 1 and never_equal(d, s) for d, s in zip(x.shape, own, strict=True)):
+        raise ShapeError(f"{x.t} does not broadcast to {list(shape)}")
+    return b.expand(x, [1 if d == 1 else s for d, s in zip(x.shape, own, strict=True)])
 
 
 def is_narrow(dtype: DType) -> bool:

@@ -32,6 +32,8 @@ def lower(b: Builder, graph: Graph, inner: Builder, inputs: Sequence[Value | Non
     """A subgraph of the node that is being built, in a builder of its own (or in the same one)."""
     if b.lower is None:
         raise UnsupportedError("control flow needs the graph that it stands in")
+    if len(graph.inputs) != len(inputs):
+        raise ModelError(f"a subgraph has {len(graph.inputs)} inputs; it is given {len(inputs)}")
     return b.lower(inner, graph, inputs)
 
 

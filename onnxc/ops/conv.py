@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from onnxc.errors import ModelError, ShapeError
+import numpy as np
+
+from onnxc.errors import LimitError, ModelError, ShapeError
 from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import static_dim, static_shape
 from onnxc.ops.registry import op
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, constant_of
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,48 @@ def conv_transpose(
         low, high, extra = _transposed_pads(x.shape[2:], window, extra, (output_shape or ())[-n:], auto_pad)
     else:
         low, high = window.low, window.high
+    if not _is_finite(w):
+        return with_bias(b, _by_taps(b, x, w, window, low, high, extra, group), bias)
     if all(d == 1 for d in (*x.shape[2:], *window.dilations)):
         return with_bias(b, _of_one_pixel(b, x, w, low, high, extra, group), bias)
     maps = static_dim(w.shape[1], "the channels of ConvTranspose") if group == 1 else 0
     phases = _phases(x.shape[2:], window, low, high, extra, maps)
     y = _spread(b, x, w, window, low, high, extra, group) if phases is None else _interleave(b, x, w, phases, group)
     return with_bias(b, y, bias)
+
+
+def _is_finite(w: Value) -> bool:
+    """Whether no weight is known to be infinite or NaN: what pads an image may be multiplied with it."""
+    array = constant_of(w)
+    return array is None or bool(np.isfinite(array).all())
+
+
+def _by_taps(
+    b: Builder, x: Value, w: Value, window: Window, low: Sequence[Dim], high: Sequence[Dim], extra: Sequence[Dim],
+    group: int,
+) -> Value:  # fmt: skip
+    """A transposed convolution as it is defined: the products with each tap, added up where it puts them."""
+    taps = list(product(*map(range, window.kernel)))
+    if len(taps) > MOST_TAPS:
+        raise LimitError(
+            f"ConvTranspose has weights that are not finite, of {len(taps)} taps; the limit is {MOST_TAPS}"
+        )
+    batch, c, *spatial = x.shape
+    m = w.shape[1]
+    rows = b.swap(b.reshape(x, (batch, group, c // group, prod(spatial))), 2, 3)
+    total: Value | None = None
+    for tap in taps:
+        one = b.one("slice", w, starts=(0, 0, *tap), sizes=(*w.shape[:2], *(1,) * len(tap)), steps=(1,) * w.rank)
+        y = b.matmul(rows, b.reshape(one, (group, c // group, m)))
+        y = b.reshape(b.swap(y, 2, 3), (batch, group * m, *spatial))
+        before = [j * d for j, d in zip(tap, window.dilations, strict=True)]
+        after = [span - 1 - j + e for span, j, e in zip(window.spans, before, extra, strict=True)]
+        y = b.pad(y, (0, 0, *before), (0, 0, *after), 0, (0, 0, *(s - 1 for s in window.strides)))
+        total = y if total is None else b.add(total, y)
+    assert total is not None
+    for i, (lo, hi) in enumerate(zip(low, high, strict=True)):
+        total = b.slice(total, i + 2, lo, total.shape[i + 2] - hi)
+    return total
 
 
 def _of_one_pixel(
@@ -131,6 +169,7 @@ def _of_one_pixel(
     return y
 
 
+MOST_TAPS = 512  # of a transposed convolution tap by tap: each is a matmul of its own
 MOST_PHASES = 64  # of one transposed convolution: each has a kernel of its own
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxc.errors import ShapeError
 from onnxc.ir.graph import Value
+from onnxc.ops.common import within
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -37,4 +38,5 @@ def gemm(
         out = b.mul(out, alpha)
     if c is None or beta == 0.0:
         return out
+    c = within(b, c, out.shape)
     return b.add(out, c if beta == 1.0 else b.mul(c, beta))

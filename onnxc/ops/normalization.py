@@ -8,7 +8,7 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import never_equal, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, dtype_of, flat_at_zero, is_narrow, widened
+from onnxc.ops.common import along, dtype_of, flat_at_zero, is_narrow, widened, within
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -30,7 +30,7 @@ def _channels(b: Builder, v: Value, x: Value) -> Value:
     """A vector [C] along axis 1 of a tensor x."""
     if v.rank != 1 or (x.rank > 1 and v.shape != (1,) and never_equal(v.shape[0], x.shape[1])):
         raise ShapeError(f"{v.t} is no vector with a number for each channel of {x.t}")
-    return b.reshape(v, (1, *v.shape, *(1,) * (x.rank - 2))) if x.rank > 1 else v
+    return within(b, b.reshape(v, (1, *v.shape, *(1,) * (x.rank - 2))), x.shape) if x.rank > 1 else v
 
 
 def at_test_time(
@@ -102,8 +102,8 @@ def layer_norm(
     inverse = inverse_root(b, variance, epsilon)
     y = b.cast(b.mul(centered, inverse), x.dtype)
     if scale is not None:
-        y = b.mul(y, scale)
-    return [y if bias is None else b.add(y, bias), mean, inverse]
+        y = b.mul(y, within(b, scale, y.shape))
+    return [y if bias is None else b.add(y, within(b, bias, y.shape)), mean, inverse]
 
 
 def stash_of(x: Value, stash_type: int) -> DType:
@@ -117,8 +117,10 @@ def layer_normalization(
     b: Builder, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> list[Value]:  # fmt: skip
-    axes = range(b.axis(axis, x.rank), x.rank)
-    return layer_norm(b, x, scale, bias, axes, epsilon, stash_of(x, stash_type))
+    axes, stash = range(b.axis(axis, x.rank), x.rank), stash_of(x, stash_type)
+    y, *statistics = layer_norm(b, x, scale, bias, axes, epsilon, stash)
+    told = dtype_of(stash_type, "stash_type") if stash_type else stash
+    return [y, *(b.cast(v, told) for v in statistics)]
 
 
 def rms_norm(b: Builder, x: Value, axes: Sequence[int], epsilon: float, stash: DType) -> tuple[Value, Value]:
@@ -133,7 +135,7 @@ def rms_normalization(
     b: Builder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1,
 ) -> Value:  # fmt: skip
     normalized, _ = rms_norm(b, x, range(b.axis(axis, x.rank), x.rank), epsilon, stash_of(x, stash_type))
-    return b.mul(normalized, b.cast(scale, x.dtype))
+    return b.mul(normalized, within(b, b.cast(scale, x.dtype), x.shape))
 
 
 @op("InstanceNormalization", 6)

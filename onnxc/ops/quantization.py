@@ -19,6 +19,8 @@ from onnxc.ops.registry import op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder, constant_of
 
+WHOLE = "whole"  # a hint of casts: their operands are whole numbers that the type has
+
 
 def spread(b: Builder, v: Value, x: Value, axis: int, block: int) -> Value:
     """A scale or zero point made to broadcast to x: per tensor, per axis, or per block of an axis."""
@@ -43,15 +45,24 @@ def is_zero(v: Value | None) -> bool:
 def to_quantized(b: Builder, x: Value, zero: Value | None, to: DType, saturate: bool = True) -> Value:
     """round(x) + zero, limited to the type: x is a float that is already divided by the scale.
 
-    Of an integer type NaN becomes the least number, as in onnxruntime.
+    Of an integer type NaN becomes the least number, as in onnxruntime. Derivatives of `whole_of` go through the
+    rounding, where the limits leave the number as it is.
     """
     if to.is_float:
         return convert(b, x if is_zero(zero) or zero is None else b.add(x, b.cast(zero, x.dtype)), to, saturate)
-    y = b.round(x)
+    y = b.derived(b.round(x), "through", x)
     if zero is not None and not is_zero(zero):
         y = b.add(y, b.cast(zero, y.dtype))
     low, high = (float(v) for v in limits(to))
-    return b.cast(b.min(b.where(b.lt(low, y), y, low), high), to)
+    more = b.le(low, y) if b.differentiable else b.lt(low, y)  # at the limits the derivative is 1
+    whole = b.min(b.where(more, y, low), high, tie=1.0)
+    return b.one("cast", whole, to=to, **{WHOLE: True}) if b.differentiable else b.cast(whole, to)
+
+
+def whole_of(b: Builder, x: Value) -> Value:
+    """What :func:`to_quantized` gave as an integer, as the float that it was, so that there is a derivative; else x."""
+    rounded = b.differentiable and x.node is not None and x.node.attrs.get(WHOLE)
+    return x.node.operands[0] if rounded and x.node is not None else x
 
 
 def quantize(
@@ -90,7 +101,7 @@ def dequantize_linear(
     b: Builder, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1, block_size: int = 0,
     output_dtype: int = 0,
 ) -> Value:  # fmt: skip
-    """(x - zero) * scale."""
+    """(x - zero) * scale. The derivative of what has been quantized just before goes through to what that was."""
     to = dtype_of(output_dtype, "DequantizeLinear") if output_dtype else scale.dtype
     factor = widened(b, spread(b, scale, x, axis, block_size))
     point = None if zero is None else spread(b, zero, x, axis, block_size)
@@ -98,6 +109,10 @@ def dequantize_linear(
         whole = b.cast(x, factor.dtype)
         whole = whole if point is None or is_zero(zero) else b.sub(whole, b.cast(point, factor.dtype))
         return b.cast(b.mul(whole, factor), to)
+    whole = whole_of(b, x)
+    if whole is not x:
+        less = whole if point is None or is_zero(zero) else b.sub(whole, b.cast(point, whole.dtype))
+        return b.cast(b.mul(b.cast(less, factor.dtype), factor), to)
     point = None if is_zero(zero) or point is None else b.cast(point, dtypes.int32)
     weights = constant_of(x) is not None and x.rank > 1
     with b.unfolded() if weights else nullcontext():  # the pass "integer-products" wants to see them as they are

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxc.errors import ModelError, NeedsSizesError, ShapeError
-from onnxc.ir.expr import Dim, ceildiv, never_equal, prod
+from onnxc.ir.expr import Dim, always_equal, ceildiv, never_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import axes_of
 from onnxc.ops.computed import expanded, is_computed, reshape_sizes, split_sizes
 from onnxc.ops.registry import op
-from onnxc.primitives.base import broadcast_shapes
+from onnxc.primitives.base import at_most_one, broadcast_shapes
 from onnxc.primitives.builder import Builder
 
 
@@ -90,7 +90,8 @@ def _squeeze(b: Builder, x: Value, axes: tuple[int, ...] | None) -> Value:
     wrong = [i for i in axes if isinstance(x.shape[i], int) and x.shape[i] != 1]
     if wrong:
         raise ShapeError(f"Squeeze of the axes {wrong} of {x.t}, which are not of size 1")
-    return b.reshape(x, [d for i, d in enumerate(x.shape) if i not in axes])
+    ones = b.expand(x, [1 if i in axes else d for i, d in enumerate(x.shape)])  # has it checked, of open ones
+    return b.reshape(ones, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
 @op("Squeeze", 1, 12)
@@ -126,8 +127,15 @@ def unsqueeze_13(b: Builder, x: Value, axes: Value) -> Value:
 def expand(b: Builder, x: Value, shape: Value) -> Value:
     if is_computed(b, shape):
         return expanded(b, x, shape)
-    # Of two symbolic dims the wanted one is the result's: that the other equals it is checked at a call.
-    return b.expand(x, broadcast_shapes(tuple(b.ints(shape, "the shape of Expand")), x.shape))
+    wanted = tuple(b.ints(shape, "the shape of Expand"))
+    found = broadcast_shapes(wanted, x.shape)
+    # An open size that is wanted stays, so that a call checks that it is the tensor's own.
+    lead = len(found) - len(wanted)
+    met = [*found[:lead], *(f if isinstance(w, int) else w for f, w in zip(found[lead:], wanted, strict=True))]
+    few = [w for w, f in zip(met, found, strict=True) if at_most_one(w) and not always_equal(w, f)]
+    if few:
+        raise NeedsSizesError(f"whether {x.t} can be expanded to {list(wanted)} depends on sizes", *few)
+    return b.reshape(b.expand(x, met), found)
 
 
 @op("Tile", 6)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, bounds, ceildiv, maximum, minimum
+from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, maximum, minimum
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, scalar_of, static_dim, static_shape
 from onnxc.ops.computed import is_computed, pad_sizes, slice_sizes
@@ -54,12 +54,16 @@ def _slice(
         d, i = x.shape[axis], b.axis(axis, x.rank)
         if step == 0:
             raise ModelError("Slice has a step of zero")
+        start = -1 if always_equal(d - start, 1) else start  # the last element, also of none
         low, high = (0, d) if step > 0 else (-1, d - 1)
         backwards = step < 0 and start != -1  # from the last element there is no clamp; else an axis may be too short
         first = clamp(start, d, 0 if backwards else low, high)
         last = clamp(end, d, low, high)
         if step == 1 and last == d and isinstance(start, int) and 0 <= start < FAR:
             count = maximum(d - start, 0)  # the same as d - min(start, d), and stays short when slices follow
+        elif step == 1 and last == d and isinstance(start, int) and -FAR < start < 0:
+            count = minimum(-start, d)  # which shows that the last element is at most one
+            first = d - count
         else:
             count = _count(first, last, d, step)
         count = minimum(count, d) if backwards and isinstance(start, int) and start < 0 else count

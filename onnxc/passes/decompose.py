@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeGuard
@@ -51,17 +51,24 @@ _OWN = "onnxc.op adds operators that onnxc does not have"
 _BLOCKED = f"{_NCHWC} is the layout of one CPU's kernels: have onnxruntime save the model at the level 'extended'"
 
 
-def decompose(graph: Graph, differentiable: bool = False, staged: bool = False, careful: bool = False) -> Graph:
+Rule = Callable[[Builder, Value, Sequence["Value | None"]], Value]
+"""What stands for a value: the same with another derivative. It is given the value and its node's inputs."""
+
+
+def decompose(
+    graph: Graph, differentiable: bool = False, staged: bool = False, careful: bool = False,
+    rules: Mapping[int, Rule] | None = None,
+) -> Graph:  # fmt: skip
     """The graph with every ONNX op replaced by primitives, and all types known.
 
     Before: as imported (`onnxc.frontends.onnx_file.load`), the opsets in its metadata. After: nodes
     of primitives, each with the origin of the ONNX node that it comes from, none that no output needs. A graph of
     primitives stays as it is.
 
-    With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`). With `staged`, the
-    graph may have steps on the host (`onnxc.primitives.host`); without, what needs them is an UnsupportedError. With
-    `careful`, what depends on a size that the run will tell is compiled when the run has told it: it may be 1, and is
-    broadcast then.
+    With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`), and `rules` gives values
+    derivatives of their own, by the ids of the imported ones. With `staged`, the graph may have steps on the host
+    (`onnxc.primitives.host`); without, what needs them is an UnsupportedError. With `careful`, what depends on a size
+    that the run will tell is compiled when the run has told it: it may be 1, and is broadcast then.
 
     Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node,
     its op type and the shapes of its inputs.
@@ -75,7 +82,7 @@ def decompose(graph: Graph, differentiable: bool = False, staged: bool = False, 
     scope = _Scope(
         graph.metadata["opsets"], _definitions(graph), careful or bool(graph.metadata.get("careful")),
         frozenset(s for v in graph.inputs for d in shape_within(v.type) for s in symbols(d))
-        if graph.metadata.get("at_run") else frozenset(),
+        if graph.metadata.get("at_run") else frozenset(), rules or {},
     )  # fmt: skip
     work = _Decomposer(b, scope, {v.id: v for v in graph.inputs})
     work.build(graph)
@@ -97,6 +104,7 @@ class _Scope:
         definitions: by op.
         careful: as of `decompose`.
         numbers: sizes that are numbers if that is wanted: those of the inputs of a graph that is compiled as it runs.
+        rules: as of `decompose`.
         builds: how often each subgraph was built, by id: a loop builds its body anew for other types.
     """
 
@@ -104,6 +112,7 @@ class _Scope:
     definitions: Mapping[str, OpDef]
     careful: bool = False
     numbers: frozenset[Symbol] = frozenset()
+    rules: Mapping[int, Rule] = field(default_factory=dict)
     builds: Counter[int] = field(default_factory=Counter)
 
 
@@ -145,7 +154,9 @@ class _Decomposer:
             return
         for old, new in zip(node.outputs, outputs, strict=False):
             if new is not None:
-                self.values[old.id] = new
+                rule = self.scope.rules.get(old.id) if _is_tensor(new) else None
+                inputs = [None if v is None else self.values.get(v.id) for v in node.inputs]
+                self.values[old.id] = new if rule is None else rule(self.b, new, inputs)
                 if new.type is None:
                     self.unknown.add(old.id)
 

@@ -1,8 +1,9 @@
 """Products of a training step on a GPU: long sums in parts, and weights converted before they are turned.
 
 The gradient of a weight is a small matrix whose elements are long sums, over all tokens of a batch: it has too few
-tiles for a GPU. So the sum is made in parts of equal length, as a batch of products, which another kernel adds up,
-always in the same order: the bits are the same in each run.
+tiles for a GPU; so has the gradient of what a product with a large vocabulary reads. So the sum is made in parts of
+equal length, as a batch of products, and one product of what is left, which another kernel adds up, always in the same
+order: the bits are the same in each run.
 
 A weight that is turned and then converted would be copied in both orders, for the forward and the backward pass.
 Converted first it is read where it lies, in either order.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import prod
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder
@@ -85,26 +87,47 @@ def _converted_first(b: Builder, operands: list[Value], to: DType) -> Value:
 
 def _parts(node: Node) -> int:
     """In how many parts the sum of a product is made."""
-    if node.op != "matmul" or node.output.dtype.bits != 16 or any(v.rank != 2 for v in (*node.operands, node.output)):
+    x, y = node.operands if node.op == "matmul" else (None, None)
+    if x is None or y is None or node.output.dtype.bits != 16 or y.rank != 2 or x.rank < 2:
         return 1
-    (m, k), n = node.operands[0].shape, node.operands[1].shape[1]
+    (*rows, k), n = x.shape, y.shape[1]
+    m = prod(rows)
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
         return 1
-    allowed = [p for p in PARTS if k % (p * STEP) == 0 and k // p >= SHORT]
+    allowed = [p for p in PARTS if k // p >= SHORT]
     best = min((1, *allowed), key=lambda p: _time(m, n, k, p))
     return best if _time(m, n, k, best) < WORTH * _time(m, n, k, 1) else 1
 
 
 def _time(m: int, n: int, k: int, parts: int) -> float:
     """Microseconds that a product takes in so many parts."""
-    tiles = -(-m // TILE) * -(-n // TILE) * parts
-    product = -(-tiles // PROCESSORS) * -(-k // (parts * STEP)) * STEP_TIME
-    return product + (START + 4 * parts * m * n / BANDWIDTH if parts > 1 else 0.0)
+    tiles = -(-m // TILE) * -(-n // TILE)
+    if parts == 1:
+        return -(-tiles // PROCESSORS) * -(-k // STEP) * STEP_TIME
+    length = _length(k, parts)
+    rest = k - parts * length
+    product = -(-tiles * parts // PROCESSORS) * length // STEP * STEP_TIME
+    if rest:
+        product += START + -(-tiles // PROCESSORS) * -(-rest // STEP) * STEP_TIME
+    return product + START + 4 * (parts + (rest > 0)) * m * n / BANDWIDTH
+
+
+def _length(k: int, parts: int) -> int:
+    """Of a part of a sum."""
+    return k // (parts * STEP) * STEP
 
 
 def _in_parts(b: Builder, operands: list[Value], parts: int) -> Value:
     x, y = operands
-    (m, k), n = x.shape, y.shape[1]
+    (*outer, k), n = x.shape, y.shape[1]
     assert isinstance(k, int)
-    left = b.transpose(b.reshape(x, (m, parts, k // parts)), (1, 0, 2))
-    return b.reduce("sum", b.matmul(left, b.reshape(y, (parts, k // parts, n))), [0])
+    m = prod(outer)
+    x = b.reshape(x, (m, k))
+    length = _length(k, parts)
+    end = parts * length
+    rows, columns = (x, y) if end == k else (b.slice(x, 1, 0, end), b.slice(y, 0, 0, end))
+    left = b.transpose(b.reshape(rows, (m, parts, length)), (1, 0, 2))
+    found = b.reduce("sum", b.matmul(left, b.reshape(columns, (parts, length, n))), [0])
+    if end < k:
+        found = b.add(found, b.matmul(b.slice(x, 1, end, k), b.slice(y, 0, end, k)))
+    return b.reshape(found, (*outer, n))

@@ -207,7 +207,7 @@ class _Pass:
         b, a = self.b, node.attrs
         weights = _without_zero(y)
         single = all(v is None or v.t.size == 1 for v in (x.zero, x.scale))
-        if weights is None or not single or x.array is not None or node.output.rank not in (3, 4):
+        if weights is None or not weights.size or not single or x.array is not None or node.output.rank not in (3, 4):
             return None
         if any(v is not None and v.t.size != 1 and not _is_channel_vector(v, weights) for v in (y.zero, y.scale)):
             return None

@@ -61,6 +61,11 @@ def planned(graph: Graph, options: FusionOptions) -> Plan:
     return partitioned(graph, make) if options.recompute else make(graph, {})
 
 
+def has_budget(graph: Graph) -> bool:
+    """Whether a step shall take less memory than it does by itself."""
+    return float(graph.metadata.get(BUDGET, 1.0)) < 1
+
+
 def partitioned(graph: Graph, make: Planner, worth: float = WORTH, *, fast: bool = False) -> Plan:
     """The same by a target's own planner. Pointwise values are computed for each kernel that reads them where that
     takes less than `worth` of the peak. A `fast` plan moves fewer bytes, and may take more memory where there is no
@@ -69,7 +74,7 @@ def partitioned(graph: Graph, make: Planner, worth: float = WORTH, *, fast: bool
     if not is_step(graph):
         return make(graph, {})
     budget = float(graph.metadata.get(BUDGET, 1.0))
-    if fast and budget >= 1:
+    if fast and not has_budget(graph):
         return make(*_recomputed(graph, _fast_policy(graph), apart=True))
     policies = _policies(graph, divided=budget < 1)
     cheap = [p for p in policies if p.share <= CHEAP]

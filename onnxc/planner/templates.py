@@ -23,7 +23,7 @@ def is_template(node: Node) -> bool:
     if node.op == "matmul":
         return "matmul" in ENABLED and node.output.dtype in (dtypes.float32, dtypes.float64)
     if node.op == "conv":
-        static = node.operands[1].t.is_static
+        static = node.operands[1].t.is_static and 0 not in node.operands[1].shape  # no sums of nothing
         return "conv" in ENABLED and node.output.dtype is dtypes.float32 and node.output.rank in (3, 4, 5) and static
     if node.op == "conv_weights":
         static = all(isinstance(d, int) for d in node.output.shape)

@@ -10,7 +10,7 @@ from enum import Enum, auto
 import numpy as np
 
 from onnxc.errors import InternalError, LimitError, ShapeError
-from onnxc.ir.expr import Dim, always_equal, never_equal
+from onnxc.ir.expr import Dim, always_equal, bounds, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 
@@ -83,12 +83,21 @@ def check_type(t: TensorType) -> None:
         raise LimitError(f"no array has the shape {list(t.shape)}")  # numpy counts a dim of 0 as 1 here
 
 
+def at_most_one(d: Dim) -> bool:
+    """Whether a size is an expression that is never more than 1, as that of ``x[:1]`` is."""
+    return not isinstance(d, int) and (top := bounds(d)[1]) is not None and top <= 1
+
+
 def broadcast_dims(a: Dim, b: Dim) -> Dim:
-    """numpy's rule for one pair of dims. Two different symbolic dims are taken to be equal (checked at run time)."""
+    """numpy's rule for one pair of dims. Two different symbolic dims are taken to be equal, and one that is never more
+    than 1 to be 1 (both checked at run time).
+    """
     if a == 1:
         return b
     if b == 1 or always_equal(a, b):
         return a
+    if at_most_one(a) or at_most_one(b):
+        return b if at_most_one(a) else a
     if never_equal(a, b):
         raise ShapeError(f"dims {a} and {b} do not broadcast")
     return a if isinstance(a, int) else b if isinstance(b, int) else a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.ir.types import TensorType, same_shape
-from onnxc.primitives.base import check_type, lookup
+from onnxc.primitives.base import Kind, at_most_one, check_type, lookup
 from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.host import Lower, RunTime, read
@@ -111,6 +112,8 @@ class Builder:
         """Adds a node of any primitive and returns its outputs; folds it where all is known and small."""
         attrs = attrs or {}
         primitive = lookup(op)
+        if op in ("matmul", "expand") or (primitive.kind is Kind.POINTWISE and len(inputs) > 1):
+            inputs = self._singled(op, inputs, attrs)
         types = primitive.infer([v.t for v in inputs], attrs)
         for t in types:
             check_type(t)
@@ -123,6 +126,23 @@ class Builder:
         node = Node(op, inputs, [Value(t) for t in types], attrs, regions, self.origin)
         self.nodes.append(node)
         return node.outputs
+
+    def _singled(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Sequence[Value]:
+        """The operands, with a 1 for sizes that are at most 1 and are broadcast. (The reshape has it checked that none
+        of them is 0.)
+        """
+        own = 2 if op == "matmul" else 0  # axes that are not broadcast
+        shapes = [v.shape[: v.rank - own] for v in inputs] + ([attrs["shape"]] if op == "expand" else [])
+        if not any(map(at_most_one, chain.from_iterable(shapes))):
+            return inputs
+        met = [{d for d in dims if d != 1} for dims in zip_longest(*map(reversed, shapes), fillvalue=1)]
+
+        def singled(v: Value) -> Value:
+            lead = v.rank - own
+            spread = (at_most_one(d) and len(met[lead - 1 - i]) > 1 for i, d in enumerate(v.shape[:lead]))
+            return self.reshape(v, (*(1 if s else d for s, d in zip(spread, v.shape, strict=False)), *v.shape[lead:]))
+
+        return [singled(v) for v in inputs]
 
     def one(self, op: str, *inputs: Value, **attrs: Any) -> Value:
         """`emit` for a primitive with one output."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, ceildiv, maximum, minimum, never_equal
+from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, maximum, minimum, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
-from onnxc.primitives.base import Kind, Primitive, broadcast_dims, register
+from onnxc.primitives.base import Kind, Primitive, register
 
 
 def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -34,8 +34,8 @@ def _expand(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
     own = types[0].shape
     if len(own) != len(shape):
         raise ShapeError(f"expand of {types[0]} to {list(shape)}: the ranks differ")
-    for a, b in zip(own, shape, strict=True):
-        broadcast_dims(a, b)
+    if any(a != 1 and never_equal(a, b) for a, b in zip(own, shape, strict=True)):
+        raise ShapeError(f"expand of {types[0]} to {list(shape)}: sizes other than 1 stay as they are")
     return (types[0].with_shape(shape),)
 
 
@@ -99,7 +99,7 @@ def slice_room(size: Dim, start: Dim, count: Dim, step: int) -> tuple[Dim, ...]:
     if always_equal(first, 0) and always_equal(last, size - 1):
         return ()
     some = minimum(count, 1)
-    return first * some, (size - 1 - last) * some
+    return tuple(0 if is_nonnegative(room) else room * some for room in (first, size - 1 - last))
 
 
 def _constant(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:

@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from onnxc.errors import InputError, OnnxcError, PackageError, SizesError
+from onnxc.errors import InputError, ModelError, OnnxcError, PackageError, ShapeError, SizesError
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.library import CallError, call_exception
 from onnxc.runtime.package import write_package
@@ -222,19 +223,19 @@ class CompiledModel:
         """The outputs; where dims of size 1 are to be broadcast that were open at compile time, a variant's."""
         try:
             return self._run(args)
-        except SizesError:
-            variant = self._variant(args)
-            if variant is None:
-                raise
-            return variant._run(args)
+        except SizesError as error:
+            return self._varied(args, error, lambda variant: variant._run(args))
 
-    def _variant(self, args: Sequence[Any]) -> CompiledModel | None:
-        """The model for these inputs, some of whose open dims are 1; None where none of them is."""
-        return None if self._variants is None else self._variants.find(self.get_inputs(), args)
+    def _varied(self, args: Sequence[Any], error: SizesError, run: Run) -> tuple[Any, ...]:
+        """What a variant gives for these inputs; the error where none is for them."""
+        found = None if self._variants is None else self._variants.answer(self, args, error, run)
+        if found is None:
+            raise error
+        return found
 
     def vary(self, compile: Vary) -> None:
-        """Says how the model is compiled for inputs some of whose dims are 1 (`input_shapes`); and whether with care
-        for sizes that only a run tells (`careful` of `onnxc.passes.decompose.decompose`).
+        """Says how the model is compiled with some dims as numbers (`input_shapes`); and whether with care for sizes
+        that only a run tells (`careful` of `onnxc.passes.decompose.decompose`).
         """
         self._variants = Variants(compile)
 
@@ -329,6 +330,11 @@ class CompiledModel:
 
 
 Vary = Callable[[Mapping[str, Sequence[int | None]], bool], "CompiledModel"]
+Run = Callable[["CompiledModel"], tuple[Any, ...]]
+Place = tuple[str, int, int]  # an input, one of its axes, and how long that is
+
+MOST_KEPT = 64  # programs that are kept of those compiled when a model ran
+MANY = 16  # after so many the user is told
 
 
 class Variants:
@@ -338,24 +344,65 @@ class Variants:
 
     def __init__(self, compile: Vary) -> None:
         self._compile = compile
-        self._made: dict[tuple[Any, ...], CompiledModel] = {}
+        self._made: dict[Any, CompiledModel] = {}
+        self._count = 0
 
-    def find(self, inputs: Sequence[Any], args: Sequence[Any], careful: bool = False) -> CompiledModel | None:
-        """The variant for these inputs; None where no open dim is 1, and it is not to be `careful` either."""
-        shapes: dict[str, tuple[int | None, ...]] = {}
-        for tensor, x in zip(inputs, args, strict=False):
-            if not isinstance(tensor, Tensor):
-                continue
-            ones = zip(np.shape(x), tensor.sizes, strict=True)
-            found = tuple(1 if n == 1 and not isinstance(size, int) else None for n, size in ones)
-            if any(found):
-                shapes[tensor.name] = found
-        if not shapes and not careful:
-            return None
-        key = careful, *sorted(shapes.items(), key=lambda item: item[0])
-        if key not in self._made:
-            self._made[key] = self._compile(shapes, careful)
-        return self._made[key]
+    def answer(
+        self, model: CompiledModel, args: Sequence[Any], error: SizesError, run: Run, careful: bool = False
+    ) -> tuple[Any, ...] | None:
+        """What a variant gives: first that for the dims that are 1, then, while sizes still meet that are computed,
+        for the dims that make them. None where that does not help, or there is no such dim (nor care to be taken).
+        """
+        open_dims = _open_dims(model.get_inputs(), args)
+        fixed = {place for place, _ in open_dims if place[2] == 1}
+        if not fixed and not careful:
+            fixed = _makers(open_dims, error)
+        while fixed or careful:
+            try:
+                variant = self._variant(frozenset(fixed), model.get_inputs(), careful)
+                return run(variant)
+            except (ShapeError, ModelError):
+                return None
+            except SizesError as again:
+                more = _makers(_open_dims(variant.get_inputs(), args), again)
+                if more <= fixed:
+                    return None
+                fixed |= more
+        return None
+
+    def _variant(self, fixed: frozenset[Place], inputs: Sequence[Any], careful: bool) -> CompiledModel:
+        key = careful, fixed
+        found = self._made.get(key)
+        if found is None:
+            while len(self._made) >= MOST_KEPT:
+                self._made.pop(next(iter(self._made)), None)
+            sizes = {(name, axis): n for name, axis, n in fixed}
+            names = {name for name, _, _ in fixed}
+            shapes = {t.name: [sizes.get((t.name, k)) for k in range(len(t.sizes))] for t in inputs if t.name in names}
+            found = self._made[key] = self._compile(shapes, careful)
+            self._count += 1
+            if self._count == MANY:
+                warnings.warn(
+                    f"the model was compiled {MANY} times, anew for dims that are 1 or make a size of 1: slow",
+                    stacklevel=2,
+                )
+        return found
+
+
+def _open_dims(inputs: Sequence[Any], args: Sequence[Any]) -> list[tuple[Place, Any]]:
+    """Where the inputs have open dims, and what their sizes are for the program."""
+    tensors = [(t, np.shape(x)) for t, x in zip(inputs, args, strict=False) if isinstance(t, Tensor)]
+    return [
+        ((t.name, axis, n), size)
+        for t, shape in tensors
+        for axis, (n, size) in enumerate(zip(shape, t.sizes, strict=True))
+        if not isinstance(size, int)
+    ]
+
+
+def _makers(open_dims: Sequence[tuple[Place, Any]], error: SizesError) -> set[Place]:
+    """The dims of which the size is computed that an error is about."""
+    return {place for place, size in open_dims if isinstance(size, str) and size in error.symbols}
 
 
 def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -282,9 +283,10 @@ class CpuModel(CompiledModel):
 
     @threads.setter
     def threads(self, count: int) -> None:
-        if type(count) is not int or not 1 <= count <= _MOST_THREADS:
+        given: Any = count  # numpy's integers count too
+        if isinstance(given, bool) or not isinstance(given, Integral) or not 1 <= int(given) <= _MOST_THREADS:
             raise InputError(f"threads is a number from 1 to {_MOST_THREADS}, not {count!r}")
-        self._threads = count
+        self._threads = int(given)
 
     def explain(self) -> Report:
         from onnxc.report import Report

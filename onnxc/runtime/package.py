@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import mmap
@@ -90,12 +91,24 @@ def write_package(
     try:
         with open(temporary, "xb") as file:
             _write(file, buffers, skipped)
-        os.replace(temporary, target)
-    except OSError as error:  # whose text would name the temporary file
-        raise PackageError(f"cannot write {os.fspath(path)!r}: {error.strerror or error}", cause=error) from error
+        put_in_place(temporary, target)
+    except (OSError, ValueError) as error:  # whose text would name the temporary file
+        why = getattr(error, "strerror", None) or error
+        raise PackageError(f"cannot write {os.fspath(path)!r}: {why}", cause=error) from error
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             temporary.unlink()
+
+
+def put_in_place(finished: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Renames a finished file to `path`, where a regular file may lie: a device would not be one afterwards.
+
+    Raises OSError: something else lies there, or the system refuses.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EEXIST, "it is there and is not a regular file")
+    os.replace(finished, path)
 
 
 def _views(data: Buffer | Sequence[Buffer]) -> list[memoryview]:

@@ -16,10 +16,11 @@ import numpy as np
 
 from onnxc.errors import InputError, LimitError, SizesError
 from onnxc.ir.dtypes import BY_NAME, DType
-from onnxc.runtime.sizes import Size, evaluate
+from onnxc.runtime.sizes import Size, evaluate, symbols_in
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
+_READABLE = (1, 3, 11, 13)  # DLPack's kinds of memory that the host reads: its own, of CUDA and ROCm too, and managed
 
 MOST_BYTES = 1 << 46  # of one tensor, as in runtime.c
 _MOST_STRIDE = (1 << 63) - 1  # numpy's limit of an array's bytes, in which a dim of 0 counts as 1
@@ -193,9 +194,9 @@ class Signature:
         for a, b, node in self.equal:
             x, y = self._evaluate(a, values, node), self._evaluate(b, values, node)
             if x != y:
-                raise SizesError(
-                    f"with {self._sizes(values)} the sizes {x} and {y} meet, which must be equal", node=node
-                )
+                text = f"with {self._sizes(values)} the sizes {x} and {y} meet, which must be equal"
+                few = symbols_in(a if x < 2 else 0) | symbols_in(b if y < 2 else 0)  # 0: of what was taken to be 1
+                raise SizesError(text, node=node, symbols=frozenset(few))
         for size, node in self.natural:
             if self._evaluate(size, values, node) < 0:
                 raise InputError(f"with {self._sizes(values)} a tensor would have a negative size", node=node)
@@ -280,15 +281,23 @@ def _same_kind(found: np.dtype[Any], wanted: DType) -> bool:
     return found.kind in allowed.get(wanted.kind, "OUS")
 
 
+def _has_dlpack_only(value: object) -> bool:
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not hasattr(value, "__array__")
+
+
+def _by_dlpack(value: Any) -> Array:
+    """numpy would ask for the array first, and then say of one elsewhere that it cannot have it."""
+    kind, _ = value.__dlpack_device__()
+    if kind not in _READABLE:
+        raise BufferError(f"in the memory of a device of DLPack's kind {kind:d}")
+    return np.from_dlpack(value)
+
+
 def _from_array(tensor: Tensor, value: object) -> Array:
     wanted = tensor.dtype.numpy
     try:
-        array = np.asarray(value)
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ) as error:  # RuntimeError: a tensor that needs grad, or is elsewhere
+        array = _by_dlpack(value) if _has_dlpack_only(value) else np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:  # a tensor that needs grad, or is elsewhere
         raise _misfit(tensor, "an array", f"a {type(value).__name__} ({error})") from error
     if array.dtype == wanted:
         return array

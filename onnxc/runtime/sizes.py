@@ -63,6 +63,20 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
     return total
 
 
+def symbols_in(size: Size) -> set[str]:
+    """The names of the symbols that a size is computed from.
+
+    >>> sorted(symbols_in([[2, "s0"], [1, ["min", "s1", 5]]]))
+    ['s0', 's1']
+    """
+    if isinstance(size, int):
+        return set()
+    if isinstance(size, str):
+        return {size}
+    factors = [factor for _, *row in size for factor in row]
+    return set().union(*({f} if isinstance(f, str) else symbols_in(f[1]) | symbols_in(f[2]) for f in factors))
+
+
 def _operate(factor: list[Any], values: Mapping[str, int]) -> int:
     name, a, b = factor
     return _OPERATIONS[name](evaluate(a, values), evaluate(b, values))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import onnxc.runtime.staged_later  # noqa: F401  (adds its step to the table)
-from onnxc.errors import InputError, PackageError, ShapeError, SizesError
+from onnxc.errors import InputError, PackageError, SizesError
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus
@@ -113,16 +113,12 @@ class StagedModel(CompiledModel):
         try:
             return self._run(args)
         except SizesError as error:
-            if self._variants is None:
-                raise
             for careful in (False, True):
-                try:
-                    variant = self._variants.find(self.get_inputs(), args, careful=careful)
-                    if variant is not None:
-                        return variant._run(args)
-                except (SizesError, ShapeError):
-                    pass
-            raise error
+                if self._variants is not None:
+                    found = self._variants.answer(self, args, error, lambda variant: variant._run(args), careful)
+                    if found is not None:
+                        return found
+            raise
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         values, sizes = self._checked(args)

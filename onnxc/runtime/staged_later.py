@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxc.errors import NeedsSizesError, OnnxcError
+from onnxc.errors import NeedsSizesError, OnnxcError, SizesError
 from onnxc.ir.dtypes import from_numpy
 from onnxc.ir.expr import Dim, Sym, symbols
 from onnxc.ir.graph import Graph, Node
 from onnxc.ir.text import from_text
 from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.face import MANY, MOST_KEPT, CompiledModel
 from onnxc.runtime.staged_steps import STEPS, Sizes, Step, Values
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ Array = np.ndarray[Any, Any]
 Compiler = Callable[[Graph, Mapping[str, Any]], CompiledModel]
 Places = set[tuple[int, int]]  # of dims: number of the input, and axis
 
-MOST_KEPT = 64  # programs that one step keeps of those it has compiled
-_MANY = 16  # programs of one step after which the user is told
 _compiler: list[Compiler] = []
 
 
@@ -59,15 +57,28 @@ class Later(Step):
         fixed: tuple[int, ...] = self.attrs["fixed"]
         contents = {k: given[k] for k in fixed if isinstance(given[k], np.ndarray)}
         shown = [None if k in contents else x for k, x in enumerate(given)]
-        model = self.models.get(self._key(shown, contents))
-        if model is None:
-            model = self._compiled(shown, contents, given)
-            self._keep(self._key(shown, contents), model)
-        return model._run(model._with_state(tuple(x for k, x in enumerate(given) if k not in contents)))
+        pinned: Places = set()  # besides, where a size of 1 is computed that is to be broadcast
+        while True:
+            model = self._model(shown, contents, given, pinned)
+            try:
+                return model._run(model._with_state(tuple(x for k, x in enumerate(given) if k not in contents)))
+            except SizesError as error:
+                more = _places(typed(shown, self.pinned | pinned), error.symbols) - pinned
+                if not more:
+                    raise SizesError(error.message, node=error.node) from None  # its symbols are of this part alone
+                pinned |= more
 
-    def _key(self, shown: Values, contents: Mapping[int, Array]) -> Any:
+    def _model(self, shown: Values, contents: Mapping[int, Array], given: Values, pinned: Places) -> CompiledModel:
+        """The program for such values, with these dims as numbers."""
+        model = self.models.get(self._key(shown, contents, pinned))
+        if model is None:
+            model = self._compiled(shown, contents, given, pinned)
+            self._keep(self._key(shown, contents, pinned), model)
+        return model
+
+    def _key(self, shown: Values, contents: Mapping[int, Array], pinned: Places) -> Any:
         held = tuple((k, x.dtype.str, x.shape, x.tobytes()) for k, x in contents.items())
-        return repr(typed(shown, self.pinned)), held
+        return repr(typed(shown, self.pinned | pinned)), held
 
     def _keep(self, key: Any, model: CompiledModel) -> None:
         while len(self.models) >= MOST_KEPT:
@@ -77,17 +88,17 @@ class Later(Step):
         if self.model.seeded is not None:
             model.seed(self.model.seeded[0], calls=self.model.seeded[1])
         self.made += 1
-        if self.made == _MANY:
+        if self.made == MANY:
             names = ", ".join(self.node.split(" or ")[:3])
             warnings.warn(
-                f"{names} was compiled {_MANY} times, anew for each content, size or rank of what it reads: slow",
+                f"{names} was compiled {MANY} times, anew for each content, size or rank of what it reads: slow",
                 stacklevel=2,
             )
 
-    def _compiled(self, shown: Values, contents: Mapping[int, Array], given: Values) -> CompiledModel:
+    def _compiled(self, shown: Values, contents: Mapping[int, Array], given: Values, pinned: Places) -> CompiledModel:
         options = {**self.model.manifest["options"], "threads": self.model.threads}
         while True:
-            types = typed(shown, self.pinned)
+            types = typed(shown, self.pinned | pinned)
             try:
                 return _compile(self._graph(types, contents), options)
             except NeedsSizesError as error:
@@ -114,9 +125,7 @@ class Later(Step):
             error = again
         except OnnxcError:
             types = typed(shown, self.pinned)
-        asked = {s.key for d in error.dims for s in symbols(d)}  # type: ignore[arg-type]
-        tensors = [(k, t) for k, t in enumerate(types) if isinstance(t, TensorType)]
-        return {(k, a) for k, t in tensors for a, d in enumerate(t.shape) if asked & {s.key for s in symbols(d)}}
+        return _places(types, {s.key for d in error.dims for s in symbols(d)})  # type: ignore[arg-type]
 
     def _graph(self, types: Sequence[Type | None], contents: Mapping[int, Array]) -> Graph:
         graph = from_text(self.text, self.held)
@@ -130,6 +139,12 @@ class Later(Step):
                 inputs.append(v)
         graph.inputs, graph.nodes = inputs, [*constants, *graph.nodes]
         return graph
+
+
+def _places(types: Sequence[Type | None], asked: Set[str]) -> Places:
+    """The dims whose sizes these symbols are."""
+    tensors = [(k, t) for k, t in enumerate(types) if isinstance(t, TensorType)]
+    return {(k, a) for k, t in tensors for a, d in enumerate(t.shape) if asked & {s.key for s in symbols(d)}}
 
 
 def typed(

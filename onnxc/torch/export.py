@@ -33,6 +33,7 @@ from onnxc.report import Report
 from onnxc.runtime.model import CompiledModel, Outputs
 from onnxc.torch.arrays import array_of, complex_of, reals_of, tensor_of
 from onnxc.torch.direct import direct
+from onnxc.torch.nesting import Held, difference, held, restored, traced
 
 _MOST_BYTES = 1 << 30  # of weights inside of one protobuf message; more go to files
 
@@ -110,9 +111,13 @@ class TorchModel:
             InputError: the arguments are nested otherwise than the example's, or a number that the export took for
                 granted is another.
         """
+        example = self._exported.inputs
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._exported.inputs:
-            leaves = _rearranged((args, kwargs), self._exported.inputs)
+        if spec != example:
+            plain = held((args, kwargs))
+            leaves, spec = pytree.tree_flatten(plain)
+            if spec != example:
+                leaves = _rearranged(plain, example)
         given: list[Any] = [None] * len(self._order)
         tensors = False
         for k, (leaf, wanted) in enumerate(zip(leaves, self._exported.arguments, strict=True)):
@@ -125,7 +130,7 @@ class TorchModel:
                 raise InputError(f"argument {k} is {leaf!r}, and was {wanted.value!r} when the module was exported")
         found = self.compiled(*given)
         results = [_result(leaf, found, tensors) for leaf in self._exported.results]
-        return pytree.tree_unflatten(results, self._exported.outputs)
+        return restored(pytree.tree_unflatten(results, self._exported.outputs))
 
     def explain(self) -> Report:
         """Which kernels the module became: see :meth:`onnxc.CompiledModel.explain`."""
@@ -162,14 +167,29 @@ def _result(leaf: Leaf, found: Outputs, tensors: bool) -> Any:
 
 def _rearranged(given: Any, wanted: Any) -> list[Any]:
     """The leaves of a tree in the order of one that has its dicts' keys in another order."""
-    order = [p for p, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * wanted.num_leaves, wanted))[0]]
+    example = pytree.tree_unflatten([0] * wanted.num_leaves, wanted)
+    order = [p for p, _ in pytree.tree_flatten_with_path(example)[0]]
     leaves = dict(pytree.tree_flatten_with_path(given)[0])
     lacking, more = ([_place(p) for p in a if p not in b] for a, b in ((order, leaves), (leaves, order)))
     if lacking or more:
         words = [f"{', '.join(places[:5])} {what}" for places, what in ((lacking, "missing"), (more, "too much"))]
         words = [w for w, places in zip(words, (lacking, more), strict=True) if places]
         raise InputError(f"the arguments are nested otherwise than the example's: {'; '.join(words)}")
+    _check_objects(given, example)
     return [leaves[p] for p in order]
+
+
+def _check_objects(given: Any, example: Any) -> None:
+    """InputError where an object's numbers and the like, which the export took for granted, are others."""
+    ours, theirs = (
+        dict(pytree.tree_flatten_with_path(t, is_leaf=lambda x: isinstance(x, Held))[0]) for t in (example, given)
+    )
+    for path, wanted in ours.items():
+        found = theirs.get(path)
+        if isinstance(wanted, Held) and isinstance(found, Held):
+            where = difference(found.recipe, wanted.recipe)
+            if where is not None:
+                raise InputError(f"{_place(path)}{where} is not what it was when the module was exported")
 
 
 def _place(path: Any) -> str:
@@ -207,7 +227,8 @@ def from_torch(
     >>> torch.allclose(model(torch.ones(1, 3)), linear(torch.ones(1, 3)))
     True
     """
-    given, named = _apart(module, (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {}))
+    given, named = held(((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})))
+    given, named = _apart(module, given, named)
     exported = _export(module, given, named, dynamic_shapes)
     try:
         return TorchModel(compile(exported.model, **options), exported)
@@ -215,7 +236,7 @@ def from_torch(
         if isinstance(exported.model, Graph):
             raise
         try:  # the exporter may write what is no valid ONNX
-            with _quiet():
+            with _quiet(), traced(module):
                 exported = _directly(module, given, named, dynamic_shapes)
             compiled = compile(exported.model, **options)
         except Exception:
@@ -227,15 +248,16 @@ def from_torch(
 
 def _apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The example with a copy of each tensor that is there twice, or is the module's: torch.export takes equal tensors
-    for one argument, whatever a later call gives.
+    for one argument, whatever a later call gives. It also writes attributes to tensors, which are not the user's.
     """
     seen = {id(t) for t in (*module.parameters(), *module.buffers())} if isinstance(module, torch.nn.Module) else set()
 
     def own(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            x = x.detach().clone() if id(x) in seen else x
-            seen.add(id(x))
-        return x
+        if not isinstance(x, torch.Tensor):
+            return x
+        found = x.detach().clone() if id(x) in seen else x.detach()
+        seen.add(id(x))
+        return found.requires_grad_(x.requires_grad)
 
     return pytree.tree_map(own, (args, kwargs))  # type: ignore[no-any-return]
 
@@ -245,7 +267,7 @@ def _apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Exported:
     """Through the exporter on torch.export; where that fails without ONNX; and at last the older one, by tracing."""
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
+    with tempfile.TemporaryDirectory() as scratch, _quiet(), traced(module):
         try:
             return _by_export(module, args, kwargs, dynamic_shapes, scratch)
         except ExportError:

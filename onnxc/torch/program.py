@@ -87,7 +87,7 @@ class Program:
         self.fallbacks = [
             Fallback(str(n.target), why, source_line(n))
             for n, why in missing.items()
-            if n.target is not operator.getitem
+            if n.target is not operator.getitem and not _is_check(n)
         ]
         if self.fallbacks and not options.fallback:
             raise _not_compiled(self.fallbacks)
@@ -160,15 +160,16 @@ class Program:
     def _sources(self) -> Sources:
         """Where a call tells the value of each symbol."""
         found: Sources = {}
-        for node in self.placeholders:
-            value = node.meta.get("val")
-            if isinstance(value, torch.SymInt):
-                found.setdefault(value.node.expr, (node, None))
-        for node in self.placeholders:
-            value = node.meta.get("val")
-            for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-                if isinstance(size, torch.SymInt):
-                    found.setdefault(size.node.expr, (node, axis))
+        for known in (self.placeholders, [n for stage in self.stages for n in stage.eager]):
+            for node in known:
+                value = node.meta.get("val")
+                if isinstance(value, torch.SymInt):
+                    found.setdefault(value.node.expr, (node, None))
+            for node in known:
+                value = node.meta.get("val")
+                for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                    if isinstance(size, torch.SymInt):
+                        found.setdefault(size.node.expr, (node, axis))
         return found
 
 
@@ -215,6 +216,11 @@ def _is_empty(node: fx.Node) -> bool:
 
 def _inverse(order: Sequence[int] | None) -> list[int] | None:
     return None if order is None else np.argsort(order).tolist()
+
+
+def _is_check(node: fx.Node) -> bool:
+    """Whether a node computes nothing, and only looks at sizes that data decides."""
+    return node.meta.get("val") is None and not any(map(_is_tensor, node.all_input_nodes))
 
 
 def _is_tensor(node: fx.Node) -> bool:

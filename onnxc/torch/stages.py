@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
+import sympy
 import torch
 from torch import fx
 
@@ -29,6 +30,7 @@ def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
     times: dict[fx.Node, int] = {}
     eager: set[fx.Node] = set()
     found: list[Stage] = []
+    told = set().union(*(_symbols(n) for n in graph.nodes if n.op == "placeholder"))
     last = 0
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
@@ -40,13 +42,20 @@ def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
             if is_ordered(node):
                 time = last = max(time, last)
         else:
-            read = [n for n in node.all_input_nodes if not is_size(n)]
+            read = [n for n in node.all_input_nodes if not is_size(n) or _symbols(n) - told]
             time = max([times[n] + (n in eager) for n in read], default=0)
         times[node] = time
         while len(found) <= time:
             found.append(Stage())
         (found[time].eager if node in eager else found[time].compiled).append(node)
     return found
+
+
+def _symbols(node: fx.Node) -> set[sympy.Symbol]:
+    """What a number's value, or a tensor's sizes, depend on."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return {s for d in sizes if isinstance(d, torch.SymInt | torch.SymFloat) for s in d.node.expr.free_symbols}
 
 
 def is_ordered(node: fx.Node) -> bool:

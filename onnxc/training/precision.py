@@ -114,7 +114,7 @@ def before_gradients(precision: str, *, on_gpu: bool) -> Callable[[Graph, Sequen
         graph = _with_windows(graph)
         if precision == "float32":
             return graph
-        learnt = active_values(graph.nodes, wrt, ())
+        learnt = active_values(graph.nodes, wrt)
         return fuse_attention(graph, deepest=DEEPEST, fills=True, learnt=learnt)
 
     return prepare

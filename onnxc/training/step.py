@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from onnxc.planner.partition import BUDGET
 from onnxc.report import Report
 from onnxc.runtime.cuda.arrays import DeviceArray
 from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.runtime.package import put_in_place
 from onnxc.runtime.random_state import Draws
 from onnxc.runtime.staged import StagedModel
 from onnxc.training.folded import warn_of_folded
@@ -64,8 +66,8 @@ def compile_training(
             Its weights are what the training begins with.
         loss: what is minimised: the name of a value, or of several, which add up. By default the only output.
         optimizer: from :mod:`onnxc.optim`.
-        wrt: names of the weights that are trained; all others stay as they are. By default all of a float dtype that
-            the loss depends on, but for scalars, as exporters write the numbers of a formula.
+        wrt: names of the weights that are trained; all others stay as they are. By default as of
+            :func:`onnxc.backward`: the parameters, as far as the file tells them from other numbers.
         schedule: the learning rate of each step, from the number of steps before it. By default the optimizer's.
         clip_norm: the most that the norm of all gradients together may be; larger ones are scaled down.
         clip_value: the most that an element of a gradient may be, either way.
@@ -127,9 +129,19 @@ def compile_training(
     options: dict[str, Any] = {"target": target, "precision": products, "threads": threads, "cache": cache}
     options["fusion"] = fusion
     programs = [compile_model(graph, **options) for graph in graphs]
-    names = imported.input_names, imported.output_names
     changed = [changed_slots(graph, slots) for graph in graphs]
-    return TrainingStep(model, base_dir, names, programs, changed, slots, update, schedule, seed)
+    source = Source(model, base_dir, tuple(imported.input_names), tuple(imported.output_names))
+    return TrainingStep(source, programs, changed, slots, update, schedule, seed)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is trained: the model as it was given, and the names of its inputs and outputs."""
+
+    model: Model
+    base_dir: str | os.PathLike[str] | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class TrainingStep:
@@ -140,18 +152,15 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: Model,
-        base_dir: str | os.PathLike[str] | None,
-        names: tuple[Sequence[str], Sequence[str]],
+        source: Source,
         programs: Sequence[CompiledModel],
         changed: Sequence[Sequence[int]],
         slots: Sequence[Slot],
         update: Update,
-        schedule: Schedule | None,
+        schedule: Schedule | None = None,
         seed: int | None = None,
     ) -> None:
-        self._model, self._base_dir = model, base_dir
-        self._inputs, self._outputs = map(tuple, names)
+        self._source = source
         self._programs, self._changed, self._update = list(programs), list(changed), update
         self._keys = {s.key: k for k, s in enumerate(slots)}
         self._parameters = {s.name: k for k, s in enumerate(slots) if not s.state}
@@ -203,7 +212,7 @@ class TrainingStep:
 
     def _kept(self, program: CompiledModel, found: Outputs) -> Outputs:
         """The model's own outputs. A step of several programs writes over nothing: it gives the new values out too."""
-        own = len(self._outputs)
+        own = len(self._source.outputs)
         if not isinstance(program, StagedModel):
             return found
         names, arrays = found.keys(), found.values()
@@ -225,7 +234,7 @@ class TrainingStep:
         return len(self._programs) - 1 if (self.calls + 1) % self._update.steps == 0 else 0
 
     def _bound(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> list[Any]:
-        names = self._inputs
+        names = self._source.inputs
         unknown = [n for n in inputs if n not in names]
         given = dict(zip(names, args, strict=False)) | dict(inputs)
         if unknown or len(args) > len(names) or len(given) < len(args) + len(inputs) or len(given) < len(names):
@@ -306,7 +315,7 @@ class TrainingStep:
         unfinished = f"{path}.{os.getpid()}.tmp"
         try:
             save_file(self.state(), unfinished)
-            os.replace(unfinished, path)
+            put_in_place(unfinished, path)
         except (OSError, SafetensorError) as error:
             with contextlib.suppress(OSError):
                 os.remove(unfinished)
@@ -352,7 +361,7 @@ class TrainingStep:
             cannot be written.
         """
         if model is None:
-            return trained_model(self._model, self._base_dir, self.parameters, path)
+            return trained_model(self._source.model, self._source.base_dir, self.parameters, path)
         return trained_model(model, base_dir, self.parameters, path)
 
     def explain(self) -> Report:

@@ -33,7 +33,12 @@ class Accumulator:
     @property
     def identity(self) -> str:
         """A vector of what changes nothing."""
-        return identity(self.reduction)
+        return identity(self.reduction, self.lane)
+
+    @property
+    def place(self) -> str:
+        """The integer of a position: as wide as a lane, so that one mask selects both."""
+        return "i64" if self.lane in ("i64", "u64", "f64") else "i32"
 
     def copy(self, k: int) -> str:
         """The name of the k-th of several accumulators."""
@@ -47,7 +52,10 @@ class Accumulator:
     def declaration(self) -> str:
         """The statement that begins it."""
         if self.reduction.position is not None:
-            return f"V<{self.lane}> {self.name}{{}}; vi {self.name}_at = bc<i32>(-1);"
+            start, at = self.identity, "{}"
+            if self.reduction.body.dtype.is_float:
+                start, at = f'bc<{self.lane}>(__builtin_nan(""))', f" = bc<{self.place}>(-1)"
+            return f"V<{self.lane}> {self.name} = {start}; V<{self.place}> {self.name}_at{at};"
         return f"V<{self.lane}> {self.name} = {self.identity};"
 
     def accumulate(self, emitter: TermEmitter, scope: Scope, prefix: str) -> None:
@@ -62,21 +70,21 @@ class Accumulator:
 
     def _accumulate_position(self, emitter: TermEmitter, value: str, scope: Scope, prefix: str) -> None:
         """The best element of each lane and its position; a NaN stays only at position 0, as in
-        onnxruntime.
+        onnxruntime: a lane of floats begins with a NaN at -1. One of integers begins with the worst there is at 0.
         """
         assert self.reduction.position is not None
-        position = emitter.position(self.reduction.position, scope, "i32")
-        compare = "v_gt" if self.reduction.op == "argmax" else "v_lt"
-        tests = [f"ox_mask<{self.lane}>({compare}(x, y))", "(at < 0)"]
-        if self.reduction.attrs.get("last"):
-            tests.append(f"ox_mask<{self.lane}>(v_eq(x, y))")
+        own = spelling.lane_type(self.reduction.body.dtype)
+        value = value if own == self.lane else f"conv<{self.lane}, {own}>({value})"
+        position = emitter.position(self.reduction.position, scope, self.place)
+        compare = "g" if self.reduction.op == "argmax" else "l"
+        tests = [f"v_{compare}{'e' if self.reduction.attrs.get('last') else 't'}(x, y)"]
         if self.reduction.body.dtype.is_float:
-            tests.append(f"(ox_mask<{self.lane}>(v_ne(y, y)) & (at != 0))")
-        part = "take = ox_part<i32>(take, vi{}, lanes); " if self.across else ""
+            tests.append(f"(v_ne(y, y) & v_ne(at, V<{self.place}>{{}}))")
+        part = f"take = ox_part<{self.place}>(take, V<{self.place}>{{}}, lanes); " if self.across else ""
         scope.lines.append(
-            f"{{ const V<{self.lane}> x = {value}, y = {prefix}{self.name}; const vi at = {self.name}_at; "
-            f"vi take = {' | '.join(tests)}; {part}"
-            f"{prefix}{self.name} = ox_sel<{self.lane}>(take, x, y); {self.name}_at = take ? {position} : at; }}"
+            f"{{ const V<{self.lane}> x = {value}, y = {prefix}{self.name}; const V<{self.place}> at = {self.name}_at; "
+            f"V<{self.place}> take = {' | '.join(tests)}; {part}"
+            f"{prefix}{self.name} = v_sel(take, x, y); {self.name}_at = v_sel(take, {position}, at); }}"
         )
 
     def finish(self, emitter: TermEmitter, scope: Scope) -> None:
@@ -86,14 +94,12 @@ class Accumulator:
         lane = spelling.lane_type(r.value.dtype)
         if r.position is not None:
             if not self.across:
-                scope.lines.append(f"const vl {name} = conv<i64, i32>({self.name}_at);")
+                scope.lines.append(f"const vl {name} = conv<i64, {self.place}>({self.name}_at);")
             else:
-                better = ">" if r.op == "argmax" else "<"
                 last = "true" if r.attrs.get("last") else "false"
-                scope.lines.append(
-                    f"const vl {name} = bc<i64>(h_arg<{self.lane}, i32>({self.name}, {self.name}_at, {last}, "
-                    f"[](auto x, auto y) {{ return x {better} y; }}));"
-                )
+                greatest = "true" if r.op == "argmax" else "false"
+                best = f"h_arg<{self.lane}, {greatest}, {last}, {self.place}>({self.name}, {self.name}_at)"
+                scope.lines.append(f"const vl {name} = bc<i64>({best});")
         elif not self.across:
             scope.lines.append(f"const V<{lane}> {name} = {self.name};")
         else:
@@ -102,13 +108,19 @@ class Accumulator:
         scope.available.add(("reduced", r.key))
 
 
-def identity(r: Reduction) -> str:
-    """A vector of what changes nothing in a reduction."""
+def lane_of(r: Reduction) -> str:
+    """The type of a reduction's lanes: the best of a short integer is found among wider ones, as its position is wide."""
     lane = spelling.lane_type(r.body.dtype)
+    return "i32" if r.position is not None and lane in ("i8", "u8", "i16", "u16") else lane
+
+
+def identity(r: Reduction, lane: str) -> str:
+    """A vector of what changes nothing in a reduction."""
     if r.op in windows.NEUTRAL:
         return f"bc<{lane}>({windows.NEUTRAL[r.op]})"
+    greatest = r.op in ("max", "argmax")
     if r.body.dtype.is_float:
-        return f"bc<{lane}>({'-' if r.op == 'max' else ''}__builtin_inf())"
+        return f"bc<{lane}>({'-' if greatest else ''}__builtin_inf())"
     if r.body.dtype is dtypes.boolean:
-        return "vi{}" if r.op == "max" else "vi{} - 1"
-    return f"bc<{lane}>(ox_least<{lane}>())" if r.op == "max" else f"bc<{lane}>(ox_greatest<{lane}>())"
+        return "vi{}" if greatest else "vi{} - 1"
+    return f"bc<{lane}>(ox_least<{lane}>())" if greatest else f"bc<{lane}>(ox_greatest<{lane}>())"

@@ -61,13 +61,22 @@ def pack_depthwise(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(w, (0, 1), (-1, -2)))
 
 
-def winograd_matrix(m: int) -> np.ndarray:
+def winograd_matrix(m: int, stride: int = 1) -> np.ndarray:
     """G of F(m, 3), in float64: points 0, 1, -1 for m = 2; 0, +-45/64, +-91/64 for m = 4; and infinity.
 
-    An axis that is left alone has m = 1.
+    An axis that is left alone has m = 1. With a stride of 2 the outer taps have the points 0, 1 or +-1/2, +-5/4, and
+    infinity, and the middle one is the last row, as it is.
     """
     if m == 1:
         return np.ones((1, 1))
+    if stride == 2:
+        if m == 2:
+            return np.array([[1, 0, 0], [1, 0, 1], [0, 0, 1], [0, 1, 0]])
+        a, b = 1 / 2, 5 / 4
+        outer = [
+            sign * np.array([1, 0, sign * q]) / (2 * q * (q * q - (a + b - q) ** 2)) for q in (a, b) for sign in (1, -1)
+        ]
+        return np.array([*outer, [0, 0, 1], [0, 1, 0]])
     if m == 2:
         return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     points = [0.0, 45 / 64, -45 / 64, 91 / 64, -91 / 64]
@@ -75,9 +84,9 @@ def winograd_matrix(m: int) -> np.ndarray:
     return np.array([*rows, [0, 0, 1]])
 
 
-def _pack_winograd(m: Tile) -> Pack:
+def _pack_winograd(m: Tile, stride: int) -> Pack:
     """[group][panel][p][kz][ci][NR] of U = G g G'"""
-    both = np.kron(winograd_matrix(m[0]), winograd_matrix(m[1]))  # [points, taps]
+    both = np.kron(winograd_matrix(m[0], stride), winograd_matrix(m[1], stride))  # [points, taps]
 
     def pack(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
         co, ci = w.shape[:2]
@@ -127,29 +136,48 @@ def pack_pixels(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
 
 
 PIXELS = Algorithm("pixels", "conv_pixels.h", "conv_px_items", "conv_px_count", "conv_px_scratch", pack_pixels)
-WINOGRAD = {
-    (y, x): Algorithm(
-        f"winograd F({y}x{x})",
+
+
+def _winograd(y: int, x: int, stride: int = 1) -> Algorithm:
+    tile = f"<{y}, {x}, {stride}>"
+    return Algorithm(
+        f"winograd F({y}x{x})" + (f" stride {stride}" if stride > 1 else ""),
         "conv_wino.h",
         "conv_wino_items",
-        f"conv_wino_count<{y}, {x}>",
-        f"conv_wino_scratch<{y}, {x}>",
-        _pack_winograd((y, x)),
+        f"conv_wino_count{tile}",
+        f"conv_wino_scratch{tile}",
+        _pack_winograd((y, x), stride),
         "conv_fresh",
-        f"WinoPanels<{y}, {x}>",
+        f"WinoPanels{tile}",
     )
-    for y, x in ((2, 2), (4, 4), (1, 2), (1, 4), (2, 1), (4, 1))
-}
 
 
-def winograd_tile(algorithm: Algorithm) -> Tile | None:
+WINOGRAD = {m: _winograd(*m) for m in ((2, 2), (4, 4), (1, 2), (1, 4), (2, 1), (4, 1))}
+STRIDED = {m: _winograd(*m, stride=2) for m in ((2, 2), (4, 4))}  # the same for a stride of 2
+
+
+@dataclass(frozen=True)
+class WinogradTile:
+    """What Winograd's algorithm makes of a tile: outputs along y and x, and products and weights of a pair of channels."""
+
+    outputs: Tile
+    stride: int
+
+    @property
+    def points(self) -> int:
+        """Products."""
+        return math.prod((m + 2 if self.stride == 1 else 2 * m + 1) if m > 1 else 1 for m in self.outputs)
+
+    @property
+    def weights(self) -> int:
+        """Weights: with a stride some serve several products."""
+        return math.prod(m + 2 if m > 1 else 1 for m in self.outputs)
+
+
+def winograd_tile(algorithm: Algorithm) -> WinogradTile | None:
     """The tile of a Winograd algorithm."""
-    return next((m for m, k in WINOGRAD.items() if k is algorithm), None)
-
-
-def winograd_points(m: Tile) -> int:
-    """Products of a tile, for each pair of channels."""
-    return math.prod(k + 2 if k > 1 else 1 for k in m)
+    ways = ((1, WINOGRAD), (2, STRIDED))
+    return next((WinogradTile(m, s) for s, some in ways for m, k in some.items() if k is algorithm), None)
 
 
 def _pixels(node: Node) -> int:
@@ -213,14 +241,16 @@ def candidates(
     if groups_fit_lanes(int(w[0]), a["groups"], int(w[1]), lanes):
         return [DEPTHWISE if node.output.rank == 4 else VOLUMES]
     kernel, volume = tuple(w[-2:]), len(w) == 5
-    plain = all(s == 1 for s in a["strides"][-2:]) and not (volume and a["groups"] > 1)
-    plain = plain and max(a["dilations"]) < FARTHEST
+    ways = WINOGRAD if all(s == 1 for s in a["strides"][-2:]) else {}
+    if all((s, d) == (2, 1) for s, d in zip(a["strides"][-2:], a["dilations"][-2:], strict=True)):
+        ways = STRIDED
+    plain = not (volume and a["groups"] > 1) and max(a["dilations"]) < FARTHEST
     # Images of few channels may be planar, and would leave most lanes of Winograd's transforms empty.
     few, width = int(w[0]) // a["groups"] <= MOST_OUTPUTS and can_take_pixels(node), node.output.shape[-1]
     few = few and pixels and not (isinstance(width, int) and width < NARROW_ROWS)
     found = [DIRECT, PIXELS] if few else [DIRECT]
     if winograd and plain and kernel in ((3, 3), (1, 3), (3, 1)) and int(w[1]) > PLANES:
-        found += [k for m, k in WINOGRAD.items() if tuple(3 if t > 1 else 1 for t in m) == kernel]
+        found += [k for m, k in ways.items() if tuple(3 if t > 1 else 1 for t in m) == kernel]
     return found
 
 
@@ -244,9 +274,9 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
     """
     blocks = z.groups * -(-z.co // lanes)
 
-    def products(points: int, rows: int) -> float:
-        weights = points * z.ci * blocks * lanes
-        multiply = weights * rows / (2 * lanes)
+    def products(points: int, rows: int, different: int) -> float:
+        weights = different * z.ci * blocks * lanes
+        multiply = points * z.ci * blocks * rows / 2
         return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
 
     def packing(points: int) -> float:
@@ -258,15 +288,15 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
 
     m = winograd_tile(algorithm)
     if m is not None:
-        points, planes = winograd_points(m), math.prod(int(d) for d in node.operands[1].shape[2:-2])
-        packed = packing(points * planes)
-        flat = zip(z.out[-2:], node.attrs["dilations"][-2:], m, strict=True)
+        points, planes = m.points, math.prod(int(d) for d in node.operands[1].shape[2:-2])
+        packed = packing(m.weights * planes)
+        flat = zip(z.out[-2:], node.attrs["dilations"][-2:], m.outputs, strict=True)
         tiles = z.n * math.prod(z.out[:-2]) * math.prod(_tiles(*k) for k in flat)
         inputs, outputs = (90, 80) if points == 16 else (7 * points, 6.4 * points)
         points, inputs = points * planes, inputs * planes
         apart = 1.1 if max(node.attrs["dilations"][-2:]) > 1 else 1  # tiles of interleaved images share few lines
         transforms = tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
-        return apart * products(points, tiles) + transforms + packed
+        return apart * products(points, tiles, m.weights * planes) + transforms + packed
     taps = math.prod(int(d) for d in node.operands[1].shape[2:])
     pixels = z.n * math.prod(z.out)
     if algorithm is PIXELS:
@@ -277,7 +307,7 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
         copied = vectors * z.ci * math.prod(map(int, node.attrs["strides"][-2:]))
         each = 2 if z.groups > 1 or z.ci <= PLANES else 6  # a vector copied from rows, or turned
         return z.groups * (multiply + each * copied + 2 * vectors * z.co)
-    return _inside(node, z) * products(taps, pixels) + pixels * (12 + 6 * blocks) + packing(taps)
+    return _inside(node, z) * products(taps, pixels, taps) + pixels * (12 + 6 * blocks) + packing(taps)
 
 
 @dataclass(frozen=True)
@@ -495,12 +525,12 @@ class ConvEmitter(TemplateEmitter):
         source = self._source(node) if constant is None else ""
         return Stage(algorithm, special, shape, at, weights, source, epilogue, near, across is not None)
 
-    def _across(self, own: Seen, plain: Epilogue, turned: Epilogue, tile: Tile | None) -> Epilogue | None:
+    def _across(self, own: Seen, plain: Epilogue, turned: Epilogue, tile: WinogradTile | None) -> Epilogue | None:
         """The epilogue whose lanes are pixels of a plane (conv_across.h), where it moves fewer elements one by one."""
         size = prod(own.node.output.shape[2:])
         if plain.apart() <= TURNING or (isinstance(size, int) and 2 * size < self.lanes):
             return None
-        if tile is not None and tile[1] * own.node.attrs["dilations"][-1] > WINO_LINE:
+        if tile is not None and tile.outputs[1] * own.node.attrs["dilations"][-1] > WINO_LINE:
             return None
         return turned if turned.apart() + TURNING < plain.apart() else None
 
@@ -554,7 +584,8 @@ class ConvEmitter(TemplateEmitter):
         if algorithm is DIRECT or tile is not None:
             each = int(w[0]) // a["groups"]
             short = f", conv_short({each}, {math.prod(map(int, w[1:]))})" if tile is None else ""
-            return f"<{''.join(f'{m}, ' for m in tile or ())}conv_widths({each}){short}>"
+            sizes = "" if tile is None else "".join(f"{m}, " for m in (*tile.outputs, tile.stride))
+            return f"<{sizes}conv_widths({each}){short}>"
         if algorithm not in (DEPTHWISE, VOLUMES):
             return ""
         permuted = not int(w[0]) == a["groups"] == node.operands[0].shape[1]
@@ -609,7 +640,7 @@ class ConvEmitter(TemplateEmitter):
             outputs = pixels_of(co // groups)
             return groups * outputs.parts * outputs.together * ci * math.prod(taps)
         m = winograd_tile(algorithm)
-        points = math.prod(taps) if m is None else winograd_points(m) * math.prod(taps[:-2])
+        points = math.prod(taps) if m is None else m.weights * math.prod(taps[:-2])
         return groups * -(-(co // groups) // panel) * panel * points * ci
 
 

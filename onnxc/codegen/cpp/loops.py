@@ -83,7 +83,7 @@ class NestEmitter(PhaseEmitter):
             lane = spelling.lane_type(r.body.dtype)
             self.function.lines += [
                 f"alignas(64) {lane} {names[-1]}_0[{LINES} * {size}];",
-                f"for (i64 i = 0; i < {LINES} * {size}; i += VL) st({names[-1]}_0 + i, {identity(r)});",
+                f"for (i64 i = 0; i < {LINES} * {size}; i += VL) st({names[-1]}_0 + i, {identity(r, lane)});",
             ]
             for scope in (first, second):
                 scope.lines.append(f"{lane} *const {names[-1]} = {names[-1]}_0 + (row - base) * {size};")

@@ -23,6 +23,7 @@ from onnxc.primitives.kernels import USER
 
 # Rows that go through each of the trees together.
 TREE_BLOCK = 64
+TOP_K_WORK = 4  # operations for an element of a line of which the best are found
 
 
 class CumsumEmitter(RoutineEmitter):
@@ -104,7 +105,7 @@ class TopKEmitter(RoutineEmitter):
             f"top_k<{order}>", source, steps[0], self.size(n), self.size(k), target, steps[1], places,
             steps[2], "scratch",
         )  # fmt: skip
-        head, loop = self.over_units(self.count(loops), self.size(n), [*decode, line])
+        head, loop = self.over_units(self.count(loops), f"{TOP_K_WORK} * {self.size(n)}", [*decode, line])
         body = [f"char *const scratch = a->scratch + worker * ({each});", *loop]
         limit = [] if isinstance(n, int) and n < 1 << 32 else self.require(n, "<=", (1 << 32) - 1)
         return self.finish(head, [*self.require(k, "<=", n), *limit, *body], [], f"ctx->threads * ({each})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxc.codegen.cpp import spelling, windows
-from onnxc.codegen.cpp.accumulators import Accumulator
+from onnxc.codegen.cpp.accumulators import Accumulator, lane_of
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
 from onnxc.codegen.cpp.shape import (
     COSTS,
@@ -330,10 +330,9 @@ class PhaseEmitter:
         accumulators, vector = [], self.vector if self.outer_vector else self._phase_vector(phase)
         previous, self.emitter.vector = self.emitter.vector, vector
         for r in phase.reductions:
-            lane = spelling.lane_type(r.body.dtype)
             name = self.emitter.fresh("acc")
             across = not self.outer_vector and vector is not None
-            accumulators.append(Accumulator(r, name, lane, across))
+            accumulators.append(Accumulator(r, name, lane_of(r), across))
             scope.lines.append(accumulators[-1].declaration())
         within = self._whole_windows(phase, scope, accumulators)
         inside, self.bounds = windows.inside([a.reduction for a in accumulators], phase, self.emitter)

@@ -53,6 +53,8 @@ COSTS = {
     "sin": 10,
     "cos": 10,
     "pow": 20,
+    "mod": 8,
+    "fmod": 8,
     "div": 4,
     "sqrt": 4,
     "cast": 2,

@@ -341,6 +341,15 @@ template <class R, class T> OX V<R> ox_trunc(V<T> x) {
 }
 template <class M> OX bool ox_any(M m) {  // of a mask's lanes
   typedef elem<M> I;
+#if defined(__AVX__)
+  if constexpr (sizeof(M) % 32 == 0) {
+    typedef i64 words __attribute__((vector_size(32)));
+    struct { words v[sizeof(M) / 32]; } w = bits<decltype(w)>(m);
+    words any = w.v[0];
+    OX_UNROLL for (unsigned i = 1; i < sizeof(M) / 32; i++) any |= w.v[i];
+    return !__builtin_ia32_ptestz256(any, any);
+  }
+#endif
   return h_fold<I, VL>(m, [](auto a, auto b) { return (decltype(a))(a | b); }) != 0;
 }
 template <class T> OX V<T> ox_idivisor(ox_ctx *ctx, V<T> b, int n) {

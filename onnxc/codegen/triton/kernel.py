@@ -20,7 +20,8 @@ class Kernel:
     """One kernel: the body of a Triton function of `pid`, over a grid of `programs`.
 
     Where `resident` is not 0, a program does the work of `pid`, `pid + tl.num_programs(0)` and so on: there may be
-    fewer of them, that many for each multiprocessor.
+    fewer of them, that many for each multiprocessor. `back` then says, if there are no helpers, whether to begin at the
+    end.
 
     `helpers` are functions of its own, in Gluon as the kernel then is; `ox_own_` in their names stands for its own
     name. `scratch` are buffers that it leaves for those after it in the same group.
@@ -49,12 +50,18 @@ class Kernel:
         found += [(s, size) for s in self.sizes]
         return [*found, ("error", "*i64"), ("call", "i32")] if self.buffers.reports else found
 
-    def text(self) -> str:
-        """The function without its name."""
+    def text(self, back: bool = False) -> str:
+        """The function without its name. `back`: programs go from the last to the first; not where it has helpers."""
         names = ", ".join(name for name, _ in self.parameters())
         wide = ".to(tl.int64)" if self.wide else ""
+        turned = list[str]()
         own = ["", "", *self.helpers] if self.helpers else []
-        return "\n".join([f"({names}):", f"    pid = tl.program_id(0){wide}", *indent(self.lines), *own])
+        number = "tl.program_id(0)"
+        if self.resident and not self.helpers:
+            turned.append(f"    back: tl.constexpr = {back}")
+        elif back:
+            number = "(tl.num_programs(0) - 1 - tl.program_id(0))"
+        return "\n".join([f"({names}):", *turned, f"    pid = {number}{wide}", *indent(self.lines), *own])
 
 
 def indent(lines: list[str]) -> list[str]:

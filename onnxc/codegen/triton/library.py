@@ -209,6 +209,14 @@ def ox_erf_half(x, tiny: tl.constexpr):
 
 
 @triton.jit
+def ox_turn(k, count, back: tl.constexpr):
+    """The number of the k-th of so many turns, from the first or from the last one."""
+    if back:
+        k = count - 1 - k
+    return k
+
+
+@triton.jit
 def ox_again(x):
     """Elements of 16 bits as they are; the compiler takes them for new ones."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)

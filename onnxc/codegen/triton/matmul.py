@@ -130,6 +130,7 @@ class _Product:
         self.batch = prod(d for _, d in access.batch)
         self.dtype = node.output.dtype
         self.exact = self.dtype.name == "float32" and options.dot == "ieee"
+        self.beside = options.beside
         self.dot = f', input_precision="{options.dot}"' if self.dtype.name == "float32" else ""
         self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch)
         a, b = access.a, access.b
@@ -141,7 +142,10 @@ class _Product:
 
     def facts(self) -> Facts:
         """What the choice of a tile depends on."""
-        return Facts(self.m, self.n, self.k, self.batch, self.dtype, self.exact, self.is_described())
+        return Facts(
+            self.m, self.n, self.k, self.batch, self.dtype, self.exact, self.is_described(),
+            beside=self.beside,
+        )  # fmt: skip
 
     def is_described(self) -> bool:
         """Whether the operands can be read through descriptors. These count with 32 bits: rows that are more have no
@@ -161,10 +165,11 @@ class _Product:
         lanes, pointed = self._lanes(), self._pointed()
         if resident:
             reads = ["if ox_descriptors:", *indent(self._described()), "else:", *indent([*lanes, *pointed])]
+            count = self.tile.index(tiles)
             lines = [
                 "if ox_descriptors:", *indent(self._descriptors()),
-                f"for turn in tl.range(pid, {self.tile.index(tiles)}, tl.num_programs(0), flatten=ox_descriptors):",
-                *indent([*order, zero, *reads, *lanes, *self._end()]),
+                f"for step in tl.range(pid, {count}, tl.num_programs(0), flatten=ox_descriptors):",
+                *indent([f"turn = ox_turn(step, {count}, back)", *order, zero, *reads, *lanes, *self._end()]),
             ]  # fmt: skip
         else:
             lines = [*order, *lanes, zero, *pointed, *self._end()]

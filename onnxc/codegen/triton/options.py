@@ -15,9 +15,11 @@ class Options:
 
     Attributes:
         precision: how float32 matrices are multiplied: ``float32`` exactly, or ``tf32`` or ``tf32x3`` on matrix units.
+        beside: whether a kernel runs beside others, and nothing waits for it: it need not fill the GPU by itself.
     """
 
     precision: str = "float32"
+    beside: bool = False
 
     @property
     def dot(self) -> str:

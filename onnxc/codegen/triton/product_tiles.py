@@ -2,7 +2,8 @@
 
 A choice is a `Blocks`, plain numbers. The cost model knows of each kind of tile what was measured of many of them on an
 H200: how long a tile takes that has no sum, and each further part of the sum. The multiprocessor that has most tiles
-decides. `matmul_tiles.py` and `conv_tiles.py` have the numbers.
+decides; where others have work beside the product, the sum of all tiles does. `matmul_tiles.py` and `conv_tiles.py`
+have the numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnxc.ir.expr import Dim
 
 MULTIPROCESSORS = 132
 CANDIDATES = 8
+BESIDE = 0.15  # what the time of one tile counts of a product that runs beside others
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Facts:
         described: whether operands can be read through tensor descriptors.
         turns: of the loop around the sum: taps of a window.
         most: elements of the sum that are read at a time, where not as many as a tile may.
+        beside: whether other kernels run beside this one, and nothing waits for it.
         unknown: what a size counts as that is known at run time only, and what a number of products does.
     """
 
@@ -63,6 +66,7 @@ class Facts:
     described: bool = False
     turns: int = 1
     most: int | None = None
+    beside: bool = False
     unknown: tuple[int, int] = (1 << 10, 16)
 
 
@@ -85,6 +89,9 @@ class Cost:
         tiles = -(-m // blocks.m) * -(-n // blocks.n) * (facts.count if isinstance(facts.count, int) else count)
         each = -(-tiles // MULTIPROCESSORS)
         steps = facts.turns * -(-k // blocks.k) * blocks.k / 64
+        if facts.beside:
+            work = tiles * (self.tile + self.step * steps) / MULTIPROCESSORS
+            return self.kernel + work + BESIDE * (self.tile + (self.step + self.alone) * steps)
         return self.kernel + max(self.tile + (self.step + self.alone) * steps, each * (self.tile + self.step * steps))
 
 

@@ -10,7 +10,7 @@ program for each, which differ in kernels and grids, and share buffers, weights 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -25,20 +25,26 @@ from onnxc.codegen.triton.templates import template_ways
 from onnxc.codegen.triton.terms import Packed
 from onnxc.codegen.triton.tuning import Ways, name, subject
 from onnxc.codegen.triton.user import users_library
+from onnxc.codegen.triton.walk import Walks
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Sym
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest
 from onnxc.planner.groups import Group, Plan
-from onnxc.planner.in_place import own_outputs, updates_of
+from onnxc.planner.in_place import is_step, own_outputs, updates_of
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
+from onnxc.planner.partition import has_budget
+from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 8
+VERSION = 9
+
+WAITING = 8  # kernels that may run before anything waits for a product, from which on it need not be quick
+SPARE = 40  # kernels for which a buffer is kept behind the last one that touches it, where steps run side by side
 
 Encode = Callable[[Dim], Any]  # how a step spells a size
 
@@ -72,12 +78,15 @@ class Size:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, once: which, for which call of the report, over how many programs, with what."""
+    """One kernel, once: which, for which call of the report, over how many programs, with what, and the positions of
+    the arguments that it writes to.
+    """
 
     kernel: int
     call: int
     programs: Dim
     arguments: tuple[Place | Size | None, ...]  # None: where errors are written down
+    written: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,7 @@ class Program:
     offsets: list[int] | None = None  # of the buffers in the arena, where all sizes are known
     arena_bytes: int = 0
     updates: Updates | None = None
+    branches: bool = False  # whether steps that do not need each other run side by side
 
 
 def library(name: str = "library") -> str:
@@ -180,7 +190,9 @@ class ProgramWriter:
         self.depth = 0
         self.at = 0  # the position of the group
         self.turns: Dim = 1
-        self.buffers = lifetimes(plan)
+        self.buffers = _kept(plan)
+        self._slack = slack(plan) if is_step(plan.graph) else [0] * len(plan.groups)
+        self.walks = Walks()
         graph = plan.graph
         self._places = {v.id: Place("input", k) for k, v in enumerate(graph.inputs)}
         self._places |= {v.id: Place("output", k) for k, (_, v) in enumerate(own_outputs(graph))}
@@ -202,7 +214,7 @@ class ProgramWriter:
         return Program(
             source_of(texts), self.functions, self.steps, linked(self.plan, self.calls), self.buffers,
             size_symbols(self.plan), self.weights, texts, offsets, nbytes,
-            updates,
+            updates, is_step(self.plan.graph),
         )  # fmt: skip
 
     def _update_rest(self) -> Updates | None:
@@ -240,11 +252,12 @@ class ProgramWriter:
                 self.turns = outside
             elif group.kind == "opaque":
                 for kernel in emit_opaque(group, plan.layout):
-                    self._call([kernel], group, None)
+                    self._call([kernel], group, plan.layout, None)
             else:
-                self._call(*self._chosen(group, plan.layout))
+                kernels, choice = self._chosen(group, plan.layout)
+                self._call(kernels, group, plan.layout, choice)
 
-    def _chosen(self, group: Group, layout: Layout) -> tuple[list[Kernel], Group, Choice | None]:
+    def _chosen(self, group: Group, layout: Layout) -> tuple[list[Kernel], Choice | None]:
         """A group's kernels as decided, and the choice if there was any."""
         ways = self._ways(group, layout)
         if id(group) not in self.shared.subjects:
@@ -255,7 +268,7 @@ class ProgramWriter:
         fitting = [n for n, c in names.items() if getattr(c, "only", None) in (None, self.decisions.architecture)]
         choice = self.decisions.choose(known, fitting) if len(names) > 1 else None
         chosen = choice.chosen if choice is not None else next(iter(names), "")
-        return self._written(group, ways, chosen, names), group, choice
+        return self._written(group, ways, chosen, names), choice
 
     def _written(self, group: Group, ways: Ways, chosen: str, names: dict[str, Any]) -> list[Kernel]:
         found = self.shared.kernels.get((id(group), chosen))
@@ -265,7 +278,8 @@ class ProgramWriter:
 
     def _ways(self, group: Group, layout: Layout) -> Ways:
         if group.kind != "loops":
-            return template_ways(group, layout, self.options)
+            beside = not self.depth and self._slack[self.at] >= WAITING
+            return template_ways(group, layout, replace(self.options, beside=beside))
 
         def nests() -> list[Nest]:  # new ones each time: emitting changes them
             return [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
@@ -308,13 +322,14 @@ class ProgramWriter:
     def _copy(self, to: Value, source: Value) -> Copy:
         return Copy(self.place(to), self.place(source), to.t.nbytes)
 
-    def _call(self, kernels: list[Kernel], group: Group, choice: Choice | None) -> None:
+    def _call(self, kernels: list[Kernel], group: Group, layout: Layout, choice: Choice | None) -> None:
         """One call of the report: a launch of each kernel."""
         scratch = [v for kernel in kernels for v in kernel.scratch]
         for value in scratch:
             self._places[value.id] = Place("arena", len(self.buffers))
             self.buffers.append(Buffer(value, value.t.nbytes, self.at, self.at))
-        launches = [self._launch(kernel) for kernel in kernels]
+        written = {layout.storage(v).id for v in group.stored()} | {v.id for v in scratch}
+        launches = [self._launch(kernel, written) for kernel in kernels]
         self.steps += launches
         storages = {s.id: s for kernel in kernels for s in kernel.buffers.storages}.values()
         values = [v for v in storages if not isinstance(v, Packed) and v not in scratch]
@@ -323,8 +338,8 @@ class ProgramWriter:
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
         self.calls.append(facts)
 
-    def _launch(self, kernel: Kernel) -> Launch:
-        text = kernel.text()
+    def _launch(self, kernel: Kernel, written: set[int]) -> Launch:
+        text = kernel.text(self.walks.turns(kernel))
         places = [self.place(v) for v in kernel.buffers.storages]
         loose = tuple(k for k, place in enumerate(places) if not place.is_aligned)
         key = (text, tuple(kernel.parameters()), kernel.warps, kernel.stages, loose, kernel.resident)
@@ -341,7 +356,18 @@ class ProgramWriter:
         arguments += [Size(Sym(s), "i64" if kernel.wide else "i32") for s in kernel.sizes]
         if kernel.buffers.reports:
             arguments += [None, Size(len(self.calls), "i32")]
-        return Launch(self.functions.index(function), len(self.calls), kernel.programs, tuple(arguments))
+        marked = tuple(k for k, v in enumerate(kernel.buffers.storages) if v.id in written)
+        return Launch(self.functions.index(function), len(self.calls), kernel.programs, tuple(arguments), marked)
+
+
+def _kept(plan: Plan) -> list[Buffer]:
+    """The buffers of a plan. Where steps run side by side, each is kept a while longer, so that few steps wait until
+    others have left the memory that they write to; but not where memory is short.
+    """
+    found = lifetimes(plan)
+    if not is_step(plan.graph) or has_budget(plan.graph):
+        return found
+    return [replace(b, last=min(b.last + SPARE, max(b.last, len(plan.groups)))) for b in found]
 
 
 def write_programs(plan: Plan, options: Options, decisions: Sequence[Decisions]) -> list[Program]:
@@ -371,7 +397,8 @@ def _encoded(step: Step, spell: Encode) -> dict[str, Any]:
         case Launch():
             arguments = [_argument(a, spell) for a in step.arguments]
             grid = [spell(step.programs), 1, 1]
-            return {"launch": step.kernel, "call": step.call, "grid": grid, "args": arguments}
+            found = {"launch": step.kernel, "call": step.call, "grid": grid, "args": arguments}
+            return {**found, "writes": list(step.written)}
         case Copy():
             return {"copy": [_argument(step.to, spell), _argument(step.source, spell), spell(step.nbytes)]}
         case Fill():

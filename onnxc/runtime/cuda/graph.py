@@ -3,6 +3,9 @@
 The graph is built node by node rather than captured from a stream: so the node of each step is known, and where a call
 has an input or output elsewhere than the last one had, only the nodes that use it are changed
 (``cuGraphExecKernelNodeSetParams``), in the instantiated graph. Launches that are under way keep what they had.
+
+Steps follow each other, or where the program says so, each comes behind those that it needs: gradients of weights are
+then computed beside what leads to the next layer's, and fill multiprocessors that it leaves idle.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from typing import Any, Protocol
 
 from onnxc.errors import CudaError, LimitError, PackageError
 from onnxc.runtime.cuda.driver import INVALID_VALUE, Device, DriverError
+from onnxc.runtime.cuda.needs import needs
 from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Pointer
 
 MOST_NODES = 1 << 16  # of a graph; a longer program is launched step by step
+MOST_BRANCHED = 1 << 11  # nodes of a graph with branches; others follow each other
 _PLENTY = 48 << 10  # bytes of shared memory above which a kernel must ask
 _WIDE_CLUSTER = 8  # above which a kernel must ask
 _WORD = 4  # bytes of the elements that a fill writes, where they divide it
@@ -257,6 +262,9 @@ class Replay:
             for base in node.bases():
                 self._users.setdefault(base, []).append(node)
         self._addresses: list[int] | None = list(addresses)
+        count = len(self.nodes)
+        branches = flat.branches and count <= MOST_BRANCHED
+        self._before = needs(flat.steps) if branches else [[k - 1] if k else [] for k in range(count)]
         self._executable: Any = None
         if 0 < len(self.nodes) <= MOST_NODES:
             self._executable = self._instantiated()
@@ -265,9 +273,9 @@ class Replay:
         driver = self._device.driver
         graph = driver("cuGraphCreate", 0)
         try:
-            after: list[Any] = []
-            for node in self.nodes:
-                after = [node.add(graph, after)]
+            added: list[Any] = []
+            for node, before in zip(self.nodes, self._before, strict=True):
+                added.append(node.add(graph, [added[k] for k in before]))
             return driver("cuGraphInstantiate", graph, 0)
         except LimitError as error:
             raise LimitError(f"the GPU has no memory for a graph of {len(self.nodes)} steps", cause=error) from error

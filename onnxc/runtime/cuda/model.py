@@ -22,7 +22,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -197,11 +197,8 @@ class CudaModel(CompiledModel):
     def _answer(self, args: tuple[Any, ...], stream: Any = None) -> tuple[Any, ...]:
         try:
             return self._run(args, stream)
-        except SizesError:
-            variant = self._variant(args)
-            if not isinstance(variant, CudaModel):
-                raise
-            return variant._run(args, stream)
+        except SizesError as error:
+            return self._varied(args, error, lambda variant: cast(CudaModel, variant)._run(args, stream))
 
     def _run(self, args: tuple[Any, ...], stream: Any = None) -> tuple[Any, ...]:
         if len(args) != len(self._dtypes):

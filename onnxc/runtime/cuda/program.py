@@ -20,6 +20,7 @@ from onnxc.runtime.sizes import Size, evaluate
 ALIGN = 256  # of buffers in the arena and in staging blocks
 _MOST_STEPS = 1 << 18
 _MOST_COPIED = 1 << 30  # bytes of one copy: a node of a graph has a pitch, which the driver limits
+_MOST_SCRATCH = 64 << 20  # bytes that launches have side by side
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 
@@ -61,6 +62,15 @@ class Pointer(NamedTuple):
     offset: int
 
 
+class Span(NamedTuple):
+    """Bytes that a step reads or writes: in which base, from where, up to where."""
+
+    base: int
+    start: int
+    end: int
+    written: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel, once."""
@@ -69,6 +79,7 @@ class Launch:
     call: int
     grid: tuple[int, int, int]
     arguments: tuple[Pointer | int, ...]
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,10 @@ class Copy:
     source: Pointer
     nbytes: int
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return _span(self.to, self.nbytes, True), _span(self.source, self.nbytes, False)
+
 
 @dataclass(frozen=True, slots=True)
 class Fill:
@@ -88,6 +103,14 @@ class Fill:
     call: int
     to: Pointer
     nbytes: int
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return (_span(self.to, self.nbytes, True),)
+
+
+def _span(at: Pointer, nbytes: int, written: bool) -> Span:
+    return Span(at.base, at.offset, at.offset + nbytes, written)
 
 
 Step = Launch | Copy | Fill
@@ -131,6 +154,7 @@ class Program:
             self._steps: list[Mapping[str, Any]] = list(cuda["steps"])
             # Of architectures whose kernels are others than the rest's.
             self._own = {str(k): list(steps) for k, steps in dict(cuda.get("own_steps") or {}).items()}
+            self.branches = cuda.get("branches") is True  # whether steps may run side by side
             self._sizes: list[Size] = list(arena["sizes"])
             self._which: list[int] = list(arena["which"])
             self._spans = list(zip(arena["first"], arena["last"], strict=True))
@@ -177,13 +201,13 @@ class Program:
         except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
-    def layout(self, values: Mapping[str, int]) -> tuple[list[int], int]:
-        """The offset of each buffer, and the arena's bytes."""
+    def layout(self, values: Mapping[str, int]) -> tuple[list[int], int, list[int]]:
+        """The offset of each buffer, the arena's bytes, and those of each buffer."""
         exact = [evaluate(s, values) for s in self._sizes]
         nbytes = [exact[k] for k in self._which]
         if sum(nbytes) > MOST_BYTES:
             raise LimitError(f"the intermediates would have {sum(nbytes)} bytes")
-        return assign_offsets(nbytes, self._spans, ALIGN)
+        return *assign_offsets(nbytes, self._spans, ALIGN), nbytes
 
 
 @dataclass(frozen=True)
@@ -193,10 +217,12 @@ class Flat:
     Attributes:
         steps: in order.
         arena: bytes.
+        branches: whether steps that do not need each other may run side by side.
     """
 
     steps: list[Step]
     arena: int
+    branches: bool = False
 
 
 class _Flattening:
@@ -205,14 +231,15 @@ class _Flattening:
     def __init__(self, program: Program, values: dict[str, int], images: Sequence[Image], multiprocessors: int) -> None:
         self._program, self._values, self._images = program, values, images
         self._multiprocessors = multiprocessors
-        self._offsets, self._arena = program.layout(values)
-        self._scratch = 0  # the most that a launch needs, behind the arena's buffers
+        self._offsets, self._arena, self._nbytes = program.layout(values)
+        self._scratch = 0  # bytes behind the arena's buffers that launches need
+        self._free = 0  # of these, where the next launch's begin
         self._found: list[Step] = []
         self._call = 0  # of the last launch: copies count as its
 
     def run(self, steps: Sequence[Mapping[str, Any]]) -> Flat:
         self._walk(steps)
-        return Flat(self._found, self._arena + self._scratch)
+        return Flat(self._found, self._arena + self._scratch, self._program.branches)
 
     def _walk(self, steps: Sequence[Mapping[str, Any]]) -> None:
         for step in steps:
@@ -256,9 +283,33 @@ class _Flattening:
         arguments = [self._argument(a) for a in step["args"]]
         scratch: Pointer | int = 0
         if image.scratch:
-            self._scratch = max(self._scratch, image.scratch * x * y * z)
-            scratch = Pointer(self._program.bases.arena, self._arena)
-        self._add(Launch(kernel, self._call, (x, y, z), (*arguments, scratch, 0)))
+            scratch = Pointer(self._program.bases.arena, self._arena + self._taken(image.scratch * x * y * z))
+        written = set(step.get("writes", range(len(arguments))))
+        spans = [self._whole(a, k in written) for k, a in enumerate(step["args"])]
+        own = (_span(scratch, image.scratch * x * y * z, True),) if isinstance(scratch, Pointer) else ()
+        self._add(Launch(kernel, self._call, (x, y, z), (*arguments, scratch, 0), (*own, *(s for s in spans if s))))
+
+    def _taken(self, nbytes: int) -> int:
+        """Where a launch has so many bytes of scratch memory: the same as others, but for those that run beside it."""
+        if not self._program.branches or self._free + nbytes > _MOST_SCRATCH:
+            self._free = 0
+        at = self._free
+        self._free = at + -(-nbytes // ALIGN) * ALIGN
+        self._scratch = max(self._scratch, self._free)
+        return at
+
+    def _whole(self, argument: Sequence[Any], written: bool) -> Span | None:
+        """What an argument may read or write: all of its buffer."""
+        kind = argument[0]
+        if kind in ("size", "weights"):
+            return None
+        at = self._pointer(argument)
+        if kind == "error":
+            return Span(at.base, 0, 1, True)
+        if kind == "arena":
+            start = self._offsets[argument[1]]
+            return Span(at.base, start, start + self._nbytes[argument[1]], written)
+        return Span(at.base, 0, MOST_BYTES, written)
 
     def _add(self, step: Step) -> None:
         if len(self._found) >= _MOST_STEPS:

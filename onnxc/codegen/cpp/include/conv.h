@@ -270,7 +270,7 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   p.patch = p.rows && !p.repack ? p.max_rows * edge * p.R.runs * cround(p.R.len, 16) : 0;
   if (p.gather) p.patch = (most + CONV_MR) * p.apart;
   i64 planes = ox_min(s.N * s.OD, (most - 1) / ox_max(s.OH * s.OW, 1) + 2);
-  i64 in_rows = s.KD * ox_min(planes * s.H, (p.max_rows - 1) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
+  i64 in_rows = s.KD * ox_min(planes * s.H, ox_max(p.max_rows - 1, 0) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
   p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * p.apart) + 4 * VL : 0;
   p.tiles = ox_up(most, CONV_MR) + 1;
   p.table = p.tiles * p.R.runs * CONV_MR;
@@ -697,26 +697,48 @@ __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, c
   }
 }
 
+// Where inputs and results have so many bytes that they come from memory, a tile is multiplied by several panels in turn,
+// whose weights stay in the second-level cache: so results are written, and residuals read, in longer runs than a panel's.
+static constexpr i64 CONV_FAR = 6 << 20, CONV_KEPT = VL >= 16 ? 128 * 1024 : 64 * 1024;
+template <class S> OX i64 conv_in_turn(const S &s, const ConvPlan &p, i64 K) {
+  if (4 * (s.N * s.D * s.H * s.W * s.CI + p.pixels * s.CO) < CONV_FAR) return 1;
+  return ox_max(1, CONV_KEPT / ox_max(1, 4 * K * CONV_NR));
+}
+
+// What a tile fetches while it is multiplied by panel `n` of `panels` in turn: the first one of a block the panel after it,
+// others their share of the next tile's input, where this lies side by side.
+template <class S>
+OX ConvFetch conv_fetch_in_turn(const S &s, const ConvPlan &p, const f32 *const *A, const f32 *B, i64 K, bool first, bool last,
+                                int rows, i64 n, i64 panels) {
+  if (first) return {B + K * CONV_NR, n + 1 < panels ? 4 * CONV_NR : 0};
+  if (last || p.R.runs > 1 || p.gather || s.SX > 1) return {B, 0};
+  i64 step = 4 * rows * s.ips / (panels * K);
+  return {A[CONV_MR] + n * K * step / 4, step};
+}
+
 // Pixels [p0, p1), of which the table has been filled, by panels [n0, n1) of all groups.
 template <ConvWidths W, bool SHORT, class S, class E, int N>
 OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f32 *w, i64 p0, i64 p1, i64 n0, i64 n1,
                     const E &epi, const ConvNear<N> &near) {
   ConvTiles T = conv_tiles(p1 - p0);
   ConvSums<conv_is_across<E>> sums = {m.D};
-  i64 K = p.R.runs * p.R.len;
-  for (i64 n = n0; n < n1; n++) {
-    i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c), i = p0;
-    for (i64 t = 0; t < T.count; i += T.size(t++)) {
-      conv_near(near, i, T.size(t), g * p.cog + c, cols);
-      const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
-      const ConvFetch next = conv_fetch(B, K, t, T.count);
-      if constexpr (SHORT && !S::SKIPS && !conv_is_across<E>)
-        if (conv_tile_to_end<W>(s, T.size(t), cols, A, g * p.cig, p.R, B, next, i, g * p.cog + c, epi)) continue;
-      if constexpr (S::SKIPS) conv_spans<W>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
-      else
-        conv_tile_any<W>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, next);
-      sums.finish(s, i, T.size(t), t + 1 == T.count, g * p.cog + c, cols, epi);
-    }
+  i64 K = p.R.runs * p.R.len, most = conv_is_across<E> ? 1 : conv_in_turn(s, p, K);
+  for (i64 m0 = n0, m1; m0 < n1; m0 = m1) {
+    m1 = ox_min(n1, m0 + most);
+    for (i64 t = 0, i = p0; t < T.count; i += T.size(t++))
+      for (i64 n = m0; n < m1; n++) {
+        i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c);
+        conv_near(near, i, T.size(t), g * p.cog + c, cols);
+        const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
+        const ConvFetch next = m1 - m0 == 1 ? conv_fetch(B, K, t, T.count)
+            : conv_fetch_in_turn(s, p, A, B, K, t == 0, t + 1 == T.count, T.size(t), n - m0, m1 - m0);
+        if constexpr (SHORT && !S::SKIPS && !conv_is_across<E>)
+          if (conv_tile_to_end<W>(s, T.size(t), cols, A, g * p.cig, p.R, B, next, i, g * p.cog + c, epi)) continue;
+        if constexpr (S::SKIPS) conv_spans<W>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
+        else
+          conv_tile_any<W>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, next);
+        sums.finish(s, i, T.size(t), t + 1 == T.count, g * p.cog + c, cols, epi);
+      }
   }
 }
 

@@ -29,6 +29,7 @@ static constexpr i64 DW_SUMS = 8 * DW_XB * DW_CB;  // floats of scratch for sums
 #else
 #define DW_KEEP(v)
 #endif
+#define DW_HIDE(p) asm("" : "+r"(p))  // how a pointer was made
 
 // An axis of a convolution; `step` floats lie between neighbours of its input.
 struct DwAxis { i64 size, taps, stride, dilation, pad, step; };
@@ -64,21 +65,54 @@ struct DwTile {
 // Wide kernels add into two sets of sums where registers allow: one set is a chain of as many steps as there are taps.
 template <int K> static constexpr int dw_sets = VL >= 16 && K >= 5 ? 2 : 1;
 
+// Vectors of channels at once: two of narrow kernels where registers allow, for the chains of one are few, and what finds
+// the places is shared.
+#if defined(__AVX512F__) || defined(__aarch64__)
+template <int K> static constexpr int dw_together = K > 0 && K < 5 ? 2 : 1;
+#else
+template <int K> static constexpr int dw_together = 1;
+#endif
+
 // The permutation of a vector's lanes at run time.
 OX vf dw_permuted(vf v, vi lanes) { return __builtin_shuffle(v, lanes); }
 
-// Adds some taps of one input channel of each group to the sums of one vector of channels.
-template <int K, int S, bool EDGE, bool PERM, class L, class X>
-OX void dw_row(vf (*acc)[DW_XB], const f32 *p, i64 step, i64 at, i64 size, const f32 *w, i64 w_tap, vi lanes, L l, X lx) {
-  vf k[K];
-  OX_UNROLL for (int i = 0; i < K; i++) k[i] = ldl(w + i * w_tap, l);
+// Pointers to N places at a distance of `step`, of which each third is in a register: a load adds a multiple of `step` by
+// itself. GCC would keep more multiples of it than there are registers.
+template <int N> struct DwPlaces {
+  const f32 *third[(N + 2) / 3];
+  i64 step;
+  OX_LAMBDA DwPlaces(const f32 *p, i64 step) : step(step) {
+    OX_UNROLL for (int i = 0; i < (N + 2) / 3; i++, p += 3 * step) {
+      DW_HIDE(p);
+      third[i] = p;
+    }
+  }
+  OX_LAMBDA const f32 *at(int i) const { return third[i / 3] + i % 3 * step; }
+};
+
+// Which of N places from `at` on lie in [0, size), a bit each.
+template <int N> OX u64 dw_inside(i64 at, i64 size) {
+  const i64 first = ox_min(N, ox_max(0, -at)), last = ox_min(N, ox_max(0, size - at));
+  return ~0ull << first & ((1ull << last) - 1);
+}
+
+// Adds some taps of one input channel of each group to the sums of U vectors of channels.
+template <int K, int S, bool EDGE, bool PERM, int U = 1, class L, class X>
+OX void dw_row(vf (*acc)[DW_XB], const f32 *p, i64 step, u64 inside, const f32 *w, i64 w_tap, vi lanes, L l, X lx) {
+  vf k[U][K];
+  OX_UNROLL for (int i = 0; i < U * K; i++) k[i / K][i % K] = ldl(w + i % K * w_tap + i / K * VL, l);
+  const DwPlaces<(DW_XB - 1) * S + K> x(p, step);
+  if constexpr (EDGE) DW_HIDE(inside);  // or its bits would be kept apart
   OX_UNROLL for (int j = 0; j < (DW_XB - 1) * S + K; j++) {
-    if (EDGE && (u64)(at + j) >= (u64)size) continue;
-    vf v = ldl(p + j * step, lx);
-    if constexpr (PERM) v = dw_permuted(v, lanes);
-    DW_KEEP(v);
-    OX_UNROLL for (int i = 0; i < K; i++)
-      if (int to = j - i; to >= 0 && to % S == 0 && to / S < DW_XB) acc[i % dw_sets<K>][to / S] += v * k[i];
+    if (EDGE && !(inside >> j & 1)) continue;
+    OX_UNROLL for (int u = 0; u < U; u++) {
+      vf v = ldl(x.at(j) + u * VL, lx);
+      if constexpr (PERM) v = dw_permuted(v, lanes);
+      DW_KEEP(v);
+      OX_UNROLL for (int i = 0; i < K; i++)
+        if (int to = j - i; to >= 0 && to % S == 0 && to / S < DW_XB)
+          acc[u * dw_sets<K> + i % dw_sets<K>][to / S] += v * k[u][i];
+    }
   }
 }
 
@@ -86,12 +120,13 @@ OX void dw_row(vf (*acc)[DW_XB], const f32 *p, i64 step, i64 at, i64 size, const
 template <int K, int S, bool EDGE, bool PERM, class L, class X>
 OX void dw_part(vf (*acc)[DW_XB], const f32 *p, i64 step, i64 at, i64 size, const f32 *w, i64 w_tap, vi lanes, L l, X lx) {
   constexpr int reach = (DW_XB - 1) * S + K;
-  if (!EDGE || (at >= 0 && at + reach <= size)) dw_row<K, S, false, PERM>(acc, p, step, at, size, w, w_tap, lanes, l, lx);
-  else if (at < size && at + reach > 0) dw_row<K, S, true, PERM>(acc, p, step, at, size, w, w_tap, lanes, l, lx);
+  if (!EDGE || (at >= 0 && at + reach <= size)) dw_row<K, S, false, PERM>(acc, p, step, 0, w, w_tap, lanes, l, lx);
+  else if (at < size && at + reach > 0)
+    dw_row<K, S, true, PERM>(acc, p, step, dw_inside<reach>(at, size), w, w_tap, lanes, l, lx);
 }
 
 // The first input channel that output channel c needs.
-OX i64 dw_channel(const ConvShape &s, i64 c) { return s.CO == s.CI && s.CI == s.G ? c : c / (s.CO / s.G) * (s.CI / s.G); }
+OX i64 dw_channel(const ConvShape &s, i64 c) { return c / (s.CO / s.G) * (s.CI / s.G); }
 
 template <bool EDGE> OX void dw_store(const DwTile &t, const vf *sums, f32 *D) {
   if (!t.more && (!EDGE || t.outs == DW_XB)) {
@@ -102,12 +137,14 @@ template <bool EDGE> OX void dw_store(const DwTile &t, const vf *sums, f32 *D) {
     if (i < t.outs) st(D + i * t.ds, t.more ? ld(D + i * t.ds) + sums[i] : sums[i]);
 }
 
-// The sums of a tile for one vector of channels, from t.co + c on; x is the input's first of these.
-template <int K, int S, bool EDGE, bool PERM, bool LONG, class L, class X>
+// The sums of a tile for U vectors of channels, from t.co + c on; x is the input's first of these.
+template <int K, int S, bool EDGE, bool PERM, bool LONG, int U, class L, class X>
 OX void dw_vector(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D, i64 c, L l, X lx) {
-  vf acc[dw_sets<K>][DW_XB];
-  OX_UNROLL for (int i = 0; i < DW_XB; i++) acc[0][i] = acc[dw_sets<K> - 1][i] = vf{};
+  constexpr int sets = dw_sets<K>;
+  vf acc[U * sets][DW_XB];
+  OX_UNROLL for (int i = 0; i < U * sets * DW_XB; i++) acc[i / DW_XB][i % DW_XB] = vf{};
   const i64 group = PERM ? s.CI / s.G : 1, step = t.step, size = t.size, w_tap = t.w_tap;
+  const u64 inside = EDGE && !LONG ? dw_inside<(DW_XB - 1) * S + K>(t.at, size) : 0;
   for (i64 k = t.cross.first; k < t.cross.last; k++)
     for (i64 q = 0; q < group; q++) {
       const f32 *p = x + k * t.across, *w = t.w + k * t.w_cross + q * s.CO + c;
@@ -120,11 +157,13 @@ OX void dw_vector(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D, i64
         for (i64 n = wide; n < parts; n++, p += (K - 1) * step, w += (K - 1) * w_tap, at += K - 1)
           dw_part<K - 1, S, EDGE, PERM>(acc, p, step, at, size, w, w_tap, lanes, l, lx);
       } else {
-        dw_row<K, S, EDGE, PERM>(acc, p, step, t.at, size, w, w_tap, lanes, l, lx);
+        dw_row<K, S, EDGE, PERM, U>(acc, p, step, inside, w, w_tap, lanes, l, lx);
       }
     }
-  if constexpr (dw_sets<K> == 2) OX_UNROLL for (int i = 0; i < DW_XB; i++) acc[0][i] += acc[1][i];
-  dw_store<EDGE>(t, acc[0], D + c);
+  OX_UNROLL for (int u = 0; u < U; u++) {
+    if constexpr (sets == 2) OX_UNROLL for (int i = 0; i < DW_XB; i++) acc[2 * u][i] += acc[2 * u + 1][i];
+    dw_store<EDGE>(t, acc[u * sets], D + c + u * VL);
+  }
 }
 
 // The same for any stride and dilation: along the row there is a place for each column.
@@ -150,23 +189,34 @@ OX void dw_vector_any(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D,
   dw_store<EDGE>(t, acc, D + c);
 }
 
+template <int K, int S, bool EDGE, bool PERM, bool LONG, int U = 1, class L, class X>
+OX void dw_sums(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D, i64 c, L l, X lx) {
+  if constexpr (K == 0) dw_vector_any<EDGE, PERM>(s, t, x, D, c, l, lx);
+  else dw_vector<K, S, EDGE, PERM, LONG, U>(s, t, x, D, c, l, lx);
+}
+
 // The sums of some tiles. Never inlined: one copy serves every depthwise convolution of that kind.
 template <int K, int S, bool EDGE, bool PERM, bool LONG>
-__attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const DwTile &t) {
+__attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const DwTile &call) {
+  const DwTile t = call;  // which no store can alias
   const f32 *x = t.x;
   f32 *D = t.D;
   for (i64 n = 0; n < t.tiles; n++, x += t.x_next, D += t.D_next)
-    for (i64 c = 0; c < t.cols; c += VL) {
-      i64 ci = dw_channel(s, t.co + c);
-      int lanes = (int)ox_min(VL, t.cols - c), inputs = (int)ox_min(VL, s.CI - ci);
-      const f32 *p = x + ci;
-      if constexpr (K == 0) {
-        if (lanes == VL && inputs == VL) dw_vector_any<EDGE, PERM>(s, t, p, D, c, Full{}, Full{});
-        else dw_vector_any<EDGE, PERM>(s, t, p, D, c, Part{lanes}, Part{inputs});
-      } else {
-        if (lanes == VL && inputs == VL) dw_vector<K, S, EDGE, PERM, LONG>(s, t, p, D, c, Full{}, Full{});
-        else dw_vector<K, S, EDGE, PERM, LONG>(s, t, p, D, c, Part{lanes}, Part{inputs});
+    if constexpr (PERM) {
+      for (i64 c = 0; c < t.cols; c += VL) {
+        i64 ci = dw_channel(s, t.co + c);
+        int lanes = (int)ox_min(VL, t.cols - c), inputs = (int)ox_min(VL, s.CI - ci);
+        if (lanes == VL && inputs == VL) dw_sums<K, S, EDGE, PERM, LONG>(s, t, x + ci, D, c, Full{}, Full{});
+        else dw_sums<K, S, EDGE, PERM, LONG>(s, t, x + ci, D, c, Part{lanes}, Part{inputs});
       }
+    } else {
+      constexpr int U = LONG ? 1 : dw_together<K>;
+      i64 c = 0;
+      for (; c + U * VL <= t.cols; c += U * VL)
+        dw_sums<K, S, EDGE, PERM, LONG, U>(s, t, x + t.co + c, D, c, Full{}, Full{});
+      if (U > 1 && c + VL <= t.cols) dw_sums<K, S, EDGE, PERM, LONG>(s, t, x + t.co + c, D, c, Full{}, Full{}), c += VL;
+      const Part rest{int(t.cols - c)};
+      if (rest.n) dw_sums<K, S, EDGE, PERM, LONG>(s, t, x + t.co + c, D, c, rest, rest);
     }
 }
 

@@ -52,6 +52,15 @@ template <class S> struct Patches {
       ig_finish_row<D>((T *)d, s.KH * taps);
     }
   }
+  // Of a kernel of one tap, whose pixels lie one after the other.
+  template <int D> OX_LAMBDA const ig_i32 *in_place(i64 m, i64 rows, i64 &as) const {
+    bool one = s.KH * s.KW == 1 && s.SY == 1 && s.SX == 1 && s.PT == 0 && s.PL == 0 && s.OH == s.H && s.OW == s.W;
+    bool runs = s.irs == s.W * s.ips && (s.N == 1 || s.ins == s.H * s.irs);
+    const S *at = x + m * s.ips + first;
+    if (!one || !runs || !ig_is_packed<D>(at, s.ips, len) || at + (rows - 1) * s.ips + len > end) return nullptr;
+    as = s.ips / 4;
+    return (const ig_i32 *)at;
+  }
   template <int D> OX_LAMBDA void outside(typename ig_packed<D>::type *o, i64 n) const {
     for (i64 j = 0; j < n; j++) o[j] = ig_one<D, S>(fill);
   }
@@ -85,7 +94,7 @@ static void task(const Shape &s, const IgGrid &g, i64 t, const S *x, S fill, con
   Patches<S> a = {s, x, end, group * len, len, fill};
   PixelEpilogue<E> e = {s, group * co, epi};
   const i32 *b = w + group * P * IG_NR * ox_up(K, D), *start = init ? init + group * P * IG_NR : nullptr;
-  IgRun run = {ig_read<D, Patches<S>>, finish<E>, &a, &e, b, start, co, K};
+  IgRun run = {ig_read<D, Patches<S>>, ig_in_place<D, Patches<S>>, finish<E>, &a, &e, b, start, co, K};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
 

@@ -107,7 +107,14 @@ template <int D> OX void ig_finish_row(typename ig_packed<D>::type *d, i64 K) {
   for (i64 j = K; j % D; j++) d[j] = 0;
 }
 
-// A reader writes rows [m, m + rows) of A to d, `as` elements apart. Rows of elements that lie s apart:
+// Whether rows from p on, `row` bytes apart, are as a packed block has them: quads of uint8 need no change. Not where all
+// would fall into one set of the cache.
+template <int D, class S> OX bool ig_is_packed(const S *p, i64 row, i64 K) {
+  return D == 4 && (S)-1 > 0 && ((i64)p | row | K) % 4 == 0 && row % 4096 != 0;
+}
+
+// A reader writes rows [m, m + rows) of A to d, `as` elements apart; or it tells where they lie, `as` apart, if they need
+// no packing (else null). Rows of elements that lie s apart:
 template <class S> struct IgRows {
   const S *p, *end;
   i64 row, col, K;
@@ -119,6 +126,12 @@ template <class S> struct IgRows {
       else for (i64 k = 0; k < K; k++) o[k] = ig_one<D, S>(s[k * col]);
       ig_finish_row<D>(o, K);
     }
+  }
+  template <int D> OX_LAMBDA const ig_i32 *in_place(i64 m, i64 rows, i64 &as) const {
+    const S *at = p + m * row;
+    if (!ig_is_packed<D>(at, row, K) || col != 1 || at + (rows - 1) * row + K > end) return nullptr;
+    as = row / 4;
+    return (const ig_i32 *)at;
   }
 };
 
@@ -192,6 +205,7 @@ static __attribute__((noinline)) void ig_tiles(i64 r, int wide, i64 kc, const ig
 // compiled once for all products of a file; the epilogue once for a block of rows by a panel.
 struct IgRun {
   void (*read)(const void *a, ig_i32 *d, i64 as, i64 m, i64 rows);
+  const ig_i32 *(*in_place)(const void *a, i64 m, i64 rows, i64 &as);
   void (*finish)(const void *epi, const i32 *c, i64 m, i64 rows, i64 n, i64 N);
   const void *a, *epi;
   const i32 *bp, *init;  // init may be null
@@ -200,6 +214,9 @@ struct IgRun {
 template <int D, class A> static void ig_read(const void *a, ig_i32 *d, i64 as, i64 m, i64 rows) {
   const A copy = *(const A *)a;
   copy.template read<D>(d, as, m, rows);
+}
+template <int D, class A> static const ig_i32 *ig_in_place(const void *a, i64 m, i64 rows, i64 &as) {
+  return ((const A *)a)->template in_place<D>(m, rows, as);
 }
 template <class E> static void ig_finish(const void *epi, const i32 *c, i64 m, i64 rows, i64 n, i64 N) {
   const E copy = *(const E *)epi;
@@ -220,13 +237,18 @@ OX i64 ig_scratch(i64 K, int D) { return ox_up((ig_rows(K, D) * ig_row(K, D) + I
 // Rows [m0, m1) by panels [p0, p1) of C.
 template <int D>
 static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i64 p0, i64 p1, void *scratch) {
-  i64 KP = ox_up(x.K, D), as = ig_row(x.K, D), mc = ig_rows(x.K, D), nm = ox_up(m1 - m0, mc);
+  i64 KP = ox_up(x.K, D), mc = ig_rows(x.K, D), nm = ox_up(m1 - m0, mc);
   i32 *c = (i32 *)scratch;
-  ig_i32 *at = (ig_i32 *)scratch + IG_C;
+  ig_i32 *const packed = (ig_i32 *)scratch + IG_C;
   for (i64 im = 0; im < nm; im++) {
     i64 mb = m0 + ox_cut(m1 - m0, nm, im), mn = m0 + ox_cut(m1 - m0, nm, im + 1) - mb, me = ig_even(mn);
-    x.read(x.a, at, as, mb, mn);
-    for (i64 k = 0; k < as && me > mn; k++) at[mn * as + k] = 0;
+    i64 as = ig_row(x.K, D);
+    const ig_i32 *at = x.in_place(x.a, mb, me, as);
+    if (!at) {
+      x.read(x.a, packed, as, mb, mn);
+      for (i64 k = 0; k < as && me > mn; k++) packed[mn * as + k] = 0;
+      at = packed;
+    }
     i64 nt = ox_up(me, IG_MR);
     int wide = ig_wide(mn);
     for (i64 p = p0, np; p < p1; p += np) {
@@ -262,6 +284,6 @@ template <int D, class A, class E>
 OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *init, i64 M, i64 N, i64 K, void *scratch,
                 const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
-  IgRun run = {ig_read<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K};
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }

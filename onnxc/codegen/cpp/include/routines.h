@@ -208,35 +208,42 @@ template <class O, class F> OX void scan(const typename O::word *x, i64 xs, i64 
   }
 }
 
-static constexpr i64 FEW = 64;
+static constexpr i64 FEW = 128;
 
-// Puts all elements of a short line in their places: an element's place is the number of elements ahead of it.
-// All pairs are compared, but without a branch that depends on the data.
-template <class O> static void best_by_counting(const typename O::word *x, i64 xs, i64 n, Entry<O> *best) {
+// The keys of a line, filled up to whole vectors with the worst there is.
+template <class O> static void line_keys(const typename O::word *x, i64 xs, i64 n, typename O::word *keys) {
   typedef typename O::word W;
-  W keys[FEW + VL];
   if (xs == 1) {
     for (i64 i = 0; i < n; i += VL) st(keys + i, O::lanes(ldn(x + i, (int)least(VL, n - i))));
   } else {
     for (i64 i = 0; i < n; i++) keys[i] = O::of(x[i * xs]);
   }
-  typedef elem<mask_of<V<W>>> S;
-  V<S> lane;
-  OX_UNROLL for (int i = 0; i < VL; i++) lane[i] = (S)i;
-  for (i64 v = 0; v < n; v += VL) {
-    const V<W> own = ld(keys + v);
-    const i64 end = least(v + VL, n);
-    V<S> place = {};
+  for (i64 i = n; i % VL; i++) keys[i] = (W)~(W)0;
+}
+
+// Puts few elements in their places: an element's place is the number of elements ahead of it. All pairs are compared,
+// but without a branch that depends on the data.
+template <class O, class At> OX void sort_by_counting(const typename O::word *keys, At at, i64 n, Entry<O> *best) {
+  typedef typename O::word W;
+  typedef typename int_of<sizeof(W)>::s S;
+  static constexpr int N = VRL<W>;
+  VR<S> lane;
+  OX_UNROLL for (int i = 0; i < N; i++) lane[i] = (S)i;
+  for (i64 v = 0; v < n; v += N) {
+    const VR<W> own = ldr(keys + v);
+    const i64 end = least(v + N, n);
+    VR<S> place = {};
     i64 j = 0;
-    for (; j < v; j++) place -= v_le(bc(keys[j]), own);
+    for (; j < v; j++) place -= keys[j] - VR<W>{} <= own;
     for (; j < end; j++) {
-      const V<S> behind = v_gt(lane, bc((S)(j - v)));  // the lanes whose elements come after element j
-      place -= v_lt(bc(keys[j]), own) | (v_eq(bc(keys[j]), own) & behind);
+      const VR<W> other = keys[j] - VR<W>{};
+      const VR<S> behind = lane > (S)(j - v) - VR<S>{};  // the lanes whose elements come after element j
+      place -= (other < own) | ((other == own) & behind);
     }
-    for (; j < n; j++) place -= v_lt(bc(keys[j]), own);
-    S to[VL];
+    for (; j < n; j++) place -= keys[j] - VR<W>{} < own;
+    S to[N];
     __builtin_memcpy(to, &place, sizeof place);
-    for (i64 i = v; i < end; i++) best[to[i - v]] = entry<O>(keys[i], i);
+    for (i64 i = v; i < end; i++) best[to[i - v]] = entry<O>(keys[i], at(i));
   }
 }
 
@@ -254,53 +261,21 @@ template <class O> static void best_by_insertion(const typename O::word *x, i64 
   });
 }
 
-// Moves the root of a heap, whose root is its greatest, down to its place.
-template <class E> OX void sift(E *heap, i64 at, i64 n) {
-  const E e = heap[at];
-  for (i64 child; (child = 2 * at + 1) < n; at = child) {
-    if (child + 1 < n && heap[child + 1] > heap[child]) child++;
-    if (heap[child] <= e) break;
-    heap[at] = heap[child];
-  }
-  heap[at] = e;
-}
-
-template <class O> static void best_by_heap(const typename O::word *x, i64 xs, i64 n, i64 k, Entry<O> *heap) {
-  for (i64 i = 0; i < k; i++) heap[i] = entry<O>(O::of(x[i * xs]), i);
-  for (i64 i = k / 2; i-- > 0;) sift(heap, i, k);
-  scan<O>(x, xs, k, n, key_in<O>(heap[0]), [=](Entry<O> e) OX_LAMBDA {
-    heap[0] = e;
-    sift(heap, 0, k);
-    return key_in<O>(heap[0]);
-  });
-  for (i64 i = k; i-- > 1;) {
-    const Entry<O> last = heap[i];
-    heap[i] = heap[0];
-    heap[0] = last;
-    sift(heap, 0, i);
-  }
-}
-
-// Sorts all by the bytes of the keys, least first. Each pass keeps the order of equals, so positions stay ordered.
-template <class O> static Entry<O> *sort_all(const typename O::word *x, i64 xs, i64 n, Entry<O> *a) {
+// Sorts entries by the bytes of their keys, least first, from a to b and back; returns where they are then. Each pass
+// keeps the order of equals, so positions stay ordered; bytes that are the same everywhere take none.
+template <class O> static Entry<O> *sort_by_bytes(Entry<O> *a, Entry<O> *b, i64 n) {
   typedef typename O::word W;
-  Entry<O> *b = a + n;
-  i64 counts[sizeof(W)][256] = {};
-  for (i64 i = 0; i < n; i++) {
-    const W key = O::of(x[i * xs]);
-    a[i] = entry<O>(key, i);
-    OX_UNROLL for (u64 byte = 0; byte < sizeof(W); byte++) counts[byte][(u64)key >> (8 * byte) & 255]++;
-  }
+  W differ = 0;
+  for (i64 i = 1; i < n; i++) differ |= (W)(key_in<O>(a[i]) ^ key_in<O>(a[0]));
   for (u64 byte = 0; byte < sizeof(W); byte++) {
-    i64 *const to = counts[byte];
-    i64 total = 0, largest = 0;
+    if (((u64)differ >> (8 * byte) & 255) == 0) continue;
+    u32 to[256] = {}, total = 0;
+    for (i64 i = 0; i < n; i++) to[(u64)key_in<O>(a[i]) >> (8 * byte) & 255]++;
     for (int d = 0; d < 256; d++) {
-      const i64 count = to[d];
-      largest = most(largest, count);
+      const u32 count = to[d];
       to[d] = total;
       total += count;
     }
-    if (largest == n) continue;  // one digit everywhere
     for (i64 i = 0; i < n; i++) b[to[(u64)key_in<O>(a[i]) >> (8 * byte) & 255]++] = a[i];
     Entry<O> *const swap = a;
     a = b;
@@ -309,20 +284,106 @@ template <class O> static Entry<O> *sort_all(const typename O::word *x, i64 xs, 
   return a;
 }
 
-OX bool by_counting(i64 n) { return n <= FEW; }
-OX bool by_insertion(i64 k) { return k <= FEW / 2; }
-OX bool by_sorting(i64 n, i64 k) { return k > n / 8; }
+// How many keys are below a limit, of a line that is filled up to whole vectors.
+template <class W> static i64 count_below(const W *keys, i64 n, W limit) {
+  i64 total = 0;
+  if constexpr (sizeof(W) < 4) {
+    vi found = {};
+    for (i64 i = 0; i < n; i += VL) found -= conv<i32, elem<mask_of<V<W>>>>(v_lt(ld(keys + i), bc(limit)));
+    OX_UNROLL for (int i = 0; i < VL; i++) total += found[i];
+  } else {
+    VR<typename int_of<sizeof(W)>::s> found = {};
+    const VR<W> bound = limit - VR<W>{};
+    for (i64 i = 0; i < n; i += VRL<W>) found -= ldr(keys + i) < bound;
+    OX_UNROLL for (int i = 0; i < VRL<W>; i++) total += found[i];
+  }
+  return total;
+}
+
+// Elements that are sorted to find the k best of n: the search for a limit ends when no more are below it.
+OX i64 candidates(i64 n, i64 k) { return least(n, k + k / 4 + 16); }
+
+// A limit below which there are the k best and few more, found by halving; then these are sorted. Where too many keys
+// are equal for that, the first of those at the limit complete the k that are below.
+template <class O> static Entry<O> *best_by_halving(const typename O::word *x, i64 xs, i64 n, i64 k, char *scratch) {
+  typedef typename O::word W;
+  const i64 room = candidates(n, k) + VL;
+  Entry<O> *const a = (Entry<O> *)scratch, *const b = a + room;
+  W *const keys = (W *)(b + room);
+  line_keys<O>(x, xs, n, keys);
+  V<W> least_of = ld(keys), most_of = least_of;  // n is a vector at least
+  for (i64 i = VL; i + VL <= n; i += VL) {
+    const V<W> own = ld(keys + i);
+    least_of = v_sel(v_lt(own, least_of), own, least_of), most_of = v_sel(v_gt(own, most_of), own, most_of);
+  }
+  W lo = least_of[0], hi = most_of[0];
+  for (int i = 1; i < VL; i++) lo = least_of[i] < lo ? least_of[i] : lo, hi = most_of[i] > hi ? most_of[i] : hi;
+  for (i64 i = n / VL * VL; i < n; i++) lo = keys[i] < lo ? keys[i] : lo, hi = keys[i] > hi ? keys[i] : hi;
+  i64 below = 0, equal = 0;  // keys below lo, and how many of those at lo are taken
+  i64 above = count_below(keys, n, hi);
+  if (above < k) lo = hi, below = above;
+  while (lo != hi && above > room - VL) {  // below lo there are fewer than k, below hi k and more
+    const W middle = (W)(lo + (W)(hi - lo) / 2);
+    if (middle == lo) break;
+    const i64 count = count_below(keys, n, middle);
+    if (count < k) lo = middle, below = count;
+    else hi = middle, above = count;
+  }
+  const bool exact = lo == hi || above > room - VL;
+  if (exact) hi = lo, equal = k - below;
+  W *const found = (W *)b;
+  const bool sparse = k * VL < n;
+  i64 m = 0;
+  for (i64 i = 0; i < n; i += 4 * VL) {
+    const i64 end = least(i + 4 * VL, n);
+    if (exact) {
+      for (i64 j = i; j < end; j++) {
+        const bool tie = (keys[j] == hi) & (equal > 0);
+        a[m] = entry<O>(keys[j], j);
+        m += (keys[j] < hi) | tie;
+        equal -= tie;
+      }
+    } else if (!sparse || count_below(keys + i, end - i, hi) > 0) {
+      for (i64 j = i; j < end; j++) {
+        a[m] = entry<O>(keys[j], j);
+        m += keys[j] < hi;
+      }
+    }
+  }
+  if (m > FEW) return sort_by_bytes<O>(a, b, m);
+  for (i64 i = 0; i < (m + VL - 1) / VL * VL; i++) found[i] = i < m ? key_in<O>(a[i]) : (W)~(W)0;
+  Entry<O> few[FEW];
+  sort_by_counting<O>(found, [=](i64 i) OX_LAMBDA { return place_in<O>(a[i]); }, m, few);
+  __builtin_memcpy(a, few, least(k, m) * sizeof(few[0]));
+  return a;
+}
+
+OX bool by_insertion(i64 n, i64 k) { return k <= 2 || (k <= 32 && 8 * k * k <= n); }
+OX bool by_counting(i64 n, i64 k) { return n <= FEW / 4 || (n <= FEW && 4 * k > n); }
+OX bool by_sorting(i64 n, i64 k) { return candidates(n, k) > n / 4 * 3; }
 // Entries of scratch that top_k needs for a line.
-OX i64 top_k_entries(i64 n, i64 k) { return by_counting(n) || by_insertion(k) ? 0 : by_sorting(n, k) ? 2 * n : k; }
+OX i64 top_k_entries(i64 n, i64 k) {
+  if (by_counting(n, k) || by_insertion(n, k)) return 0;
+  return by_sorting(n, k) ? 2 * n : 2 * (candidates(n, k) + VL) + (n + VL) / 2;
+}
 
 // The k best of a line, in order, ties by position. `scratch` has top_k_entries(n, k) entries.
 template <class O> static void top_k(const typename O::word *x, i64 xs, i64 n, i64 k, typename O::word *values, i64 vs, i64 *at, i64 as, char *scratch) {
-  Entry<O> few[FEW], *best = (Entry<O> *)scratch;
+  Entry<O> few[FEW], *best = few;
   if (k <= 0) return;
-  if (by_counting(n)) best_by_counting<O>(x, xs, n, best = few);
-  else if (by_insertion(k)) best_by_insertion<O>(x, xs, n, k, best = few);
-  else if (by_sorting(n, k)) best = sort_all<O>(x, xs, n, best);
-  else best_by_heap<O>(x, xs, n, k, best);
+  if (by_counting(n, k)) {
+    typename O::word keys[FEW];
+    line_keys<O>(x, xs, n, keys);
+    sort_by_counting<O>(keys, [](i64 i) OX_LAMBDA { return i; }, n, few);
+  } else if (by_insertion(n, k)) {
+    best_by_insertion<O>(x, xs, n, k, few);
+  } else if (by_sorting(n, k)) {
+    best = (Entry<O> *)scratch;
+    for (i64 i = 0; i < n; i++) best[i] = entry<O>(O::of(x[i * xs]), i);
+    best = sort_by_bytes<O>(best, best + n, n);
+  } else {
+    best = best_by_halving<O>(x, xs, n, k, scratch);
+  }
   for (i64 i = 0; i < k; i++) {
     const i64 from = place_in<O>(best[i]);
     values[i * vs] = x[from * xs];

@@ -83,12 +83,30 @@ OX V<f64> ox_own(V<f64> v) { return ox_own_n<f64, VL>(v); }
 // The same bits under another type of the same size.
 template <class R, class A> OX R bits(A a) { R r; __builtin_memcpy(&r, &a, sizeof r); return r; }
 
+// 0, 1, ..., VL - 1 as template arguments: shuffles want their positions as constants.
+template <int... I> struct lane_list {};
+template <int N> struct count_to { typedef lane_list<__integer_pack(N)...> type; };
+typedef count_to<VL>::type all_lanes;
+
 // Loads and stores at any alignment; ldn and stn touch the first n lanes only (others read as zero).
 template <class T> OX V<T> ld(const T *p) { return *(const typename vec_of<T>::loose *)p; }
 template <class T> OX void st(T *p, V<T> v) { *(typename vec_of<T>::loose *)p = v; }
-// f(lo), ..., f(hi - 1) in their lanes, zero in others: by way of memory, since a loop that sets lanes of a vector would
-// go there for each of them.
+// f(FROM), f(FROM + 1), ...: N numbers put together in registers.
+template <class T, int FROM, class F, int... I> OX typename part_of<T, sizeof...(I)>::type lanes_of(F f, lane_list<I...>) {
+  typedef typename part_of<T, sizeof...(I)>::type all;
+  if constexpr (sizeof(all) > OX_REGISTER && sizeof...(I) > 1) {
+    typedef typename count_to<sizeof...(I) / 2>::type half;
+    struct { typename part_of<T, sizeof...(I) / 2>::type lo, hi; } h;
+    h.lo = lanes_of<T, FROM>(f, half{}), h.hi = lanes_of<T, FROM + (int)sizeof...(I) / 2>(f, half{});
+    return bits<all>(h);
+  } else {
+    return all{(T)f(FROM + I)...};
+  }
+}
+// f(lo), ..., f(hi - 1) in their lanes, zero in others. Where these are not all of them, by way of memory: a loop that
+// sets lanes of a vector would go there for each of them.
 template <class T, class F> OX V<T> some_lanes(int lo, int hi, F f) {
+  if (__builtin_constant_p(lo == 0 && hi == VL) && lo == 0 && hi == VL) return lanes_of<T, 0>(f, all_lanes{});
   alignas(64) T r[VL];
   st(r, V<T>{});
   for (int i = lo; i < hi; i++) r[i] = f(i);
@@ -152,11 +170,28 @@ template <class T> OX void stn(T *p, V<T> v, int n) {
   }
 }
 #else
+#if defined(__AVX__) && ONNXC_VL == 8
+// The lanes of 4 or 8 bytes for which the mask is set; words of 64 bits are two registers, each with its half of it.
+typedef f64 v4d __attribute__((vector_size(32)));
+typedef i64 v4l __attribute__((vector_size(32)));
+struct v4d_pair { v4d lo, hi; };
+template <class T> OX V<T> ld_masked(const T *p, vi m) {
+  if constexpr (sizeof(T) == 4) {
+    return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, m));
+  } else {
+    struct { v4l lo, hi; } w;
+    const vl wide = __builtin_convertvector(m, vl);
+    __builtin_memcpy(&w, &wide, sizeof w);
+    const v4d *const at = (const v4d *)p;
+    return bits<V<T>>(v4d_pair{__builtin_ia32_maskloadpd256(at, w.lo), __builtin_ia32_maskloadpd256(at + 1, w.hi)});
+  }
+}
+#endif
 template <class T> OX V<T> ldn(const T *p, int n) {
 #if defined(__AVX__) && ONNXC_VL == 8
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) >= 4) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7};
-    return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, lane < n));
+    return ld_masked(p, lane < n);
   }
 #endif
   return some_of(p, 1, 0, n);
@@ -245,10 +280,6 @@ template <class R, class T> OX V<R> conv(V<T> v) {
   }
 }
 
-// 0, 1, ..., VL - 1 as template arguments: shuffles want their positions as constants.
-template <int... I> struct lane_list {};
-template <int N> struct count_to { typedef lane_list<__integer_pack(N)...> type; };
-typedef count_to<VL>::type all_lanes;
 // How many lanes are valid, as a type: Full costs nothing, Part masks. Both convert to int.
 struct Full { constexpr operator int() const { return VL; } };
 struct Part { int n; constexpr operator int() const { return n; } };
@@ -270,9 +301,9 @@ template <class T> OX V<T> ldl(const T *p, Range r) {
     return bits<V<T>>(ld_words((const f64 *)p, lane_mask(r.hi) & (u16)~lane_mask(r.lo)));
   }
 #elif defined(__AVX__) && ONNXC_VL == 8
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) >= 4) {
     const vi i = {0, 1, 2, 3, 4, 5, 6, 7};
-    return bits<V<T>>(__builtin_ia32_maskloadps256((const vf *)p, (i >= r.lo) & (i < r.hi)));
+    return ld_masked(p, (i >= r.lo) & (i < r.hi));
   }
 #endif
   return some_of(p, 1, r.lo, r.hi);

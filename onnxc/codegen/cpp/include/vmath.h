@@ -554,6 +554,13 @@ OX vf v_fmod(vf x, vf y) {
   const vf r = a - q * b;
   return v_or(r < 0.0f ? r + b : r, v_signbit(x));
 }
+OX vd v_fmod(vd x, vd y) {
+  const vd a = v_abs(x), b = v_abs(y), q = v_trunc(a / b);
+  const vl near = v_lt(q, bc(0x1p51)) & v_lt(b, bc((f64)__builtin_inf()));
+  if (__builtin_expect(v_any_gt(conv<f32, i64>(near + 1), vf{}), 0)) return lanes_fmod(x, y);
+  const vd r = a - q * b;
+  return v_or(v_sel(v_lt(r, vd{}), r + b, r), v_signbit(x));
+}
 #endif
 // Remainder with the divisor's sign: Python's %; a zero result takes the divisor's sign too.
 template <class A> OX A v_mod(A a, A b) {
@@ -568,17 +575,25 @@ template <class A> OX A v_mod(A a, A b) {
 
 // Exact integer power modulo 2^bits by repeated squaring; a negative exponent truncates 1 / a^|b|, so only
 // 1 and -1 give a result other than 0.
-template <class A> static __attribute__((noinline)) A lanes_ipow(A a, A b) {
+template <class A> static __attribute__((noinline)) A v_ipow(A a, A b) {
   typedef elem<A> T;
-  for (int i = 0; i < VL; i++) {
-    u64 base = (u64)a[i], r = 1, n = (u64)b[i];
-    if (b[i] < 0) r = a[i] == 1 || a[i] == (T)-1, n &= 1;
-    for (; n; n >>= 1, base *= base) r = n & 1 ? r * base : r;
-    a[i] = (T)r;
+  const A one = bc((T)1);
+  A r = one, n = b;
+  if constexpr ((T)-1 < 0) {
+    const mask_of<A> below = v_lt(b, A{}), unit = v_eq(a, one) | v_eq(a, bc((T)-1));
+    r = v_sel(below, v_sel(unit, one, A{}), one);
+    n = v_sel(below, b & one, b);
   }
-  return a;
+  for (;; a *= a) {
+    r = v_sel(v_ne(n & one, A{}), r * a, r);
+    n >>= 1;
+    u64 words[(sizeof(A) + 7) / 8] = {}, any = 0;
+    __builtin_memcpy(words, &n, sizeof n);
+    OX_UNROLL for (u64 w : words) any |= w;
+    if (!any) return r;
+  }
 }
-template <class A> OX A v_pow(A a, A b) { return lanes_ipow(a, b); }
+template <class A> OX A v_pow(A a, A b) { return v_ipow(a, b); }
 
 // ---- quantization -----------------------------------------------------------------------------------------
 

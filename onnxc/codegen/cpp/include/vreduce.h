@@ -62,14 +62,17 @@ template <class T> OX T h_min(V<T> v) {
   if constexpr (__is_same(T, f32)) return H_NAN(v) ? h_min_any<T>(v) : min_fast<VL>(v);
   else return h_min_any<T>(v);
 }
-// Position of the best lane: ties go to the least position (or the greatest, if last). A NaN counts only at
-// position 0, as in onnxruntime; lanes without an element have position -1.
-template <class T, class P, class F> OX i64 h_arg(V<T> v, V<P> at, bool last, F better) {
-  int best = 0;
-  for (int i = 1; i < VL; i++) {
-    if (at[i] < 0) continue;
-    bool tie = v[i] == v[best] && (last ? at[i] > at[best] : at[i] < at[best]);
-    if (at[best] < 0 || better(v[i], v[best]) || tie || (v[best] != v[best] && at[best] != 0)) best = i;
+// Position of the best lane: ties go to the least position (or the greatest, if `last`). The first lane has the first
+// element; of floats, a NaN counts at position 0 alone, as in onnxruntime, and lanes without an element are NaN as well.
+template <class T, bool greatest, bool last, class P> OX i64 h_arg(V<T> v, V<P> at) {
+  V<T> fit = v;
+  if constexpr ((T)0.5 != 0) {
+    if (__builtin_expect(v[0] != v[0], 0)) return at[0];
+    fit = v_sel(v_eq(v, v), v, bc(v[0]));
   }
-  return at[best];
+  const T best = h_fold<T, VL>(fit, [](auto a, auto b) {
+    return (decltype(a))((greatest ? a > b : a < b) ? a : b);
+  });
+  const V<P> place = v_sel(v_eq(v, bc(best)), at, bc((P)(last ? -1 : ~((P)1 << (sizeof(P) * 8 - 1)))));
+  return h_fold<P, VL>(place, [](auto a, auto b) { return (decltype(a))((last ? a > b : a < b) ? a : b); });
 }

@@ -23,7 +23,7 @@ def model(
     """Nodes from x to y."""
     graph = helper.make_graph(
         nodes,
-        "review",
+        "limits",
         [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), list(x.shape))],
         [helper.make_tensor_value_info("y", y, None)],
         [numpy_helper.from_array(a, name) for name, a in constants.items()],
