@@ -30,6 +30,7 @@ DOMAINS = {
     "ai.onnx.preview.training": "ai.onnx.preview.training",
 }  # fmt: skip
 MOVED = (
+    "Compiled for an NVIDIA H200 the node cases hold as well ([gpu.md](gpu.md#how-it-works)).\n\n"
     "Every operator that moves elements takes strings and complex128, too: kernels compute which element goes where, "
     "and the host takes the elements from there."
 )

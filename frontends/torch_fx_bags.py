@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from onnxc.errors import UnsupportedError
+from onnxc.frontends.torch_fx_indexing import inside
+from onnxc.frontends.torch_fx_nn import widened
 from onnxc.frontends.torch_fx_table import Call, aten
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, maximum
@@ -37,7 +39,7 @@ def embedding_bag(
     b, bags, n = c.b, c.type.shape[0], index.t.size
     bag = _bag_of_each(b, b.slice(offsets, 0, 0, bags), n)
     counted = b.not_(b.eq(index, padding_idx))
-    rows = b.gather(weight, index, 0)
+    (rows, factors) = widened(b, b.gather(weight, inside(b, index, weight.shape[0]), 0), factors)
     rows = rows if factors is None else b.mul(rows, b.reshape(factors, (n, 1)))
     spread = b.expand(b.reshape(bag, (n, 1)), rows.shape)
     column = b.reshape(counted, (n, 1))
@@ -76,6 +78,7 @@ def embedding_bag_backward(
     if sparse or (scale_grad_by_freq and mode == 2):
         raise UnsupportedError("a sparse gradient, or one that counts how often a row is read")
     b, n = c.b, index.t.size
+    (dy, factors) = widened(b, dy, factors)
     start = b.full(c.type.shape, 0, dy.dtype)
     if mode == 2:
         filled = b.reshape(b.lt(0, sizes), (*sizes.shape, 1))
@@ -99,6 +102,7 @@ def factors_backward(
 ) -> Value:
     """By the factor of each index: its row, times the cotangent of its bag."""
     b, n = c.b, index.t.size
+    (dy, weight) = widened(b, dy, weight)
     bag = _bag_of_each(b, b.slice(offsets, 0, 0, dy.shape[0]), n)
     found = b.reduce("sum", b.mul(b.gather(dy, bag, 0), b.gather(weight, index, 0)), [1])
     return b.where(b.eq(index, padding_idx), 0.0, found)

@@ -197,6 +197,8 @@ def view_as_complex(c: Call, x: Value) -> Complex:
 
 @aten("complex")
 def complex_of(c: Call, re: Value, im: Value) -> Number:
+    if re.dtype is not im.dtype:
+        raise UnsupportedError(f"a complex number of {re.dtype} and {im.dtype}")
     return _full(c, Complex(re, im))
 
 

@@ -10,9 +10,10 @@ from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_pointwise import truth
 from onnxc.frontends.torch_fx_table import Call, Operand, aten, axis_of
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal
+from onnxc.ir.expr import Dim, always_equal, never_equal
 from onnxc.ir.graph import Value
 from onnxc.primitives.base import broadcast_shapes
+from onnxc.primitives.builder import Builder
 
 
 @aten("unfold")
@@ -27,9 +28,14 @@ def unfold(c: Call, x: Value, axis: int, size: int, step: int) -> Value:
     return c.b.transpose(windows, [i for i in range(windows.rank) if i != at + 1] + [at + 1])
 
 
+def inside(b: Builder, index: Value, size: Dim) -> Value:
+    """An index that may not count from the end: what is negative lies outside, which is an error of the run."""
+    return b.where(b.lt(index, 0), b.sub(index, b.size_as(size, index.dtype)), index)
+
+
 @aten("embedding")
 def embedding(c: Call, weight: Value, index: Value, *rest: Any, **options: Any) -> Value:
-    return c.b.gather(weight, index, 0)
+    return c.b.gather(weight, inside(c.b, index, weight.shape[0]), 0)
 
 
 @aten("index_select")
@@ -37,7 +43,8 @@ def index_select(c: Call, x: Value, axis: int, index: Value) -> Value:
     if x.rank == 0:
         return x
     index = c.b.reshape(index, (1,)) if index.rank == 0 else index
-    return c.b.gather(x, index, axis_of(c, axis, x.rank))
+    at = axis_of(c, axis, x.rank)
+    return c.b.gather(x, inside(c.b, index, x.shape[at]), at)
 
 
 @aten("gather")
@@ -45,7 +52,8 @@ def gather(c: Call, x: Value, axis: int, index: Value, *, sparse_grad: bool = Fa
     if index.t.size == 0:
         return c.b.full(index.shape, 0, x.dtype)
     x, index = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, index))
-    found = c.b.one("gather_elements", x, index, axis=axis_of(c, axis, x.rank))
+    at = axis_of(c, axis, x.rank)
+    found = c.b.one("gather_elements", x, inside(c.b, index, x.shape[at]), axis=at)
     return c.b.reshape(found, c.type.shape)
 
 
@@ -78,6 +86,25 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value,
     values = b.transpose(values, [back.index(i) for i in range(len(back))])
     put = b.one("scatter_nd", front, picked, values, reduction="add" if accumulate else "none")
     return b.transpose(put, [order.index(i) for i in range(x.rank)])
+
+
+@aten("index_add")
+def index_add(c: Call, x: Value, axis: int, index: Value, source: Value, *, alpha: Operand = 1) -> Value:
+    scaled = c.b.cast(c.b.mul(c.operand(alpha, source.dtype), source), x.dtype) if alpha != 1 else source
+    return _add_rows(c, x, axis, index, scaled)
+
+
+def _add_rows(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
+    """x[..., index, ...] += source."""
+    shape = x.shape
+    index = c.b.reshape(index, (1,)) if index.rank == 0 else index
+    x, source = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, source))
+    at = axis_of(c, axis, x.rank)
+    rows = (*x.shape[:at], *index.shape, *x.shape[at + 1 :])
+    if source.rank != len(rows) or any(map(never_equal, source.shape, rows)):
+        raise UnsupportedError(f"rows {source.type} for {x.type}")  # PyTorch's own error says more
+    places = [None] * at + [inside(c.b, index, x.shape[at])]
+    return c.b.reshape(index_put(c, x, places, source, True), shape)
 
 
 def _masked_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
@@ -115,6 +142,8 @@ def _place(c: Call, mask: Value) -> Value:
 def masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
     """The k-th place of the mask gets the k-th element of the source."""
     b, shape = c.b, c.type.shape
+    if mask.dtype is not dtypes.boolean:
+        raise UnsupportedError(f"a mask of {mask.dtype}")
     if source.t.size == 0:
         return b.expand(x, shape)
     mask = b.expand(truth(b, mask), shape)
@@ -173,7 +202,9 @@ def _scattered(c: Call, x: Value, axis: int, index: Value, source: Value, reduct
             source = c.b.slice(source, a, 0, want)
     if index.dtype is not dtypes.int64:
         index = c.b.cast(index, dtypes.int64)
-    out = c.b.one("scatter_elements", x, index, source, axis=axis_of(c, axis, x.rank), reduction=reduction)
+    at = axis_of(c, axis, x.rank)
+    index = inside(c.b, index, x.shape[at])
+    out = c.b.one("scatter_elements", x, index, source, axis=at, reduction=reduction)
     return c.b.reshape(out, shape)
 
 

@@ -170,6 +170,8 @@ def _max_pool(n: int) -> Callable[..., list[Value]]:
         c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: int | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1, ceil_mode: bool = False,
     ) -> list[Value]:  # fmt: skip
+        if x.dtype.is_integer and x.dtype.bits > 16:
+            raise UnsupportedError(f"the positions of the greatest of {x.dtype}")
         b, (x, single) = c.b, _batched(c, x, n)
         options = {**_window(kernel, stride, padding, n), "dilations": _each(dilation, n), "ceil_mode": int(ceil_mode)}
         y, index = c.onnx("MaxPool", x, outputs=2, **options)
@@ -402,6 +404,7 @@ upsample_bicubic = _interpolated("cubic", "bicubic2d")
 @aten("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(c: Call, x: Value, grid: Value, mode: int, padding: int, align: bool) -> Value:
     modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    x, grid = widened(c.b, x, grid)
     (y,) = c.onnx("GridSample", x, grid, mode=modes[mode], padding_mode=paddings[padding], align_corners=int(align))
     return y  # type: ignore[no-any-return]
 

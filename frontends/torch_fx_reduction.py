@@ -47,6 +47,8 @@ def product_of_axes(c: Call, x: Value, axes: Axes, *, output_dtype: Any = None) 
 def _extreme(op: str) -> Callable[..., Value]:
     def rule(c: Call, x: Value, axes: Axes = None, keepdim: bool = False) -> Value:
         found = axes_of(c, axes, x.rank)
+        if any(x.shape[a] == 0 for a in found):
+            raise UnsupportedError(f"the {op} of no elements")  # which PyTorch refuses
         if x.dtype is dtypes.boolean:
             return truth(c.b, c.b.reduce(op, c.b.cast(x, dtypes.uint8), found, keepdim))
         return c.b.reduce(op, x, found, keepdim)

@@ -39,6 +39,7 @@ from onnxc.planner.layout import Layout, assign, turn_filters
 from onnxc.planner.machine import GPU
 from onnxc.planner.partition import partitioned
 from onnxc.planner.pitch import align_rows
+from onnxc.planner.relay import relayed
 from onnxc.planner.templates import ENABLED
 from onnxc.runtime import sizes
 from onnxc.tuned import Record, gpu_place, gpu_places
@@ -165,7 +166,9 @@ def planned(graph: Graph, fusion: FusionOptions) -> Plan:
     options = replace(fusion, chains=False)
 
     def make(g: Graph, copies: Mapping[int, int]) -> Plan:
-        return plan(g, _layout(g), options, is_template, GPU)
+        found = plan(g, _layout(g), options, is_template, GPU)
+        found = replace(found, walks=options.walks, branches=options.branches)
+        return relayed(found) if options.relay else found
 
     return partitioned(graph, make, worth=APART, fast=True) if fusion.recompute else make(graph, {})
 

@@ -34,19 +34,20 @@ def manifest_of(
     names = graph.dim_names
     equal, natural = _conditions(graph)
     offsets = program.offsets
+    layout = layout_of(graph, program)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "onnxc": _version(),
         "requires": {"machine": cpu.machine, "features": sorted(cpu.features)},
         "entry": ENTRY,
         "memory_limit": memory_limit,
-        "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
-        "outputs": [_tensor(n, v, names) for n, v in own_outputs(graph)],
-        "symbols": program.symbols,
+        "inputs": layout["inputs"],
+        "outputs": layout["outputs"],
+        "symbols": layout["symbols"],
         "dim_names": names,
         "equal": equal,
         "natural": natural,
-        "arena": None if offsets is not None else arena_of(program),
+        "arena": layout["arena"],
         "random_state": state_input(graph) is not None,  # the last input is the runtime's
         # What model.explain() tells:
         "name": graph.name,
@@ -79,6 +80,17 @@ def _version() -> str:
         return importlib.metadata.version("onnxc")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def layout_of(graph: Graph, program: Program | GpuProgram) -> dict[str, Any]:
+    """What of a manifest says which memory the program is given."""
+    names = graph.dim_names
+    return {
+        "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
+        "outputs": [_tensor(n, v, names) for n, v in own_outputs(graph)],
+        "symbols": program.symbols,
+        "arena": None if program.offsets is not None else arena_of(program),
+    }
 
 
 def _tensor(name: str, value: Value, names: Mapping[str, str]) -> list[Any]:

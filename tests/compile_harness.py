@@ -21,7 +21,7 @@ from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
 from onnxc.compiler import stages
-from onnxc.compiler.machine_code import INCLUDE
+from onnxc.compiler.machine_code import MachineCode
 from onnxc.ir.expr import evaluate
 from onnxc.ir.graph import Graph, Value
 from onnxc.passes.prepare import prepare
@@ -34,9 +34,8 @@ from onnxc.primitives.interpret import bind_sizes, interpret
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import Level, has_byte_products, level
 from onnxc.runtime.face import CompiledModel
-from onnxc.runtime.library import NATIVE, NativeModel, call_exception, load_runtime
+from onnxc.runtime.library import NativeModel, call_exception, load_runtime
 from onnxc.runtime.package import load_library
-from onnxc.runtime.toolchain import Source, compile_library
 from tests.targets import compiled_as_it_is, is_gpu
 
 UNFUSED = FusionOptions(vertical=False, epilogue=False, horizontal=False, chains=False, split=False)
@@ -133,8 +132,7 @@ def compile_graphs(
         return [CompiledForGpu(g, compiled_as_it_is(g, options)) for g in prepared]
     cpu = cpu or level()
     programs = [generate(g, options, cpu, exact=exact) for g in prepared]
-    code = compile_library([Source("model.cpp", join(programs))], include=[INCLUDE, NATIVE], flags=[*cpu.flags])
-    library = load_library(code)
+    library = load_library(MachineCode(Cache()).library([join(programs)], cpu))
     runtime = load_runtime(Cache())
     out = []
     for k, (g, p) in enumerate(zip(prepared, programs, strict=True)):

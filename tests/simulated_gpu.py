@@ -51,15 +51,18 @@ class SimulatedGpu:
         for function in program.functions:
             name = f"kernel{next(self._numbers)}"
             types = [t for _, t in function.parameters]
-            self._driver.kernels[name] = len(types) + 2, self._kernel(functions[function.name], types)
+            self._driver.kernels[name] = (
+                len(types) + 2,
+                self._kernel(functions[function.name], types, "ox_await(" in program.kernels[function.name]),
+            )
             images.append(Image(name, cubin(name), 0, 32 * function.warps, 0))
         return images
 
-    def _kernel(self, function: Callable[..., None], types: list[str]) -> Callable[..., None]:
+    def _kernel(self, function: Callable[..., None], types: list[str], waits: bool) -> Callable[..., None]:
         def run(driver: FakeDriver, grid: tuple[int, int, int], words: list[int]) -> None:
             interpreter = self._interpreter
             interpreter.memory = _Allocations(driver)
             with np.errstate(all="ignore"):
-                interpreter.launch(function, types, words[: len(types)], grid[0])
+                interpreter.launch(function, types, words[: len(types)], grid[0], waits)
 
         return run

@@ -16,6 +16,7 @@ import onnxc
 from onnxc.errors import InputError, LimitError, ModelError, RunError
 from tests.staging_harness import check, floats, int64, parsed, same
 
+pytestmark = pytest.mark.every_target
 TRUE, FALSE = np.array(True), np.array(False)
 Text = str
 Feeds = list[dict[str, Any]]
@@ -308,6 +309,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, int]:
     return " ".join([*steps, f"o = Identity({last})"]), loops
 
 
+@pytest.mark.cpu_only  # a program for each of many ranks and sizes
 @settings(max_examples=12)
 @given(bodies(), st.integers(0, 3))
 def test_random_loops(body: tuple[str, int], trips: int) -> None:
@@ -351,6 +353,31 @@ def test_ctrl_c_ends_an_endless_loop() -> None:
     finally:
         timer.join()
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.cpu_only  # a GPU has one step for each turn, and a limit of these
+@pytest.mark.parametrize("trip", ["n", "constant"])
+def test_a_handler_of_a_signal_ends_a_long_loop(trip: str) -> None:
+    """Of a known number of turns: all are in one program. What the handler raises arrives as it is."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise InterruptedError("enough")
+
+    given = "int64 n, " if trip == "n" else ""
+    known = "" if trip == "n" else "n = Constant <value = int64 {1000000000000}> ()"
+    model = onnxc.compile(parsed(f"""g ({given}float[64] x) => (float[64] y) {{
+  {known} y = Loop (n, "", x) <body = b (int64 i, bool c, float[64] v) => (bool d, float[64] w) {{
+    d = Identity(c) w = Sin(v) }}> }}"""))  # fmt: skip
+    args = [np.array(10**12)] * (trip == "n") + [floats(64)]
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for _ in range(2):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(InterruptedError, match="enough"):
+                model(*args)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_loops_collect_has_one_shape() -> None:

@@ -1,4 +1,4 @@
-"""Winograd's algorithm in whole models: dilated kernels, strides of 2, and kernels of three along one axis."""
+"""Winograd's and Strassen's algorithms in whole models: dilated kernels, strides of 2, kernels along one axis, 1x1."""
 
 from __future__ import annotations
 
@@ -59,3 +59,28 @@ def test_against_float64(
         (kind,) = (k.kind for k in compiled.explain().kernels if k.kind.startswith("conv"))
         assert (expected in kind) if accuracy == "default" else kind == "conv direct"
         assert np.abs(np.asarray(compiled(x)[0]) - want).max() <= limit * scale
+
+
+def test_one_tap() -> None:
+    """A 1x1 kernel of many channels, channels-last: Strassen's algorithm, but not where weights are infinite."""
+    rng = np.random.default_rng(3)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, 15, 1024), (64, 1024, 1, 1)))
+    endless = w.copy()
+    endless[5, 7] = np.inf
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        *(helper.make_node("Conv", ["t", k], [f"c{k}"]) for k in ("w", "v")),
+        *(helper.make_node("Transpose", [f"c{k}"], [f"y{k}"], perm=[0, 2, 3, 1]) for k in ("w", "v")),
+    ]
+    inputs = [helper.make_tensor_value_info("x", 1, x.shape)]
+    outputs = [helper.make_tensor_value_info(f"y{k}", 1, (*x.shape[:3], 64)) for k in ("w", "v")]
+    weights = [numpy_helper.from_array(k, name) for k, name in ((w, "w"), (endless, "v"))]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    compiled = onnxc.compile(model, cache=False, threads=2)
+    kinds = [k.kind for k in compiled.explain().kernels if k.kind.startswith("conv")]
+    assert sorted(kinds) == ["conv direct", "conv strassen"]
+    want = x.astype(np.float64) @ w[:, :, 0, 0].T.astype(np.float64)
+    finite, other = (np.asarray(y) for y in compiled(x))
+    assert np.abs(finite - want).max() <= 1e-5 * np.sqrt((want**2).mean())
+    assert np.isinf(other[..., 5]).all() and np.isfinite(other[..., :5]).all()

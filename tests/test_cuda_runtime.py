@@ -342,7 +342,8 @@ def test_scratch_lies_behind_the_arena(gpu: FakeDriver) -> None:
     for n in (3, 50):
         x = rows(n)[:, 0].copy()
         np.testing.assert_array_equal(model(x)["y"], x)
-    assert model._arena is not None and model._arena.nbytes >= 64 * 50
+    arena = model._space.arena
+    assert arena is not None and arena.nbytes >= 64 * 50
 
 
 def test_clusters_and_shared_memory(gpu: FakeDriver) -> None:

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 import onnxc
 from onnxc import errors
+from onnxc.frontends import onnx_file
 from onnxc.ir import expr
 from onnxc.ir.expr import Dim, Sym
+from onnxc.passes.decompose import decompose
 from onnxc.planner.memory import aligned, assign_offsets
+from onnxc.primitives.interpret import interpret
 from onnxc.runtime import model as model_module
 from onnxc.runtime.library import load_runtime
 from onnxc.runtime.model import Arena, CompiledModel
@@ -255,6 +258,20 @@ def test_window_larger_than_the_input() -> None:
     assert model(x)[0].shape == (1, 1, 3, 2)
     with pytest.raises(errors.InputError, match="negative size"):
         model(floats(1, 1, 5, 1))
+
+
+def test_places_among_no_elements() -> None:
+    """There is none: an error, unless none is asked for. Hardmax of nothing is nothing."""
+    model = onnxc.compile(parse("""(float[N, M] x) => (int64[P, Q] y, float[N, M] z) {
+      y = ArgMin <axis = 1> (x) z = Hardmax(x) }"""))  # fmt: skip
+    for columns in (0, 3):
+        assert [y.shape for y in model(floats(0, columns)).values()] == [(0, 1), (0, columns)]
+    with pytest.raises(errors.InputError, match=r"fewer elements than are read.*ArgMin"):
+        model(floats(2, 0))
+    with pytest.raises(errors.ShapeError, match=r"no elements.*ArgMax"):
+        onnxc.compile(parse("(float[2, 0] x) => (int64[P, Q] y) { y = ArgMax <axis = 1> (x) }"))
+    hardmax = decompose(onnx_file.load(parse("(float[2, N] x) => (float[2, N] y) { y = Hardmax(x) }")))
+    assert interpret(hardmax, [floats(2, 0)])[0].shape == (2, 0)
 
 
 def test_pools_that_round_up_one_after_another() -> None:

@@ -1,4 +1,4 @@
-"""Integers of fewer than eight bits on a GPU, with kernels in Triton's interpreter."""
+"""Floats of eight bits and fewer, and integers of fewer than eight, on a GPU: kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
+from onnxc.ir import dtypes
+from tests import test_narrow_dtypes as narrow
 from tests.triton_simulator import Simulator
 
 pytestmark = pytest.mark.skipif(
@@ -92,6 +94,60 @@ def test_a_product_with_packed_weights(name: str, simulator: Simulator) -> None:
     ]
     model = model_of(nodes, [("x", TensorProto.FLOAT, [3, 8])], [("y", TensorProto.FLOAT, [3, 6])], w, scales)
     assert_same(simulator, model, [rng.standard_normal((3, 8)).astype(F32)])
+
+
+SMALL = [*narrow.SMALL_FLOATS, narrow.POWERS]
+
+
+def test_floats_to_small_ones_and_back(simulator: Simulator) -> None:
+    """Every code of every type as others, and floats and integers that lie beside or between codes, as the CPU."""
+    rng = np.random.default_rng(0)
+    hard = rng.integers(0, 1 << 32, 500, dtype=np.uint32)
+    around = np.arange(0, 1 << 16, 131, dtype=np.uint32) << 16
+    x = np.concatenate([hard, around, around + 1, around - 1]).view(F32)
+    with np.errstate(all="ignore"):
+        near = x.astype(np.float64) * (1 + rng.choice([-1, 1], x.shape) * 2.0**-30)  # a float32 lies between both
+    whole = rng.integers(-1 << 31, 1 << 31, 500).astype(np.int32)
+    inputs = [("x", dtypes.float32, x), ("near", dtypes.float64, near), ("whole", dtypes.int32, whole)]
+    inputs += [(f"in_{d.name}", d, narrow.codes(d)) for d in SMALL]
+    nodes, outputs = list[onnx.NodeProto](), dict[str, dtypes.DType]()
+    for name, _, _ in inputs[:3]:
+        for d in SMALL:
+            outputs[f"{name}_{d.name}"] = d
+            nodes.append(helper.make_node("Cast", [name], [f"{name}_{d.name}"], to=d.onnx, saturate=name == "near"))
+    for d in SMALL:
+        outputs |= {f"wide_{d.name}": dtypes.float32, f"turned_{d.name}": d}
+        nodes += [
+            helper.make_node("Cast", [f"in_{d.name}"], [f"wide_{d.name}"], to=dtypes.float32.onnx),
+            helper.make_node("Transpose", [f"in_{d.name}"], [f"turned_{d.name}"], perm=[0]),
+        ]
+    model = narrow.model_of(nodes, {name: d for name, d, _ in inputs}, outputs).SerializeToString()
+    arrays = [array for _, _, array in inputs]
+    ours = onnxc.compile(model, cache=False)(*arrays)
+    with np.errstate(all="ignore"):
+        theirs = simulator.run(model, arrays).outputs
+    for (name, a), b in zip(ours.items(), theirs, strict=True):
+        assert a.dtype == b.dtype, name
+        narrow.assert_same(b, a)
+
+
+@pytest.mark.parametrize("name", ["float8e4m3fn", "float8e5m2fnuz", "float4e2m1"])
+def test_bits_and_updates_of_small_floats(name: str, simulator: Simulator) -> None:
+    """Their bits, a scatter, the best of a row, and a scatter that adds."""
+    d = dtypes.BY_NAME[name]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale"], ["wide"]),
+        helper.make_node("QuantizeLinear", ["wide", "scale"], ["back"], output_dtype=d.onnx),
+        helper.make_node("ScatterElements", ["x", "at", "updates"], ["scattered"], axis=0),
+    ]
+    infos = {"x": d, "scale": dtypes.float32, "at": dtypes.int64, "updates": d}
+    model = narrow.model_of(nodes, infos, {"wide": dtypes.float32, "back": d, "scattered": d}, opset=25)
+    model.graph.input[1].type.tensor_type.shape.dim.pop()
+    codes = np.arange(0, 1 << d.bits, 3, dtype=np.uint8).view(d.numpy)
+    inputs = [codes, F32(0.25), np.array([1, 3, 2], np.int64), codes[:3]]
+    ours = onnxc.compile(model, cache=False)(*inputs).values()
+    for a, b in zip(ours, simulator.run(model.SerializeToString(), inputs).outputs, strict=True):
+        narrow.assert_same(b, a)
 
 
 def test_machine_code() -> None:

@@ -15,6 +15,7 @@ import onnxc
 from onnxc import gpu
 from onnxc.autodiff.clean import with_factors_outside
 from onnxc.autodiff.reduction import BY_TAPS
+from onnxc.codegen.triton.program import ProgramWriter
 from onnxc.compiler import stages
 from onnxc.compiler.options import CompileOptions
 from onnxc.frontends import onnx_file
@@ -23,7 +24,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
 from onnxc.passes.one_pass_moments import one_pass_moments
-from onnxc.planner.groups import Plan
+from onnxc.planner.groups import FusionOptions, Plan
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.interpret import interpret
 from onnxc.training.graph import Update, slots_of, step_graph
@@ -54,7 +55,7 @@ def model_of(text: str, weights: dict[str, tuple[int, ...]]) -> bytes:
     return found.SerializeToString()
 
 
-def planned(model: bytes) -> Plan:
+def planned(model: bytes, fusion: bool | FusionOptions = True) -> Plan:
     """The plan of a training step in bfloat16."""
     imported = onnx_file.load(model)
     both = joint(
@@ -63,7 +64,7 @@ def planned(model: bytes) -> Plan:
     both = lowered(both, "bfloat16", on_gpu=True)
     update = Update(onnxc.optim.SGD(lr=0.1, momentum=0.9))
     graph = step_graph(both, update, slots_of(both, update), last=True)
-    options = CompileOptions(target="cuda:sm_90")
+    options = CompileOptions(target="cuda:sm_90", fusion=fusion)
     graph = stages.prepared(stages.lowered(graph), options.passes, stages.Stages())
     return gpu.planned(graph, options.fusion_options)
 
@@ -78,6 +79,14 @@ def test_batch_normalization_is_read_once_for_its_sums() -> None:
     sums = [g for g in readers if any(s.reductions for s in g.sections)]
     assert len([g for g in sums if not any(n.op == "window_max" for n in g.nodes)]) == 2
     assert all(v.dtype is dtypes.bfloat16 for g in plan.groups for v in g.stored() if v.t.size == image.t.size)
+
+
+def test_kernels_that_follow_each_other_are_those_that_run_side_by_side() -> None:
+    model = model_of(IMAGES, WEIGHTS)
+    beside, behind = (ProgramWriter(planned(model, FusionOptions(branches=b))).write() for b in (True, False))
+    assert beside.branches and not behind.branches
+    assert beside.source == behind.source
+    assert [s.kernel for s in gpu.launches(beside.steps)] == [s.kernel for s in gpu.launches(behind.steps)]
 
 
 def test_weights_are_converted_once_and_small_kernels_are_merged() -> None:
@@ -140,6 +149,16 @@ def test_moments_in_one_pass(dtype: dtypes.DType, shift: float) -> None:
     rounding = (float(ml_dtypes.finfo(dtype.numpy).eps) * (abs(shift) + 8.0)) ** 2
     np.testing.assert_allclose(variance, wide.var((0, 2, 3), keepdims=True), rtol=1e-5, atol=rounding)
     assert variance.min() >= 0
+
+
+def test_moments_of_large_numbers_in_one_pass() -> None:
+    """Whose squares are beyond float32, where the squares of their deviations are not."""
+    deviations = np.array([0.0, 5e17, 1e30]).repeat(2)[:, None, None]
+    x = (1e20 + deviations * RNG.standard_normal((4, 6, 10, 10))).astype(dtypes.bfloat16.numpy)
+    x[:, 1] = 1e-3
+    _, variance = interpret(one_pass_moments(moments(dtypes.bfloat16, (0, 2, 3))), [x])
+    exact = x.astype(np.float64).var((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(variance, np.where(exact > 1e40, np.inf, exact), rtol=2e-2, atol=1e-12)
 
 
 def test_moments_of_rows_and_of_float32_stay() -> None:

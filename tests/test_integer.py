@@ -391,6 +391,44 @@ def test_dequantized_residual_block(cpu: str) -> None:
         assert np.abs(got - wanted).max() <= 2  # a step of the inner scale is one and a half of the outer's
 
 
+def _moved_between_pairs(scales: Sequence[float], zeros: Sequence[int]) -> onnx.ModelProto:
+    """x quantized; then a reshape, a transpose and a slice, each between a dequantization and a quantization."""
+    moves = [("Reshape", ["shape"], {}), ("Transpose", [], {"perm": [1, 0, 2]}), ("Slice", ["from", "to"], {})]
+    nodes = [helper.make_node("QuantizeLinear", ["x", "s0", "z0"], ["q0"])]
+    for k, (op, more, attrs) in enumerate(moves):
+        nodes += [
+            helper.make_node("DequantizeLinear", [f"q{k}", f"s{k}", f"z{k}"], [f"d{k}"]),
+            helper.make_node(op, [f"d{k}", *more], [f"m{k}"], **attrs),
+            helper.make_node("QuantizeLinear", [f"m{k}", f"s{k + 1}", f"z{k + 1}"], [f"q{k + 1}"]),
+        ]
+    arrays = {"shape": np.array([2, 3, 4]), "from": np.array([1]), "to": np.array([3])}
+    arrays |= {f"s{k}": np.float32(s) for k, s in enumerate(scales)}
+    arrays |= {f"z{k}": np.uint8(z) for k, z in enumerate(zeros)}
+    graph = helper.make_graph(
+        nodes, "moved", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 4])],
+        [helper.make_tensor_value_info("q3", TensorProto.UINT8, None)],
+        [numpy_helper.from_array(np.asarray(a), name) for name, a in arrays.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_what_is_only_moved_between_pairs_stays_integers() -> None:
+    """One rounding is left where all pairs are alike; every other scale or zero point is another rounding."""
+    x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(6, 4)
+    cases = [([0.02] * 4, [7] * 4, 1), ([0.02, 0.02, 0.03, 0.03], [7] * 4, 2), ([0.02] * 4, [7, 8, 8, 0], 3),
+             ([2.0**-60] * 4, [0] * 4, 4)]  # fmt: skip
+    for scales, zeros, left in cases:
+        model = _moved_between_pairs(scales, zeros)
+        graph = onnx_file.load(model)
+        for _, run in passes(PassOptions()):
+            graph = run(graph)
+        assert sum(node.op == "quantize" for node in graph.nodes) == left
+        fed = x * np.float32(scales[0] / 0.02)
+        (found,) = interpret(graph, [fed])
+        (expected,) = ReferenceEvaluator(model).run(None, {"x": fed})
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_a_sum_that_could_wrap_stays_a_float_sum() -> None:
     x, w = np.full((1, 40000), 255, np.uint8), np.full((40000, 1), 255, np.uint8)
     constants = {"x_s": np.float32(1), "x_z": np.uint8(0), "w": w, "w_s": np.float32(1), "w_z": np.uint8(0)}

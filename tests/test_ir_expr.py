@@ -206,6 +206,7 @@ def test_constants_are_plain_ints() -> None:
 def test_comparisons_that_must_be_decided() -> None:
     assert is_less(K, P) and is_less(K * 4, P * 4) and is_less(I * 64 + J, 384)
     assert is_less(S, S + 1) and is_nonnegative(S * P) and not is_nonnegative(S - 1)
+    assert not is_nonnegative(8 * S - S // (1 << 61))  # what it would follow from has too large a factor
     assert never_equal(S + 1, S) and never_equal(J, 64) and not never_equal(S, P)
     assert (
         is_nonnegative(S - S // 2) and is_nonnegative(S - S // 2 - S // 4) and not is_nonnegative(S - 2 * (S // 2) - 1)

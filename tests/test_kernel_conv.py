@@ -1,4 +1,4 @@
-"""The convolution templates (conv.h, conv_dw.h, conv_wino.h), compiled alone and run against float64.
+"""The convolution templates (conv.h, conv_dw.h, conv_wino.h, conv_strassen.h), compiled alone and run against float64.
 
 Every run poisons what it may not read (NaN between the channels of a slice) or write (NaN in the output's
 other channels, a mark behind the scratch), and checks that the division of the work changes no bit.
@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxc.codegen.cpp.convolution import groups_fit_lanes
+from onnxc.codegen.cpp.convolution import groups_fit_lanes, pack_strassen
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -35,6 +35,7 @@ SOURCE = """
 #include "conv.h"
 #include "conv_dw.h"
 #include "conv_wino.h"
+#include "conv_strassen.h"
 struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last; };
 #define KERNEL(name, count, bytes, items) \\
   extern "C" i64 name##_count(const ConvShape *s) { return count(*s); } \\
@@ -52,6 +53,7 @@ KERNEL(direct_short, conv_items_count, conv_scratch, (conv_items<CONV_BOTH, true
   static i64 bytes##y##x##step(const ConvShape &s) { return conv_wino_scratch<y, x, step>(s); } \\
   KERNEL(wino##y##x##step, count##y##x##step, bytes##y##x##step, (conv_wino_items<y, x, step>))
 WINO(2, 2, 1) WINO(4, 4, 1) WINO(1, 2, 1) WINO(1, 4, 1) WINO(2, 1, 1) WINO(4, 1, 1) WINO(2, 2, 2) WINO(4, 4, 2)
+KERNEL(strassen, conv_strassen_count, conv_strassen_scratch, conv_strassen_items)
 #define DW(k, s) KERNEL(dw##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s>))
 #define GROUPED(k, s) KERNEL(grouped##k##s, conv_dw_count, conv_dw_scratch, (conv_dw_items<k, s, true>))
 GROUPED(0, 0) GROUPED(3, 1) GROUPED(3, 2)
@@ -237,7 +239,7 @@ def run(lib: ctypes.CDLL, kernel: str, c: Case, x: F32, w: F32, b: F32, parts: i
     out = aligned(c.n * oh * ow * ops, np.nan)
     scratch = aligned(size + 16, np.nan)
     scratch[size:] = 1234.5
-    if kernel.startswith(("direct", "wide", "wino")):
+    if kernel.startswith(("direct", "wide", "wino", "strassen")):
         lib.fresh(ctypes.c_void_p(scratch.ctypes.data))
     for i in range(parts):
         first, last = count * i // parts, count * (i + 1) // parts
@@ -387,6 +389,47 @@ def test_winograd_with_a_stride(lib: ctypes.CDLL, m: int, ci: int) -> None:
         g = 1 + co % 2
         c = Case(1 + ci % 2, h, w, g * ci, g * co, s=(2, 2), p=(ci % 3, 1, 2, co % 3), g=g, slack=ci % 4)
         check(lib, f"wino{m}{m}2", c, partial(pack, groups=g), limit)
+
+
+def pack_halves(w: F32, panel: int) -> F32:
+    """OIHW weights for conv_strassen.h."""
+    return packed(pack_strassen(w, panel, 1))
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        Case(1, 14, 14, 64, 192, k=(1, 1)),
+        Case(3, 7, 7, 544, 64, k=(1, 1), slack=5),
+        Case(2, 9, 6, 1024, 128, k=(1, 1), s=(2, 1)),
+        Case(1, 41, 40, 96, 64, k=(1, 1), s=(1, 3)),
+        Case(2, 1, 1, 32, 64, k=(1, 1)),
+    ],
+)
+def test_strassen(lib: ctypes.CDLL, c: Case) -> None:
+    """Images of odd and even numbers of pixels, blocks of them, long sums; an image alone has the bits of the batch."""
+    check(lib, "strassen", c, pack_halves, 1e-5)
+    rng = np.random.default_rng(c.ci)
+    x = rng.standard_normal((c.n, c.ci, c.h, c.w)).astype(np.float32)
+    w = pack_halves(rng.standard_normal((c.co, c.ci, 1, 1)).astype(np.float32), function(lib, "panel")())
+    b = packed(np.zeros(c.co))
+    if c.n > 1:
+        x[0, 0, 0, 0] = np.nan  # nor does it reach the others
+        alone = run(lib, "strassen", replace(c, n=1), x[1:2], w, b, 1)
+        assert np.array_equal(run(lib, "strassen", c, x, w, b, 3)[1:2], alone)
+
+
+def test_strassen_of_channels_of_different_scales(lib: ctypes.CDLL) -> None:
+    """What meets in its sums is brought to one scale: each output channel is as exact as if it were alone."""
+    c, rng = Case(1, 8, 9, 128, 128, k=(1, 1)), np.random.default_rng(5)
+    inner, outer = (10.0 ** rng.uniform(-4, 4, n) for n in (c.ci, c.co))
+    outer[[3, 70]] = 0
+    x = (rng.standard_normal((1, c.ci, c.h, c.w)) * inner[:, None, None]).astype(np.float32)
+    w = (rng.standard_normal((c.co, c.ci, 1, 1)) * outer[:, None, None, None] / inner[:, None, None]).astype(np.float32)
+    y = run(lib, "strassen", c, x, pack_halves(w, function(lib, "panel")()), packed(np.zeros(c.co)), 1)
+    want = reference(c, x, w, np.zeros(c.co, np.float32))
+    rms = np.sqrt((want**2).mean(axis=(0, 2, 3)))
+    assert (np.abs(y - want).max(axis=(0, 2, 3)) <= 1e-5 * np.maximum(rms, 1e-6 * rms.max())).all()
 
 
 @pytest.mark.parametrize("m", [(1, 2), (1, 4), (2, 1), (4, 1)])

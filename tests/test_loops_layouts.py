@@ -180,6 +180,24 @@ def test_strided_vectors_stay_inside_the_array(cpu: Level) -> None:
         check(p, arrays(p))
 
 
+def test_channels_that_are_shuffled_after_they_are_joined() -> None:
+    """Lanes then take turns between two tensors: both are computed as vectors, and neither is read past its ends."""
+
+    def shuffled(b: Builder, x: Value, y: Value) -> Value:
+        if x.dtype.is_float:
+            x, y = b.exp(x), b.abs(y)
+        joined = b.concat([x, y], 1)
+        rows, n = joined.shape
+        return b.one("copy", b.reshape(b.transpose(b.reshape(joined, (rows, 2, n // 2)), (0, 2, 1)), (rows, n)))
+
+    wanted = (dtypes.float32, dtypes.float16, dtypes.boolean)
+    programs = compile_graphs([graph(shuffled, (3, 15), (3, 23), dtype=dtype) for dtype in wanted])
+    for p in programs:
+        check(p, [RNG.integers(-2, 3, [int(d) for d in v.shape]).astype(v.dtype.numpy) for v in p.graph.inputs])
+    if isinstance(programs[0], Compiled):
+        assert "Part{1}" not in programs[0].program.source
+
+
 @pytest.mark.parametrize("cpu", LEVELS, ids=lambda cpu: cpu.name)
 @pytest.mark.parametrize(
     "dtype", [dtypes.uint8, dtypes.int16, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.int64], ids=str

@@ -475,6 +475,9 @@ def pools() -> Iterator[Case]:
             yield Case("AveragePool", [x], {**attrs, "count_include_pad": include})
             if "dilations" not in attrs and "ceil_mode" not in attrs:
                 yield Case("AveragePool", [x], {**attrs, "count_include_pad": include}, opset=10)
+    short = f32(1, 2, 2, 5)  # an axis of which no window is, by one element
+    for name in ("MaxPool", "AveragePool", "LpPool"):
+        yield Case(name, [short], {"kernel_shape": [3, 3], "pads": [0, 1, 0, 0]})
     yield Case("MaxPool", [x], {"kernel_shape": [2, 2], "storage_order": 1, "strides": [2, 2]}, outputs=2)
     yield Case("MaxPool", [ints(0, 255, 1, 2, 5, dtype=np.uint8)], {"kernel_shape": [3], "pads": [1, 1]})
     for low, dtype in ((0, np.uint8), (-128, np.int8)):  # the padding is nobody's maximum
@@ -857,6 +860,9 @@ def samplings() -> Iterator[Case]:
         }
         yield Case("RoiAlign", [x, rois, i64(0, 1, 0)], {**attrs, "spatial_scale": 0.8}, opset=16, atol=1e-5)
         yield Case("RoiAlign", [x, rois, i64(0, 1, 0)], {**attrs, "mode": "max"}, opset=16, atol=1e-5)
+        inside, infinite = np.array([[0, 0, 4, 4], [1, 1, 6, 6]], np.float32), f32(1, 2, 6, 6)
+        infinite[0, 0, 2, 2] = np.inf  # where neighbours of a weight of 0 may be
+        yield Case("RoiAlign", [infinite, inside, i64(0, 0)], {**attrs, "mode": "max"}, opset=16, atol=1e-5)
     offsets = f32(2, 2 * 2 * 4, 4, 5)
     inputs = [f32(2, 4, 5, 6), f32(6, 2, 2, 2), offsets, f32(6), pos(2, 2 * 4, 4, 5)]
     yield Case("DeformConv", inputs, {"group": 2, "offset_group": 2}, opset=19, dynamic=False, rtol=1e-4, atol=1e-4)

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxc.errors import PackageError
+from onnxc.errors import PackageError, ToolchainError
 from onnxc.runtime import package as package_module
-from onnxc.runtime.package import Package, load_library, open_package, write_package
-from onnxc.runtime.toolchain import Source, compile_library
+from onnxc.runtime.package import Package, is_library, load_library, open_package, write_package
+from onnxc.runtime.toolchain import Compiler, Source, compile_library
 
 spawn = multiprocessing.get_context("spawn")
 MANIFEST = {"name": "m", "inputs": [{"name": "x", "shape": [2, "n"]}], "text": "é\u0000"}
@@ -353,6 +353,20 @@ def test_what_is_no_library(tmp_path: Path, code: bytes) -> None:
     write_package(tmp_path / "m", {}, {"program.so": code})
     with open_package(tmp_path / "m") as package, pytest.raises(PackageError, match=r"'program\.so'"):
         package.load("program.so")
+
+
+def test_a_library_that_is_cut_off(tmp_path: Path) -> None:
+    """To load one would end the process. From a compiler it is that one's fault, and goes into no cache."""
+    code = program(1)
+    assert is_library(code) and not any(is_library(code[:n]) for n in range(len(code)))
+    with pytest.raises(PackageError, match="is cut off"):
+        load_library(code[:3000])
+    script = tmp_path / "cxx"
+    (tmp_path / "cut").write_bytes(code[:3000])
+    script.write_text(f'#!/bin/sh\nfor last; do :; done\ncp {tmp_path}/cut "$last"\n')
+    script.chmod(0o700)
+    with pytest.raises(ToolchainError, match="made no library: 3000 bytes"):
+        compile_library([Source("one.cpp", "")], compiler=Compiler((str(script),), "gcc", "", ""))
 
 
 def read_all(path: str) -> None:

@@ -11,6 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
+from onnxc.frontends import onnx_file
+from onnxc.passes.decompose import decompose
+from onnxc.primitives.interpret import interpret
 
 pytestmark = pytest.mark.every_target
 
@@ -19,15 +22,16 @@ STEPS, BATCH, INPUT, HIDDEN = 5, 3, 4, 7
 
 
 def recurrent_model(
-    op: str, directions: int, extras: dict[str, np.ndarray], dynamic: bool = False, **attrs: object
-) -> onnx.ModelProto:
+    op: str, directions: int, extras: dict[str, np.ndarray], dynamic: bool = False, hidden: int = HIDDEN,
+    **attrs: object,
+) -> onnx.ModelProto:  # fmt: skip
     """One node with constant weights of a fixed seed; `extras` are further constant inputs by their ONNX name."""
     rng = np.random.default_rng(1)
     gates = GATES[op]
     weights = {
-        "W": rng.standard_normal((directions, gates * HIDDEN, INPUT)) * 0.4,
-        "R": rng.standard_normal((directions, gates * HIDDEN, HIDDEN)) * 0.4,
-        "B": rng.standard_normal((directions, 2 * gates * HIDDEN)) * 0.2,
+        "W": rng.standard_normal((directions, gates * hidden, INPUT)) * 0.4,
+        "R": rng.standard_normal((directions, gates * hidden, hidden)) * 0.4 * (HIDDEN / hidden) ** 0.5,
+        "B": rng.standard_normal((directions, 2 * gates * hidden)) * 0.2,
         **extras,
     }
     order = ["W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"]
@@ -39,7 +43,7 @@ def recurrent_model(
         for k, v in weights.items()
     ]
     outputs = ["Y", "Y_h", "Y_c"][: 3 if op == "LSTM" else 2]
-    node = helper.make_node(op, ["X", *used], outputs, hidden_size=HIDDEN, **attrs)
+    node = helper.make_node(op, ["X", *used], outputs, hidden_size=hidden, **attrs)
     shape = ["t", BATCH, INPUT] if dynamic else [STEPS, BATCH, INPUT]
     graph = helper.make_graph(
         [node], "g", [helper.make_tensor_value_info("X", TensorProto.FLOAT, shape)],
@@ -48,13 +52,17 @@ def recurrent_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def agrees(model: onnx.ModelProto, steps: int = STEPS, compiled: onnxc.CompiledModel | None = None) -> None:
-    x = np.random.default_rng(2).standard_normal((steps, BATCH, INPUT)).astype(np.float32)
+def unoptimized(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    """onnxruntime's answers."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    expected = ort.InferenceSession(model.SerializeToString(), options).run(None, {"X": x})
+    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, {"X": x}))
+
+
+def agrees(model: onnx.ModelProto, steps: int = STEPS, compiled: onnxc.CompiledModel | None = None) -> None:
+    x = np.random.default_rng(2).standard_normal((steps, BATCH, INPUT)).astype(np.float32)
     found = (compiled or onnxc.compile(model)).run(None, {"X": x})
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(found, unoptimized(model, x), strict=True):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
@@ -91,6 +99,36 @@ def test_other_activations() -> None:
 @pytest.mark.parametrize("linear", [0, 1])
 def test_gru_reset_before_or_after(linear: int) -> None:
     agrees(recurrent_model("GRU", 1, {}, linear_before_reset=linear))
+
+
+def test_large_directions_step_together() -> None:
+    """One loop takes a step of both directions; where their activations differ, each has a loop."""
+    rng = np.random.default_rng(3)
+    sizes = {"LSTM": 92, "GRU": 105, "RNN": 182}
+    more: dict[str, dict[str, object]] = {"LSTM": {"layout": 0}, "GRU": {"linear_before_reset": 0}, "RNN": {}}
+    more["apart"] = {"activations": ["Tanh", "Relu"]}
+    nodes, inits, outputs = [], [], []
+    for k, (name, attrs) in enumerate(more.items()):
+        op = name if name in GATES else "RNN"
+        n = sizes[op]
+        extras = {"initial_h": rng.standard_normal((2, BATCH, n))}
+        if op != "RNN":
+            extras["sequence_lens"] = np.array([STEPS, 2, 0])
+        if op == "LSTM":
+            extras |= {"initial_c": rng.standard_normal((2, BATCH, n)), "P": rng.standard_normal((2, 3 * n)) * 0.3}
+        graph = recurrent_model(op, 2, extras, hidden=n, direction="bidirectional", **attrs).graph
+        onnx.compose.add_prefix_graph(graph, f"{k}_", rename_inputs=False, inplace=True)
+        nodes, inits, outputs = [*nodes, *graph.node], [*inits, *graph.initializer], [*outputs, *graph.output]
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, [STEPS, BATCH, INPUT])
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], outputs, inits),
+        opset_imports=[helper.make_opsetid("", 20)], ir_version=10,
+    )  # fmt: skip
+    primitives = decompose(onnx_file.load(model))
+    assert sum(node.op == "scan" for node in primitives.nodes) == len(GATES) + 2
+    fed = np.random.default_rng(2).standard_normal((STEPS, BATCH, INPUT)).astype(np.float32)
+    for a, b in zip(interpret(primitives, [fed]), unoptimized(model, fed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("op", GATES)

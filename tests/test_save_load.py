@@ -190,6 +190,20 @@ def test_damaged_manifest(saved: Path, changes: dict[str, Any]) -> None:
         onnxc.load(rewritten(saved, **changes))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outputs": [["y", "float32", ["s0", 1], ["N", 1]]]}, {"outputs": []},
+        {"inputs": [["x", "float32", ["s0", 1], ["N", 1]]]},
+        {"arena": {"sizes": [8], "which": [0], "first": [0], "last": [0]}},
+    ],
+)  # fmt: skip
+def test_sizes_that_the_program_was_not_compiled_for(saved: Path, changes: dict[str, Any]) -> None:
+    """It would read and write outside of its memory."""
+    with pytest.raises(errors.PackageError, match="sizes are not those"):
+        onnxc.load(rewritten(saved, **changes))
+
+
 def test_failed_save_leaves_nothing(model: CompiledModel, tmp_path: Path) -> None:
     with pytest.raises(errors.PackageError):
         model.save(tmp_path / "no such folder" / "m.onnxc")

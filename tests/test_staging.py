@@ -18,6 +18,7 @@ import onnxc
 from onnxc.cli import app
 from onnxc.errors import InputError, OnnxcError, RunError
 from onnxc.frontends import onnx_file
+from onnxc.host.selection import _unique_slices
 from onnxc.passes.decompose import decompose
 from onnxc.runtime.staged import StagedModel
 from onnxc.staging.cut import cut
@@ -223,6 +224,18 @@ def test_dtypes(dtype: Any) -> None:
         same(got["p"], np.array(np.nonzero(x), np.int64), "NonZero")
         same(got["y"], x[c], "Compress")
         same(got["u"], np.unique(x), "Unique")
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint16, np.int64, np.float16, np.float64])
+def test_unique_slices_as_numpy_finds_them(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    for shape, axis in (((50, 3), 0), ((2, 40, 2), 1), ((9,), 0), ((1, 4), -1)):
+        x = np.where(rng.random(shape) < 0.2, -0.0, rng.integers(-2, 3, shape)).astype(dtype)
+        found = _unique_slices(x, axis)
+        assert found is not None
+        for a, b in zip(found, np.unique(x, True, True, True, axis=axis), strict=True):
+            np.testing.assert_array_equal(a, b.reshape(a.shape))
+    assert _unique_slices(np.array([[np.nan]]), 0) is None
 
 
 def test_strings_and_bfloat16() -> None:

@@ -8,14 +8,17 @@ import stat
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from onnxc.compiler import machine_code
 from onnxc.errors import ToolchainError
 from onnxc.runtime import toolchain
 from onnxc.runtime.cache import Cache
+from onnxc.runtime.cpu import level
 from onnxc.runtime.package import load_library
-from onnxc.runtime.toolchain import Source, compile_library, find_compiler
+from onnxc.runtime.toolchain import Source, compile_library, compile_object, find_compiler
 
 EXPORT = 'extern "C" __attribute__((visibility("default"))) '
 
@@ -100,6 +103,12 @@ def test_a_damaged_cache_entry_is_no_matter(forget: None, tmp_path: Path, monkey
 # ---------------------------------------------------------------- compiling
 
 
+def test_no_place_for_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(ToolchainError, match="cannot write the sources"):
+        compile_library([Source("one.cpp", "")])
+
+
 def test_one_source(scratch: Path) -> None:
     code = compile_library([Source("one.cpp", EXPORT + "int f(int x) { return x + VALUE; }")], flags=["-DVALUE=41"])
     assert load_library(code).f(1) == 42
@@ -114,6 +123,41 @@ def test_several_sources_and_a_header() -> None:
     for jobs in (1, 3):
         code = compile_library([*sources, main], headers={"common.h": header}, jobs=jobs)
         assert load_library(code).f() == 100
+
+
+APART = """#pragma once
+template <class T> __attribute__((noinline)) T two(T x) { return 2 * x; }
+template <class T> __attribute__((noinline)) T ten(T x) { return 10 * x; }
+#ifdef ONNXC_APART
+ONNXC_APART int two<int>(int);
+ONNXC_APART int ten<int>(int);
+#endif
+"""
+
+
+def test_what_programs_share_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of it, a library has what its program uses. A damaged object in the cache is compiled again."""
+    made = []
+
+    def counted(source: Source, **options: Any) -> bytes:
+        made.append(source.text)
+        return compile_object(source, **options)
+
+    (tmp_path / "apart.h").write_text(APART)
+    monkeypatch.setattr(machine_code, "compile_object", counted)
+    monkeypatch.setattr(machine_code, "INCLUDE", tmp_path)
+    monkeypatch.setattr(machine_code, "APART", ("apart.h", "other.h"))
+    cache = Cache(tmp_path / "cache")
+    texts = [f'#include "apart.h"\n{EXPORT}int f(int x) {{ return two(x) + {k}; }}' for k in range(3)]
+    for k, text in enumerate(texts):
+        if k != 1:  # as in a process of its own
+            monkeypatch.setattr(machine_code, "_objects", {})
+        code = machine_code.MachineCode(cache).library([text], level())
+        assert load_library(code).f(20) == 40 + k
+        assert b"3twoIiE" in code and b"3tenIiE" not in code
+        assert made == ['#include "apart.h"\n'] * (1 if k < 2 else 2)
+        for entry in (tmp_path / "cache").glob("v1/*/*") if k == 1 else ():
+            entry.write_bytes(entry.read_bytes()[:-1])
 
 
 def test_the_same_source_gives_the_same_bytes() -> None:

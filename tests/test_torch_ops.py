@@ -6,6 +6,8 @@ compiled.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -112,6 +114,58 @@ def test_means_of_windows_of_an_open_size(monkeypatch: pytest.MonkeyPatch) -> No
             close(found, expected)
             (wanted,), (grad,) = (torch.autograd.grad(sum((y**3).sum() for y in ys), x) for ys in (expected, found))
             close(grad, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("nn.functional.max_pool2d", "int32"), ("nn.functional.max_pool2d", "int64"),
+        ("nn.functional.embedding_bag", "bfloat16"), ("grid_sampler_3d", "float16"),
+    ],
+)  # fmt: skip
+def test_samples_of_other_dtypes(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    outcome = checked(name, most=2, dtype=getattr(torch, dtype))
+    assert outcome.samples and not outcome.wrong and not outcome.failed
+
+
+ROW, FIVE, BEFORE = torch.ones(1, 4), torch.ones(5, 4), torch.tensor([-1])
+REFUSED = {
+    "embedding": lambda: torch.nn.functional.embedding(BEFORE, FIVE),
+    "embedding_bag": lambda: torch.nn.functional.embedding_bag(BEFORE[None], FIVE),
+    "index_select": lambda: FIVE.index_select(0, BEFORE),
+    "gather": lambda: FIVE.gather(0, BEFORE[None]),
+    "scatter": lambda: FIVE.scatter(0, BEFORE[None], 1.0),
+    "scatter_add": lambda: FIVE.scatter_add(0, BEFORE[None], ROW),
+    "index_add": lambda: FIVE.index_add(0, BEFORE, ROW),
+    "index_add of another shape": lambda: FIVE.index_add(0, BEFORE + 1, ROW[:, :1]),
+    "max of nothing": lambda: FIVE[:0].max(),
+    "complex": lambda: torch.complex(FIVE, FIVE.double()),
+    "masked_scatter": lambda: FIVE.masked_scatter(FIVE.byte(), FIVE),
+}
+
+
+@pytest.mark.parametrize("f", REFUSED.values(), ids=REFUSED)
+def test_what_pytorch_refuses(f: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative indices above all, which count from the end for other ops."""
+    monkeypatch.setattr(program, "compile", Interpreted)
+    with fresh(), torch.no_grad():
+        with pytest.raises((RuntimeError, IndexError)):
+            f()
+        with pytest.raises(Exception):  # noqa: B017 numpy's, where a compiled program has its own
+            through(f)()
+
+
+def test_indices_that_count_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    x, rows = torch.randn(5, 4), torch.tensor([-1, 0])
+
+    def f(x: Any, rows: Any) -> Any:
+        taken = torch.take_along_dim(x, rows[:, None], 0)
+        return x[rows], x.index_put((rows,), torch.ones(4)), x.index_fill(0, rows, 2.0), taken
+
+    with fresh(), torch.no_grad():
+        close(through(f)(x, rows), f(x, rows))
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -67,6 +67,33 @@ def test_views_of_a_result(dynamic: bool) -> None:
     assert not graph.fallbacks and len(graph.programs) == 1
 
 
+def test_views_with_elements_in_common() -> None:
+    """Parts of a tensor that overlap share their memory; an expanded tensor has each element once."""
+
+    def f(x: Any) -> Any:
+        y, z = x * 2, x + 1
+        return y[0][1:], y.view(-1)[2:6], z[:1].expand(5, 4), *(x - 1).chunk(2)
+
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        found = through(f)(x)
+        same(found, f(x))
+        assert memory(found[0]) == memory(found[1]) and memory(found[3]) != memory(found[4])
+        found[1].zero_()
+        assert not found[0][1:].any()
+    assert not fallbacks()
+
+
+def test_changed_arguments_with_elements_in_common() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return x.add_(1), y.mul_(2)
+
+    a, b = torch.ones(6), torch.ones(6)
+    with torch.no_grad():
+        same(through(f)(a[:3], a[2:]), f(b[:3], b[2:]))
+    assert torch.equal(a, b)
+
+
 def test_views_of_an_argument_that_is_changed() -> None:
     def f(x: Any) -> Any:
         before = x[:2] * 1

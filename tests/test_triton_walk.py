@@ -42,6 +42,8 @@ def both(simulator: Simulator, text: str, *inputs: Array, **options: Any) -> tup
     assert not plain.error[0] and BACK not in plain.source and TURNED not in plain.source
     found = simulator.run(model, inputs, limits=LARGE, **options)
     assert found.kinds == plain.kinds and not found.error[0]
+    switched = simulator.run(model, inputs, limits=LARGE, **{**options, "fusion": {"walks": False}})
+    assert switched.source == plain.source
     for x, y in zip(found.outputs, plain.outputs, strict=True):
         assert x.tobytes() == y.tobytes()
     return found.source, found.outputs

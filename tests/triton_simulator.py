@@ -38,7 +38,7 @@ class Request:
     fusion: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, int] = field(
         default_factory=dict
-    )  # of modules of onnxc.codegen.triton, made smaller than they are
+    )  # of modules of onnxc.codegen.triton, and of onnxc.planner.relay, made smaller than they are
     tile: dict[str, int] | None = None  # of every loop nest with reductions
     dtype: str | None = None  # as of onnxc.compile
     descriptors: bool = False  # whether tiles are read through descriptors, as on later GPUs
@@ -297,6 +297,7 @@ class Interpreter:
         namespace["ox_exp2_half"] = namespace["libdevice"].exp2
         namespace["ox_rcp_half"] = lambda x: 1.0 / x
         namespace["ox_again"] = lambda x: x
+        namespace["ox_codes"] = _codes
         return namespace
 
     # ------------------------------------------------------------ programs
@@ -308,8 +309,12 @@ class Interpreter:
         with np.errstate(all="ignore"):
             return Run(self, program, graph, values, request.descriptors).answer(request.inputs)
 
-    def launch(self, function: Callable[..., None], types: Sequence[str], words: Sequence[int], programs: int) -> None:
-        """Runs all programs of a kernel, the last one first. Each argument is a word: a number or an address."""
+    def launch(
+        self, function: Callable[..., None], types: Sequence[str], words: Sequence[int], programs: int, waits: bool
+    ) -> None:
+        """Runs all programs of a kernel, the last one first, unless some wait for others. Each argument is a word: a
+        number or an address.
+        """
         from triton import language as tl
 
         integers = {"i32": np.int32, "i64": np.int64}
@@ -320,7 +325,7 @@ class Interpreter:
             arguments.append(tl.tensor(handle, handle.dtype))
         builder = self.interpreter.interpreter_builder
         builder.set_grid_dim(programs, 1, 1)
-        for turn in reversed(range(programs)):
+        for turn in range(programs) if waits else reversed(range(programs)):
             builder.set_grid_idx(turn, 0, 0)
             function(*arguments)
 
@@ -357,6 +362,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     from onnxc.compiler.options import CompileOptions
     from onnxc.compiler.stages import Stages, prepared
     from onnxc.frontends import onnx_file
+    from onnxc.planner import relay
     from onnxc.planner.groups import FusionOptions
 
     class Numbered(Decisions):
@@ -368,12 +374,11 @@ def program_of(request: Request) -> tuple[Any, Any]:
     graph = onnx_file.load(onnx.ModelProto.FromString(request.model))
     passes = CompileOptions(target="cuda", dtype=request.dtype).passes
     graph = prepared(graph, passes, Stages())
-    fused = gpu.planned(graph, FusionOptions(**request.fusion))
     changed: dict[tuple[Any, str], Any] = {(kernel, "WIDE"): 1} if request.wide else {}
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul)
+    places = (tiles, walk, matmul, relay)
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked
@@ -382,6 +387,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     try:
         for (module, name), value in changed.items():
             setattr(module, name, value)
+        fused = gpu.planned(graph, FusionOptions(**request.fusion))
         return fused.graph, ProgramWriter(fused, Options(), Numbered(architecture=request.architecture)).write()
     finally:
         for (module, name), value in before.items():
@@ -466,7 +472,8 @@ class Run:
         programs = self.size(step.programs)
         if function.resident:
             programs = min(programs, MULTIPROCESSORS * function.resident)
-        self.owner.launch(self.functions[function.name], types, words, programs)
+        waits = "ox_await(" in self.program.kernels[function.name]
+        self.owner.launch(self.functions[function.name], types, words, programs, waits)
 
     def _word(self, argument: Any) -> int:
         from onnxc.codegen.triton.program import Size
@@ -494,6 +501,13 @@ def _convert_float(x: Array, source: Any, target: Any, rounding: Any) -> Array:
     }  # fmt: skip
     bits = getattr(np, f"uint{target.primitive_bitwidth}")
     return np.ascontiguousarray(x).view(kinds[str(source)]).astype(kinds[str(target)]).view(bits).reshape(x.shape)
+
+
+def _codes(x: Any, shift: int, bits: int, asm: str) -> Any:
+    """What `ox_codes` does in PTX."""
+    from triton import language as tl
+
+    return ((x >> shift) & ((1 << bits) - 1)).to(tl.float16) - float(1 << (bits - 1))
 
 
 class Libdevice:

@@ -175,16 +175,16 @@ class Job:
             return assembled(graph, plan, part_made, options.to_json(), self.stages.seconds)
 
         found = whole()
-        if self.tuning is None or not self._tuned_parts(graph, StagedModel(*found, threads=options.threads), parts):
+        if self.tuning is None or not self._tuned_parts(graph, self._model(found), parts):
             return found
         return whole()
 
     # ------------------------------------------------------------ measuring
 
-    def _tuned_parts(self, graph: Graph, model: StagedModel, parts: Sequence[Graph]) -> bool:
+    def _tuned_parts(self, graph: Graph, model: CompiledModel, parts: Sequence[Graph]) -> bool:
         """Measures the choices of each program, with what it is given in a call of the model. Whether there are any."""
         tuning = self.tuning
-        assert tuning is not None
+        assert tuning is not None and isinstance(model, StagedModel)
         if not entries.choices(model.manifest):
             return False
         feeds = tuning.inputs or random_inputs(graph, seed=tuning.seed, dims=tuning.dims)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,16 +17,24 @@ from onnxc.fingerprint import code_digest
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import Level
 from onnxc.runtime.library import NATIVE
-from onnxc.runtime.toolchain import Compiler, Source, compile_library, find_compiler
+from onnxc.runtime.toolchain import Compiler, Source, compile_library, compile_object, find_compiler
 
 INCLUDE = Path(cpp.__file__).parent / "include"
 
+# Headers of which a part is compiled apart from programs (`ONNXC_APART` in vec.h), where the linker can leave out what
+# a program does not use.
+APART = ("attention.h", "conv.h", "matmul.h") if sys.platform.startswith("linux") else ()
+
 _CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)  # the nodes of a kernel, in a comment
+
+_objects: dict[str, bytes] = {}  # of this process
 
 
 class MachineCode:
     """Makes shared libraries of programs, and one of programs that differ only in the nodes that they cite: branches
     of an If, say. With a cache, that holds for other compiles too: models with other weights share their code.
+
+    What of kernel templates depends on no kernel is compiled once, and linked to each library that uses it.
     """
 
     def __init__(self, cache: Cache | None = None) -> None:
@@ -50,19 +60,51 @@ class MachineCode:
         code = known[32:]
         return code if sha256(code).digest() == known[:32] else None
 
-    def _compiled(self, key: str, sources: Sequence[str], cpu: Level, compiler: Compiler, bare: bool) -> bytes:
-        code = compile_library(
-            [Source(f"part{k}.cpp", text) for k, text in enumerate(sources)],
-            include=[INCLUDE, NATIVE],
-            flags=[*cpu.flags],
-            link_flags=[] if bare else ["-Wl,-z,defs"],
-            bare=bare,
-            compiler=compiler,
-        )
+    def _store(self, key: str, code: bytes) -> None:
         if self.cache is not None:
             with contextlib.suppress(CacheError):  # the disk is full
                 self.cache.put(key, [sha256(code).digest(), code])
+
+    def _compiled(self, key: str, sources: Sequence[str], cpu: Level, compiler: Compiler, bare: bool) -> bytes:
+        apart = [name for name in APART if any(f'#include "{name}"' in text for text in sources)]
+        with self._objects(apart, cpu, compiler) as objects:
+            code = compile_library(
+                [Source(f"part{k}.cpp", text) for k, text in enumerate(sources)],
+                include=[INCLUDE, NATIVE],
+                flags=[*cpu.flags, *(["-DONNXC_APART=extern template"] if apart else [])],
+                link_flags=[] if bare else ["-Wl,-z,defs"],
+                objects=objects,
+                bare=bare,
+                compiler=compiler,
+            )
+        self._store(key, code)
         return code
+
+    @contextlib.contextmanager
+    def _objects(self, names: Sequence[str], cpu: Level, compiler: Compiler) -> Iterator[list[Future[bytes]]]:
+        """The objects of headers in `APART`: those that are not known are compiled meanwhile."""
+        with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+            yield [self._object(name, cpu, compiler, pool) for name in names]
+
+    def _object(self, name: str, cpu: Level, compiler: Compiler, pool: ThreadPoolExecutor) -> Future[bytes]:
+        target = [cpu.name, cpu.machine, cpu.flags, sorted(cpu.features)]
+        key = digest("object", target, [compiler.identity, code_digest()], name)
+
+        def made() -> bytes:
+            source = Source("apart.cpp", f'#include "{name}"\n')
+            flags = [*cpu.flags, "-DONNXC_APART=template"]
+            code = compile_object(source, include=[INCLUDE, NATIVE], flags=flags, compiler=compiler)
+            self._store(key, code)
+            _objects[key] = code
+            return code
+
+        known = _objects.get(key) or self._stored(key)
+        if known is None:
+            return pool.submit(made)
+        _objects[key] = known
+        future: Future[bytes] = Future()
+        future.set_result(known)
+        return future
 
 
 def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:

@@ -110,7 +110,7 @@ class CompileOptions:
             self.fold_bytes,
             self.attention and (gpu or self.dtype is None),  # the CPU has a kernel for float32 alone
             self.integer and not gpu,
-            weight_only=not gpu,
+            packed_halves=gpu,
             half_attention=gpu,
             filled_attention=gpu,
             stepped_attention=not gpu,

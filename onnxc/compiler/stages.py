@@ -20,6 +20,7 @@ from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import Model
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
+from onnxc.manifest import layout_of
 from onnxc.passes.decompose import decompose
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.passes.random_state import lift_random_state
@@ -30,6 +31,7 @@ from onnxc.primitives.places import is_foreign
 from onnxc.primitives.verify import verify
 from onnxc.runtime.cpu import Level, has_byte_products
 from onnxc.runtime.mapped import forgetting
+from onnxc.runtime.model import LAYOUT, layout_digest
 
 if TYPE_CHECKING:
     from onnxc.codegen.triton.program import Program as GpuProgram
@@ -127,6 +129,8 @@ def written(graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOpt
     with no_surprises("code generation"):
         kernels = replace(kernels, vnni=has_byte_products(cpu))
         program = ProgramWriter(fused, cpu.vector_length, kernels).write()
+        text = layout_digest(layout_of(graph, program), program.weights.nbytes)
+        program.sources[-1] += f'OX_EXPORT const char *{LAYOUT}() {{ return "{text}"; }}\n'
     stages.done("generate")
     return program
 

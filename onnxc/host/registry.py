@@ -24,6 +24,25 @@ def host_function(define: _F) -> _F:
     return define
 
 
+def passes_on(*looks_at: int) -> Callable[[_F], _F]:
+    """Says of a host function that it hands values on without looking at them, but for the arguments at these places.
+
+    Where values lie on a GPU they stay there.
+    """
+
+    def mark(define: _F) -> _F:
+        define.looks_at = looks_at  # type: ignore[attr-defined]
+        return define
+
+    return mark
+
+
+def looked_at(function: Function) -> tuple[int, ...] | None:
+    """The places of the arguments whose content a function looks at; None: all of them."""
+    found: tuple[int, ...] | None = getattr(function, "looks_at", None)
+    return found
+
+
 @cache
 def table() -> dict[str, Function]:
     """Every function by name. Importing the modules of `onnxc.host` fills it."""

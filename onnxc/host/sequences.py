@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.errors import LimitError, RunError
-from onnxc.host.registry import host_function
+from onnxc.host.registry import host_function, passes_on
 
 Array = np.ndarray[Any, Any]
 MOST_PARTS = 1 << 22  # of a split: each is an array of its own, of a hundred bytes and more
@@ -23,18 +23,21 @@ def _place(values: Sequence[Any], position: Array, end: int) -> int:
 
 
 @host_function
+@passes_on()
 def sequence_construct(*values: Any) -> tuple[list[Any]]:
     """A sequence of these values."""
     return (list(values),)
 
 
 @host_function
+@passes_on(1)
 def sequence_at(values: list[Any], position: Array) -> Any:
     """The value at a position, which counts from the end where it is negative."""
     return values[_place(values, position, len(values))]
 
 
 @host_function
+@passes_on(2)
 def sequence_insert(values: list[Any], value: Any, position: Array | None = None) -> tuple[list[Any]]:
     """The sequence with one more value before a position, or at its end."""
     at = len(values) if position is None else _place(values, position, len(values) + 1)
@@ -42,6 +45,7 @@ def sequence_insert(values: list[Any], value: Any, position: Array | None = None
 
 
 @host_function
+@passes_on(1)
 def sequence_erase(values: list[Any], position: Array | None = None) -> tuple[list[Any]]:
     """The sequence without the value at a position, or without its last."""
     at = _place(values, np.asarray(-1) if position is None else position, len(values))
@@ -49,6 +53,7 @@ def sequence_erase(values: list[Any], position: Array | None = None) -> tuple[li
 
 
 @host_function
+@passes_on()
 def sequence_length(values: list[Any]) -> Array:
     """How many values there are, an int64 scalar."""
     return np.asarray(len(values), np.int64)
@@ -92,12 +97,14 @@ def sequence_split(x: Array, split: Array | None = None, axis: int = 0, keepdims
 
 
 @host_function
+@passes_on()
 def optional(value: Any = None) -> tuple[Any]:
     """An optional of a value, or one that is empty."""
     return (value,)
 
 
 @host_function
+@passes_on()
 def optional_get(value: Any) -> tuple[Any]:
     """The value of an optional that has one."""
     if value is None:
@@ -106,6 +113,7 @@ def optional_get(value: Any) -> tuple[Any]:
 
 
 @host_function
+@passes_on()
 def optional_has(value: Any = None) -> Array:
     """Whether there is a value, a bool scalar."""
     return np.asarray(value is not None)

@@ -389,7 +389,10 @@ def _lower_atom(atom: Atom) -> Dim | None:
 
 def is_nonnegative(d: Dim) -> bool:
     """True where d >= 0 is certain."""
-    return _is_nonnegative(d, 3)
+    try:
+        return _is_nonnegative(d, 3)
+    except LimitError:  # what would follow from has factors that are too large
+        return False
 
 
 def _is_nonnegative(d: Dim, depth: int) -> bool:

@@ -165,7 +165,7 @@ def log_softmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
 def hardmax_13(b: Builder, x: Value, *, axis: int = -1) -> Value:
     """One at the first greatest element, zero elsewhere."""
     axis = b.axis(axis, x.rank)
-    best = b.one("argmax", x, axis=axis, last=False)
+    best = b.one("argmax", x, axis=axis, last=False, empty=True)
     best = b.reshape(best, [1 if i == axis else d for i, d in enumerate(x.shape)])
     positions = b.reshape(b.iota(x.shape[axis]), (x.shape[axis], *(1,) * (x.rank - 1 - axis)))
     return b.cast(b.eq(best, positions), x.dtype)

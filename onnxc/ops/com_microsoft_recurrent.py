@@ -35,8 +35,8 @@ def dynamic_quantize_lstm(
         activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions
     )
 
-    def recurrent(d: int) -> Product:
-        weights = [rec.part(v, d) for v in (r, r_scale, r_zero)]
+    def recurrent(ds: Sequence[int]) -> Product:
+        weights = [rec.part(v, ds[0]) for v in (r, r_scale, r_zero)]
         return lambda inner, before: _product_of_rows(inner, before, *weights)
 
     xws = []
@@ -44,7 +44,8 @@ def dynamic_quantize_lstm(
         xw = _product(b, rec.ordered(d), *(rec.part(v, d) for v in (w, w_scale, w_zero)))
         total = summed_biases(rec, bias, d, 4)
         xws.append(xw if total is None else b.add(xw, total))
-    return lstm_steps(b, rec, xws, recurrent, functions, initial_h, initial_c, p, bool(input_forget), clip)
+    alone = [[d] for d in range(rec.directions)]
+    return lstm_steps(b, rec, xws, alone, recurrent, functions, initial_h, initial_c, p, bool(input_forget), clip)
 
 
 def _product(b: Builder, x: Value, w: Value, w_scale: Value, w_zero: Value) -> Value:

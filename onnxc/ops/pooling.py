@@ -42,7 +42,7 @@ def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
 
 def _positions(spatial: Sequence[Dim], window: Window) -> tuple[Dim, ...]:
     rows = zip(spatial, window.kernel, window.strides, window.low, window.high, window.dilations, strict=True)
-    return tuple(window_size(*row) for row in rows)
+    return tuple(window_size(*row, empty=True) for row in rows)
 
 
 def pool(b: Builder, primitive: str, x: Value, window: Window) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
@@ -14,13 +15,17 @@ from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, Operand
 
 Activation = Callable[[Builder, Value], Value]
-Product = Callable[[Builder, Value], Value]  # of the state [B, H] and the recurrent weights
+Product = Callable[[Builder, Value], Value]  # of the state [B, H] or [2, B, H] and the recurrent weights
+# Elements of a step's recurrent weights from which on the two directions of an op take their steps together: each
+# product is then one of two matrices, which two threads share. What is smaller is faster than a parallel region.
+TOGETHER = 1 << 15
 
 
 def _affine(alpha: float, beta: float) -> Activation:
     return lambda b, x: b.add(b.mul(x, alpha), beta)
 
 
+@cache  # so that equal functions are one object
 def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
     a = alpha
     simple: dict[str, Activation] = {
@@ -97,6 +102,13 @@ class Recurrence:
         self.lens = None if lens is None else self.fitted(lens, self.batch)
         self.backwards = [False, True] if self.directions == 2 else [direction == "reverse"]
 
+    def passes(self, functions: Sequence[Sequence[Activation]], gates: int) -> list[list[int]]:
+        """The directions, as they are computed: those of one list step by step together."""
+        each = self.hidden * self.hidden * gates
+        if self.directions == 2 and isinstance(each, int) and each >= TOGETHER and functions[0] == functions[1]:
+            return [[0, 1]]
+        return [[d] for d in range(self.directions)]
+
     def fitted(self, v: Value, *shape: Dim) -> Value:
         """A tensor in the shape that it must have: where dims are open, a run finds out."""
         if len(shape) != v.rank or any(map(never_equal, v.shape, shape)):
@@ -109,16 +121,24 @@ class Recurrence:
         both = None if bias is None else self.fitted(bias, d, 2 * n)
         return self.fitted(w, d, n, self.x.shape[2]), self.fitted(r, d, n, self.hidden), both
 
-    def initial(self, h: Value | None, d: int) -> Value:
-        """The state of direction d before the first step."""
+    def initial(self, h: Value | None, ds: Sequence[int]) -> Value:
+        """The state of these directions before the first step: [B, H], or [2, B, H] of both."""
         if h is None:
-            return self.b.full((self.batch, self.hidden), 0.0, self.x.dtype)
+            return self.b.full((*([2] if len(ds) > 1 else []), self.batch, self.hidden), 0.0, self.x.dtype)
         h = self.b.swap(h, 0, 1) if self.layout else h
-        return self.part(self.fitted(h, self.directions, self.batch, self.hidden), d)
+        return self.parts(self.fitted(h, self.directions, self.batch, self.hidden), ds)
 
     def part(self, v: Value, d: int) -> Value:
         """Direction d of a tensor with a leading axis of directions."""
         return self.b.reshape(self.b.slice(v, 0, d, d + 1), v.shape[1:])
+
+    def parts(self, v: Value, ds: Sequence[int]) -> Value:
+        """One direction of a tensor [directions, ...]; all of it for both."""
+        return v if len(ds) > 1 else self.part(v, ds[0])
+
+    def rows(self, v: Value, ds: Sequence[int]) -> Value:
+        """Rows [directions, n] as what broadcasts to states: [n] of one direction, [2, 1, n] of both."""
+        return self.b.reshape(v, (2, 1, v.shape[1])) if len(ds) > 1 else self.part(v, ds[0])
 
     def ordered(self, d: int) -> Value:
         """x in the order of direction d: [T, B, input]."""
@@ -135,23 +155,23 @@ class Recurrence:
         return None if lens is None else b.lt(t, b.reshape(b.cast(lens, dtypes.int64), (self.batch, 1)))
 
     def run(
-        self,
-        d: int,
-        states: list[Value],
-        xs: list[Value],
-        step: Callable[[Builder, list[Value], list[Value]], list[Value]],
-    ) -> tuple[list[Value], Value]:
-        """Scans one direction; the first state is the output.
+        self, ds: Sequence[int], states: list[Value], xws: Sequence[Value],
+        step: Callable[[Builder, list[Value], Value], list[Value]],
+    ) -> tuple[list[Value], list[Value]]:  # fmt: skip
+        """Scans these directions together: the states after the last step, and the output of each, the first state.
 
+        `xws` are the input's shares of all directions; a step gets those of its own, [B, n] or [2, B, n].
         Past a sequence's end states stay and outputs are 0. A sequence of no steps ends in the state 0 (as in
         onnxruntime).
         """
         lens = self.lens
         b = self.b
-        scanned = [*xs, b.iota(self.steps)] if lens is not None else xs
+        own = [b.reshape(xws[d], (self.steps, 1, *xws[d].shape[1:])) for d in ds]
+        xs = b.concat(own, 1) if len(own) > 1 else xws[ds[0]]
+        scanned = [xs, b.iota(self.steps)] if lens is not None else [xs]
 
         def body(inner: Builder, before: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
-            after = step(inner, before, slices[: len(xs)])
+            after = step(inner, before, slices[0])
             if lens is None:
                 return after, [after[0]]
             alive = self.alive(inner, slices[-1], lens)
@@ -163,32 +183,41 @@ class Recurrence:
         some = self.alive(b, 0, lens)
         if some is not None:
             final = [b.where(some, f, 0.0) for f in final]
-        return final, _reverse(b, y, lens) if self.backwards[d] else y
+        each = (self.steps, self.batch, self.hidden)
+        ys = [y] if len(ds) == 1 else [b.reshape(b.slice(y, 1, d, d + 1), each) for d in ds]
+        return final, [_reverse(b, v, lens) if self.backwards[d] else v for d, v in zip(ds, ys, strict=True)]
 
     def outputs(self, ys: list[Value], finals: list[list[Value]]) -> list[Value]:
-        """Y [T, D, B, H] (or batch first), then each state [D, B, H]."""
+        """Y [T, D, B, H] (or batch first), then each state [D, B, H]. `finals`: of each pass over directions."""
         b = self.b
         h = self.hidden
+        whole = (self.directions, self.batch, h)
         y = b.concat([b.reshape(v, (self.steps, 1, self.batch, h)) for v in ys], 1)
-        states = [b.concat([b.reshape(f[k], (1, self.batch, h)) for f in finals], 0) for k in range(len(finals[0]))]
+        last = zip(*finals, strict=True)  # of each state
+        states = [
+            b.reshape(fs[0], whole) if len(fs) == 1 else b.concat([b.reshape(f, (1, *whole[1:])) for f in fs], 0)
+            for fs in last
+        ]
         if self.layout:
             return [b.transpose(y, (2, 0, 1, 3)), *(b.swap(s, 0, 1) for s in states)]
         return [y, *states]
 
 
-def _biases(r: Recurrence, bias: Value | None, d: int, gates: int) -> tuple[Value | None, Value | None]:
-    """The input's and the recurrence's bias of direction d, each [gates * hidden]."""
-    if bias is None:
-        return None, None
-    both = r.part(bias, d)
+def _biases(r: Recurrence, bias: Value | None, gates: int) -> tuple[Value | None, Value | None]:
+    """The input's and the recurrence's biases, each [directions, gates * hidden]."""
     n = gates * r.hidden
-    return r.b.slice(both, 0, 0, n), r.b.slice(both, 0, n, 2 * n)
+    return (None, None) if bias is None else (r.b.slice(bias, 1, 0, n), r.b.slice(bias, 1, n, 2 * n))
 
 
 def summed_biases(r: Recurrence, bias: Value | None, d: int, gates: int) -> Value | None:
     """The sum of the biases of direction d."""
-    wb, rb = _biases(r, bias, d, gates)
-    return None if wb is None or rb is None else r.b.add(wb, rb)
+    wb, rb = _biases(r, bias, gates)
+    return None if wb is None or rb is None else r.b.add(r.part(wb, d), r.part(rb, d))
+
+
+def _split(b: Builder, x: Value, each: Dim, n: int) -> list[Value]:
+    """n parts of the last axis."""
+    return b.split(x, x.rank - 1, [each] * n)
 
 
 @op("LSTM", 1)
@@ -205,34 +234,40 @@ def lstm(
         activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), rec.directions
     )
 
-    def recurrent(d: int) -> Product:
-        rt = b.swap(rec.part(r, d), 0, 1)
+    def recurrent(ds: Sequence[int]) -> Product:
+        rt = _turned(b, rec.parts(r, ds))
         return lambda inner, before: inner.matmul(before, rt)
 
     xws = [rec.projected(d, w, summed_biases(rec, bias, d, 4)) for d in range(rec.directions)]
-    return lstm_steps(b, rec, xws, recurrent, functions, initial_h, initial_c, p, bool(input_forget), clip)
+    passes = rec.passes(functions, 4)
+    return lstm_steps(b, rec, xws, passes, recurrent, functions, initial_h, initial_c, p, bool(input_forget), clip)
+
+
+def _turned(b: Builder, r: Value) -> Value:
+    return b.swap(r, r.rank - 2, r.rank - 1)
 
 
 def lstm_steps(
-    b: Builder, rec: Recurrence, xws: Sequence[Value], recurrent: Callable[[int], Product],
-    functions: Sequence[Sequence[Activation]], initial_h: Value | None, initial_c: Value | None, p: Value | None,
-    input_forget: bool, clip: float,
+    b: Builder, rec: Recurrence, xws: Sequence[Value], passes: Sequence[Sequence[int]],
+    recurrent: Callable[[Sequence[int]], Product], functions: Sequence[Sequence[Activation]],
+    initial_h: Value | None, initial_c: Value | None, p: Value | None, input_forget: bool, clip: float,
 ) -> list[Value]:  # fmt: skip
-    """The recurrence of LSTM. `xws` is the input's share of each direction, `recurrent` gives the state's product."""
+    """The recurrence of LSTM. `xws` is the input's share of each direction, `recurrent` gives the state's product of
+    the directions that a pass takes together."""
     h = rec.hidden
-    ys, finals = [], []
-    for d in range(rec.directions):
-        f, g, k = functions[d]
-        times = recurrent(d)
-        p = None if p is None else rec.fitted(p, rec.directions, 3 * h)
-        peep = [b.slice(rec.part(p, d), 0, i * h, (i + 1) * h) for i in range(3)] if p is not None else None
+    ys: list[Value] = []
+    finals = []
+    peepholes = None if p is None else rec.fitted(p, rec.directions, 3 * h)
+    for ds in passes:
+        f, g, k = functions[ds[0]]
+        times = recurrent(ds)
+        peep = None if peepholes is None else _split(b, rec.rows(peepholes, ds), h, 3)
 
-        def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
+        def step(inner: Builder, states: list[Value], x: Value, f: Activation = f, g: Activation = g,
                  k: Activation = k, times: Product = times,
                  peep: list[Value] | None = peep) -> list[Value]:  # fmt: skip
             before, cell = states
-            gates = inner.add(times(inner, before), slices[0])
-            gi, go, gf, gc = inner.split(gates, 1, [h] * 4)
+            gi, go, gf, gc = _split(inner, inner.add(times(inner, before), x), h, 4)
             if peep is not None:
                 gi = inner.add(gi, inner.mul(cell, peep[0]))
                 gf = inner.add(gf, inner.mul(cell, peep[2]))
@@ -243,8 +278,8 @@ def lstm_steps(
                 go = inner.add(go, inner.mul(c, peep[1]))
             return [inner.mul(f(inner, _clip(inner, go, clip)), k(inner, c)), c]
 
-        final, y = rec.run(d, [rec.initial(initial_h, d), rec.initial(initial_c, d)], [xws[d]], step)
-        ys.append(y)
+        final, y = rec.run(ds, [rec.initial(initial_h, ds), rec.initial(initial_c, ds)], xws, step)
+        ys += y
         finals.append(final)
     return rec.outputs(ys, finals)
 
@@ -261,26 +296,28 @@ def gru(
     w, r, bias = rec.weights(w, r, bias, 3)
     n = rec.hidden
     functions = activations_of(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), rec.directions)
-    ys, finals = [], []
-    for d in range(rec.directions):
-        f, g = functions[d]
-        wb, rb = _biases(rec, bias, d, 3)
-        xw = rec.projected(d, w, wb)
-        rt = b.swap(rec.part(r, d), 0, 1)
+    wb, rb = _biases(rec, bias, 3)
+    xws = [rec.projected(d, w, None if wb is None else rec.part(wb, d)) for d in range(rec.directions)]
+    ys: list[Value] = []
+    finals = []
+    for ds in rec.passes(functions, 3):
+        f, g = functions[ds[0]]
+        rt = _turned(b, rec.parts(r, ds))
+        bias_rows = None if rb is None else rec.rows(rb, ds)
         # Where all gates multiply the state before the step, one product serves them.
         cut = 3 * n if linear_before_reset else 2 * n
-        gates_r, new_r = b.slice(rt, 1, 0, cut), None if linear_before_reset else b.slice(rt, 1, 2 * n, 3 * n)
-        gates_b = None if rb is None else b.slice(rb, 0, 0, cut)
-        new_b = None if rb is None or linear_before_reset else b.slice(rb, 0, 2 * n, 3 * n)
+        gates_r, new_r = _columns(b, rt, 0, cut), None if linear_before_reset else _columns(b, rt, 2 * n, 3 * n)
+        gates_b = None if bias_rows is None else _columns(b, bias_rows, 0, cut)
+        new_b = None if bias_rows is None or linear_before_reset else _columns(b, bias_rows, 2 * n, 3 * n)
 
-        def step(inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, g: Activation = g,
+        def step(inner: Builder, states: list[Value], x: Value, f: Activation = f, g: Activation = g,
                  gates_r: Value = gates_r, new_r: Value | None = new_r, gates_b: Value | None = gates_b,
                  new_b: Value | None = new_b) -> list[Value]:  # fmt: skip
             (before,) = states
-            xz, xr, xh = inner.split(slices[0], 1, [n] * 3)
+            xz, xr, xh = _split(inner, x, n, 3)
             product = inner.matmul(before, gates_r)
             product = product if gates_b is None else inner.add(product, gates_b)
-            hz, hr, *rest = inner.split(product, 1, [n] * (3 if new_r is None else 2))
+            hz, hr, *rest = _split(inner, product, n, 3 if new_r is None else 2)
             z = f(inner, _clip(inner, inner.add(xz, hz), clip))
             reset = f(inner, _clip(inner, inner.add(xr, hr), clip))
             if new_r is None:
@@ -291,10 +328,15 @@ def gru(
             new = g(inner, _clip(inner, new, clip))
             return [inner.add(inner.mul(inner.sub(1.0, z), new), inner.mul(z, before))]
 
-        final, y = rec.run(d, [rec.initial(initial_h, d)], [xw], step)
-        ys.append(y)
+        final, y = rec.run(ds, [rec.initial(initial_h, ds)], xws, step)
+        ys += y
         finals.append(final)
     return rec.outputs(ys, finals)
+
+
+def _columns(b: Builder, x: Value, start: Dim, stop: Dim) -> Value:
+    """Of the last axis."""
+    return b.slice(x, x.rank - 1, start, stop)
 
 
 @op("RNN", 1)
@@ -308,18 +350,17 @@ def rnn(
     rec = Recurrence(b, x, hidden_size or w.shape[1], lens, direction, layout)
     w, r, bias = rec.weights(w, r, bias, 1)
     functions = activations_of(activations, activation_alpha, activation_beta, ("Tanh",), rec.directions)
-    ys, finals = [], []
-    for d in range(rec.directions):
-        (f,) = functions[d]
-        xw = rec.projected(d, w, summed_biases(rec, bias, d, 1))
-        rt = b.swap(rec.part(r, d), 0, 1)
+    xws = [rec.projected(d, w, summed_biases(rec, bias, d, 1)) for d in range(rec.directions)]
+    ys: list[Value] = []
+    finals = []
+    for ds in rec.passes(functions, 1):
+        (f,) = functions[ds[0]]
+        rt = _turned(b, rec.parts(r, ds))
 
-        def step(
-            inner: Builder, states: list[Value], slices: list[Value], f: Activation = f, rt: Value = rt
-        ) -> list[Value]:
-            return [f(inner, _clip(inner, inner.add(inner.matmul(states[0], rt), slices[0]), clip))]
+        def step(inner: Builder, states: list[Value], x: Value, f: Activation = f, rt: Value = rt) -> list[Value]:
+            return [f(inner, _clip(inner, inner.add(inner.matmul(states[0], rt), x), clip))]
 
-        final, y = rec.run(d, [rec.initial(initial_h, d)], [xw], step)
-        ys.append(y)
+        final, y = rec.run(ds, [rec.initial(initial_h, ds)], xws, step)
+        ys += y
         finals.append(final)
     return rec.outputs(ys, finals)

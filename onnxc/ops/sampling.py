@@ -47,7 +47,10 @@ def weighted_sum(
         weights = [t.weight for t in corner if t.weight is not None]
         if weights:
             weight = fold(b.mul, weights)
-            value = b.mul(value, b.cast(b.reshape(weight, (*weight.shape, 1)), x.dtype))
+            weight = b.cast(b.reshape(weight, (*weight.shape, 1)), x.dtype)
+            value = b.mul(value, weight)
+            if combine == "max":  # a neighbour that does not count may be infinite
+                value = b.where(b.eq(weight, 0.0), 0.0, value)
         total = value if total is None else b.binary(combine, total, value)
     assert total is not None
     return b.transpose(total, (0, total.rank - 1, *range(1, total.rank - 1)))

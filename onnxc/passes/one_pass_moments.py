@@ -13,11 +13,16 @@ It is done where the sums are not those of rows (batch normalization): a kernel 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder, constant_of
+
+_SMALL = 2.0**-80  # times which squares of bfloat16 are no more than 2^96, so that their sums are finite
 
 
 def one_pass_moments(graph: Graph) -> Graph:
@@ -34,11 +39,20 @@ def one_pass_moments(graph: Graph) -> Graph:
             own, middle = r.value(total), r.value(mean)
             assert own is not None and own.node is not None and middle is not None
             x, middle = own.node.operands[0], b.reshape(middle, own.shape)
-            squares = b.reduce("sum", b.mul(x, x), node.attrs["axes"])
-            spread = b.max(b.sub(squares, b.mul(b.mul(middle, middle), float(count))), 0.0)
+            spread = _spread(b, x, middle, count, node.attrs["axes"])
+            if _stored(x).dtype is dtypes.bfloat16:  # whose squares may be beyond float32: then of smaller numbers
+                small = _spread(b, b.mul(x, _SMALL), b.mul(middle, _SMALL), count, node.attrs["axes"])
+                large = b.mul(b.mul(small, 1 / _SMALL), 1 / _SMALL)
+                spread = b.where(b.lt(spread, np.inf), spread, large)
         r.nodes += b.nodes
         r.replace(node.output, spread)
     return r.result()
+
+
+def _spread(b: Builder, x: Value, mean: Value, count: int, axes: Sequence[int]) -> Value:
+    """The sum of squared deviations; infinite or NaN where squares overflow."""
+    squares = b.reduce("sum", b.mul(x, x), axes)
+    return b.max(b.sub(squares, b.mul(b.mul(mean, mean), float(count))), 0.0)
 
 
 def _moments(node: Node) -> tuple[Value, Value, int] | None:

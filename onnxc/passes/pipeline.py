@@ -31,6 +31,7 @@ class PassOptions:
         attention: recognise attention.
         integer: compute products of quantized tensors in integers.
         weight_only: keep quantized weights packed where activations are floats.
+        packed_halves: as a GPU has it: in products of few rows, of halves too.
         half_attention: recognise attention of float16 and bfloat16 too.
         filled_attention: recognise attention whose scores are replaced where a mask says so.
         stepped_attention: recognise attention with any of `score_steps`.
@@ -49,6 +50,7 @@ class PassOptions:
     attention: bool = True
     integer: bool = True
     weight_only: bool = True
+    packed_halves: bool = False
     half_attention: bool = False
     filled_attention: bool = False
     stepped_attention: bool = True
@@ -65,6 +67,7 @@ class PassOptions:
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Every pass with its name: from a graph as imported to one that the planner takes."""
+    gpu = options.packed_halves
     pipeline: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("decompose", decompose),
         ("random-state", lift_random_state),
@@ -72,7 +75,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         *([("widen-halves", widen_halves)] if options.widen and options.dtype is None else []),
         *([] if options.positions else [("expand-positions", expand_positions)]),
         *([("integer-products", integer_products)] if options.integer else []),
-        *([("keep-weights-packed", keep_weights_packed)] if options.weight_only else []),
+        *([("keep-weights-packed", lambda g: keep_weights_packed(g, gpu))] if options.weight_only else []),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
         ("share-common", share_common),
         *([("weight-gradients", find_weight_gradients)] if options.weight_gradients else []),
@@ -84,8 +87,8 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         deepest, fills, stepped = options.attention_depth, options.filled_attention, options.stepped_attention
         pipeline.append(("fuse-attention", lambda g: fuse_attention(g, of, deepest, fills, stepped=stepped)))
     if options.dtype is not None:
-        dtype, keep_io = options.dtype, options.keep_io
-        pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io)))
+        dtype, keep_io, packed = options.dtype, options.keep_io, options.packed_halves
+        pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io, packed)))
     if options.merge:
         pipeline.append(("merge-products", merge_products))
     return [*pipeline, ("prepare", lambda g: prepare(g, rows=options.rows))]

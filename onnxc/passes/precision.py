@@ -77,14 +77,14 @@ def kept(graph: Graph) -> list[Kept]:
     return [Kept(tuple(Source(*s) for s in origin), tuple(ops), reason) for origin, ops, reason in rows]
 
 
-def convert_precision(graph: Graph, dtype: str, keep_io: bool = True) -> Graph:
+def convert_precision(graph: Graph, dtype: str, keep_io: bool = True, packed: bool = False) -> Graph:
     """The graph with its float32 values in `dtype`, float16 or bfloat16, as the module's docstring says.
 
     Before: primitives, constants folded, attention found (a cast would hide it). After: primitives; the metadata
     lists what stayed float32. Other dtypes, float64 too, are left as they are.
 
     Inputs and outputs of the graph stay float32, or, without `keep_io`, become halves as well, but for outputs whose
-    range a half lacks.
+    range a half lacks. `packed`: products with packed weights multiply halves, too.
 
     Raises InputError for another dtype.
     """
@@ -93,7 +93,7 @@ def convert_precision(graph: Graph, dtype: str, keep_io: bool = True) -> Graph:
     half = Half(HALVES[dtype])
     notes = _Notes()
     inputs = [half.dtype if v.dtype is dtypes.float32 and not keep_io else v.dtype for v in graph.inputs]
-    converter = _Converter(graph, half, notes, inputs)
+    converter = _Converter(graph, half, notes, inputs, packed)
     converter.run()
     outputs = [converter.output(v, dtypes.float32 if keep_io else None) for v in graph.outputs]
     declared = dict(graph.metadata.get("output_types", {}))
@@ -135,8 +135,8 @@ class _Converter:
     with several readers it would be what is stored.
     """
 
-    def __init__(self, graph: Graph, half: Half, notes: _Notes, inputs: Sequence[DType]) -> None:
-        self.graph, self.half, self.notes = graph, half, notes
+    def __init__(self, graph: Graph, half: Half, notes: _Notes, inputs: Sequence[DType], packed: bool = False) -> None:
+        self.graph, self.half, self.notes, self.packed = graph, half, notes, packed
         self.known = Analysis(graph, half)
         self.nodes: list[Node] = []
         self.values: dict[int, Value] = {}  # of old values, by id
@@ -217,7 +217,7 @@ class _Converter:
             self._convert_cast(node)
         elif op in TEMPLATES:
             self._template(node)
-        elif op == "matmul_quantized" and self._unpacked(node):
+        elif op == "matmul_quantized" and (self._unpacked(node) or (self.packed and self._packed(node))):
             pass
         elif op in READS:
             self._emit(node, None)
@@ -285,6 +285,20 @@ class _Converter:
         out = Value(node.output.t.with_dtype(self.half.dtype))
         self.nodes.append(Node("matmul", [self.value(x, self.half.dtype), weights], [out], {}, (), node.origin))
         self.values[node.output.id] = out
+        return True
+
+    def _packed(self, node: Node) -> bool:
+        """Codes are multiplied as halves where a half holds what they stand for."""
+        scale, *zeros = (constant_of(v) for v in node.operands[2:])
+        bits = int(node.attrs["bits"])
+        if scale is None or bits == 16 or node.output.dtype is not dtypes.float32:
+            return False
+        most = float((1 << (bits - 1)) + max((np.abs(z).max() for z in zeros if z is not None), default=0))
+        if self.known.refusal(node) or self.half.misfit(most * np.abs(scale).max(keepdims=True)):
+            return False
+        x, *rest = node.operands
+        inputs = [self.value(x, self.half.dtype), *(self.value(v, dtypes.float32) for v in rest)]
+        self._emit(node, self.half.dtype, inputs)
         return True
 
     def _follow(self, node: Node) -> None:
@@ -357,7 +371,7 @@ class _Converter:
         if any(v.dtype is dtypes.float32 for v in node.outputs[:states]):
             self.notes.add(node, FLOAT32["scan"])
         inputs = [self.value(v, dtypes.float32 if k < states else None) for k, v in enumerate(node.inputs) if v]
-        inner = _Converter(region, self.half, self.notes, [v.dtype for v in inputs])
+        inner = _Converter(region, self.half, self.notes, [v.dtype for v in inputs], self.packed)
         inner.run()
         carried = set(node.attrs["results"][:states])
         ends = [inner.output(v, dtypes.float32 if k in carried else None) for k, v in enumerate(region.outputs)]

@@ -21,7 +21,8 @@ from onnxc.primitives.builder import constant_of
 
 HALVES = {d.name: d for d in (dtypes.float16, dtypes.bfloat16)}
 TEMPLATES = frozenset({"matmul", "conv", "attention", "attention_norm", "attention_gradient"})
-FACTORS = {"attention": 3, "attention_norm": 2, "attention_gradient": 4}  # operands that are multiplied, if not 2
+# Operands that are multiplied, if not 2.
+FACTORS = {"attention": 3, "attention_norm": 2, "attention_gradient": 4, "matmul_quantized": 1}
 FOLLOWS = frozenset({
     "add", "sub", "mul", "div", "neg", "abs", "sign", "max", "min", "where", "copy", "sqrt", "tanh", "erf",
     "floor", "ceil", "round",

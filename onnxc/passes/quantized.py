@@ -7,6 +7,9 @@ what users cast to int32 themselves all come to the same `wide` primitives. Weig
 compile time; a zero point of the left operand becomes one constant for each column, and pads convolutions. Where
 neither operand is constant, zero points are taken off in int16.
 
+What is dequantized, moved about, and quantized again by the same scale and zero point is the integers, moved about:
+quantizers put such pairs around every operator that only moves elements.
+
 Before: a graph of primitives whose constants are not folded yet. After: the same values; float ones with the
 rounding errors of one product instead of a sum's (docs/accuracy.md).
 """
@@ -28,6 +31,7 @@ from onnxc.primitives.contraction import NARROW
 
 LIMIT = 1 << 31  # sums of floats must not wrap
 LARGE = 2.0**50  # neither what has such a scale nor a product of two such scales is infinite
+MOVING = ("reshape", "transpose", "slice", "expand")  # each element of the result is one of the operand
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,27 @@ class _Pass:
         to = node.output.dtype
         if not (limits(to)[0] <= low <= high <= limits(to)[1]) or abs(zero) > 1 << 16:
             return None
-        return self.b.cast(self.b.one("quantize", x, scale=scale, zero=zero, low=low, high=high), to)
+        same = self._again(x, scale, zero, to) if (low, high) == limits(to) else None
+        return same or self.b.cast(self.b.one("quantize", x, scale=scale, zero=zero, low=low, high=high), to)
+
+    def _again(self, x: Value, scale: float, zero: int, to: DType) -> Value | None:
+        """The integers that x was made of by this scale and zero point, moved as x was: no other numbers come of them.
+
+        (q - zero) * scale / scale is off by less than 2**-14 where nothing overflows or is subnormal.
+        """
+        moves: list[Node] = []
+        while x.node is not None and x.node.op in MOVING:
+            moves.append(x.node)
+            x = self._current(x.node.operands[0])
+        found = self._quantized(x)
+        if found is None or found.array is not None or found.dtype is not to or not 1 / LARGE <= scale <= LARGE:
+            return None
+        if _number(found.scale) != scale or (0 if found.zero is None else _number(found.zero)) != zero:
+            return None
+        whole = found.whole
+        for node in reversed(moves):
+            whole = self.b.one(node.op, whole, **node.attrs)
+        return whole
 
     # ------------------------------------------------------------ building
 
@@ -258,6 +282,12 @@ class _Pass:
 
 
 # ---------------------------------------------------------------- what is known of a tensor
+
+
+def _number(v: Value | None) -> float | None:
+    """The one element of a constant."""
+    constant = constant_of(v)
+    return None if constant is None or constant.size != 1 else float(constant.reshape(()))
 
 
 def _with_scalar(v: Value, op: str) -> tuple[Value, float] | None:

@@ -19,6 +19,7 @@ import numpy as np
 from onnxc.errors import OnnxcError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import prod
 from onnxc.ir.graph import Graph, Node, Value, merge_origins
 from onnxc.ir.types import TensorType
 from onnxc.ops.resize import repeat_each
@@ -34,6 +35,8 @@ HALVES = (dtypes.float16, dtypes.bfloat16)
 MIN_BLOCK = 8  # rows of K that share a scale: with fewer, scales are as large as the weights
 PANEL = 64  # columns that packing rounds up to, at most
 GROWTH = 4  # a code takes a byte here: so much larger than 2 bits each may the codes be than what they are made from
+GPU_ROWS = 64  # of a product, above which its arithmetic takes longer than to read its weights
+GPU_BLOCK = 16  # what blocks are multiples of there: matrix units add up so many products at a time
 MAX_NODES = 64  # in the expression of a matrix
 
 
@@ -62,8 +65,11 @@ class Affine:
         return Affine(apply(self.codes), apply(self.zero), apply(self.scale))
 
 
-def keep_weights_packed(graph: Graph) -> Graph:
+def keep_weights_packed(graph: Graph, gpu: bool = False) -> Graph:
     """Replaces matmuls by constants that are computed from small integers (or halves) by `matmul_quantized`.
+
+    On a GPU those of many rows stay, as they take no longer than their arithmetic; halves are multiplied as halves, and
+    halves by constant halves are no packed product.
 
     Rows that are gathered from such a constant are computed after they have been gathered.
     """
@@ -79,21 +85,32 @@ def keep_weights_packed(graph: Graph) -> Graph:
             r.nodes += b.nodes
             continue
         found = _match(node)
-        if found is None:
+        if found is None or (gpu and not _is_for_gpu(node, found[1])):
             r.keep(node)
             continue
         operands, attrs, origin_nodes = found
-        x = _cast(r, node, r.value(node.operands[0]), dtypes.float32)
+        multiplied = node.output.dtype if gpu else dtypes.float32
+        x = _cast(r, node, r.value(node.operands[0]), multiplied)
         values = [x]
         for array in operands:
             t = TensorType(dtypes.from_numpy(array.dtype), array.shape)
             values.append(Value(t))
             r.nodes.append(Node("constant", (), [values[-1]], {"value": array}, (), node.origin))
-        out = Value(node.output.t.with_dtype(dtypes.float32))
+        out = Value(node.output.t.with_dtype(multiplied))
         origin = merge_origins([*(n.origin for n in origin_nodes), node.origin])
         r.nodes.append(Node("matmul_quantized", values, [out], attrs, (), origin))
         r.replace(node.output, _cast(r, node, out, node.output.dtype))
     return r.result()
+
+
+def _is_for_gpu(node: Node, attrs: dict[str, int]) -> bool:
+    """Whether a GPU has a kernel that reads less where the weights of a product are packed."""
+    rows, depth = prod(node.output.shape[:-1]), node.operands[0].shape[-1]
+    if isinstance(rows, int) and rows > GPU_ROWS:
+        return False
+    if attrs["bits"] == 16:
+        return node.output.dtype is dtypes.float32
+    return attrs["block"] % GPU_BLOCK == 0 or (isinstance(depth, int) and attrs["block"] >= depth)
 
 
 def _cast(r: Rewriter, node: Node, value: Value | None, to: DType) -> Value:

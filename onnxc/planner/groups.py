@@ -22,6 +22,9 @@ class FusionOptions:
         split: no fusion but its opposite: reductions in two stages, which costs kernels and gains speed.
         in_place: of training steps: parameters are written over, and intermediates over operands that nobody reads
             later.
+        relay: on GPUs: kernels that read a large tensor twice, image by image.
+        walks: on GPUs: kernels begin at the end of a large buffer, where the one before them has ended.
+        branches: of training steps on GPUs: kernels run beside others that they do not need.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -32,10 +35,13 @@ class FusionOptions:
     chains: bool = True
     split: bool = True
     in_place: bool = True
+    relay: bool = True
+    walks: bool = True
+    branches: bool = True
     recompute: bool = True
 
 
-OF_STEPS = ("in_place", "recompute")  # switches that matter to training steps alone
+OF_STEPS = ("in_place", "recompute", "branches")  # switches that matter to training steps alone
 
 
 @dataclass
@@ -58,6 +64,7 @@ class Group:
     nodes: list[Node] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     chain: list[Group] = field(default_factory=list)  # template groups that run band by band, this one's node last
+    stages: list[Section] = field(default_factory=list)  # that run before the section, image by image
 
     @property
     def origin(self) -> Origin:
@@ -84,6 +91,8 @@ class Plan:
     groups: list[Group]
     boundaries: dict[int, str]  # value id -> why it is stored
     layout: Layout
+    walks: bool = True  # as of FusionOptions
+    branches: bool = True
 
 
 def group_reads(group: Group) -> set[int]:
@@ -99,6 +108,7 @@ def group_reads(group: Group) -> set[int]:
             while chain.node is not None and chain.node.op in VIEWS:
                 chain = chain.node.operands[0]
                 found.add(chain.id)
-    for section in group.sections:
+    for section in (*group.stages, *group.sections):
         found |= {vid for vid in section.demands if vid not in section.members}
+    found -= {section.root.id for section in group.stages}
     return found - {v.id for v in (group.node.outputs if group.node else ())}

@@ -26,6 +26,7 @@ from onnxc.primitives.contraction import attention_scores, not_one, window_size
 from onnxc.primitives.indexing import scatter_depth
 from onnxc.primitives.kernels import USER
 from onnxc.primitives.movement import slice_room
+from onnxc.primitives.reduction import arg_room
 
 WINDOWS = ("window_max", "window_sum")
 Pair = tuple[Dim, Dim]
@@ -129,7 +130,8 @@ def _window_room(node: Node) -> Iterator[Dim]:
         x[-len(kernel) :], kernel, a["strides"], a["dilations"], a["low"], a["high"], strict=True
     ):
         if k != 1 or s != 1:
-            yield d + low + high - (dilation * (k - 1) + 1)
+            empty = 1 if node.op in WINDOWS and s == 1 else 0  # see window_size
+            yield d + low + high - (dilation * (k - 1) + 1) + empty
 
 
 def _matmul(a: Shape, b: Shape, out: Shape) -> Iterator[Pair]:
@@ -165,6 +167,8 @@ def _natural(node: Node) -> Iterator[Dim]:
             yield from slice_room(size, start, count, step)
     elif node.op == "pad":
         yield from (*attrs["low"], *attrs["high"])
+    elif node.op in ("argmax", "argmin"):
+        yield arg_room(node.operands[0].shape, attrs)
     elif node.op == "top_k":
         yield node.operands[0].shape[attrs["axis"]] - node.outputs[0].shape[attrs["axis"]]
     elif node.op in ("gather_elements", "scatter_elements"):

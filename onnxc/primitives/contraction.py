@@ -45,12 +45,15 @@ def _matmul_eval(a: np.ndarray, b: np.ndarray, wide: bool = False) -> np.ndarray
     return np.asarray(np.matmul(a, b)).astype(a.dtype, copy=False)
 
 
-def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilation: int) -> Dim:
-    """Number of window positions along one axis (rounding down)."""
+def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilation: int, *, empty: bool = False) -> Dim:
+    """Number of window positions along one axis (rounding down).
+
+    `empty`: a window that is longer by a stride of one has none. By other strides, authors round differently.
+    """
     if kernel == 1 and stride == 1:
         return size + low + high  # of nothing, nothing
     span = size + low + high - (dilation * (kernel - 1) + 1)
-    if isinstance(span, int) and span < 0:
+    if isinstance(span, int) and span < (-1 if empty and stride == 1 else 0):
         raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit in {size} + {low} + {high}")
     return span // stride + 1
 
@@ -87,7 +90,8 @@ def _window(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
     keys = ("kernel", "strides", "low", "high", "dilations")
     if math.prod(attrs["kernel"]) > MAX_TAPS:
         raise LimitError(f"a window of {math.prod(attrs['kernel'])} elements; the limit is {MAX_TAPS}")
-    shape = tuple(window_size(d, *row) for d, *row in zip(types[0].shape, *(attrs[k] for k in keys), strict=True))
+    rows = zip(types[0].shape, *(attrs[k] for k in keys), strict=True)
+    shape = tuple(window_size(d, *row, empty=True) for d, *row in rows)
     if not all(is_nonnegative(d) for d in shape if isinstance(d, int)):
         raise ShapeError(f"windows {dict(attrs)} do not fit in {types[0]}")
     return (types[0].with_shape(shape),)

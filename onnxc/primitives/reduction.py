@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, minimum, prod
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, register
@@ -19,7 +21,19 @@ def _reduce(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
 
 
 def _arg(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    """`last`: of equal ones the last. With `empty`, a place among no elements is -1; else it is refused."""
+    room = arg_room(types[0].shape, attrs)
+    if isinstance(room, int) and room < 0:
+        raise ShapeError(f"there is no greatest or least of no elements: axis {attrs['axis']} of {types[0]}")
     return (_reduce(types, {"axes": (attrs["axis"],)})[0].with_dtype(dtypes.int64),)
+
+
+def arg_room(shape: Sequence[Dim], attrs: Attrs) -> Dim:
+    """Negative where argmax or argmin is asked for a place among no elements."""
+    axis = attrs["axis"]
+    if attrs.get("empty"):
+        return 0
+    return shape[axis] - minimum(prod(d for i, d in enumerate(shape) if i != axis), 1)
 
 
 def _numpy(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
@@ -48,7 +62,9 @@ def _extreme(f: Callable[..., Any], greatest: bool) -> Callable[..., np.ndarray]
 
 
 def _arg_eval(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    def call(x: np.ndarray, axis: int, last: bool = False) -> np.ndarray:
+    def call(x: np.ndarray, axis: int, last: bool = False, empty: bool = False) -> np.ndarray:
+        if empty and x.shape[axis] == 0:
+            return np.full(np.delete(x.shape, axis), -1, np.int64)
         first = np.zeros(1, bool)
         if x.dtype.kind == "f" and np.isnan(x).any():  # as onnxruntime: a NaN counts at position 0 alone
             first = np.isnan(np.take(x, 0, axis))

@@ -415,6 +415,10 @@ def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:
         from onnxc.runtime.cuda.model import CudaModel
 
         return CudaModel
+    if target == STAGED and is_for_gpu(manifest):
+        from onnxc.runtime.cuda.staged import CudaStagedModel
+
+        return CudaStagedModel
     if target == STAGED:
         from onnxc.runtime.staged import StagedModel
 
@@ -423,6 +427,14 @@ def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:
 
 
 # ---------------------------------------------------------------- what a manifest says
+
+
+def is_for_gpu(manifest: Mapping[str, Any]) -> bool:
+    """Whether a model runs on a GPU, as one program or several."""
+    target = manifest.get("target")
+    if target == STAGED:
+        target = str((manifest.get("options") or {}).get("target")).partition(":")[0]
+    return target == CUDA
 
 
 def read_signature(manifest: Mapping[str, Any]) -> Signature:

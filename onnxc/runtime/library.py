@@ -19,7 +19,7 @@ from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Compiler, Source, compile_library, find_compiler
 
-ABI = 2  # OX_ABI of runtime.h
+ABI = 3  # OX_ABI of runtime.h
 POISON = 1  # OX_POISON
 # Never unloaded: its threads run to the end of the process.
 _LINK_FLAGS = ("-Wl,-z,nodelete", "-lpthread") if sys.platform.startswith("linux") else ("-lpthread",)
@@ -57,11 +57,17 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "ox_profile": (_i, [_p, _i, _p, _p, _p, _p, _l]),
     "ox_call_arrays": (_i, [_p, _i, _o, _o]),
     "ox_last_error": (None, [_p]),
+    "ox_set_python": (None, [_p, _p, _p, _p]),
+    "ox_exception": (None, [_p]),
     "ox_array_fields": (None, [_o, _l, _l, _p]),
     "ox_place": (_l, [_l, _p, _p, _p, _p, _p]),
     "ox_peak_fma": (_l, [_i, _i, _l]),
     "ox_peak_read": (_l, [_i, _i, _p, _l, _l]),
 }
+
+_OF_PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+SIGNAL = 9  # OX_ERR_SIGNAL
+_restore = ctypes.PYFUNCTYPE(None, _p, _p, _p)(("PyErr_Restore", ctypes.pythonapi))
 
 
 class Runtime:
@@ -88,6 +94,13 @@ class Runtime:
         abi = ctypes.c_int.from_address(self.api).value
         if abi != ABI:
             raise PackageError(f"the runtime has ABI {abi}; this onnxc has {ABI}")
+        library.ox_set_python(*(ctypes.cast(getattr(ctypes.pythonapi, name), _p) for name in _OF_PYTHON))
+
+    def raise_signal(self) -> None:
+        """Raises what the handler of a signal raised during this thread's last call, which ended it so."""
+        found = (_p * 3)()
+        self.library.ox_exception(found)
+        _restore(*found)
 
 
 class NativeModel:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxc.errors import CpuError, InputError, LimitError, OnnxcError, PackageError
-from onnxc.runtime.cache import Buffer, Cache
+from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_bytes
-from onnxc.runtime.face import CUDA, SCHEMA, WEIGHTS, CompiledModel, Outputs
-from onnxc.runtime.library import CallError, NativeModel, Runtime, load_runtime
+from onnxc.runtime.face import SCHEMA, WEIGHTS, CompiledModel, Outputs, is_for_gpu
+from onnxc.runtime.library import SIGNAL, CallError, NativeModel, Runtime, load_runtime
 from onnxc.runtime.outputs import OutputPool, has_large
 from onnxc.runtime.package import MANIFEST, Package, load_library, open_package
 from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["PROGRAM", "RUNTIME", "SCHEMA", "SOURCE", "WEIGHTS", "Arena", "CompiledModel", "CpuModel", "Outputs", "load"]
 
 PROGRAM, RUNTIME, SOURCE = "program.so", "runtime.so", "source.cpp"
+LAYOUT = "onnxc_layout"  # a function of the program: the `layout_digest` that it was compiled for
 _ALIGN = 64  # OX_ALIGN
 _UNFIT = -1  # what ox_call_arrays returns where a call must go the slow way
 _MOST_SITES = 512
@@ -165,9 +166,11 @@ class CpuModel(CompiledModel):
         self._runtime = load_runtime(cache, sections.get(RUNTIME))
         self._memory_limit = int(manifest.get("memory_limit") or 0) or memory_bytes()
         self._weights = np.frombuffer(sections[WEIGHTS], np.uint8)
+        program = load_library(sections[PROGRAM], PROGRAM)
+        _check_layout(program, manifest, self._weights.nbytes)
         self._native = NativeModel(
             self._runtime,
-            load_library(sections[PROGRAM], PROGRAM),
+            program,
             str(manifest["entry"]),
             [self._weights.ctypes.data],
             limit=self._memory_limit,
@@ -247,6 +250,8 @@ class CpuModel(CompiledModel):
                 raise InputError(f"input {self._inputs[k]!r} is updated in place: it must be a writable, plain array")
 
     def _failure(self, error: CallError) -> OnnxcError:
+        if error.code == SIGNAL:
+            self._runtime.raise_signal()
         found = super()._failure(error)
         found.partial = error.node >= self._first_update
         return found
@@ -347,6 +352,22 @@ def _poisoned(shape: Shape, dtype: np.dtype[Any]) -> Array:
     return array
 
 
+def layout_digest(manifest: Mapping[str, Any], weights: int) -> str:
+    """Of all sizes that decide where a program reads and writes: of arrays, intermediates and weights (in bytes)."""
+    arrays = [[row[1:3] for row in manifest[side]] for side in ("inputs", "outputs")]
+    return digest("layout", arrays, manifest["symbols"], manifest["arena"], weights)
+
+
+def _check_layout(program: ctypes.CDLL, manifest: Mapping[str, Any], weights: int) -> None:
+    """Refuses a manifest of other sizes than the program is compiled for: it would leave its memory."""
+    function = getattr(program, LAYOUT, None)
+    if function is None:  # of a program that no manifest was made for
+        return
+    function.restype = ctypes.c_char_p
+    if function() != layout_digest(manifest, weights).encode():
+        raise PackageError("the manifest is damaged: its sizes are not those that the program was compiled for")
+
+
 def _read_arena(manifest: Mapping[str, Any]) -> Arena | None:
     try:
         plan = manifest["arena"]
@@ -385,7 +406,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, device: in
 
 def _model_of(package: Package, threads: int | None, device: int) -> CompiledModel:
     manifest = package.manifest
-    if manifest.get("target") != CUDA:  # a model of a GPU asks the GPU
+    if not is_for_gpu(manifest):  # which is asked itself
         target = manifest.get("requires") or {}
         if target.get("machine") != machine():
             raise CpuError(

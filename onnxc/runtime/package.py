@@ -349,8 +349,8 @@ def load_library(code: Buffer, name: str = "library") -> ctypes.CDLL:
     Raises:
         PackageError: the bytes are not a library that this process can load.
     """
-    if bytes(memoryview(code)[:4]) not in (b"\x7fELF", b"\xcf\xfa\xed\xfe"):
-        raise PackageError(f"{name!r} is not a shared library")
+    if not is_library(code):
+        raise PackageError(f"{name!r} is not a shared library, or is cut off")
     handle = _memory_file(code)
     try:
         if handle is not None:
@@ -362,6 +362,29 @@ def load_library(code: Buffer, name: str = "library") -> ctypes.CDLL:
     finally:
         if handle is not None:
             os.close(handle)
+
+
+_ELF64 = struct.Struct("<4sBB26xQQ6xHHHH2x")  # magic, class, order; of programs, then sections: places, sizes, counts
+_SEGMENT = struct.Struct("<8xQ16xQ")  # offset and bytes in the file
+
+
+def is_library(code: Buffer) -> bool:
+    """Whether bytes are a shared library as a whole. Of one that is cut off the system maps what lies behind the end of
+    the file, and the process dies when that is read.
+    """
+    data = memoryview(code).cast("B")
+    if bytes(data[:4]) == b"\xcf\xfa\xed\xfe":
+        return True
+    if data.nbytes < 64 or bytes(data[:4]) != b"\x7fELF":
+        return False
+    _, width, order, segments, sections, size, count, section_size, section_count = _ELF64.unpack_from(data)
+    if (width, order) != (2, 1):  # not of 64 bits with the low byte first: the system's loader may know
+        return True
+    ends = [segments + size * count, sections + section_size * section_count]
+    if max(ends) > data.nbytes or size < _SEGMENT.size:
+        return False
+    places = [_SEGMENT.unpack_from(data, segments + k * size) for k in range(count)]
+    return all(offset + length <= data.nbytes for offset, length in places)
 
 
 def _memory_file(code: Buffer) -> int | None:

@@ -199,7 +199,8 @@ class Signature:
                 raise SizesError(text, node=node, symbols=frozenset(few))
         for size, node in self.natural:
             if self._evaluate(size, values, node) < 0:
-                raise InputError(f"with {self._sizes(values)} a tensor would have a negative size", node=node)
+                what = "a tensor would have a negative size, or fewer elements than are read"
+                raise InputError(f"with {self._sizes(values)} {what}", node=node)
 
     def _evaluate(self, size: Size, values: Mapping[str, int], node: str | None) -> int:
         try:

@@ -22,15 +22,16 @@ from onnxc.errors import InputError, PackageError, SizesError
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus
-from onnxc.runtime.face import SCHEMA, CompiledModel, Outputs
+from onnxc.runtime.face import SCHEMA, CompiledModel, Outputs, Run
 from onnxc.runtime.random_state import Draws
 from onnxc.runtime.signature import Signature, Tensor, by_name
 from onnxc.runtime.staged_clock import Arguments, Clock, current
-from onnxc.runtime.staged_steps import Plan, Sizes, Values
-from onnxc.runtime.staged_values import Array, Plain, arrays_in, as_value, described, own
+from onnxc.runtime.staged_steps import STEPS, Plan, Sizes, Step, Values
+from onnxc.runtime.staged_values import Array, Plain, arrays_in, as_value, described, on_host, own
 
 if TYPE_CHECKING:
     from onnxc.report import Report
+    from onnxc.roofline import Peaks
 
 
 _KEPT_SHAPES = 256  # sets of inputs' shapes whose sizes are kept
@@ -107,15 +108,18 @@ class StagedModel(CompiledModel):
         return self._bound((), given)
 
     def _answer(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._tried(args, lambda model: model._run(args))
+
+    def _tried(self, args: tuple[Any, ...], run: Run) -> tuple[Any, ...]:
         """The outputs. Where sizes do not meet, they may be 1, and be broadcast: those of inputs in a variant for them,
         those that the run tells in a variant that is compiled as it runs.
         """
         try:
-            return self._run(args)
+            return run(self)
         except SizesError as error:
             for careful in (False, True):
                 if self._variants is not None:
-                    found = self._variants.answer(self, args, error, lambda variant: variant._run(args), careful)
+                    found = self._variants.answer(self, args, error, run, careful)
                     if found is not None:
                         return found
             raise
@@ -156,6 +160,18 @@ class StagedModel(CompiledModel):
             values[k] = array
         return values, sizes
 
+    def step(self, kind: str) -> type[Step]:
+        """What runs the steps of a kind."""
+        return STEPS[kind]
+
+    def stacked(self, arrays: Sequence[Any]) -> Any:
+        """Arrays of one shape along a new first axis."""
+        return np.stack(arrays)
+
+    def part_of(self, model: CompiledModel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The outputs of a model that is a step of this one."""
+        return model._run(model._with_state(args))
+
     def attach(self, device: int | None = None) -> None:
         for part in self._parts:
             part.attach(device)
@@ -194,18 +210,21 @@ class StagedModel(CompiledModel):
             part.trim()
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
-        from onnxc.runtime.peaks import machine_peaks
-
         args = self._to_profile(inputs, runs)
         clocks = [self._clocked(args) for _ in range(warm_up + runs)][warm_up:]
         sizes = defaultdict(int, clocks[-1].sizes)  # 0 where no program ran that knows them
-        lanes = next((int(p.get("lanes") or 0) for p in self.manifest["parts"]), 0)
-        report = self._profiled(sizes, [c.rows for c in clocks], machine_peaks(self._threads, lanes or None))
+        report = self._profiled(sizes, [c.rows for c in clocks], self._peaks())
         assert report.profile is not None
         ran = [any(times) for times in zip(*(c.rows for c in clocks), strict=True)]
         kernels = tuple(k if r else replace(k, times=None) for k, r in zip(report.kernels, ran, strict=True))
         profile = replace(report.profile, kernels=tuple(k.times for k in kernels if k.times))
         return replace(report, kernels=kernels, profile=profile)
+
+    def _peaks(self) -> Peaks:
+        from onnxc.runtime.peaks import machine_peaks
+
+        lanes = next((int(p.get("lanes") or 0) for p in self.manifest["parts"]), 0)
+        return machine_peaks(self._threads, lanes or None)
 
     def arguments(self, inputs: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
         """What each program (by number) was given last in a call with these inputs."""
@@ -215,7 +234,7 @@ class StagedModel(CompiledModel):
         finally:
             current.clock = None
         numbers = {id(part): k for k, part in enumerate(self._parts)}
-        return {numbers[key]: args for key, args in found.given.items()}
+        return {numbers[key]: tuple(map(on_host, args)) for key, args in found.given.items()}
 
     def _clocked(self, args: tuple[Any, ...]) -> Clock:
         """Times of one call."""

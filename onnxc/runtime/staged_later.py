@@ -17,6 +17,7 @@ from onnxc.ir.text import from_text
 from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
 from onnxc.runtime.face import MANY, MOST_KEPT, CompiledModel
 from onnxc.runtime.staged_steps import STEPS, Sizes, Step, Values
+from onnxc.runtime.staged_values import on_host
 
 if TYPE_CHECKING:
     from onnxc.runtime.staged import StagedModel
@@ -55,13 +56,15 @@ class Later(Step):
 
     def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
         fixed: tuple[int, ...] = self.attrs["fixed"]
+        for k in fixed:
+            given[k] = on_host(given[k])
         contents = {k: given[k] for k in fixed if isinstance(given[k], np.ndarray)}
         shown = [None if k in contents else x for k, x in enumerate(given)]
         pinned: Places = set()  # besides, where a size of 1 is computed that is to be broadcast
         while True:
             model = self._model(shown, contents, given, pinned)
             try:
-                return model._run(model._with_state(tuple(x for k, x in enumerate(given) if k not in contents)))
+                return self.model.part_of(model, tuple(x for k, x in enumerate(given) if k not in contents))
             except SizesError as error:
                 more = _places(typed(shown, self.pinned | pinned), error.symbols) - pinned
                 if not more:
@@ -167,7 +170,7 @@ def typed(
 
 
 def _type_of(x: Any, dim: Callable[..., Dim], number: int | None) -> Type | None:
-    if isinstance(x, np.ndarray):
+    if hasattr(x, "dtype"):
         places = [None if number is None else (number, a) for a in range(x.ndim)]
         return TensorType(from_numpy(x.dtype), tuple(map(dim, x.shape, places)))
     if isinstance(x, list):

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxc.errors import LimitError, OnnxcError, RunError
-from onnxc.host.registry import function
+from onnxc.host.registry import function, looked_at
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.cpu import memory_bytes
 from onnxc.runtime.sizes import evaluate
 from onnxc.runtime.staged_clock import Clock, current
+from onnxc.runtime.staged_values import on_host
 
 if TYPE_CHECKING:
     from onnxc.runtime.staged import StagedModel
@@ -29,6 +30,8 @@ Named = tuple[int, list[tuple[int, str]]]  # a rank, and which of the dims are s
 
 _MOMENT = 0.05  # seconds: how long programs run loops before the host looks whether it is to stop
 _KEPT_SIZES = 256  # empty arrays by which programs are told sizes
+_TRUE = np.asarray(True)  # the condition that a loop's body is given
+_TRUE.setflags(write=False)
 STEPS: dict[str, type[Step]] = {}
 
 
@@ -43,7 +46,7 @@ class Plan:
         self.first: Values = [None] * int(described["slots"])  # as a run begins
         for slot, k in described["constants"]:
             self.first[slot] = model._arrays[k]
-        self.steps = [STEPS[s["kind"]](s, model) for s in described["steps"]]
+        self.steps = [model.step(s["kind"])(s, model) for s in described["steps"]]
 
     def run(self, inputs: Sequence[Any], sizes: Sizes) -> Values:
         """The outputs. `sizes` are of the graphs around it, and get those that are learnt here."""
@@ -190,7 +193,8 @@ class Read(Step):
         self.single = self.symbols[0] if len(self.symbols) == 1 else None
 
     def run(self, values: Values, sizes: Sizes) -> None:
-        array = values[self.source]  # type: ignore[index]
+        found = values[self.source]  # type: ignore[index]
+        array = found if type(found) is np.ndarray else on_host(found)
         if self.single is not None and array.size == 1:
             number = array.item()
             if number < 0:
@@ -201,7 +205,7 @@ class Read(Step):
             if min(numbers, default=0) < 0:
                 self._fail(numbers)
             sizes.update(zip(self.symbols, numbers, strict=True))
-        values[self.target] = array
+        values[self.target] = found
         for slot in self.dead:
             values[slot] = None
 
@@ -216,8 +220,12 @@ class Host(Step):
     def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
         super().__init__(described, model)
         self.function = function(described["function"])
+        self.looks_at = looked_at(self.function)
 
     def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
+        for k in range(len(given)) if self.looks_at is None else self.looks_at:
+            if k < len(given) and type(given[k]) is not np.ndarray:
+                given[k] = on_host(given[k])
         try:
             found = self.function(*given, **self.attrs)
         except (OnnxcError, MemoryError):
@@ -240,10 +248,10 @@ class If(Step):
         return self.regions[1].called(taken[split:], sizes)
 
 
-def _flag(x: Array, what: str) -> bool:
+def _flag(x: Any, what: str) -> bool:
     if x.size != 1:
         raise RunError(f"{what} has {x.size} elements, and must have one")
-    return bool(x.item())
+    return bool((x if type(x) is np.ndarray else on_host(x)).item())
 
 
 class Loop(Step):
@@ -255,7 +263,7 @@ class Loop(Step):
 
     def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
         trip, condition, *rest = given
-        most = None if trip is None else int(trip)
+        most = None if trip is None else int(on_host(trip))
         go = condition is None or _flag(condition, "the condition of Loop")
         carried, taken = rest[: self.attrs["carried"]], rest[self.attrs["carried"] :]
         if self.chunk is not None:
@@ -267,8 +275,8 @@ class Loop(Step):
             if limit is not None and count >= limit:
                 raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
             number = np.asarray(count, np.int64)
-            flag, *found = body.called([number, np.asarray(True), *carried, *taken], sizes)
-            go = _flag(flag, "the condition of Loop")
+            flag, *found = body.called([number, _TRUE, *carried, *taken], sizes)
+            go = flag is _TRUE or _flag(flag, "the condition of Loop")
             carried = found[: len(carried)]
             for collected, x in zip(results, found[len(carried) :], strict=True):
                 collected.append(x)
@@ -276,7 +284,17 @@ class Loop(Step):
             if room < 0 or growth.is_beyond(carried, room):
                 raise LimitError(f"what a loop collects does not fit into memory after {count + 1} iterations")
             count += 1
-        return [*carried, *(_stacked(r, t, sizes) for r, t in zip(results, self.types[len(carried) :], strict=True))]
+        types = self.types[len(carried) :]
+        return [*carried, *(self._stacked(r, t, sizes) for r, t in zip(results, types, strict=True))]
+
+    def _stacked(self, collected: Values, described: Sequence[Any] | None, sizes: Sizes) -> Any:
+        """Results of all iterations, along a new first axis."""
+        if not collected:
+            return _none(described, sizes)
+        shapes = {tuple(x.shape) for x in collected}
+        if len(shapes) > 1:
+            raise RunError(f"a loop collects values of different shapes: {sorted(shapes)}")
+        return self.model.stacked(collected)
 
     def _in_chunks(self, most: int | None, go: bool, carried: Values, taken: Values, sizes: Sizes) -> Values:
         """A program runs many iterations at once; from one to the next takes no more than a moment."""
@@ -289,7 +307,7 @@ class Loop(Step):
             sizes[self.chunk] = min([chunk, *(n - count for n in ends)])
             begun = time.perf_counter()
             number = np.asarray(count, np.int64)
-            flag, *found = self.regions[0].called([number, np.asarray(True), *carried, *taken], sizes)
+            flag, *found = self.regions[0].called([number, _TRUE, *carried, *taken], sizes)
             go, carried, count = _flag(flag, "the condition of Loop"), found[: len(carried)], int(found[-1])
             taken_seconds = time.perf_counter() - begun
             chunk = min(2 * chunk, 1 << 30) if taken_seconds < _MOMENT else max(1, chunk // 2)
@@ -321,23 +339,17 @@ def _bytes_of(x: Any, seen: set[int]) -> int:
     """What a value takes; `seen` are the identities of what was counted before, as arrays and strings may be shared."""
     if isinstance(x, list):
         return 8 * len(x) + sum(_bytes_of(v, seen) for v in x)
-    if not isinstance(x, np.ndarray) or id(x) in seen:
+    if id(x) in seen or not hasattr(x, "nbytes"):
         return 0
     seen.add(id(x))
     words = {id(w): len(w) for w in x.ravel().tolist()} if x.dtype == object else {}
     found = sum(size for k, size in words.items() if k not in seen)
     seen.update(words)
-    return _ARRAY + x.nbytes + found
+    return _ARRAY + int(x.nbytes) + found
 
 
-def _stacked(collected: Values, described: Sequence[Any] | None, sizes: Sizes) -> Array:
-    """Results of all iterations, along a new first axis."""
-    if collected:
-        try:
-            return np.stack(collected)
-        except ValueError as error:
-            shapes = {tuple(x.shape) for x in collected}
-            raise RunError(f"a loop collects values of different shapes: {sorted(shapes)}", cause=error) from error
+def _none(described: Sequence[Any] | None, sizes: Sizes) -> Array:
+    """What a loop collects that never ran."""
     if described is None:
         raise RunError("a loop that never ran collects values of unknown type")
     rest = [evaluate(d, sizes) if _is_known(d, sizes) else 0 for d in described[2][1:]]

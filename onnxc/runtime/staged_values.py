@@ -78,6 +78,13 @@ def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
             yield x
 
 
+def on_host(x: Any) -> Any:
+    """A value with its content in the host's memory: of what lies on a GPU, a copy."""
+    if isinstance(x, list):
+        return [on_host(v) for v in x]
+    return x.numpy() if hasattr(x, "numpy") and not isinstance(x, np.ndarray) else x
+
+
 def own(y: Any, taken: set[int]) -> Any:
     """An output that shares no memory with an input, a constant or an output before it: these are in `taken`."""
     if isinstance(y, list):

@@ -26,12 +26,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxc.errors import CacheError, ToolchainError
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import available_cpus, machine
+from onnxc.runtime.package import is_library
 
 _CANDIDATES = ("g++", "c++", "clang++")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9_]{1,64}\.(cpp|h)")
@@ -182,6 +184,7 @@ def compile_library(
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
     link_flags: Sequence[str] = (),
+    objects: Sequence[Future[bytes]] = (),
     bare: bool = True,
     compiler: Compiler | None = None,
     jobs: int | None = None,
@@ -197,6 +200,7 @@ def compile_library(
         include: directories to search for headers.
         flags: more compiler flags, such as those of a :class:`~onnxc.runtime.cpu.Level`.
         link_flags: more flags for the link.
+        objects: of :func:`compile_object`, perhaps in the making: of these, what the sources use becomes part of it.
         bare: link without the start files and the C++ library: for code with no constructors at load.
         compiler: default: :func:`find_compiler`.
         jobs: compilers at a time; default: one for each CPU that this process may use.
@@ -211,19 +215,58 @@ def compile_library(
     with _private_folder() as folder:
         for source in (*sources, *(Source(name, text) for name, text in (headers or {}).items())):
             (folder / source.name).write_text(source.text, encoding="utf-8")
-        options = [*_OPTIMIZE, *_LEAN, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
+        options = _options(folder, flags, include)
         link, libraries = _link_options(bare)
         library = folder / "library.so"
-        if len(sources) == 1:
-            files = [str(folder / sources[0].name)]
-            run([*options, *link, *files, *link_flags, *libraries, "-o", str(library)], folder)
+        if len(sources) == 1 and all(made.done() for made in objects):
+            files = [*options, str(folder / sources[0].name)]
         else:
-            objects = _compile_objects(run, sources, options, folder, jobs or available_cpus())
-            run([*link, *objects, *link_flags, *libraries, "-o", str(library)], folder)
-        try:
-            return library.read_bytes()
-        except OSError as error:
-            raise ToolchainError(f"{run.compiler.command[0]} made no library: {error}", cause=error) from error
+            files = _compile_objects(run, sources, options, folder, jobs or available_cpus())
+        files += _written(objects, folder)
+        gather = ["-Wl,--gc-sections"] if objects else []
+        run([*link, *gather, *files, *link_flags, *libraries, "-o", str(library)], folder)
+        code = _read(run, library)
+    if not is_library(code):
+        raise ToolchainError(f"{run.compiler.command[0]} made no library: {len(code)} bytes that are none, or cut off")
+    return code
+
+
+def compile_object(
+    source: Source,
+    *,
+    include: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+    compiler: Compiler | None = None,
+    timeout: float = 600.0,
+) -> bytes:
+    """Compile a source to an object file, each function in a section of its own; returns its bytes.
+
+    Args, Raises: as :func:`compile_library`.
+    """
+    run = _Run(compiler or find_compiler(), time.monotonic() + timeout)
+    with _private_folder() as folder:
+        (folder / source.name).write_text(source.text, encoding="utf-8")
+        options = [*_options(folder, flags, include), "-ffunction-sections"]
+        (made,) = _compile_objects(run, [source], options, folder, 1)
+        return _read(run, Path(made))
+
+
+def _read(run: _Run, made: Path) -> bytes:
+    try:
+        return made.read_bytes()
+    except OSError as error:
+        raise ToolchainError(f"{run.compiler.command[0]} made no {made.stem}: {error}", cause=error) from error
+
+
+def _options(folder: Path, flags: Sequence[str], include: Sequence[Path]) -> list[str]:
+    return [*_OPTIMIZE, *_LEAN, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
+
+
+def _written(objects: Sequence[Future[bytes]], folder: Path) -> list[str]:
+    paths = [folder / f"object{k}.o" for k in range(len(objects))]
+    for path, made in zip(paths, objects, strict=True):
+        path.write_bytes(made.result())
+    return [str(path) for path in paths]
 
 
 def _link_options(bare: bool) -> tuple[Sequence[str], Sequence[str]]:
@@ -253,11 +296,15 @@ def _compile_objects(
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    folder = tempfile.mkdtemp(prefix="onnxc-")  # mode 0700
+    folder = None
     try:
+        folder = tempfile.mkdtemp(prefix="onnxc-")  # mode 0700
         yield Path(folder)
+    except OSError as error:  # the disk is full, say
+        raise ToolchainError(f"cannot write the sources of a compile: {error}", cause=error) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -24,8 +26,8 @@ def is_returned_view(node: fx.Node) -> bool:
 def set_views_apart(module: fx.GraphModule) -> None:
     """Gives each result that shares memory a chain of views of its own, marked for PyTorch, in place.
 
-    These are views of an argument, of another result, and those that are all of one tensor. What else reads the views
-    that were there still has them.
+    These are views of an argument, of another result, those with elements in common, and expanded ones. What else
+    reads the views that were there still has them.
     """
     graph = module.graph
     (end,) = (n for n in graph.nodes if n.op == "output")
@@ -67,22 +69,54 @@ def _is_shared(chain: Sequence[fx.Node], chains: dict[fx.Node, list[fx.Node]]) -
         return False
     if root.op == "placeholder":
         return True
-    if any("as_strided" in str(n.target) for n in chain):
+    if any("as_strided" in str(n.target) for n in chain) and not _is_dense(root):
         return False  # it speaks of addresses in memory, which must be PyTorch's from the start
-    if any(n in chains for n in chain[1:]):
+    if any(n in chains for n in chain[1:]) or _repeats(node):
         return True
-    others = [c for o, c in chains.items() if o is not node and c[-1] is root]
-    return _is_whole(node, root) and any(_is_whole(c[0], root) for c in others)
+    others = [o for o, c in chains.items() if o is not node and c[-1] is root]
+    return any(_may_overlap(node, o) for o in others)
 
 
-def _is_whole(node: fx.Node, root: fx.Node) -> bool:
-    """Whether a view has as many elements as what it is a view of."""
-    a, b = node.meta.get("val"), root.meta.get("val")
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+def _is_dense(node: fx.Node) -> bool:
+    """Whether a tensor lies in its memory as a program gives it: row by row, from the beginning."""
+    x = node.meta.get("val")
+    if not isinstance(x, torch.Tensor) or any(isinstance(d, torch.SymInt) for d in x.shape):
         return False
-    return _elements(a) == _elements(b)
+    return bool(x.is_contiguous() and x.storage_offset() == 0)
 
 
-def _elements(tensor: torch.Tensor) -> object:
-    n = tensor.numel()
-    return n.node.expr if isinstance(n, torch.SymInt) else n
+def _repeats(node: fx.Node) -> bool:
+    """Whether a view has elements more than once, as an expanded tensor."""
+    x = node.meta.get("val")
+    if not isinstance(x, torch.Tensor):
+        return False
+    strides = (s for d, s in zip(x.shape, x.stride(), strict=True) if type(d) is not int or d > 1)
+    return any(type(s) is int and s == 0 for s in strides)
+
+
+def _may_overlap(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two views of a tensor may have elements in common: tried out, where all sizes are known."""
+    a, b = node.meta.get("val"), other.meta.get("val")
+    if not _is_known(a) or not _is_known(b) or a.dtype.itemsize != b.dtype.itemsize:
+        return True
+    if not a.numel() or not b.numel():
+        return False
+    seen = np.zeros(max(map(_end, (a, b))), np.bool_)
+    _of_memory(seen, a)[...] = True
+    return bool(_of_memory(seen, b).any())
+
+
+def _is_known(x: Any) -> bool:
+    if not isinstance(x, torch.Tensor):
+        return False
+    return all(type(n) is int for n in (*x.shape, *x.stride(), x.storage_offset())) and _end(x) < 1 << 28
+
+
+def _end(x: torch.Tensor) -> int:
+    """How many elements of the memory lie before the end of a tensor."""
+    return int(x.storage_offset() + 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)))
+
+
+def _of_memory(memory: np.ndarray[Any, Any], x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The part of the memory that a tensor is."""
+    return np.lib.stride_tricks.as_strided(memory[x.storage_offset() :], x.shape, x.stride())

@@ -56,8 +56,9 @@ class AttentionEmitter(TemplateEmitter):
         guard = "true" if node.attrs["guard"] else "false"
         bytes_each = f"ox_up(attn::scratch_floats({d}, {dv}) * 4, 64) * 64"
         body = [*parts, f"f32 *const scratch = (f32 *)(a->scratch + worker * ({bytes_each}));",
-                f"attn::Shape z; z.sq = {sq}; z.sk = {sk}; z.d = {d}; z.dv = {dv}; z.scale = {float(node.attrs['scale']).hex()}f;",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
+                # Made anew in each turn: so a compiler sees its numbers, and compiles one of the two ways alone.
+                f"  attn::Shape z; z.sq = {sq}; z.sk = {sk}; z.d = {d}; z.dv = {dv}; z.scale = {float(node.attrs['scale']).hex()}f;",
                 f"  const i64 r0 = t % parts * each, r1 = ox_min(r0 + each, {sq});", *indent(score),
                 "  const auto out = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  attn::attention<{guard}>(z, {q}, {k}, {v}, r0, r1, scratch, score, out);", "}"]  # fmt: skip

@@ -174,6 +174,39 @@ class WinogradTile:
         return math.prod(m + 2 if m > 1 else 1 for m in self.outputs)
 
 
+PRODUCTS = 7  # of Strassen's algorithm, where the plain sum has 8
+WIDEST_SCALE = 24  # powers of two by which channels are brought to one scale, at most
+
+
+def _scale(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Powers of two, about first / second; 1 where both are 0."""
+    with np.errstate(all="ignore"):
+        exponents = np.rint(np.log2(first) - np.log2(second))
+    powers: np.ndarray = np.exp2(np.clip(np.nan_to_num(exponents, nan=0), -WIDEST_SCALE, WIDEST_SCALE))
+    return powers
+
+
+def pack_strassen(w: np.ndarray, panel: int, groups: int) -> np.ndarray:
+    """[pair of panels][product][ci / 2][NR], then scales of ci / 2 inputs and of co / 2 outputs: see conv_strassen.h."""
+    co, ci = w.shape[:2]
+    b = w.reshape(co // (2 * panel), 2, panel, 2, ci // 2).astype(np.float64).transpose(1, 3, 0, 4, 2)
+    size = np.abs(b).max(axis=(0, 2, 4))  # of each input channel's weights: [half, ci / 2]
+    rows = _scale(size[1], size[0])
+    b = b / np.stack([np.ones_like(rows), rows])[:, None, :, None]
+    size = np.abs(b).max(axis=(1, 3))  # of each output channel's: [panel of a pair, pair, NR]
+    columns = _scale(size[0], size[1])
+    (b11, b21), (b12, b22) = b[0], b[1] * columns[:, None, :]
+    sums = (b11 + b22, b11, b12 - b22, b21 - b11, b22, b11 + b12, b21 + b22)
+    parts = [np.stack(sums, axis=1), rows, 1 / columns]
+    return np.concatenate([k.astype(np.float32).reshape(-1) for k in parts])
+
+
+STRASSEN = Algorithm(
+    "strassen", "conv_strassen.h", "conv_strassen_items", "conv_strassen_count", "conv_strassen_scratch", pack_strassen,
+    "conv_fresh",
+)  # fmt: skip
+
+
 def winograd_tile(algorithm: Algorithm) -> WinogradTile | None:
     """The tile of a Winograd algorithm."""
     ways = ((1, WINOGRAD), (2, STRIDED))
@@ -216,6 +249,7 @@ WINO_LINE = 64  # conv_wino.h's: pixels from a tile's first to its last, at most
 TURNING = 4  # what turning a vector costs, in elements that are moved one by one
 WIDEST = 9  # taps of a depthwise kernel whose weights stay in registers: of more, some at a time
 SLIDING = 4  # strides of depthwise kernels that load an input once for all of its uses
+LARGEST = 1e30  # of weights whose sums are sure to be finite
 ROWS = 7  # taps of a column whose weights stay in registers beside the sums of conv_pixels.h
 MOST_OUTPUTS = 16  # of a group, where lanes are pixels: of more, whole vectors of channels do better on any machine
 
@@ -229,11 +263,23 @@ def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
     return all((last - first + 1) * ci <= lanes for first, last in ends)
 
 
+def _halves(node: Node, lanes: int) -> bool:
+    """True where conv_strassen.h can compute a convolution."""
+    w, a = node.operands[1].shape, node.attrs
+    if len(w) != 4 or tuple(w[2:]) != (1, 1) or a["groups"] > 1 or int(w[1]) % (2 * lanes) or int(w[0]) % (4 * lanes):
+        return False
+    constant = constant_of(node.operands[1])
+    if constant is None or not constant.size or any((*a["low"], *a["high"])):
+        return False
+    return bool(np.abs(constant).max() < LARGEST)
+
+
 def candidates(
-    node: Node, lanes: int, *, winograd: bool = True, planar: bool = False, pixels: bool = False
+    node: Node, lanes: int, *, winograd: bool = True, planar: bool = False, pixels: bool = False, halves: bool = False
 ) -> list[Algorithm]:
     """The algorithms that can compute a convolution, simplest first. Without `winograd`: those that only sum.
     `planar`: the image lies so, and has more channels than the others turn. `pixels`: the lanes of the epilogue may be.
+    `halves`: the epilogue may be that of Strassen's algorithm, whose lanes are channels.
     """
     w, a = node.operands[1].shape, node.attrs
     if planar:
@@ -251,6 +297,8 @@ def candidates(
     found = [DIRECT, PIXELS] if few else [DIRECT]
     if winograd and plain and kernel in ((3, 3), (1, 3), (3, 1)) and int(w[1]) > PLANES:
         found += [k for m, k in ways.items() if tuple(3 if t > 1 else 1 for t in m) == kernel]
+    if winograd and halves and _halves(node, lanes):
+        found.append(STRASSEN)
     return found
 
 
@@ -274,11 +322,6 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
     """
     blocks = z.groups * -(-z.co // lanes)
 
-    def products(points: int, rows: int, different: int) -> float:
-        weights = different * z.ci * blocks * lanes
-        multiply = points * z.ci * blocks * rows / 2
-        return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
-
     def packing(points: int) -> float:
         """Weights that are known at run time only are turned, transformed, written and read in every run."""
         if constant_of(node.operands[1]) is not None:
@@ -296,9 +339,14 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
         points, inputs = points * planes, inputs * planes
         apart = 1.1 if max(node.attrs["dilations"][-2:]) > 1 else 1  # tiles of interleaved images share few lines
         transforms = tiles * (inputs * -(-z.ci * z.groups // lanes) + outputs * blocks)
-        return apart * products(points, tiles, m.weights * planes) + transforms + packed
+        return apart * _products(z, lanes, points, tiles, m.weights * planes) + transforms + packed
     taps = math.prod(int(d) for d in node.operands[1].shape[2:])
     pixels = z.n * math.prod(z.out)
+    if algorithm is STRASSEN:
+        vectors, pairs = z.ci // (2 * lanes), z.n * -(-math.prod(z.out) // 2)
+        half = replace(z, ci=z.ci // 2, co=z.co // 2)
+        sums = pairs * (8 * vectors + 12 * blocks)
+        return 1.03 * (_products(half, lanes, PRODUCTS, pairs, PRODUCTS) + pixels * (12 + 6 * blocks) + sums)
     if algorithm is PIXELS:
         own, rows = pixel_way(node, lanes), z.n * math.prod(z.out[:-1])
         vectors = rows * -(-z.out[-1] // (own.vectors * lanes)) * own.vectors
@@ -307,7 +355,15 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
         copied = vectors * z.ci * math.prod(map(int, node.attrs["strides"][-2:]))
         each = 2 if z.groups > 1 or z.ci <= PLANES else 6  # a vector copied from rows, or turned
         return z.groups * (multiply + each * copied + 2 * vectors * z.co)
-    return _inside(node, z) * products(taps, pixels, taps) + pixels * (12 + 6 * blocks) + packing(taps)
+    return _inside(node, z) * _products(z, lanes, taps, pixels, taps) + pixels * (12 + 6 * blocks) + packing(taps)
+
+
+def _products(z: ConvSizes, lanes: int, points: int, rows: int, different: int) -> float:
+    """The cost of `points` products of `rows` pixels by the channels, with `different` sets of weights."""
+    blocks = z.groups * -(-z.co // lanes)
+    weights = different * z.ci * blocks * lanes
+    multiply = points * z.ci * blocks * rows / 2
+    return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
 
 
 @dataclass(frozen=True)
@@ -472,7 +528,7 @@ class Stage:
 class ConvEmitter(TemplateEmitter):
     """A convolution over channels-last activations, or of planar ones with few outputs."""
 
-    takes_pixels = True  # among the algorithms is that whose lanes are pixels
+    alone = True  # it may choose among all algorithms: there are no others in the kernel
 
     def emit(self) -> KernelSource:
         stage = self.stage()
@@ -486,7 +542,7 @@ class ConvEmitter(TemplateEmitter):
             f"const auto z = {stage.shape};",
             *stage.lambda_named("epi"),
             f"{stage.algorithm.items}{stage.special}(z, {stage.x}, {weights}, first, last, "
-            f"a->scratch + worker * ({scratch}), epi{stage.near if stage.algorithm is DIRECT else ''});",
+            f"a->scratch + worker * ({scratch}), epi{stage.near if stage.algorithm in (DIRECT, STRASSEN) else ''});",
         ]
         items = f"{stage.algorithm.count}({stage.shape})"
         name = f"conv {stage.algorithm.name}"
@@ -513,11 +569,12 @@ class ConvEmitter(TemplateEmitter):
         )  # fmt: skip
         turned = self._turned(own)
         # Where a plan must not change bits, neither may the order in which its results lie.
-        algorithm = self._algorithm(node, own, turned.apart() <= end.apart() and not end.nest.exact)
+        halves = self._across(own, end, turned, None) is None
+        algorithm = self._algorithm(node, own, turned.apart() <= end.apart() and not end.nest.exact, halves)
         across = turned if algorithm.name == PIXELS.name else self._across(own, end, turned, winograd_tile(algorithm))
         (row,) = symbols(pixel)
         epilogue = self.epilogue(across or end)
-        near = self._near(end, row) if across is None else ""
+        near = self._near(end, row, stores=algorithm is not STRASSEN) if across is None else ""
         at = f"{self.pointer(x.value)} + {self.size(x.base)}"
         shape, special = self._shape(own), self._specialised(own.node, algorithm)
         constant = constant_of(own.node.operands[1])
@@ -546,23 +603,24 @@ class ConvEmitter(TemplateEmitter):
         places = own.places((n, c, *unflatten(place, y[2:])))
         return Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
 
-    def _near(self, end: Epilogue, row: Symbol) -> str:
-        """The rows that the epilogue writes and reads, for the template to fetch their lines in time."""
+    def _near(self, end: Epilogue, row: Symbol, *, stores: bool) -> str:
+        """The rows that the epilogue reads, and those that it writes, for the template to fetch their lines in time."""
+        written = () if stores else [s.value for s in end.nest.stores()]
         found = [
             f"ConvLines{{{self.pointer(value)} + {self.size(base)}, {self.size(apart)}}}"
             for value, base, apart in end.matrices(row)
-            if value.dtype.name == "float32"
+            if value.dtype.name == "float32" and value not in written
         ]
         return f", ConvNear<{len(found)}>{{{{{', '.join(found)}}}}}" if found else ""
 
-    def _algorithm(self, node: Node, own: Seen, pixels: bool) -> Algorithm:
+    def _algorithm(self, node: Node, own: Seen, pixels: bool, halves: bool) -> Algorithm:
         """The tuned or the cheapest algorithm; where there are several, the choice is noted. `pixels`: an epilogue whose
-        lanes are these moves no more elements one by one.
+        lanes are these moves no more elements one by one. `halves`: that whose lanes are channels is the better one.
         """
         flat, channels = own.node, own.node.operands[0].shape[1]
         planar = channels != 1 and not always_equal(own.strides[1], 1) and not reads_planes(node)
-        pixels = pixels and self.takes_pixels
-        ways = candidates(flat, self.lanes, winograd=self.options.winograd, planar=planar, pixels=pixels)
+        pixels, halves = pixels and self.alone, halves and self.alone
+        ways = candidates(flat, self.lanes, winograd=self.options.winograd, planar=planar, pixels=pixels, halves=halves)
         found = {k.name: k for k in ways}
         decided = self.options.decide(subject(node), {k: cost(v, flat, self.lanes) for k, v in found.items()})
         self.choice = decided if len(found) > 1 else None
@@ -639,6 +697,8 @@ class ConvEmitter(TemplateEmitter):
         if algorithm.name == PIXELS.name:
             outputs = pixels_of(co // groups)
             return groups * outputs.parts * outputs.together * ci * math.prod(taps)
+        if algorithm is STRASSEN:
+            return (PRODUCTS * co * ci + 2 * ci + 2 * co) // 4
         m = winograd_tile(algorithm)
         points = math.prod(taps) if m is None else m.weights * math.prod(taps[:-2])
         return groups * -(-(co // groups) // panel) * panel * points * ci
@@ -647,7 +707,7 @@ class ConvEmitter(TemplateEmitter):
 class ConvChainEmitter(ConvEmitter):
     """Convolutions that run band by band (conv_chain.h): what lies between them is never a buffer."""
 
-    takes_pixels = False
+    alone = False
 
     def emit(self) -> KernelSource:
         chain = self.group

@@ -176,7 +176,7 @@ class ProgramWriter:
         on = "" if going is None else f" && *(const unsigned char *)({self.place(states[going])})"
         self.lines += [
             *(self._copy(self.place(s), self.place(x), s) for s, x in zip(states, operands[:n], strict=True)),
-            f"for (i64 {t} = 0; {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_failed(ctx){on}; {t}++) {{", *indent(body), *indent(copies),
+            f"for (i64 {t} = ox_loop(ctx); {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_ends(ctx){on}; {t}++) {{", *indent(body), *indent(copies),
             *indent([self._copy(self.place(s), self.place(a), s) for s, a in zip(states, after[:n], strict=True)]), "}",
             *(self._copy(self.place(f), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)),
         ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,6 +63,7 @@ class TermEmitter:
         self.places: dict[Dim, tuple[Dim, str]] = {}  # address -> what rows do not share of it, the table of the rest
         self.whole_vectors = False  # the vector loop's variable is a multiple of the vector's length
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
+        self.only: Callable[[Scope], str] | None = None  # the test of the lanes `i` that may read
         self.exact = False  # a term has the same bits whatever is computed and stored beside it
 
     # ------------------------------------------------------------ names
@@ -268,6 +269,9 @@ class TermEmitter:
         (address,) = term.index
         if term in self.staged:
             return _load_text(self.staged[term], 1, "1", term.dtype, "Full{}")
+        if self.only is not None:
+            kind, place = spelling.lane_type(term.dtype), f"{p}[{self.lane_address(address, scope)}]"
+            return self._by_lane(kind, f"{self.only(scope)} ? {spelling.element(place, term.dtype)} : ({kind})0")
         stride = self.stride(address)
         if stride is None and (times := self._repeats(term, scope)):
             return f"ld_repeat<{times}>({p} + {self.index(address, scope)}, lanes, all_lanes{{}})"
@@ -378,6 +382,9 @@ class TermEmitter:
         """
         assert self.vector is not None
         loop, kind = self.names[self.vector], f"V<{spelling.lane_type(term.dtype)}>"
+        if self._has_scattered_lanes(term):
+            self._scattered_guard(term, name, kind, scope)
+            return
         inside = self._function(term.inside, "inside", kind, scope)
         outside = self._function(term.outside, "outside", kind, scope)
         strides = [self.stride(c) for c in term.conditions]
@@ -397,6 +404,35 @@ class TermEmitter:
             f"else if ({lo} >= {hi}) {name} = {outside}({loop}, lanes);",
             f"else {name} = {some};",
         ]
+
+    def _has_scattered_lanes(self, term: Guard) -> bool:
+        """Whether the lanes of a guard are no range, and both sides can be computed in all lanes but for what they read."""
+        if self.only is not None or all(isinstance(self.stride(c), int) for c in term.conditions):
+            return False
+        parts = [t for side in (term.inside, term.outside) for t in walk(side)]
+        return not any(
+            isinstance(t, Guard)
+            or any(s in self.lookups for s in index_symbols(t))
+            or (isinstance(t, Apply) and t.op in ("div", "mod", "fmod") and t.dtype.is_integer)
+            for t in parts
+        )
+
+    def _scattered_guard(self, term: Guard, name: str, kind: str, scope: Scope) -> None:
+        """Both sides as whole vectors, of which each lane reads for the one that counts in it alone."""
+        assert self.vector is not None
+        loop = self.names[self.vector]
+
+        def test(scope: Scope) -> str:
+            return "(" + " && ".join(f"{self._at_lane(c, 'i', scope)} >= 0" for c in term.conditions) + ")"
+
+        self.only = test
+        inside = self._function(term.inside, "inside", kind, scope)
+        self.only = lambda scope: f"!{test(scope)}"
+        outside = self._function(term.outside, "outside", kind, scope)
+        self.only = None
+        mask = self._by_lane("i32", f"{test(scope)} ? -1 : 0")
+        lane = spelling.lane_type(term.dtype)
+        scope.lines.append(f"{name} = ox_sel<{lane}>({mask}, {inside}({loop}, lanes), {outside}({loop}, lanes));")
 
     def _some_lanes(self, term: Guard, inside: str, outside: str, ends: tuple[str, str], scope: Scope) -> str:
         """The vector of a guard that holds in lanes lo <= i < hi."""

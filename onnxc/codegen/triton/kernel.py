@@ -24,7 +24,8 @@ class Kernel:
     end.
 
     `helpers` are functions of its own, in Gluon as the kernel then is; `ox_own_` in their names stands for its own
-    name. `scratch` are buffers that it leaves for those after it in the same group.
+    name. `scratch` are buffers that it leaves for those after it in the same group. `cleared` are buffers of its own
+    that must be zero before it runs.
     """
 
     lines: list[str]
@@ -37,6 +38,7 @@ class Kernel:
     resident: int = 0
     helpers: list[str] = field(default_factory=list)
     scratch: tuple[Value, ...] = ()
+    cleared: tuple[Value, ...] = ()
 
     @property
     def sizes(self) -> list[str]:

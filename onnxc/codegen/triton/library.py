@@ -30,6 +30,53 @@ def ox_nothing():
 
 
 @triton.jit
+def ox_turned(kind: tl.constexpr):
+    """The bits that are turned in numbers of a type that stages hand each other: those of a NaN that no computation has
+    as its result.
+    """
+    if kind == tl.float32:
+        found: tl.constexpr = 0x7F812345
+    elif kind == tl.float16:
+        found: tl.constexpr = 0x7D23
+    else:
+        found: tl.constexpr = 0x7FA3
+    return found
+
+
+@triton.jit
+def ox_given(x, kind: tl.constexpr):
+    """Numbers as words that are not zero. (This NaN becomes another one.)"""
+    word: tl.constexpr = tl.int32 if kind == tl.float32 else tl.int16
+    bits = x.to(kind).to(word, bitcast=True) ^ ox_turned(kind)
+    return tl.where(bits == 0, 1, bits).to(word)
+
+
+@triton.jit
+def ox_taken(words, kind: tl.constexpr):
+    """The numbers that words stand for."""
+    return (words ^ ox_turned(kind)).to(words.dtype).to(kind, bitcast=True)
+
+
+@triton.jit
+def ox_missing(words, count, lanes: tl.constexpr):
+    """Whether some of the first words, `lanes` at most, have not been written yet."""
+    at = tl.arange(0, lanes)
+    return tl.max((tl.load(words + at, mask=at < count, other=1, volatile=True) == 0).to(tl.int32), 0)
+
+
+@triton.jit
+def ox_await(words, count, most: tl.constexpr, lanes: tl.constexpr):
+    """Waits until the first `count` words, `most` at most, have been written, so many at a time. Behind the barrier
+    they may be read, past the L1 cache.
+    """
+    for start in tl.static_range(0, most, lanes):
+        missing = ox_missing(words + start, count - start, lanes)
+        while missing != 0:
+            missing = ox_missing(words + start, count - start, lanes)
+    tl.debug_barrier()
+
+
+@triton.jit
 def ox_floordiv(a, b):
     """a // b, rounded down; 0 for b = 0 (a size: then there are no elements)."""
     d = tl.where(b == 0, 1, b)
@@ -137,23 +184,81 @@ def ox_neg(x):
 
 
 @triton.jit
-def ox_to_e4m3(x):
-    """Rounded to a float8e4m3fn; what would be more than 448 is NaN. (Triton's own conversion gives 448.)"""
+def ox_odd(x):
+    """A float64 as a float32, rounded to odd: then it can be rounded again to less as if at once."""
     y = x.to(tl.float32)
-    return tl.where(tl.abs(y) > 464.0, float("nan"), y.to(tl.float8e4nv).to(tl.float32))
+    back = y.to(tl.float64)
+    u = y.to(tl.uint32, bitcast=True)
+    u = tl.where(tl.abs(back) > tl.abs(x), u - 1, u)
+    return tl.where((back != x) & (x == x), u | 1, u).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def ox_to_e5m2(x):
-    """Rounded to a float8e5m2; what would be more than 57344 is infinite. (Triton's own conversion gives 57344.)"""
-    y = x.to(tl.float32)
-    return tl.where(tl.abs(y) >= 61440.0, y * float("inf"), y.to(tl.float8e5).to(tl.float32))
+def ox_from_small(x, E: tl.constexpr, M: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr):
+    """Floats of E exponent and M mantissa bits, with a sign above them, from bytes. What the largest codes mean:
+    infinities and NaN (IEEE), one NaN of either sign (FN), no NaN but in place of -0 (FNUZ), nothing (FINITE).
+    """
+    SIGN: tl.constexpr = 1 << (E + M)
+    FIELD: tl.constexpr = ((1 << E) - 1) << M
+    b = x.to(tl.uint8, bitcast=True).to(tl.uint32)
+    magnitude = b & (SIGN - 1)
+    shifted = magnitude << (23 - M)
+    # Times a power of two: what is denormal becomes a plain float.
+    scale = tl.full(b.shape, (254 - BIAS) << 23, tl.uint32).to(tl.float32, bitcast=True)
+    f = (shifted.to(tl.float32, bitcast=True) * scale).to(tl.uint32, bitcast=True)
+    if KIND == "IEEE":
+        f = tl.where(magnitude >= FIELD, shifted | 0x7F800000, f)
+    if KIND == "FN":
+        f = tl.where(magnitude == SIGN - 1, 0x7FC00000, f)
+    if KIND == "FNUZ":
+        f = tl.where(b == SIGN, 0x7FC00000, f)
+    return (f | ((b & SIGN) << (31 - E - M))).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def ox_stored_e5m2(x):
-    """A number that is a float8e5m2, infinities too, as its bits: the upper half of those of a float16."""
-    return (x.to(tl.float16).to(tl.uint16, bitcast=True) >> 8).to(tl.uint8).to(tl.float8e5, bitcast=True)
+def ox_to_small(x, E: tl.constexpr, M: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr):
+    """The bytes of such floats, rounded to the nearest even; what is too large becomes infinite, NaN, or (FINITE) the
+    greatest number.
+    """
+    SIGN: tl.constexpr = 1 << (E + M)
+    FIELD: tl.constexpr = ((1 << E) - 1) << M
+    u = x.to(tl.float32).to(tl.uint32, bitcast=True)
+    sign = (u >> 31) << (E + M)
+    a = u & 0x7FFFFFFF
+    # A sum with a number whose last bit is worth as much as that of denormals here rounds to it.
+    MAGIC: tl.constexpr = (151 - BIAS - M) << 23
+    magic = tl.full(a.shape, MAGIC, tl.uint32).to(tl.float32, bitcast=True)
+    little = (a.to(tl.float32, bitcast=True) + magic).to(tl.uint32, bitcast=True) - MAGIC
+    plain = ((a + ((1 << (22 - M)) - 1) + ((a >> (23 - M)) & 1)) >> (23 - M)) - ((127 - BIAS) << M)
+    r = tl.where(a < ((128 - BIAS) << 23), little, plain)
+    if KIND == "IEEE":
+        payload = (a >> (23 - M)) & ((1 << M) - 1)
+        payload = tl.where(payload == 0, 1 << (M - 1), payload)
+        r = tl.where(a > 0x7F800000, payload | FIELD, tl.minimum(r, FIELD)) | sign
+    if KIND == "FN":
+        r = tl.minimum(r, SIGN - 1) | sign
+    if KIND == "FNUZ":
+        r = tl.where(r >= SIGN, SIGN, tl.where(r == 0, 0, r | sign))
+    if KIND == "FINITE":
+        r = tl.where(a > 0x7F800000, sign ^ SIGN, tl.minimum(r, SIGN - 1) | sign)
+    return r.to(tl.uint8)
+
+
+@triton.jit
+def ox_from_power(x):
+    """Powers of two from 2^-127 on, and NaN, from bytes."""
+    b = x.to(tl.uint8, bitcast=True).to(tl.uint32)
+    f = tl.where(b == 0, 0x00400000, tl.where(b == 255, 0x7FC00000, b << 23))
+    return f.to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def ox_to_power(x):
+    """The bytes of such powers: the nearest, halves up. What is no positive number becomes NaN."""
+    u = x.to(tl.float32).to(tl.uint32, bitcast=True)
+    tiny = tl.where(u < 0x00200000, 255, tl.where(u < 0x00600000, 0, 1))  # denormal floats
+    r = tl.where(u < 0x00800000, tiny, (u + 0x00400000) >> 23)
+    return tl.where((u == 0) | (u >= 0x7F800000), 255, r).to(tl.uint8)
 
 
 @triton.jit
@@ -163,6 +268,12 @@ def ox_part(x, FREE: tl.constexpr, SIGNED: tl.constexpr):
     if SIGNED:
         y = y.to(tl.int8, bitcast=True)
     return y >> FREE
+
+
+@triton.jit
+def ox_codes(x, SHIFT: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
+    """The numbers from -2^(BITS - 1) on that BITS bits of bytes stand for, from bit SHIFT on, as float16."""
+    return tl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
 
 
 @triton.jit

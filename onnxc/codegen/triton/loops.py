@@ -110,14 +110,31 @@ def _dealt(bodies: list[Body], buffers: Buffers) -> tuple[list[str], Dim]:
 class NestEmitter:
     """One normalised loop nest."""
 
-    def __init__(self, nest: Nest, buffers: Buffers, wide: bool, choice: Tile | None = None) -> None:
+    def __init__(
+        self,
+        nest: Nest,
+        buffers: Buffers,
+        wide: bool,
+        choice: Tile | None = None,
+        given: Mapping[Symbol, str] | None = None,
+        passing: frozenset[int] = frozenset(),
+    ) -> None:
         self.nest, self.buffers, self.wide, self.choice = nest, buffers, wide, choice
+        self.given = given or {}  # loops around the nest, by name
+        self.passing = passing  # storages that nobody touches again soon
 
     def bodies(self) -> list[Body]:
         """What the programs of the nest do."""
         if is_plain(self.nest):
             return [self._plain(phase) for phase in self.nest.phases]
         return [self._rows()]
+
+    def _begin(self, shape: tuple[int, ...]) -> tuple[TermEmitter, Scope]:
+        """For a tile of a shape; loops around the nest have their names there."""
+        emitter = TermEmitter(self.nest.lookups, shape, self.buffers)
+        emitter.names |= self.given
+        emitter.passing = self.passing
+        return emitter, Scope(available=set(self.given))
 
     def facts(self, phase: Phase) -> Facts:
         """What a tile for the nest is chosen by; for a phase of it, where there are no reductions."""
@@ -191,7 +208,7 @@ class NestEmitter:
             return self._turned(phase, *partner, tile)
         loops, lanes = phase.loops, tile.points
         total = prod(d for _, d in loops)
-        emitter, scope = TermEmitter(self.nest.lookups, (lanes,), self.buffers), Scope()
+        emitter, scope = self._begin((lanes,))
         x = self._lanes(emitter, scope, "x", f"pid * {lanes}", (lanes, 0), total)
         self._bind(emitter, scope, loops, x.name, x)
         self._stores(phase, emitter, scope)
@@ -226,7 +243,7 @@ class NestEmitter:
 
     def _turned(self, phase: Phase, inner: Symbol, partner: Symbol, tile: Tile) -> Body:
         sizes, x, y = dict(phase.loops), tile.points, tile.turns
-        emitter, scope = TermEmitter(self.nest.lookups, (y, x), self.buffers), Scope()
+        emitter, scope = self._begin((y, x))
         rest = "pid"
         total: Dim = 1
         for name, s, lanes, axis in (("x", inner, x, 1), ("y", partner, y, 0)):
@@ -251,10 +268,9 @@ class NestEmitter:
     def _rows(self) -> Body:
         nest, tile = self.nest, self._tile(self.nest.phases[0])
         points = prod(d for _, d in nest.outer)
-        emitter = TermEmitter(nest.lookups, (tile.points, tile.turns), self.buffers)
+        emitter, scope = self._begin((tile.points, tile.turns))
         emitter.reduced_axes = frozenset([0])
         emitter.packed = bool(tile.packed)
-        scope = Scope()
         variable = self._lanes(emitter, scope, "x", f"pid * {tile.points}", (tile.points, 0), points)
         self._bind(emitter, scope, nest.outer, variable.name, variable)
         resident = bool(tile.resident) and all(isinstance(d, int) for p in nest.phases for _, d in p.loops)

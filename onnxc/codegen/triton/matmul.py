@@ -36,13 +36,13 @@ LONG = 128  # elements of a row of both operands
 
 def emit_matmul(group: Group, layout: Layout, options: Options, blocks: Blocks | None = None) -> Kernel:
     """The kernel of a matmul group. `blocks` is how it runs, where that is not left to the cost model."""
-    product = _Product(group, layout, options)
+    product = Product(group, layout, options)
     return product.kernel(blocks or candidates(product.facts())[0])
 
 
 def matmul_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks]:
     """The ways to run a matmul group that are worth measuring, the cost model's choice first."""
-    return candidates(_Product(group, layout, options).facts())
+    return candidates(Product(group, layout, options).facts())
 
 
 def numbering(
@@ -82,7 +82,7 @@ def _order(
 
 
 @dataclass(frozen=True)
-class _Operand:
+class Operand:
     """A matrix: strides along the result's axis and along K, and how many rows (or columns) may be read."""
 
     name: str
@@ -113,10 +113,10 @@ class _Axis:
     start: str
     size: Dim
     lanes: int
-    operand: _Operand
+    operand: Operand
 
 
-class _Product:
+class Product:
     """The kernel of a matmul group being written."""
 
     def __init__(self, group: Group, layout: Layout, options: Options) -> None:
@@ -134,11 +134,15 @@ class _Product:
         self.dot = f', input_precision="{options.dot}"' if self.dtype.name == "float32" else ""
         self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch)
         a, b = access.a, access.b
-        left = _Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
-        right = _Operand("b", b.value, b.base, b.col, b.row, _limit(layout, b, b.col, self.n))
-        self.operands = (left, _packed(b, self.k, self.n) or right)
+        left = Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
+        self.operands = (left, self.right(b))
         self.buffers = Buffers(apart=layout.pitches)
         self.tile = Tile((), self.buffers)
+
+    def right(self, b: Matrix) -> Operand:
+        """The right operand."""
+        plain = Operand("b", b.value, b.base, b.col, b.row, _limit(self.layout, b, b.col, self.n))
+        return _packed(b, self.k, self.n) or plain
 
     def facts(self) -> Facts:
         """What the choice of a tile depends on."""
@@ -162,7 +166,7 @@ class _Product:
         order = _order(self.tile, (self.m, self.n), blocks, self.access.batch, "turn" if resident else "pid")
         tiles = ceildiv(self.m, blocks.m) * ceildiv(self.n, blocks.n) * self.batch
         zero = f"acc = tl.zeros(({blocks.m}, {blocks.n}), tl.float32)"
-        lanes, pointed = self._lanes(), self._pointed()
+        lanes, pointed = self._lanes(), self.pointed()
         if resident:
             reads = ["if ox_descriptors:", *indent(self._described()), "else:", *indent([*lanes, *pointed])]
             count = self.tile.index(tiles)
@@ -177,12 +181,12 @@ class _Product:
             lines, self.buffers, tiles, blocks.warps, blocks.stages, "matmul", self.wide, resident=resident
         )  # fmt: skip
 
-    def _axes(self) -> list[_Axis]:
+    def axes(self) -> list[_Axis]:
         """Rows and columns."""
         sides = (("m", "row", self.m, self.blocks.m), ("n", "column", self.n, self.blocks.n))
         return [_Axis(*side, operand) for side, operand in zip(sides, self.operands, strict=True)]
 
-    def _mask(self, axis: _Axis, limit: Dim) -> str | None:
+    def mask(self, axis: _Axis, limit: Dim) -> str | None:
         """Which lanes of an axis are below a limit; None where all are."""
         if isinstance(limit, int) and isinstance(axis.size, int) and -(-axis.size // axis.lanes) * axis.lanes <= limit:
             return None
@@ -192,27 +196,26 @@ class _Product:
         """Rows `m` and columns `n`, and the masks of those that the result has."""
         lines = []
         kind = ".to(tl.int64)" if self.wide else ""
-        for axis, view in zip(self._axes(), ("[:, None]", "[None, :]"), strict=True):
+        for axis, view in zip(self.axes(), ("[:, None]", "[None, :]"), strict=True):
             lines.append(f"{axis.name} = ({axis.start} + tl.arange(0, {axis.lanes}){kind}){view}")
-            mask = self._mask(axis, axis.size)
+            mask = self.mask(axis, axis.size)
             lines += [f"{axis.name}m = {mask}"] if mask else []
         return lines
 
     # ------------------------------------------------------------ the sum
 
-    def _pointed(self) -> list[str]:
+    def pointed(self) -> list[str]:
         """The loop over K, through pointers."""
         depth = self.blocks.k
         known = self.k if isinstance(self.k, int) else None
         rest = depth if known is None or known < depth else known % depth  # of the sum, that a mask is needed for
         size = self.tile.index(self.k)
         lines, loads, masked, steps = [f"tk = tl.arange(0, {depth})"], list[str](), list[str](), list[str]()
-        for axis, along in zip(self._axes(), ("tk[None, :]", "tk[:, None]"), strict=True):
+        for axis, along in zip(self.axes(), ("tk[None, :]", "tk[:, None]"), strict=True):
             x = axis.operand
-            line = _times(axis.name, self.tile.index(x.outer))
-            place = _sum(self.tile.index(x.base), line, _times(along, self.tile.index(x.inner)))
+            place = _sum(self.line(x, axis.name), _times(along, self.tile.index(x.inner)))
             lines.append(f"{x.name}_at = {self.buffers.pointer(x.value)} + {place}")
-            mask = self._mask(axis, x.limit)
+            mask = self.mask(axis, x.limit)
             tests = [f"({mask})"] if mask else []
             loads.append(_load(x.name, tests))
             masked.append(_load(x.name, [*tests, f"({along} < left)"]))
@@ -224,10 +227,14 @@ class _Product:
         lines += [f"for k0 in range(0, {known - rest}, {depth}):", *indent([*loads, dot, *steps])]
         return [*lines, f"left = {rest}", *masked, dot] if rest else lines
 
+    def line(self, x: Operand, lanes: str) -> str:
+        """Where the first elements of rows (or columns) of an operand lie."""
+        return _sum(self.tile.index(x.base), _times(lanes, self.tile.index(x.outer)))
+
     def _descriptors(self) -> list[str]:
         """A descriptor of each operand."""
         lines, depth = [], self.blocks.k
-        for axis in self._axes():
+        for axis in self.axes():
             x = axis.operand
             start = _sum(self.buffers.pointer(x.value), self.tile.index(x.base))
             size, k = self._short(self.tile.index(axis.size)), self.tile.index(self.k)
@@ -245,7 +252,7 @@ class _Product:
     def _described(self) -> list[str]:
         """The loop over K, through descriptors. What lies outside of a matrix is 0."""
         loads = []
-        for axis in self._axes():
+        for axis in self.axes():
             x = axis.operand
             start = self._short(axis.start)
             place = f"[{start}, k0]" if x.is_inward() else f"[k0, {start}]"
@@ -261,8 +268,8 @@ class _Product:
         tile = Tile((self.blocks.m, self.blocks.n), self.buffers)
         for loop, name in self.tile.names.items():
             tile.scalar(loop, name)
-        for k, (place, axis) in enumerate(zip((self.access.m, self.access.n), self._axes(), strict=True)):
-            mask = f"{axis.name}m" if self._mask(axis, axis.size) else None
+        for k, (place, axis) in enumerate(zip((self.access.m, self.access.n), self.axes(), strict=True)):
+            mask = f"{axis.name}m" if self.mask(axis, axis.size) else None
             size = axis.size if isinstance(axis.size, int) else None
             tile.lane(symbol(place), TileVariable(axis.name, k, axis.lanes, mask, size))
         lines = emit_epilogue(self.group, self.layout, self.access.index, tile, "acc")
@@ -277,7 +284,7 @@ def _limit(layout: Layout, x: Matrix, step: Dim, size: Dim) -> Dim:
     return found[1] if found is not None and always_equal(step, 1) and x.base == 0 else size
 
 
-def _packed(b: Matrix, k: Dim, n: Dim) -> _Operand | None:
+def _packed(b: Matrix, k: Dim, n: Dim) -> Operand | None:
     """A constant whose rows begin anywhere, as rows that begin at multiples of a vector; None for others."""
     constant = constant_of(b.value)
     if constant is None or not (isinstance(k, int) and isinstance(n, int) and isinstance(b.base, int)):
@@ -297,7 +304,7 @@ def _packed(b: Matrix, k: Dim, n: Dim) -> _Operand | None:
         out.view(constant.dtype).reshape(k, width)[:, :n] = matrix
 
     key = ("matmul", b.value.id, b.base, b.row, b.col, k, n)
-    return _Operand("b", Packed(key, TensorType(b.value.dtype, (k, width)), write), 0, 1, width, width)
+    return Operand("b", Packed(key, TensorType(b.value.dtype, (k, width)), write), 0, 1, width, width)
 
 
 def _load(name: str, tests: list[str]) -> str:

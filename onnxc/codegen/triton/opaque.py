@@ -296,7 +296,7 @@ def _joined(node: Node, old: str, new: str) -> str:
         "min": f"ox_min({old}, {new})",
     }[name]  # fmt: skip
     if name in ("add", "mul"):
-        text = f"{text}.to({spelling.stored(dtype)})"
+        text = spelling.rounded(text, dtype)
     return text
 
 

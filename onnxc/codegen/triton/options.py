@@ -41,7 +41,7 @@ def fits_head(depth: Dim) -> bool:
 
 def is_template(node: Node) -> bool:
     """True for nodes that a Triton template computes; others of their kind become plain loops."""
-    if node.op == "matmul":
+    if node.op in ("matmul", "matmul_quantized"):
         return _multiplied(node.output.dtype)
     if node.op == "conv":
         w = node.operands[1]

@@ -21,6 +21,7 @@ from onnxc.codegen.triton.kernel import OWN, Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.opaque import emit_opaque
 from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.relay import emit_relay, relay_candidates
 from onnxc.codegen.triton.templates import template_ways
 from onnxc.codegen.triton.terms import Packed
 from onnxc.codegen.triton.tuning import Ways, name, subject
@@ -35,13 +36,13 @@ from onnxc.planner.groups import Group, Plan
 from onnxc.planner.in_place import is_step, own_outputs, updates_of
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
-from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
+from onnxc.planner.memory import Buffer, aligned, assign_offsets, lifetimes
 from onnxc.planner.partition import has_budget
 from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 9
+VERSION = 10
 
 WAITING = 8  # kernels that may run before anything waits for a product, from which on it need not be quick
 SPARE = 40  # kernels for which a buffer is kept behind the last one that touches it, where steps run side by side
@@ -214,7 +215,7 @@ class ProgramWriter:
         return Program(
             source_of(texts), self.functions, self.steps, linked(self.plan, self.calls), self.buffers,
             size_symbols(self.plan), self.weights, texts, offsets, nbytes,
-            updates, is_step(self.plan.graph),
+            updates, is_step(self.plan.graph) and self.plan.branches,
         )  # fmt: skip
 
     def _update_rest(self) -> Updates | None:
@@ -277,6 +278,8 @@ class ProgramWriter:
         return found
 
     def _ways(self, group: Group, layout: Layout) -> Ways:
+        if group.stages:
+            return Ways(relay_candidates(), lambda choice: [emit_relay(group, layout, choice)])
         if group.kind != "loops":
             beside = not self.depth and self._slack[self.at] >= WAITING
             return template_ways(group, layout, replace(self.options, beside=beside))
@@ -329,6 +332,11 @@ class ProgramWriter:
             self._places[value.id] = Place("arena", len(self.buffers))
             self.buffers.append(Buffer(value, value.t.nbytes, self.at, self.at))
         written = {layout.storage(v).id for v in group.stored()} | {v.id for v in scratch}
+        cleared = [v for kernel in kernels for v in kernel.cleared]
+        if cleared:
+            self._clear(cleared)
+            written |= {v.id for v in cleared}
+        scratch += cleared
         launches = [self._launch(kernel, written) for kernel in kernels]
         self.steps += launches
         storages = {s.id: s for kernel in kernels for s in kernel.buffers.storages}.values()
@@ -338,8 +346,19 @@ class ProgramWriter:
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
         self.calls.append(facts)
 
+    def _clear(self, values: Sequence[Value]) -> None:
+        """Finds room for buffers that a kernel wants to be zero, side by side, and fills it."""
+        number, end = len(self.buffers), 0
+        for value in values:
+            self._places[value.id] = Place("arena", number, end)
+            nbytes = value.t.nbytes
+            assert isinstance(nbytes, int)
+            end += aligned(nbytes)
+        self.buffers.append(Buffer(values[0], end, self.at, self.at))
+        self.steps.append(Fill(Place("arena", number), end))
+
     def _launch(self, kernel: Kernel, written: set[int]) -> Launch:
-        text = kernel.text(self.walks.turns(kernel))
+        text = kernel.text(self.plan.walks and self.walks.turns(kernel))
         places = [self.place(v) for v in kernel.buffers.storages]
         loose = tuple(k for k, place in enumerate(places) if not place.is_aligned)
         key = (text, tuple(kernel.parameters()), kernel.warps, kernel.stages, loose, kernel.resident)

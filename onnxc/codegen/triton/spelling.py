@@ -16,17 +16,25 @@ from onnxc.ir.expr import Call, Dim, Symbol, is_nonnegative
 
 Attrs = Mapping[str, object]
 
+# Floats of 8 bits and fewer: exponent and mantissa bits, bias, and what the largest codes mean (see ox_from_small).
+# Triton has some of these types on some architectures; computed in integers they are the same on all.
+_SMALL = {
+    "float8e4m3fn": (4, 3, 7, "FN"), "float8e4m3fnuz": (4, 3, 8, "FNUZ"), "float8e5m2": (5, 2, 15, "IEEE"),
+    "float8e5m2fnuz": (5, 2, 16, "FNUZ"), "float4e2m1": (2, 1, 1, "FINITE"), "float6e2m3": (2, 3, 1, "FINITE"),
+    "float6e3m2": (3, 2, 3, "FINITE"), "float8e8m0": (8, 0, 127, "POWER"),
+}  # fmt: skip
+
 # dtype -> (element of a buffer in a signature, Triton's dtype in memory, Triton's dtype of a term)
 _TYPES = {
     "float64": ("fp64", "tl.float64", "tl.float64"), "float32": ("fp32", "tl.float32", "tl.float32"),
     "float16": ("fp16", "tl.float16", "tl.float32"), "bfloat16": ("bf16", "tl.bfloat16", "tl.float32"),
-    "float8e4m3fn": ("fp8e4nv", "tl.float8e4nv", "tl.float32"), "float8e5m2": ("fp8e5", "tl.float8e5", "tl.float32"),
     "int8": ("i8", "tl.int8", "tl.int8"), "int16": ("i16", "tl.int16", "tl.int16"),
     "int32": ("i32", "tl.int32", "tl.int32"), "int64": ("i64", "tl.int64", "tl.int64"),
     "uint8": ("u8", "tl.uint8", "tl.uint8"), "uint16": ("u16", "tl.uint16", "tl.uint16"),
     "uint32": ("u32", "tl.uint32", "tl.uint32"), "uint64": ("u64", "tl.uint64", "tl.uint64"),
     "bool": ("u8", "tl.uint8", "tl.int1"),
-    # A byte each in memory, with anything in its upper bits.
+    # A byte each in memory, with anything in the upper bits of those that have fewer.
+    **dict.fromkeys(_SMALL, ("u8", "tl.uint8", "tl.float32")),
     "int4": ("u8", "tl.uint8", "tl.int8"), "uint4": ("u8", "tl.uint8", "tl.uint8"),
     "int2": ("u8", "tl.uint8", "tl.int8"), "uint2": ("u8", "tl.uint8", "tl.uint8"),
 }  # fmt: skip
@@ -141,7 +149,7 @@ def _bitcast(x: str, source: DType, target: DType) -> str:
     """The same bits as another dtype. (In Triton a bool has one.)"""
     if target.name == "bool":
         return f"({x}.to({stored(source)}).to(tl.uint8, bitcast=True) != 0)"
-    if _is_part(source) or _is_part(target):
+    if _is_packed(source) or _is_packed(target):
         return widened(f"{narrowed(x, source)}.to({stored(target)}, bitcast=True)", target)
     return f"{x}.to({stored(source)}).to({stored(target)}, bitcast=True).to({computed(target)})"
 
@@ -211,7 +219,17 @@ _OTHER: dict[str, Callable[[list[str], DType, Attrs], str]] = {
 }
 
 
-_TO_FLOAT8 = {"float8e4m3fn": "ox_to_e4m3", "float8e5m2": "ox_to_e5m2"}
+def _is_packed(dtype: DType) -> bool:
+    """Whether an element in memory is a byte that stands for something else."""
+    return dtype.name in _SMALL or _is_part(dtype)
+
+
+def _small(function: str, x: str, dtype: DType) -> str:
+    """`ox_from_small` or `ox_to_small` of a type."""
+    exponent, mantissa, bias, kind = _SMALL[dtype.name]
+    if kind == "POWER":
+        return f"{function.replace('small', 'power')}({x})"
+    return f'{function}({x}, {exponent}, {mantissa}, {bias}, "{kind}")'
 
 
 def _is_part(dtype: DType) -> bool:
@@ -228,6 +246,8 @@ def widened(x: str, dtype: DType) -> str:
     """Elements as they are stored, as a term's tile."""
     if dtype.name == "bool":
         return f"({x} != 0)"
+    if dtype.name in _SMALL:
+        return _small("ox_from_small", x, dtype)
     if _is_part(dtype):
         return _part(x, dtype)
     kind = computed(dtype)
@@ -238,7 +258,12 @@ def narrowed(x: str, dtype: DType) -> str:
     """A term as it is stored."""
     if _is_part(dtype):
         return f"(({x}).to(tl.uint8) & {(1 << dtype.bits) - 1})"
-    return f"ox_stored_e5m2({x})" if dtype.name == "float8e5m2" else f"({x}).to({stored(dtype)})"
+    return _small("ox_to_small", x, dtype) if dtype.name in _SMALL else f"({x}).to({stored(dtype)})"
+
+
+def rounded(x: str, dtype: DType) -> str:
+    """A term as it is after it has been stored and loaded."""
+    return widened(narrowed(x, dtype), dtype)
 
 
 def cast(x: str, source: DType, target: DType) -> str:
@@ -254,8 +279,9 @@ def cast(x: str, source: DType, target: DType) -> str:
         if target.bits < 32:
             return f"ox_to_int32({x}).to({kind})"
         return f"ox_to_{target.name}({x})"
-    if target.name in _TO_FLOAT8:
-        return f"{_TO_FLOAT8[target.name]}({x})"
+    if target.name in _SMALL:  # a float32 would round once more what has more digits than that
+        long = source.bits > 32 or (source.is_integer and source.bits == 32)
+        return rounded(f"ox_odd({x}.to(tl.float64))" if long else f"({x}).to(tl.float32)", target)
     if target.name in ("float16", "bfloat16") or stored(target) != kind:
         return f"{x}.to({stored(target)}).to({kind})"
     return f"{x}.to({kind})"

@@ -7,6 +7,7 @@ from onnxc.codegen.triton.attention import candidates, emit_attention
 from onnxc.codegen.triton.convolution import convolution_candidates, emit_convolution
 from onnxc.codegen.triton.matmul import emit_matmul, matmul_candidates
 from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.packed_matmul import emit_packed, packed_candidates
 from onnxc.codegen.triton.tuning import Ways
 from onnxc.errors import InternalError
 from onnxc.planner.groups import Group
@@ -20,6 +21,9 @@ def template_ways(group: Group, layout: Layout, options: Options) -> Ways:
         case "matmul":
             blocks = matmul_candidates(group, layout, options)
             return Ways(blocks, lambda choice: [emit_matmul(group, layout, options, choice)])
+        case "matmul_quantized":
+            packed = packed_candidates(group, layout, options)
+            return Ways(packed, lambda choice: emit_packed(group, layout, options, choice))
         case "conv":
             ways = convolution_candidates(group, layout, options)
             return Ways(ways, lambda choice: [emit_convolution(group, layout, options, choice)])

@@ -83,13 +83,15 @@ class Packed:
 @dataclass
 class Buffers:
     """The parameters of a kernel: storages in the order of p0, p1, ..., sizes, and what else it asks for. `apart` are
-    storages whose rows are apart: the elements of a row, and those from row to row.
+    storages whose rows are apart: the elements of a row, and those from row to row. `words` are those that stages of
+    the kernel hand each other numbers in, as integers, by the storage whose numbers they are (relay.py).
     """
 
     storages: list[Value | Packed] = field(default_factory=list)
     sizes: set[str] = field(default_factory=set)
     reports: bool = False  # whether it may find an index out of bounds or a division by zero
     apart: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    words: Mapping[int, Value] = field(default_factory=dict)
     _count: int = 0
 
     def pointer(self, storage: Value | Packed) -> str:
@@ -120,6 +122,7 @@ class TermEmitter:
         self.results: dict[int, str] = {}
         self.result_symbols: frozenset[Symbol] = frozenset()
         self.packed = False  # whether elements are kept as they are in memory, and widened wherever they are used
+        self.passing: frozenset[int] = frozenset()  # storages that need not stay in the cache
         self._deps: dict[Term, frozenset[Key]] = {}
         self._sides: dict[tuple[Dim, ...], Symbol] = {}
         self._conditions: dict[Symbol, tuple[Dim, ...]] = {}
@@ -196,7 +199,7 @@ class TermEmitter:
         exact = isinstance(term, (Load, Const)) or (isinstance(term, Apply) and term.op == "cast")
         if exact or term.dtype.name not in ("float16", "bfloat16"):
             return name
-        return f"({name}).to({spelling.stored(term.dtype)}).to({spelling.computed(term.dtype)})"
+        return spelling.rounded(name, term.dtype)
 
     def _guards(self, guarding: Guarding) -> frozenset[Key]:
         return self._of(c for conditions, _ in guarding for c in conditions)
@@ -386,8 +389,16 @@ class TermEmitter:
             if not isinstance(extent, int):
                 some = f"({self.index(extent, scope)} > 0)"
                 mask = f"{mask} & {some}" if mask else some
+        if term.value.id in self.buffers.words:
+            kind = spelling.stored(term.dtype)
+            masked = f", mask={mask}, other=ox_turned({kind})" if mask else ""
+            return f"ox_taken(tl.load({at}{masked}, cache_modifier='.cg'), {kind})"
         nothing = "0.0" if term.dtype.is_float else "0"
-        return f"tl.load({at}, mask={mask}, other={nothing})" if mask else f"tl.load({at})"
+        masked = f", mask={mask}, other={nothing}" if mask else ""
+        return f"tl.load({at}{masked}{self._policy(term.value)})"
+
+    def _policy(self, storage: Value) -> str:
+        return ', eviction_policy="evict_first"' if storage.id in self.passing else ""
 
     def _address(
         self, storage: Value, address: Dim, deps: frozenset[Key], scope: Scope, guarding: Guarding
@@ -398,7 +409,7 @@ class TermEmitter:
         if not axes <= self.axes(deps):
             shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
             text = f"({text} + tl.zeros({shape}, tl.int32))"
-        return f"{self.buffers.pointer(storage)} + {text}", mask
+        return f"{self.buffers.pointer(self.buffers.words.get(storage.id, storage))} + {text}", mask
 
     def _between_rows(self, storage: Value, address: Dim) -> dict[str, str]:
         """The masks of lanes along rows that are apart, each with one that lets what lies between two rows be touched
@@ -428,9 +439,12 @@ class TermEmitter:
             axes = self.axes(more)
             shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
             text = f"({text} + tl.zeros({shape}, tl.int32))"
-        at = f"{self.buffers.pointer(storage)} + {text}"
+        at = f"{self.buffers.pointer(self.buffers.words.get(storage.id, storage))} + {text}"
         value = spelling.narrowed(value, storage.dtype)
-        scope.lines.append(f"tl.store({at}, {value}, mask={mask})" if mask else f"tl.store({at}, {value})")
+        if storage.id in self.buffers.words:
+            value = f"ox_given({value}, {spelling.stored(storage.dtype)})"
+        masked = f", mask={mask}" if mask else ""
+        scope.lines.append(f"tl.store({at}, {value}{masked}{self._policy(storage)})")
 
     def _lookup(self, s: Symbol, scope: Scope, guarding: Guarding) -> str:
         lookup = self.lookups[s]

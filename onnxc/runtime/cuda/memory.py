@@ -21,6 +21,11 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _SMALLEST = 512
 _PORTABLE_MAPPED = 3  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_WORDS = 32  # bytes of error words
+_WATCHED = 32  # programs whose error words share a block
+_HALF = 1 << 19  # bytes of one half of a ring
+Failure = Callable[[int, int, int], Exception]
+"""Makes the exception of a code, the number of the call in a run, and a value."""
 
 
 def rounded(nbytes: int) -> int:
@@ -97,7 +102,10 @@ class Block:
 
     def __del__(self) -> None:
         if getattr(self, "address", 0):
-            self._device.free(self.address)
+            try:
+                self._device.free(self.address)
+            except Exception:  # the process ends, and modules are gone
+                pass
 
 
 class Pinned:
@@ -164,34 +172,60 @@ class Event:
             self._device.driver.attempt("cuEventDestroy", self._handle)
 
 
-class Timeline:
-    """The calls of one model, one after the other on whatever streams, and the errors that its kernels write down.
+class Watched:
+    """The error words of one program, in memory of the host: its kernels write there only when something is wrong, and
+    to look costs no copy and no wait.
 
-    The calls share an arena: so a call on another stream than the last one's waits there for the last one. One event,
-    recorded after each call, is then behind all of them.
-
-    The error words lie in memory of the host: kernels write there only when something is wrong, and to look costs
-    no copy and no wait.
-
-    Args:
-        device: where the model is.
-        failure: makes the exception of (code, number of the call in a run, value).
+    Attributes:
+        words: code, number of the call in a run, value, and one that is not used.
+        address: theirs, for kernels.
+        failure: makes the exception of the first three.
     """
 
-    def __init__(self, device: Device, failure: Callable[[int, int, int], Exception]) -> None:
-        self.device = device
-        self._failure = failure
-        self._event = Event(device)
-        self._pinned = Pinned(device, 32)
-        self._words = (ctypes.c_int64 * 4).from_address(self._pinned.host)
-        self._words[:] = [0] * 4
-        self._stream: int | None = None
-        self._lock = threading.Lock()
+    __slots__ = ("address", "failure", "words")
 
-    @property
-    def words(self) -> int:
-        """The address of the error words, for kernels."""
-        return self._pinned.device
+    def __init__(self, pinned: Pinned, offset: int, failure: Failure) -> None:
+        self.words = (ctypes.c_int64 * 4).from_address(pinned.host + offset)
+        self.words[:] = [0] * 4
+        self.address = pinned.device + offset
+        self.failure = failure
+
+
+class Timeline:
+    """The calls that share an arena, one after the other on whatever streams, and the errors that their kernels write
+    down.
+
+    A call on another stream than the last one's waits there for the last one. One event, recorded after each call, is
+    then behind all of them.
+
+    Args:
+        device: where they are.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._event = Event(device)
+        self._blocks: list[Pinned] = []
+        self._watched: list[Watched] = []
+        self._free: list[tuple[Pinned, int]] = []
+        self._stream: int | None = None
+        self._lock = threading.RLock()  # a thread that holds it may collect garbage, and forget a program
+
+    def watch(self, failure: Failure) -> Watched:
+        """Error words for one more program."""
+        with self._lock:
+            if not self._free:
+                self._blocks.append(Pinned(self.device, _WATCHED * _WORDS))
+                self._free = [(self._blocks[-1], k * _WORDS) for k in range(_WATCHED)]
+            found = Watched(*self._free.pop(), failure)
+            self._watched = [*self._watched, found]
+        return found
+
+    def forget(self, watched: Watched) -> None:
+        """No kernel writes there any more. What one has written is still raised."""
+        with self._lock:
+            if not watched.words[0]:
+                self._watched = [w for w in self._watched if w is not watched]
 
     def follow(self, stream: int, handle: Any) -> None:
         """Before a call on this stream."""
@@ -222,14 +256,21 @@ class Timeline:
 
     def check(self) -> None:
         """Raises what a call that is done, or is under way, has found wrong. Once: the next call starts afresh."""
-        if not self._words[0]:
+        for watched in self._watched:
+            if watched.words[0]:
+                break
+        else:
             return
+        failures = []
         with self._lock:
             self._event.synchronize()  # nobody writes there any more
-            code, call, value, _ = self._words
-            self._words[:] = [0] * 4
-        if code:
-            raise self._failure(code, call, value)
+            for watched in self._watched:
+                code, call, value, _ = watched.words
+                watched.words[:] = [0] * 4
+                if code:
+                    failures.append((watched.failure, code, call, value))
+        for failure, *words in failures[:1]:
+            raise failure(*words)
 
 
 class Staging:
@@ -269,3 +310,35 @@ class Staging:
         """After a copy out of the pinned block that nobody waits for."""
         self._copied.record(stream)
         self._busy = True
+
+
+class Ring:
+    """Pinned memory for small arrays on their way to the GPU: the host waits only for those of the round before.
+
+    It has two halves. Who goes on to one waits until all that was copied out of it has been.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._pinned = Pinned(device, 2 * _HALF)
+        self._events = [Event(device), Event(device)]
+        self._busy = [False, False]
+        self._at = 0
+
+    def put(self, array: np.ndarray[Any, Any], stream: Any) -> int:
+        """The address of a copy of a dense array, to be copied on by this stream next; 0 where it is too large."""
+        nbytes = -(-array.nbytes // 64) * 64
+        if nbytes > _HALF // 4:
+            return 0
+        half = self._at // _HALF
+        if self._at + nbytes > (half + 1) * _HALF:
+            self._events[half].record(stream)  # behind the copies so far: all on this stream, or on one it follows
+            self._busy[half] = True
+            half = 1 - half
+            self._at = half * _HALF
+            if self._busy[half]:
+                self._events[half].synchronize()
+                self._busy[half] = False
+        at = self._at
+        self._at += nbytes
+        self._pinned.array[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return self._pinned.host + at

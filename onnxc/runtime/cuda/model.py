@@ -27,20 +27,19 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from onnxc.errors import InputError, LimitError, OnnxcError, PackageError, SizesError
-from onnxc.ir.dtypes import DType, from_numpy, string
-from onnxc.planner.offsets import aligned
+from onnxc.ir.dtypes import DType
 from onnxc.runtime.cache import Buffer, Cache
-from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Reader, Shape, is_dense, reader, stream_of
-from onnxc.runtime.cuda.copies import densify
+from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shape, is_dense, stream_of
 from onnxc.runtime.cuda.driver import Device
 from onnxc.runtime.cuda.driver import device as find_device
 from onnxc.runtime.cuda.graph import Kernels, Replay
-from onnxc.runtime.cuda.memory import Block, Event, Staging, Timeline, rounded
-from onnxc.runtime.cuda.program import ALIGN, Flat, Program
+from onnxc.runtime.cuda.memory import Block, Timeline, Watched
+from onnxc.runtime.cuda.program import Program
+from onnxc.runtime.cuda.site import Site
+from onnxc.runtime.cuda.workspace import VECTOR, Workspace, element_of, is_crooked
 from onnxc.runtime.face import WEIGHTS, CompiledModel, Outputs, failure
 from onnxc.runtime.library import CallError
 from onnxc.runtime.outputs import OutputPool
-from onnxc.runtime.signature import Tensor
 
 if TYPE_CHECKING:
     from onnxc.report import Report
@@ -48,42 +47,6 @@ if TYPE_CHECKING:
 IMAGES = "cubins:"  # and the architecture: the section of its machine code
 _MOST_SITES = 64  # each has an instantiated graph
 _MOST_PINNED = 256 << 20  # bytes of inputs and outputs above which numpy arrays are copied without pinned memory
-_MOST_HELD = 16  # calls whose inputs are held
-_VECTOR = 16  # bytes: what kernels take an address to be a multiple of
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-
-
-class _Site:
-    """All that calls with inputs of one set of shapes share."""
-
-    def __init__(
-        self, values: Mapping[str, int], flat: Flat, shapes: Sequence[Shape], tensors: Sequence[Tensor], inputs: int
-    ) -> None:
-        self.values, self.flat = dict(values), flat
-        self.replay: Replay | None = None
-        specs = list(zip(shapes, tensors, strict=True))
-        self.specs = [(shape, t.dtype.numpy) for shape, t in specs]
-        self.sizes = [int(np.prod(shape, dtype=np.int64)) * t.dtype.itemsize for shape, t in specs]
-        self.results = [
-            (shape, t.dtype, n, rounded(n)) for (shape, t), n in zip(specs[inputs:], self.sizes[inputs:], strict=True)
-        ]
-        self.offsets: list[int] = []  # in the staging blocks, of inputs and then outputs
-        self.staged = 0
-        for nbytes in self.sizes:
-            self.offsets.append(self.staged)
-            self.staged += aligned(nbytes, ALIGN)
-        self.views: list[Array] = []
-        self.generation = -1  # of the staging blocks that the views are of
-
-    def in_pinned(self, staging: Staging) -> list[Array]:
-        """The inputs and outputs as arrays in pinned memory."""
-        assert staging.pinned is not None
-        if self.generation != staging.generation:
-            raw = staging.pinned.array
-            places = zip(self.offsets, self.sizes, self.specs, strict=True)
-            self.views = [raw[at : at + n].view(dtype).reshape(shape) for at, n, (shape, dtype) in places]
-            self.generation = staging.generation
-        return self.views
 
 
 class CudaModel(CompiledModel):
@@ -100,9 +63,9 @@ class CudaModel(CompiledModel):
     _architecture: str
     _kernels: Kernels
     _weights: Block
-    _timeline: Timeline
-    _staging: Staging
-    _elsewhere: Event
+    _space: Workspace
+    _timeline: Timeline  # of the workspace
+    _watched: Watched
     _own: int  # the stream of calls with numpy arrays
 
     def __init__(
@@ -122,11 +85,7 @@ class CudaModel(CompiledModel):
         self._poison = os.environ.get("ONNXC_POISON") == "1"
         self._results = OutputPool(self._poison)
         self._lock = threading.RLock()
-        self._sites: OrderedDict[tuple[Shape, ...], _Site] = OrderedDict()
-        self._readers: dict[type, Reader | None] = {}
-        self._held: list[Any] = []
-        self._arena: Block | None = None
-        self._handles: dict[int, Any] = {}
+        self._sites: OrderedDict[tuple[Shape, ...], Site] = OrderedDict()
         self._dtypes = [t.dtype for t in self._signature.inputs]
         self._named_stream = "stream" in self._inputs  # an input of that name is one
         updates = manifest.get("updates") or {}
@@ -148,24 +107,29 @@ class CudaModel(CompiledModel):
                 if device not in (None, self._ordinal):
                     raise InputError(f"the model is on GPU {self._ordinal} already, and cannot go to GPU {device}")
                 return
-            ordinal = self._ordinal if device is None else device
-            self._device = gpu = find_device(ordinal)
+            gpu = find_device(self._ordinal if device is None else device)
+            with gpu.current():
+                self.join(Workspace(gpu))
+
+    def join(self, space: Workspace) -> None:
+        """As :meth:`attach`, for a program that shares a workspace with others: to its GPU, whose context is current.
+        A program that is on a GPU already stays where it is.
+        """
+        with self._lock:
+            if self._attached:
+                return
+            self._device = gpu = space.device
             self._architecture = name = self._program.architecture(gpu.capability, gpu)
             try:
                 code, weights = self._sections[IMAGES + name], memoryview(self._sections[WEIGHTS]).cast("B")
             except KeyError as error:
                 raise PackageError(f"the model has no section {error}", cause=error) from error
-            with gpu.current():
-                self._kernels = Kernels(gpu, self._program.images[name], code)
-                self._weights = Block(gpu, weights.nbytes)
-                gpu.upload(self._weights.address, weights)
-                self._timeline = Timeline(gpu, functools.partial(_wrong, self.manifest))
-                self._staging = Staging(gpu)
-                self._elsewhere = Event(gpu)
-                own = gpu.driver("cuStreamCreate", _NON_BLOCKING)
-            self._own = int(own)
-            self._handles = {self._own: own}
-            self._ordinal, self._attached = ordinal, True
+            self._kernels = Kernels(gpu, self._program.images[name], code)
+            self._weights = Block(gpu, weights.nbytes)
+            gpu.upload(self._weights.address, weights)
+            self._space, self._timeline, self._own, self._lock = space, space.timeline, space.own, space.lock
+            self._watched = self._timeline.watch(functools.partial(_wrong, self.manifest))
+            self._ordinal, self._attached = gpu.ordinal, True
 
     # ------------------------------------------------------------ calls
 
@@ -207,34 +171,22 @@ class CudaModel(CompiledModel):
             self.attach()
         chosen = None if stream is None else stream_of(stream)
         with self._lock, self._device.current():
-            found = [self._read(x, chosen) for x in args]
+            found = [self._space.read(x, chosen) for x in args]
             if found.count(None) == len(found) and not self._updated:
                 return self._run_numpy(args)
             if chosen is None:
                 chosen = next((x.stream for x in found if x is not None and x.stream is not None), LEGACY)
                 for k, x in enumerate(found):
                     if x is not None and x.keep is None:  # its library must be told the stream
-                        found[k] = self._read(args[k], chosen)
+                        found[k] = self._space.read(args[k], chosen)
             return self._run_arrays(args, found, chosen)
 
-    def _read(self, x: Any, stream: int | None) -> Incoming | None:
-        """An input, if it is on the GPU."""
-        kind = type(x)
-        try:
-            read = self._readers[kind]
-        except KeyError:
-            read = self._readers[kind] = reader(kind)
-        return read(x, self._device.ordinal, stream) if read is not None else None
+    def run_on(self, args: Sequence[Any], stream: int) -> tuple[DeviceArray, ...]:
+        """A call on this stream, in a workspace that the program shares: arrays of the GPU, whatever it is given."""
+        with self._lock, self._device.current():
+            return self._run_arrays(args, [self._space.read(x, stream) for x in args], stream)
 
-    def _handle(self, stream: int) -> Any:
-        """A stream, as the driver's functions take it."""
-        if stream not in self._handles:
-            if len(self._handles) > _MOST_SITES:
-                self._handles = {self._own: self._handles[self._own]}
-            self._handles[stream] = self._device.driver.module.CUstream(stream)
-        return self._handles[stream]
-
-    def _site(self, shapes: tuple[Shape, ...]) -> _Site:
+    def _site(self, shapes: tuple[Shape, ...]) -> Site:
         site = self._sites.get(shapes)
         if site is not None:
             self._sites.move_to_end(shapes)
@@ -246,7 +198,7 @@ class CudaModel(CompiledModel):
         if self._limit and flat.arena > self._limit:
             raise LimitError(f"{flat.arena} bytes of memory are above the limit")
         outputs = signature.output_shapes(values)
-        site = _Site(values, flat, [*shapes, *outputs], [*signature.inputs, *signature.outputs], len(shapes))
+        site = Site(values, flat, [*shapes, *outputs], [*signature.inputs, *signature.outputs], len(shapes))
         while len(self._sites) >= _MOST_SITES:
             old = self._sites.popitem(last=False)[1]
             if old.replay is not None:
@@ -265,7 +217,7 @@ class CudaModel(CompiledModel):
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
         self._timeline.check()
-        driver, staging, stream = self._device.driver, self._staging, self._handles[self._own]
+        driver, staging, stream = self._device.driver, self._space.staging, self._space.handles[self._own]
         pinned = site.staged <= _MOST_PINNED
         staging.reserve(site.staged, site.staged if pinned else 0, self._timeline)
         assert staging.block is not None and staging.pinned is not None
@@ -302,7 +254,7 @@ class CudaModel(CompiledModel):
 
     def _run_arrays(self, args: Sequence[Any], found: list[Incoming | None], stream: int) -> tuple[DeviceArray, ...]:
         self._timeline.check()
-        handle = self._handle(stream)
+        handle = self._space.handle(stream)
         site, addresses, outputs = self._ready(args, found, stream, handle)
         self._launch(site, addresses, stream, handle)
         for k in self._updated:
@@ -312,7 +264,7 @@ class CudaModel(CompiledModel):
 
     def _ready(
         self, args: Sequence[Any], found: list[Incoming | None], stream: int, handle: Any
-    ) -> tuple[_Site, list[int], tuple[DeviceArray, ...]]:
+    ) -> tuple[Site, list[int], tuple[DeviceArray, ...]]:
         """New outputs, and the addresses of inputs and outputs; what a stream must do first it has been given."""
         timeline = self._timeline
         shapes, addresses = [], []
@@ -322,28 +274,31 @@ class CudaModel(CompiledModel):
             if k in self._updated:
                 self._check_updated(k, x)
             if x is None:
-                array = host[k] = self._signature.array(k, args[k])
+                array = self._signature.array(k, args[k])
+                if array.nbytes:
+                    host[k] = array
                 shapes.append(array.shape)
                 addresses.append(0)
                 continue
             address, dtype, shape, strides, origin, _ = x
             if dtype is not self._dtypes[k]:
                 raise self._wrong_dtype(k, dtype)
-            if strides is not None or origin != stream or address % _VECTOR:
+            if strides is not None or origin != stream or address % VECTOR:
                 plain = False
             shapes.append(shape)
             addresses.append(address)
         site = self._site(tuple(shapes))
         timeline.follow(stream, handle)
-        if not plain or self._held:
-            self._order(found, stream, handle)
-        crooked = [] if plain else [k for k, x in enumerate(found) if self._is_crooked(k, x)]
+        space = self._space
+        if not plain or space.holds:
+            space.order(found, stream, handle)
+        crooked = {} if plain else {k: x for k, x in enumerate(found) if x is not None and is_crooked(x)}
         if host or crooked:
-            places = self._places(site, list(host), crooked)
+            places = space.places(site.sizes, list(host), list(crooked))
             if host:
-                self._stage(host, places, addresses, handle)
+                space.stage(host, places, addresses, handle)
             if crooked:
-                self._straighten(found, places, addresses, handle)
+                space.straighten(crooked, places, addresses, handle)
         pool = self._device.pool
         outputs = tuple([DeviceArray(pool, *spec, stream, timeline) for spec in site.results])
         addresses += [y.address for y in outputs]
@@ -352,10 +307,10 @@ class CudaModel(CompiledModel):
     def _check_updated(self, k: int, x: Incoming | None) -> None:
         """Refuses what a call could not change, since it would change a copy."""
         dense = x is not None and is_dense(x.shape, x.strides, self._dtypes[k].itemsize)
-        if x is None or not dense or x.address % _VECTOR:
+        if x is None or not dense or x.address % VECTOR:
             raise InputError(
                 f"input {self._inputs[k]!r} is updated in place: it must be an array of the GPU, without gaps "
-                f"and at a multiple of {_VECTOR} bytes, as put() gives one"
+                f"and at a multiple of {VECTOR} bytes, as put() gives one"
             )
 
     def _wrong_dtype(self, k: int, dtype: DType | None) -> InputError:
@@ -363,67 +318,9 @@ class CudaModel(CompiledModel):
         came = dtype.name if dtype is not None else "another dtype"
         return InputError(f"input {tensor} expects dtype {tensor.dtype.name}; {came} was given")
 
-    def _order(self, found: Sequence[Incoming | None], stream: int, handle: Any) -> None:
-        """Waits on the GPU for what makes the inputs, and holds those whose memory another stream could be given."""
-        held = []
-        for x in found:
-            if x is not None and x.stream != stream:
-                held.append(x.keep)
-                if x.stream is not None:
-                    self._elsewhere.record(self._handle(x.stream))
-                    self._elsewhere.wait(handle)
-        if self._held and self._timeline.passed():
-            self._held.clear()
-        if held:
-            if len(self._held) >= _MOST_HELD:
-                self._timeline.synchronize()
-                self._held.clear()
-            self._held.append(held)
-
-    def _places(self, site: _Site, host: Sequence[int], crooked: Sequence[int]) -> dict[int, int]:
-        """Where in the staging block these inputs go, one behind the other: there may be many more that stay."""
-        places, total, pinned = {}, 0, 0
-        for number, k in enumerate((*host, *crooked), 1):
-            places[k] = total
-            total += aligned(site.sizes[k], ALIGN)
-            pinned = total if number == len(host) else pinned
-        self._staging.reserve(total, pinned, self._timeline)
-        return places
-
-    def _stage(self, host: Mapping[int, Array], places: Mapping[int, int], addresses: list[int], handle: Any) -> None:
-        """Copies numpy inputs among arrays of the GPU: nobody waits, but the next use of the pinned block."""
-        assert self._staging.block is not None and self._staging.pinned is not None
-        self._staging.ready()
-        raw = self._staging.pinned.array
-        for k, x in host.items():
-            at = places[k]
-            np.copyto(raw[at : at + x.nbytes].view(x.dtype).reshape(x.shape), x)
-            addresses[k] = self._staging.block.address + at
-            if x.nbytes:
-                source = self._staging.pinned.host + at
-                self._device.driver("cuMemcpyHtoDAsync", addresses[k], source, x.nbytes, handle)
-        self._staging.copying(handle)
-
-    def _is_crooked(self, k: int, x: Incoming | None) -> bool:
-        """Whether kernels cannot read an input where it is: with gaps, or misaligned."""
-        return x is not None and not (
-            x.address % _VECTOR == 0 and is_dense(x.shape, x.strides, self._dtypes[k].itemsize)
-        )
-
-    def _straighten(
-        self, found: Sequence[Incoming | None], places: Mapping[int, int], addresses: list[int], handle: Any
-    ) -> None:
-        """Copies such inputs."""
-        assert self._staging.block is not None
-        for k, at in places.items():
-            x = found[k]
-            if x is not None:
-                addresses[k] = self._staging.block.address + at
-                densify(self._device, x, self._dtypes[k].itemsize, addresses[k], handle)
-
     # ------------------------------------------------------------ the program
 
-    def _launch(self, site: _Site, addresses: list[int], stream: int, handle: Any) -> None:
+    def _launch(self, site: Site, addresses: list[int], stream: int, handle: Any) -> None:
         """Runs the program with inputs and outputs at these addresses."""
         replay = self._bound(site, addresses)
         if self._poison:
@@ -431,35 +328,21 @@ class CudaModel(CompiledModel):
         replay.run(handle)
         self._timeline.record(stream, handle)
 
-    def _bound(self, site: _Site, addresses: list[int]) -> Replay:
-        arena = self._arena
-        if arena is None or arena.nbytes < site.flat.arena:
-            arena = self._grow(site.flat.arena)
-        bases = [*addresses, arena.address, self._weights.address, self._timeline.words]
+    def _bound(self, site: Site, addresses: list[int]) -> Replay:
+        arena = self._space.reserve(site.flat.arena, self._limit)
+        bases = [*addresses, arena.address, self._weights.address, self._watched.address]
         if site.replay is None:
             site.replay = Replay(self._device, self._kernels, site.flat, bases)
         else:
             site.replay.bind(bases)
         return site.replay
 
-    def _grow(self, nbytes: int) -> Block:
-        """A larger arena. The graphs learn of it as they are used."""
-        spare = 0
-        if self._arena is not None:
-            self._timeline.synchronize()
-            spare = self._arena.nbytes // 4  # sizes that grow from call to call shall not do this each time
-            self._arena = None
-        try:
-            self._arena = Block(self._device, max(nbytes, min(nbytes + spare, self._limit or nbytes + spare)))
-        except LimitError:
-            self._arena = Block(self._device, nbytes)
-        return self._arena
-
-    def _fill(self, site: _Site, addresses: list[int], handle: Any) -> None:
+    def _fill(self, site: Site, addresses: list[int], handle: Any) -> None:
         """Fills the arena and the outputs with NaN: tests then see what was not written."""
         n = len(self._dtypes)
-        assert self._arena is not None
-        places = [(self._arena.address, self._arena.nbytes), *zip(addresses[n:], site.sizes[n:], strict=True)]
+        arena = self._space.arena
+        assert arena is not None
+        places = [(arena.address, arena.nbytes), *zip(addresses[n:], site.sizes[n:], strict=True)]
         for address, nbytes in places:
             if nbytes:
                 self._device.driver("cuMemsetD8Async", address, 0xFF, nbytes, handle)
@@ -473,17 +356,12 @@ class CudaModel(CompiledModel):
             InputError: a dtype that no input can have. LimitError: the GPU has no memory for it. As :meth:`attach`.
         """
         given = np.asarray(array)
-        try:
-            element = from_numpy(given.dtype)
-        except KeyError as error:
-            raise InputError(f"an array of dtype {given.dtype} cannot go to a GPU", cause=error) from error
-        if element is string:
-            raise InputError(f"an array of dtype {given.dtype} cannot go to a GPU")
+        element = element_of(given)
         given = np.asarray(given, element.numpy, order="C")  # in the byte order of the GPU
         self.attach()
         with self._lock, self._device.current():
-            pool, nbytes, own = self._device.pool, given.nbytes, self._handles[self._own]
-            found = DeviceArray(pool, given.shape, element, nbytes, rounded(nbytes), self._own, self._timeline)
+            nbytes, own = given.nbytes, self._space.handles[self._own]
+            found = self._space.new(given.shape, element, self._own)
             if nbytes:  # on the stream itself: behind who had the memory before, and done when it has been waited for
                 self._device.driver("cuMemcpyHtoDAsync", found.address, given.ctypes.data, nbytes, own)
                 self._device.driver("cuStreamSynchronize", own)
@@ -492,7 +370,7 @@ class CudaModel(CompiledModel):
     def holds(self, array: Any) -> bool:
         """Whether an array lies on the model's GPU. Raises as :meth:`attach`."""
         self.attach()
-        return self._read(array, None) is not None
+        return self._space.read(array, None) is not None
 
     # ------------------------------------------------------------ facts
 
@@ -525,15 +403,16 @@ class CudaModel(CompiledModel):
         calls = len(self.manifest.get("kernels") or ())
         self.attach()
         with self._lock, self._device.current():
-            stream = self._handles[self._own]
-            found = [self._read(x, self._own) for x in args]
+            stream = self._space.handles[self._own]
+            found = [self._space.read(x, self._own) for x in args]
             outputs: tuple[Any, ...]
             if found.count(None) == len(found) and not self._updated:
                 arrays = self._signature.arrays(args)
                 outputs = self._run_numpy(arrays)  # the inputs are then on the GPU
                 site = self._site(tuple(x.shape for x in arrays))
-                assert self._staging.block is not None
-                addresses = [self._staging.block.address + at for at in site.offsets]
+                staging = self._space.staging
+                assert staging.block is not None
+                addresses = [staging.block.address + at for at in site.offsets]
             else:
                 site, addresses, outputs = self._ready(args, found, self._own, stream)
                 self._launch(site, addresses, self._own, stream)
@@ -545,6 +424,20 @@ class CudaModel(CompiledModel):
             del outputs  # which the kernels have written to until now
         return self._profiled(site.values, times, peaks)
 
+    def timed(self, args: tuple[Any, ...]) -> tuple[tuple[DeviceArray, ...], list[int], dict[str, int]]:
+        """A call with a clock around every kernel: outputs, nanoseconds of each kernel, values of the dynamic dims."""
+        from onnxc.runtime.cuda.profile import Clock
+
+        with self._lock, self._device.current():
+            stream = next((x.stream for x in args if isinstance(x, DeviceArray)), self._own)
+            handle = self._space.handle(stream)
+            site, addresses, outputs = self._ready(args, [self._space.read(x, stream) for x in args], stream, handle)
+            replay = self._bound(site, addresses)
+            times = Clock(self._device, handle).times(replay.nodes, len(self.manifest.get("kernels") or ()))
+            self._timeline.record(stream, handle)
+            self._timeline.check()
+        return outputs, times, site.values
+
     def trim(self) -> None:
         if not self._attached:
             return
@@ -554,9 +447,7 @@ class CudaModel(CompiledModel):
                 if site.replay is not None:
                     site.replay.close()
             self._sites.clear()
-            self._held.clear()
-            self._arena = None
-            self._staging = Staging(self._device)
+            self._space.trim()
             self._results.clear()
             self._device.pool.clear()
 
@@ -570,7 +461,7 @@ class CudaModel(CompiledModel):
                     if site.replay is not None:
                         site.replay.close()
                 self._kernels.close()
-                self._device.driver.attempt("cuStreamDestroy", self._handles[self._own])
+                self._timeline.forget(self._watched)
         except Exception:  # the process ends, or the GPU is lost
             pass
 

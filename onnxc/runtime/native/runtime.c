@@ -589,8 +589,55 @@ static void ox_lap_end(ox_ctx *ctx, ox_i64 kernel) {
   ctx->lap = ox_now(); // the clock's own time counts for no kernel
 }
 
+// ---------------------------------------------------------------- signals
+
+// Python runs handlers of signals in its main thread, when that has its lock; a program that loops without end never
+// comes to it. So between turns of loops the lock is taken now and then, for handlers to run. What one of them raises
+// (KeyboardInterrupt, say) ends the call, and is kept for the caller to raise again.
+static struct {
+  int (*ensure)(void);      // PyGILState_Ensure; NULL where no Python is around
+  void (*release)(int);     // PyGILState_Release
+  int (*check)(void);       // PyErr_CheckSignals
+  void (*fetch)(void **, void **, void **); // PyErr_Fetch
+} python;
+static __thread void *exception_of_thread[3];
+#define SIGNALS_EVERY 50000000 // nanoseconds
+#define LOOK_EVERY 10000000
+
+OX_EXPORT void ox_set_python(int (*ensure)(void), void (*release)(int), int (*check)(void),
+                             void (*fetch)(void **, void **, void **)) {
+  python.release = release, python.check = check, python.fetch = fetch, python.ensure = ensure;
+}
+
+// The type, value and traceback of what ended this thread's last call: OX_ERR_SIGNAL. They are the caller's to keep.
+OX_EXPORT void ox_exception(void **found) { memcpy(found, exception_of_thread, sizeof exception_of_thread); }
+
+static void look_for_signals(ox_ctx *ctx) {
+  int state = python.ensure();
+  if (python.check()) {
+    void **e = exception_of_thread;
+    python.fetch(e, e + 1, e + 2);
+    ox_fail(ctx, OX_ERR_SIGNAL, -1, 0);
+  }
+  python.release(state);
+}
+
+// To look at the clock takes as long as a short turn. So the next look is after as many turns as take LOOK_EVERY, by
+// what those since the last one took, and no more than twice as many as those.
+static void ox_turn(ox_ctx *ctx) {
+  ox_i64 now = ox_now(), taken = ctx->granted + 1, next = 2 * taken;
+  if (!ctx->looked) ctx->signals = now;
+  else if (now - ctx->looked > LOOK_EVERY / 2) next = (ox_i64)((double)LOOK_EVERY * taken / (now - ctx->looked));
+  ctx->looked = now;
+  ctx->turns = ctx->granted = next;
+  if (now - ctx->signals < SIGNALS_EVERY) return;
+  ctx->signals = now;
+  if (python.ensure && !ox_failed(ctx)) look_for_signals(ctx);
+}
+
 static const ox_api api_of_runtime = {
     OX_ABI, (int)sizeof(ox_api), ox_parallel, ox_arena, ox_take, ox_alloc, ox_release, ox_fail, ox_now, ox_lap_end,
+    ox_turn,
 };
 OX_EXPORT const ox_api *ox_api_get(void) { return &api_of_runtime; }
 

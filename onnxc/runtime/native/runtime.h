@@ -7,7 +7,7 @@
 #ifndef ONNXC_RUNTIME_H
 #define ONNXC_RUNTIME_H
 
-#define OX_ABI 2
+#define OX_ABI 3
 #define OX_ALIGN 64        // every block of memory starts on a cache line
 #define OX_MAX_THREADS 256 // a region never has more members than this
 
@@ -43,6 +43,7 @@ enum ox_code {
   OX_ERR_VALUE = 6,    // value: an attribute-like input that is not allowed
   OX_ERR_INTERNAL = 7, // the compiler's own fault
   OX_ERR_USER = 8,     // value: what the kernel of a user returned
+  OX_ERR_SIGNAL = 9,   // a handler of a signal raised an exception: ox_exception hands it out
 };
 
 enum ox_flags {
@@ -72,6 +73,8 @@ struct ox_ctx {
   ox_error error;
   ox_i64 *times; // nanoseconds of each kernel, added up, in a call that is profiled; NULL in all others
   ox_i64 kernels, lap; // entries of `times`; when the last kernel ended
+  ox_i64 turns, granted;   // of loops: how many may be taken until api->turn is called; how many those were at first
+  ox_i64 looked, signals;  // the runtime's own: when it looked at the clock, and for signals
 };
 
 struct ox_api {
@@ -94,18 +97,35 @@ struct ox_api {
   ox_i64 (*now)(void);
   // Of a profiled call: adds the time since the last lap to this kernel's. -1: only starts a lap.
   void (*lap)(ox_ctx *ctx, ox_i64 kernel);
+  // Of a loop, now and then: lets handlers of signals run. They may end the call, which then has failed.
+  void (*turn)(ox_ctx *ctx);
 };
 
 // Whether some part of this call has failed: what a long loop asks before it goes on.
 static inline int ox_failed(const ox_ctx *ctx) { return __atomic_load_n(&ctx->error.code, __ATOMIC_RELAXED); }
+
+// Before a loop, whose turns may be longer than those before it.
+static inline ox_i64 ox_loop(ox_ctx *ctx) {
+  ox_i64 more = ctx->turns - 15;
+  if (more > 0) ctx->turns -= more, ctx->granted -= more;
+  return 0;
+}
+
+// Whether a loop is to end before its next turn: after a failure, and where a signal says so. As ox_loop, from the
+// thread of the entry only.
+static inline int ox_ends(ox_ctx *ctx) {
+  if (__builtin_expect(--ctx->turns < 0, 0)) ctx->api->turn(ctx);
+  return ox_failed(ctx);
+}
 
 // The end of a kernel. One branch, never taken but in a call that is profiled.
 static inline void ox_lap(ox_ctx *ctx, ox_i64 kernel) {
   if (__builtin_expect(ctx->times != 0, 0)) ctx->api->lap(ctx, kernel);
 }
 
-// A parallel region of this call. One item or one thread is a plain call, with no runtime in between.
-static inline void ox_for(const ox_ctx *ctx, ox_i64 items, ox_body body, void *arg) {
+// A parallel region of this call. One item or one thread is a plain call, with no runtime in between. Not inlined: an
+// entry has hundreds of these.
+static __attribute__((noinline, unused)) void ox_for(const ox_ctx *ctx, ox_i64 items, ox_body body, void *arg) {
   if (items <= 0) return;
   if (items == 1 || ctx->threads <= 1) body(arg, 0, items, 0);
   else ctx->api->parallel(ctx->pool, ctx->threads, items, body, arg);

@@ -222,8 +222,7 @@ template <int M, int N> OX void add_products(const f32 *A, const f32 *B, i64 ahe
 // Exponentials of the next VL keys are spread among the products of those before: most of what they do leaves the
 // units that multiply alone.
 template <int M, int N, int WHAT>
-__attribute__((noinline)) static void tile(f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc,
-                                           const f32 *beta, Extra x) {
+OX_APART void tile(f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc, const f32 *beta, Extra x) {
   vf c[M][N];
   i64 ahead = 16 * pitch, k = 0;
   OX_UNROLL for (int i = 0; i < M; i++)
@@ -257,6 +256,15 @@ __attribute__((noinline)) static void tile(f32 *A, const f32 *B, i64 pitch, i64 
       st(p, beta ? ld(p) * beta[i] + c[i][j] : c[i][j]);
     }
 }
+
+#ifdef ONNXC_APART
+#define TILE(M, N, WHAT) \
+  ONNXC_APART void tile<M, N, WHAT>(f32 *, const f32 *, i64, i64, f32 *, i64, const f32 *, Extra);
+TILE(UNIT, 1, NOTHING) TILE(2 * UNIT, 1, NOTHING) TILE(MR, 1, NOTHING)
+TILE(UNIT, 2, NOTHING) TILE(2 * UNIT, 2, NOTHING) TILE(MR, 2, NOTHING)
+TILE(MR, 2, MAXIMA) TILE(MR, 2, BASE2) TILE(MR, 2, NATURAL)
+#undef TILE
+#endif
 
 template <int N>
 OX void pick_tile(int units, f32 *A, const f32 *B, i64 pitch, i64 kn, f32 *C, i64 ldc, const f32 *beta) {

@@ -116,7 +116,7 @@ OX ConvFetch conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
 // fetched meanwhile.
 // Never inlined: one copy serves every convolution of a program, whatever its epilogue.
 template <int MR, int NV>
-__attribute__((noinline, noclone)) static void conv_tile(
+__attribute__((noclone)) OX_APART void conv_tile(
     const f32 *const *A, i64 off, ConvRuns R, const f32 *B, f32 *D, i64 ds, ConvFetch next) {
   CONV_ROWS(CONV_DECL)
   const char *far = (const char *)next.at;
@@ -159,6 +159,20 @@ __attribute__((noinline, noclone)) static void conv_tile(
 template <int NV> constexpr bool conv_has_tile(int m) {
   return m <= CONV_MR && (m % 2 == 0 || m == 1 || (NV > 1 && m >= CONV_MR / 2));
 }
+#ifdef ONNXC_APART
+#define CONV_APART(m, nv) \
+  ONNXC_APART void conv_tile<m, nv>(const f32 *const *, i64, ConvRuns, const f32 *, f32 *, i64, ConvFetch);
+#define CONV_APART_BOTH(m) CONV_APART(m, 1) CONV_APART(m, 2)
+CONV_APART_BOTH(1) CONV_APART_BOTH(2) CONV_APART_BOTH(4) CONV_APART_BOTH(6)
+#ifdef __AVX512F__
+CONV_APART_BOTH(8) CONV_APART_BOTH(10) CONV_APART_BOTH(12) CONV_APART_BOTH(14)
+CONV_APART(7, 2) CONV_APART(9, 2) CONV_APART(11, 2) CONV_APART(13, 2)
+#else
+CONV_APART(3, 2) CONV_APART(5, 2)
+#endif
+#undef CONV_APART
+#undef CONV_APART_BOTH
+#endif
 
 // The tile for `rows` rows, rounded up to a count that has one: the table repeats a pointer for the others, and
 // their sums go unused. So D has room for CONV_MR rows, and A has pointers for as many.

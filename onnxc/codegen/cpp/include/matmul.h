@@ -395,7 +395,7 @@ template <class T> static __attribute__((noinline)) void mm_row(const MmRun<T> &
 
 // Panels are taken in groups: of B while several blocks of rows use it in turn, of C while sums are partial.
 template <class T>
-static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
+OX_APART void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
   if (m1 <= m0 || p1 <= p0) return;
   x.nk = ox_max(1, ox_up(x.K, MM_KC / mm_registers<T>));  // of B, 32 KB for a panel
   x.kstep = ox_up(ox_up(x.K, x.nk), 4) * 4;
@@ -416,6 +416,9 @@ static __attribute__((noinline)) void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 
       mm_rows_by_panels(x, p, ox_min(p1, p + group), ks);
     }
 }
+#ifdef ONNXC_APART
+ONNXC_APART void mm_blocks<f32>(MmRun<f32>, i64, i64, i64, i64);
+#endif
 
 // Rows [m0, m1) by panels [p0, p1) of C. scratch: MM_SCRATCH elements, 64-byte aligned, one per thread.
 // a: a reader of A. epi(m, n, v, lanes): C[m][n..] is v; lanes is Full, or Part in the last columns. It

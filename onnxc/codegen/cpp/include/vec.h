@@ -18,6 +18,13 @@
 static constexpr int VL = ONNXC_VL;
 #define OX static inline __attribute__((always_inline))
 #define OX_LAMBDA __attribute__((always_inline))
+// Templates that depend on no kernel, and are large: the compiler of programs compiles them once, into an object that it
+// links to each. ONNXC_APART is then `extern template` in programs and `template` in that object: see machine_code.py.
+#ifdef ONNXC_APART
+#define OX_APART __attribute__((noinline))
+#else
+#define OX_APART static __attribute__((noinline))
+#endif
 #define OX_UNROLL _Pragma("GCC unroll 64")
 
 OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }

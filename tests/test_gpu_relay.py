@@ -1,0 +1,127 @@
+"""Kernels in stages that work through a large tensor image by image: in Triton's interpreter their answers are those of
+kernels that read it twice.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import onnxc
+from onnxc.errors import OnnxcError
+from onnxc.planner.groups import FusionOptions
+from onnxc.runtime.cuda.driver import device
+from tests.triton_simulator import Simulator
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
+)
+rng = np.random.default_rng(23)
+SMALL = {"LEAST_BYTES": 0, "LEAST_IMAGES": 2, "SMALL": 1, "LIGHT": 0}
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[Simulator]:
+    worker = Simulator()
+    yield worker
+    worker.close()
+
+
+def both(simulator: Simulator, text: str, *inputs: Array, tolerance: float = 0.0, **options: Any) -> list[str]:
+    """The kinds of kernels in stages; their answers are those of kernels that read twice, as nearly as is asked."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{text}').SerializeToString()
+    plain = simulator.run(model, inputs, limits=SMALL, fusion={"relay": False}, **options)
+    found = simulator.run(model, inputs, limits=SMALL, **options)
+    assert not found.error[0] and "relay" not in plain.kinds
+    for x, y in zip(found.outputs, plain.outputs, strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), tolerance, tolerance)
+    return found.kinds
+
+
+def numbers(dtype: str, *shape: int) -> Array:
+    return (rng.standard_normal(shape) / 2).astype({"float": np.float32, "float16": np.float16}[dtype])
+
+
+def gated(dtype: str, n: int, c: int, r: int, h: int, w: int, more: str = "", pool: str = "GlobalAveragePool") -> str:
+    """Squeeze and excite."""
+    outputs = f"{dtype}[{n}, {c}, {h}, {w}] y" + (f", {dtype}[{n}, {c}, 1, 1] z" if more else "")
+    return f"""g ({dtype}[{n}, {c}, {h}, {w}] x, {dtype}[{r}, {c}, 1, 1] a, {dtype}[{r}] b, {dtype}[{c}, {r}, 1, 1] d,
+        {dtype}[{c}] e) => ({outputs}) {{
+        m = {pool} (x)  s = Conv (m, a, b)  t = Relu (s)  u = Conv (t, d, e)  v = Sigmoid (u)
+        y = Mul (x, v) {more} }}"""
+
+
+def inputs(dtype: str, n: int, c: int, r: int, h: int, w: int) -> list[Array]:
+    return [numbers(dtype, *s) for s in ((n, c, h, w), (r, c, 1, 1), (r,), (c, r, 1, 1), (c,))]
+
+
+SIZES = [  # a program for each image, several, several for the stages between as well, rows in pieces
+    ("float16", 5, 24, 3, 7, 7), ("float16", 3, 70, 5, 9, 13), ("float", 2, 600, 20, 2, 3), ("float", 2, 3, 2, 70, 71),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gates_of_channels(simulator: Simulator, size: tuple[str, int, int, int, int, int]) -> None:
+    pool = "GlobalMaxPool" if size[-1] == 71 else "GlobalAveragePool"
+    tolerance = 2e-3 if size[0] == "float16" else 1e-5
+    options: dict[str, Any] = {"wide": size[1] == 2, "candidate": 7 if size[1] == 3 else 0, "tolerance": tolerance}
+    assert both(simulator, gated(*size, pool=pool), *inputs(*size), **options) == ["relay"]
+
+
+def test_what_is_no_number_stays_in_its_image(simulator: Simulator) -> None:
+    size = ("float16", 4, 70, 5, 9, 13)
+    x, *rest = inputs(*size)
+    x[1, 3, 0, 0], x[2, 5, 1, 1], x[3] = np.nan, np.inf, 0
+    assert both(simulator, gated(*size), x, *rest, tolerance=2e-3) == ["relay"]
+
+
+def test_a_mean_that_others_read_too(simulator: Simulator) -> None:
+    """It is a result of the model, or read by another kernel: it stays in memory as it is."""
+    size = ("float", 3, 7, 2, 5, 5)
+    for more in (" z = Identity (m)", " z = Exp (u)"):
+        assert "relay" not in both(simulator, gated(*size, more), *inputs(*size), tolerance=1e-5)
+
+
+def test_an_image_that_needs_another(simulator: Simulator) -> None:
+    """Gates from the means of the next image, or from a sum over all of them."""
+    head = "g (float[4, 6, 9, 5] x, float[1] o) => (float[4, 6, 9, 5] y) { m = GlobalAveragePool (x)"
+    turned = """a = Constant <value_ints = [1]> ()  b = Constant <value_ints = [4]> ()
+        z = Constant <value_ints = [0]> ()  p = Slice (m, a, b, z)  q = Slice (m, z, a, z)
+        v = Concat <axis = 0> (p, q)"""
+    summed = "z = Constant <value_ints = [0]> ()  s = ReduceSum (m, z)  v = Mul (m, s)"
+    for between in (turned, summed):
+        text = f"{head}  {between}  w = Sigmoid (v)  y = Mul (x, w) }}"
+        assert "relay" not in both(simulator, text, numbers("float", 4, 6, 9, 5), numbers("float", 1), tolerance=1e-5)
+
+
+def test_what_the_cache_holds_is_read_twice(simulator: Simulator) -> None:
+    size = ("float16", 5, 24, 3, 7, 7)
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{gated(*size)}')
+    assert "relay" not in simulator.run(model.SerializeToString(), inputs(*size)).kinds
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    """Programs that run at the same time; the same bits from run to run."""
+    try:
+        device(0)
+    except OnnxcError as error:
+        pytest.skip(f"no GPU: {error}")
+    size = ("float16", 64, 512, 32, 33, 32)
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{gated(*size)}')
+    given = dict(zip("xabde", inputs(*size), strict=True))
+    found = onnxc.compile(model, target="cuda")
+    assert [k.kind for k in found.explain().kernels] == ["relay"]
+    wanted = onnxc.compile(model, target="cuda", fusion=FusionOptions(relay=False))(**given)["y"]
+    first = found(**given)["y"]
+    np.testing.assert_allclose(first.astype(np.float32), wanted.astype(np.float32), 2e-3, 2e-3)
+    for _ in range(8):
+        assert found(**given)["y"].tobytes() == first.tobytes()
