@@ -32,7 +32,6 @@ def manifest_of(
 ) -> dict[str, Any]:
     """All but code and weights: what calls need, and what reports tell."""
     names = graph.dim_names
-    equal, natural = _conditions(graph)
     offsets = program.offsets
     layout = layout_of(graph, program)
     manifest: dict[str, Any] = {
@@ -45,8 +44,8 @@ def manifest_of(
         "outputs": layout["outputs"],
         "symbols": layout["symbols"],
         "dim_names": names,
-        "equal": equal,
-        "natural": natural,
+        "equal": layout["equal"],
+        "natural": layout["natural"],
         "arena": layout["arena"],
         "random_state": state_input(graph) is not None,  # the last input is the runtime's
         # What model.explain() tells:
@@ -83,12 +82,15 @@ def _version() -> str:
 
 
 def layout_of(graph: Graph, program: Program | GpuProgram) -> dict[str, Any]:
-    """What of a manifest says which memory the program is given."""
+    """What of a manifest says which memory the program is given, and what it takes for granted of sizes."""
     names = graph.dim_names
+    equal, natural = _conditions(graph)
     return {
         "inputs": [_tensor(n, v, names) for n, v in zip(graph.input_names, graph.inputs, strict=True)],
         "outputs": [_tensor(n, v, names) for n, v in own_outputs(graph)],
         "symbols": program.symbols,
+        "equal": equal,
+        "natural": natural,
         "arena": None if program.offsets is not None else arena_of(program),
     }
 

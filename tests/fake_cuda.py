@@ -9,6 +9,7 @@ Each access is checked against the allocations, and memory that is freed is over
 from __future__ import annotations
 
 import ctypes
+import gc
 import heapq
 import random
 import threading
@@ -210,11 +211,15 @@ class FakeDriver:
                 self._advance(other)
 
     def _advance(self, stream: int) -> None:
+        collects = gc.isenabled()
+        gc.disable()  # what is freed waits for all work, and would run the next before this one is done
         self._busy.add(stream)
         try:
             self._queue(stream).popleft()()
         finally:
             self._busy.discard(stream)
+            if collects:
+                gc.enable()
 
     def _context(self) -> None:
         if not getattr(self._contexts, "stack", None):

@@ -7,6 +7,7 @@ memory and with kernels in Triton's interpreter.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import subprocess
@@ -20,10 +21,13 @@ import pytest
 import onnxc
 from onnxc.errors import InputError, LimitError, RunError
 from onnxc.runtime.cuda import profile
+from onnxc.runtime.cuda.arrays import LEGACY
+from onnxc.runtime.cuda.memory import Pinned
 from tests import targets
 from tests.staging_harness import floats, int64, parsed, same
 
 F32 = np.float32
+TRUE = np.array(True)
 ROOT = Path(__file__).resolve().parents[1]
 on_gpu = pytest.mark.every_target
 
@@ -220,3 +224,34 @@ def test_traced_functions() -> None:
         sums.append(c * v)
         c += v
     same([np.asarray(y) for y in found], [total, c, F32(sums)], "traced")
+
+
+@on_gpu
+def test_arrays_and_constants_outlive_what_made_them() -> None:
+    """An array names the stream of the model that made it, which may be gone; so may that of a call that was the first
+    to need a constant. Memory of the caller's may be written over, pinned or not.
+    """
+    text = "g (float[n] x) => (float[n] y) { y = Neg(x) }"
+    model, x = onnxc.compile(parsed(text)), floats(2)
+    made = model(model.put(x))["y"]
+    own = made.stream
+    del model
+    gc.collect()
+    same(elsewhere()(made)["y"].numpy(), x, "made by a model that is gone")
+    model = onnxc.compile(
+        parsed("""g (bool c, float[n] x) => (y) <float[2] k = {7, 8}> {
+  w = If (c) <then_branch = t () => (tw) { tw = Identity(k) }, else_branch = e () => (ew) { ew = Identity(x) }>
+  y = Neg(w)
+}""")
+    )
+    given = put(x)
+    for stream in (own, LEGACY):
+        same(model(TRUE, given, stream=stream)["y"].numpy(), F32([-7, -8]), "a constant")
+        assert [copy.stream for _, copy in model._constants.values()] == [stream]
+    space = elsewhere()._space
+    with space.device.current():
+        pinned = Pinned(space.device, 1 << 20)
+        pinned.array[:] = 1
+        copy = space.upload(pinned.array, LEGACY)
+        pinned.array[:] = 2
+    assert copy.numpy().max() == 1

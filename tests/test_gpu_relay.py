@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
 )
 rng = np.random.default_rng(23)
-SMALL = {"LEAST_BYTES": 0, "LEAST_IMAGES": 2, "SMALL": 1, "LIGHT": 0}
+SMALL = {"LEAST_BYTES": 0, "LEAST_IMAGE": 0, "LEAST_IMAGES": 2, "SMALL": 1, "LIGHT": 0}
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +125,32 @@ def test_on_a_gpu() -> None:
     np.testing.assert_allclose(first.astype(np.float32), wanted.astype(np.float32), 2e-3, 2e-3)
     for _ in range(8):
         assert found(**given)["y"].tobytes() == first.tobytes()
+
+
+def _linear(n: int, c: int, r: int, between: str = "") -> str:
+    """Gates by products with matrices, `between` of the means first."""
+    return f"""g (float[{n}, {c}, 3, 3] x, float[{c}, {r}] a, float[{r}, {c}] d, float[{n}, T, {c}] z)
+        => (float[{n}, {c}, 3, 3] y) {{
+        g = GlobalAveragePool (x)  m = Flatten (g)  o = Constant <value_ints = [1]> ()
+        k = Constant <value_ints = [2, 3]> ()  {between or "f = Identity (m)"}
+        s = MatMul (f, a)  t = Relu (s)  u = MatMul (t, d)  v = Sigmoid (u)  w = Unsqueeze (v, k)  y = Mul (x, w) }}"""
+
+
+def test_a_wait_before_a_loop(simulator: Simulator) -> None:
+    """Columns of a matrix are summed in pieces: the means are waited for once, before all of them."""
+    given = [numbers("float", *s) for s in ((2, 300, 3, 3), (300, 20), (20, 300), (2, 0, 300))]
+    assert both(simulator, _linear(2, 300, 20), *given, tolerance=1e-5) == ["relay"]
+
+
+def test_what_is_no_small_matter_between(simulator: Simulator) -> None:
+    """Sums over an axis that is known when the model runs; much work; images too small for a program each."""
+    given = [numbers("float", *s) for s in ((2, 60, 3, 3), (60, 4), (4, 60), (2, 7, 60))]
+    summed = "n = Unsqueeze (m, o)  p = Mul (n, z)  e = Exp (p)  f = ReduceSum <keepdims = 0> (e, o)"
+    assert "relay" not in both(simulator, _linear(2, 60, 4, summed), *given, tolerance=1e-5)
+    for limits in ({"LIGHT": 1, "SMALL": 1}, {"LEAST_IMAGE": 60 * 9 * 4 + 1}):
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{_linear(2, 60, 80)}')
+        kinds = simulator.run(
+            model.SerializeToString(), [given[0], *(numbers("float", *s) for s in ((60, 80), (80, 60), (2, 0, 60)))],
+            limits=SMALL | limits,
+        ).kinds  # fmt: skip
+        assert "relay" not in kinds

@@ -190,8 +190,13 @@ def test_channels_that_are_shuffled_after_they_are_joined() -> None:
         rows, n = joined.shape
         return b.one("copy", b.reshape(b.transpose(b.reshape(joined, (rows, 2, n // 2)), (0, 2, 1)), (rows, n)))
 
+    def looked_up(b: Builder, x: Value, at: Value) -> Value:
+        """Which lanes read is data."""
+        return b.neg(b.gather(b.pad(b.neg(x), (1,), (1,), 7), at, 0))
+
     wanted = (dtypes.float32, dtypes.float16, dtypes.boolean)
-    programs = compile_graphs([graph(shuffled, (3, 15), (3, 23), dtype=dtype) for dtype in wanted])
+    graphs = [graph(shuffled, (3, 15), (3, 23), dtype=dtype) for dtype in wanted]
+    programs = compile_graphs([*graphs, graph(looked_up, (1,), (19,), dtype=dtypes.int32)])
     for p in programs:
         check(p, [RNG.integers(-2, 3, [int(d) for d in v.shape]).astype(v.dtype.numpy) for v in p.graph.inputs])
     if isinstance(programs[0], Compiled):

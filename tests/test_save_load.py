@@ -195,7 +195,8 @@ def test_damaged_manifest(saved: Path, changes: dict[str, Any]) -> None:
     [
         {"outputs": [["y", "float32", ["s0", 1], ["N", 1]]]}, {"outputs": []},
         {"inputs": [["x", "float32", ["s0", 1], ["N", 1]]]},
-        {"arena": {"sizes": [8], "which": [0], "first": [0], "last": [0]}},
+        {"arena": {"sizes": [8], "which": [0], "first": [0], "last": [0]}}, {"equal": [["s0", "s0", "n0 Add"]]},
+        {"natural": [["s0", "n0 Slice"]]},
     ],
 )  # fmt: skip
 def test_sizes_that_the_program_was_not_compiled_for(saved: Path, changes: dict[str, Any]) -> None:

@@ -144,11 +144,13 @@ def test_what_programs_share_is_compiled_once(tmp_path: Path, monkeypatch: pytes
         return compile_object(source, **options)
 
     (tmp_path / "apart.h").write_text(APART)
+    (tmp_path / "user.h").write_text('#include "apart.h"\n')
     monkeypatch.setattr(machine_code, "compile_object", counted)
     monkeypatch.setattr(machine_code, "INCLUDE", tmp_path)
     monkeypatch.setattr(machine_code, "APART", ("apart.h", "other.h"))
     cache = Cache(tmp_path / "cache")
-    texts = [f'#include "apart.h"\n{EXPORT}int f(int x) {{ return two(x) + {k}; }}' for k in range(3)]
+    headers = ("apart.h", "apart.h", "user.h")  # by another header, too
+    texts = [f'#include "{name}"\n{EXPORT}int f(int x) {{ return two(x) + {k}; }}' for k, name in enumerate(headers)]
     for k, text in enumerate(texts):
         if k != 1:  # as in a process of its own
             monkeypatch.setattr(machine_code, "_objects", {})

@@ -84,6 +84,20 @@ def product(simulator: Simulator, m: int, k: int, n: int, kind: str, way: str, d
 SIZES = [(1, 1, 1), (7, 17, 5), (33, 16, 64), (64, 48, 130), (65, 31, 127), (128, 64, 8), (1, 96, 100), (97, 8, 1)]
 
 
+def test_a_column_of_a_constant_whose_numbers_lie_apart(simulator: Simulator) -> None:
+    x, w = numbers("float32", 5, 6), numbers("float32", 6, 7, 3)
+    places = {name: np.array([k]) for name, k in {"first": 1, "end": 2, "axis": 2}.items()}
+    nodes = [
+        helper.make_node("Slice", ["w", "first", "end", "axis"], ["v"]),
+        helper.make_node("Squeeze", ["v", "axis"], ["u"]),
+        helper.make_node("MatMul", ["x", "u"], ["y"]),
+    ]
+    built = model(nodes, [("x", [5, 6])], "float32", w=w, **places)
+    answer = simulator.run(built.SerializeToString(), [x])
+    assert answer.kinds == ["matmul"]
+    near(answer.outputs[0], x.astype(np.float64) @ w[:, :, 1].astype(np.float64), "float32", 6)
+
+
 @pytest.mark.parametrize("way", ["constant", "transposed", "given"])
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
 def test_sizes(simulator: Simulator, m: int, k: int, n: int, way: str) -> None:

@@ -25,6 +25,7 @@ INCLUDE = Path(cpp.__file__).parent / "include"
 # a program does not use.
 APART = ("attention.h", "conv.h", "matmul.h") if sys.platform.startswith("linux") else ()
 
+_INCLUDED = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)  # the nodes of a kernel, in a comment
 
 _objects: dict[str, bytes] = {}  # of this process
@@ -66,7 +67,8 @@ class MachineCode:
                 self.cache.put(key, [sha256(code).digest(), code])
 
     def _compiled(self, key: str, sources: Sequence[str], cpu: Level, compiler: Compiler, bare: bool) -> bytes:
-        apart = [name for name in APART if any(f'#include "{name}"' in text for text in sources)]
+        included = _included(sources)
+        apart = [name for name in APART if name in included]
         with self._objects(apart, cpu, compiler) as objects:
             code = compile_library(
                 [Source(f"part{k}.cpp", text) for k, text in enumerate(sources)],
@@ -105,6 +107,18 @@ class MachineCode:
         future: Future[bytes] = Future()
         future.set_result(known)
         return future
+
+
+def _included(sources: Sequence[str]) -> set[str]:
+    """The headers of templates that sources include, themselves or by others."""
+    found: set[str] = set()
+    texts = [*sources]
+    while texts:
+        for name in _INCLUDED.findall(texts.pop()):
+            if name not in found and (INCLUDE / name).is_file():
+                found.add(name)
+                texts.append((INCLUDE / name).read_text(encoding="utf-8"))
+    return found
 
 
 def build(program: Program, cpu: Level, cache: Cache | None = None) -> bytes:

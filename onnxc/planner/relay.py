@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from onnxc.ir.expr import Dim, Symbol, bounds, coefficient
+from onnxc.ir.expr import Dim, Symbol, bounds, coefficient, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import VIEWS
 from onnxc.loops.nest import Nest
@@ -28,6 +28,7 @@ from onnxc.primitives.builder import constant_of
 # 0.82. How far the last stage is behind makes 0.80 of it with 12 MB, 0.79 with 14 to 18, 0.87 with 24, 0.91 with 30.
 LEAST_BYTES = 64 << 20  # of the tensor: less would stay in the cache of itself, in good part
 MOST_IMAGE = 2 << 20  # bytes of an image: some dozen must fit in the cache beside what is written
+LEAST_IMAGE = 64 << 10  # bytes: of less, a program has too little to do
 LEAST_IMAGES = 32  # that the stages are apart, many times over
 SMALL = 16  # the elements of an image, over those of what the stages hand on for it
 LIGHT = 4  # the same, over operations of all that is between the first stage and the last
@@ -98,7 +99,7 @@ def _is_large(v: Value, root: Value) -> bool:
     count, nbytes = root.shape[0], v.t.nbytes
     if not isinstance(count, int) or not isinstance(nbytes, int) or not v.shape or v.shape[0] != count:
         return False
-    return count >= LEAST_IMAGES and nbytes >= LEAST_BYTES and nbytes <= MOST_IMAGE * count
+    return count >= LEAST_IMAGES and nbytes >= LEAST_BYTES and LEAST_IMAGE * count <= nbytes <= MOST_IMAGE * count
 
 
 def _before(
@@ -191,17 +192,28 @@ def _takes(section: Section, node: Node, store: bool) -> bool:
 
 
 def _is_by_images(stages: list[Section], last: Section, layout: Layout) -> bool:
-    """Whether each stage makes an image's part of its result from that of the stages before it."""
+    """Whether each stage makes an image's part of its result from that of the stages before it, those between the first
+    and the last in few turns.
+    """
     handed = {layout.storage(s.root).id: math.prod(d for d in s.root.shape[1:] if isinstance(d, int)) for s in stages}
     for section in (*stages, last):
         nest = Lowering(section, layout).nest(None)
         image = images(nest, section)
-        if image is None:
+        turns = sum((prod(d for _, d in (*nest.outer, *p.loops)) for p in nest.phases), start=0)
+        between = section is not stages[0] and section is not last
+        if image is None or not isinstance(turns, int) or (between and turns * LIGHT > _elements(last)):
             return False
         places = [(t.value.id, t.index[0]) for t in loads(nest)] + [(s.value.id, s.address) for s in nest.stores()]
         if any(vid in handed and not _is_in_row(a - handed[vid] * section.index[0], handed[vid]) for vid, a in places):
             return False
     return True
+
+
+def _elements(section: Section) -> int:
+    """Of the result."""
+    found = section.root.t.size
+    assert isinstance(found, int)
+    return found
 
 
 def _is_in_row(rest: Dim, size: int) -> bool:

@@ -353,9 +353,12 @@ def _poisoned(shape: Shape, dtype: np.dtype[Any]) -> Array:
 
 
 def layout_digest(manifest: Mapping[str, Any], weights: int) -> str:
-    """Of all sizes that decide where a program reads and writes: of arrays, intermediates and weights (in bytes)."""
+    """Of all sizes that decide where a program reads and writes: of arrays, intermediates and weights (in bytes), and
+    what a call checks of them.
+    """
     arrays = [[row[1:3] for row in manifest[side]] for side in ("inputs", "outputs")]
-    return digest("layout", arrays, manifest["symbols"], manifest["arena"], weights)
+    checks = [[row[:-1] for row in manifest[kind]] for kind in ("equal", "natural")]
+    return digest("layout", arrays, checks, manifest["symbols"], manifest["arena"], weights)
 
 
 def _check_layout(program: ctypes.CDLL, manifest: Mapping[str, Any], weights: int) -> None:

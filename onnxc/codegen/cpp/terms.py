@@ -409,6 +409,8 @@ class TermEmitter:
         """Whether the lanes of a guard are no range, and both sides can be computed in all lanes but for what they read."""
         if self.only is not None or all(isinstance(self.stride(c), int) for c in term.conditions):
             return False
+        if any(s in self.lookups for s in index_symbols(term)):
+            return False  # the test itself would load
         parts = [t for side in (term.inside, term.outside) for t in walk(side)]
         return not any(
             isinstance(t, Guard)

@@ -297,7 +297,7 @@ def _packed(b: Matrix, k: Dim, n: Dim) -> Operand | None:
         return None
     width = -(-n // PADDED) * PADDED if n >= PADDED else max(VECTOR, power(n))
     strides = (b.row * size, b.col * size)
-    flat = constant.reshape(-1)[b.base :]
+    flat = np.ascontiguousarray(constant).reshape(-1)[b.base :]
     matrix = np.lib.stride_tricks.as_strided(flat, (k, n), strides, writeable=False)
 
     def write(out: np.ndarray) -> None:

@@ -192,17 +192,16 @@ def _steps(
 
 
 def _with_waits(stage: _Stage, buffers: Buffers, handed: dict[int, Value]) -> list[str]:
-    """The lines of a stage, with a wait before the first that needs another stage's numbers: what it reads elsewhere is
-    on its way by then.
+    """The lines of a stage, with a wait before the first that needs another stage's numbers, or before the loop that
+    this is in: what it reads elsewhere is on its way by then.
     """
     assert stage.body is not None and stage.tile is not None
-    found, waited = list[str](), False
-    for line in stage.body.lines:
-        if not waited and "ox_taken(" in line:
-            waited = True
-            found += [_wait(stage, i, n, buffers) for i, n in stage.words.items()]
-        found.append(line)
-    return found
+    lines = list(stage.body.lines)
+    at = next((k for k, line in enumerate(lines) if "ox_taken(" in line), len(lines))
+    while at < len(lines) and lines[at].startswith(" "):
+        at -= 1
+    lines[at:at] = [_wait(stage, i, n, buffers) for i, n in stage.words.items()]
+    return lines
 
 
 def _wait(stage: _Stage, handed: int, count: int, buffers: Buffers) -> str:

@@ -149,6 +149,8 @@ class Device:
         capability: (9, 0) for sm_90.
         multiprocessors: how many it has.
         context: the primary context, which is kept to the end of the process.
+        streams: those of models that are gone, for the next ones. None is ever destroyed: arrays that a model has made
+            name its stream, and may be used when the model is gone.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
@@ -160,6 +162,7 @@ class Device:
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.context = driver("cuDevicePrimaryCtxRetain", handle)
         self._context = int(self.context)
+        self.streams: list[Any] = []
         with self.current():
             self.pool = BlockPool(self, self.memory()[1] // _IDLE_SHARE)
 

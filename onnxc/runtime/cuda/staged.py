@@ -201,6 +201,7 @@ class CudaStagedModel(StagedModel):
         key = id(x)
         found = self._copies.get(key) or self._constants.get(key)
         if found is not None:
+            found[1].stream = self._stream  # which follows the one of the call that made it: that may be gone by now
             return found[1]
         if not x.nbytes:
             return x

@@ -46,7 +46,10 @@ class Workspace:
         self._elsewhere = Event(device)
         self._held: list[Any] = []
         self._readers: dict[type, Reader | None] = {}
-        handle = device.driver("cuStreamCreate", _NON_BLOCKING)
+        try:
+            handle = device.streams.pop()
+        except IndexError:
+            handle = device.driver("cuStreamCreate", _NON_BLOCKING)
         self.own = int(handle)
         self.handles: dict[int, Any] = {self.own: handle}
 
@@ -136,7 +139,8 @@ class Workspace:
     # ------------------------------------------------------------ copies
 
     def upload(self, array: Array, stream: int) -> DeviceArray:
-        """A copy of an array of the host's, for work on this stream. The host does not wait, and may write over it.
+        """A copy of an array of the host's, for work on this stream. The host may write over it. It does not wait for
+        small ones.
 
         Raises:
             InputError: a dtype that no array on a GPU can have. LimitError: the GPU has no memory for it.
@@ -148,8 +152,10 @@ class Workspace:
             handle = self.handle(stream)
             if self._ring is None:
                 self._ring = Ring(self.device)
-            source = self._ring.put(given, handle) or given.ctypes.data
-            self.device.driver("cuMemcpyHtoDAsync", found.address, source, given.nbytes, handle)
+            source = self._ring.put(given, handle)
+            self.device.driver("cuMemcpyHtoDAsync", found.address, source or given.ctypes.data, given.nbytes, handle)
+            if not source:  # the driver has waited, unless the array is in pinned memory of the caller's
+                self.device.driver("cuStreamSynchronize", handle)
             self.timeline.record(stream, handle)
         return found
 
@@ -220,7 +226,7 @@ class Workspace:
     def close(self) -> None:
         """Waits for all calls. Nothing may follow."""
         self.timeline.drain()
-        self.device.driver.attempt("cuStreamDestroy", self.handles[self.own])
+        self.device.streams.append(self.handles[self.own])
 
     def __del__(self) -> None:
         if not hasattr(self, "handles"):
