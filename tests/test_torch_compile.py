@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import onnxc
-from onnxc.errors import InputError, UnsupportedOpError
+from onnxc.errors import InputError, ToolchainError, UnsupportedOpError
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -74,6 +74,20 @@ def test_one_compile_for_all_sizes() -> None:
         assert found["length"] == 2 * length
     (graph,) = onnxc.torch.report().graphs
     assert graph.compiles == 1 and not graph.fallbacks
+
+
+def test_sizes_where_no_program_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ToolchainError("no compiler")
+
+    monkeypatch.setattr("onnxc.torch.program.compile", refused)
+    net = Net().eval()
+    compiled = through(net, dynamic=True)
+    for batch, length in ((2, 5), (3, 17)):
+        x, ids = feeds(batch, length)
+        found = compiled(x, ids)
+        close(found["y"], net(x, ids)["y"])
+        assert found["length"] == 2 * length
 
 
 def test_a_size_that_is_no_dim_of_a_tensor() -> None:

@@ -332,7 +332,7 @@ class Interpreted:
     """Nodes whose program could not be compiled."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
-        self.steps = [Eager(n) for n in nodes]
+        self.steps = [Eager(n) for n in _with_sizes(nodes)]
 
     def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
         for step in self.steps:
@@ -341,6 +341,17 @@ class Interpreted:
     @property
     def reads(self) -> list[fx.Node]:
         return [n for step in self.steps for n in step.reads]
+
+
+def _with_sizes(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Nodes, and the sizes that they are called with, which a program would know without computing them."""
+    wanted, pending = set(nodes), list(nodes)
+    while pending:
+        for n in pending.pop().all_input_nodes:
+            if n not in wanted and n.op == "call_function" and is_size(n):
+                wanted.add(n)
+                pending.append(n)
+    return [n for n in nodes[0].graph.nodes if n in wanted]
 
 
 def _sequence(
