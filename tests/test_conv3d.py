@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 import onnxc
-from onnxc.codegen.cpp.convolution import STRIDED, WINOGRAD
+from onnxc.codegen.cpp.conv_algorithms import STRIDED, WINOGRAD
 from onnxc.compiler.stages import Stages, generate
 from onnxc.frontends import onnx_file
 from onnxc.planner.groups import FusionOptions

@@ -18,7 +18,7 @@ import pytest
 
 from onnxc.autodiff.reverse import gradients
 from onnxc.codegen.cpp import convolution
-from onnxc.codegen.cpp.convolution import STRIDED, WINOGRAD
+from onnxc.codegen.cpp.conv_algorithms import STRIDED, WINOGRAD
 from onnxc.export.model import to_onnx
 from onnxc.frontends import onnx_file
 from onnxc.ir import dtypes

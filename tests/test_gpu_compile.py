@@ -61,7 +61,7 @@ def test_a_file_for_several_architectures(tmp_path: Path, monkeypatch: pytest.Mo
     def nothing(ordinal: int = 0) -> Any:
         raise CudaError("there is no GPU")
 
-    monkeypatch.setattr("onnxc.runtime.cuda.model.find_device", nothing)
+    monkeypatch.setattr("onnxc.runtime.cuda.workspace.find_device", nothing)
     with pytest.raises(CudaError):
         model(np.ones((2, 7), np.float32), np.ones(7, np.float32))
     with pytest.raises(CudaError):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxc.codegen.cpp.convolution import groups_fit_lanes, pack_strassen
+from onnxc.codegen.cpp.conv_algorithms import groups_fit_lanes, pack_strassen
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

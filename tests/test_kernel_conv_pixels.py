@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxc.codegen.cpp.convolution import PIXELS, Pixels, pixels_of
+from onnxc.codegen.cpp.conv_algorithms import PIXELS, Pixels, pixels_of
 from tests.test_kernel_conv import FLAGS, INCLUDE, Case, aligned, packed, reference, run
 
 LEVELS = ["native", "x86-64-v3", "x86-64-v2"] if platform.machine() == "x86_64" else ["native"]

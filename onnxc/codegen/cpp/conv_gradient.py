@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from onnxc.codegen.cpp.convolution import WIDEST, groups_fit_lanes
+from onnxc.codegen.cpp.conv_algorithms import WIDEST, groups_fit_lanes
 from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.writer import KernelSource

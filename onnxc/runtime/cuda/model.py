@@ -31,12 +31,11 @@ from onnxc.ir.dtypes import DType
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shape, is_dense, stream_of
 from onnxc.runtime.cuda.driver import Device
-from onnxc.runtime.cuda.driver import device as find_device
 from onnxc.runtime.cuda.graph import Kernels, Replay
 from onnxc.runtime.cuda.memory import Block, Timeline, Watched
 from onnxc.runtime.cuda.program import Program
 from onnxc.runtime.cuda.site import Site
-from onnxc.runtime.cuda.workspace import VECTOR, Workspace, element_of, is_crooked
+from onnxc.runtime.cuda.workspace import VECTOR, Attachable, Workspace, element_of, is_crooked
 from onnxc.runtime.face import WEIGHTS, CompiledModel, Outputs, failure
 from onnxc.runtime.library import CallError
 from onnxc.runtime.outputs import OutputPool
@@ -49,7 +48,7 @@ _MOST_SITES = 64  # each has an instantiated graph
 _MOST_PINNED = 256 << 20  # bytes of inputs and outputs above which numpy arrays are copied without pinned memory
 
 
-class CudaModel(CompiledModel):
+class CudaModel(Attachable, CompiledModel):
     """A model compiled for a GPU. Call it with numpy arrays or with arrays of the GPU, from any number of threads.
 
     Args:
@@ -90,26 +89,6 @@ class CudaModel(CompiledModel):
         self._named_stream = "stream" in self._inputs  # an input of that name is one
         updates = manifest.get("updates") or {}
         self._updated = frozenset(int(k) for k in updates.get("inputs", ()))
-
-    def attach(self, device: int | None = None) -> None:
-        """Brings the model to its GPU: its weights and all that calls share. The first call does it too.
-
-        Args:
-            device: another GPU, for a model that is on none yet.
-
-        Raises:
-            InputError: it is on another GPU already.
-            CudaError: there is no such GPU, no driver, or no machine code for it.
-            LimitError: the GPU has no memory for the weights.
-        """
-        with self._lock:
-            if self._attached:
-                if device not in (None, self._ordinal):
-                    raise InputError(f"the model is on GPU {self._ordinal} already, and cannot go to GPU {device}")
-                return
-            gpu = find_device(self._ordinal if device is None else device)
-            with gpu.current():
-                self.join(Workspace(gpu))
 
     def join(self, space: Workspace) -> None:
         """As :meth:`attach`, for a program that shares a workspace with others: to its GPU, whose context is current.

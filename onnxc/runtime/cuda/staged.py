@@ -18,9 +18,8 @@ import numpy as np
 
 from onnxc.errors import InputError, PackageError
 from onnxc.runtime.cuda.arrays import LEGACY, DeviceArray, Incoming, stream_of
-from onnxc.runtime.cuda.driver import device as find_device
 from onnxc.runtime.cuda.model import CudaModel
-from onnxc.runtime.cuda.workspace import Workspace
+from onnxc.runtime.cuda.workspace import Attachable, Workspace
 from onnxc.runtime.face import CompiledModel, Outputs
 from onnxc.runtime.signature import Tensor
 from onnxc.runtime.staged import StagedModel
@@ -35,7 +34,7 @@ Calls = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 Copies = dict[int, tuple[Any, DeviceArray]]  # by id of an array of the host's: what keeps that id, and the copy
 
 
-class CudaStagedModel(StagedModel):
+class CudaStagedModel(Attachable, StagedModel):
     """A model of several programs for a GPU. Call it with numpy arrays or arrays of the GPU (and lists of them, and
     None), from any number of threads: calls run one after the other.
     """
@@ -57,16 +56,6 @@ class CudaStagedModel(StagedModel):
 
     def step(self, kind: str) -> type[Step]:
         return CudaPart if kind == "part" else super().step(kind)
-
-    def attach(self, device: int | None = None) -> None:
-        with self._lock:
-            if self._attached:
-                if device not in (None, self._ordinal):
-                    raise InputError(f"the model is on GPU {self._ordinal} already, and cannot go to GPU {device}")
-                return
-            gpu = find_device(self._ordinal if device is None else device)
-            with gpu.current():
-                self.join(Workspace(gpu))
 
     def join(self, space: Workspace) -> None:
         """As :meth:`attach`, to a workspace that is shared with others. The GPU's context is current."""

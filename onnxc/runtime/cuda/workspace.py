@@ -18,6 +18,7 @@ from onnxc.planner.offsets import aligned
 from onnxc.runtime.cuda.arrays import Array, DeviceArray, Incoming, Reader, Shape, is_dense, reader
 from onnxc.runtime.cuda.copies import densify
 from onnxc.runtime.cuda.driver import Device
+from onnxc.runtime.cuda.driver import device as find_device
 from onnxc.runtime.cuda.memory import Block, Event, Ring, Staging, Timeline, rounded
 from onnxc.runtime.cuda.program import ALIGN
 
@@ -236,6 +237,38 @@ class Workspace:
                 self.close()
         except Exception:  # the process ends, or the GPU is lost
             pass
+
+
+class Attachable:
+    """What has a workspace on a GPU from its first call on: a model of one program, or of several."""
+
+    _ordinal: int  # of the GPU that it is on, or will be
+    _attached: bool
+    _lock: threading.RLock
+
+    def attach(self, device: int | None = None) -> None:
+        """Brings the model to its GPU: its weights and all that calls share. The first call does it too.
+
+        Args:
+            device: another GPU, for a model that is on none yet.
+
+        Raises:
+            InputError: it is on another GPU already.
+            CudaError: there is no such GPU, no driver, or no machine code for it.
+            LimitError: the GPU has no memory for the weights.
+        """
+        with self._lock:
+            if self._attached:
+                if device not in (None, self._ordinal):
+                    raise InputError(f"the model is on GPU {self._ordinal} already, and cannot go to GPU {device}")
+                return
+            gpu = find_device(self._ordinal if device is None else device)
+            with gpu.current():
+                self.join(Workspace(gpu))
+
+    def join(self, space: Workspace) -> None:
+        """As :meth:`attach`, to a workspace that is shared with others. The GPU's context is current."""
+        raise NotImplementedError
 
 
 class Borrowed(DeviceArray):

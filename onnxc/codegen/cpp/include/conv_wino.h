@@ -330,7 +330,7 @@ __attribute__((noinline)) static void wino_finish(
 
 // The same for epilogues whose lanes are pixels: several tiles are transformed back into a line of the result, for each of
 // their rows. With a dilation of D, D tiles are neighbours' neighbours: together they are M * D pixels without a gap.
-static constexpr i64 WINO_LINE = 64;  // pixels of such a line at most, and M * D at most (see convolution.py)
+static constexpr i64 WINO_LINE = 64;  // pixels of such a line at most, and M * D at most (see conv_algorithms.py)
 
 template <int MY, int M, int STEP, class S, class F>
 __attribute__((noinline)) static void wino_finish(
