@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 import onnxc
 from models.zoo import huggingface, micro
-from models.zoo.vision import ResNet50, SqueezeExcite
+from models.zoo.detection import Yolo
+from models.zoo.vision import EfficientNetB0, ResNet50, SqueezeExcite
 
 Run = Callable[[Sequence[Tensor]], Any]
 SETS = 4  # of inputs, in rotation
@@ -48,6 +49,15 @@ def _ids(batch: int, length: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randint(1, 1000, (batch, length)),)
 
 
+def _step(batch: int) -> Tensor:
+    return torch.randint(1, 1000, (batch, 1))
+
+
+def _past(batch: int) -> list[Tensor]:
+    """The keys and values of eight layers."""
+    return [torch.randn(batch, 16, huggingface.PAST, 128) for _ in range(16)]
+
+
 def _masked(batch: int, length: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randint(1, 1000, (batch, length)), torch.ones(batch, length, dtype=torch.long))
 
@@ -61,17 +71,32 @@ def _llama() -> nn.Module:
     return huggingface.FirstOutput(huggingface.hf.LlamaForCausalLM(config), ["input_ids"], use_cache=False)
 
 
-class MobileNetV3(nn.Module):
-    """The large one, of torchvision or timm, whichever is there."""
+class Timm(nn.Module):
+    """A model of timm's, by its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
         import timm
 
-        self.model = timm.create_model("mobilenetv3_large_100", pretrained=False)
+        self.model = timm.create_model(name, pretrained=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
+
+
+class DecodeStep(huggingface.DecodeStep):
+    """A step of the llama above with the keys and values of some tokens before it."""
+
+    def __init__(self) -> None:
+        super().__init__(_llama().model, 8)
+
+    def forward(self, ids: Tensor, *cache: Tensor) -> tuple[Tensor, ...]:
+        past = huggingface.hf.DynamicCache(config=self.model.config)
+        for layer in range(self.layers):
+            past.update(cache[2 * layer], cache[2 * layer + 1], layer)
+        position = torch.full((1, 1), huggingface.PAST, dtype=torch.long, device=ids.device)
+        out = self.model(input_ids=ids, past_key_values=past, position_ids=position, use_cache=True)
+        return (out.logits, *[tensor for layer in past.layers for tensor in (layer.keys, layer.values)])
 
 
 class Attention(nn.Module):
@@ -149,13 +174,22 @@ def _pair(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
 CASES: dict[str, Case] = {
     "resnet50_b1": Case(ResNet50, _image(1)),
     "resnet50_b32": Case(ResNet50, _image(32)),
-    "mobilenetv3_b32": Case(MobileNetV3, _image(32)),
+    "mobilenetv3_b32": Case(lambda: Timm("mobilenetv3_large_100"), _image(32)),
     "convnext_b32": Case(huggingface.convnext, _image(32)),
     "bert_b1_s128": Case(huggingface.bert, _masked(1, 128)),
     "bert_b32_s512": Case(huggingface.bert, _masked(32, 512)),
     "gpt2_b8_s512": Case(huggingface.gpt2, _ids(8, 512)),
     "vit_b32": Case(huggingface.vit, _image(32)),
     "llama_b1_s512": Case(_llama, _ids(1, 512)),
+    "swin_b32": Case(lambda: Timm("swin_tiny_patch4_window7_224"), _image(32), "others"),
+    "effnetb0_b32": Case(EfficientNetB0, _image(32), "others"),
+    "t5_b8_s512": Case(huggingface.t5, _ids(8, 512), "others"),
+    "whisper_b8": Case(huggingface.whisper, lambda: (torch.randn(8, 80, 3000),), "others"),
+    "yolo_b8": Case(Yolo, lambda: (torch.randn(8, 3, 640, 640),), "others"),
+    **{
+        f"llama_decode_b{b}": Case(DecodeStep, lambda b=b: (_step(b), *_past(b)), "others")  # type: ignore[misc]
+        for b in (1, 8)
+    },
     "m_gelu_ln": Case(micro.BiasGeluNorm, _pair(64, 2048, 768), "micro"),
     "m_softmax": Case(
         micro.MaskedSoftmax, lambda: (torch.randn(32, 12, 512, 512), torch.zeros(32, 1, 512, 512)), "micro"

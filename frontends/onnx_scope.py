@@ -54,6 +54,7 @@ class Scope:
         return path if len(path) <= MOST_PATH else f"{path[: MOST_PATH // 2]}...{path[-MOST_PATH // 2 :]}"
 
     def define(self, name: str, value: Value | None, maker: str) -> None:
+        """Gives a value its name. ModelError where there is one of that name."""
         if name in self.names or name in self.weights:
             other = self.makers.get(name, "an initializer")
             raise ModelError(f"{name!r} is defined twice: by {other} and by {maker}")

@@ -91,11 +91,16 @@ def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value,
 @aten("index_add")
 def index_add(c: Call, x: Value, axis: int, index: Value, source: Value, *, alpha: Operand = 1) -> Value:
     scaled = c.b.cast(c.b.mul(c.operand(alpha, source.dtype), source), x.dtype) if alpha != 1 else source
-    return _add_rows(c, x, axis, index, scaled)
+    return _put_rows(c, x, axis, index, scaled, True)
 
 
-def _add_rows(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """x[..., index, ...] += source."""
+@aten("index_copy")
+def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Value:
+    return _put_rows(c, x, axis, index, source, False)
+
+
+def _put_rows(c: Call, x: Value, axis: int, index: Value, source: Value, accumulate: bool) -> Value:
+    """x[..., index, ...] = source, or += source."""
     shape = x.shape
     index = c.b.reshape(index, (1,)) if index.rank == 0 else index
     x, source = (c.b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, source))
@@ -104,7 +109,7 @@ def _add_rows(c: Call, x: Value, axis: int, index: Value, source: Value) -> Valu
     if source.rank != len(rows) or any(map(never_equal, source.shape, rows)):
         raise UnsupportedError(f"rows {source.type} for {x.type}")  # PyTorch's own error says more
     places = [None] * at + [inside(c.b, index, x.shape[at])]
-    return c.b.reshape(index_put(c, x, places, source, True), shape)
+    return c.b.reshape(index_put(c, x, places, source, accumulate), shape)
 
 
 def _masked_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:

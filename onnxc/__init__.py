@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from onnxc.gradient import backward as backward
     from onnxc.ops.registry import op as op
     from onnxc.primitives.kernels import Kernel as Kernel
-    from onnxc.runtime.model import CompiledModel as CompiledModel
-    from onnxc.runtime.model import load as load
+    from onnxc.runtime.face import CompiledModel as CompiledModel
+    from onnxc.runtime.opening import load as load
     from onnxc.tools.compare import compare as compare
     from onnxc.tools.tune import tune as tune
     from onnxc.torch.export import from_torch as from_torch
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Array": "onnxc.array.core",
-    "CompiledModel": "onnxc.runtime.model",
+    "CompiledModel": "onnxc.runtime.face",
     "Kernel": "onnxc.primitives.kernels",
     "backward": "onnxc.gradient",
     "compare": "onnxc.tools.compare",
@@ -60,7 +60,7 @@ _HOME = {
     "grad": "onnxc.array.gradient",
     "jit": "onnxc.array.jit",
     "jvp": "onnxc.array.gradient",
-    "load": "onnxc.runtime.model",
+    "load": "onnxc.runtime.opening",
     "op": "onnxc.ops.registry",
     "scan": "onnxc.array.control",
     "set_eager": "onnxc.array.eager",

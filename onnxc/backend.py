@@ -24,7 +24,7 @@ from onnxc.frontends.onnx_file import MAX_IR_VERSION
 from onnxc.frontends.onnx_scope import MAX_OPSET
 from onnxc.ir import dtypes
 from onnxc.runtime.cuda.driver import devices
-from onnxc.runtime.model import CompiledModel
+from onnxc.runtime.face import CompiledModel
 
 _DEVICE = re.compile(r"(CPU|CUDA)(?::(\d+))?")
 

@@ -22,7 +22,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxc.errors import CacheError, ModelError, OnnxcError
 from onnxc.frontends.onnx_file import Model, path_of
 from onnxc.frontends.onnx_tensors import DataFolder, external_place, open_regular, text
-from onnxc.ir.graph import Graph, Node
+from onnxc.ir.graph import Graph
 from onnxc.ir.text import to_text
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import available_cpus
@@ -96,7 +96,7 @@ def mentions(model: Model | Graph, names: Iterable[str]) -> bool:
     if not wanted:
         return False
     if isinstance(model, Graph):
-        ops = {node.op.partition("@")[0] for node in _graph_nodes(model)}
+        ops = {node.op.partition("@")[0] for node in model.all_nodes()}
         return any(op.endswith(names) for op in ops)
     if isinstance(model, (ModelProto, bytes, bytearray, memoryview)):
         data = _serialized(model) if isinstance(model, ModelProto) else bytes(model)
@@ -110,13 +110,6 @@ def mentions(model: Model | Graph, names: Iterable[str]) -> bool:
                 return True
             end = data[len(data) - reach :] if reach else b""
     return False
-
-
-def _graph_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        for region in node.regions:
-            yield from _graph_nodes(region)
 
 
 def _serialized(model: ModelProto) -> bytes:

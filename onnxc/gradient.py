@@ -148,10 +148,7 @@ def joint(
     chosen = [v for v in chosen if v.name not in buffers]
     # Weights first: shapes follow from what some integers hold, which they could not as inputs.
     _only_floats([(v.name, v) for v in chosen if constant_of(v) is not None])
-    stopped = [*_names(stop_gradient, "stop_gradient"), *names.known(imported.metadata.get("detached", ()))]
-    own_rules: dict[int, Rule] = {names.value(n, "stop_gradient").id: _detached for n in stopped}
-    padding: Mapping[str, int] = imported.metadata.get("padding", {})
-    own_rules |= {names.value(n, "padding").id: _without_row(padding[n]) for n in names.known(padding)}
+    own_rules = _own_rules(imported, names, stop_gradient)
     lifted, weights = _lifted(imported, [*chosen, *(names.value(n, "buffers") for n in buffers)])
     marked = [*losses, *chosen, *buffers.values()]
     every = [*lifted.output_names, *(v.name for v in marked)]
@@ -176,6 +173,14 @@ def joint(
     graph = replace(primal, inputs=b.inputs, nodes=b.nodes, outputs=own, output_names=list(imported.output_names))
     asked = tuple(b.inputs[len(primal.inputs) :])
     return Joint(graph, tuple(ways), tuple(found), weights, dict(zip(buffers, after, strict=True)), asked)
+
+
+def _own_rules(imported: Graph, names: _Names, stop_gradient: Sequence[str]) -> dict[int, Rule]:
+    """The derivatives of values that have others than their nodes give them: none, or none of one row."""
+    stopped = [*_names(stop_gradient, "stop_gradient"), *names.known(imported.metadata.get("detached", ()))]
+    found: dict[int, Rule] = {names.value(n, "stop_gradient").id: _detached for n in stopped}
+    padding: Mapping[str, int] = imported.metadata.get("padding", {})
+    return found | {names.value(n, "padding").id: _without_row(padding[n]) for n in names.known(padding)}
 
 
 def _only_floats(values: Sequence[tuple[str, Value]]) -> None:

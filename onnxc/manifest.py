@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 
 
 def manifest_of(
-    graph: Graph, program: Program | GpuProgram, cpu: Level, memory_limit: int, seconds: Mapping[str, float]
+    graph: Graph,
+    program: Program | GpuProgram,
+    layout: Mapping[str, Any],
+    cpu: Level,
+    memory_limit: int,
+    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """All but code and weights: what calls need, and what reports tell."""
+    """All but code and weights: what calls need, and what reports tell. `layout` is of `layout_of`."""
     names = graph.dim_names
     offsets = program.offsets
-    layout = layout_of(graph, program)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "onnxc": _version(),

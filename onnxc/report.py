@@ -18,24 +18,23 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxc.choices import Choice
-from onnxc.errors import InputError
+from onnxc.errors import InputError, PackageError
+from onnxc.reports.explain import explain_page
+from onnxc.reports.figures import Number
+from onnxc.reports.page import written
+from onnxc.reports.printed import Printed
+from onnxc.reports.trace import written_trace
 from onnxc.roofline import KernelTime, Profile
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
     from onnxc.passes.record import PassLog
 
-Number = int | str
-"""An int, or an expression over dynamic dims as text."""
-
 LOOPS = "loops"
-_LISTED = 4  # candidates that were not taken; of more the number is told
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Printed):
     """How a model was compiled. `stages` are seconds by stage, empty for a model that was loaded.
 
     Of a model for a GPU `gpu` names the architectures. Of one that was converted to float16 or bfloat16 `kept` tells of
@@ -237,7 +236,18 @@ class Report:
 
     @staticmethod
     def from_manifest(manifest: Mapping[str, Any]) -> Report:
-        """The report of a manifest: see the keys below; those that are missing count as empty."""
+        """The report of a manifest: see the keys of `_of`; those that are missing count as empty.
+
+        Raises:
+            PackageError: the manifest is damaged.
+        """
+        try:
+            return Report._of(manifest)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
+
+    @staticmethod
+    def _of(manifest: Mapping[str, Any]) -> Report:
         memory = manifest.get("memory") or {}
         dims = manifest.get("dim_names") or {}
         return Report(
@@ -322,9 +332,6 @@ class Report:
             OSError: the file cannot be written.
             OnnxcError: `model` is no model.
         """
-        from onnxc.reports.explain import explain_page  # a page's libraries are large
-        from onnxc.reports.page import written
-
         log = self.record(model) if self.record is not None else None
         written(path, explain_page(self.to_dict(), log.to_dict() if log is not None else None, title))
 
@@ -335,8 +342,6 @@ class Report:
             InputError: the report has no profile: it is `model.profile(inputs)` that measures.
             OSError: the file cannot be written.
         """
-        from onnxc.reports.trace import written_trace
-
         if self.profile is None or not self.profile.times:
             raise InputError("a trace shows measured runs: make it of model.profile(inputs), not of model.explain()")
         written_trace(path, self.to_dict(), [_parts(kernel) for kernel in self.kernels])
@@ -358,54 +363,10 @@ class Report:
         rows = [NodeTime(origins[n], seconds, tuple(places[n])) for n, seconds in found.items() if n in origins]
         return sorted(rows, key=lambda row: -row.seconds)
 
-    def __str__(self) -> str:
-        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
+    def rendered(self, width: int) -> Iterable[Any]:
+        from onnxc.reports.tables import report_tables  # it imports rich: see `Printed`
 
-        return as_text(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
-        yield from self.summary()
-        if self.profile:
-            yield Text("")
-            yield self.profile
-        for kernel in self.kernels:
-            yield Text("")
-            yield from _shown(kernel)
-
-    def summary(self) -> Iterator[Any]:
-        """What rich prints above the kernels: counts, memory, stages."""
-        from rich.text import Text
-
-        counts = self.counts
-        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(k.kind for k in self.kernels).most_common())
-        where = ", ".join(
-            [
-                *([f"gpu {self.gpu}"] if self.gpu else []),
-                *([f"cpu {self.cpu}"] if self.cpu and not self.gpu else []),
-                *([f"{self.threads} threads"] if self.threads and not self.gpu else []),
-            ]
-        )
-        title = f"{self.name or 'model'}: {counts['kernels']} kernel calls a run ({kinds or 'none'})"
-        yield Text(title + (f"; {where}" if where else ""), style="bold")
-        yield Text(
-            f"  {counts['templates']} template or routine calls, {counts['fused']} fused kernels,"
-            f" {counts['functions']} distinct functions"
-        )
-        for reason, count in self.kept.items():
-            yield Text(f"  float32 in {count} nodes: {reason}")
-        memory = self.memory
-        # With dynamic dims the arena is laid out anew for each size, and the manifest says so in words.
-        arena = size(memory.arena) if isinstance(memory.arena, int) else memory.arena
-        yield Text(
-            f"  memory: arena {arena} for {memory.buffers} intermediates"
-            f" of {size(memory.buffers_total)} together; weights {size(memory.weights)}"
-        )
-        if self.stages:
-            total = sum(self.stages.values())
-            each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.stages.items())
-            yield Text(f"  compiled in {total:.2f} s: {each}")
+        return report_tables(self)
 
 
 def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> Kernel:
@@ -482,34 +443,6 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _shown(kernel: Kernel) -> Iterator[Any]:
-    """One kernel as lines of rich text. Names of the model are text, never markup."""
-    from rich.text import Text
-
-    head = Text(f"{kernel.number:4}  ")
-    head.append(f"{kernel.function} {kernel.kind}", style="bold cyan" if kernel.is_template else "bold green")
-    head.append(f"  {kernel.label or '(of no single node)'}")
-    yield head
-    work = [f"reads {size(kernel.reads)}", f"writes {size(kernel.writes)}"]
-    if kernel.weights:
-        work[0] += f" (weights {size(kernel.weights)})"
-    if kernel.flops:
-        work.append(f"{count(kernel.flops)}FLOP")
-    yield Text("      " + ", ".join(work))
-    for origin in kernel.origins:
-        extra = "  ".join(x for x in (origin.name, origin.line) if x)
-        yield Text(f"      {origin}" + (f"  {extra}" if extra else ""), style="dim")
-    for reason in _counted(kernel.reasons):
-        yield Text(f"      + {reason}")
-    if kernel.choice and len(kernel.choice.candidates) > 1:
-        others = [c for c in kernel.choice.candidates if c != kernel.choice.chosen]
-        listed = ", ".join(others) if len(others) <= _LISTED else f"one of {len(others)} others"
-        why = f"; {kernel.choice.why}" if kernel.choice.why else ""
-        yield Text(f"      = {kernel.choice.chosen} (or {listed}) for {kernel.choice.subject}{why}")
-    for boundary in kernel.boundaries:
-        yield Text(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
-
-
 def _parts(kernel: Kernel) -> dict[int, float]:
     """The part of a kernel's work that each of the model's nodes asks for. Equal parts where no work is known."""
     parts: dict[int, float] = {}
@@ -520,32 +453,3 @@ def _parts(kernel: Kernel) -> dict[int, float]:
     if not whole:
         parts, whole = {o.number: 1.0 for o in kernel.origins}, float(len(kernel.origins))
     return {number: part / whole for number, part in parts.items()}
-
-
-def _counted(lines: Sequence[str]) -> Iterable[str]:
-    return (f"{line} ({n} times)" if n > 1 else line for line, n in Counter(lines).items())
-
-
-def size(number: Number) -> str:
-    """Bytes for a person to read.
-
-    >>> size(1536), size("512*s0")
-    ('1.5 KB', '512*s0 B')
-    """
-    return f"{count(number, 1024)}B"
-
-
-def count(number: Number, step: int = 1000) -> str:
-    """A number with three digits and a prefix: `1.5 M`.
-
-    >>> count(22_300_000)
-    '22.3 M'
-    """
-    if isinstance(number, str):
-        return f"({number}) " if " " in number else f"{number} "
-    value = float(number)
-    for prefix in ("", "K", "M", "G"):
-        if abs(value) < step:
-            return f"{value:.0f} {prefix}" if value >= 100 or not prefix else f"{value:.3g} {prefix}"
-        value /= step
-    return f"{value:.3g} T"

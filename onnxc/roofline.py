@@ -16,12 +16,11 @@ can reach more than 100 %.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from onnxc.reports.printed import Printed
 
 COMPUTE, MEMORY, CACHE = "compute", "memory", "cache"
 
@@ -43,6 +42,7 @@ class Peaks:
     bandwidth: float
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON can write it."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(Printed):
     """The times of a model's kernels.
 
     Attributes:
@@ -176,44 +176,10 @@ class Profile:
         derived = {"gflops": kernel.gflops, "gbs": kernel.gbs, "compute": compute, "memory": memory}
         return {**asdict(kernel), **derived, "bound": bound, "share": share}
 
-    # ------------------------------------------------------------ printing
+    def rendered(self, width: int) -> Iterable[Any]:
+        from onnxc.reports.tables import profile_tables  # it imports rich: see `Printed`
 
-    def __rich_console__(self, *_: object) -> Iterator[Any]:
-        from rich.text import Text  # only to print
-
-        dims = ", ".join(f"{name} {size}" for name, size in self.dims.items())
-        yield Text(
-            f"{_microseconds(self.total)} us a run (best of {self.runs}; median {_microseconds(self.median)} us)"
-            + (f" at {dims}" if dims else ""),
-            style="bold",
-        )
-        yield Text(f"  the machine: {self.peaks}")
-        if self.flops:
-            share = f", {self.share_of_peak:.0%} of the peak" if self.peaks.flops else ""
-            yield Text(f"  contractions: {self.flops / 1e9:.3g} GFLOP{share}")
-        yield self._table("kind", [(kind, k.label, k) for kind, k in self.by_kind().items()])
-        kernels = sorted(self.kernels, key=lambda k: -k.best)
-        yield self._table("#", [(f"{k.number} {k.function} {k.kind}", k.label, k) for k in kernels])
-
-    def _table(self, first: str, rows: Sequence[tuple[str, str, KernelTime]]) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in (first, "nodes"):
-            table.add_column(heading, max_width=44, no_wrap=True, overflow="ellipsis")
-        for heading in ("best us", "median", "of run", "GFLOP/s", "of peak", "GB/s", "of memory", "bound"):
-            table.add_column(heading, justify="left" if heading == "bound" else "right", no_wrap=True)
-        whole = sum(k.best for k in self.kernels)
-        for name, label, k in rows:
-            compute, memory = self.shares(k)
-            cells = (
-                name, label, _microseconds(k.best), _microseconds(k.median), f"{k.best / whole:.1%}",
-                f"{k.gflops:.3g}", f"{compute:.0%}", f"{k.gbs:.3g}", f"{memory:.0%}", self.limit(k)[0],
-            )  # fmt: skip
-            table.add_row(*map(Text, cells))
-        return table
+        return profile_tables(self)
 
 
 def _sum(kind: str, kernels: Sequence[KernelTime]) -> KernelTime:
@@ -223,14 +189,6 @@ def _sum(kind: str, kernels: Sequence[KernelTime]) -> KernelTime:
     calls = f"{len(kernels)} call{'s' if len(kernels) > 1 else ''}"
     figures = {name: added(name) for name in ("turns", "best", "median", "reads", "writes", "flops", "pointwise")}
     return KernelTime(number=-1, function="", kind=kind, label=calls, **figures)
-
-
-def _microseconds(seconds: float) -> str:
-    """
-    >>> _microseconds(1.5e-6), _microseconds(0.0123456)
-    ('1.5', '12346')
-    """
-    return f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
 
 
 def best_and_median(times: Sequence[int]) -> tuple[float, float]:

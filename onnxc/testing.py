@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.tools.compare.bounds import Tolerances
 from onnxc.tools.compare.core import compare
 from onnxc.tools.compare.metrics import measure
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.results import Comparison
-from onnxc.tools.compare.verdicts import Tolerances
 
 __all__ = ["assert_arrays_close", "assert_close"]
 

@@ -11,15 +11,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+# Threads that wait for work by spinning take the time of other test processes: those of OpenMP, which torch has, and
+# those of OpenBLAS, for 10 ms after each product of numpy's. Both read this once, when they are imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import onnxruntime
 import pytest
 from hypothesis import HealthCheck, settings
 
 from models.zoo import store
 from tests import targets
-
-# Threads of OpenMP, which torch has, wait asleep: beside other workers they would take the time that they wait for.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -42,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that asks for the ``zoo`` fixture carries its marker; exhaustive ones run where they are asked for.
 
-    With a GPU as the target, those that are about another one are left out.
+    With a GPU as the target, those that are about another one are left out. Of several test processes none is to begin
+    with a long test when the others are about to end.
     """
     for item in items:
         if "zoo" in getattr(item, "fixturenames", ()):
@@ -51,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         waiting = [item for item in items if item.get_closest_marker("exhaustive") is not None]
         items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
         config.hook.pytest_deselected(items=waiting)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     target = config.getoption("--target")
     if target != "cpu":
         there = [item for item in items if _runs_on_gpu(item, target)]
@@ -81,19 +88,44 @@ def chosen_target(pytestconfig: pytest.Config, private_cache: Path) -> Iterator[
         yield
 
 
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this session, which all workers of xdist share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session", autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """``$ONNXC_CACHE`` of this session (of each worker under xdist); child processes inherit it.
+def private_cache(session_folder: Path) -> Iterator[Path]:
+    """``$ONNXC_CACHE`` of this session, of all its workers; child processes inherit it.
 
     They also inherit the test mode: new memory is full of NaN, and the graph is verified after each pass.
     """
-    cache = tmp_path_factory.mktemp("onnxc-cache")
-    cache.chmod(0o700)
+    cache = session_folder / "onnxc-cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONNXC_CACHE", str(cache))
         patch.setenv("ONNXC_POISON", "1")
         patch.setenv("ONNXC_VERIFY", "1")
         yield cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sessions_of_one_thread() -> Iterator[None]:
+    """onnxruntime, the oracle, computes in the thread that calls it.
+
+    A session of two threads takes twenty times as long to make and run where the model is one small node.
+    """
+
+    class Session(onnxruntime.InferenceSession):
+        def __init__(self, model: Any, sess_options: Any = None, *args: Any, **options: Any) -> None:
+            sess_options = sess_options or onnxruntime.SessionOptions()
+            sess_options.intra_op_num_threads = sess_options.intra_op_num_threads or 1
+            super().__init__(model, sess_options, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "InferenceSession", Session)
+        yield
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ class FakeDriver:
         self.memory, self.devices, self.capability = memory, devices, capability
         self.kernels: dict[str, tuple[int, Kernel]] = {}
         self.calls: Counter[str] = Counter()
+        self.misused = 0  # waits for events that are gone
         self.failing: dict[str, CUresult] = {}
         self.launches: list[str] = []
         self.shared: dict[str, int] = {}
@@ -399,10 +400,11 @@ class FakeDriver:
 
     @api
     def cuEventCreate(self, flags: int) -> Any:
-        return (SimpleNamespace(stream=None, token=None, pending=[], time=0.0),)
+        return (SimpleNamespace(stream=None, token=None, pending=[], time=0.0, gone=False),)
 
     @api
-    def cuEventDestroy(self, event: Any) -> Any: ...
+    def cuEventDestroy(self, event: Any) -> Any:
+        event.gone = True
 
     @api
     def cuEventRecord(self, event: Any, stream: Any) -> Any:
@@ -419,6 +421,7 @@ class FakeDriver:
 
     @api
     def cuEventSynchronize(self, event: Any) -> Any:
+        self.misused += event.gone
         self._await(event, event.token, event.stream)
 
     @api

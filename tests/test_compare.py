@@ -21,10 +21,11 @@ from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import choose_dims, random_for_signature, random_inputs
 from onnxc.tools.compare import compare, distance, onnxruntime_runner
+from onnxc.tools.compare.bounds import Tolerances, gap
 from onnxc.tools.compare.core import _worst
 from onnxc.tools.compare.judge import Judge
-from onnxc.tools.compare.results import OutputComparison, Verdict
-from onnxc.tools.compare.verdicts import Tolerances, gap
+from onnxc.tools.compare.results import OutputComparison
+from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.float64 import evaluate_float64, widen
 from onnxc.tools.inputs import parse_dims, parse_shapes, read_inputs, write_arrays
 

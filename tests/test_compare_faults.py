@@ -21,7 +21,8 @@ from onnxc.codegen.cpp import program as cpp_program
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ops import registry
 from onnxc.tools.compare import compare
-from onnxc.tools.compare.results import Comparison, Verdict
+from onnxc.tools.compare.results import Comparison
+from onnxc.tools.compare.verdict import Verdict
 from tests.compare_faults import FAULTS, Fault, inputs_of
 from tests.small_models import parse
 

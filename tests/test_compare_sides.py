@@ -20,14 +20,14 @@ from onnxc.frontends import onnx_file
 from onnxc.reports.terminal import as_text
 from onnxc.testing import assert_arrays_close, assert_close
 from onnxc.tools.compare import compare
+from onnxc.tools.compare.bounds import parse_tolerances
 from onnxc.tools.compare.layers import CHUNK, matched_names
 from onnxc.tools.compare.metrics import measure, top_agreement
 from onnxc.tools.compare.pieces import SourceModel
-from onnxc.tools.compare.results import Verdict
 from onnxc.tools.compare.sides import Side
 from onnxc.tools.compare.tapped import TappedProgram
 from onnxc.tools.compare.training import compare_gradients, compare_training
-from onnxc.tools.compare.verdicts import parse_tolerances
+from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.data import samples_of
 from tests.small_models import floats, parse
 

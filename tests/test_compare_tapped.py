@@ -22,13 +22,14 @@ from onnxc.errors import InputError
 from onnxc.reports.terminal import as_text
 from onnxc.runtime import mapped
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.model import WEIGHTS, CpuModel
+from onnxc.runtime.face import WEIGHTS
+from onnxc.runtime.model import CpuModel
 from onnxc.runtime.package import open_package
 from onnxc.tools.compare import metrics, tapped
+from onnxc.tools.compare.bounds import layer_bound
 from onnxc.tools.compare.core import compare
 from onnxc.tools.compare.sums import BLOCK, largest_gap
 from onnxc.tools.compare.tapped import TappedProgram
-from onnxc.tools.compare.verdicts import layer_bound
 from onnxc.tools.inputs import read_inputs, write_arrays
 from tests.small_models import floats, parse
 from tests.test_compare_memory import with_files

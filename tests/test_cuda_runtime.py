@@ -30,7 +30,8 @@ from onnxc.runtime.cuda.copies import densify
 from onnxc.runtime.cuda.driver import Device, Driver
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.program import Launch, Program
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.cuda.workspace import Workspace
+from onnxc.runtime.opening import open_model
 from onnxc.runtime.package import open_package
 from onnxc.training.graph import Slot, Update
 from onnxc.training.step import Source, TrainingStep
@@ -144,7 +145,7 @@ class Packed:
 
 
 def test_the_manifest_decides_the_class(gpu: FakeDriver) -> None:
-    model = CompiledModel(*two_steps(), threads=2, device=0)
+    model = open_model(*two_steps(), threads=2, device=0)
     assert isinstance(model, CudaModel) and isinstance(model, onnxc.CompiledModel)
     assert model.architecture == "sm_90" and str(model.device) == "Fake GPU (sm_90)"
     assert repr(model) == "<CudaModel m('x': float32[N, 4]) -> ('y': float32[N, 4])>"
@@ -154,7 +155,7 @@ def test_the_manifest_decides_the_class(gpu: FakeDriver) -> None:
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(model)
     with pytest.raises(errors.PackageError, match="'rocm'"):
-        CompiledModel({"target": "rocm"}, {})
+        open_model({"target": "rocm"}, {})
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 17, 1000])
@@ -888,6 +889,20 @@ def test_memory_is_given_back(gpu: FakeDriver) -> None:
     foreign = 50 * 16 + 64  # the input, which nobody frees here
     assert (gpu.used() - foreign, gpu.used(host=True)) == before
     assert gpu.calls["cuModuleUnload"] == 2 and gpu.calls["cuGraphExecDestroy"] == 1
+
+
+def test_garbage_that_refers_to_itself(gpu: FakeDriver) -> None:
+    """What a model waits with when it goes is not gone before, though it is older."""
+    device, before = driver_module.device(), gpu.used(host=True)
+    with device.current():
+        space = Workspace(device)
+        model = CudaModel(*two_steps())
+        model.join(space)
+        model(rows(3))
+    model.itself = model  # type: ignore[attr-defined]
+    del model, space
+    gc.collect()
+    assert not gpu.misused and gpu.calls["cuModuleUnload"] == 2 and gpu.used(host=True) == before
 
 
 def test_the_context_of_others_is_put_back(gpu: FakeDriver) -> None:

@@ -21,8 +21,9 @@ from onnxc.passes.decompose import decompose
 from onnxc.planner.memory import aligned, assign_offsets
 from onnxc.primitives.interpret import interpret
 from onnxc.runtime import model as model_module
+from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.library import load_runtime
-from onnxc.runtime.model import Arena, CompiledModel
+from onnxc.runtime.model import Arena
 from onnxc.runtime.sizes import encode, evaluate, spell
 from tests.small_models import Array, floats, parse, reference
 
@@ -284,6 +285,25 @@ def test_pools_that_round_up_one_after_another() -> None:
     for sizes in ((65, 64), (33, 47), (90, 34)):
         x = floats(1, 1, *sizes)
         np.testing.assert_array_equal(model(x)[0], reference(parse(text), x)[0])
+
+
+@pytest.mark.cpu_only("the source of the CPU")
+def test_lanes_that_divide_often_are_not_written_out() -> None:
+    """A copy of such an address for each lane, in each piece of a Concat, took g++ minutes."""
+    text = """(float[n, h, w, 3] x, float[n, u, v, 3] z) => (float[s] y)
+<int64[2] rows = {6, 24}, int64[2] few = {6, 7}, int64[1] first = {0}> {
+  t = Transpose <perm = [0, 3, 1, 2]> (x)
+  s = Transpose <perm = [0, 3, 1, 2]> (z)
+  a = Reshape(t, rows)
+  b = Reshape(s, few)
+  c = Concat <axis = 1> (a, b)
+  y = ReduceMax <keepdims = 0> (c, first)
+}"""
+    model = onnxc.compile(parse(text))
+    assert "lane_by_lane<" in model.source and "some_lanes<" not in model.source
+    for h, w, u, v in ((4, 6, 7, 1), (12, 2, 1, 7)):
+        given = floats(2, h, w, 3), floats(2, u, v, 3)
+        np.testing.assert_array_equal(model(*given)[0], reference(parse(text), *given)[0])
 
 
 def test_a_failed_call_changes_nothing(net: CompiledModel) -> None:

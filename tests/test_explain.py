@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
-from onnxc.report import Kernel, Memory, Origin, Report, count, size
+from onnxc.report import Kernel, Memory, Origin, Report
+from onnxc.reports.figures import count, size
 
 MANIFEST = {
     "name": "net",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -154,15 +153,30 @@ def test_the_process_that_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 # ---------------------------------------------------------------- every kernel of the zoo
 
-# Numbers that are not those of a tile: the sizes of tensors.
-_SIZES = re.compile(r"(tl\.arange\(0, \d+\)|tl\.(?:zeros|full)\(\([^)]*\))|(?<![\w.])\d+(?![\w.])")
+TILE = r"tl\.arange\(0, \d+\)|tl\.(?:zeros|full)\(\([^)]*\)"
+NUMBER = re.compile(rf"({TILE})|(?<![\w.])\d+(\.\d*(?:e[+-]?\d+)?)?(?![\w.])")
+WORD = re.compile(rf"{TILE}|\b(?:tl|gl)\.[\w.]+|\box_\w+")
+
+
+def alike(text: str) -> str:
+    """A kernel without the sizes of its tensors: of these stays by what they can be divided, and how wide they are."""
+
+    def number(found: re.Match[str]) -> str:
+        if found[1] or float(found[0]) in (0, 1):
+            return found[0]
+        if found[2]:
+            return "#."
+        n = int(found[0])
+        return f"#{min(n & -n, 16)}-{(n.bit_length() > 15) + (n.bit_length() > 31)}"
+
+    return NUMBER.sub(number, text)
 
 
 class Kernels:
     """Compiles each kernel once, in whichever test of whichever process it is met first.
 
-    Kernels are compiled for sm_90. Those that differ in nothing but the sizes of tensors are one for the other
-    architectures; with `every` they are not.
+    Kernels that are alike are one for sm_90. For the other architectures those are one that are made of the same
+    functions of Triton, on tiles of the same shapes. With `every` none are one but those with the same text.
     """
 
     def __init__(self, folder: Path, every: bool) -> None:
@@ -176,9 +190,12 @@ class Kernels:
         return [Image(f.name, b"", 0, 32 * f.warps, 0) for f in program.functions]
 
     def _is_new(self, text: str, function: Function, architecture: int) -> bool:
-        if architecture != 90 and not self.every:
-            text = _SIZES.sub(lambda found: found[1] or "#", text)
-        key = repr((architecture, text, replace(function, name="")))
+        known: object = text, replace(function, name="")
+        if not self.every:
+            types = sorted({t for _, t in function.parameters})
+            same = sorted(set(WORD.findall(text))), types, function.warps, function.stages, bool(function.loose)
+            known = (alike(text), replace(function, name="")) if architecture == 90 else same
+        key = repr((architecture, known))
         try:
             (self.folder / hashlib.sha256(key.encode()).hexdigest()).touch(exist_ok=False)
         except FileExistsError:
@@ -196,19 +213,18 @@ def _zoo_case(name: str, dtype: str | None) -> Any:
 
 
 @pytest.mark.zoo
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["classes", "every"])
 @pytest.mark.parametrize(("name", "dtype"), [_zoo_case(n, d) for n in NAMES for d in (None, "float16")])
 def test_kernels_of_the_zoo(
     zoo: Callable[[str], ZooModel],
-    tmp_path_factory: pytest.TempPathFactory,
+    session_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     dtype: str | None,
     every: bool,
 ) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    monkeypatch.setattr(gpu, "compile_program", Kernels(shared, every).compile_program)
+    monkeypatch.setattr(gpu, "compile_program", Kernels(session_folder, every).compile_program)
     model = onnxc.compile(zoo(name).path, target="cuda:sm_80,sm_90,sm_100", dtype=dtype, cache=False)
     report = model.explain()
     assert report.gpu == "sm_80, sm_90, sm_100"

@@ -93,11 +93,11 @@ def test_halves(dtype: str, rows: int, simulator: Simulator) -> None:
     shapes = [SHAPES[k] for k in (1, 7)]
     check(simulator, n_bits(shapes, rows, np.float16), factors(shapes, rows, np.float16), 2e-3)
     source = check(simulator, n_bits(shapes, rows), factors(shapes, rows), 1e-2, dtype=dtype)
-    assert source.count(f"scale.to(tl.float32)).to(tl.{dtype})") > 0
+    assert source.count(f"scale0.to(tl.float32)).to(tl.{dtype})") > 0
 
 
 def test_blocks_that_no_turn_fits(simulator: Simulator) -> None:
-    """Blocks of 192, a turn of 256 and a rest of 192 rows; a matrix of many rows is expanded."""
+    """Blocks of 192, of which parts of 64 rows have one each; a matrix of many rows is expanded."""
     rng = np.random.default_rng(0)
     w = numpy_helper.from_array(rng.integers(-128, 128, (448, 48)).astype(np.int8), "w")
     scales = numpy_helper.from_array(rng.uniform(0.01, 0.1, (3, 48)).astype(F32), "scales")
@@ -111,7 +111,7 @@ def test_blocks_that_no_turn_fits(simulator: Simulator) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]).SerializeToString()
     arrays = [rng.standard_normal(dims).astype(F32) for _, dims in inputs]
     source = check(simulator, model, arrays, 2e-6)
-    assert source.count("ox_codes") == 448 // 64
+    assert source.count("ox_codes") == 1
 
 
 def test_machine_code() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
+import pickle
 import threading
 
 import numpy as np
@@ -152,6 +154,8 @@ def test_results_that_are_no_arrays(quick):
         ({"a": ["text"]}, r"tree\['a'\]\[0\].*str"),
         ([X, object()], r"tree\[1\].*object"),
         (np.array(["a"]), "tree.*strings"),
+        (2**70, "tree.*integers that no dtype holds"),
+        (np.ma.array([1.0, 2.0], mask=[0, 1]), "tree.*masked"),
     ],
 )
 def test_arguments_that_are_no_arrays(quick, argument, place):
@@ -254,13 +258,30 @@ def test_equal_objects_that_hold_other_types_are_other_programs(quick):
 
 @pytest.mark.parametrize(
     "options",
-    [{"static_argnums": 2}, {"static_argnames": "z"}, {"speed": "high"}, {"most_programs": 0}, {"model": None}],
+    [
+        {"static_argnums": 2},
+        {"static_argnums": "x"},
+        {"static_argnames": "z"},
+        {"speed": "high"},
+        {"most_programs": 0},
+        {"model": None},
+        {"dynamic": 5},
+    ],
 )
 def test_wrong_options(options):
     with pytest.raises(InputError):
         onnxc.jit(lambda x, y: x, **options)
     with pytest.raises(InputError, match="functions"):
         onnxc.jit(3)
+
+
+@onnxc.jit
+def doubled(x):
+    return x * 2
+
+
+def test_a_jitted_function_is_copied_as_functions_are():
+    assert copy.deepcopy({"f": doubled})["f"] is doubled and pickle.loads(pickle.dumps(doubled)) is doubled
 
 
 def test_rest_arguments(quick):

@@ -65,6 +65,14 @@ SLIDING(tall31, 3, 1, false, false, true) SLIDING(tall52, 5, 2, false, false, tr
 SLIDING(tall_grouped, 4, 1, true, false, true) SLIDING(tall_long, 7, 1, false, true, true)
 extern "C" void fresh(void *scratch) { conv_fresh(scratch); }
 extern "C" i64 panel() { return CONV_NR; }
+extern "C" i64 unfetched(i64 K, i64 tiles) {  // bytes of the next K rows of weights that no tile fetches in its share
+  i64 n = 0, begin = 4 * K * CONV_NR;
+  for (i64 t = 0; t < tiles; t++) {
+    const ConvFetch f = conv_fetch((const f32 *)4096, K, t, tiles);
+    n += ox_max(0, (i64)f.at - 4096 - begin), begin = (i64)f.at - 4096 + K * f.step;
+  }
+  return n + ox_max(0, 8 * K * CONV_NR - begin);
+}
 """
 
 
@@ -216,6 +224,13 @@ def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     command = ["g++", *FLAGS, f"-march={level}", f"-I{INCLUDE}", str(source), "-o", str(target)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(target))
+
+
+def test_tiles_fetch_all_of_the_next_weights(lib: ctypes.CDLL) -> None:
+    """Shares have no gaps between them but for rounding, in whatever number of tiles."""
+    missing = function(lib, "unfetched")
+    for terms, tiles in itertools.product((64, 512), range(2, 60)):
+        assert missing(ctypes.c_longlong(terms), ctypes.c_longlong(tiles)) < 4 * tiles, (terms, tiles)
 
 
 def function(lib: ctypes.CDLL, name: str) -> Callable[..., int]:

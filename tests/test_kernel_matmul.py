@@ -81,6 +81,14 @@ extern "C" void run_vector(const f32 *a, i64 lda, const f32 *b, f32 *c, i64 M, i
   const i64 parts = mv_parts(M, K, threads);
   for (i64 t = parts; t-- > 0;) mv_task<f32>(t, parts, MmRows<f32>{a, lda}, b, M, K, epi);
 }
+// Few rows by columns that are contiguous, the parts for so many threads.
+#define FEW(T)                                                                                              \
+  extern "C" void few_##T(const T *a, i64 lda, const T *b, i64 ldb, T *c, i64 M, i64 N, i64 K, i64 threads) { \
+    auto epi = [=](i64 m, i64 n, V<T> v, auto lanes) OX_LAMBDA { stl(c + m * N + n, v, lanes); };           \
+    const i64 parts = mv_few_parts(M, N, K, threads);                                                       \
+    for (i64 t = parts; t-- > 0;) mv_few_task(t, parts, MmRows<T>{a, lda}, MvColumns<T>{b, ldb}, M, N, K, epi); \
+  }
+FEW(f32) FEW(f64)
 extern "C" i64 panel_width() { return MM_NR; }
 extern "C" i64 packs(i64 M, i64 N, i64 K) { return mm_packs(M, N, K, true); }
 extern "C" i64 packed_size(i64 K, i64 N) { return mm_packed(K, N); }
@@ -259,6 +267,27 @@ def test_a_matrix_times_a_vector(kernel: Kernel) -> None:
         assert c[m] == 99
         kernel.call("run_vector", a, k + 2, b, other, m, k, 16)
         np.testing.assert_array_equal(c, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_few_rows_by_contiguous_columns(kernel: Kernel, dtype: str) -> None:
+    sizes = itertools.product((0, 1, 2, 3, 5, 8), (0, 1, 3, 15, 16, 17, 37, 300), (0, 1, 7, 16, 33, 100, 9000))
+    for m, n, k in sizes:
+        a, b = normal(m, k + 2, dtype=dtype)[:, :k], normal(n, k + 3, dtype=dtype)[:, :k].T
+        c, other = np.full(m * n + 3, 99, dtype), np.full(m * n + 3, 99, dtype)
+        for out, threads in ((c, 2), (other, 16)):
+            kernel.call(f"few_{SUFFIX[dtype]}", a, k + 2, b, k + 3, out, m, n, k, threads)
+        if m * n:
+            check(c[: m * n].reshape(m, n), a, b)
+        assert (c[m * n :] == 99).all()
+        np.testing.assert_array_equal(c, other)
+
+
+def test_few_rows_keep_nan_and_infinity_in_their_places(kernel: Kernel) -> None:
+    a, b, c = normal(3, 37), normal(21, 37), np.empty((3, 21), np.float32)
+    b[20, 36], b[5, 0] = np.nan, -np.inf
+    kernel.call("few_f32", a, 37, b, 37, c, 3, 21, 37, 1)
+    assert {*np.flatnonzero(~np.isfinite(c).all(0))} == {5, 20} and np.isnan(c[:, 20]).all()
 
 
 def test_a_vector_meets_nan_and_infinity(kernel: Kernel) -> None:

@@ -180,6 +180,17 @@ def test_strided_vectors_stay_inside_the_array(cpu: Level) -> None:
         check(p, arrays(p))
 
 
+def test_long_rows_of_lanes_that_lie_apart() -> None:
+    """The rows that read one line of the cache follow each other, piece by piece of the vector loop."""
+    turned = [
+        graph(lambda b, x: b.one("copy", b.transpose(x, (0, 2, 1))), (2, 9001, 3), dtype=dtype)
+        for dtype in (dtypes.float32, dtypes.int64)
+    ]
+    every = graph(lambda b, x: b.one("copy", b.slice(x, 1, 0, x.shape[1], 2)), (3, 16999))
+    for p in compile_graphs([*turned, every]):
+        check(p, arrays(p))
+
+
 def test_channels_that_are_shuffled_after_they_are_joined() -> None:
     """Lanes then take turns between two tensors: both are computed as vectors, and neither is read past its ends."""
 

@@ -29,6 +29,9 @@ CASES = {
     "near": ((12, 65, 63), (12, 63, 64)),
     "two_batches": ((3, 1, 17, 19), (1, 4, 19, 65)),
     "rows_collide": ((25, 1024), (1024, 100)),
+    "few_rows": ((20, 8, 400), (20, 400, 37)),
+    "few_rows_share": ((5, 3, 4, 70), (1, 3, 70, 33)),
+    "some_rows": ((9, 12, 100), (9, 100, 50)),
 }
 
 
@@ -100,3 +103,11 @@ def test_matrices_of_a_constant_batch_are_packed_at_compile_time() -> None:
     operands = {n: x for n, x in _operands().items() if n in ("near", "two_batches")}
     assert "mm_pack_b(" not in onnxc.compile(_model(operands, True, False, False)).source
     assert "mm_pack_b(" in onnxc.compile(_model(operands, False, False, False)).source
+
+
+@pytest.mark.cpu_only("the C++ source")
+def test_few_rows_meet_columns_that_stay_where_they_lie() -> None:
+    """To turn a whole matrix into panels in memory takes several times as long as its product with few rows."""
+    operands = {n: x for n, x in _operands().items() if n in ("one_row", "few_rows", "few_rows_share", "some_rows")}
+    source = onnxc.compile(_model(operands, False, True, False)).source
+    assert source.count("mv_few_task(") == 3 and source.count("mm_loose_task(") == 1 and "mm_pack_b(" not in source

@@ -26,7 +26,7 @@ import onnxc
 from onnxc import errors
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime import model as model_module
-from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.runtime.face import CompiledModel, Outputs
 from tests.small_models import floats, parse, reference
 
 TWO = """(float[2,3] a, float[3] b) => (float[2,3] sum, float[2,3] product)
@@ -324,6 +324,8 @@ def test_index_out_of_bounds_names_the_node() -> None:
         with pytest.raises(errors.RunError, match="out of bounds") as caught:
             model(x, np.array([0, bad]))
         assert str(bad) in str(caught.value) and caught.value.node == "n0 Gather"
+        with pytest.raises(errors.RunError, match=f"{bad} is out of bounds"):  # of arrays that are converted first
+            model(x[:, ::-1], np.array([0, 0, bad])[::2])
     np.testing.assert_array_equal(model(x, np.array([0, 1]))["y"], np.maximum(x[:2], 0))  # it still works
 
 
@@ -380,7 +382,7 @@ def test_quick_way_is_left_for_all_else(two: CompiledModel, monkeypatch: pytest.
 
 
 def test_many_inputs_and_outputs() -> None:
-    n = 150  # more than ox_call_arrays takes
+    n = 520  # more than ox_call_arrays takes
     inputs = ", ".join(f"float[2] x{i}" for i in range(n))
     outputs = ", ".join(f"float[2] y{i}" for i in range(n))
     model = onnxc.compile(parse(f"({inputs}) => ({outputs}) {{ {' '.join(f'y{i} = Neg(x{i})' for i in range(n))} }}"))

@@ -101,6 +101,24 @@ def test_gru_reset_before_or_after(linear: int) -> None:
     agrees(recurrent_model("GRU", 1, {}, linear_before_reset=linear))
 
 
+def test_products_of_steps_are_divided() -> None:
+    """The threads are awake in a loop: less work is worth a task there. The bits are the same."""
+    compiled = agrees_in(recurrent_model("LSTM", 1, {}, hidden=160))
+    grids = {line.split("(")[1] for line in compiled.source.splitlines() if "const MmGrid g" in line}
+    assert grids == {"3, 640, 160, ctx->threads, MM_OFTEN);", "15, 640, 4, ctx->threads);"}
+
+
+def agrees_in(model: onnx.ModelProto) -> onnxc.CompiledModel:
+    """As `agrees`, with one thread and with two."""
+    compiled = onnxc.compile(model, threads=2)
+    agrees(model, compiled=compiled)
+    x = np.random.default_rng(2).standard_normal((STEPS, BATCH, INPUT)).astype(np.float32)
+    found = compiled(x)
+    compiled.threads = 1
+    assert [y.tobytes() for y in found] == [y.tobytes() for y in compiled(x)]
+    return compiled
+
+
 def test_large_directions_step_together() -> None:
     """One loop takes a step of both directions; where their activations differ, each has a loop."""
     rng = np.random.default_rng(3)

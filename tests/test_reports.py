@@ -31,7 +31,8 @@ from onnxc.passes.record import record_import, record_passes
 from onnxc.report import Report
 from onnxc.reports.compare import compare_page
 from onnxc.reports.page import ASSETS, asset, embedded
-from onnxc.tools.compare.results import Comparison, OutputComparison, Verdict
+from onnxc.tools.compare.results import Comparison, OutputComparison
+from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.pages import nodes_of, write_comparison
 
 DIGITS = Path(__file__).parents[1] / "models/digits/digits.onnx"

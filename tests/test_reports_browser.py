@@ -13,7 +13,8 @@ import onnxc
 from onnxc.reports.compare import compare_page
 from onnxc.reports.explain import explain_page
 from onnxc.reports.page import written
-from onnxc.tools.compare.results import Comparison, Metrics, OutputComparison, Special, TensorComparison, Verdict
+from onnxc.tools.compare.results import Comparison, Metrics, OutputComparison, Special, TensorComparison
+from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.pages import write_comparison
 from tests.browser import Browser, find
 from tests.test_reports import DIGITS, HOSTILE, hostile, lstm, parsed

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import ml_dtypes
@@ -16,10 +21,11 @@ from typer.testing import CliRunner
 
 import onnxc
 from onnxc.cli import app
-from onnxc.errors import InputError, OnnxcError, RunError
+from onnxc.errors import InputError, OnnxcError, PackageError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.host.selection import _unique_slices
 from onnxc.passes.decompose import decompose
+from onnxc.runtime.package import open_package
 from onnxc.runtime.staged import StagedModel
 from onnxc.staging.cut import cut
 from tests.staging_harness import check, floats, int64, parsed, same
@@ -312,6 +318,49 @@ def test_saved_and_loaded(case: str, tmp_path: Path) -> None:
         same([*loaded(**feed).values()], [*model(**feed).values()], case)
 
 
+SEVERAL_STEPS = """g (float[n] x, int64 k, bool c) => (y, z, w) <int64[1] flat = {-1}> {
+  p = NonZero(x)
+  i = Reshape(p, flat)
+  y = Gather(x, i)
+  z = If (c) <then_branch = t () => (a) { a = Neg(y) }, else_branch = e () => (b) { b = Concat <axis = 0> (y, x) }>
+  w = Loop (k, c, y) <body = body (int64 at, bool go, float[m] s) => (bool l, float[q] o) {
+    l = Identity(go)
+    o = Concat <axis = 0> (s, s)
+  }>
+}"""
+
+
+def test_damaged_plans(tmp_path: Path) -> None:
+    """Whatever a file's manifest says: the model runs, or an error tells that the file is damaged."""
+    onnxc.compile(parsed(SEVERAL_STEPS)).save(tmp_path / "model.onnxc")
+    feed = np.array([1, 0, 2], f32), np.array(2), TRUE
+    with open_package(tmp_path / "model.onnxc") as package:
+        manifest = dict(package.manifest)
+        sections = {n: bytes(package.section(n)) for n in package.names if n != "manifest"}
+    random, damaged = Random(0), 0
+    for _ in range(60):
+        found = copy.deepcopy(manifest)
+        part = random.choice(["plan", "plan", "plan", "inputs", "outputs", "dim_names", "kernels", "arrays"])
+        *way, last = random.choice(list(_places(found[part], (part,))))
+        inner = functools.reduce(operator.getitem, way, found)
+        inner[last] = random.choice([None, -1, 1, 99, 2**70, "x", "s0", [], {}, [[1]], 1.5])
+        try:
+            model = StagedModel(found, sections)
+            model(*feed)
+            model.explain()
+        except PackageError:
+            damaged += 1
+        except OnnxcError:
+            pass
+    assert damaged > 30
+
+
+def _places(tree: Any, way: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    yield way
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from _places(value, (*way, key))
+
+
 def test_from_the_cache(tmp_path: Path) -> None:
     proto = parsed("g " + TABLE["Unique-rows"][0])
     stages: list[str] = []
@@ -348,6 +397,20 @@ def test_calls_from_several_threads() -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_views_are_no_programs() -> None:
+    """What a program would only hand on in another shape is read as it lies, by a later one and by the host."""
+    model = onnxc.compile(parsed("g (float[2,3] x, int64[2] r) => (y) { y = Tile(x, r) }"))
+    x = floats(2, 3)
+    np.testing.assert_array_equal(model(x, np.array([2, 3]))["y"], np.tile(x, (2, 3)))
+    assert len(model.manifest["parts"]) == 1
+    text = """g (float[2,6] x, int64[2,1] r, int64[3] shape) => (y, z, w) {
+      two = Constant <value_ints = [2]> () flat = Reshape(r, two) n = Neg(x)
+      turned = Reshape(n, shape) y = Abs(turned)
+      z = Tile(n, flat) minus = Constant <value_ints = [-1]> () w = Reshape(n, minus)
+    }"""
+    check(parsed(text), {"x": floats(2, 6), "r": np.array([[2], [1]]), "shape": np.array([3, 2, 2])})
 
 
 def test_what_the_host_does_is_reported() -> None:

@@ -13,6 +13,8 @@ from onnxc.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+from onnxc.torch.omissions import check_nothing_left_out  # noqa: E402
+
 
 class Nested(torch.nn.Module):
     def __init__(self) -> None:
@@ -163,3 +165,82 @@ def test_where_the_exporter_writes_what_is_no_onnx() -> None:
     """It makes Add of a sum of bools, which is `or`."""
     x = torch.tensor([True, False])
     torch.testing.assert_close(onnxc.from_torch(Both(), (x,))(x), x)
+
+
+class Decides(torch.nn.Module):
+    """Its code asks for sizes."""
+
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        if x.shape[0] == 7 or x.shape[0] == 1:
+            return x
+        return x * 2 + (1 if y.shape[0] > 5 else 3), y + 1, z - 1
+
+
+def test_sizes_that_the_export_does_not_hold_for() -> None:
+    """PyTorch's exporter drops what the code decided about sizes, and the model would run the wrong branch."""
+    auto, third = torch.export.Dim.AUTO, torch.export.Dim("third", min=3, max=8)
+    shapes = ({0: auto}, {0: auto}, {0: third, 1: 2 * third})
+    module = Decides()
+    compiled = onnxc.from_torch(module, (torch.ones(4), torch.ones(4), torch.ones(4, 8)), dynamic_shapes=shapes)
+
+    def called(x: int, y: int, z: int, last: int) -> Any:
+        return compiled(torch.ones(x), torch.ones(y), torch.ones(z, last))
+
+    torch.testing.assert_close(called(9, 1, 8, 16), module(torch.ones(9), torch.ones(1), torch.ones(8, 16)))
+    with pytest.raises(InputError, match=r"\[0\] is 7, and .* for Ne\(args\[0\]\.shape\[0\], 7\) \(.*export\.py:\d+\)"):
+        called(7, 4, 4, 8)
+    with pytest.raises(InputError, match=r"args\[1\]\.shape\[0\] is 6, and the module was exported for 0 to 5"):
+        called(4, 6, 4, 8)
+    with pytest.raises(InputError, match=r"args\[2\]\.shape\[0\] is 9, and the module was exported for 3 to 8"):
+        called(4, 4, 9, 18)
+    with pytest.raises(InputError, match=r"\[1\] is 9, and has to be 2\*args\[2\]\.shape\[0\] = 8"):
+        called(4, 4, 4, 9)
+    with pytest.warns(onnxc.torch.SizeWarning, match=r"\[0\] is 1, .* for greater sizes"):
+        called(1, 4, 4, 8)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(2, 5, 5, dtype=torch.long), label_smoothing=0.1),
+        lambda x: torch.nn.functional.avg_pool2d(x, 3, divisor_override=5),
+        lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [3, 3], False, 0.7, 0.7),
+        lambda x: torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 3, -8, 7, torch.int8),
+    ],
+)
+def test_what_the_exporter_leaves_out_is_seen(f: Any) -> None:
+    class Whole(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return f(x)
+
+    program = torch.export.export(Whole(), (torch.ones(2, 3, 5, 5),))
+    with pytest.raises(onnxc.errors.UnsupportedError, match="exporter leaves out"):
+        check_nothing_left_out(program)
+
+
+class Smoothed(torch.nn.Module):
+    def forward(self, x: Any, classes: Any) -> Any:
+        q = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 3, -8, 7, torch.int8)
+        return torch.nn.functional.cross_entropy(x, classes, label_smoothing=0.2), q
+
+
+def test_what_the_exporter_leaves_out() -> None:
+    module, x, classes = Smoothed(), torch.randn(4, 3) * 5, torch.tensor([0, 2, 1, 1])
+    torch.testing.assert_close(onnxc.from_torch(module, (x, classes))(x, classes), module(x, classes))
+
+
+class Projected(torch.nn.Module):
+    """Of LSTM's projections the exporter writes no valid ONNX."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.LSTM(2, 3, proj_size=2)
+
+    def forward(self) -> Any:
+        return self.layer(torch.ones(2, 1, 2))
+
+
+def test_a_module_without_arguments() -> None:
+    module = Projected().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(onnxc.from_torch(module)(), module())

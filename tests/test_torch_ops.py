@@ -138,6 +138,7 @@ REFUSED = {
     "scatter": lambda: FIVE.scatter(0, BEFORE[None], 1.0),
     "scatter_add": lambda: FIVE.scatter_add(0, BEFORE[None], ROW),
     "index_add": lambda: FIVE.index_add(0, BEFORE, ROW),
+    "index_copy": lambda: FIVE.index_copy(0, BEFORE, ROW),
     "index_add of another shape": lambda: FIVE.index_add(0, BEFORE + 1, ROW[:, :1]),
     "max of nothing": lambda: FIVE[:0].max(),
     "complex": lambda: torch.complex(FIVE, FIVE.double()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
@@ -18,16 +18,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[Simulator]:
+    worker = Simulator()
+    yield worker
+    worker.close()
+
+
 @pytest.mark.parametrize("name", MICRO_GRAPHS)
-def test_same_answers_as_the_cpu(zoo: Callable[[str], ZooModel], name: str) -> None:
+def test_same_answers_as_the_cpu(zoo: Callable[[str], ZooModel], simulator: Simulator, name: str) -> None:
     model = zoo(name)
     inputs = model.inputs()
     wanted = onnxc.compile(model.path)(**inputs).values()
-    simulator = Simulator()
-    try:
-        found = simulator.run(onnx.load(model.path).SerializeToString(), list(inputs.values())).outputs
-    finally:
-        simulator.close()
+    found = simulator.run(onnx.load(model.path).SerializeToString(), list(inputs.values())).outputs
     for a, b in zip(found, wanted, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(np.abs(b).max()))

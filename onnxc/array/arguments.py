@@ -71,19 +71,14 @@ class Arguments:
     ) -> None:
         nums = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
         names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames)
-        try:
-            parameters = list(inspect.signature(f).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
+        parameters = _parameters(f)
         self.positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
-        keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        open_ended = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
-        for n in names:
-            if n not in keywords and not open_ended:
-                raise InputError(f"static_argnames: there is no argument {n!r}; there are {keywords}")
+        _check_names(names, parameters)
         rest = not parameters or any(p.kind is p.VAR_POSITIONAL for p in parameters)
         for k in nums:
+            if not isinstance(k, int):
+                raise InputError(f"static_argnums has positions, which are ints, not {k!r}")
             if not -len(self.positional) <= k or (k >= len(self.positional) and not rest):
                 raise InputError(f"static_argnums: there is no argument {k}; there are {len(self.positional)}")
         at = {k if k >= 0 else k + len(self.positional) for k in nums}
@@ -132,3 +127,21 @@ class Arguments:
         for k, x in sorted(given.positions.items()):
             args.insert(k, x)
         return f(*args, **named, **given.keywords)
+
+
+def _parameters(f: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function; none where it does not tell."""
+    try:
+        return list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _check_names(names: Sequence[str], parameters: Sequence[inspect.Parameter]) -> None:
+    """InputError for a name that no argument can have."""
+    keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    for n in names:
+        if n not in keywords:
+            raise InputError(f"static_argnames: there is no argument {n!r}; there are {keywords}")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, asarray, call_one, concrete, known, traced, value_of
+from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
@@ -386,8 +387,6 @@ def _scan_in_python(
     body: Function, init: Any, arrays: Sequence[Array], spec: Spec, count: int, reverse: bool
 ) -> tuple[Any, Any]:
     if count == 0:  # what a step would return only a trace can tell
-        from onnxc.array.immediate import immediately
-
         return immediately(  # type: ignore[no-any-return]
             lambda s, xs: scan(body, s, unflatten(spec, list(xs)), count, reverse), "scan", init, tuple(arrays)
         )

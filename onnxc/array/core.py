@@ -354,13 +354,16 @@ def asarray(x: Any) -> Array:
         return x
     if isinstance(x, Expr):
         return size(x)
+    if isinstance(x, np.ma.MaskedArray):  # numpy would drop the mask without a word
+        raise InputError("a masked array cannot be computed with; fill it (.filled), or pass .data and .mask")
     data = np.asarray(x)
     try:
         found = dtypes.from_numpy(data.dtype)
     except KeyError:
         raise InputError(f"an array of the dtype {data.dtype} cannot be computed with") from None
     if found is dtypes.string:
-        raise InputError("arrays of strings cannot be computed with")
+        what = "objects, or of integers that no dtype holds," if data.dtype == object else "strings"
+        raise InputError(f"arrays of {what} cannot be computed with")
     return concrete(data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("=")))
 
 

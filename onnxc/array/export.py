@@ -17,7 +17,6 @@ from onnxc.array.tracing import Leaf, trace_function
 from onnxc.export.model import to_onnx as export
 from onnxc.gradient import cleaned
 from onnxc.ir.expr import symbols
-from onnxc.ir.graph import Graph
 
 
 def to_onnx(
@@ -61,7 +60,7 @@ def to_onnx(
     graph = cleaned(graph)
     graph.name = re.sub(r"\W", "_", name)
     graph.output_names = _unique(outputs, set(names))
-    graph.dim_names = _dim_names(graph, dynamic, leaves, given.places())
+    graph.dim_names = _dim_names(dynamic, leaves, given.places())
     model = export(graph)
     if path is not None:
         Path(path).write_bytes(model.SerializeToString())
@@ -83,7 +82,7 @@ def _unique(names: list[str], taken: set[str]) -> list[str]:
     return found
 
 
-def _dim_names(graph: Graph, dynamic: Dynamic, leaves: list[Leaf], where: list[str]) -> dict[str, str]:
+def _dim_names(dynamic: Dynamic, leaves: list[Leaf], where: list[str]) -> dict[str, str]:
     """What symbols are called: as the user does, else by their first place."""
     found: dict[str, str] = {}
     for leaf, place in zip(leaves, where, strict=True):

@@ -80,6 +80,8 @@ class Jitted:
             raise InputError(f"onnxc.jit compiles functions, not a {type(f).__name__}")
         if most_programs < 1:
             raise InputError(f"most_programs is 1 at least, not {most_programs}")
+        if not isinstance(dynamic, (bool, Mapping)):
+            raise InputError(f"dynamic is True, False or a dict of axes by argument, not {dynamic!r}")
         functools.update_wrapper(self, f)
         self.__wrapped__ = f
         self._name = getattr(f, "__qualname__", type(f).__name__)
@@ -95,6 +97,10 @@ class Jitted:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        """As functions are: copied as themselves, and pickled by name."""
+        return self._name
 
     def __repr__(self) -> str:
         return f"<jit {self._name}: {len(self._programs)} programs>"

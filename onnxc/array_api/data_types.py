@@ -42,6 +42,7 @@ DEFAULTS = {"real floating": float64, "complex floating": complex128, "integral"
 
 
 def is_kind(dtype: Dtype, *kinds: str) -> builtins.bool:
+    """Whether a dtype is of one of these kinds of the standard, as `real floating`."""
     return any(dtype in KINDS[k] for k in kinds)
 
 
@@ -208,6 +209,7 @@ def same(x: Array) -> Array:
 
 
 def checked_device(device: Any) -> None:
+    """InputError for a device other than the one that there is."""
     if device not in (None, "cpu"):
         raise InputError(f"the only device is 'cpu', not {device!r}")
 
@@ -223,6 +225,8 @@ def can_cast(from_: Dtype | Array, to: Dtype, /) -> builtins.bool:
 
 @dataclass(frozen=True)
 class finfo_object:
+    """What `finfo` gives."""
+
     bits: int
     eps: float
     max: float
@@ -233,6 +237,8 @@ class finfo_object:
 
 @dataclass(frozen=True)
 class iinfo_object:
+    """What `iinfo` gives."""
+
     bits: int
     max: int
     min: int

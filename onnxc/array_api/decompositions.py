@@ -148,6 +148,7 @@ def solve(b: Builder, x: Number, rhs: Number) -> Number:
 
 
 def own_type(x: Number) -> Any:
+    """The dtype of a matrix, or of its parts, where these are complex."""
     return numbers.part_type(x.dtype)
 
 

@@ -15,10 +15,12 @@ from onnxc.primitives.pairs import PART, Complex, Number, each
 
 
 def real(x: Number) -> Value:
+    """The real part of a number; a real one itself."""
     return x.re if isinstance(x, Complex) else x
 
 
 def parts(x: Number) -> list[Value]:
+    """The real and the imaginary part; of a real number the one that there is."""
     return [x.re, x.im] if isinstance(x, Complex) else [x]
 
 
@@ -28,6 +30,7 @@ def part_type(dtype: DType) -> DType:
 
 
 def to_complex(b: Builder, x: Number) -> Complex:
+    """A number as a complex one."""
     return x if isinstance(x, Complex) else Complex(x, b.full(x.shape, 0.0, x.dtype))
 
 
@@ -55,6 +58,7 @@ def zeros(b: Builder, shape: Sequence[Dim], dtype: DType) -> Number:
 
 
 def add(b: Builder, x: Number, y: Number) -> Number:
+    """x + y, where either may be complex."""
     if isinstance(x, Complex) or isinstance(y, Complex):
         x, y = to_complex(b, x), to_complex(b, y)
         return Complex(b.add(x.re, y.re), b.add(x.im, y.im))
@@ -62,6 +66,7 @@ def add(b: Builder, x: Number, y: Number) -> Number:
 
 
 def sub(b: Builder, x: Number, y: Number) -> Number:
+    """x - y, where either may be complex."""
     if isinstance(x, Complex) or isinstance(y, Complex):
         x, y = to_complex(b, x), to_complex(b, y)
         return Complex(b.sub(x.re, y.re), b.sub(x.im, y.im))
@@ -100,14 +105,17 @@ def div(b: Builder, x: Number, y: Number) -> Number:
 
 
 def neg(b: Builder, x: Number) -> Number:
+    """-x"""
     return each(b.neg, x)
 
 
 def conj(b: Builder, x: Number) -> Number:
+    """x with the other sign of its imaginary part."""
     return Complex(x.re, b.neg(x.im)) if isinstance(x, Complex) else x
 
 
 def absolute(b: Builder, x: Number) -> Value:
+    """|x|, without overflow in between."""
     if isinstance(x, Complex):
         return reals.hypot(b, x.re, x.im)
     return x if x.dtype.kind == "uint" else b.abs(x)
@@ -121,6 +129,7 @@ def square_abs(b: Builder, x: Number) -> Value:
 
 
 def where(b: Builder, condition: Value, x: Number, y: Number) -> Number:
+    """x or y, of which either may be complex."""
     if isinstance(x, Complex) or isinstance(y, Complex):
         x, y = to_complex(b, x), to_complex(b, y)
         return Complex(b.where(condition, x.re, y.re), b.where(condition, x.im, y.im))
@@ -128,6 +137,7 @@ def where(b: Builder, condition: Value, x: Number, y: Number) -> Number:
 
 
 def eq(b: Builder, x: Number, y: Number) -> Value:
+    """Whether both parts are equal."""
     if isinstance(x, Complex) or isinstance(y, Complex):
         x, y = to_complex(b, x), to_complex(b, y)
         return b.and_(b.eq(x.re, y.re), b.eq(x.im, y.im))
@@ -135,6 +145,7 @@ def eq(b: Builder, x: Number, y: Number) -> Value:
 
 
 def isnan(b: Builder, x: Number) -> Value:
+    """Whether a part is NaN."""
     found = [b.isnan(p) for p in parts(x)]
     return b.or_(*found) if len(found) == 2 else found[0]
 
@@ -154,6 +165,7 @@ def phase(b: Builder, x: Number) -> Number:
 
 
 def total(b: Builder, x: Number, axes: Sequence[int], keepdims: bool = False) -> Number:
+    """The sum over axes."""
     return each(lambda v: b.reduce("sum", v, axes, keepdims), x)
 
 
@@ -171,6 +183,7 @@ def matmul(b: Builder, x: Number, y: Number) -> Number:
 
 
 def concat(b: Builder, xs: Sequence[Number], axis: int) -> Number:
+    """Numbers side by side: complex ones where any of them is."""
     if any(isinstance(x, Complex) for x in xs):
         pairs = [to_complex(b, x) for x in xs]
         return Complex(b.concat([p.re for p in pairs], axis), b.concat([p.im for p in pairs], axis))
@@ -193,6 +206,7 @@ def from_polar(b: Builder, size: Value, angle: Value) -> Complex:
 
 
 def angle(b: Builder, x: Complex) -> Value:
+    """The angle of a complex number, from -pi to pi."""
     return reals.atan2(b, x.im, x.re)
 
 

@@ -27,10 +27,12 @@ def signbit(b: Builder, x: Value) -> Value:
 
 
 def isfinite(b: Builder, x: Value) -> Value:
+    """Whether x is neither infinite nor NaN."""
     return b.lt(b.abs(x), math.inf)
 
 
 def trunc(b: Builder, x: Value) -> Value:
+    """x without its fraction."""
     return copysign(b, b.floor(b.abs(x)), x)
 
 
@@ -47,6 +49,7 @@ def nextafter(b: Builder, x: Value, y: Value) -> Value:
 
 
 def in_double(b: Builder, *xs: Value) -> list[Value]:
+    """Values as float64."""
     return [b.cast(x, dtypes.float64) for x in xs]
 
 

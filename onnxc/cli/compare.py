@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,59 +21,72 @@ from onnxc.tools.options import (
     progress,
 )
 
+if TYPE_CHECKING:
+    from onnxc.tools.compare.results import Comparison
+
+
+Samples = Annotated[int, typer.Option(min=1, help="Sets of random inputs.")]
+KeepWorst = Annotated[bool, typer.Option("--keep-worst", help="Show only the worst sample of each output.")]
+Rtol = Annotated[float, typer.Option(help="Tolerance relative to each element.")]
+Atol = Annotated[float, typer.Option(help="Tolerance relative to the output's largest value.")]
+Tolerance = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DTYPE|OP=1e-3",
+        help="Of layers, relative to the largest value: float16=1e-2, Softmax=1e-4. Repeatable.",
+        show_default=False,
+    ),
+]
+Reference = Annotated[
+    str,
+    typer.Option(
+        metavar="SIDE",
+        help="onnxruntime (:basic, :extended, :all optimize), onnx (its evaluator), float64, onnxc, another "
+        "FILE.onnx (FILE.onnx@float64), or saved outputs: FILE.npz, a folder of output_0.pb.",
+    ),
+]
+Ours = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIDE",
+        help="What is judged: onnxc; onnxruntime where the reference is another file.",
+        show_default=False,
+    ),
+]
+Layers = Annotated[bool, typer.Option("--layers", help="Compare every tensor inside, too.")]
+Bisect = Annotated[
+    str | None,
+    typer.Option(
+        metavar="nodes|passes|fusion|precision", help="Look for what makes the difference.", show_default=False
+    ),
+]
+Folder = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FOLDER",
+        help="Of --bisect nodes: the smallest failing model.",
+        show_default=False,
+    ),
+]
+
 
 @command
 def compare(
     model: Model,
     given: Given,
     compiling: Compiling,
-    samples: Annotated[int, typer.Option(min=1, help="Sets of random inputs.")] = 1,
-    keep_worst: Annotated[
-        bool, typer.Option("--keep-worst", help="Show only the worst sample of each output.")
-    ] = False,
-    rtol: Annotated[float, typer.Option(help="Tolerance relative to each element.")] = 1e-3,
-    atol: Annotated[float, typer.Option(help="Tolerance relative to the output's largest value.")] = 1e-5,
-    tolerance: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DTYPE|OP=1e-3",
-            help="Of layers, relative to the largest value: float16=1e-2, Softmax=1e-4. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    reference: Annotated[
-        str,
-        typer.Option(
-            metavar="SIDE",
-            help="onnxruntime (:basic, :extended, :all optimize), onnx (its evaluator), float64, onnxc, another "
-            "FILE.onnx (FILE.onnx@float64), or saved outputs: FILE.npz, a folder of output_0.pb.",
-        ),
-    ] = "onnxruntime",
-    ours: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIDE",
-            help="What is judged: onnxc; onnxruntime where the reference is another file.",
-            show_default=False,
-        ),
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="Compare every tensor inside, too.")] = False,
-    bisect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="nodes|passes|fusion|precision", help="Look for what makes the difference.", show_default=False
-        ),
-    ] = None,
-    folder: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Of --bisect nodes: the smallest failing model.",
-            show_default=False,
-        ),
-    ] = None,
+    samples: Samples = 1,
+    keep_worst: KeepWorst = False,
+    rtol: Rtol = 1e-3,
+    atol: Atol = 1e-5,
+    tolerance: Tolerance = None,
+    reference: Reference = "onnxruntime",
+    ours: Ours = None,
+    layers: Layers = False,
+    bisect: Bisect = None,
+    folder: Folder = None,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,20 +107,14 @@ def compare(
       onnxc compare model.onnx --bisect nodes --output smallest
       onnxc compare quantized.onnx --reference model.onnx --layers
     """
-    from onnxc.frontends import onnx_file
     from onnxc.tools import compare as tool
-    from onnxc.tools.compare.verdicts import parse_tolerances
-    from onnxc.tools.data import samples_of
-    from onnxc.tools.pages import write_comparison
+    from onnxc.tools.compare.bounds import parse_tolerances
 
     beside_the_model(model, html)
     with progress(f"comparing {model}") as tell:
-        inputs = None
-        if given.inputs != "random":
-            inputs = samples_of(given.inputs, onnx_file.load(model, input_shapes=compiling.shapes))
         result = tool.compare(
             model,
-            inputs,
+            _inputs(model, given, compiling),
             ours=ours,
             reference=reference,
             samples=samples,
@@ -124,9 +132,7 @@ def compare(
         )
         if html:
             tell("write")
-            file = reference.partition("@")[0]
-            other = file if file.endswith(".onnx") else model  # whose nodes the layers are
-            write_comparison(html, result, other, input_shapes=compiling.shapes, title=os.path.basename(model))
+            _write_page(html, result, model, reference, compiling)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -134,3 +140,21 @@ def compare(
     if html:
         typer.echo(f"written to {html}", err=as_json)
     raise typer.Exit(0 if result.agree and not result.faults else 1)
+
+
+def _inputs(model: str, given: Given, compiling: Compiling) -> Iterable[Mapping[str, Any]] | None:
+    """The samples that --inputs names; None where they are random."""
+    from onnxc.frontends import onnx_file
+    from onnxc.tools.data import samples_of
+
+    if given.inputs == "random":
+        return None
+    return samples_of(given.inputs, onnx_file.load(model, input_shapes=compiling.shapes))
+
+
+def _write_page(path: str, result: Comparison, model: str, reference: str, compiling: Compiling) -> None:
+    from onnxc.tools.pages import write_comparison
+
+    file = reference.partition("@")[0]
+    other = file if file.endswith(".onnx") else model  # whose nodes the layers are
+    write_comparison(path, result, other, input_shapes=compiling.shapes, title=os.path.basename(model))

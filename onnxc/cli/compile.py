@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Annotated
 
 import typer
@@ -31,9 +32,7 @@ def compile(
       onnxc compile model.onnx -o fixed.onnxc --input-shape image=1,3,224,224
       onnxc compile model.onnx -o gpu.onnxc --target cuda:sm_80,sm_90 --dtype float16
     """
-    import time
-
-    from onnxc.report import size
+    from onnxc.reports.figures import size
 
     beside_the_model(model, output_path)
     start = time.perf_counter()

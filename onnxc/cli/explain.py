@@ -137,7 +137,9 @@ def profile(
 def print_profile(report: Report) -> None:
     """The summary, and the times by kind and by kernel."""
     assert report.profile is not None
-    for row in (*report.summary(), report.profile):
+    from onnxc.reports.tables import summary_lines
+
+    for row in (*summary_lines(report), report.profile):
         output().print(row)
 
 
@@ -146,25 +148,15 @@ _SLOWEST = 20  # nodes that are listed
 
 def print_nodes(report: Report) -> None:
     """A table of the nodes of the model that take longest."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from onnxc.reports.tables import node_table
 
     rows = report.node_times()
     whole = sum(row.seconds for row in rows)
     if not whole:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("node", "us", "of run", "kernels", "name", "line"):
-        table.add_column(heading, justify="right" if heading in ("us", "of run") else "left", no_wrap=True)
-    for row in rows[:_SLOWEST]:
-        o = row.origin
-        kernels = " ".join(map(str, row.kernels[:4])) + (" ..." if len(row.kernels) > 4 else "")
-        cells = (str(o), f"{row.seconds * 1e6:.1f}", f"{row.seconds / whole:.1%}", kernels, o.name, o.line)
-        table.add_row(*map(Text, cells))
     console = output()
     console.print("nodes of the model, each with its part of its kernels' times (an estimate, by work)", markup=False)
-    console.print(table)
+    console.print(node_table(rows[:_SLOWEST], whole))
     if len(rows) > _SLOWEST:
         console.print(f"and {len(rows) - _SLOWEST} more nodes: --json or --html", markup=False)
 
@@ -184,27 +176,7 @@ def saved_for_gpu(path: str) -> Report | None:
 
 def print_kernels(report: Report) -> None:
     """A table with a line for each kernel."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from onnxc.reports.tables import kernel_table, summary_lines
 
-    from onnxc.report import count, size
-
-    console = output()
-    for row in report.summary():
-        console.print(row)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("#", "function", "kind", "nodes", "reads", "writes", "FLOP"):
-        table.add_column(heading, justify="left" if heading in ("function", "kind", "nodes") else "right")
-    for k in report.kernels:
-        cells = (
-            str(k.number),
-            k.function,
-            k.kind,
-            k.label,
-            size(k.reads),
-            size(k.writes),
-            count(k.flops) if k.flops else "",
-        )
-        table.add_row(*map(Text, cells))
-    console.print(table)
+    for row in (*summary_lines(report), kernel_table(report)):
+        output().print(row)

@@ -65,7 +65,7 @@ def info(
     if is_saved_model(model):
         show_saved(model, as_json)
         return
-    from onnxc.report import size
+    from onnxc.reports.figures import size
     from onnxc.tools.info import model_info
 
     found = model_info(model)
@@ -106,7 +106,9 @@ def show_machine(as_json: bool) -> None:
 
 def show_saved(path: str, as_json: bool) -> None:
     """`info` for a saved model, read without loading it."""
-    from onnxc.report import Report, size
+    from onnxc.report import Report
+    from onnxc.reports.figures import size
+    from onnxc.reports.tables import summary_lines
     from onnxc.runtime.face import STAGED
     from onnxc.runtime.package import open_package
     from onnxc.runtime.signature import Tensor
@@ -118,7 +120,7 @@ def show_saved(path: str, as_json: bool) -> None:
         print_json({key: value for key, value in manifest.items() if key not in ("kernels", "sources")})
         return
     console = output()
-    for row in Report.from_manifest(manifest).summary():
+    for row in summary_lines(Report.from_manifest(manifest)):
         console.print(row)
     for title in ("inputs", "outputs"):
         staged = manifest.get("target") == STAGED

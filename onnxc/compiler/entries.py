@@ -15,7 +15,8 @@ from typing import Any
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import CacheError, PackageError
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.model import WEIGHTS, CompiledModel
+from onnxc.runtime.face import WEIGHTS, CompiledModel
+from onnxc.runtime.opening import open_model
 from onnxc.runtime.package import MANIFEST, open_package, write_package
 from onnxc.staged import Made
 
@@ -68,7 +69,7 @@ def get(cache: Cache, entry: str, threads: int | None) -> CompiledModel | None:
     try:
         package = open_package(path)
         sections = {name: package.section(name) for name in package.names if name != MANIFEST}
-        found = CompiledModel(package.manifest, sections, threads=threads, cache=cache)
+        found = open_model(package.manifest, sections, threads=threads, cache=cache)
         found.entry = entry
         return found
     except PackageError:  # damaged, or removed a moment ago: compile again

@@ -25,7 +25,8 @@ from onnxc.primitives.verify import verify
 from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import available_cpus
-from onnxc.runtime.model import WEIGHTS, CompiledModel
+from onnxc.runtime.face import WEIGHTS, CompiledModel
+from onnxc.runtime.opening import open_model
 from onnxc.runtime.staged import StagedModel
 from onnxc.staged import Made, assembled
 from onnxc.staging.cut import cut
@@ -141,7 +142,7 @@ class Job:
         return lowered(graph, self.request.careful)
 
     def _model(self, found: Made) -> CompiledModel:
-        return CompiledModel(*found, threads=self.request.options.threads, cache=self.cache)
+        return open_model(*found, threads=self.request.options.threads, cache=self.cache)
 
     def _made(self, graph: Graph) -> Made:
         """The manifest and the sections of a graph."""

@@ -14,9 +14,11 @@ from onnxc.compiler.machine_code import MachineCode
 from onnxc.compiler.request import Request
 from onnxc.compiler.stages import Stages, no_surprises, prepared, weights_block, written
 from onnxc.ir.graph import Graph
-from onnxc.manifest import arena_of, manifest_of
+from onnxc.manifest import arena_of, layout_of, manifest_of
+from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.library import Runtime, load_runtime
-from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE, WEIGHTS, CompiledModel
+from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE
+from onnxc.runtime.opening import open_model
 from onnxc.staged import Made
 
 if TYPE_CHECKING:
@@ -47,14 +49,14 @@ def _for_cpu(
     options = request.options
     kernels = replace(options.kernels, tuned=tuple(sorted(request.measured[0].best.items())))
     with ThreadPoolExecutor(1) as pool:
-        program = written(graph, request.cpu, options.fusion_options, kernels, stages)
+        program, layout = written(graph, request.cpu, options.fusion_options, kernels, stages)
         building = pool.submit(code.of, program, request.cpu)
         weights = weights_block(program, graph)
         stages.done("weights")
         library = building.result()
         stages.done("c++")
         runtime = loading.result() if loading is not None else load_runtime(code.cache)
-    manifest = manifest_of(graph, program, request.cpu, options.memory_limit or 0, stages.seconds)
+    manifest = manifest_of(graph, program, layout, request.cpu, options.memory_limit or 0, stages.seconds)
     return manifest, {
         PROGRAM: library, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
     }  # fmt: skip
@@ -80,7 +82,8 @@ def _packed(
     stages: Stages,
 ) -> Made:
     program = replace(built.first, calls=built.calls(), kernels=built.kernels)
-    manifest = manifest_of(graph, program, request.cpu, request.options.memory_limit or 0, stages.seconds)
+    layout, limit = layout_of(graph, program), request.options.memory_limit or 0
+    manifest = manifest_of(graph, program, layout, request.cpu, limit, stages.seconds)
     names = ", ".join(f"sm_{n}" for n in target.architectures)
     manifest |= {"target": "cuda", "gpu": names, "cuda": built.described(), "arena": arena_of(built.first)}
     return manifest, {**built.sections, SOURCE: built.source.encode(), WEIGHTS: weights.data}
@@ -102,6 +105,6 @@ def gpu_variants(
         store = built.first.weights
         if store.nbytes not in blocks:  # of candidates that pack weights in other ways there may be more
             blocks[store.nbytes] = weights_block(built.first, graph)
-        return CompiledModel(*_packed(graph, request, target, built, blocks[store.nbytes], Stages()))
+        return open_model(*_packed(graph, request, target, built, blocks[store.nbytes], Stages()))
 
     return variant, variants.prepare

@@ -118,21 +118,26 @@ def generate(
 ) -> Program:
     """From an imported graph to generated source."""
     graph = prepared(graph, pass_options or PassOptions(), stages)
-    return written(graph, cpu, options, kernels or KernelOptions(), stages)
+    return written(graph, cpu, options, kernels or KernelOptions(), stages)[0]
 
 
-def written(graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOptions, stages: Stages) -> Program:
-    """From a graph that has passed the passes to generated source."""
+def written(
+    graph: Graph, cpu: Level, options: FusionOptions, kernels: KernelOptions, stages: Stages
+) -> tuple[Program, dict[str, Any]]:
+    """From a graph that has passed the passes to generated source, and its layout (of `layout_of`), whose digest the
+    source has: a program does not run with another manifest.
+    """
     with no_surprises("planning"):
         fused = planned(graph, options)
     stages.done("plan")
     with no_surprises("code generation"):
         kernels = replace(kernels, vnni=has_byte_products(cpu))
         program = ProgramWriter(fused, cpu.vector_length, kernels).write()
-        text = layout_digest(layout_of(graph, program), program.weights.nbytes)
+        layout = layout_of(graph, program)
+        text = layout_digest(layout, program.weights.nbytes)
         program.sources[-1] += f'OX_EXPORT const char *{LAYOUT}() {{ return "{text}"; }}\n'
     stages.done("generate")
-    return program
+    return program, layout
 
 
 def weights_block(program: Program | GpuProgram, graph: Graph) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ Spelling = Callable[[NodeWriter, Node, list[str]], "str | list[str]"]
 
 
 def operand(node: Node, i: int = 0) -> Value:
+    """An operand of a node, which is there."""
     value = node.inputs[i]
     assert value is not None
     return value

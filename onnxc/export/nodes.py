@@ -51,6 +51,7 @@ class NodeWriter:
         return self.several(op_type, inputs, 1, **attrs)[0]
 
     def cast(self, x: str, to: DType) -> str:
+        """The name of a tensor, converted."""
         return self.one("Cast", x, to=to.onnx)
 
     def compute(self, op_type: str, dtype: DType, inputs: Sequence[str], *more: str, **attrs: Any) -> str:
@@ -98,9 +99,11 @@ class NodeWriter:
         return self.constants[key]
 
     def ints(self, *values: int) -> str:
+        """The name of a constant, int64 [len(values)]."""
         return self.constant(np.array(values, np.int64))
 
     def scalar(self, value: float | int, dtype: DType) -> str:
+        """The name of a constant of rank 0."""
         return self.constant(np.array(value).astype(dtype.numpy))
 
     # ------------------------------------------------------------ sizes
@@ -166,6 +169,7 @@ class NodeWriter:
         return self.one("Concat", *map(self.dim, dims), axis=0) if len(dims) > 1 else self.dim(dims[0])
 
     def reshape(self, x: str, shape: Sequence[Dim]) -> str:
+        """The name of a tensor in another shape."""
         return self.one("Reshape", x, self.shape(shape), allowzero=1)
 
 

@@ -21,6 +21,7 @@ class External:
     file: Any
 
     def add(self, array: np.ndarray, name: str) -> TensorProto:
+        """Writes an array; returns the tensor that says where it is."""
         self.file.write(b"\0" * (-self.file.tell() % 64))
         offset = self.file.tell()
         dtype = dtypes.from_numpy(array.dtype)

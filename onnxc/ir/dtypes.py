@@ -30,10 +30,12 @@ class DType:
 
     @property
     def is_float(self) -> bool:
+        """Whether it is a float, of any width."""
         return self.kind == "float"
 
     @property
     def is_integer(self) -> bool:
+        """Whether it is an integer, with a sign or without."""
         return self.kind in ("int", "uint")
 
     @property

@@ -76,14 +76,17 @@ class Value:
 
     @property
     def shape(self) -> tuple[Any, ...]:
+        """Of a tensor's type."""
         return self.t.shape
 
     @property
     def rank(self) -> int:
+        """The number of axes of a tensor."""
         return len(self.t.shape)
 
     @property
     def dtype(self) -> Any:
+        """Of a tensor's type."""
         return self.t.dtype
 
     def __repr__(self) -> str:
@@ -143,6 +146,7 @@ class Graph:
 
     @property
     def input_names(self) -> list[str]:
+        """The names of the inputs, in order."""
         return [v.name for v in self.inputs]
 
     def values(self) -> Iterator[Value]:
@@ -150,6 +154,13 @@ class Graph:
         yield from self.inputs
         for node in self.nodes:
             yield from node.outputs
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Its nodes in order, each before those of its regions."""
+        for node in self.nodes:
+            yield node
+            for region in node.regions:
+                yield from region.all_nodes()
 
     def captures(self) -> list[Value]:
         """Values used here but made outside (this graph is a region)."""

@@ -57,13 +57,11 @@ def from_text(text: str, constants: Mapping[str, np.ndarray] | None = None) -> G
 def constants(graph: Graph) -> dict[str, np.ndarray]:
     """The arrays that the text gives as digests, by digest."""
     found: dict[str, np.ndarray] = {}
-    for node in graph.nodes:
+    for node in graph.all_nodes():
         for value in node.attrs.values():
             for array in value if isinstance(value, tuple) else (value,):
                 if isinstance(array, np.ndarray) and array.size > INLINE:
                     found[digest(array)] = array
-        for region in node.regions:
-            found |= constants(region)
     return found
 
 

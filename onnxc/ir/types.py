@@ -22,6 +22,7 @@ class TensorType:
 
     @property
     def rank(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
@@ -36,12 +37,15 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
+        """Whether all dims are numbers."""
         return all(isinstance(d, int) for d in self.shape)
 
     def with_shape(self, shape: tuple[Dim, ...]) -> TensorType:
+        """The same dtype in another shape."""
         return TensorType(self.dtype, shape)
 
     def with_dtype(self, dtype: DType) -> TensorType:
+        """The same shape of another dtype."""
         return TensorType(dtype, self.shape)
 
     def __repr__(self) -> str:

@@ -44,7 +44,9 @@ class Nest:
     exact: bool = False  # what it computes has the same bits in every plan
 
     def reductions(self) -> list[Reduction]:
+        """Those of all phases, in order."""
         return [r for p in self.phases for r in p.reductions]
 
     def stores(self) -> list[Store]:
+        """Those of all phases, in order."""
         return [s for p in self.phases for s in p.stores]

@@ -39,8 +39,6 @@ def group_query_attention(
         raise UnsupportedError("GroupQueryAttention with sliding_window_cache is not supported")
     if local_window_size > 0 and not causal:
         raise ModelError("GroupQueryAttention with causal=0 takes no local_window_size")
-    if min(num_heads, kv_num_heads) < 1 or num_heads % kv_num_heads:
-        raise ModelError(f"GroupQueryAttention: {kv_num_heads} heads of keys cannot serve {num_heads} heads of queries")
     q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         q = _normalized(b, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
@@ -51,9 +49,7 @@ def group_query_attention(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ModelError("GroupQueryAttention with do_rotary needs cos_cache and sin_cache")
-        at = b.add(b.reshape(before, (seqlens_k.t.size, 1)), b.iota(new))
-        if position_ids is not None:
-            at = _given_positions(b, position_ids, new, total)
+        at = _positions(b, position_ids, seqlens_k, before, new, total)
         width = static_dim(cos_cache.shape[1] * 2, "the width of cos_cache")
         q, k = (rotary(b, t, cos_cache, sin_cache, at, 0, width, bool(rotary_interleaved)) for t in (q, k))
     k, v = (cached(b, t, n, before, total, False) for t, n in ((past_key, k), (past_value, v)))
@@ -67,10 +63,9 @@ def group_query_attention(
     allowed = _allowed(b, seqlens_k, before, new, k.shape[2], bool(causal), local_window_size, not tiled)
     bias = additive(b, allowed, q.dtype)
     masked = b.add(scores, bias)
-    if head_sink is not None:
-        p = _with_sink(b, masked, b.reshape(head_sink, (1, num_heads, 1, 1)))
-    elif smooth_softmax == 1:
-        p = _with_sink(b, masked, b.scalar(0.0, q.dtype))
+    if head_sink is not None or smooth_softmax == 1:
+        sink = b.scalar(0.0, q.dtype) if head_sink is None else b.reshape(head_sink, (1, num_heads, 1, 1))
+        p = _with_sink(b, masked, sink)
     else:
         p = guarded_softmax(b, masked, bias if local_window_size > 0 else None)
     y = merge_heads(b, b.matmul(p, share_heads(b, v, num_heads)))
@@ -82,6 +77,8 @@ def _heads(
     b: Builder, query: Value, key: Value | None, value: Value | None, heads: int, kv_heads: int
 ) -> tuple[Value, Value, Value]:
     """Queries, keys and values as [batch, heads, sequence, size]."""
+    if min(heads, kv_heads) < 1 or heads % kv_heads:
+        raise ModelError(f"GroupQueryAttention: {kv_heads} heads of keys cannot serve {heads} heads of queries")
     if key is not None and value is not None:
         return split_heads(b, query, heads), split_heads(b, key, kv_heads), split_heads(b, value, kv_heads)
     size = query.shape[2] // (heads + 2 * kv_heads)
@@ -103,8 +100,12 @@ def _before(b: Builder, seqlens_k: Value, new: Dim, total: Dim) -> Value:
     return b.where(prompt, 0, count)
 
 
-def _given_positions(b: Builder, given: Value, new: Dim, total: Dim) -> Value:
-    """Positions [batch, sequence] as they are given; of a prompt onnxruntime takes the first, and counts on."""
+def _positions(b: Builder, given: Value | None, seqlens_k: Value, before: Value, new: Dim, total: Dim) -> Value:
+    """Positions [batch, sequence]: counted from the keys before, or given; then onnxruntime takes the first of a
+    prompt, and counts on.
+    """
+    if given is None:
+        return b.add(b.reshape(before, (seqlens_k.t.size, 1)), b.iota(new))
     first = b.reshape(b.slice(b.reshape(given, (given.t.size,)), 0, 0, 1), (1, 1))
     counted = b.add(b.expand(first, given.shape), b.iota(new))
     if always_equal(new, total):

@@ -267,37 +267,43 @@ JOINING = 1.05  # the work of several convolutions and of joining them, over tha
 
 def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int) -> Value:
     """All phases, as one convolution where they differ in their weights alone, set side by side."""
-    n, rank = len(axes), x.rank
-    kinds = {tuple((p.taps, p.dilation, p.low, p.high) for p in (a.each[i] for a, i in zip(axes, at, strict=True)))
-             for at in product(*(range(len(a.each)) for a in axes))}  # fmt: skip
     counts = [len(a.each) for a in axes]
-    places = list(product(*map(range, counts)))
-    phases = [[a.each[i] for a, i in zip(axes, at, strict=True)] for at in places]
+    phases = [[a.each[i] for a, i in zip(axes, at, strict=True)] for at in product(*map(range, counts))]
     m = static_dim(w.shape[1], "the channels of ConvTranspose")
-    sizes = [a.size for a in axes]
-    if len(kinds) == 1:
-        weights = [mirrored(b, _taps(b, w, each), group) for each in phases]
-        parts = [b.reshape(v, (group, m, *v.shape[1:])) for v in weights]
-        merged = b.concat(parts, 1)
-        y = _phase(b, x, b.reshape(merged, (group * len(places) * m, *merged.shape[2:])), phases[0], group)
-        y = b.reshape(y, (x.shape[0], group, *counts, m, *sizes))
-        order = [0, 1, 2 + n, *(k for i in range(n) for k in (3 + n + i, 2 + i))]
-        y = b.transpose(y, order)
-    else:
-        nothing = b.full((x.shape[0], group * m, *sizes), 0.0, x.dtype)  # of phases that no tap reaches
-        ys = [
-            _phase(b, x, mirrored(b, _taps(b, w, each), group), each, group) if all(p.taps for p in each) else nothing
-            for each in phases
-        ]
-        ones = [d for size in sizes for d in (size, 1)]
-        ys = [b.reshape(y, (x.shape[0], group * m, *ones)) for y in ys]
-        for i in reversed(range(n)):  # the innermost axis varies fastest among the places
-            ys = [b.concat(ys[k : k + counts[i]], 3 + 2 * i) for k in range(0, len(ys), counts[i])]
-        (y,) = ys
-    y = b.reshape(y, (x.shape[0], group * m, *(size * s for size, s in zip(sizes, counts, strict=True))))
+    kinds = {tuple((p.taps, p.dilation, p.low, p.high) for p in each) for each in phases}
+    join = _in_one if len(kinds) == 1 else _in_several
+    y = join(b, x, w, axes, phases, group)
+    y = b.reshape(y, (x.shape[0], group * m, *(a.size * s for a, s in zip(axes, counts, strict=True))))
     for i, a in enumerate(axes):
         y = b.slice(y, i + 2, a.begin, a.begin + a.out)
-    assert y.rank == rank
+    assert y.rank == x.rank
+    return y
+
+
+def _in_one(b: Builder, x: Value, w: Value, axes: list[_Phases], phases: list[list[_Phase]], group: int) -> Value:
+    """Phases of one kind, as one convolution with the weights of all: [N, group, m, size, count, ...]."""
+    n, m = len(axes), w.shape[1]
+    weights = [mirrored(b, _taps(b, w, each), group) for each in phases]
+    merged = b.concat([b.reshape(v, (group, m, *v.shape[1:])) for v in weights], 1)
+    y = _phase(b, x, b.reshape(merged, (group * len(phases) * m, *merged.shape[2:])), phases[0], group)
+    y = b.reshape(y, (x.shape[0], group, *(len(a.each) for a in axes), m, *(a.size for a in axes)))
+    return b.transpose(y, [0, 1, 2 + n, *(k for i in range(n) for k in (3 + n + i, 2 + i))])
+
+
+def _in_several(b: Builder, x: Value, w: Value, axes: list[_Phases], phases: list[list[_Phase]], group: int) -> Value:
+    """A convolution for each phase: [N, group * m, size, count, ...]."""
+    channels, sizes = group * w.shape[1], [a.size for a in axes]
+    nothing = b.full((x.shape[0], channels, *sizes), 0.0, x.dtype)  # of phases that no tap reaches
+    ys = [
+        _phase(b, x, mirrored(b, _taps(b, w, each), group), each, group) if all(p.taps for p in each) else nothing
+        for each in phases
+    ]
+    ones = [d for size in sizes for d in (size, 1)]
+    ys = [b.reshape(y, (x.shape[0], channels, *ones)) for y in ys]
+    for i in reversed(range(len(axes))):  # the innermost axis varies fastest among the phases
+        count = len(axes[i].each)
+        ys = [b.concat(ys[k : k + count], 3 + 2 * i) for k in range(0, len(ys), count)]
+    (y,) = ys
     return y
 
 

@@ -26,6 +26,7 @@ def as_rows(b: Builder, x: Value, what: str) -> Value:
 
 
 def as_float32(b: Builder, x: Value) -> Value:
+    """A value as float32, in which these operators compute."""
     return b.cast(x, dtypes.float32)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, axes_of, flat_at_zero
+from onnxc.ops.common import axes_of, flat_at_zero
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -124,12 +124,17 @@ def cumsum(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: in
 
 @op("CumProd", 26)
 def cumprod(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
-    """Each element is the product over a triangle: quadratic in the axis, for an op that is rare."""
+    """The axis step by step, all lines at once. Halves are multiplied in float32."""
     (at,) = b.static_ints(axis, "the axis of CumProd")
     at = b.axis(at, x.rank)
-    n = x.shape[at]
-    wide = b.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))  # [..., output, input, ...]
-    output, source = along(b, b.iota(n), x.rank + 1, at), along(b, b.iota(n), x.rank + 1, at + 1)
-    first, second = (output, source) if reverse else (source, output)
-    taken = b.lt(first, second) if exclusive else b.le(first, second)
-    return b.reduce("prod", b.where(taken, wide, 1), [at + 1])
+    wide = b.cast(x, dtypes.float32) if x.dtype.is_float and x.dtype.bits < 32 else x
+    lines = b.swap(b.flip(wide, [at]) if reverse else wide, 0, at)
+
+    def step(inner: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+        (before,), (own,) = states, slices
+        after = inner.mul(before, own)
+        return [after], [before if exclusive else after]
+
+    _, (y,) = b.scan([b.full(lines.shape[1:], 1, wide.dtype)], [lines], lines.shape[0], step)
+    y = b.swap(y, 0, at)
+    return b.cast(b.flip(y, [at]) if reverse else y, x.dtype)

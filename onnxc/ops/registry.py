@@ -53,6 +53,7 @@ class OpDef:
     gradient: Gradient | None = None
 
     def covers(self, opset: int) -> bool:
+        """Whether it is the meaning at this opset version."""
         return self.first <= opset and (self.last is None or opset <= self.last)
 
     def meets(self, other: OpDef) -> bool:
@@ -141,16 +142,36 @@ def apply(
     definition: OpDef, b: Builder, inputs: Sequence[Value | None], attrs: Mapping[str, Any], opset: int, n_outputs: int
 ) -> list[Value | None]:
     """Builds one ONNX node in `b` and returns its outputs. Raises ModelError for wrong inputs or attributes."""
-    count, variadic, keywords = _parameters(definition.define)
+    args = _arguments(definition, inputs)
+    given = _attributes(definition, attrs, opset)
+    _, _, keywords = _parameters(definition.define)
+    known: dict[str, Any] = {k: _as_stored(p.default) for k, p in keywords.items() if isinstance(p.default, float)}
+    known |= {"opset": opset, "n_outputs": n_outputs}
+    filled = {k: v for k, v in known.items() if k in keywords and k not in given}
+    result = definition.define(b, *args, **given, **filled)
+    outputs: list[Value | None] = [result] if isinstance(result, Value) else list(result)
+    if definition.gradient is None or not b.differentiable:
+        return outputs
+    rule = (definition.domain, definition.name, definition.first, tuple(sorted(given.items())))
+    return with_gradient(b, rule, list(inputs), outputs)
+
+
+def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value | None]:
+    """The inputs of a node as its definition takes them: None for optional ones that are missing."""
+    count, variadic, _ = _parameters(definition.define)
     args = list(inputs)
     while args and args[-1] is None and not variadic:
         args.pop()
     if len(args) > count and not variadic:
         raise ModelError(f"{definition.name} takes at most {count} inputs, got {len(args)}")
-    args += [None] * (count - len(args))
-    attrs = {k: v for k, v in attrs.items() if k not in _HINTS}
-    given = {k: v for k, v in attrs.items() if k in keywords}
-    unknown = sorted(set(attrs) - set(keywords))
+    return args + [None] * (count - len(args))
+
+
+def _attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """The attributes of a node, checked against its definition's parameters."""
+    _, _, keywords = _parameters(definition.define)
+    given = {k: v for k, v in attrs.items() if k not in _HINTS}
+    unknown = sorted(set(given) - set(keywords))
     if unknown:
         more = f" (and {len(unknown) - _SHOWN} more)" if len(unknown) > _SHOWN else ""
         names = ", ".join(unknown[:_SHOWN])
@@ -162,15 +183,7 @@ def apply(
         wanted = _spelled(keywords[k].annotation)
         if wanted and not _fits(v, wanted):
             raise ModelError(f"the attribute {k} of {definition.name} is {v!r}, not of the type {wanted}")
-    known: dict[str, Any] = {k: _as_stored(p.default) for k, p in keywords.items() if isinstance(p.default, float)}
-    known |= {"opset": opset, "n_outputs": n_outputs}
-    filled = {k: v for k, v in known.items() if k in keywords and k not in given}
-    result = definition.define(b, *args, **given, **filled)
-    outputs: list[Value | None] = [result] if isinstance(result, Value) else list(result)
-    if definition.gradient is None or not b.differentiable:
-        return outputs
-    rule = (definition.domain, definition.name, definition.first, tuple(sorted(given.items())))
-    return with_gradient(b, rule, list(inputs), outputs)
+    return given
 
 
 def _as_stored(default: float) -> float:

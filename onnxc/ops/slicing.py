@@ -41,6 +41,25 @@ def _count(first: Dim, end: Dim, size: Dim, step: int) -> Dim:
     return slice_size(first, end, step)
 
 
+def _part(d: Dim, start: Dim, end: Dim, step: int) -> tuple[Dim, Dim]:
+    """The first element of a slice of an axis of this size, and how many there are."""
+    start = -1 if always_equal(d - start, 1) else start  # the last element, also of none
+    low, high = (0, d) if step > 0 else (-1, d - 1)
+    backwards = step < 0 and start != -1  # from the last element there is no clamp; else an axis may be too short
+    first = clamp(start, d, 0 if backwards else low, high)
+    last = clamp(end, d, low, high)
+    if step == 1 and last == d and isinstance(start, int) and 0 <= start < FAR:
+        count = maximum(d - start, 0)  # the same as d - min(start, d), and stays short when slices follow
+    elif step == 1 and last == d and isinstance(start, int) and -FAR < start < 0:
+        count = minimum(-start, d)  # which shows that the last element is at most one
+        first = d - count
+    else:
+        count = _count(first, last, d, step)
+    if backwards and isinstance(start, int) and start < 0:
+        count = minimum(count, d)
+    return (0 if count == 0 else first), count
+
+
 def _slice(
     b: Builder, x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[int],
     steps: Sequence[int],
@@ -51,23 +70,10 @@ def _slice(
     at: list[Dim] = [0] * x.rank
     sizes, strides = list(x.shape), [1] * x.rank
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        d, i = x.shape[axis], b.axis(axis, x.rank)
+        i = b.axis(axis, x.rank)
         if step == 0:
             raise ModelError("Slice has a step of zero")
-        start = -1 if always_equal(d - start, 1) else start  # the last element, also of none
-        low, high = (0, d) if step > 0 else (-1, d - 1)
-        backwards = step < 0 and start != -1  # from the last element there is no clamp; else an axis may be too short
-        first = clamp(start, d, 0 if backwards else low, high)
-        last = clamp(end, d, low, high)
-        if step == 1 and last == d and isinstance(start, int) and 0 <= start < FAR:
-            count = maximum(d - start, 0)  # the same as d - min(start, d), and stays short when slices follow
-        elif step == 1 and last == d and isinstance(start, int) and -FAR < start < 0:
-            count = minimum(-start, d)  # which shows that the last element is at most one
-            first = d - count
-        else:
-            count = _count(first, last, d, step)
-        count = minimum(count, d) if backwards and isinstance(start, int) and start < 0 else count
-        at[i], sizes[i], strides[i] = (0 if count == 0 else first), count, step
+        (at[i], sizes[i]), strides[i] = _part(x.shape[i], start, end, step), step
     if sizes == list(x.shape) and all(s == 1 for s in strides):
         return x
     return b.one("slice", x, starts=tuple(at), sizes=tuple(sizes), steps=tuple(strides))

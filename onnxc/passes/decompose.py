@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeGuard
@@ -241,13 +241,7 @@ class _Decomposer:
             return
         constants = {v.id: c for v in taken if (c := constant_of(self.values[v.id])) is not None}
         taken = [v for v in taken if v.id not in constants]
-        # Types come with the values: sizes that are known here are no part of the graph that waits.
-        inner = {v.id: Value(None, v.name) for v in taken}
-        held = [Node("constant", (), [inner.setdefault(vid, _typed(c))], {"value": c}) for vid, c in constants.items()]
-        nodes = held + cloned(self.later, inner)
-        names = [f"out{k}" for k in range(len(ends))]
-        metadata = {"opsets": dict(self.scope.opsets), "at_run": True, "careful": self.scope.careful}
-        region = Graph([inner[v.id] for v in taken], [inner[v.id] for v in ends], nodes, names, metadata=metadata)
+        region = self._region_later(taken, constants, ends)
         inputs = [self.values[v.id] for v in taken]
         sizes = {v.id for v, new in zip(taken, inputs, strict=True) if new.data is not None}
         fixed = tuple(k for k, v in enumerate(taken) if v.id in self.fixed | sizes)
@@ -255,6 +249,15 @@ class _Decomposer:
         node = Node("later", inputs, [Value(None, v.name) for v in ends], {"fixed": fixed}, (region,), origin)
         self.b.nodes.append(node)
         self.values.update({old.id: new for old, new in zip(ends, node.outputs, strict=True)})
+
+    def _region_later(self, taken: list[Value], constants: dict[int, np.ndarray], ends: list[Value]) -> Graph:
+        """The graph of the nodes that wait. Types come with the values: sizes that are known here are no part of it."""
+        inner = {v.id: Value(None, v.name) for v in taken}
+        held = [Node("constant", (), [inner.setdefault(vid, _typed(c))], {"value": c}) for vid, c in constants.items()]
+        nodes = held + cloned(self.later, inner)
+        names = [f"out{k}" for k in range(len(ends))]
+        metadata = {"opsets": dict(self.scope.opsets), "at_run": True, "careful": self.scope.careful}
+        return Graph([inner[v.id] for v in taken], [inner[v.id] for v in ends], nodes, names, metadata=metadata)
 
 
 def _is_tensor(value: Value | None) -> TypeGuard[Value]:
@@ -299,7 +302,7 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
     opsets = graph.metadata["opsets"]
     found: dict[str, OpDef] = {}
     missing = []
-    for node in _all_nodes(graph):
+    for node in graph.all_nodes():
         if node.op in ("constant", *found):
             continue
         domain, op_type, version = _target(node.op, opsets)
@@ -312,13 +315,6 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
     if missing:
         raise UnsupportedOpError(missing, _BLOCKED if any(_NCHWC in op for _, op in missing) else _OWN)
     return found
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        for region in node.regions:
-            yield from _all_nodes(region)
 
 
 def _name(node: Node) -> str:

@@ -63,6 +63,7 @@ class Half:
 
     @cached_property
     def largest(self) -> float:
+        """The largest finite number."""
         return float(ml_dtypes.finfo(self.dtype.numpy).max)  # type: ignore[no-untyped-call]
 
     @cached_property
@@ -71,6 +72,7 @@ class Half:
         return float(ml_dtypes.finfo(self.dtype.numpy).smallest_normal)  # type: ignore[no-untyped-call]
 
     def convert(self, array: np.ndarray) -> np.ndarray:
+        """An array in this dtype: what overflows is infinite."""
         with np.errstate(all="ignore"):
             return np.asarray(array).astype(self.dtype.numpy)
 
@@ -108,6 +110,7 @@ class Taint:
 
     @property
     def counts(self) -> bool:
+        """Whether the value counts something."""
         return self.reason == COUNTS
 
 
@@ -137,6 +140,7 @@ class Analysis:
     # result is in the next stage, as an epilogue has but a part of a row.
 
     def stage(self, v: Value) -> int:
+        """The stage that a value is made in."""
         return self.stages.get(v.id, 0)
 
     def before(self, node: Node) -> int:
@@ -220,6 +224,7 @@ class Analysis:
     # ---- demands
 
     def wants(self, node: Node) -> bool:
+        """Whether a node has to be computed in float32."""
         return bool(node.outputs) and node.outputs[0].id in self.precise
 
     def _demand(self, node: Node) -> None:
@@ -242,6 +247,7 @@ def _is_constant(v: Value) -> bool:
 
 
 def is_count(v: Value) -> bool:
+    """Whether a value is of integers that may be more than a half can count."""
     return bool(v.dtype.is_integer and v.dtype.bits > 8)
 
 

@@ -82,7 +82,7 @@ def record_passes(graph: Graph, options: PassOptions) -> PassLog:
     ('decompose', {'onnx.Neg': -1, 'onnx.Exp': -1, 'neg': 1, 'exp': 1})
     """
     writer = _Recorder()
-    found = {s for node in _nodes(graph) for s in node.origin}
+    found = {s for node in graph.all_nodes() for s in node.origin}
     writer.add(IMPORT, 0.0, graph)
     for name, run in passes(options):
         start = time.perf_counter()
@@ -94,17 +94,10 @@ def record_passes(graph: Graph, options: PassOptions) -> PassLog:
 def record_import(graph: Graph, lowered: Graph) -> PassLog:
     """The same for a model that becomes several programs: as it was imported, and as it was cut."""
     writer = _Recorder()
-    found = {s for node in _nodes(graph) for s in node.origin}
+    found = {s for node in graph.all_nodes() for s in node.origin}
     writer.add(IMPORT, 0.0, graph)
     writer.add("decompose", 0.0, lowered)
     return PassLog(tuple(writer.records), tuple(sorted(found, key=lambda s: s.number)))
-
-
-def _nodes(graph: Graph) -> Iterator[Any]:
-    for node in graph.nodes:
-        yield node
-        for region in node.regions:
-            yield from _nodes(region)
 
 
 class _Recorder:
@@ -118,7 +111,7 @@ class _Recorder:
         self.fresh = 0
 
     def add(self, name: str, seconds: float, graph: Graph) -> None:
-        ops = Counter(n.op for n in _nodes(graph))
+        ops = Counter(n.op for n in graph.all_nodes())
         more = {op: ops[op] - self.ops[op] for op in [*self.ops, *(ops - self.ops)] if ops[op] != self.ops[op]}
         self.ops = ops
         self.records.append(PassRecord(name, seconds, ops.total(), more, self._change(graph)))

@@ -45,6 +45,7 @@ class Rewriter:
         self.replaced: dict[int, Value] = {}
 
     def value(self, v: Value | None) -> Value | None:
+        """What stands for a value of the old graph."""
         return None if v is None else self.replaced.get(v.id, v)
 
     def keep(self, node: Node) -> Node:
@@ -65,6 +66,7 @@ class Rewriter:
         new.name = new.name or old.name
 
     def result(self) -> Graph:
+        """The new graph, without what nothing needs any more."""
         outputs = [self.replaced.get(v.id, v) for v in self.graph.outputs]
         return eliminate_dead(replace(self.graph, nodes=self.nodes, outputs=outputs))
 

@@ -50,6 +50,7 @@ class Affine:
 
     @property
     def is_halves(self) -> bool:
+        """Whether the codes are float16 or bfloat16, and no integers."""
         return self.codes.dtype.itemsize == 2 and dtypes.from_numpy(self.codes.dtype) in HALVES
 
     def moved(self, node: Node) -> Affine:

@@ -228,36 +228,49 @@ class _Planner:
         if node.op in VIEWS and not needed:
             self._note_template_readers(node, readers)
         takers = self._takers(node, readers)
+        if node.op in VIEWS or _is_trivial(node):
+            self._place_cheap(node, takers, needed)
+        else:
+            self._place_computed(node, readers, takers, needed)
+
+    def _place_cheap(self, node: Node, takers: list[Group], needed: str) -> None:
+        """A view or a number becomes part of each kernel that reads it, and is stored where that is `needed`."""
         if node.op in VIEWS and not needed and self._has_long_index(node, takers):
             self._open(node, "its index would be too long an expression")
             return
-        if node.op not in VIEWS and node.operands and _is_trivial(node) and self._is_full(node, takers):
+        if node.op not in VIEWS and node.operands and self._is_full(node, takers):
             self._open(node, needed or FULL)
             return
-        if node.op in VIEWS or _is_trivial(node):
-            for section_group in takers:
-                self._inline(node, section_group)
-            if needed:
-                self._open(node, needed)
-            return
+        for group in takers:
+            self._inline(node, group)
+        if needed:
+            self._open(node, needed)
+
+    def _place_computed(self, node: Node, readers: list[Node], takers: list[Group], needed: str) -> None:
+        """What costs something goes into one of the kernels that read it, or beside one that reads the same, or into
+        a kernel of its own.
+        """
         if any(not self._same_pass(node, g) for g in takers):
             takers = [g for g in takers if self._same_pass(node, g)]
             needed = needed or "read in the backward pass"
-        if not needed and len(takers) == 1 and self._join(node, takers[0], readers, store=False):
+        if self._join_any(node, readers, takers, needed):
             return
-        if not needed and len(takers) > 1 and self._reads_as_much(node) and self._duplicate(node, takers):
-            return
-        if takers and (needed or len(takers) > 1):
-            for group in takers:
-                if self._join(node, group, readers, store=True):
-                    self._note_stored(value, needed or "read by several kernels")
-                    return
-            if not needed and cost(node) <= 2 and self._duplicate(node, takers):
-                return
         if self._join_sibling(node, readers):
-            self._note_stored(value, needed or "read by another kernel")
+            self._note_stored(node.output, needed or "read by another kernel")
             return
         self._open(node, needed or self._why_not(node, takers))
+
+    def _join_any(self, node: Node, readers: list[Node], takers: list[Group], needed: str) -> bool:
+        """Puts a node into one of the kernels that read it, or into each; False where it fits into none."""
+        if not needed and len(takers) == 1:
+            return self._join(node, takers[0], readers, store=False)
+        if not needed and len(takers) > 1 and self._reads_as_much(node) and self._duplicate(node, takers):
+            return True
+        for group in takers:
+            if self._join(node, group, readers, store=True):
+                self._note_stored(node.output, needed or "read by several kernels")
+                return True
+        return not needed and len(takers) > 1 and cost(node) <= 2 and self._duplicate(node, takers)
 
     @staticmethod
     def _is_full(node: Node, takers: list[Group]) -> bool:

@@ -68,6 +68,7 @@ class Group:
 
     @property
     def origin(self) -> Origin:
+        """The nodes of the user's model that it computes parts of."""
         return merge_origins(n.origin for n in self.nodes)
 
     def stored(self) -> list[Value]:

@@ -31,6 +31,7 @@ class Layout:
     pitches: dict[int, tuple[int, int]] = field(default_factory=dict)  # of rows that are apart: length, and to the next
 
     def order_of(self, value: Value) -> tuple[int, ...]:
+        """The logical axes of a value, the outermost in memory first."""
         return self.order.get(value.id, tuple(range(value.rank)))
 
     def strides(self, value: Value) -> tuple[Dim, ...]:

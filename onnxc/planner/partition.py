@@ -155,10 +155,7 @@ def _policies(graph: Graph, divided: bool) -> list[Policy]:
         nodes = frozenset(id(n) for n in chosen if cost[id(n)] < math.inf)
         return Policy(sum(work[k] for k in nodes) / whole, nodes)
 
-    levels = sorted({c for c in cost.values() if 0 < c < math.inf})
-    if len(levels) > MOST_LEVELS:
-        levels = [levels[k * (len(levels) - 1) // (MOST_LEVELS - 1)] for k in range(MOST_LEVELS)]
-    found = [policy(n for n in forward if cost[id(n)] <= most) for most in (0.0, *levels)]
+    found = [policy(n for n in forward if cost[id(n)] <= most) for most in (0.0, *_levels(cost.values()))]
     cheap = max((p for p in found if p.share <= CHEAP), key=lambda p: p.share)
     sizes = [sum(_number(v.t.nbytes) for v in n.outputs) for n in forward]
     dear = {k for k, c in cost.items() if c < math.inf} - cheap.nodes
@@ -166,6 +163,14 @@ def _policies(graph: Graph, divided: bool) -> list[Policy]:
     long = [policy(n for n in forward if id(n) in chosen) for chosen in ids]
     found += [p for p in long if p.share > CHEAP]  # what is cheap must not depend on the budget
     return sorted({p.nodes: p for p in found}.values(), key=lambda p: p.share)
+
+
+def _levels(costs: Iterable[float]) -> list[float]:
+    """Amounts of arithmetic for a byte, ascending; of many, some that are spread over all."""
+    found = sorted({c for c in costs if 0 < c < math.inf})
+    if len(found) <= MOST_LEVELS:
+        return found
+    return [found[k * (len(found) - 1) // (MOST_LEVELS - 1)] for k in range(MOST_LEVELS)]
 
 
 def _fast_policy(graph: Graph) -> Policy:

@@ -106,33 +106,9 @@ def _before(
     plan: Plan, groups: list[Group], last: Group, large: set[Value], by_id: dict[int, Value]
 ) -> list[Group] | None:
     """The stages before the last one: what leads to it from sums of a large tensor that it reads, too."""
-    layout = plan.layout
-    outputs = {v.id for v in plan.graph.outputs}
-    position = {id(g): k for k, g in enumerate(groups)}
-    writer = {layout.storage(v).id: g for g in groups[: position[id(last)]] for v in g.stored()}
-    reads = {id(g): {layout.storage(by_id[vid]).id for vid in group_reads(g)} for g in groups}
+    reads = {id(g): {plan.layout.storage(by_id[vid]).id for vid in group_reads(g)} for g in groups}
     heavy = {v.id for v in large}
-
-    def is_stage(g: Group) -> bool:
-        """Whether what it hands on is small, and nobody else wants it."""
-        stored = g.stored()
-        if len(stored) != 1 or stored[0].id in outputs or layout.storage(stored[0]) is not stored[0]:
-            return False
-        (v,) = stored
-        sizes, root = (v.t.size, stored[0].shape), last.sections[0].root
-        small = isinstance(sizes[0], int) and isinstance(root.t.size, int) and sizes[0] * SMALL <= root.t.size
-        alike = bool(v.shape) and v.shape[0] == root.shape[0] and v.dtype.name in WORDS
-        return small and alike and (_is_loops(g) or (g.kind == "template" and not g.chain and _is_light(g, root)))
-
-    taken: list[Group] = []
-    pending = [writer[i] for i in sorted(reads[id(last)]) if i in writer]
-    while pending:
-        g = pending.pop()
-        if any(g is t for t in taken) or not is_stage(g):
-            continue
-        taken.append(g)
-        if not reads[id(g)] & heavy:
-            pending += [writer[i] for i in sorted(reads[id(g)]) if i in writer]
+    taken = _leading(plan, groups, last, reads, heavy)
     first = [g for g in taken if reads[id(g)] & heavy and g.sections[0].reductions]
     if len(first) != 1:
         return None
@@ -146,7 +122,40 @@ def _before(
         return None
     if any(reads[id(g)] & heavy for g in chosen[1:]) or not reads[id(last)] & known:
         return None
-    return chosen if _has_rows(first[0].sections[0], layout, heavy) else None
+    return chosen if _has_rows(first[0].sections[0], plan.layout, heavy) else None
+
+
+def _leading(
+    plan: Plan, groups: list[Group], last: Group, reads: dict[int, set[int]], heavy: set[int]
+) -> list[Group]:  # fmt: skip
+    """The groups that can be stages and lead to the last one, back to those that read what is `heavy`."""
+    before = next(k for k, g in enumerate(groups) if g is last)
+    writer = {plan.layout.storage(v).id: g for g in groups[:before] for v in g.stored()}
+    taken: list[Group] = []
+    pending = [writer[i] for i in sorted(reads[id(last)]) if i in writer]
+    while pending:
+        g = pending.pop()
+        if any(g is t for t in taken) or not _is_stage(plan, g, last.sections[0].root):
+            continue
+        taken.append(g)
+        if not reads[id(g)] & heavy:
+            pending += [writer[i] for i in sorted(reads[id(g)]) if i in writer]
+    return taken
+
+
+def _is_stage(plan: Plan, group: Group, root: Value) -> bool:
+    """Whether what a group hands on is small beside what the last stage makes, and nobody else wants it."""
+    stored = group.stored()
+    if len(stored) != 1 or plan.layout.storage(stored[0]) is not stored[0]:
+        return False
+    (v,) = stored
+    if any(v.id == out.id for out in plan.graph.outputs):
+        return False
+    small = isinstance(v.t.size, int) and isinstance(root.t.size, int) and v.t.size * SMALL <= root.t.size
+    alike = bool(v.shape) and v.shape[0] == root.shape[0] and v.dtype.name in WORDS
+    if not small or not alike:
+        return False
+    return _is_loops(group) or (group.kind == "template" and not group.chain and _is_light(group, root))
 
 
 def _is_light(group: Group, root: Value) -> bool:

@@ -8,7 +8,7 @@ demand visits each of its elements once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
@@ -349,21 +349,10 @@ class Section:
         return self.reductions[key]
 
     def _reduction_variables(self, node: Node) -> list[tuple[Symbol, Dim]]:
-        if node.op == "matmul":
-            a = node.inputs[0]
-            assert a is not None
-            return [(_symbol(fresh("r", a.shape[-1])), a.shape[-1])]
-        if node.op == "conv":
-            w = node.inputs[1]
-            assert w is not None
-            return [(_symbol(fresh("r", d)), d) for d in w.shape[1:]]
-        if node.op == "conv_weights":
-            pixels = node.operands[1].shape
-            return [(_symbol(fresh("r", d)), d) for d in (pixels[0], *pixels[2:])]
-        if node.op in WINDOWS:
-            return [(_symbol(fresh("r", k)), k) for k in node.attrs["kernel"] if k != 1]
-        x = node.inputs[0]
-        assert x is not None
+        own = _own_extents(node)
+        if own is not None:
+            return _loops_over(own)
+        x = node.operands[0]
         dims = [x.shape[a] for a in sorted(_axes(node)) if x.shape[a] != 1]
         inner = [(s, d) for s, d in self.variables if self.outer is not None and s not in self.outer]
         order = self.order_of(node.output)
@@ -372,29 +361,22 @@ class Section:
         if inner and always_equal(prod(d for _, d in inner), prod(dims)):
             return inner
         for other in self.reductions.values():
-            if len(other.variables) == len(dims) and all(
-                always_equal(d, e) for (_, d), e in zip(other.variables, dims, strict=True)
-            ):
+            if _have_extents(other.variables, dims):
                 return other.variables
-        return [(_symbol(fresh("r", d)), d) for d in dims]
+        return _loops_over(dims)
 
     def _ordered_variables(
         self, order: SumOrder, dims: list[Dim], inner: list[tuple[Symbol, Dim]]
     ) -> list[tuple[Symbol, Dim]]:
         """The loops of a sum that has an order: the section's own, or those of another sum, where they are in it."""
         extents = [prod(dims[a] for a in run) for run in order.runs]
-        same = len(inner) == len(extents) and all(
-            always_equal(d, e) for (_, d), e in zip(inner, extents, strict=True)
-        )  # fmt: skip
-        if same and inner and [a for run in order.runs for a in run] == list(range(len(dims))):
+        if inner and _have_extents(inner, extents) and [a for run in order.runs for a in run] == list(range(len(dims))):
             return inner
         for (vid, _), other in self.reductions.items():
             known = self.orders.get(vid) if self.orders else None
-            if known is None or known.runs != order.runs or len(other.variables) != len(extents):
-                continue
-            if all(always_equal(d, e) for (_, d), e in zip(other.variables, extents, strict=True)):
+            if known is not None and known.runs == order.runs and _have_extents(other.variables, extents):
                 return other.variables
-        return [(_symbol(fresh("r", d)), d) for d in extents]
+        return _loops_over(extents)
 
     # ------------------------------------------------------------ loops
 
@@ -428,6 +410,7 @@ class Section:
                 return
 
     def demands_expressions(self) -> Iterable[Dim]:
+        """The indices of all demands, axis by axis."""
         for many in self.demands.values():
             for at in many:
                 yield from at
@@ -468,6 +451,30 @@ def _symbol(e: Dim) -> Symbol:
     (atom,) = e.atoms()
     assert isinstance(atom, Symbol)
     return atom
+
+
+def _own_extents(node: Node) -> Sequence[Dim] | None:
+    """The extents of a reduction's loops, where these can be no other's: of a product, a convolution, a window."""
+    if node.op == "matmul":
+        return node.operands[0].shape[-1:]
+    if node.op == "conv":
+        return node.operands[1].shape[1:]
+    if node.op == "conv_weights":
+        pixels = node.operands[1].shape
+        return (pixels[0], *pixels[2:])
+    if node.op in WINDOWS:
+        return [k for k in node.attrs["kernel"] if k != 1]
+    return None
+
+
+def _loops_over(extents: Sequence[Dim]) -> list[tuple[Symbol, Dim]]:
+    """New loops of a reduction."""
+    return [(_symbol(fresh("r", d)), d) for d in extents]
+
+
+def _have_extents(loops: Sequence[tuple[Symbol, Dim]], extents: Sequence[Dim]) -> bool:
+    """Whether loops have these extents, at any size."""
+    return len(loops) == len(extents) and all(always_equal(d, e) for (_, d), e in zip(loops, extents, strict=True))
 
 
 def _axes(node: Node) -> tuple[int, ...]:

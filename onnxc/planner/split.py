@@ -185,11 +185,9 @@ def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     inward = sorted(loops, key=lambda p: p.stride)
     kept = [p for p in inward if p.axis not in node.attrs["axes"]]
     run = _innermost(inward, kept)
-    leaps = bool(run) and bool(kept) and math.prod(p.extent for p in run) < machine.short_run
-    leaps = leaps and any(p.stride > kept[0].stride and p not in kept for p in inward)
-    columns = leaps or not run
+    leaps = _leaps(inward, kept, run, machine)
     items = math.prod(p.extent for p in [*kept, *(run if leaps else ())])
-    if columns:
+    if leaps or not run:
         items = -(-items // machine.columns)
     few = items < machine.few_items and size >= max(machine.large, items * machine.long)
     if not leaps and not few:
@@ -199,6 +197,12 @@ def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     if few:
         loops = _cut(loops, min(machine.parts // items, size // machine.part), machine.uneven)
     return loops if any(p.stage == 1 for p in loops) and any(p.stage == 2 for p in loops) else None
+
+
+def _leaps(inward: list[_Loop], kept: list[_Loop], run: list[_Loop], machine: Machine) -> bool:
+    """Whether few of the elements that are added up follow each other in memory, and others lie beyond what stays."""
+    short = bool(run) and bool(kept) and math.prod(p.extent for p in run) < machine.short_run
+    return short and any(p.stride > kept[0].stride and p not in kept for p in inward)
 
 
 def _is_narrow(x: Value) -> bool:

@@ -16,7 +16,7 @@ compiled model evaluates them once for each new set of sizes, and refuses sizes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from onnxc.ir.expr import Dim, always_equal, is_nonnegative, prod
@@ -45,12 +45,7 @@ class Assumptions:
 def assumptions(graph: Graph) -> Assumptions:
     """All that the types of a graph of primitives leave to be checked, regions included."""
     found = Assumptions()
-    _collect(graph, found)
-    return found
-
-
-def _collect(graph: Graph, found: Assumptions) -> None:
-    for node in graph.nodes:
+    for node in graph.all_nodes():
         place = (node.origin, node.op)
         for a, b in _equal(node):
             if not always_equal(a, b):
@@ -58,68 +53,121 @@ def _collect(graph: Graph, found: Assumptions) -> None:
         for d in _natural(node):
             if not is_nonnegative(d):
                 found.natural.setdefault(d, place)
-        for region in node.regions:
-            _collect(region, found)
+    return found
 
 
 def _equal(node: Node) -> Iterator[Pair]:
     """Sizes that the node's type rule takes to be equal."""
     shapes: list[Shape] = [v.shape for v in node.inputs if v is not None]
-    out: Shape = node.outputs[0].shape
-    if node.op == "reshape":
-        yield prod(shapes[0]), prod(out)
-    elif node.op in ("matmul", "matmul_quantized"):
-        yield from _matmul(shapes[0], shapes[1], out)
-    elif node.op == "attention":
-        q, kt, v, *bias = shapes
-        scores = attention_scores(q, kt)
-        yield from _matmul(q, kt, scores)
-        yield from _matmul(scores, v, out)
-        for shape in bias:
-            yield from _repeat(shape, scores)
-    elif node.op in ("attention_norm", "attention_gradient"):
-        q, kt, *others = shapes
-        scores = attention_scores(q, kt)
-        yield from _matmul(q, kt, scores)
-        if node.op == "attention_gradient":
-            v, dy, norm, delta, *others = others
-            yield from _matmul(scores, v, dy)
-            yield from (pair for rows in (norm, delta) for pair in _broadcast(rows, dy[:-1]))
-        for shape in others:
-            yield from _repeat(shape, scores)
-    elif node.op == "conv":
-        (x, w, *_), groups = shapes, node.attrs["groups"]
-        yield x[1], w[1] * groups
-        yield w[0], w[0] // groups * groups
-    elif node.op == "conv_weights":
-        (x, dy), groups = shapes, node.attrs["groups"]
-        yield x[0], dy[0]
-        yield from ((d[1], d[1] // groups * groups) for d in (x, dy))
-        keys = ("kernel", "strides", "low", "high", "dilations")
-        rows = zip(dy[2:], x[2:], *(node.attrs[k] for k in keys), strict=True)
-        yield from ((o, window_size(d, *row)) for o, d, *row in rows)
-    elif node.op == "concat":
-        axis = node.attrs["axis"]
-        for shape in shapes:
-            yield from ((a, b) for i, (a, b) in enumerate(zip(shape, out, strict=True)) if i != axis)
-    elif node.op == "gather_nd":
-        batch = node.attrs["batch_dims"]
-        yield from zip(shapes[0][:batch], shapes[1][:batch], strict=True)
-    elif node.op == "scatter_elements":
-        yield from zip(shapes[1], shapes[2], strict=True)
-    elif node.op == "scatter_nd":
-        (data, index, updates), depth = shapes, scatter_depth([v.t for v in node.operands])
-        yield index[-1], depth
-        yield from zip((*index[:-1], *data[depth:]), updates, strict=True)
-    elif node.op == USER:
-        equal = node.attrs["equal"]
-        yield from zip(equal[::2], equal[1::2], strict=True)
-    elif node.op == "scan":
-        first, count = node.attrs["states"], node.attrs["scanned"]
-        yield from ((shape[0], node.attrs["trip"]) for shape in shapes[first : first + count])
-    elif node.op == "expand" or (lookup(node.op).kind is Kind.POINTWISE and len(shapes) > 1):
-        for shape in shapes:
-            yield from _broadcast(shape, out)
+    rule = _RULES.get(node.op)
+    if rule is None and lookup(node.op).kind is Kind.POINTWISE and len(shapes) > 1:
+        rule = _all_broadcast
+    if rule is not None:
+        yield from rule(node, shapes, node.outputs[0].shape)
+
+
+def _all_broadcast(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    for shape in shapes:
+        yield from _broadcast(shape, out)
+
+
+def _reshape(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    yield prod(shapes[0]), prod(out)
+
+
+def _product(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    yield from _matmul(shapes[0], shapes[1], out)
+
+
+def _attention(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    q, kt, v, *bias = shapes
+    yield from _scores(q, kt, bias)
+    yield from _matmul(attention_scores(q, kt), v, out)
+
+
+def _attention_norm(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    q, kt, *bias = shapes
+    yield from _scores(q, kt, bias)
+
+
+def _attention_gradient(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    q, kt, v, dy, norm, delta, *bias = shapes
+    yield from _scores(q, kt, bias)
+    yield from _matmul(attention_scores(q, kt), v, dy)
+    yield from (pair for rows in (norm, delta) for pair in _broadcast(rows, dy[:-1]))
+
+
+def _scores(q: Shape, kt: Shape, bias: list[Shape]) -> Iterator[Pair]:
+    """The product of queries and keys, and what is added to it."""
+    scores = attention_scores(q, kt)
+    yield from _matmul(q, kt, scores)
+    for shape in bias:
+        yield from _repeat(shape, scores)
+
+
+def _conv(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    (x, w, *_), groups = shapes, node.attrs["groups"]
+    yield x[1], w[1] * groups
+    yield w[0], w[0] // groups * groups
+
+
+def _conv_weights(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    (x, dy), groups = shapes, node.attrs["groups"]
+    yield x[0], dy[0]
+    yield from ((d[1], d[1] // groups * groups) for d in (x, dy))
+    keys = ("kernel", "strides", "low", "high", "dilations")
+    rows = zip(dy[2:], x[2:], *(node.attrs[k] for k in keys), strict=True)
+    yield from ((o, window_size(d, *row)) for o, d, *row in rows)
+
+
+def _concat(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    axis = node.attrs["axis"]
+    for shape in shapes:
+        yield from ((a, b) for i, (a, b) in enumerate(zip(shape, out, strict=True)) if i != axis)
+
+
+def _gather_nd(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    batch = node.attrs["batch_dims"]
+    yield from zip(shapes[0][:batch], shapes[1][:batch], strict=True)
+
+
+def _scatter_elements(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    yield from zip(shapes[1], shapes[2], strict=True)
+
+
+def _scatter_nd(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    (data, index, updates), depth = shapes, scatter_depth([v.t for v in node.operands])
+    yield index[-1], depth
+    yield from zip((*index[:-1], *data[depth:]), updates, strict=True)
+
+
+def _user(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    equal = node.attrs["equal"]
+    yield from zip(equal[::2], equal[1::2], strict=True)
+
+
+def _scan(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
+    first, count = node.attrs["states"], node.attrs["scanned"]
+    yield from ((shape[0], node.attrs["trip"]) for shape in shapes[first : first + count])
+
+
+_RULES: dict[str, Callable[[Node, list[Shape], Shape], Iterator[Pair]]] = {  # node, its inputs' shapes, its output's
+    "attention": _attention,
+    "attention_gradient": _attention_gradient,
+    "attention_norm": _attention_norm,
+    "concat": _concat,
+    "conv": _conv,
+    "conv_weights": _conv_weights,
+    "expand": _all_broadcast,
+    "gather_nd": _gather_nd,
+    "matmul": _product,
+    "matmul_quantized": _product,
+    "reshape": _reshape,
+    "scan": _scan,
+    "scatter_elements": _scatter_elements,
+    "scatter_nd": _scatter_nd,
+    USER: _user,
+}
 
 
 def _window_room(node: Node) -> Iterator[Dim]:

@@ -152,16 +152,32 @@ class Builder:
     def _fold(
         self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], types: Sequence[TensorType]
     ) -> tuple[Value, ...] | None:
-        primitive = lookup(op)
-        if primitive.evaluate is None or op == "constant" or not all(t.is_static for t in types):
+        """The outputs of an operation whose operands are known: as constants, or as sizes; None where they are not."""
+        if op == "constant" or not all(t.is_static for t in types):
             return None
+        constants = self._fold_constants(op, inputs, attrs, types)
+        return constants if constants is not None else self._fold_sizes(op, inputs, attrs, types)
+
+    def _fold_constants(
+        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], types: Sequence[TensorType]
+    ) -> tuple[Value, ...] | None:
+        evaluate = lookup(op).evaluate
         small = sum(int(t.nbytes) for t in types if isinstance(t.nbytes, int)) <= FOLD_BYTES
+        if evaluate is None or not small or not (inputs or op == "iota"):
+            return None
         arrays = [constant_of(v) for v in inputs]
-        if small and all(a is not None and a.nbytes <= 4 * FOLD_BYTES for a in arrays) and (inputs or op == "iota"):
-            result = primitive.evaluate(*arrays, **attrs)
-            results = result if isinstance(result, tuple) else (result,)
-            return tuple(self.constant(np.asarray(r, t.dtype.numpy)) for r, t in zip(results, types, strict=True))
-        if not primitive.symbolic or len(types) != 1 or types[0].rank > 1 or not inputs:
+        if not all(a is not None and a.nbytes <= 4 * FOLD_BYTES for a in arrays):
+            return None
+        result = evaluate(*arrays, **attrs)
+        results = result if isinstance(result, tuple) else (result,)
+        return tuple(self.constant(np.asarray(r, t.dtype.numpy)) for r, t in zip(results, types, strict=True))
+
+    def _fold_sizes(
+        self, op: str, inputs: Sequence[Value], attrs: dict[str, Any], types: Sequence[TensorType]
+    ) -> tuple[Value, ...] | None:
+        """Arithmetic on sizes, which may be expressions over symbols."""
+        primitive = lookup(op)
+        if primitive.evaluate is None or not primitive.symbolic or len(types) != 1 or types[0].rank > 1 or not inputs:
             return None
         known = [self.known(v) for v in inputs]
         if any(k is None for k in known) or types[0].dtype.kind not in ("int", "bool"):

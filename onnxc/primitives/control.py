@@ -50,26 +50,27 @@ def close_region(inputs: list[Value], nodes: list[Node], outputs: list[Value]) -
     for v in [v for n in nodes for v in n.operands] + outputs:
         if v.id not in own:
             outside.setdefault(v.id, v)
-    inner: dict[int, Value] = {}
-    made: list[Node] = []
-    taken: list[Value] = []
-    for vid, v in outside.items():
-        inner[vid] = Value(v.type, v.name, v.data)
-        if v.node is not None and v.node.op == "constant":
-            made.append(Node("constant", (), [inner[vid]], v.node.attrs, (), v.node.origin))
-        else:
-            taken.append(v)
+    inner = {vid: Value(v.type, v.name, v.data) for vid, v in outside.items()}
+    constants = {vid: v.node for vid, v in outside.items() if v.node is not None and v.node.op == "constant"}
+    made = [Node("constant", (), [inner[vid]], n.attrs, (), n.origin) for vid, n in constants.items()]
+    made += _reading(nodes, inner)
+    taken = [v for vid, v in outside.items() if vid not in constants]
+    ends = [inner.get(v.id, v) for v in outputs]
+    region = Graph([*inputs, *(inner[v.id] for v in taken)], ends, made, [f"out{i}" for i in range(len(ends))])
+    return region, taken
+
+
+def _reading(nodes: list[Node], inner: dict[int, Value]) -> list[Node]:
+    """The nodes, those anew that read what has another value inside; `inner` gets their outputs."""
+    found = []
     for n in nodes:
         if any(v is not None and v.id in inner for v in n.inputs):
             renewed = [Value(v.type, v.name, v.data) for v in n.outputs]
             ins = [None if v is None else inner.get(v.id, v) for v in n.inputs]
-            made.append(Node(n.op, ins, renewed, n.attrs, n.regions, n.origin))
             inner.update({a.id: b for a, b in zip(n.outputs, renewed, strict=True)})
-        else:
-            made.append(n)
-    ends = [inner.get(v.id, v) for v in outputs]
-    region = Graph([*inputs, *(inner[v.id] for v in taken)], ends, made, [f"out{i}" for i in range(len(ends))])
-    return region, taken
+            n = Node(n.op, ins, renewed, n.attrs, n.regions, n.origin)
+        found.append(n)
+    return found
 
 
 register(Primitive("scan", Kind.CONTROL, _no_inference, None))

@@ -5,7 +5,8 @@
     model.run(["logits"], {"input_ids": ids})   # onnxruntime's own call
     model.save("model.onnxc")                   # one file, which onnxc.load opens without a compiler
 
-`onnxc.runtime.model` has the models of the CPU, `onnxc.runtime.cuda` those of a GPU.
+`onnxc.runtime.model` has the models of the CPU, `onnxc.runtime.cuda` those of a GPU; `onnxc.runtime.opening` says which
+one a manifest is for.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from onnxc.errors import InputError, ModelError, OnnxcError, PackageError, ShapeError, SizesError
+from onnxc.report import Report
+from onnxc.roofline import Peaks, Profile, best_and_median
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.library import CallError, call_exception
 from onnxc.runtime.package import write_package
@@ -28,8 +31,6 @@ from onnxc.runtime.sizes import evaluate
 
 if TYPE_CHECKING:
     from onnxc.passes.record import PassLog
-    from onnxc.report import Report
-    from onnxc.roofline import Peaks
 
 SCHEMA = 2  # of the manifest
 WEIGHTS, SOURCE = "weights", "source."  # sections: the weights, and how the names of generated sources begin
@@ -97,9 +98,6 @@ class Outputs:
 class CompiledModel:
     """A compiled model. Call it with arrays, from any number of threads.
 
-    ``CompiledModel(...)`` makes one for the target that the manifest names, as ``pathlib.Path(...)`` makes a path of
-    the system's kind.
-
     Args:
         manifest: what the compiler wrote down of the model.
         sections: its parts, by name: machine code, weights, generated source.
@@ -110,9 +108,6 @@ class CompiledModel:
     Attributes:
         manifest: names, shapes, kernels, memory plan, times of the stages.
     """
-
-    def __new__(cls, manifest: Mapping[str, Any], sections: Mapping[str, Buffer], **options: Any) -> Self:
-        return object.__new__(_class_for(manifest) if cls is CompiledModel else cls)  # type: ignore[return-value]
 
     def __init__(
         self,
@@ -172,7 +167,7 @@ class CompiledModel:
             run_options: ignored.
         """
         found = self._answer(self._with_state(self._named(input_feed)))
-        if not output_names:
+        if not output_names or tuple(output_names) == self._names:
             return list(found)
         unknown = [name for name in output_names if name not in self._names]
         if unknown:
@@ -264,8 +259,6 @@ class CompiledModel:
 
     def explain(self) -> Report:
         """Which kernels the model became, from which nodes and why, with memory and times."""
-        from onnxc.report import Report
-
         return replace(Report.from_manifest(self.manifest), record=self.record)
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
@@ -293,8 +286,6 @@ class CompiledModel:
 
     def _profiled(self, values: Mapping[str, int], times: Sequence[Sequence[int]], peaks: Peaks) -> Report:
         """The report of a profile: nanoseconds of each kernel in each run, with these values of the dynamic dims."""
-        from onnxc.roofline import Profile, best_and_median
-
         report = self.explain().at(lambda given: evaluate(given, values))
         each = [best_and_median(column) for column in zip(*times, strict=True)]
         total = best_and_median([sum(row) for row in times])
@@ -405,27 +396,6 @@ def _makers(open_dims: Sequence[tuple[Place, Any]], error: SizesError) -> set[Pl
     return {place for place, size in open_dims if isinstance(size, str) and size in error.symbols}
 
 
-def _class_for(manifest: Mapping[str, Any]) -> type[CompiledModel]:
-    target = manifest.get("target", CPU)
-    if target == CPU:
-        from onnxc.runtime.model import CpuModel
-
-        return CpuModel
-    if target == CUDA:
-        from onnxc.runtime.cuda.model import CudaModel
-
-        return CudaModel
-    if target == STAGED and is_for_gpu(manifest):
-        from onnxc.runtime.cuda.staged import CudaStagedModel
-
-        return CudaStagedModel
-    if target == STAGED:
-        from onnxc.runtime.staged import StagedModel
-
-        return StagedModel
-    raise PackageError(f"the model was compiled for {str(target)[:40]!r}; this onnxc runs {CPU!r} and {CUDA!r}")
-
-
 # ---------------------------------------------------------------- what a manifest says
 
 
@@ -450,7 +420,7 @@ def read_signature(manifest: Mapping[str, Any]) -> Signature:
             [Tensor.from_json(row) for row in manifest["inputs"]],
             [Tensor.from_json(row) for row in manifest["outputs"]],
             manifest["symbols"],
-            manifest["dim_names"],
+            dim_names(manifest),
             [(a, b, str(node)) for a, b, node in manifest["equal"]],
             [(size, str(node)) for size, node in manifest["natural"]],
         )
@@ -459,6 +429,14 @@ def read_signature(manifest: Mapping[str, Any]) -> Signature:
     if signature.unsolved:
         raise PackageError(f"no input gives the dims {', '.join(signature.unsolved)}")
     return signature
+
+
+def dim_names(manifest: Mapping[str, Any]) -> Mapping[str, str]:
+    """The model's names of its dynamic dims, by symbol. Raises ValueError where they are none."""
+    names: Any = manifest["dim_names"]
+    if isinstance(names, Mapping) and all(isinstance(n, str) for n in names.values()):
+        return names
+    raise ValueError("the names of dims are no names")
 
 
 def failure(manifest: Mapping[str, Any], error: CallError) -> OnnxcError:

@@ -15,24 +15,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from onnxc.errors import CpuError, InputError, LimitError, OnnxcError, PackageError
+from onnxc.errors import InputError, LimitError, OnnxcError, PackageError
+from onnxc.report import Report
 from onnxc.runtime.cache import Buffer, Cache, digest
-from onnxc.runtime.cpu import available_cpus, check_supported, machine, memory_bytes
-from onnxc.runtime.face import SCHEMA, WEIGHTS, CompiledModel, Outputs, is_for_gpu
+from onnxc.runtime.cpu import available_cpus, memory_bytes
+from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.library import SIGNAL, CallError, NativeModel, Runtime, load_runtime
 from onnxc.runtime.outputs import OutputPool, has_large
-from onnxc.runtime.package import MANIFEST, Package, load_library, open_package
+from onnxc.runtime.package import load_library
+from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature
 from onnxc.runtime.sizes import Size, evaluate
-
-if TYPE_CHECKING:
-    from onnxc.report import Report
-
-__all__ = ["PROGRAM", "RUNTIME", "SCHEMA", "SOURCE", "WEIGHTS", "Arena", "CompiledModel", "CpuModel", "Outputs", "load"]
 
 PROGRAM, RUNTIME, SOURCE = "program.so", "runtime.so", "source.cpp"
 LAYOUT = "onnxc_layout"  # a function of the program: the `layout_digest` that it was compiled for
@@ -200,46 +197,61 @@ class CpuModel(CompiledModel):
                 return self._run_any(args)
         if not self._quick:
             return self._run_any(args)
-        empty = self._empty
-        try:
-            if site.large:
-                outputs = self._pool.arrays(site.outputs)
-            else:
-                outputs = tuple([empty(shape, dtype) for shape, dtype in site.outputs])
-        except MemoryError as error:
-            raise LimitError("no memory for the outputs", cause=error) from error
+        outputs = self._outputs(site)
         code = self._call_arrays(site.address, self._threads, args, outputs)
         if code == 0:
             return outputs
         if code == _UNFIT:
             return self._run_any(args)
+        raise self._last_failure()
+
+    def _outputs(self, site: _Site) -> tuple[Array, ...]:
+        """New arrays for the outputs."""
+        empty = self._empty
+        try:
+            if site.large:
+                return self._pool.arrays(site.outputs)
+            return tuple([empty(shape, dtype) for shape, dtype in site.outputs])
+        except (MemoryError, ValueError) as error:
+            raise LimitError("no memory for the outputs", cause=error) from error
+
+    def _last_failure(self) -> OnnxcError:
+        """Why the quick call of this thread failed."""
         failure = CallError()
         self._runtime.library.ox_last_error(ctypes.byref(failure))
-        raise self._failure(failure)
+        return self._failure(failure)
 
     def _run_any(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         """The slow way: every input is checked and converted."""
-        site, buffers, outputs, _ = self._prepared(args)
-        failure = self._native.call(self._threads, buffers, site.dims)
+        site, inputs = self._converted(args)
+        outputs = self._outputs(site)
+        if self._quick:
+            code = self._call_arrays(site.address, self._threads, inputs, outputs)
+            if code > 0:
+                raise self._last_failure()
+            if code == 0:
+                return outputs
+        failure = self._native.call(self._threads, _addresses(inputs, outputs), site.dims)
         if failure is not None:
             raise self._failure(failure)
         return outputs
 
     def _prepared(self, args: tuple[Any, ...]) -> tuple[_Site, Any, tuple[Array, ...], tuple[Array, ...]]:
         """For a call of the program: site, addresses of buffers, new outputs, and the inputs, to be kept until then."""
+        site, inputs = self._converted(args)
+        outputs = self._outputs(site)
+        return site, _addresses(inputs, outputs), outputs, inputs
+
+    def _converted(self, args: tuple[Any, ...]) -> tuple[_Site, tuple[Array, ...]]:
+        """The inputs as the program takes them, and the site for their shapes."""
         inputs = self._signature.arrays(self._signature.bind(args, {}))
         self._check_updated(args, inputs)
-        shapes = tuple(x.shape for x in inputs)
+        shapes = tuple([x.shape for x in inputs])
         site = self._sites.get(shapes)
         if site is None:
             site = self._new_site(shapes)
             self._remember(shapes, site)
-        try:
-            outputs = self._pool.arrays(site.outputs)
-        except (MemoryError, ValueError) as error:
-            raise LimitError("no memory for the outputs", cause=error) from error
-        addresses = [x.ctypes.data for x in (*inputs, *outputs)]
-        return site, (ctypes.c_void_p * (len(addresses) + 1))(*addresses), outputs, inputs
+        return site, inputs
 
     def _check_updated(self, given: Sequence[Any], inputs: Sequence[Array]) -> None:
         """Refuses what a call could not change, since it would change a copy."""
@@ -294,13 +306,9 @@ class CpuModel(CompiledModel):
         self._threads = int(given)
 
     def explain(self) -> Report:
-        from onnxc.report import Report
-
         return replace(Report.from_manifest({**self.manifest, "threads": self._threads}), record=self.record)
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
-        from onnxc.runtime.peaks import machine_peaks
-
         args = self._to_profile(inputs, runs)
         site, buffers, _outputs, kept = self._prepared(args)
         values = dict(zip(self._signature.symbols, site.dims, strict=False))
@@ -332,6 +340,11 @@ class CpuModel(CompiledModel):
     def trim(self) -> None:
         self._native.trim()
         self._pool.clear()
+
+
+def _addresses(inputs: Sequence[Array], outputs: Sequence[Array]) -> ctypes.Array[ctypes.c_void_p]:
+    addresses = [x.ctypes.data for x in (*inputs, *outputs)]
+    return (ctypes.c_void_p * (len(addresses) + 1))(*addresses)
 
 
 def _check_memory(signature: Signature, shapes: Sequence[Shape]) -> None:
@@ -377,44 +390,3 @@ def _read_arena(manifest: Mapping[str, Any]) -> Arena | None:
         return None if plan is None else Arena(plan["sizes"], plan["which"], plan["first"], plan["last"])
     except (KeyError, TypeError, ValueError) as error:
         raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
-
-
-def load(path: str | os.PathLike[str], *, threads: int | None = None, device: int = 0) -> CompiledModel:
-    """Load a model that :meth:`CompiledModel.save` wrote. No compiler is needed.
-
-    The file holds machine code: load only what you trust. Its weights are mapped, so processes that load one
-    file share them; replace the file rather than write into it.
-
-    Args:
-        path: the file.
-        threads: for the CPU: the most threads of a call; default: the CPUs that this process may use.
-        device: for a GPU: its number.
-
-    Raises:
-        PackageError: the file is not there, is damaged, or is of another version.
-        CpuError: this machine lacks CPU features that the model was compiled for; it names them.
-        CudaError: the model was compiled for GPUs of another architecture, or there is none; it names both.
-    """
-    with open_package(path) as package:  # what is made of it keeps its sections
-        try:
-            model = _model_of(package, threads, device)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise PackageError(
-                f"{package.path!r} is damaged: its manifest is none of a model ({what})", cause=error
-            ) from error
-    model.attach()
-    return model
-
-
-def _model_of(package: Package, threads: int | None, device: int) -> CompiledModel:
-    manifest = package.manifest
-    if not is_for_gpu(manifest):  # which is asked itself
-        target = manifest.get("requires") or {}
-        if target.get("machine") != machine():
-            raise CpuError(
-                f"{package.path!r} was compiled for {target.get('machine')}, and this machine is {machine()}"
-            )
-        check_supported(target.get("features", ()), repr(package.path))
-    sections = {name: package.section(name) for name in package.names if name != MANIFEST}
-    return CompiledModel(manifest, sections, threads=threads, device=device)

@@ -123,6 +123,8 @@ class Signature:
             InputError: one is unknown, missing or given twice.
         """
         names = self.input_names
+        if len(args) == len(names) and not kwargs:
+            return tuple(args)
         if len(args) > len(names):
             raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {self._all()}")
         unknown = [name for name in kwargs if name not in self._position]
@@ -147,7 +149,7 @@ class Signature:
         Raises:
             InputError: names the input, what was expected and what came.
         """
-        return tuple(_array(tensor, value) for tensor, value in zip(self.inputs, values, strict=True))
+        return tuple([_array(tensor, value) for tensor, value in zip(self.inputs, values, strict=True)])
 
     def array(self, k: int, value: object) -> Array:
         """As :meth:`arrays`, of one input."""
@@ -254,7 +256,8 @@ def _array(tensor: Tensor, value: object) -> Array:
         raise _misfit(tensor, f"an array of rank {len(tensor.sizes)}", f"shape {_shown(array.shape)}")
     # Equal dtypes are not always one object: the program's own makes the next look quick.
     try:
-        array = np.require(array, requirements=("C", "A"))
+        if not (array.flags.c_contiguous and array.flags.aligned):
+            array = np.array(array, order="C")
     except MemoryError as error:  # a view of few elements, strided to very many
         raise LimitError(f"no memory for a copy of input {tensor} in one piece ({error})", cause=error) from error
     return array if array.dtype is wanted else array.view(wanted)

@@ -22,9 +22,13 @@ from onnxc.errors import InputError, PackageError, SizesError
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus
-from onnxc.runtime.face import SCHEMA, CompiledModel, Outputs, Run
+from onnxc.runtime.face import CPU, SCHEMA, CompiledModel, Outputs, Run, dim_names
+from onnxc.runtime.model import CpuModel
+from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.random_state import Draws
 from onnxc.runtime.signature import Signature, Tensor, by_name
+from onnxc.runtime.sizes import symbols_in
+from onnxc.runtime.staged_check import PlanCheck, check_ports
 from onnxc.runtime.staged_clock import Arguments, Clock, current
 from onnxc.runtime.staged_steps import STEPS, Plan, Sizes, Step, Values
 from onnxc.runtime.staged_values import Array, Plain, arrays_in, as_value, described, on_host, own
@@ -44,6 +48,8 @@ class StagedModel(CompiledModel):
         iteration_limit: the most iterations of a loop that the host runs; more are a LimitError. None: no limit.
     """
 
+    _program: tuple[str, type[CompiledModel]] = (CPU, CpuModel)  # the target of each part, and its class
+
     def __init__(
         self,
         manifest: Mapping[str, Any],
@@ -61,14 +67,20 @@ class StagedModel(CompiledModel):
         self.waiting: weakref.WeakSet[CompiledModel] = weakref.WeakSet()  # what was compiled when the model ran
         self._threads = available_cpus() if threads is None else threads
         try:
+            dim_names(manifest)
+            for side in ("inputs", "outputs"):
+                check_ports(manifest[side])
             self._infos = [[described(*row) for row in manifest[side]] for side in ("inputs", "outputs")]
             self._signature = Signature([t for t in self._infos[0] if isinstance(t, Tensor)], [])
             self._names, self._inputs = (tuple(t.name for t in side) for side in self._infos[::-1])
             self._draws = Draws() if manifest.get("random_state") else None
             if self._draws is not None:  # the last input is the runtime's
                 self._inputs = self._inputs[:-1]
+            target, program = self._program
+            if any(m.get("target", CPU) != target for m in manifest["parts"]):
+                raise PackageError(f"the manifest is damaged: a program of the model is not for {target!r}")
             self._parts = [
-                CompiledModel(m, _part_sections(sections, k), threads=threads, cache=cache, device=device)
+                program(m, _part_sections(sections, k), threads=threads, cache=cache, device=device)
                 for k, m in enumerate(manifest["parts"])
             ]
             self._arrays = _arrays(manifest["arrays"], sections)
@@ -76,9 +88,18 @@ class StagedModel(CompiledModel):
             tensors = [t for t in self._infos[0] if isinstance(t, Tensor)]
             self._dtypes = [t.dtype.numpy for t in tensors] if len(tensors) == len(self._infos[0]) else None
             self._solved: dict[tuple[tuple[int, ...], ...], Sizes] = {}  # by the inputs' shapes
+            self._check_plan()
             self._plan = Plan(manifest["plan"], self)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
+
+    def _check_plan(self) -> None:
+        """Raises ValueError, KeyError and the like for a plan that cannot be run."""
+        programs = [(len(p._signature.inputs), len(p._signature.outputs)) for p in self._parts]
+        known = {s for t in self._infos[0] if isinstance(t, Tensor) for size in t.sizes for s in symbols_in(size)}
+        found = PlanCheck(programs, len(self._arrays), STEPS).plan(self.manifest["plan"], known)
+        if found != (len(self._infos[0]), len(self._infos[1])):
+            raise ValueError("the plan has other inputs and outputs than the model")
 
     # ------------------------------------------------------------ calls
 
@@ -105,6 +126,11 @@ class StagedModel(CompiledModel):
         return (*args, *(kwargs[n] for n in names[len(args) :]))
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        if type(given) is dict and len(given) == len(self._inputs):
+            try:
+                return tuple([given[name] for name in self._inputs])
+            except KeyError:
+                pass  # _bound says what is wrong
         return self._bound((), given)
 
     def _answer(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -126,6 +152,8 @@ class StagedModel(CompiledModel):
 
     def _run(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         values, sizes = self._checked(args)
+        if self._plan.makes_outputs:
+            return tuple(self._plan.run(values, sizes))
         taken = {*self._held, *(id(x) for x in arrays_in(values))}
         return tuple([own(y, taken) for y in self._plan.run(values, sizes)])
 
@@ -137,7 +165,7 @@ class StagedModel(CompiledModel):
         if self._dtypes is None:
             return self._converted(args)
         for x, dtype in zip(args, self._dtypes, strict=True):
-            if type(x) is not np.ndarray or x.dtype is not dtype or not x.flags.c_contiguous or not x.flags.aligned:
+            if type(x) is not np.ndarray or x.dtype is not dtype or not ((f := x.flags).c_contiguous and f.aligned):
                 return self._converted(args)
         key = tuple([x.shape for x in args])
         sizes = self._solved.get(key)
@@ -221,8 +249,6 @@ class StagedModel(CompiledModel):
         return replace(report, kernels=kernels, profile=profile)
 
     def _peaks(self) -> Peaks:
-        from onnxc.runtime.peaks import machine_peaks
-
         lanes = next((int(p.get("lanes") or 0) for p in self.manifest["parts"]), 0)
         return machine_peaks(self._threads, lanes or None)
 

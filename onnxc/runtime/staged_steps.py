@@ -47,6 +47,9 @@ class Plan:
         for slot, k in described["constants"]:
             self.first[slot] = model._arrays[k]
         self.steps = [model.step(s["kind"])(s, model) for s in described["steps"]]
+        made = {slot for step in described["steps"] if step["kind"] == "part" for slot in step["out"]}
+        # whether each output is an array of its own that a program has made
+        self.makes_outputs = made.issuperset(self.outputs) and len({*self.outputs}) == len(self.outputs)
 
     def run(self, inputs: Sequence[Any], sizes: Sizes) -> Values:
         """The outputs. `sizes` are of the graphs around it, and get those that are learnt here."""

@@ -71,6 +71,7 @@ def as_value(described: Sequence[Any] | None, x: Any, name: str) -> Any:
 
 
 def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
+    """The arrays of values, those in lists included."""
     for x in values:
         if isinstance(x, list):
             yield from arrays_in(x)

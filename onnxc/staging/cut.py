@@ -19,6 +19,7 @@ from onnxc.primitives.symbols import symbols_of, symbols_of_node
 from onnxc.staging.plan import Plan, Step
 
 FREE = ("constant", "sizes", "iota")  # made again in each program that reads them
+VIEWS = ("reshape", "expand")  # and so are these: a program that did nothing else would only copy
 
 
 def cut(graph: Graph, chunks: bool = True) -> Plan:
@@ -42,10 +43,8 @@ class _Program:
         """A value of another time, as this program sees it."""
         if value.id not in self.inside:
             node = value.node
-            if node is not None and node.op in FREE:
-                copy = Value(value.type, value.name, value.data)
-                self.nodes.append(Node(node.op, (), [copy], node.attrs, (), node.origin))
-                self.inside[value.id] = copy
+            if node is not None and node.op in (*FREE, *VIEWS):
+                self.add(node)
             else:
                 self.inputs[value.id] = value
                 self.inside[value.id] = Value(value.type, value.name)
@@ -107,7 +106,7 @@ class _Cutter:
     # ------------------------------------------------------------ times
 
     def _place(self, node: Node) -> None:
-        if node.op in FREE:
+        if node.op in (*FREE, *VIEWS):
             return
         time = max([0, self._known(node), *(self._ready(v) for v in node.operands)])
         if is_host(node):
@@ -146,18 +145,30 @@ class _Cutter:
         if v.id in self.times:
             return self.times[v.id]
         assert v.node is not None
-        return self._known(v.node)
+        return max([self._known(v.node), *map(self._ready, v.node.operands)])
+
+    def _sources(self, v: Value) -> Iterator[Value]:
+        """What a program reads for a value that it may make again: the value itself, or what lies under the view."""
+        if v.node is not None and v.node.op in VIEWS:
+            for x in v.node.operands:
+                yield from self._sources(x)
+        elif v.id in self.times:
+            yield v
 
     def _computed(self, v: Value) -> int:
         """When a program can give out a value that is free."""
         return (self._ready(v) + 1) // 2 * 2
 
     def _program(self, time: int, node: Node) -> None:
-        program = self.programs.setdefault(time, _Program())
-        for v in node.operands:
-            if v.id in self.times and self.times[v.id] != time:
-                self._ask(v)
-        program.add(node)
+        self._ask_sources(node.operands, time)
+        self.programs.setdefault(time, _Program()).add(node)
+
+    def _ask_sources(self, values: Iterable[Value], time: int) -> None:
+        """The programs of other times give out what is read at this one."""
+        for v in values:
+            for source in self._sources(v):
+                if self.times[source.id] != time:
+                    self._ask(source)
 
     def _ask(self, v: Value) -> None:
         """A value that is read at another time than it is made at: its program gives it out."""
@@ -168,8 +179,10 @@ class _Cutter:
             self.constants.append((self.slots[v.id], v))
             return
         if v.id not in self.times:  # free, but read by the host: computed once
-            self.times[v.id] = self._computed(v)
-            self.programs.setdefault(self.times[v.id], _Program()).take(v)
+            time = self._computed(v)
+            self._ask_sources([v], time)
+            self.times[v.id] = time
+            self.programs.setdefault(time, _Program()).take(v)
         if self.times[v.id] % 2 == 0:
             self.programs[self.times[v.id]].outputs[v.id] = v
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -29,10 +29,8 @@ from onnxc.errors import InputError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import Arrays, random_inputs
+from onnxc.reports.printed import Printed
 from onnxc.tools.worker import ENGINES
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 PAUSE = 0.02  # seconds between turns, in which an engine's threads stop spinning
 
@@ -101,23 +99,27 @@ class Timing:
 
     @property
     def best(self) -> float:
+        """Seconds of the fastest run."""
         return min(self.times)
 
     @property
     def p25(self) -> float:
+        """Seconds: a quarter of the runs were faster."""
         return float(np.percentile(self.times, 25))
 
     @property
     def median(self) -> float:
+        """Seconds: half of the runs were faster."""
         return statistics.median(self.times)
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON can write it, with the number of runs for their times."""
         row = {key: getattr(self, key) for key in ("engine", "version", "load", "best", "p25", "median")}
         return {**row, "runs": len(self.times)}
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Printed):
     """The outcome of `bench`: onnxc first, then its peers."""
 
     model: str
@@ -125,6 +127,7 @@ class Bench:
     rounds: int
     timings: tuple[Timing, ...]
     profile: dict[str, Any] | None = None  # of onnxc's kernels: `onnxc.roofline.Profile.to_dict`
+    text_width: ClassVar[int] = 100
 
     def share_of_peak(self, engine: str = "onnxc") -> float:
         """The part of the machine's multiply-adds that the model's contractions use, where it was profiled; else 0."""
@@ -149,13 +152,8 @@ class Bench:
             **({"profile": self.profile} if self.profile else {}),
         }
 
-    def __str__(self) -> str:
-        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
-
-        return as_text(self, width=100)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich import box
+    def rendered(self, width: int) -> Iterator[Any]:
+        from rich import box  # see `Printed`
         from rich.table import Table
         from rich.text import Text
 

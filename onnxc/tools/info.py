@@ -16,7 +16,7 @@ from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
 from onnxc.ops.registry import find
 from onnxc.primitives.builder import constant_of
 from onnxc.random_inputs import dim_names
-from onnxc.report import size
+from onnxc.reports.figures import size
 from onnxc.roofline import Peaks
 from onnxc.runtime.cache import default_root
 from onnxc.runtime.cpu import (
@@ -59,16 +59,18 @@ class ModelInfo:
 
     @property
     def supported(self) -> bool:
+        """Whether onnxc can compile all of its operators."""
         return all(op.supported for op in self.ops)
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can write it."""
         return {**vars(self), "ops": [vars(op) for op in self.ops], "supported": self.supported}
 
 
 def model_info(model: str | os.PathLike[str]) -> ModelInfo:
     """Reads a model and lists what it holds, also where some of its ops are not supported."""
     graph = onnx_file.load(model)
-    constants = [c for n in _nodes(graph) for v in n.outputs if (c := constant_of(v)) is not None]
+    constants = [c for n in graph.all_nodes() for v in n.outputs if (c := constant_of(v)) is not None]
     declared, unranked = (graph.metadata.get(f"{side}_types", {}) for side in ("output", "input"))
     opsets = {domain or "ai.onnx": version for domain, version in graph.metadata["opsets"].items()}
     return ModelInfo(
@@ -84,15 +86,8 @@ def model_info(model: str | os.PathLike[str]) -> ModelInfo:
     )
 
 
-def _nodes(graph: Graph) -> Iterator[Any]:
-    for node in graph.nodes:
-        yield node
-        for region in node.regions:
-            yield from _nodes(region)
-
-
 def _ops(graph: Graph) -> list[OpCount]:
-    counts = Counter(n.op for n in _nodes(graph) if n.op != "constant")
+    counts = Counter(n.op for n in graph.all_nodes() if n.op != "constant")
     rows = []
     for op, count in counts.most_common():
         domain, name, version = _operator(op, graph.metadata["opsets"])
@@ -160,6 +155,7 @@ class MachineInfo:
     gpus: tuple[GpuInfo, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can write it."""
         gpus = [vars(g) for g in self.gpus]
         return {**vars(self), "peaks": [p.to_dict() for p in self.peaks], "gpus": gpus}
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
 
 from onnxc.errors import InputError
 from onnxc.random_inputs import Array, Arrays
@@ -84,9 +86,6 @@ def _with_lists(arrays: Arrays) -> dict[str, Any]:
 
 def _read_folder(path: Path, names: Sequence[str], kind: str = "input") -> Arrays:
     """ONNX's own test data: input_K.pb is the K-th input, unless the tensor has the name of one."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
     numbered = [(int(m[1]), p) for p in path.iterdir() if (m := re.fullmatch(kind + r"_(\d+)\.pb", p.name))]
     found: Arrays = {}
     for number, file in sorted(numbered):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from onnxc.random_inputs import Arrays
-    from onnxc.runtime.model import CompiledModel
+    from onnxc.runtime.face import CompiledModel
 
 Progress = Callable[[str], None]
 Shapes = dict[str, tuple[int | str | None, ...]]
@@ -220,7 +220,7 @@ class Compiling(Target):
         from onnxc.tools.info import is_saved_model
 
         if is_saved_model(path):
-            from onnxc.runtime.model import load
+            from onnxc.runtime.opening import load
 
             tell("load")
             return load(path, threads=self.threads)

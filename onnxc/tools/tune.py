@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxc.compiler.face import measure
 from onnxc.compiler.job import Measuring
@@ -17,17 +17,16 @@ from onnxc.errors import InputError
 from onnxc.frontends.onnx_file import InputShapes
 from onnxc.ir.graph import Graph
 from onnxc.random_inputs import Arrays
+from onnxc.reports.figures import microseconds
+from onnxc.reports.printed import Printed
 from onnxc.runtime.cache import Cache
 from onnxc.tuned import fastest
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 _SHOWN = 6  # candidates of which the times are shown, the fastest first
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Printed):
     """Seconds of each candidate by subject, what was taken before, and the file that keeps it all.
 
     `refused` are candidates that did not compile, or answered wrongly.
@@ -47,13 +46,8 @@ class Tuning:
         found = {"times": self.times, "before": self.before, "best": self.best, "path": self.path}
         return {**found, **({"refused": self.refused} if self.refused else {})}
 
-    def __str__(self) -> str:
-        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
-
-        return as_text(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich import box
+    def rendered(self, width: int) -> Iterator[Any]:
+        from rich import box  # see `Printed`
         from rich.table import Table
         from rich.text import Text
 
@@ -63,16 +57,12 @@ class Tuning:
         best = self.best
         for subject, each in self.times.items():
             order = sorted(each, key=lambda name: each[name])
-            times = ", ".join(f"{name} {_microseconds(each[name])}" for name in order[:_SHOWN])
+            times = ", ".join(f"{name} {microseconds(each[name])} us" for name in order[:_SHOWN])
             times += f", {len(order) - _SHOWN} slower" if len(order) > _SHOWN else ""
             table.add_row(*map(Text, (subject, self.before[subject], best[subject], times)))
         yield table
         changed = sum(best[s] != self.before[s] for s in best)
         yield Text(f"{len(best)} choices measured, {changed} changed; kept in {self.path}", style="bold")
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us" if seconds > 1e-4 else f"{seconds * 1e6:.1f} us"
 
 
 def tune(

@@ -10,17 +10,20 @@ that was asked last is at work, so engines that take turns never share the cores
     {"do": "memory"}  ->  {"rss": ..., "pss": ..., "private": ...}
     {"do": "quit"}
 
-An error is answered as {"error": "..."}. What libraries print goes to standard error.
+An error is answered as {"error": "..."}. What libraries print goes to standard error. Functions import what they need:
+the process has no library in it but those of the engine that it measures.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from types import SimpleNamespace
 from typing import IO, Any
 
 Run = Callable[[], object]
@@ -93,8 +96,6 @@ class _State:
 
     def do_memory(self) -> Command:
         """Bytes that this process holds (Linux): resident, proportional (shared pages divided), private."""
-        import gc
-
         gc.collect()
         found: dict[str, int] = {}
         with open("/proc/self/smaps_rollup") as file:
@@ -114,7 +115,7 @@ def _prepare(engine: str) -> None:
 
 def _onnxc(model: str, threads: int, input_shapes: Any, **options: Any) -> Any:
     if model.endswith(".onnxc"):
-        from onnxc.runtime.model import load
+        from onnxc.runtime.opening import load
 
         return load(model, threads=threads)
     from onnxc.compiler import compile as compile_model
@@ -156,8 +157,6 @@ class _OpenVino:
         self._request = self._compiled.create_infer_request()
 
     def get_inputs(self) -> list[Any]:
-        from types import SimpleNamespace
-
         return [SimpleNamespace(name=port.get_any_name()) for port in self._compiled.inputs]
 
     def run(self, names: None, feed: Any) -> Any:

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from onnxc.torch.export import ExportError as ExportError
     from onnxc.torch.export import TorchModel as TorchModel
     from onnxc.torch.export import from_torch as from_torch
+    from onnxc.torch.limits import SizeWarning as SizeWarning
 
 _HOME = {
     "ExportError": "onnxc.torch.export",
+    "SizeWarning": "onnxc.torch.limits",
     "TorchModel": "onnxc.torch.export",
     "from_torch": "onnxc.torch.export",
     "report": "onnxc.torch.backend",
 }
-__all__ = ["ExportError", "TorchModel", "from_torch", "report"]
+__all__ = ["ExportError", "SizeWarning", "TorchModel", "from_torch", "report"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch.ao.quantization.fx import _decomposed
 
 from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES
@@ -113,6 +114,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         packet = getattr(torch.ops.aten, name, None)
         overloads = [getattr(packet, o) for o in packet.overloads()] if packet is not None else []
         found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
+    for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"):
+        found[getattr(torch.ops.quantized_decomposed, name).default] = getattr(_decomposed, name)
     return {op: f for op, f in found.items() if op not in RULES}
 
 

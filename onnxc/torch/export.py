@@ -8,7 +8,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from onnxc.compiler import compile
-from onnxc.errors import InputError, ModelError, UnsupportedError
+from onnxc.errors import InputError, ModelError, ShapeError, UnsupportedError
 from onnxc.ir.graph import Graph
 from onnxc.report import Report
-from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.runtime.face import CompiledModel, Outputs
 from onnxc.torch.arrays import array_of, complex_of, reals_of, tensor_of
 from onnxc.torch.direct import direct
+from onnxc.torch.limits import Limits
 from onnxc.torch.nesting import Held, difference, held, restored, traced
+from onnxc.torch.omissions import check_nothing_left_out
 
 _MOST_BYTES = 1 << 30  # of weights inside of one protobuf message; more go to files
 
@@ -59,6 +61,7 @@ class Exported:
         arguments: of a call's leaves in order: the model's input, or a constant.
         results: likewise of the leaves of its outputs.
         inputs, outputs: how leaves are nested.
+        limits: of the sizes of a call, where some are open.
         folder: where the files lie, as long as this is there.
     """
 
@@ -68,6 +71,7 @@ class Exported:
     inputs: Any
     outputs: Any
     folder: tempfile.TemporaryDirectory[str] | None = None
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,10 @@ class TorchModel:
             leaves, spec = pytree.tree_flatten(plain)
             if spec != example:
                 leaves = _rearranged(plain, example)
+        if self._exported.limits is not None:
+            self._exported.limits.check(leaves)
         given: list[Any] = [None] * len(self._order)
-        tensors = False
+        tensors = not given  # nothing says otherwise
         for k, (leaf, wanted) in enumerate(zip(leaves, self._exported.arguments, strict=True)):
             if wanted.name in self._order:
                 tensors = tensors or isinstance(leaf, torch.Tensor)
@@ -232,12 +238,13 @@ def from_torch(
     exported = _export(module, given, named, dynamic_shapes)
     try:
         return TorchModel(compile(exported.model, **options), exported)
-    except (ModelError, UnsupportedError):
+    except (ModelError, ShapeError, UnsupportedError):
         if isinstance(exported.model, Graph):
             raise
         try:  # the exporter may write what is no valid ONNX
-            with _quiet(), traced(module):
+            with _quiet(), traced(module) as watch:
                 exported = _directly(module, given, named, dynamic_shapes)
+                exported = replace(exported, limits=watch.limits(exported.inputs))
             compiled = compile(exported.model, **options)
         except Exception:
             compiled = None
@@ -267,28 +274,36 @@ def _apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Exported:
     """Through the exporter on torch.export; where that fails without ONNX; and at last the older one, by tracing."""
-    with tempfile.TemporaryDirectory() as scratch, _quiet(), traced(module):
+    with tempfile.TemporaryDirectory() as scratch, _quiet(), traced(module) as watch:
         try:
-            return _by_export(module, args, kwargs, dynamic_shapes, scratch)
+            found = _by_export(module, args, kwargs, dynamic_shapes, scratch)
         except ExportError:
             raise
         except Exception as error:
-            report = "\n".join(p.read_text() for p in sorted(Path(scratch).glob("*.md")))
-            message = f"PyTorch cannot export {type(module).__name__}: {_short(error)}"
-            others: dict[str, Callable[..., Exported]] = {
-                "onnxc's own importer": partial(_directly, dynamic_shapes=dynamic_shapes)
-            }
-            if dynamic_shapes is None:
-                others["the older exporter"] = _by_trace
-            for name, other in others.items():
-                try:
-                    return other(module, args, kwargs)
-                except ExportError:
-                    raise
-                except Exception as second:
-                    if _short(second) not in message:
-                        message += f"; {name} fails too: {_short(second)}"
-            raise ExportError(message, report, error) from error
+            found = _otherwise(module, args, kwargs, dynamic_shapes, scratch, error)
+        return replace(found, limits=watch.limits(found.inputs))
+
+
+def _otherwise(
+    module: torch.nn.Module, args: Any, kwargs: dict[str, Any], dynamic_shapes: Any, scratch: str, error: Exception
+) -> Exported:
+    """Where the exporter on torch.export fails."""
+    report = "\n".join(p.read_text() for p in sorted(Path(scratch).glob("*.md")))
+    message = f"PyTorch cannot export {type(module).__name__}: {_short(error)}"
+    others: dict[str, Callable[..., Exported]] = {
+        "onnxc's own importer": partial(_directly, dynamic_shapes=dynamic_shapes)
+    }
+    if dynamic_shapes is None:
+        others["the older exporter"] = _by_trace
+    for name, other in others.items():
+        try:
+            return other(module, args, kwargs)
+        except ExportError:
+            raise
+        except Exception as second:
+            if _short(second) not in message:
+                message += f"; {name} fails too: {_short(second)}"
+    raise ExportError(message, report, error) from error
 
 
 def _short(error: BaseException) -> str:
@@ -327,6 +342,7 @@ def _by_export(
     assert program is not None and program.exported_program is not None
     traced = program.exported_program
     _check_stateless(module, traced)
+    check_nothing_left_out(traced)
     signature, spec = traced.graph_signature, traced.call_spec
     arguments = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
     results = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]

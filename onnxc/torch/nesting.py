@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onnxc.errors import UnsupportedError
+from onnxc.torch.limits import Watch
 
 _OPEN = (torch.Tensor, np.ndarray, torch.SymInt, torch.SymFloat, torch.SymBool)  # what each call decides about
 _CLOSED = (int, float, complex, str, bytes, type, FunctionType, MethodType, ModuleType, torch.nn.Module)
@@ -85,18 +86,32 @@ def restored(tree: Any) -> Any:
 
 
 @contextlib.contextmanager
-def traced(module: torch.nn.Module) -> Iterator[None]:
-    """In this context the module takes what :func:`held` gives, and returns such."""
+def traced(module: torch.nn.Module) -> Iterator[Watch]:
+    """In this context the module takes what :func:`held` gives, and returns such.
+
+    Yields:
+        What the last trace says of sizes. Those of Dynamo, which would trace the hooks too, are not looked at.
+    """
+    watch = Watch()
     if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):  # which take no hooks
-        yield
+        yield watch
         return
+
+    def begin(_: Any, args: Any, kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            watch.begin((args, kwargs))
+        return restored((args, kwargs))
+
+    def end(_: Any, args: Any, result: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            watch.end()
+        return held(result)
+
     with (
-        module.register_forward_pre_hook(
-            lambda _, args, kwargs: restored((args, kwargs)), prepend=True, with_kwargs=True
-        ),
-        module.register_forward_hook(lambda _, args, result: held(result)),
+        module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True),
+        module.register_forward_hook(end),
     ):
-        yield
+        yield watch
 
 
 def difference(a: Any, b: Any) -> str | None:

@@ -105,13 +105,13 @@ def with_layers(module: fx.GraphModule) -> fx.GraphModule:
     """The graph, changed in place, with layers of ours for calls of PyTorch's recurrent functions."""
     for node in module.graph.nodes:
         kind = _CALLS.get(node.target) if node.op == "call_function" else None
-        if kind is not None and _is_plain(kind, node):
+        if kind is not None and _is_plain(node):
             node.target = _LAYERED[kind]
     module.recompile()
     return module
 
 
-def _is_plain(kind: str, node: fx.Node) -> bool:
+def _is_plain(node: fx.Node) -> bool:
     """Whether a call has no packed sequences, no projections of the state, and float32 throughout."""
     args = node.args
     if len(args) != 9 or node.kwargs or isinstance(args[3], (list, tuple, fx.Node)):

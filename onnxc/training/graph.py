@@ -103,15 +103,8 @@ def step_graph(joint: Joint, update: Update, slots: Sequence[Slot], *, last: boo
     values = [b.input(s.type) if s.state else held[s.name] for s in slots]
     inputs = [*own, clock.rate, clock.step, *values]
     place = {(s.name, s.state): k for k, s in enumerate(slots)}
-    total = {v.name: g for v, g in zip(joint.wrt, joint.gradients, strict=True) if g is not None}
-    seeds: list[Node] = []
-    if update.scaling:
-        scale = values[place["", SCALE]]
-        seeds = update.scaling.seeds(scale, joint.cotangents)
-        total = update.scaling.unscaled(b, total, scale)
-    if update.steps > 1:
-        share = 1 / update.steps
-        total = {n: b.add(values[place[n, "gradient"]], b.mul(g, share)) for n, g in total.items()}
+    seeds = update.scaling.seeds(values[place["", SCALE]], joint.cotangents) if update.scaling else []
+    total = _summed(b, joint, values, place, update)
     new: dict[int, Value] = {place[name, ""]: value for name, value in joint.buffers.items()}
     if update.scaling:  # a batch that overflows leaves no trace
         new = {k: b.where(b.lt(b.abs(v), math.inf), v, values[k]) for k, v in new.items()}
@@ -137,6 +130,19 @@ def step_graph(joint: Joint, update: Update, slots: Sequence[Slot], *, last: boo
             *(Value(v.type, f"{prefix}{k}") for k, v in enumerate(values)),
         ],
     )
+
+
+def _summed(
+    b: Builder, joint: Joint, values: Sequence[Value], place: Mapping[tuple[str, str], int], update: Update
+) -> dict[str, Value]:
+    """The gradients by name: without the loss's scale, and with those of the calls before."""
+    total = {v.name: g for v, g in zip(joint.wrt, joint.gradients, strict=True) if g is not None}
+    if update.scaling:
+        total = update.scaling.unscaled(b, total, values[place["", SCALE]])
+    if update.steps > 1:
+        share = 1 / update.steps
+        total = {n: b.add(values[place[n, "gradient"]], b.mul(g, share)) for n, g in total.items()}
+    return total
 
 
 def changed_slots(graph: Graph, slots: Sequence[Slot]) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxc.runtime.cuda.arrays import DeviceArray
 from onnxc.runtime.cuda.model import CudaModel
-from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.runtime.face import CompiledModel, Outputs
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[DeviceArray], Array]

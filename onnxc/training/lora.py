@@ -113,40 +113,56 @@ def with_lora(
 
 def _chosen(graph: onnx.GraphProto, targets: Sequence[str] | None) -> dict[str, np.ndarray]:
     """The weights that get an adapter."""
+    readers = _readers(graph)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    weights = {t.name: t for t in graph.initializer if len(t.dims) == 2 and t.data_type in floats and t.name in readers}
+    if targets is None:
+        found = [n for n in weights if not any(readers[n])]
+    else:
+        found = _fitting(list(weights), targets)
+    for name in found:
+        reader = next(filter(None, readers[name]), None)
+        if reader is not None:
+            raise InputError(
+                f"targets: {name!r} is read by {reader} too, not only as the second factor of MatMul or Gemm"
+            )
+    if not found:
+        raise InputError("the model has no weight that MatMul or Gemm multiplies by")
+    return {n: numpy_helper.to_array(weights[n]) for n in found}
+
+
+def _readers(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """The types of the nodes that read each value, subgraphs included; "" for a product by it, of MatMul or Gemm."""
     readers: dict[str, list[str]] = {}
     for node in graph.node:
         for k, name in enumerate(node.input):
-            multiplied = node.op_type in ("MatMul", "Gemm") and not node.domain and k == 1
-            readers.setdefault(name, []).append("" if multiplied else node.op_type)
+            readers.setdefault(name, []).append("" if k == 1 and _multiplies(node) else node.op_type)
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 for name in {n for inside in inner.node for n in inside.input}:
                     readers.setdefault(name, []).append(node.op_type)
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-    weights = {t.name: t for t in graph.initializer if len(t.dims) == 2 and t.data_type in floats and t.name in readers}
-    plain = [n for n in weights if not any(readers[n])]
-    if targets is None:
-        found = plain
-    else:
-        found = [n for n in weights if any(fnmatch.fnmatchcase(n, t) for t in targets)]
-        for target in targets:
-            if not fnmatch.filter(found, target):
-                raise InputError(f"targets: no matrix {target!r} among the weights; there are {list(weights)[:20]}")
-    others = {n: next(r for r in readers[n] if r) for n in found if n not in plain}
-    if others:
-        name, reader = next(iter(others.items()))
-        raise InputError(f"targets: {name!r} is read by {reader} too, not only as the second factor of MatMul or Gemm")
-    if not found:
-        raise InputError("the model has no weight that MatMul or Gemm multiplies by")
-    return {n: numpy_helper.to_array(weights[n]) for n in found}
+    return readers
+
+
+def _multiplies(node: NodeProto) -> bool:
+    """Whether the second input is a matrix that the first one is multiplied by."""
+    return node.op_type in ("MatMul", "Gemm") and not node.domain
+
+
+def _fitting(names: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """The names that any of the patterns fits. Raises InputError for a pattern that fits none."""
+    found = [n for n in names if any(fnmatch.fnmatchcase(n, t) for t in targets)]
+    for target in targets:
+        if not fnmatch.filter(found, target):
+            raise InputError(f"targets: no matrix {target!r} among the weights; there are {names[:20]}")
+    return found
 
 
 def _beside(
     node: NodeProto, chosen: Mapping[str, np.ndarray], adapters: Mapping[str, tuple[str, str]], scale: float
 ) -> list[NodeProto]:
     """A node with the adapter of its weight; any other as it is."""
-    multiplies = node.op_type in ("MatMul", "Gemm") and not node.domain and len(node.input) > 1
-    if not multiplies or node.input[1] not in adapters:
+    if not _multiplies(node) or len(node.input) < 2 or node.input[1] not in adapters:
         return [node]
     weight, end = node.input[1], node.output[0]
     (a, b), dtype = adapters[weight], chosen[weight].dtype

@@ -16,14 +16,15 @@ from onnxc.compiler import compile as compile_model
 from onnxc.errors import InputError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import InputShapes, Model
-from onnxc.gradient import joint
+from onnxc.gradient import Joint, joint
+from onnxc.ir.graph import Graph
 from onnxc.optim import Optimizer
 from onnxc.passes.widen_halves import KEPT
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.partition import BUDGET
 from onnxc.report import Report
 from onnxc.runtime.cuda.arrays import DeviceArray
-from onnxc.runtime.model import CompiledModel, Outputs
+from onnxc.runtime.face import CompiledModel, Outputs
 from onnxc.runtime.package import put_in_place
 from onnxc.runtime.random_state import Draws
 from onnxc.runtime.staged import StagedModel
@@ -98,40 +99,57 @@ def compile_training(
         InputError: a name that the model does not have, or a loss that is no scalar. UnsupportedError: an operator on
         the way that has no derivative here. Others as :func:`onnxc.compile`.
     """
+    if schedule is not None and not callable(schedule):
+        raise InputError(f"schedule is a function from the number of steps before to a rate, and not {schedule!r}")
+    budget = _budget(memory_budget)
     products = precision if precision in PRODUCTS else "float32"
     precision = "float32" if precision in PRODUCTS else precision
     scaling = scaling_of(precision, loss_scale)
     imported = onnx_file.load(model, base_dir=base_dir, input_shapes=input_shapes)
     imported = continued(with_batch_statistics(imported) if batch_statistics else imported)
+    both = _differentiated(
+        imported, loss, wrt, stop_gradient, precision, scaled=scaling is not None, on_gpu=target != "cpu"
+    )
+    update = Update(optimizer, clip_norm, clip_value, accumulate, scaling)
+    slots = slots_of(both, update)
+    graphs = [step_graph(both, update, slots, last=last) for last in ((False, True) if accumulate > 1 else (True,))]
+    for graph in graphs:
+        graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
+    programs = [
+        compile_model(graph, target=target, precision=products, threads=threads, cache=cache, fusion=fusion)
+        for graph in graphs
+    ]
+    changed = [changed_slots(graph, slots) for graph in graphs]
+    source = Source(model, base_dir, tuple(imported.input_names), tuple(imported.output_names))
+    return TrainingStep(source, programs, changed, slots, update, schedule, seed)
+
+
+def _differentiated(
+    imported: Graph, loss: str | Sequence[str] | None, wrt: Sequence[str] | None, stop_gradient: Sequence[str],
+    precision: str, *, scaled: bool, on_gpu: bool,
+) -> Joint:  # fmt: skip
+    """The forward and the backward pass in this precision; with inputs for the loss's scale, if it is `scaled`.
+
+    Raises:
+        InputError: a value of `wrt` that is no weight, or a loss that depends on none.
+        UnsupportedError: a model of several programs, where only one can be trained.
+    """
     both = joint(
-        imported, loss, wrt, cotangents=scaling is not None, stop_gradient=stop_gradient,
-        buffers=running_statistics(imported), prepare=before_gradients(precision, on_gpu=target != "cpu"),
+        imported, loss, wrt, cotangents=scaled, stop_gradient=stop_gradient, buffers=running_statistics(imported),
+        prepare=before_gradients(precision, on_gpu=on_gpu),
     )  # fmt: skip
     others = [v.name for v in both.wrt if v.name not in both.weights]
     if others:
         raise InputError(f"wrt: {others} are no weights of the model, and only these are trained")
-    if precision != "float32" or target != "cpu":
+    if precision != "float32" or on_gpu:
         check_is_one_program(both.graph)
-    budget = _budget(memory_budget)
-    if schedule is not None and not callable(schedule):
-        raise InputError(f"schedule is a function from the number of steps before to a rate, and not {schedule!r}")
-    both = lowered(both, precision, on_gpu=target != "cpu")
-    update = Update(optimizer, clip_norm, clip_value, accumulate, scaling)
-    slots = slots_of(both, update)
-    if not any(g is not None for g in both.gradients):
+    both = lowered(both, precision, on_gpu=on_gpu)
+    trained = [v.name for v, g in zip(both.wrt, both.gradients, strict=True) if g is not None]
+    if not trained:
         raise InputError("the loss depends on no weight that could be trained")
     if wrt is None:
-        trained = [v.name for v, g in zip(both.wrt, both.gradients, strict=True) if g is not None]
         warn_of_folded(trained, imported.metadata.get("folded", {}))
-    graphs = [step_graph(both, update, slots, last=last) for last in ((False, True) if accumulate > 1 else (True,))]
-    for graph in graphs:
-        graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
-    options: dict[str, Any] = {"target": target, "precision": products, "threads": threads, "cache": cache}
-    options["fusion"] = fusion
-    programs = [compile_model(graph, **options) for graph in graphs]
-    changed = [changed_slots(graph, slots) for graph in graphs]
-    source = Source(model, base_dir, tuple(imported.input_names), tuple(imported.output_names))
-    return TrainingStep(source, programs, changed, slots, update, schedule, seed)
+    return both
 
 
 @dataclass(frozen=True)

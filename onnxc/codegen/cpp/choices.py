@@ -17,11 +17,13 @@ class KernelOptions:
             than a direct sum does: see docs/accuracy.md. Likewise 1x1 kernels by Strassen's algorithm.
         tuned: measured decisions by subject, which go before the cost model's.
         vnni: the CPU multiplies and adds four pairs of bytes in one step.
+        often: the kernel is called again and again by a loop of the program, whose threads are awake meanwhile.
     """
 
     winograd: bool = True
     tuned: tuple[tuple[str, str], ...] = ()
     vnni: bool = False
+    often: bool = False
 
     def decide(self, subject: str, costs: Mapping[str, float]) -> Choice:
         """The tuned candidate if it is one of them, else the cheapest by the cost model."""

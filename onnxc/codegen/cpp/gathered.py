@@ -39,16 +39,8 @@ class Shared:
 
 def shared(emitter: TermEmitter, phase: Phase, vector: Symbol) -> Shared | None:
     """What the rows of a phase share, whose vectors run along `vector`; None where that is no gather, or too much."""
-    every = phase_terms(phase, dict(emitter.lookups))
-    if any(isinstance(t, Guard) for t in every) or any(
-        symbols(s.address) & emitter.lookups.keys() for s in phase.stores
-    ):
-        return None
-    data = {s for t in every for s in index_symbols(t) if s in emitter.lookups}
-    moving = {s: emitter.deps(emitter.lookups[s].term) for s in data}
-    moving = {s: deps for s, deps in moving.items() if vector in deps}
-    inner = [(s, d) for s, d in phase.loops if s != vector and not any(s in deps for deps in moving.values())]
-    if not moving or not any(not isinstance(d, int) or d >= ROWS for _, d in inner):
+    inner = _sharing(emitter, phase, vector)
+    if not any(not isinstance(d, int) or d >= ROWS for _, d in inner):
         return None
     free = frozenset(s for s, _ in inner)
     terms = list(_common(emitter, [s.term for s in phase.stores], vector, free))
@@ -58,10 +50,26 @@ def shared(emitter: TermEmitter, phase: Phase, vector: Symbol) -> Shared | None:
     if not places or size * STEP > BYTES:
         return None
     outer = [(s, d) for s, d in phase.loops if s != vector and s not in free]
-    width, extent = BYTES // size // STEP * STEP, dict(phase.loops)[vector]
+    return Shared(outer, inner, terms, places, _width(size, dict(phase.loops)[vector]))
+
+
+def _sharing(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[tuple[Symbol, Dim]]:
+    """The loops over rows that gather at the same places along the vector loop; none where nothing is gathered."""
+    every = phase_terms(phase, dict(emitter.lookups))
+    scattered = any(symbols(s.address) & emitter.lookups.keys() for s in phase.stores)
+    if scattered or any(isinstance(t, Guard) for t in every):
+        return []
+    data = {s for t in every for s in index_symbols(t) if s in emitter.lookups}
+    moving = [deps for s in data if vector in (deps := emitter.deps(emitter.lookups[s].term))]
+    return [(s, d) for s, d in phase.loops if s != vector and not any(s in deps for deps in moving)] if moving else []
+
+
+def _width(size: int, extent: Dim) -> int:
+    """How many elements of the vector loop the tables of an item hold, at so many bytes for each."""
+    width = BYTES // size // STEP * STEP
     if isinstance(extent, int) and extent > 0:  # pieces of the same size
         width = -(-extent // (-(-extent // width) * STEP)) * STEP
-    return Shared(outer, inner, terms, places, width)
+    return width
 
 
 def _common(emitter: TermEmitter, terms: list[Term], vector: Symbol, free: frozenset[Symbol]) -> Iterator[Term]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from onnxc.codegen.cpp import gathered, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
+from onnxc.codegen.cpp.masks import in_bytes
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
 from onnxc.codegen.cpp.shape import COSTS, apart, extent_of, phase_terms, staging
 from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Reduced
+from onnxc.loops.terms import Apply, Load, Reduced, walk
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
@@ -238,9 +239,11 @@ class NestEmitter(PhaseEmitter):
         rest = "row"
         lo, hi = "0", self._top(extent)
         if chunked:
-            chunk = f"row % {self._top(chunks)}" if loops else "row"
+            chunk, rest = (f"row % {self._top(chunks)}", f"(row / {self._top(chunks)})") if loops else ("row", "row")
+            if loops and self._shares_lines(phase):  # what lies between its lanes is read by the rows that follow
+                chunk, rest = f"row / {self._top(total)}", f"(row % {self._top(total)})"
             scope.lines.append(f"const i64 lo = {chunk} * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});")
-            lo, hi, rest = "lo", "hi", f"(row / {self._top(chunks)})"
+            lo, hi = "lo", "hi"
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
             value = f"{rest}{f' % {self._top(d)}' if k else ''}"
@@ -259,6 +262,12 @@ class NestEmitter(PhaseEmitter):
                 "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {",
                 *indent(scope.lines), "}"]  # fmt: skip
         return text, f"ox_up({rows}, {grain})"
+
+    def _shares_lines(self, phase: Phase) -> bool:
+        """Whether lanes of a load lie apart, so that other rows read the same lines of the cache."""
+        loads = {t for s in phase.stores for t in walk(s.term) if isinstance(t, Load)}
+        strides = [self.emitter.stride(t.index[0]) for t in loads]
+        return any(isinstance(step, int) and abs(step) > 1 for step in strides)
 
     def _gathered_phase(self, phase: Phase, vector: Symbol, shared: gathered.Shared) -> tuple[list[str], str]:
         """Items are pieces of the vector loop, at each point of the outer loops; where these are few, the rows that
@@ -301,7 +310,7 @@ def _size_key(d: Dim) -> int:
 
 def emit_sections(nests: list[Nest], lanes: int) -> KernelSource:
     """A kernel function over one or more sections: their items follow each other."""
-    emitters = [NestEmitter(part, lanes) for n in nests for part in apart(n)]
+    emitters = [NestEmitter(part, lanes) for n in nests for part in apart(in_bytes(n))]
     buffers: list[Value] = []
     lines: list[str] = []
     counts: list[str] = []

@@ -87,7 +87,7 @@ class PhaseEmitter:
                 inner.lines.append("const Part lanes{1};")
             values = [self.emitter.emit(s.term, scope) for s in phase.stores]
             for s, value in zip(phase.stores, values, strict=True):
-                self.emitter.store(s.value, s.address, value, inner)
+                self.emitter.store(s, value, inner)
             scope.lines += ["{", *indent(inner.lines), "}"]
             return
         previous, self.emitter.vector = self.emitter.vector, vector
@@ -310,7 +310,7 @@ class PhaseEmitter:
             a.accumulate(self.emitter, scope, prefix)
         values = [self.emitter.emit(s.term, scope) for s in phase.stores]  # all first: a store may overwrite an operand
         for s, value in zip(phase.stores, values, strict=True):
-            self.emitter.store(s.value, s.address, value, scope)
+            self.emitter.store(s, value, scope)
         for term, name in self.caches.computed_by(phase):
             if term not in self.emitter.cached:
                 value = self.emitter.emit(term, scope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
@@ -145,7 +145,7 @@ class ProgramWriter:
             return emit_sections(nests, self.lanes)
         if group.kind == "opaque":
             return emit_opaque(group, layout, self.lanes, self.weights)
-        return emit_template(group, layout, self.lanes, self.weights, self.options)
+        return emit_template(group, layout, self.lanes, self.weights, replace(self.options, often=self.depth > 0))
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; states are copied from the step's result before the next step."""

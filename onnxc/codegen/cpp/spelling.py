@@ -128,9 +128,7 @@ MOVES = frozenset({
 
 def check_complex(graph: Graph) -> None:
     """Raises UnsupportedError for a node that computes with complex numbers."""
-    for node in graph.nodes:
-        for region in node.regions:
-            check_complex(region)
+    for node in graph.all_nodes():
         kinds = {v.dtype.kind for v in (*node.operands, *node.outputs) if isinstance(v.type, TensorType)}
         moved = node.op in MOVES and node.attrs.get("reduction", "none") == "none"
         if "complex" in kinds and not moved:

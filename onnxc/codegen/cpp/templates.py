@@ -27,6 +27,8 @@ MATRICES = 3  # MM_LINES of matmul.h: whose lines the matmul template fetches ea
 PACKED_GROWTH = 2  # matrices of a batch are packed at compile time if that takes so many times their bytes
 MOST_MATRICES = 4096  # of such a batch
 FEW = 24  # MM_FEW of matmul.h, at most
+FEW_DOTS, MOST_DOTS = 4, 8  # rows of A that take columns of B as they lie: of sums of any length, at most
+DOT = 48  # terms of a sum for each of them: shorter ones are added up across lanes too often
 LOOSE_ROWS = 1024  # most rows of A for which each thread packs the panels of B that it needs, when it needs them
 LOOSE_BYTES = 1 << 20  # of panels that are packed at a time: they should stay in a cache of the second level
 SHORT = 32  # MM_SHORT of matmul.h: up to so many terms, a sum has a plain loop of its own
@@ -65,6 +67,8 @@ class MatmulEmitter(TemplateEmitter):
         if access.sizes[1] == 1 and access.b.row == 1 and a.startswith("MmRows"):
             return self._column(access, a, decode, names)
         short = a.startswith("MmRows") and isinstance(access.sizes[2], int) and access.sizes[2] <= SHORT
+        if a.startswith("MmRows") and not short and _few_by_columns(access):
+            return self._few(access, a, decode, names)
         panels = self._loose_panels(access) if a.startswith("MmRows") and not short else 0
         if panels:
             return self._loose(access, a, panels, decode, names)
@@ -74,7 +78,7 @@ class MatmulEmitter(TemplateEmitter):
         batch = self.size(prod(d for _, d in access.batch))
         long_runs = not a.startswith("MmRows") or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
         divide, least = ("mm_short_grid", "") if short else ("mm_coarse_grid", ", 16") if long_runs else ("mm_grid", "")
-        grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least});"
+        grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least}{self._often});"
         task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{self._out(end, access, names)});"
         if short:
             task = f"(void)scratch; mm_short(g, t % g.tasks, {a}, {b}.packed, {m}, {n}, {k}, epi);"
@@ -87,13 +91,20 @@ class MatmulEmitter(TemplateEmitter):
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
 
     @property
+    def _often(self) -> str:
+        return ", MM_OFTEN" if self.options.often else ""
+
+    @property
     def _vector(self) -> str:
         return {"f32": "vf", "f64": "vd"}[self.element]
 
     def _loose_panels(self, access: MatmulAccess) -> int:
         """How many panels of B a thread packs at a time, as it needs them; 0 where B is packed beforehand, or not."""
         m, n, k = access.sizes
-        if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or not FEW < m <= LOOSE_ROWS:
+        if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or m > LOOSE_ROWS:
+            return 0
+        # Few rows read B where it lies, if they can; if not, what several matrices of A share is packed once.
+        if m <= FEW and (always_equal(access.b.col, 1) or len(_batch_of_b(access)) < len(access.batch)):
             return 0
         panel = PANEL[self.lanes]
         each = k * panel * self.bytes
@@ -111,7 +122,7 @@ class MatmulEmitter(TemplateEmitter):
         loose = f"MmLoose<{t}>{{{b}, {self.size(access.b.row)}, {self.size(access.b.col)}}}"
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         epilogue = self.epilogue(end)
-        grid = f"const MmGrid g = mm_loose_grid({m}, {n}, {k}, ctx->threads);"
+        grid = f"const MmGrid g = mm_loose_grid({m}, {n}, {k}, ctx->threads{self._often});"
         room = self.size(panels * PANEL[self.lanes] * access.sizes[2])
         body = [grid, f"{t} *const scratch = ({t} *)(a->scratch + worker * ((MM_SCRATCH + {room}) * {self.bytes}));",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
@@ -131,6 +142,19 @@ class MatmulEmitter(TemplateEmitter):
         body = [parts, "for (i64 t = first; t < last; t++) {", *indent([x.replace("g.tasks", "parts") for x in decode]),
                 f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
                 f"  mv_task<{self.element}>(t % parts, parts, {a}, {vector}, {m}, {k}, epi);", "}"]  # fmt: skip
+        batch = self.size(prod(d for _, d in access.batch))
+        return self.source(body, f"parts * {batch}", "matvec.h", "0", [parts], "matmul")
+
+    def _few(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
+        """Few rows times a matrix whose columns are contiguous."""
+        m, n, k = (self.size(d) for d in access.sizes)
+        b = f"{self.pointer(access.b.value)} + {self.index(access.b.base, names)}"
+        columns = f"MvColumns<{self.element}>{{{b}, {self.size(access.b.col)}}}"
+        end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
+        parts = f"const i64 parts = mv_few_parts({m}, {n}, {k}, ctx->threads);"
+        body = [parts, "for (i64 t = first; t < last; t++) {", *indent([x.replace("g.tasks", "parts") for x in decode]),
+                f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
+                f"  mv_few_task(t % parts, parts, {a}, {columns}, {m}, {n}, {k}, epi);", "}"]  # fmt: skip
         batch = self.size(prod(d for _, d in access.batch))
         return self.source(body, f"parts * {batch}", "matvec.h", "0", [parts], "matmul")
 
@@ -199,6 +223,14 @@ class MatmulEmitter(TemplateEmitter):
         packed = f"{place} + {self._position(access, names)} * {each}"
         rows = f"{pointer} + {self.index(b.base, names)}, {self.size(b.row)}" if in_place else "nullptr, 0"
         return f"MmRight<{t}>({packed}, {rows})", pack, f"{count} * {each} * {self.bytes}"
+
+
+def _few_by_columns(access: MatmulAccess) -> bool:
+    """Whether a B that nothing has packed, of contiguous columns, meets so few rows that they read it as it lies."""
+    (m, _, k), b = access.sizes, access.b
+    if not isinstance(m, int) or not always_equal(b.row, 1) or constant_of(b.value) is not None:
+        return False
+    return m <= MOST_DOTS and m <= (max(FEW_DOTS, k // DOT) if isinstance(k, int) else FEW_DOTS)
 
 
 def _batch_of_b(access: MatmulAccess) -> list[tuple[Symbol, Dim]]:

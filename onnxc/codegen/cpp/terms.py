@@ -15,6 +15,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, coefficient, of, symbols
 from onnxc.ir.graph import Value
+from onnxc.loops.nest import Store
 from onnxc.loops.terms import (
     Apply,
     Const,
@@ -32,6 +33,7 @@ from onnxc.loops.terms import (
 )
 
 ONE = Const(dtypes.float32, np.float32(1).tobytes())
+_FEW_DIVISIONS = 3  # of a lane's address: with more, a copy of it for each lane takes long to compile
 UNROUNDED = frozenset({"add", "sub", "neg", "abs", "max", "min", "where", "copy", "floor", "ceil", "round", "sign"})
 
 
@@ -326,9 +328,12 @@ class TermEmitter:
         return " + ".join(texts)
 
     @staticmethod
-    def _by_lane(kind: str, each: str) -> str:
-        """The vector of an expression in the lane `i`."""
-        return f"some_lanes<{kind}>(lane_lo(lanes), (int)lanes, [&](int i) OX_LAMBDA {{ return {each}; }})"
+    def _by_lane(kind: str, each: str, is_long: bool = False) -> str:
+        """The vector of an expression in the lane `i`; one that `is_long`, or divides often, is not written out for each
+        lane.
+        """
+        lanes = "lane_by_lane" if is_long or _divisions(each) > _FEW_DIVISIONS else "some_lanes"
+        return f"{lanes}<{kind}>(lane_lo(lanes), (int)lanes, [&](int i) OX_LAMBDA {{ return {each}; }})"
 
     def _repeats(self, term: Load, scope: Scope) -> int | None:
         """How many lanes in a row read the same element. A function that is called for single lanes may begin in the
@@ -338,11 +343,11 @@ class TermEmitter:
             return None
         return None if any(s.lanewise for s in scope.chain()) else repeats(term.index[0], self.vector)
 
-    def store(self, storage: Value, address: Dim, value: str, scope: Scope) -> None:
-        """Writes a vector to memory."""
-        p = self.pointer(storage)
+    def store(self, store: Store, value: str, scope: Scope) -> None:
+        """Writes a vector to memory: the term's value. (That of a bool may be a byte: `masks.py`.)"""
+        p, address = self.pointer(store.value), store.address
         stride = self.stride(address)
-        dtype = storage.dtype
+        dtype = store.term.dtype if store.value.dtype is dtypes.boolean else store.value.dtype
         if stride is None:
             put = spelling.put_element(f"{p}[{self.lane_address(address, scope)}]", f"{value}[i]", dtype)
             scope.lines.append(f"for (int i = 0; i < (int)lanes; i++) {put};")
@@ -446,7 +451,8 @@ class TermEmitter:
             rest = f"Range{{lane_lo(lanes), (int){lo}}}" if signs == {True} else f"Range{{(int){hi}, (int)lanes}}"
         if self._may_fail(term) or (self._reads(term.outside) and len(signs) != 1):
             one = f"({lo} <= i && i < {hi} ? {inside}({loop} + i, Part{{1}}) : {outside}({loop} + i, Part{{1}}))[0]"
-            return self._by_lane(lane, one)
+            loads = (t.index[0] for t in walk(term) if isinstance(t, Load))
+            return self._by_lane(lane, one, any(_divisions(str(a)) > _FEW_DIVISIONS for a in loads))
         both = f"{inside}({loop}, Range{{(int){lo}, (int){hi}}}), {outside}({loop}, {rest})"
         return f"v_sel(range_mask<{lane}>({lo}, {hi}, all_lanes{{}}), {both})"
 
@@ -512,6 +518,11 @@ class TermEmitter:
         else:
             target.lines.append(f"const i64 {name} = ox_index(ctx, (i64)({value})[0], {extent});")
         self.names[s] = target.lookups[s] = name
+
+
+def _divisions(text: str) -> int:
+    """How many divisions and remainders an expression has, as it is shown or spelled."""
+    return sum(text.count(op) for op in ("//", "%", "ox_div(", "ox_mod("))
 
 
 def _narrowed(condition: str, stride: Dim | None, lo: str, hi: str) -> str:

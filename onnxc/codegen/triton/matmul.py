@@ -106,7 +106,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """Lanes of the tile, `m` or `n`: where they start, how many the result has, and the operand that has them too."""
 
     name: str
@@ -165,7 +165,7 @@ class Product:
         resident = blocks.resident if self.is_described() else 0
         order = _order(self.tile, (self.m, self.n), blocks, self.access.batch, "turn" if resident else "pid")
         tiles = ceildiv(self.m, blocks.m) * ceildiv(self.n, blocks.n) * self.batch
-        zero = f"acc = tl.zeros(({blocks.m}, {blocks.n}), tl.float32)"
+        zero = self.zero_of()
         lanes, pointed = self._lanes(), self.pointed()
         if resident:
             reads = ["if ox_descriptors:", *indent(self._described()), "else:", *indent([*lanes, *pointed])]
@@ -181,12 +181,12 @@ class Product:
             lines, self.buffers, tiles, blocks.warps, blocks.stages, "matmul", self.wide, resident=resident
         )  # fmt: skip
 
-    def axes(self) -> list[_Axis]:
+    def axes(self) -> list[Axis]:
         """Rows and columns."""
         sides = (("m", "row", self.m, self.blocks.m), ("n", "column", self.n, self.blocks.n))
-        return [_Axis(*side, operand) for side, operand in zip(sides, self.operands, strict=True)]
+        return [Axis(*side, operand) for side, operand in zip(sides, self.operands, strict=True)]
 
-    def mask(self, axis: _Axis, limit: Dim) -> str | None:
+    def mask(self, axis: Axis, limit: Dim) -> str | None:
         """Which lanes of an axis are below a limit; None where all are."""
         if isinstance(limit, int) and isinstance(axis.size, int) and -(-axis.size // axis.lanes) * axis.lanes <= limit:
             return None
@@ -203,6 +203,10 @@ class Product:
         return lines
 
     # ------------------------------------------------------------ the sum
+
+    def zero_of(self) -> str:
+        """What the sum begins with."""
+        return f"acc = tl.zeros(({self.blocks.m}, {self.blocks.n}), tl.float32)"
 
     def pointed(self) -> list[str]:
         """The loop over K, through pointers."""

@@ -162,7 +162,7 @@ def _cumsum(node: Node, layout: Layout) -> list[Kernel]:
     source, target = w.spread("x", reach)
     kind = spelling.computed(x.dtype)
     nothing = "-0.0" if x.dtype.is_float else "0"  # -0.0 + x is x, whatever the x
-    turn = _scanned_piece(w, node, (x, y), (source, target), [s[axis] for s in strides], width)
+    turn = _scanned_piece(w, node, (x, y), (source, target), [s[axis] for s in strides])
     if whole:
         w.lanes("r", "0", width, "[None, :]")
         w.lines += [*turn, f"tl.store(at, {kept('s', y.dtype)}, mask=inside)"]
@@ -182,7 +182,7 @@ def _cumsum(node: Node, layout: Layout) -> list[Kernel]:
 
 
 def _scanned_piece(
-    w: Writer, node: Node, values: tuple[Value, Value], lines: tuple[str, str], steps: list[Dim], width: int
+    w: Writer, node: Node, values: tuple[Value, Value], lines: tuple[str, str], steps: list[Dim]
 ) -> list[str]:
     """Statements that compute the sums `s` of a piece of lines, positions `r`, with the addresses `at` of results."""
     x = values[0]

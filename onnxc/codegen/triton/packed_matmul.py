@@ -11,12 +11,13 @@ four of them are expanded at once, as matrix units want them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.kernel import Kernel, indent, power
-from onnxc.codegen.triton.matmul import Operand, Product
+from onnxc.codegen.triton.matmul import Axis, Operand, Product
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.product_tiles import Blocks
 from onnxc.codegen.triton.terms import Packed
@@ -31,6 +32,9 @@ from onnxc.primitives.builder import constant_of
 UNIT = 64  # rows of K between the codes of a byte, at most
 FEW = 16  # rows of a product, up to which it is one tile high
 MOST = 64  # rows of a tile where their number is not known
+PARTS = 8  # of a sum that are made side by side
+GROUPS = 16  # that the groups of a column are a multiple of, if there are as many
+LEAST = 8  # rows of a tile of matrix units
 WIDE = 8192  # columns, from which on there are enough of the wider tiles
 
 
@@ -70,7 +74,9 @@ class PackedProduct(Product):
         self.key = ("matmul_quantized", *(v.id for v in node.operands[1:]))
         self.each = max(1, 8 // self.bits)  # codes of a byte
         self.unit = _unit(depth, self.block, self.each)
-        self.groups = -(-depth // (self.each * self.unit))  # of `unit` bytes
+        self.turn = self.each * self.unit  # codes of a column's group of `unit` bytes
+        least = power(-(-depth // self.turn))
+        self.groups = -(-depth // (self.turn * min(GROUPS, least))) * min(GROUPS, least)
         self.bias = 1 << (self.bits - 1)  # that makes codes unsigned
         self.zero = zero[0] if zero else None
         self.scale = scale if self.bits < 16 else None
@@ -78,14 +84,23 @@ class PackedProduct(Product):
         self.element = spelling.stored(self.dtype)
 
     def tiles(self, rows: int) -> list[Blocks]:
-        """Tiles for so many rows, the one first that was fastest on an H200. A turn takes `k` products of a sum."""
-        if rows <= FEW:
-            narrow = [Blocks(16, 32, 256, 4, 4), Blocks(16, 32, 128, 4, 6)]
-            wide = [Blocks(16, 64, 256, 4, 4), Blocks(16, 64, 128, 4, 5)]
-            return [*wide, *narrow] if self.codes.shape[1] >= WIDE else [*narrow, *wide]
-        if rows <= 32:
-            return [Blocks(32, 32, 128, 4, 5), Blocks(32, 64, 128, 4, 4)]
-        return [Blocks(64, 64, 128, 4, 4), Blocks(64, 128, 64, 8, 4), Blocks(64, 32, 128, 4, 4)]
+        """Tiles for so many rows, the one first that was fastest on an H200. A turn takes `k` products of a sum, in
+        parts that each have warps of their own.
+        """
+        high = power(rows) if self.exact else max(LEAST, power(rows))
+        narrow, broad, broader = (16, 4, 4), (32, 4, 4), (64, 4, 3)
+        sizes = [broad, narrow, broader, (32, 8, 4)]
+        if self.bits == 8 and self.unit < UNIT and rows <= LEAST:
+            sizes = [sizes[-1], *sizes[:-1]]
+        if self.codes.shape[1] >= WIDE:
+            sizes = [broader, broad, narrow]
+        elif rows <= LEAST and self.unit == UNIT:
+            sizes = [narrow, broad, broader]
+        found = []
+        for wide, parts, stages in sizes:
+            parts = min(parts, self.groups)
+            found.append(Blocks(high, wide, parts * self.turn, max(4, parts), stages))
+        return list(dict.fromkeys(found))
 
     def right(self, b: Matrix) -> Operand:
         """The packed codes."""
@@ -109,72 +124,122 @@ class PackedProduct(Product):
                 packed |= (parts[:, k].astype(np.int16) + self.bias).astype(np.uint8) << (k * self.bits)
         out.view(packed.dtype).reshape(columns, -1)[:] = packed.reshape(-1, columns).T
 
-    def _rows(self, name: str, array: np.ndarray) -> Packed:
-        """Scales or zero points, with rows for all of the codes that bytes have."""
-        count = -(-self.groups * self.each * self.unit // self.block)
+    # ------------------------------------------------------------ scales and zero points
+
+    def _kind(self) -> str:
+        """How scales and zero points are stored: as the shortest floats that hold all of them."""
+        arrays = [x for x in (self.scale, self.zero) if x is not None]
+        if self._is_short():
+            return "float16"
+        return "float32" if any((x.view(np.uint32) & 0xFFFF).any() for x in arrays) else "bfloat16"
+
+    def _names(self) -> list[str]:
+        """The numbers that a group needs, in order: for each position in bytes, if its codes are in several blocks."""
+        count = 1 if self.is_constant() or self.block % self.turn == 0 else self.each
+        names = ["scale"] * (self.scale is not None) + ["zero"] * (self.zero is not None)
+        return [f"{name}{j}" for name in names for j in range(count)]
+
+    def is_constant(self) -> bool:
+        """Whether a column has one scale."""
+        return self.block >= len(self.codes)
+
+    def _numbers(self, kind: str) -> Packed:
+        """Scales and zero points [words, columns, groups]. Those of 16 bits are two in a word."""
+        names, columns = self._names(), self.codes.shape[1]
+        groups = 1 if self.is_constant() else self.groups
+        each = 1 if kind == "float32" else 2
+        shape = (-(-len(names) // each), columns, groups)
 
         def write(out: np.ndarray) -> None:
-            out.view(array.dtype).reshape(count, -1)[: len(array)] = array
+            first = np.arange(groups) * self.turn
+            found = np.zeros((shape[0] * each, columns, groups), np.float32)
+            for k, name in enumerate(names):
+                array = self.scale if name.startswith("scale") else self.zero
+                assert array is not None
+                row = (first + int(name[-1]) * self.unit) // self.block
+                there = row < len(array)
+                found[k][:, there] = array[row[there]].T
+            if kind == "float32":
+                words: np.ndarray = found.view(np.uint32)
+            else:
+                bits = found.astype(np.float16).view(np.uint16) if kind == "float16" else found.view(np.uint32) >> 16
+                low, high = bits[::2].astype(np.uint32), bits[1::2].astype(np.uint32)
+                words = low | high << 16
+            out.view(np.uint32).reshape(shape)[:] = words
 
-        return Packed((*self.key, name), TensorType(dtypes.from_numpy(array.dtype), (count, array.shape[1])), write)
+        return Packed((*self.key, "numbers", kind), TensorType(dtypes.uint32, shape), write)
+
+    def _loads(self, turn: str | None) -> list[str]:
+        """Loads the numbers of a turn's groups; `turn` is None for those that all groups have in common."""
+        kind, names = self._kind(), self._names()
+        numbers = self._numbers(kind)
+        words, columns, groups = numbers.t.shape
+        mask = self.mask(self._across(), self.codes.shape[1])
+        lines = []
+        for k in range(int(words)):  # type: ignore[arg-type]
+            base = f"{self.buffers.pointer(numbers)} + {k * columns * groups} + n3 * {groups}"
+            lines.append(f"word{k} = {_load(f'{base} + {turn}' if turn else base, [mask])}")
+        each = 1 if kind == "float32" else 2
+        for k, name in enumerate(names):
+            word = f"word{k // each}"
+            if kind == "float32":
+                text = f"{word}.to(tl.float32, bitcast=True)"
+            elif kind == "float16":
+                text = f"({word}{' >> 16' * (k % 2)}).to(tl.uint16).to(tl.float16, bitcast=True)"
+            else:
+                text = f"({word}{' >> 16' * (k % 2)} << 16).to(tl.float32, bitcast=True)"
+            lines.append(f"{name} = {text}")
+        return lines
 
     # ------------------------------------------------------------ the sum
 
+    def zero_of(self) -> str:
+        return f"acc = tl.zeros(({self._parts()}, {self.blocks.n}, {self.blocks.m}), tl.float32)"
+
     def pointed(self) -> list[str]:
-        """The loop over groups of bytes, several a turn."""
-        size = self.size = max(1, self.blocks.k // (self.each * self.unit))
-        whole = self.groups if self.k == self.groups * self.each * self.unit else self.groups - 1
-        steps, rest = divmod(whole, size)
+        """The loop over the groups of a column, one for each part a turn; then the parts are added.
+
+        Weights are the left factor: their columns are many, and the rows of the other one few.
+        """
         a, b = self.operands
+        parts, unit, kind = self._parts(), self.unit, ".to(tl.int64)" if self.wide else ""
+        inner, step = self.tile.index(a.inner), parts * self.turn
         lines = [
-            f"tk = tl.arange(0, {self.unit}){'.to(tl.int64)' if self.wide else ''}",
-            f"a_at = {self.buffers.pointer(a.value)} + {self.line(a, 'm')} + tk[None, :] * {self.tile.index(a.inner)}",
-            f"b_at = {self.buffers.pointer(b.value)} + {self.line(b, 'n')} + tk[:, None]",
+            f"m3 = (row + tl.arange(0, {self.blocks.m}){kind})[None, None, :]",
+            f"n3 = (column + tl.arange(0, {self.blocks.n}){kind})[None, :, None]",
+            f"part = tl.arange(0, {parts}){kind}[:, None, None]",
+            f"tk = tl.arange(0, {unit}){kind}",
+            f"b_at = {self.buffers.pointer(b.value)} + {self.line(b, 'n3')} + part * {unit} + tk[None, None, :]",
+            f"k3 = part * {self.turn} + tk[None, :, None]",
+            f"a_at = {self.buffers.pointer(a.value)} + {self.line(a, 'm3')} + k3 * {inner}",
         ]
-        if steps:
-            loop = f"for turn in tl.range(0, {steps}, num_stages={self.blocks.stages}):"
-            lines += [loop, *indent(self._step(f"turn * {size}", size, False))]
-        if rest:
-            lines += self._step(str(steps * size), rest, False)
-        if whole < self.groups:
-            lines += self._step(str(whole), 1, True)
-        return lines
+        if self.scale is not None and self.is_constant():
+            lines += self._loads(None)
+        rows, columns = self.mask(self._down(), a.limit), self.mask(self._across(), b.limit)
+        body = [f"turn = step{' + tl.zeros((), tl.int64)' if self.wide else ''}"]
+        body.append(f"codes = {_load(f'b_at + turn * {parts * unit}', [columns])}")
+        if self.scale is not None and not self.is_constant():
+            body += self._loads(f"turn * {parts} + part")
+        for j in range(self.each):
+            k = f"turn * {step} + {j * unit}"
+            inside = f"k3 + {k} < {len(self.codes)}" if len(self.codes) % step else None
+            body += [
+                f"a = {_load(f'a_at + ({k}) * {inner}', [rows, inside])}",
+                f"b = {self._expanded(j)}", f"acc = tl.dot(b, a, acc{self.dot})",
+            ]  # fmt: skip
+        turns = -(-len(self.codes) // step)
+        loop = f"for step in tl.range(0, {turns}, num_stages={self.blocks.stages}):"
+        return [*lines, loop, *indent(body), "acc = tl.trans(tl.sum(acc, 0))"]
 
-    def _step(self, first: str, count: int, last: bool) -> list[str]:
-        """Some groups, from number `first` on; `last` if part of the codes are beyond K."""
-        a, b = self.operands
-        rows, columns = self.mask(self.axes()[0], a.limit), self.mask(self.axes()[1], b.limit)
-        lines = [f"group = {first}{' + tl.zeros((), tl.int64)' if self.wide else ''}"]
-        known: dict[str, str] = {}
-        for g in range(count):
-            lines.append(f"codes = {_load(f'b_at + (group + {g}) * {self.unit}', [columns])}")
-            for j in range(self.each):
-                row = self._row(g, j, count)
-                for name, array in (("scale", self.scale), ("zero", self.zero)):
-                    if array is not None and known.get(name) != row:
-                        known[name] = row
-                        at = f"{self.buffers.pointer(self._rows(name, array))} + ({row}) * {array.shape[1]} + n"
-                        lines.append(f"{name} = {_load(at, [columns])}")
-                k = f"((group + {g}) * {self.each} + {j}) * {self.unit}"
-                inside = f"{k} + tk[None, :] < {self.tile.index(self.k)}" if last else None
-                lines += [
-                    f"a = {_load(f'a_at + {k} * {self.tile.index(a.inner)}', [rows, inside])}",
-                    f"b = {self._expanded(j)}", f"acc = tl.dot(a, b, acc{self.dot})",
-                ]  # fmt: skip
-        return lines
+    def _parts(self) -> int:
+        """Parts of the sum that are made side by side."""
+        return max(1, self.blocks.k // self.turn)
 
-    def _row(self, g: int, j: int, count: int) -> str:
-        """The row of scales of the codes at position `j` in a group, the one `g` behind the first of `count`."""
-        each, block = self.each * self.unit, self.block
-        if block >= len(self.codes):
-            return "0"
-        if count == self.size and block % (count * each) == 0:  # all of a turn are in one block
-            return f"group * {each} // {block}"
-        if block % each == 0:
-            return f"(group + {g}) * {each} // {block}"
-        if each % block == 0:
-            return f"(group + {g}) * {each // block} + {j * self.unit // block}"
-        return f"((group + {g}) * {self.each} + {j}) * {self.unit} // {block}"
+    def _down(self) -> Axis:
+        return replace(self.axes()[0], name="m3")
+
+    def _across(self) -> Axis:
+        return replace(self.axes()[1], name="n3")
 
     def _expanded(self, j: int) -> str:
         """The numbers that the codes at a position stand for. In float16 where that makes no difference."""
@@ -183,9 +248,11 @@ class PackedProduct(Product):
         text = f'ox_codes(codes, {j * self.bits}, {self.bits}, "{_asm(j * self.bits, self.bits)}")'
         element = "tl.float16" if self._is_short() else "tl.float32"
         text = f"{text}.to({element})"
+        names = self._names()
+        scale, zero = (f"{name}{j if f'{name}{j}' in names else 0}" for name in ("scale", "zero"))
         if self.zero is not None:
-            text = f"({text} - zero.to({element}))"
-        return f"({text} * scale.to({element})).to({self.element})"
+            text = f"({text} - {zero}.to({element}))"
+        return f"({text} * {scale}.to({element})).to({self.element})"
 
     def _is_short(self) -> bool:
         """Whether float16 holds differences and scales as they are: then products are rounded once, as they must be."""
@@ -196,16 +263,33 @@ class PackedProduct(Product):
 
 
 def _asm(shift: int, bits: int) -> str:
-    """Four codes of four bytes, `shift` bits from the lowest on, as float16: 1024 and the code have known bits."""
-    middle = 1024 + (1 << (bits - 1))
-    less = int(np.float16(middle).view(np.uint16))
-    mask = (1 << bits) - 1
-    ones = f"{mask | mask << 16:#x}, 0x64006400, 0xea"
-    return (
-        f"{{ .reg .b32 x, y, z, c; shr.b32 x, $2, {shift}; prmt.b32 y, x, 0, 0x4140; prmt.b32 z, x, 0, 0x4342; "
-        f"lop3.b32 y, y, {ones}; lop3.b32 z, z, {ones}; mov.b32 c, {less | less << 16:#x}; "
-        "sub.f16x2 $0, y, c; sub.f16x2 $1, z, c; }"
-    )
+    """Four codes of four bytes, `shift` bits from the lowest on, as float16: 1024 and the byte's code have known bits.
+    A code that is not in the lowest bits counts as many times as much, and is divided.
+    """
+    pairs = (("y", "$0", "4140"), ("z", "$1", "4342"))
+    begin = "{ .reg .b32 x, y, z, c; "
+    if bits == 8:
+        lines = [f"prmt.b32 {y}, $2, 0x64646464, 0x{order}; " for y, _, order in pairs]
+    else:
+        mask = ((1 << bits) - 1) << shift
+        lines = [
+            f"prmt.b32 {y}, $2, 0, 0x{order}; lop3.b32 {y}, {y}, {mask | mask << 16:#x}, 0x64006400, 0xea; "
+            for y, _, order in pairs
+        ]
+    middle = (1024 >> shift) + (1 << (bits - 1))
+    if shift:
+        lines.append(f"mov.b32 x, {_pair(2.0**-shift):#x}; mov.b32 c, {_pair(-middle):#x}; ")
+        lines += [f"fma.rn.f16x2 {out}, {y}, x, c; " for y, out, _ in pairs]
+    else:
+        lines.append(f"mov.b32 c, {_pair(middle):#x}; ")
+        lines += [f"sub.f16x2 {out}, {y}, c; " for y, out, _ in pairs]
+    return begin + "".join(lines) + "}"
+
+
+def _pair(number: float) -> int:
+    """The bits of a number in float16, twice."""
+    one = int(np.float16(number).view(np.uint16))
+    return one | one << 16
 
 
 def _unit(depth: int, block: int, each: int) -> int:

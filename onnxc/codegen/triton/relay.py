@@ -91,7 +91,7 @@ def emit_relay(group: Group, layout: Layout, choice: Pace | None) -> Kernel:
         (stage.body,) = NestEmitter(stage.nest, buffers, wide, stage.tile, given, passing).bodies()
     count = group.sections[0].root.shape[0]
     assert isinstance(count, int)
-    lines, programs = _steps(stages, count, _hop(group, layout, pace, len(_waves(stages)) - 1), buffers, handed)
+    lines, programs = _steps(stages, count, _hop(group, pace, len(_waves(stages)) - 1), buffers)
     return Kernel(lines, buffers, programs, pace.warps, kind="relay", wide=wide, cleared=tuple(words.values()))
 
 
@@ -159,7 +159,7 @@ def _waves(stages: Sequence[_Stage]) -> list[list[_Stage]]:
     return found
 
 
-def _hop(group: Group, layout: Layout, pace: Pace, hops: int) -> int:
+def _hop(group: Group, pace: Pace, hops: int) -> int:
     """Images from one stage to the next."""
     root = group.sections[0].root
     count, nbytes = root.shape[0], root.t.nbytes
@@ -167,9 +167,7 @@ def _hop(group: Group, layout: Layout, pace: Pace, hops: int) -> int:
     return max(1, min(count, (pace.lag << 20) * count // max(1, nbytes)) // max(1, hops))
 
 
-def _steps(
-    stages: Sequence[_Stage], count: int, hop: int, buffers: Buffers, handed: dict[int, Value]
-) -> tuple[list[str], int]:
+def _steps(stages: Sequence[_Stage], count: int, hop: int, buffers: Buffers) -> tuple[list[str], int]:
     """The lines of all stages by the number of a program, and how many programs there are."""
     waves = _waves(stages)
     each = [wave[0].body.programs if wave[0].body is not None else 1 for wave in waves]
@@ -180,7 +178,7 @@ def _steps(
     for k, (wave, n) in enumerate(zip(waves, numbers, strict=True)):
         inner = [f"pid = own - {start}"]
         for stage in wave:
-            inner += _with_waits(stage, buffers, handed)
+            inner += _with_waits(stage, buffers)
         lag = k * hop
         lines += [
             f"image = step - {lag}",
@@ -191,7 +189,7 @@ def _steps(
     return lines, total * (count + (len(waves) - 1) * hop)
 
 
-def _with_waits(stage: _Stage, buffers: Buffers, handed: dict[int, Value]) -> list[str]:
+def _with_waits(stage: _Stage, buffers: Buffers) -> list[str]:
     """The lines of a stage, with a wait before the first that needs another stage's numbers, or before the loop that
     this is in: what it reads elsewhere is on its way by then.
     """

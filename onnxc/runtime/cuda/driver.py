@@ -107,6 +107,16 @@ class Driver:
         known = error is self._success and text
         return (text.decode(errors="replace") if isinstance(text, bytes) else str(text)) if known else "no description"
 
+    def is_ready(self, query: str, *arguments: Any) -> bool:
+        """What a query of the driver (``cuEventQuery``, ``cuStreamQuery``) answers."""
+        try:
+            self(query, *arguments)
+        except DriverError as error:
+            if error.code != NOT_READY:
+                raise
+            return False
+        return True
+
     def attempt(self, function: str, *arguments: Any) -> None:
         """A call whose failure does not matter: when something is freed, the process may be at its end."""
         try:

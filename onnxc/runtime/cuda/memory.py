@@ -157,15 +157,7 @@ class Event:
 
     def passed(self) -> bool:
         """Whether the work before the point is done."""
-        from onnxc.runtime.cuda.driver import NOT_READY, DriverError
-
-        try:
-            self._device.driver("cuEventQuery", self._handle)
-        except DriverError as error:
-            if error.code != NOT_READY:
-                raise
-            return False
-        return True
+        return self._device.driver.is_ready("cuEventQuery", self._handle)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -109,6 +110,8 @@ class CudaModel(Attachable, CompiledModel):
             self._space, self._timeline, self._own, self._lock = space, space.timeline, space.own, space.lock
             self._watched = self._timeline.watch(functools.partial(_wrong, self.manifest))
             self._ordinal, self._attached = gpu.ordinal, True
+            given = (gpu, self._timeline, self._sites, self._kernels, self._watched, self._weights, space)
+            weakref.finalize(self, _release, *given).atexit = False
 
     # ------------------------------------------------------------ calls
 
@@ -430,19 +433,24 @@ class CudaModel(Attachable, CompiledModel):
             self._results.clear()
             self._device.pool.clear()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_attached", False):
-            return
-        try:
-            with self._device.current():
-                self._timeline.drain()
-                for site in self._sites.values():
-                    if site.replay is not None:
-                        site.replay.close()
-                self._kernels.close()
-                self._timeline.forget(self._watched)
-        except Exception:  # the process ends, or the GPU is lost
-            pass
+
+def _release(
+    device: Device, timeline: Timeline, sites: Mapping[Any, Site], kernels: Kernels, watched: Watched, *held: Any
+) -> None:
+    """Gives back what a model had that is no more, once its calls are done. What is in `held` goes after that.
+
+    A finalizer is called with them, and keeps them: what a cycle of garbage holds is finalized in any order.
+    """
+    try:
+        with device.current():
+            timeline.drain()
+            for site in sites.values():
+                if site.replay is not None:
+                    site.replay.close()
+            kernels.close()
+            timeline.forget(watched)
+    except Exception:  # the GPU is lost
+        pass
 
 
 def _wrong(manifest: Mapping[str, Any], code: int, call: int, value: int) -> OnnxcError:

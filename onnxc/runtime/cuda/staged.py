@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from onnxc.errors import InputError, PackageError
+from onnxc.errors import InputError
 from onnxc.runtime.cuda.arrays import LEGACY, DeviceArray, Incoming, stream_of
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.workspace import Attachable, Workspace
-from onnxc.runtime.face import CompiledModel, Outputs
+from onnxc.runtime.face import CUDA, CompiledModel, Outputs
 from onnxc.runtime.signature import Tensor
 from onnxc.runtime.staged import StagedModel
 from onnxc.runtime.staged_clock import Clock
@@ -39,6 +39,7 @@ class CudaStagedModel(Attachable, StagedModel):
     None), from any number of threads: calls run one after the other.
     """
 
+    _program = (CUDA, CudaModel)
     _space: Workspace
     _stream: int  # of the call that is under way
 
@@ -50,8 +51,6 @@ class CudaStagedModel(Attachable, StagedModel):
         self._constants: Copies = {}
         self._copies: Copies = {}  # of the call that is under way
         super().__init__(manifest, sections, **options)
-        if not all(isinstance(part, CudaModel) for part in self._parts):
-            raise PackageError("the manifest is damaged: a model for a GPU has a program for something else")
         self._named_stream = "stream" in self._inputs
 
     def step(self, kind: str) -> type[Step]:

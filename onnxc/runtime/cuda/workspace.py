@@ -7,6 +7,7 @@ arena for all programs, staging blocks, and what must be held until a call is do
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class Workspace:
             handle = device.driver("cuStreamCreate", _NON_BLOCKING)
         self.own = int(handle)
         self.handles: dict[int, Any] = {self.own: handle}
+        weakref.finalize(self, _close, device, self.timeline, handle).atexit = False
 
     def handle(self, stream: int) -> Any:
         """A stream, as the driver's functions take it."""
@@ -224,19 +226,15 @@ class Workspace:
             densify(self.device, x, x.dtype.itemsize, found.address, handle)
         return found
 
-    def close(self) -> None:
-        """Waits for all calls. Nothing may follow."""
-        self.timeline.drain()
-        self.device.streams.append(self.handles[self.own])
 
-    def __del__(self) -> None:
-        if not hasattr(self, "handles"):
-            return
-        try:
-            with self.device.current():
-                self.close()
-        except Exception:  # the process ends, or the GPU is lost
-            pass
+def _close(device: Device, timeline: Timeline, own: Any) -> None:
+    """Waits for all calls of a workspace that is no more, and gives its stream back."""
+    try:
+        with device.current():
+            timeline.drain()
+            device.streams.append(own)
+    except Exception:  # the GPU is lost
+        pass
 
 
 class Attachable:

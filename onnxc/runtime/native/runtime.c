@@ -683,7 +683,7 @@ typedef struct ox_fields {
   int flags;
 } ox_fields;
 #define ARRAY_READY 0x101 // C-contiguous and aligned
-#define MOST_ARRAYS 128   // more inputs and outputs than these go the slow way
+#define MOST_ARRAYS 1024  // more inputs and outputs than these go the slow way (a decoder of 64 layers has 256)
 
 typedef struct ox_want {
   void *descr;

@@ -21,11 +21,11 @@ from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.passes.pipeline import passes
 from onnxc.planner.groups import OF_STEPS, FusionOptions
+from onnxc.tools.compare.bounds import gap
 from onnxc.tools.compare.engines import Onnxc, OnnxRuntime, Runner
 from onnxc.tools.compare.metrics import distance, is_float, largest_finite, wide
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.results import Reduction
-from onnxc.tools.compare.verdicts import gap
 from onnxc.tools.float64 import evaluate_float64
 
 Array = np.ndarray[Any, Any]

@@ -36,14 +36,15 @@ from onnxc.ir.graph import Graph
 from onnxc.random_inputs import random_inputs
 from onnxc.tools.compare.bisect import KINDS
 from onnxc.tools.compare.bisect import bisect as bisection
+from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, GROSS, Tolerances
 from onnxc.tools.compare.judge import Judge
 from onnxc.tools.compare.layers import compare_layers
 from onnxc.tools.compare.metrics import unit
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.reduce import reduction
-from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison, Verdict
+from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison
 from onnxc.tools.compare.sides import OnnxcSide, Side, make_side
-from onnxc.tools.compare.verdicts import CASTS, EXACT_OPS, GROSS, Tolerances
+from onnxc.tools.compare.verdict import Verdict
 
 Arrays = dict[str, Any]
 Tell = Callable[[str], None]

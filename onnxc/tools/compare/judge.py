@@ -15,12 +15,13 @@ from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
+from onnxc.tools.compare.bounds import GROSS, Tolerances, output_bound
 from onnxc.tools.compare.engines import onnx_runner
 from onnxc.tools.compare.metrics import distance, is_float, largest, measure, unit, wide
 from onnxc.tools.compare.pieces import ModelLike, SourceModel
-from onnxc.tools.compare.results import OutputComparison, Verdict
+from onnxc.tools.compare.results import OutputComparison
 from onnxc.tools.compare.sides import Side
-from onnxc.tools.compare.verdicts import GROSS, Tolerances, output_bound
+from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.float64 import evaluate_float64
 
 Array = np.ndarray[Any, Any]

@@ -24,13 +24,14 @@ import numpy as np
 
 from onnxc.errors import OnnxcError
 from onnxc.runtime.cpu import available_cpus
+from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, Tolerances, coarsest, gap, graver, layer_bound
 from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime
 from onnxc.tools.compare.local import Layer, Layers, in_engine
 from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, unit, wide
 from onnxc.tools.compare.pieces import SourceModel
-from onnxc.tools.compare.results import Metrics, TensorComparison, Verdict
+from onnxc.tools.compare.results import Metrics, TensorComparison
 from onnxc.tools.compare.sides import Side, Stream
-from onnxc.tools.compare.verdicts import CASTS, EXACT_OPS, Tolerances, coarsest, gap, graver, layer_bound
+from onnxc.tools.compare.verdict import Verdict
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str], None]

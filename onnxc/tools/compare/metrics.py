@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxc.tools.compare.results import Metrics, Special
@@ -69,8 +70,6 @@ def _limits(dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "c" or (dtype.kind == "f" and dtype.isbuiltin == 1):
         return np.finfo(dtype)
     if dtype.kind in "fV" and "float" in dtype.name:
-        import ml_dtypes
-
         return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, inliner, numpy_helper
 
 from onnxc.errors import InputError, ModelError
 from onnxc.frontends import onnx_file
@@ -65,8 +65,6 @@ class SourceModel:
         self.model = model
         self.proto, self.folder = onnx_file.read_model(model, base_dir)
         if self.proto.functions:
-            from onnx import inliner
-
             self.proto = inliner.inline_local_functions(self.proto)
         graph = self.proto.graph
         self.weights: dict[str, TensorProto] = {t.name: t for t in graph.initializer}
@@ -191,30 +189,34 @@ class SourceModel:
         chosen = [self.nodes[k] for k in nodes if k not in constants]
         own = {o for k in nodes for o in self.nodes[k].output}
         names = list(dict.fromkeys(n for k in nodes for n in self.reads[k] if n not in own))
-        inputs, initializers, sparse = [], list(constants.values()), []
-        for name in names:
-            if name in feeds:
-                if is_content(feeds[name]):
-                    initializers.append(numpy_helper.from_array(np.asarray(feeds[name], order="C"), name))
-                else:
-                    inputs.append(_info(name, feeds[name]))
-            elif name in self.weights:
-                initializers.append(self._link(name) if linked else self._tensor(name))
-            elif name in self.sparse:
-                sparse.append(self.sparse[name])
-            else:
-                raise InputError(f"a part of the model reads {name!r}, for which there is no value")
-        for name in outputs:  # what goes through unchanged
-            if name in feeds and name not in own and name not in {i.name for i in inputs}:
-                inputs.append(_info(name, feeds[name]))
-        for name in extra:
-            if name not in {i.name for i in inputs} and not is_content(feeds[name]):
-                inputs.append(_info(name, feeds[name]))
+        held = [n for n in names if n not in feeds or is_content(feeds[n])]
+        fed = [n for n in names if n not in held]
+        through = [n for n in outputs if n in feeds and n not in own]
+        fed += [*through, *(n for n in extra if not is_content(feeds[n]))]
+        inputs = [_info(n, feeds[n]) for n in dict.fromkeys(fed)]
+        initializers, sparse = self._held(held, feeds, linked)
+        initializers = [*constants.values(), *initializers]
         graph = helper.make_graph(chosen, "piece", inputs, [onnx.ValueInfoProto(name=o) for o in outputs], initializers)
         graph.sparse_initializer.extend(sparse)
         model = helper.make_model(graph, opset_imports=self.proto.opset_import)
         model.ir_version = self.proto.ir_version
         return model
+
+    def _held(
+        self, names: Sequence[str], feeds: Mapping[str, Any], linked: bool
+    ) -> tuple[list[TensorProto], list[SparseTensorProto]]:
+        """What a piece holds itself: weights, and feeds whose content a node may have to know."""
+        dense, sparse = [], []
+        for name in names:
+            if name in feeds:
+                dense.append(numpy_helper.from_array(np.asarray(feeds[name], order="C"), name))
+            elif name in self.weights:
+                dense.append(self._link(name) if linked else self._tensor(name))
+            elif name in self.sparse:
+                sparse.append(self.sparse[name])
+            else:
+                raise InputError(f"a part of the model reads {name!r}, for which there is no value")
+        return dense, sparse
 
     def _tensor(self, name: str) -> TensorProto:
         tensor = self.weights[name]

@@ -19,13 +19,13 @@ import numpy as np
 import onnx
 
 from onnxc.errors import InputError, OnnxcError
+from onnxc.tools.compare.bounds import coarsest, gap, layer_bound
 from onnxc.tools.compare.engines import Engine, Onnxc, OnnxRuntime
 from onnxc.tools.compare.layers import matched_names
 from onnxc.tools.compare.metrics import is_float, largest_finite, wide
 from onnxc.tools.compare.pieces import SourceModel, input_names, typed_outputs
 from onnxc.tools.compare.results import Comparison, Reduction
 from onnxc.tools.compare.sides import OnnxcSide, PieceStream, Side
-from onnxc.tools.compare.verdicts import coarsest, gap, layer_bound
 from onnxc.tools.inputs import write_arrays
 
 Tell = Callable[[str], None]

@@ -10,38 +10,13 @@ of ours, measured against theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-
-class Verdict(StrEnum):
-    """What is said of a tensor, the mildest first.
-
-    EQUAL: every element is the same (-0 and 0 are; NaN and NaN are).
-    ROUNDING: they differ by no more than rounding explains, given the dtype and the depth, or by what was tolerated.
-    THEIRS_WORSE: they differ by more, and the float64 reference is nearer to ours.
-    OURS_WORSE: they differ by more, and the float64 reference is nearer to theirs.
-    WRONG: no rounding explains it: integers that are not equal, NaN where the other is finite, other shapes, an error
-        of the size of the values themselves.
-    SKIPPED: there is nothing to compare; the note says why (the tensor is inside of a fused kernel, say).
-    """
-
-    EQUAL = "equal"
-    ROUNDING = "rounding"
-    THEIRS_WORSE = "theirs worse"
-    OURS_WORSE = "ours worse"
-    WRONG = "wrong"
-    SKIPPED = "skipped"
-
-    @property
-    def fails(self) -> bool:
-        """Whether ours is at fault."""
-        return self in (Verdict.OURS_WORSE, Verdict.WRONG)
+from onnxc.reports.printed import Printed
+from onnxc.tools.compare.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -60,6 +35,7 @@ class Special:
 
     @property
     def count(self) -> int:
+        """How many elements are not finite."""
         return self.nan + self.posinf + self.neginf
 
 
@@ -224,7 +200,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Printed):
     """The outcome of `compare`: true where every output of every sample agrees.
 
     Attributes:
@@ -256,6 +232,7 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
+        """Whether every output agrees."""
         return all(o.agrees for o in self.outputs)
 
     def __bool__(self) -> bool:
@@ -312,15 +289,10 @@ class Comparison:
             "layers": [plain(t) for t in self.layers],
         }
 
-    def __str__(self) -> str:
-        from onnxc.reports.terminal import as_text  # it imports rich, which takes long
+    def rendered(self, width: int) -> Iterable[Any]:
+        from onnxc.tools.compare.tables import comparison_tables  # it imports rich: see `Printed`
 
-        return as_text(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from onnxc.tools.compare.tables import comparison_tables
-
-        yield from comparison_tables(self, options.max_width)
+        return comparison_tables(self, width)
 
 
 def plain(value: Any) -> Any:

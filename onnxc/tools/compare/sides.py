@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.compiler.face import compile as compile_model
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
+from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.mapped import forget
-from onnxc.runtime.model import CompiledModel
 from onnxc.tools.compare.engines import (
     Engine,
     Float64,
@@ -34,6 +35,7 @@ from onnxc.tools.compare.engines import (
 )
 from onnxc.tools.compare.pieces import ModelLike, SourceModel
 from onnxc.tools.compare.tapped import TappedProgram
+from onnxc.tools.inputs import read_tensors
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -74,6 +76,7 @@ class Side:
 
     @property
     def output_names(self) -> list[str]:
+        """The names of what `run` gives, in the model's order."""
         assert self.source is not None
         return self.source.outputs
 
@@ -144,8 +147,6 @@ class OnnxcSide(Side):
 
     def run(self, given: Arrays) -> list[Any]:
         if self._runner is None:
-            from onnxc.compiler import compile as compile_model
-
             assert isinstance(self.engine, Onnxc)
             self._own = compile_model(self.model, **self.first.keywords(), progress=self.engine.progress)
             self.random = bool(getattr(self._own, "random", False))
@@ -427,8 +428,6 @@ def _named_side(spec: str, source: SourceModel, options: CompileOptions, compile
         return side
     place = Path(spec)
     if place.is_dir() or place.suffix == ".npz":
-        from onnxc.tools.inputs import read_tensors
-
         return SavedSide(spec, read_tensors(place, source.outputs, "output"), source.outputs)
     if place.suffix in (".onnx", ".pb", ".ort") or place.is_file():
         if not place.is_file():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from onnxc.reports.terminal import spelled
-from onnxc.tools.compare.results import Comparison, OutputComparison, TensorComparison, Verdict
+from onnxc.tools.compare.verdict import Verdict
+
+if TYPE_CHECKING:
+    from onnxc.tools.compare.results import Comparison, OutputComparison, TensorComparison
 
 SHOWN = 12  # layers in the table at most
 _COLOURS = {Verdict.WRONG: "bold red", Verdict.OURS_WORSE: "red", Verdict.THEIRS_WORSE: "yellow"}

@@ -27,9 +27,10 @@ from onnxc.frontends.onnx_file import Model
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.ir.graph import Graph
 from onnxc.runtime.cache import Buffer, Cache, digest
-from onnxc.runtime.face import read_signature
+from onnxc.runtime.face import WEIGHTS, CompiledModel, read_signature
 from onnxc.runtime.mapped import forget, forgetting
-from onnxc.runtime.model import WEIGHTS, CompiledModel, CpuModel
+from onnxc.runtime.model import CpuModel
+from onnxc.runtime.opening import open_model
 from onnxc.runtime.package import MANIFEST, open_package, write_package
 from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import Size, evaluate
@@ -129,7 +130,7 @@ class TappedProgram:
                 if package.manifest.get("weights_of") != self._identity():
                     return None
                 sections[WEIGHTS] = self.plain.weights.data
-            return CompiledModel(package.manifest, sections, threads=self.options.threads, cache=self.cache)
+            return open_model(package.manifest, sections, threads=self.options.threads, cache=self.cache)
         except PackageError:  # damaged, or removed a moment ago
             return None
 
@@ -146,7 +147,7 @@ class TappedProgram:
         if self._key and self.cache is not None and len(kept.get(WEIGHTS, b"")) <= OWN_BYTES:
             with contextlib.suppress(CacheError, PackageError), self.cache.writing(self._place(own)) as path:
                 write_package(path, manifest, kept, unhashed=[WEIGHTS])
-        return CompiledModel(manifest, sections, threads=self.options.threads, cache=self.cache)
+        return open_model(manifest, sections, threads=self.options.threads, cache=self.cache)
 
     def _shares(self, program: Program) -> bool:
         """Whether the compiled model's weights are those of a program with taps."""

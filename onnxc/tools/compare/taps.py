@@ -20,7 +20,7 @@ from onnxc.frontends import onnx_file
 from onnxc.frontends.onnx_file import Model
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
-from onnxc.manifest import manifest_of
+from onnxc.manifest import layout_of, manifest_of
 from onnxc.passes.decompose import decompose
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.planner.groups import Plan
@@ -120,7 +120,8 @@ class TappedPlans:
         kernels = replace(options.kernels, vnni=has_byte_products(cpu), tuned=decided)
         orders = {v.id: plan.layout.order_of(v) for v in plan.graph.outputs}
         program = ProgramWriter(plan, cpu.vector_length, kernels).write()
-        manifest = manifest_of(_permuted(plan.graph, orders), program, cpu, options.memory_limit or 0, {})
+        stored = _permuted(plan.graph, orders)
+        manifest = manifest_of(stored, program, layout_of(stored, program), cpu, options.memory_limit or 0, {})
         places = {v.id: k for k, v in enumerate(plan.graph.outputs)}
         shown = [
             [t.value.name, places[t.buffer.id], list(t.order), [*map(encode, t.start)], [*map(encode, t.value.shape)]]

@@ -21,12 +21,12 @@ from onnxc.optim import Optimizer
 from onnxc.passes.decompose import decompose
 from onnxc.planner.in_place import UPDATES
 from onnxc.random_inputs import random_inputs
+from onnxc.tools.compare.bounds import Tolerances
 from onnxc.tools.compare.core import compare
 from onnxc.tools.compare.engines import OnnxRuntime
 from onnxc.tools.compare.judge import Judge
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.results import Comparison, OutputComparison
-from onnxc.tools.compare.verdicts import Tolerances
 from onnxc.training.graph import Update, slots_of, step_graph
 from onnxc.training.statistics import running_statistics
 from onnxc.training.step import compile_training
@@ -64,12 +64,12 @@ def compare_gradients(
         inputs = random_inputs(graph, seed=seed, dims=dims)
     if hasattr(reference, "named_parameters"):
         names = [o.name for o in gradient.graph.output]
-        reference = _by_autograd(reference, inputs, names, parameters or {}, loss)
+        reference = _by_autograd(reference, inputs, names, parameters or {})
     return compare(gradient, inputs, reference=reference, **options)
 
 
 def _by_autograd(
-    module: Any, inputs: Mapping[str, Any], names: Sequence[str], parameters: Mapping[str, str], loss: str | None
+    module: Any, inputs: Mapping[str, Any], names: Sequence[str], parameters: Mapping[str, str]
 ) -> dict[str, Array]:
     """The outputs of the gradient's graph, as PyTorch computes them."""
     import torch

@@ -91,14 +91,16 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
 // Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
 // while the tiles of one piece of weights (a panel, or a point of it) are multiplied, the next piece is fetched, a share
 // by each tile, a line now and then: in bursts, or by the first tile alone, memory would be awaited and then idle.
+// They stop in the second level (2, as __builtin_prefetch counts): what a tile multiplies fills the first, which would
+// lose it to them; with 8 lanes, which read weights twice as often as 16, this takes up to a fifth of the time.
 static constexpr int CONV_AHEAD = VL >= 16 ? 1024 : 2048;  // floats
-static constexpr int CONV_LEVEL = 3;  // of the cache, as __builtin_prefetch counts: where the next piece is kept
+static constexpr int CONV_LEVEL = 2;
 
 struct ConvFetch { const f32 *at; i64 step; };  // from where on, and bytes for each term of a sum
 // The share of tile t of `tiles`, of the piece that follows K rows of weights at B.
 OX ConvFetch conv_fetch(const f32 *B, i64 K, i64 t, i64 tiles) {
   if (tiles < 2) return {B, 0};
-  return {B + K * CONV_NR + K * CONV_NR / tiles * t, 4 * CONV_NR / tiles};
+  return {B + K * CONV_NR + K * CONV_NR * t / tiles, ox_up(4 * CONV_NR, tiles)};
 }
 
 #define CONV_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
@@ -130,8 +132,8 @@ __attribute__((noclone)) OX_APART void conv_tile(
       for (; k < end; k++) {  // not unrolled: the loop's own work hides behind the FMAs, and code is short
         vf b = ld(B), e;
         if constexpr (NV > 1) e = ld(B + VL);
-        __builtin_prefetch(B + CONV_AHEAD);
-        if constexpr (NV > 1 && VL >= 16) __builtin_prefetch(B + CONV_AHEAD + VL);
+        __builtin_prefetch(B + CONV_AHEAD, 0, CONV_LEVEL);
+        if constexpr (NV > 1 && VL >= 16) __builtin_prefetch(B + CONV_AHEAD + VL, 0, CONV_LEVEL);
         __builtin_prefetch(far, 0, CONV_LEVEL);
         far += next.step;
         B += CONV_NR;

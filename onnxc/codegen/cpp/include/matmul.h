@@ -36,7 +36,9 @@ static constexpr int MM_KC = 256;           // longest chain of additions
 static constexpr int MM_AS = MM_KC + 16;    // row stride of a packed block of A
 static constexpr int MM_MC = 144;           // most rows of a block
 static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn
-static constexpr int MM_AHEAD = 4096;       // elements of B between use and prefetch
+// Elements of B between use and prefetch. Of many rows it stops in the second level of the cache, since the first is full
+// of what is multiplied: with 8 lanes, which read B twice as often as 16, this takes up to a tenth of the time.
+static constexpr int MM_AHEAD = 4096;
 static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
 static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
 static constexpr i64 MM_NEAR = 8192;        // nor does it gain where B is so small that it stays in L1
@@ -210,7 +212,7 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
     OX_UNROLL for (int q = 0; q < P; q++)
       OX_UNROLL for (int j = 0; j < N; j++) {
         const T *y = b + q * bs + j * W;
-        __builtin_prefetch(y + ahead);
+        if (j * W * sizeof(T) % 64 == 0) __builtin_prefetch(y + ahead, 0, P > 1 ? 3 : 2);
         v[q * N + j] = ldr(y);
       }
     OX_UNROLL for (int i = 0; i < R; i++)
@@ -440,9 +442,11 @@ struct MmGrid { i64 gm, gp, tasks; };
 static constexpr i64 MM_TASKS = 12;
 // 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
 // task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
-OX i64 mm_worth(i64 M, i64 N, i64 K) { return ox_min(1 << 20, K * mm_panels(N) * MM_NR * (M + 8) / 1000000); }
-static __attribute__((noinline)) MmGrid mm_coarse_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4) {
-  i64 P = mm_panels(N), worth = mm_worth(M, N, K);
+// In a loop around products (`work` is MM_OFTEN) the threads are awake, and a fifth of that is worth a task.
+static constexpr i64 MM_ONCE = 1000000, MM_OFTEN = 200000;
+OX i64 mm_worth(i64 M, i64 N, i64 K, i64 work) { return ox_min(1 << 20, K * mm_panels(N) * MM_NR * (M + 8) / work); }
+static __attribute__((noinline)) MmGrid mm_coarse_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4, i64 work = MM_ONCE) {
+  i64 P = mm_panels(N), worth = mm_worth(M, N, K, work);
   i64 blocks = ox_up(M, MM_MC), n = threads * 4;
   while (n > threads && (n > worth || n > blocks * (P / least))) n /= 2;
   n = ox_min(n, worth);
@@ -453,13 +457,13 @@ static __attribute__((noinline)) MmGrid mm_coarse_grid(i64 M, i64 N, i64 K, i64 
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
   return {gm, gp, gm * gp};
 }
-static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads) {
-  i64 P = mm_panels(N), n = threads > 1 ? ox_min(threads * MM_TASKS, mm_worth(M, N, K) / 2) : 0;
-  if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads);
+static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
+  i64 P = mm_panels(N), n = threads > 1 ? ox_min(threads * MM_TASKS, mm_worth(M, N, K, work) / 2) : 0;
+  if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads, 4, work);
   i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
   gp = ox_up(P, ox_up(P, gp));  // as many panels for all
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
-  if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K)))), gp = ox_up(P, ox_up(P, gp));
+  if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K, work)))), gp = ox_up(P, ox_up(P, gp));
   return {gm, gp, gm * gp};
 }
 template <class T, class A, class E>
@@ -475,8 +479,8 @@ OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, 
 // `room`, panels * MM_NR * K elements, and multiplies while they are in its cache: they never see the memory. It pays
 // where columns alone are divided, so that each panel is packed once.
 template <class T> struct MmLoose { const T *p; i64 sk, sn; };
-OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads) {
-  const MmGrid g = mm_coarse_grid(M, N, K, threads);
+OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
+  const MmGrid g = mm_coarse_grid(M, N, K, threads, 4, work);
   i64 gp = ox_min(g.tasks, mm_panels(N)), gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
   return {gm, gp, gm * gp};
 }
@@ -517,8 +521,8 @@ static __attribute__((noinline)) void mm_short_rows(const T *a, i64 lda, const T
   else mm_short_tile<T, R, MM_NV>(a, lda, b, K, c);
 }
 // Takes the place of mm_grid and mm_task for rows of A and a packed B. Blocks of 32 rows: their part of C stays in L1.
-OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads) {
-  return mm_coarse_grid(M, N, ox_max(K, MM_SHORT), threads, 1);
+OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
+  return mm_coarse_grid(M, N, ox_max(K, MM_SHORT), threads, 1, work);
 }
 template <class T, class E>
 static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64 M, i64 N, i64 K, const E &epi) {

@@ -119,6 +119,14 @@ template <class T, class F> OX V<T> some_lanes(int lo, int hi, F f) {
   for (int i = lo; i < hi; i++) r[i] = f(i);
   return ld(r);
 }
+// The same, one lane after the other: for an f that is long, of which a copy for each lane would take minutes to compile.
+template <class T, class F> OX V<T> lane_by_lane(int lo, int hi, F f) {
+  alignas(64) T r[VL];
+  st(r, V<T>{});
+#pragma GCC unroll 1
+  for (int i = lo; i < hi; i++) r[i] = f(i);
+  return ld(r);
+}
 template <class T> OX V<T> some_of(const T *p, i64 s, int lo, int hi) {
   return some_lanes<T>(lo, hi, [&](int i) OX_LAMBDA { return p[i * s]; });
 }

@@ -11,8 +11,8 @@ import numpy as np
 
 from onnxc.errors import InputError
 from onnxc.tools.compare.metrics import distance, is_float, largest, largest_finite, unit, wide
-from onnxc.tools.compare.results import Verdict
 from onnxc.tools.compare.sums import largest_gap
+from onnxc.tools.compare.verdict import Verdict
 
 Array = np.ndarray[Any, Any]
 

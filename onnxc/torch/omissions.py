@@ -1,0 +1,55 @@
+"""Arguments of ATen ops that PyTorch's ONNX exporter takes and leaves out: its model computes something else then.
+
+Found by looking for parameters that the functions of onnxscript's ``torch_lib`` never read, and tried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from onnxc.errors import UnsupportedError
+
+Given = Mapping[str, Any]  # the arguments of a node, by name
+
+
+def check_nothing_left_out(program: ExportedProgram) -> None:
+    """UnsupportedError where the exporter's ONNX for a node of a program leaves out what the node says."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            omission = _OMISSIONS.get(str(node.target))
+            if omission is not None:
+                schema = node.target._schema.arguments
+                given = {a.name: a.default_value for a in schema if a.has_default_value()}
+                given |= dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+                name, is_left_out = omission
+                if is_left_out(given):
+                    raise UnsupportedError(f"PyTorch's exporter leaves out {name} of {node.target}")
+
+
+def _is_other_range(given: Given) -> bool:
+    limits = torch.iinfo(given["dtype"])
+    return (given["quant_min"], given["quant_max"]) != (limits.min, limits.max)
+
+
+def _has_other_scales(given: Given) -> bool:
+    """Whether positions are to be scaled otherwise than sizes are."""
+    sizes = given["self"].meta["val"].shape[2:]
+    scales = (given["scales_h"], given["scales_w"])
+    return any(
+        s is not None and s != int(s) and not (type(n) is type(m) is int and n * s == m)
+        for n, m, s in zip(sizes, given["output_size"], scales, strict=True)
+    )
+
+
+_OMISSIONS: dict[str, tuple[str, Callable[[Given], bool]]] = {
+    "aten.cross_entropy_loss.default": ("label_smoothing", lambda given: given["label_smoothing"] != 0),
+    "aten.avg_pool2d.default": ("divisor_override", lambda given: given["divisor_override"] is not None),
+    "aten.avg_pool3d.default": ("divisor_override", lambda given: given["divisor_override"] is not None),
+    "aten._upsample_bilinear2d_aa.default": ("scales_h and scales_w", _has_other_scales),
+    "aten._upsample_bicubic2d_aa.default": ("scales_h and scales_w", _has_other_scales),
+    "quantized_decomposed.quantize_per_tensor.default": ("quant_min and quant_max", _is_other_range),
+}
