@@ -10,6 +10,8 @@ JOBS   ?= 2
 TESTS  ?= tests
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# By a plain path: so a folder named onnxc (a clone) beside a script does not hide the package.
+SELF   := --config-settings editable_mode=compat --editable
 DEMO   := build/demo
 
 export ONNXC_ZOO ?= $(CURDIR)/build/zoo
@@ -30,17 +32,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.user: pyproject.toml | $(BIN)/python
-	$(PIP) install -q --editable .
+	$(PIP) install -q $(SELF) .
 	@touch $@
 
 # torch is asked for first and exactly, so that nothing else can pull in another build of it.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(PIP) install -q torch==2.13.0
-	$(PIP) install -q --editable '.[dev]'
+	$(PIP) install -q $(SELF) '.[dev]'
 	@touch $@ $(VENV)/.user
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/.dev
-	$(PIP) install -q --editable '.[bench]'
+	$(PIP) install -q $(SELF) '.[bench]'
 	@touch $@
 
 # -------------------------------------------------------------------------------------------------- use

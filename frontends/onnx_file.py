@@ -121,7 +121,7 @@ def _type_of(model: object) -> str:
 
 def _parse(data: bytes, what: str) -> ModelProto:
     if data.startswith(SAVED):
-        raise ModelError(f"{what} is a compiled model, or what is left of one: onnxc.load opens those")
+        raise ModelError(f"{what} is a compiled model, or what is left of one: onnxc.load opens those, and `onnxc run`")
     try:
         model: ModelProto = ModelProto.FromString(data)
         return model

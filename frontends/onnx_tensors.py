@@ -79,7 +79,8 @@ def open_regular(path: str, what: str, flags: int = 0) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{what} cannot be opened: {error}", cause=error) from error
+        reason = getattr(error, "strerror", None) or error  # what it is called has been said
+        raise ModelError(f"{what} cannot be opened: {reason}", cause=error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ModelError(f"{what} is not a regular file")

@@ -99,6 +99,14 @@ def index_copy(c: Call, x: Value, axis: int, index: Value, source: Value) -> Val
     return _put_rows(c, x, axis, index, source, False)
 
 
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(c: Call, x: Value, axis: int, index: Value, value: Operand) -> Value:
+    """x[..., index, ...] = value. PyTorch makes it of `index_copy`, whose indices may not count from the end."""
+    row = c.b.reshape(x, (1,)) if x.rank == 0 else x
+    places = [None] * axis_of(c, axis, row.rank) + [index]
+    return c.b.reshape(index_put(c, row, places, c.operand(value, x.dtype)), x.shape)
+
+
 def _put_rows(c: Call, x: Value, axis: int, index: Value, source: Value, accumulate: bool) -> Value:
     """x[..., index, ...] = source, or += source."""
     shape = x.shape

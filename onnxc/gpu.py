@@ -16,7 +16,7 @@ from onnxc.choices import Decisions
 from onnxc.codegen.calls import KernelCall
 from onnxc.codegen.triton.attention_mask import without_masks
 from onnxc.codegen.triton.cubin import INSTALL, Image, KernelError, compile_each, compile_program
-from onnxc.codegen.triton.options import Options, is_template
+from onnxc.codegen.triton.options import Options, check_precision, is_template
 from onnxc.codegen.triton.program import (
     VERSION,
     Function,
@@ -45,7 +45,6 @@ from onnxc.runtime import sizes
 from onnxc.tuned import Record, gpu_place, gpu_places
 
 IMAGES = "cubins:"  # section of the machine code for an architecture
-PRECISIONS = ("float32", "tf32", "tf32x3")
 OLDEST = 75  # the oldest architecture that Triton compiles for
 APART = 1.02  # of a step's memory may be taken so that kernels compute what others have computed: that is faster
 BOUND = 90  # from here on Triton compiles for sm_90a and the like, whose code runs on no later architecture
@@ -69,8 +68,7 @@ def parse_target(target: str, precision: str) -> GpuTarget:
     Raises:
         InputError: the string or the precision is none of these. CudaError: ``cuda``, and there is no GPU.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    check_precision(precision)
     name, _, rest = target.partition(":")
     found = [re.fullmatch(r"sm_(\d{2,3})", part) for part in rest.split(",")] if rest else []
     if name != "cuda" or not all(found):

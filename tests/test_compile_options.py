@@ -47,6 +47,7 @@ def test_keywords_make_the_same_options() -> None:
         {"mode": "fast"},
         {"accuracy": "best"},
         {"precision": "tf32"},
+        {"precision": "fp16"},
         {"device": 1},
         {"device": 1, "target": "cuda", "mode": "max-autotune"},
         {"mode": "max-autotune", "tuned": False},
@@ -66,6 +67,11 @@ def test_what_is_wrong_is_said_before_anything_is_read(given: dict[str, Any]) ->
     for make in (CompileOptions, lambda **options: onnxc.compile("no such file.onnx", **options)):
         with pytest.raises(InputError, match=next(iter(given))):
             make(**given)
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float16, np.dtype("float16")])
+def test_dtypes_are_known_by_their_names(dtype: Any) -> None:
+    assert CompileOptions(dtype=dtype).dtype == "float16"
 
 
 def test_numbers_of_numpy_are_those_of_python() -> None:

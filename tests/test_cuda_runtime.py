@@ -799,7 +799,11 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "advice"),
-    [("Failed to dlopen libcuda.so.1", "not installed"), ('Function "cuGraphLaunch" not found', "update the NVIDIA")],
+    [
+        ("Failed to dlopen libcuda.so.1", "not installed"),
+        ('"cuda" is an NVIDIA driver library and can only be found via system search.', "not installed"),
+        ('Function "cuGraphLaunch" not found', "update the NVIDIA"),
+    ],
 )
 def test_no_driver_or_an_old_one(monkeypatch: pytest.MonkeyPatch, text: str, advice: str) -> None:
     class Absent(FakeDriver):

@@ -163,6 +163,14 @@ def test_arguments_that_are_no_arrays(quick, argument, place):
         onnxc.jit(lambda tree: 1)(argument)
 
 
+def test_masks_are_not_lost():
+    """Where numpy's arrays are operands, too."""
+    x, masked = xp.asarray([1.0, 2.0]), np.ma.array([0, 1], mask=[0, 1])
+    for use in (lambda: x + masked, lambda: xp.where(masked, x, x), lambda: x[masked]):
+        with pytest.raises(InputError, match="masked"):
+            use()
+
+
 # ---------------------------------------------------------------- one program for each structure
 
 

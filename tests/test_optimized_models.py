@@ -193,6 +193,20 @@ def quantized(path: Path, how: str, inputs: dict[str, Array]) -> Path:
     return target
 
 
+@pytest.fixture
+def thread_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime's DynamicQuantizeLSTM gives the rows that a thread computes one scale; onnxc gives each its own."""
+
+    class Session(ort.InferenceSession):  # type: ignore[misc]
+        def __init__(self, model: Any, sess_options: Any = None, *args: Any, **options: Any) -> None:
+            sess_options = sess_options or ort.SessionOptions()
+            sess_options.intra_op_num_threads = 2  # the batch of the LSTM
+            super().__init__(model, sess_options, *args, **options)
+
+    monkeypatch.setattr(ort, "InferenceSession", Session)
+
+
+@pytest.mark.usefixtures("thread_for_each_row")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("how", ["dynamic", "qdq", "qoperator"])
 @pytest.mark.parametrize("name", MODELS)

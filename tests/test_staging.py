@@ -287,6 +287,15 @@ def test_wrong_data(case: str, feed: dict[str, Any], says: str) -> None:
     assert isinstance(caught.value, (RunError, InputError)) or "later" in says or caught.value.node, caught.value
 
 
+def test_an_expand_that_changes_nothing_is_checked() -> None:
+    model, x = onnxc.compile(parsed("g (float[2,6] x, int64[2] s) => (y) { y = Expand(x, s) }")), floats(2, 6)
+    for shape in ([2, 6], [1, 6]):
+        np.testing.assert_array_equal(model(x, np.array(shape))["y"], x)
+    for wrong in ([5, 6], [2, -6]):
+        with pytest.raises(RunError, match=r"the shape of Expand.*Expand"):
+            model(x, np.array(wrong))
+
+
 def test_wrong_inputs() -> None:
     model = onnxc.compile(parsed("g " + TABLE["open-rank"][0]))
     with pytest.raises(InputError, match="'x' expects arrays of float32; int64"):
@@ -353,6 +362,12 @@ def test_damaged_plans(tmp_path: Path) -> None:
         except OnnxcError:
             pass
     assert damaged > 30
+    branch = next(k for k, step in enumerate(manifest["plan"]["steps"]) if step["kind"] == "if")
+    for (*way, last), value in ((("plan", "steps", branch, "in", 1), None), (("inputs", 0, 1, 2, 0), [[1, "s9"]])):
+        found = copy.deepcopy(manifest)
+        functools.reduce(operator.getitem, way, found)[last] = value
+        with pytest.raises(PackageError):
+            StagedModel(found, sections)
 
 
 def _places(tree: Any, way: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -199,6 +199,26 @@ def test_sizes_that_the_export_does_not_hold_for() -> None:
         called(1, 4, 4, 8)
 
 
+class Swapped(torch.nn.Module):
+    """Calls itself with its arguments the other way around."""
+
+    def forward(self, x: Any, y: Any, again: bool = True) -> Any:
+        if again:
+            return self(y, x, False)
+        return x.sum() if x.shape[0] > 5 and 30 % x.shape[0] % y.shape[0] == 0 else y.sum()
+
+
+def test_sizes_of_a_module_that_calls_itself() -> None:
+    module, x, y = Swapped(), torch.ones(3), torch.ones(9)
+    n, m = torch.export.Dim("n"), torch.export.Dim("m")
+    called = onnxc.from_torch(module, (x, y), dynamic_shapes=({0: n}, {0: m}))
+    torch.testing.assert_close(called(x, y), module(x, y))
+    with pytest.raises(InputError, match=r"args\[1\]\.shape\[0\] is 3"):
+        called(y, x)
+    with pytest.raises(InputError, match=r"^args\[0\]\.shape\[0\] is 0, and the module's code divides by that"):
+        called(torch.ones(0), y)
+
+
 @pytest.mark.parametrize(
     "f",
     [
@@ -206,6 +226,12 @@ def test_sizes_that_the_export_does_not_hold_for() -> None:
         lambda x: torch.nn.functional.avg_pool2d(x, 3, divisor_override=5),
         lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [3, 3], False, 0.7, 0.7),
         lambda x: torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 3, -8, 7, torch.int8),
+        lambda x: torch.cond(
+            x.sum() > 0,
+            lambda y: -torch.nn.functional.avg_pool2d(y, 3, None, 0, False, True, 5),
+            lambda y: torch.nn.functional.avg_pool2d(y, 3),
+            (x,),
+        ),
     ],
 )
 def test_what_the_exporter_leaves_out_is_seen(f: Any) -> None:

@@ -163,7 +163,8 @@ def test_indices_that_count_from_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def f(x: Any, rows: Any) -> Any:
         taken = torch.take_along_dim(x, rows[:, None], 0)
-        return x[rows], x.index_put((rows,), torch.ones(4)), x.index_fill(0, rows, 2.0), taken
+        filled = x.index_fill(0, rows, 2.0), x.T.index_fill(-1, rows[0], x[0, 0])
+        return x[rows], x.index_put((rows,), torch.ones(4)), taken, filled
 
     with fresh(), torch.no_grad():
         close(through(f)(x, rows), f(x, rows))

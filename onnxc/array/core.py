@@ -354,9 +354,7 @@ def asarray(x: Any) -> Array:
         return x
     if isinstance(x, Expr):
         return size(x)
-    if isinstance(x, np.ma.MaskedArray):  # numpy would drop the mask without a word
-        raise InputError("a masked array cannot be computed with; fill it (.filled), or pass .data and .mask")
-    data = np.asarray(x)
+    data = elements(x)
     try:
         found = dtypes.from_numpy(data.dtype)
     except KeyError:
@@ -365,6 +363,13 @@ def asarray(x: Any) -> Array:
         what = "objects, or of integers that no dtype holds," if data.dtype == object else "strings"
         raise InputError(f"arrays of {what} cannot be computed with")
     return concrete(data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("=")))
+
+
+def elements(x: Any) -> np.ndarray[Any, Any]:
+    """numpy's array of what is no Array. InputError for masked ones, whose mask numpy would drop without a word."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError("a masked array cannot be computed with; fill it (.filled), or pass .data and .mask")
+    return np.asarray(x)
 
 
 def known(x: Array) -> np.ndarray[Any, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.core import Array, call, checked, concrete, size, traced
+from onnxc.array.core import Array, call, checked, concrete, elements, size, traced
 from onnxc.array_api import numbers
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
@@ -128,7 +128,7 @@ def _array(x: Any, name: str) -> Array:
     if isinstance(x, Array):
         return x
     if isinstance(x, (np.ndarray, np.generic)):
-        return concrete(np.asarray(x))
+        return concrete(elements(x))
     if isinstance(x, Expr):
         return size(x, weak=True)
     raise TypeError(f"{name} is of arrays, not of {type(x).__name__}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.core import Array, call, concrete, content, known
+from onnxc.array.core import Array, call, concrete, content, elements, known
 from onnxc.array_api import numbers
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
@@ -83,7 +83,7 @@ def _item(k: Any) -> Any:
     if k is None or k is Ellipsis or isinstance(k, (slice, *_INTEGERS)):
         return k
     if isinstance(k, (list, np.ndarray)):
-        k = concrete(np.asarray(k))
+        k = concrete(elements(k))
     if not isinstance(k, Array):
         raise IndexError(f"an index is of ints, slices, ..., None and arrays, not of {type(k).__name__}")
     if not is_kind(k.dtype, "bool", "integral"):

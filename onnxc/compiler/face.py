@@ -45,7 +45,7 @@ def compile(
     tuned: bool | Mapping[str, str] = True,
     record: str | os.PathLike[str] | None = None,
     precision: str = "float32",
-    dtype: str | None = None,
+    dtype: Any = None,
     device: int = 0,
     fold_bytes: int = PassOptions.fold_bytes,
     memory_limit: int | None = None,
@@ -80,7 +80,7 @@ def compile(
             bits of each factor; or ``tf32x3``, on matrix units, in three products that keep nearly all bits.
         dtype: ``float16`` or ``bfloat16`` converts a float32 model: matrices and what is stored between kernels become
             halves, but for what needs float32's range or digits (``explain()`` lists it). Inputs and outputs stay
-            float32. Default: the model's own dtypes.
+            float32. Given by name, or as numpy or PyTorch has them. Default: the model's own dtypes.
         device: the number of the GPU that ``cuda`` means and that the model is for. Other than 0: it is brought there.
         fold_bytes: the most bytes that constant folding may add to the weights.
         memory_limit: the most bytes of memory for one call's intermediates; above it the call fails.

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from onnxc.codegen.cpp.choices import KernelOptions
-from onnxc.codegen.triton.options import MOST_DEPTH
+from onnxc.codegen.triton.options import MOST_DEPTH, check_precision
 from onnxc.errors import InputError
 from onnxc.frontends.onnx_dims import plain_shapes
 from onnxc.frontends.onnx_file import InputShapes
@@ -63,7 +63,7 @@ class CompileOptions:
     tuned: bool | Mapping[str, str] = True
     record: str | os.PathLike[str] | None = None
     precision: str = "float32"
-    dtype: str | None = None
+    dtype: Any = None  # a name, once it is there
     device: int = 0
     fold_bytes: int = PassOptions.fold_bytes
     memory_limit: int | None = None
@@ -84,10 +84,13 @@ class CompileOptions:
         for name in ("fold_bytes", "memory_limit"):  # numpy's integers, say
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, int(getattr(self, name)))
+        if self.dtype is not None and not isinstance(self.dtype, str):  # as numpy and PyTorch have them
+            object.__setattr__(self, "dtype", getattr(self.dtype, "__name__", str(self.dtype)).removeprefix("torch."))
         if self.mode not in MODES:
             raise InputError(f"mode is {' or '.join(map(repr, MODES))}, not {self.mode!r}")
         if self.device and (not self.on_gpu or self.mode != "default"):
             raise InputError(f"device={self.device!r} is for target='cuda' and mode='default' (GPU 0 is measured)")
+        check_precision(self.precision)
         if self.precision != "float32" and not self.on_gpu:
             raise InputError(f"precision {self.precision!r} is for GPUs: target='cuda'")
         if self.accuracy not in ACCURACIES:

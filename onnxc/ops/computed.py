@@ -81,8 +81,10 @@ def expanded(b: Builder, x: Value, shape: Value) -> Value:
     found = b.where(b.eq(wanted, 1), before, wanted)
     fits = b.or_(b.eq(before, 1), b.eq(found, before))
     read = b.extents(_when(b, fits, found), "the shape of Expand")
-    sizes = [d if isinstance(d, int) and d != 1 else e for d, e in zip(own, read, strict=True)]
     x = b.reshape(x, own)
+    if all(isinstance(d, int) and d != 1 for d in own):  # the result is x; what was read says whether that is right
+        return b.reshape(b.expand(x, read), own)
+    sizes = [d if isinstance(d, int) and d != 1 else e for d, e in zip(own, read, strict=True)]
     for axis, (d, size) in enumerate(zip(own, sizes, strict=True)):
         if not isinstance(d, int):  # 1 or the size itself
             place = b.iota(size)

@@ -55,8 +55,8 @@ def summary_lines(report: Report) -> Iterator[Text]:
     )
     if report.stages:
         total = sum(report.stages.values())
-        each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.stages.items())
-        yield Text(f"  compiled in {total:.2f} s: {each}")
+        long = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.stages.items() if seconds >= 0.005)
+        yield Text(f"  compiled in {total:.2f} s" + (f": {long}" if long else ""))
 
 
 def _machine(report: Report) -> Iterator[str]:

@@ -96,7 +96,7 @@ class Outputs:
 
 
 class CompiledModel:
-    """A compiled model. Call it with arrays, from any number of threads.
+    """A compiled model, as `onnxc.compile` and `onnxc.load` make it. Call it with arrays, from any number of threads.
 
     Args:
         manifest: what the compiler wrote down of the model.

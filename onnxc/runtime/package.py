@@ -288,7 +288,7 @@ def _read_sections(path: str, mapping: mmap.mmap) -> list[_Section]:
     """Read the prefix and the header, and check all that they say against the file's size."""
     magic, version, header_length, file_length, sha = _PREFIX.unpack_from(mapping)
     if magic != _MAGIC:
-        raise PackageError(f"{path!r} is not a saved model")
+        raise PackageError(f"{path!r} is not a saved model (onnxc.compile reads ONNX files)")
     if version != FORMAT_VERSION:
         raise PackageError(f"{path!r} has format version {version}; this onnxc reads {FORMAT_VERSION}")
     if file_length != len(mapping):

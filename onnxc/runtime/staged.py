@@ -12,6 +12,7 @@ import json
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from onnxc.runtime.model import CpuModel
 from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.random_state import Draws
 from onnxc.runtime.signature import Signature, Tensor, by_name
-from onnxc.runtime.sizes import symbols_in
+from onnxc.runtime.sizes import evaluate
 from onnxc.runtime.staged_check import PlanCheck, check_ports
 from onnxc.runtime.staged_clock import Arguments, Clock, current
 from onnxc.runtime.staged_steps import STEPS, Plan, Sizes, Step, Values
@@ -96,7 +97,11 @@ class StagedModel(CompiledModel):
     def _check_plan(self) -> None:
         """Raises ValueError, KeyError and the like for a plan that cannot be run."""
         programs = [(len(p._signature.inputs), len(p._signature.outputs)) for p in self._parts]
-        known = {s for t in self._infos[0] if isinstance(t, Tensor) for size in t.sizes for s in symbols_in(size)}
+        given = [size for t in self._infos[0] if isinstance(t, Tensor) for size in t.sizes]
+        known = {size for size in given if isinstance(size, str)}
+        for size in given:  # what a call computes of them
+            with suppress(ZeroDivisionError):
+                evaluate(size, dict.fromkeys(known, 1))
         found = PlanCheck(programs, len(self._arrays), STEPS).plan(self.manifest["plan"], known)
         if found != (len(self._infos[0]), len(self._infos[1])):
             raise ValueError("the plan has other inputs and outputs than the model")

@@ -111,6 +111,7 @@ class PlanCheck:
         found = [self.plan(region, inside) for region in step.get("regions", ())]
         if kind == "if":
             split = attrs["split"]
+            _require(None not in step["in"], "a branch reads what is left out")
             _require(found == [(split, made), (given - 1 - split, made)], "the branches of a step do not fit it")
         elif kind == "loop":
             gives = 1 + attrs["carried"] + attrs["scans"] + (chunk is not None)

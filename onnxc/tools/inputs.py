@@ -130,7 +130,7 @@ def parse_shapes(options: Sequence[str]) -> dict[str, tuple[int | str | None, ..
     for option in options:
         name, equals, text = option.rpartition("=")
         if not equals or not name:
-            raise InputError(f"a shape is given as NAME=1,3,224,224, not {option!r}")
+            raise InputError(f"a shape of an input is given as NAME=1,3,224,224, not {option!r}")
         shapes[name] = tuple(_dim(d.strip()) for d in text.split(",")) if text.strip() else ()
     return shapes
 

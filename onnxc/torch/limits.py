@@ -64,10 +64,14 @@ class Limits:
         sizes = tuple([_size(leaves[self.leaves[path]], axis) for path, axis in self.dims])
         if sizes in self._known or -1 in sizes:
             return
-        values = self._solved(sizes)
-        self._check_ranges(values)
-        for decision in self.decided:
-            self._check_decided(decision, values)
+        try:
+            values = self._solved(sizes)
+            self._check_ranges(values)
+            for decision in self.decided:
+                self._check_decided(decision, values)
+        except ZeroDivisionError as error:
+            zero = ", ".join(_name(place) for place, size in zip(self.dims, sizes, strict=True) if size == 0)
+            raise InputError(f"{zero} is 0, and the module's code divides by that") from error
         if len(self._known) < _MOST_KNOWN:
             self._known.add(sizes)
 
@@ -117,13 +121,15 @@ class Watch:
         self.decided: list[Decided] = []
 
     def begin(self, arguments: Any) -> None:
-        """The module is called with these."""
-        self.sizes, self.decided = _open_sizes(arguments), []
+        """The module is called with these: in a new trace, or by itself in the one that is under way."""
+        found = _open_sizes(arguments)
+        if found and _environment(found) is not _environment(self.sizes):
+            self.sizes, self.decided = found, []
 
     def end(self) -> None:
         """The module has returned. Later the trace forgets who asked."""
         if self.sizes:
-            env = next(iter(self.sizes.values())).node.shape_env
+            env = _environment(self.sizes)
             late = (a for checks in env.deferred_runtime_asserts.values() for a in checks)
             self.decided = [Decided(c.expr, line) for c in (*env.guards, *late) if (line := _line(c))]
 
@@ -135,10 +141,15 @@ class Watch:
         dims = {place: d for place, d in dims.items() if not d.is_number}
         if not dims:
             return None
-        env = next(iter(self.sizes.values())).node.shape_env
+        env = _environment(self.sizes)
         symbols = {s for d in dims.values() for s in d.free_symbols}
         ranges = {s: _range(env.bound_sympy(s)) for s in sorted(symbols, key=str)}
         return Limits(dims, leaves, ranges, [d for d in self.decided if d.condition.free_symbols <= symbols])
+
+
+def _environment(sizes: Mapping[Place, torch.SymInt]) -> Any:
+    """What PyTorch knows of sizes, which each trace begins anew; None of no sizes."""
+    return next((d.node.shape_env for d in sizes.values()), None)
 
 
 def _range(known: Any) -> tuple[int, int | None]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 
 from onnxc.errors import UnsupportedError
@@ -18,7 +19,8 @@ Given = Mapping[str, Any]  # the arguments of a node, by name
 
 def check_nothing_left_out(program: ExportedProgram) -> None:
     """UnsupportedError where the exporter's ONNX for a node of a program leaves out what the node says."""
-    for node in program.graph.nodes:
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]  # those of branches too
+    for node in (n for graph in graphs for n in graph.nodes):
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             omission = _OMISSIONS.get(str(node.target))
             if omission is not None:

@@ -31,6 +31,8 @@ FEW_DOTS, MOST_DOTS = 4, 8  # rows of A that take columns of B as they lie: of s
 DOT = 48  # terms of a sum for each of them: shorter ones are added up across lanes too often
 LOOSE_ROWS = 1024  # most rows of A for which each thread packs the panels of B that it needs, when it needs them
 LOOSE_BYTES = 1 << 20  # of panels that are packed at a time: they should stay in a cache of the second level
+BLOCK = 144  # MM_MC of matmul.h: most rows of A that read a panel once
+LOOSE_ONCE = 1 << 16  # bytes of such panels: they leave the cache to A and to what is packed
 SHORT = 32  # MM_SHORT of matmul.h: up to so many terms, a sum has a plain loop of its own
 
 
@@ -110,7 +112,8 @@ class MatmulEmitter(TemplateEmitter):
         each = k * panel * self.bytes
         if constant_of(access.b.value) is not None or each > LOOSE_BYTES or not k:
             return 0
-        return min(-(-n // panel), max(LOOSE_BYTES // each, -(-m // panel)))
+        most = max(1, LOOSE_ONCE // each) if m <= BLOCK else max(LOOSE_BYTES // each, -(-m // panel))
+        return min(-(-n // panel), most)
 
     def _loose(
         self, access: MatmulAccess, a: str, panels: int, decode: list[str], names: dict[Symbol, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxc.errors import InputError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Node
@@ -27,11 +28,18 @@ class Options:
         return {"float32": "ieee"}.get(self.precision, self.precision)
 
 
+PRECISIONS = ("float32", "tf32", "tf32x3")
 ATTENTION = ("attention", "attention_norm", "attention_gradient")
 FLOATS = ("float32", "float16", "bfloat16")
 MOST_DEPTH = 256  # of a head of attention: more does not fit in registers
 MOST_SUMMED = 4  # input channels of a group, up to which a convolution is no product of matrices
 MOST_MULTIPLIED = 16  # output channels of a group from which on it is better as one, too
+
+
+def check_precision(name: str) -> None:
+    """InputError where float32 matrices cannot be multiplied in a way of this name."""
+    if name not in PRECISIONS:
+        raise InputError(f"precision is one of {', '.join(PRECISIONS)}, not {name!r}")
 
 
 def fits_head(depth: Dim) -> bool:

@@ -87,9 +87,9 @@ class Driver:
 
     @staticmethod
     def _absent(error: RuntimeError) -> str:
-        if "dlopen" in str(error):
-            return "the NVIDIA driver (libcuda.so.1) is not installed, or not in the library path"
-        return _UPDATE
+        if str(error).startswith("Function"):  # it is there, and too old to have it
+            return _UPDATE
+        return "the NVIDIA driver (libcuda.so.1) is not installed, or not in the library path"
 
     def _failure(self, function: str, code: Any) -> CudaError | LimitError:
         name = str(getattr(code, "name", code))
