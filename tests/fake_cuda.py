@@ -320,7 +320,8 @@ class FakeDriver:
     @api
     def cuMemcpyHtoD(self, to: Any, source: Any, nbytes: int) -> Any:
         self.finish()
-        self.view(int(to), nbytes, host=False)[:] = _bytes(source, nbytes)
+        target, data = self.view(int(to), nbytes, host=False), _bytes(source, nbytes).copy()
+        self.push(0, lambda: target.__setitem__(slice(None), data))  # the host does not wait for it
 
     @api
     def cuMemcpyDtoH(self, to: int, source: Any, nbytes: int) -> Any:

@@ -266,8 +266,8 @@ def test_ratios_and_printing() -> None:
 
 
 def test_convert(model: Path) -> None:
-    text = invoke("explain", model, "--dtype", "float16").stdout
-    assert "convert-precision" in text
+    text = invoke("explain", model, "--dtype", "float16", "--json").stdout
+    assert "convert-precision" in json.loads(text)["stages"]
     assert "y  float32[2, 4]" in invoke("run", model, "--dtype", "bfloat16", "--dim", "N=2").stdout
     loose = ("--rtol", 1e-2, "--atol", 1e-2)
     assert invoke("compare", model, "--dtype", "float16", *loose).exit_code == 0

@@ -28,6 +28,7 @@ from onnxc.runtime.cuda import model as model_module
 from onnxc.runtime.cuda.arrays import DeviceArray, Incoming, is_dense, stream_of
 from onnxc.runtime.cuda.copies import densify
 from onnxc.runtime.cuda.driver import Device, Driver
+from onnxc.runtime.cuda.memory import Failure, Timeline, Watched
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.program import Launch, Program
 from onnxc.runtime.cuda.workspace import Workspace
@@ -944,6 +945,22 @@ def test_threads(gpu: FakeDriver, foreign: bool) -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_first_calls_at_once(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, others, watch = CudaModel(*two_steps()), [], Timeline.watch
+
+    def slow(self: Timeline, failure: Failure) -> Watched:
+        if not others:
+            others.append(threading.Thread(target=model.attach))
+            others[0].start()
+            others[0].join(0.05)  # it waits until the model is there
+        return watch(self, failure)
+
+    monkeypatch.setattr(Timeline, "watch", slow)
+    np.testing.assert_array_equal(model(rows(2))["y"], expected(rows(2)))
+    others[0].join()
+    assert gpu.calls["cuStreamCreate"] == 1  # for one workspace
 
 
 def test_profile(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,9 @@ def run_command(line: str, folder: Path) -> str:
 
 
 def masked(text: str) -> str:
-    """Without numbers and without the lines of tables, whose length depends on them."""
+    """Without numbers, the lines of tables, whose length depends on them, and stages, of which those that took time
+    are printed."""
+    text = re.sub(r"(compiled in [\d.]+ s):.*", r"\1", text)
     return NUMBER.sub("#", re.sub("─+", "─", text))
 
 

@@ -242,7 +242,8 @@ class Device:
         """Copies a buffer of bytes to the GPU, and waits for it. The context is current."""
         nbytes = memoryview(source).nbytes
         if nbytes:
-            self.driver("cuMemcpyHtoD", to, source, nbytes)
+            self.driver("cuMemcpyHtoD", to, source, nbytes)  # has taken the bytes; perhaps they are not there yet
+            self.driver("cuStreamSynchronize", self.driver.module.CUstream(0))
 
 
 class _Current:

@@ -84,7 +84,7 @@ class CudaModel(Attachable, CompiledModel):
         self._limit = int(manifest.get("memory_limit") or 0)
         self._poison = os.environ.get("ONNXC_POISON") == "1"
         self._results = OutputPool(self._poison)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # while it is brought to its GPU; calls hold the workspace's
         self._sites: OrderedDict[tuple[Shape, ...], Site] = OrderedDict()
         self._dtypes = [t.dtype for t in self._signature.inputs]
         self._named_stream = "stream" in self._inputs  # an input of that name is one
@@ -107,7 +107,7 @@ class CudaModel(Attachable, CompiledModel):
             self._kernels = Kernels(gpu, self._program.images[name], code)
             self._weights = Block(gpu, weights.nbytes)
             gpu.upload(self._weights.address, weights)
-            self._space, self._timeline, self._own, self._lock = space, space.timeline, space.own, space.lock
+            self._space, self._timeline, self._own = space, space.timeline, space.own
             self._watched = self._timeline.watch(functools.partial(_wrong, self.manifest))
             self._ordinal, self._attached = gpu.ordinal, True
             given = (gpu, self._timeline, self._sites, self._kernels, self._watched, self._weights, space)
@@ -152,7 +152,7 @@ class CudaModel(Attachable, CompiledModel):
         if not self._attached:
             self.attach()
         chosen = None if stream is None else stream_of(stream)
-        with self._lock, self._device.current():
+        with self._space.lock, self._device.current():
             found = [self._space.read(x, chosen) for x in args]
             if found.count(None) == len(found) and not self._updated:
                 return self._run_numpy(args)
@@ -165,7 +165,7 @@ class CudaModel(Attachable, CompiledModel):
 
     def run_on(self, args: Sequence[Any], stream: int) -> tuple[DeviceArray, ...]:
         """A call on this stream, in a workspace that the program shares: arrays of the GPU, whatever it is given."""
-        with self._lock, self._device.current():
+        with self._space.lock, self._device.current():
             return self._run_arrays(args, [self._space.read(x, stream) for x in args], stream)
 
     def _site(self, shapes: tuple[Shape, ...]) -> Site:
@@ -341,7 +341,7 @@ class CudaModel(Attachable, CompiledModel):
         element = element_of(given)
         given = np.asarray(given, element.numpy, order="C")  # in the byte order of the GPU
         self.attach()
-        with self._lock, self._device.current():
+        with self._space.lock, self._device.current():
             nbytes, own = given.nbytes, self._space.handles[self._own]
             found = self._space.new(given.shape, element, self._own)
             if nbytes:  # on the stream itself: behind who had the memory before, and done when it has been waited for
@@ -384,7 +384,7 @@ class CudaModel(Attachable, CompiledModel):
         args = self._signature.bind(self._to_profile(inputs, runs), {})
         calls = len(self.manifest.get("kernels") or ())
         self.attach()
-        with self._lock, self._device.current():
+        with self._space.lock, self._device.current():
             stream = self._space.handles[self._own]
             found = [self._space.read(x, self._own) for x in args]
             outputs: tuple[Any, ...]
@@ -410,7 +410,7 @@ class CudaModel(Attachable, CompiledModel):
         """A call with a clock around every kernel: outputs, nanoseconds of each kernel, values of the dynamic dims."""
         from onnxc.runtime.cuda.profile import Clock
 
-        with self._lock, self._device.current():
+        with self._space.lock, self._device.current():
             stream = next((x.stream for x in args if isinstance(x, DeviceArray)), self._own)
             handle = self._space.handle(stream)
             site, addresses, outputs = self._ready(args, [self._space.read(x, stream) for x in args], stream, handle)
@@ -423,7 +423,7 @@ class CudaModel(Attachable, CompiledModel):
     def trim(self) -> None:
         if not self._attached:
             return
-        with self._lock, self._device.current():
+        with self._space.lock, self._device.current():
             self._timeline.synchronize()
             for site in self._sites.values():
                 if site.replay is not None:
