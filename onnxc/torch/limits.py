@@ -54,6 +54,7 @@ class Limits:
     ranges: Mapping[Any, tuple[int, int | None]]
     decided: Sequence[Decided]
     _known: set[tuple[int, ...]] = field(default_factory=set)
+    _told: set[Decided] = field(default_factory=set)  # in warnings
 
     def check(self, leaves: Sequence[Any]) -> None:
         """InputError where a call's leaves have sizes that the export does not hold for.
@@ -102,6 +103,9 @@ class Limits:
         now = ", ".join(f"{self._text(s)} is {values[s]}" for s in _symbols(decision.condition))
         if _value(decision.condition, {s: max(v, 2) for s, v in values.items()}) is not True:
             raise InputError(f"{now}, and {said}")
+        if decision in self._told:
+            return
+        self._told.add(decision)
         warnings.warn(f"{now}, and {said}; the result is that of the code for greater sizes", SizeWarning, stacklevel=4)
 
     def _text(self, expression: Any) -> str:

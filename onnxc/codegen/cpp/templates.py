@@ -140,24 +140,26 @@ class MatmulEmitter(TemplateEmitter):
         """A matrix times a vector."""
         m, k = self.size(access.sizes[0]), self.size(access.sizes[2])
         vector = f"{self.pointer(access.b.value)} + {self.index(access.b.base, names)}"
-        end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
-        parts = f"const i64 parts = mv_parts({m}, {k}, ctx->threads);"
-        body = [parts, "for (i64 t = first; t < last; t++) {", *indent([x.replace("g.tasks", "parts") for x in decode]),
-                f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
-                f"  mv_task<{self.element}>(t % parts, parts, {a}, {vector}, {m}, {k}, epi);", "}"]  # fmt: skip
-        batch = self.size(prod(d for _, d in access.batch))
-        return self.source(body, f"parts * {batch}", "matvec.h", "0", [parts], "matmul")
+        task = f"mv_task<{self.element}>(t % parts, parts, {a}, {vector}, {m}, {k}, epi);"
+        return self._in_parts(access, f"mv_parts({m}, {k}, ctx->threads)", task, decode, names)
 
     def _few(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
         """Few rows times a matrix whose columns are contiguous."""
         m, n, k = (self.size(d) for d in access.sizes)
         b = f"{self.pointer(access.b.value)} + {self.index(access.b.base, names)}"
         columns = f"MvColumns<{self.element}>{{{b}, {self.size(access.b.col)}}}"
+        task = f"mv_few_task(t % parts, parts, {a}, {columns}, {m}, {n}, {k}, epi);"
+        return self._in_parts(access, f"mv_few_parts({m}, {n}, {k}, ctx->threads)", task, decode, names)
+
+    def _in_parts(
+        self, access: MatmulAccess, count: str, task: str, decode: list[str], names: dict[Symbol, str]
+    ) -> KernelSource:
+        """A product of `matvec.h`, which takes its matrices as they lie: so many tasks for each of the batch."""
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
-        parts = f"const i64 parts = mv_few_parts({m}, {n}, {k}, ctx->threads);"
+        parts = f"const i64 parts = {count};"
         body = [parts, "for (i64 t = first; t < last; t++) {", *indent([x.replace("g.tasks", "parts") for x in decode]),
                 f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(self.epilogue(end), 2), "  };",
-                f"  mv_few_task(t % parts, parts, {a}, {columns}, {m}, {n}, {k}, epi);", "}"]  # fmt: skip
+                f"  {task}", "}"]  # fmt: skip
         batch = self.size(prod(d for _, d in access.batch))
         return self.source(body, f"parts * {batch}", "matvec.h", "0", [parts], "matmul")
 
