@@ -48,6 +48,7 @@ __all__ = ["InputShapes", "Model", "load"]
 
 MAX_IR_VERSION = 14
 MAX_BYTES = 1 << 31  # protobuf's own limit
+_OP_TYPE = frozenset(".@")  # what no type of an operator has: it is an identifier
 SAVED = b"\x89ONNXC"  # how a saved compiled model begins (`onnxc.runtime.package`)
 
 Model = Union[str, "os.PathLike[str]", bytes, ModelProto]
@@ -89,12 +90,21 @@ def read_model(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[M
     path = path_of(model)
     if folder is None:
         folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
-    with os.fdopen(open_regular(path, f"model {path!r}"), "rb") as file:
-        if os.fstat(file.fileno()).st_size >= MAX_BYTES:
-            raise ModelError(
-                f"model {path!r} is over 2 GB, which protobuf cannot hold: store its weights as external data"
-            )
-        return _parse(file.read(), f"model {path!r}"), folder
+    with os.fdopen(open_model(path), "rb") as file:
+        try:
+            content = file.read()
+        except OSError as error:
+            raise ModelError(f"model {path!r} cannot be read: {error.strerror}", cause=error) from error
+    return _parse(content, f"model {path!r}"), folder
+
+
+def open_model(path: str) -> int:
+    """A descriptor of a file that may be a model: regular, and no larger than protobuf reads; else ModelError."""
+    handle = open_regular(path, f"model {path!r}")
+    if os.fstat(handle).st_size < MAX_BYTES:
+        return handle
+    os.close(handle)
+    raise ModelError(f"model {path!r} is over 2 GB, which protobuf cannot hold: store its weights as external data")
 
 
 def path_of(model: object) -> str:
@@ -302,6 +312,8 @@ class _Importer:
         """The op's name in the graph; with a version where the model's own opset would give it another meaning."""
         if not op_type:
             raise ModelError("a node has no op type", node=label)
+        if domain == "onnx" or "@" in domain or not _OP_TYPE.isdisjoint(op_type):  # or the op's name means another
+            raise ModelError(f"there can be no operator {op_type!r} of the domain {domain!r}", node=label)
         if domain == "" and "" not in scope.opsets:
             raise ModelError("the model imports no opset for ONNX's own domain, but uses its operators", node=label)
         version = scope.opsets.get(domain, 1)

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 import onnxc
 from onnxc.errors import InputError, LimitError, ModelError, RunError
+from onnxc.frontends import onnx_file
+from onnxc.passes.decompose import decompose
+from onnxc.primitives.verify import verify
 from tests.staging_harness import check, floats, int64, parsed, same
 
 pytestmark = pytest.mark.every_target
@@ -430,3 +433,21 @@ def test_a_condition_has_one_element() -> None:
 def test_wrong_regions(text: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):
         onnxc.compile(parsed(text))
+
+
+def test_a_body_that_is_built_twice_has_nodes_of_its_own() -> None:
+    """A loop's steps one by one, and many of them in one program: regions inside of the body are copied as well."""
+    graph = decompose(
+        onnx_file.load(
+            parsed("""g (float[3] s, float[2, 3] b, int64 n, bool go) => (float[3] y) {
+  y = Loop(n, go, s) <body = body (int64 i, bool k, float[3] c) => (bool l, float[3] d) {
+     d = Scan <num_scan_inputs = 1, body = in (float[3] u, float[3] v) => (float[3] w) { w = Add(u, v) }> (c, b)
+     l = Identity(k)
+  }>
+}""")
+        ),
+        staged=True,
+    )
+    verify(graph)
+    (loop,) = (n for n in graph.nodes if n.op == "loop")
+    assert len(loop.regions) == 2

@@ -251,6 +251,45 @@ def test_reshape_that_does_not_fit() -> None:
         model(floats(9))
 
 
+def test_reshape_to_a_size_that_is_computed_to_be_zero() -> None:
+    """Where 0 turns up at run time it copies the input's dim, as where it is written down."""
+    model = onnxc.compile(
+        parse("""(float[N, 4] x, float[M] t) => (float[A, B] y, float[C, D] z) {
+      three = Constant<value_ints = [3]>() left = Constant<value_ints = [-1]>() four = Constant<value_ints = [4]>()
+      size = Shape(t) less = Sub(size, three)
+      s = Concat<axis = 0>(less, left) y = Reshape(x, s)
+      r = Concat<axis = 0>(less, four) z = Reshape(x, r) }""")
+    )
+    for m in (5, 3):
+        for found in model(x := floats(2, 4), floats(m)).values():
+            np.testing.assert_array_equal(found, x)
+
+
+def test_pads_that_cut_more_than_there_is() -> None:
+    """An end may cut off what the other one adds; what is not there at all is an error."""
+    model = onnxc.compile(
+        parse("""(float[N] x) => (float[A] y, float[B] z) {
+      p = Constant<value_ints = [-5, 2]>() q = Constant<value_ints = [2, -5]>()
+      y = Pad(x, p) z = Pad(x, q) }""")
+    )
+    for n in (9, 4, 3):
+        x = floats(n)
+        assert [*model(x)[0]] == [*x, 0, 0][5:] and [*model(x)[1]] == [0, 0, *x][: n - 3]
+    with pytest.raises(errors.InputError, match=r"negative size.*Pad"):
+        model(floats(2))
+    given = onnxc.compile(parse("(float[N] x, int64[2] p) => (float[A] y) { y = Pad(x, p) }"))
+    x = floats(4)
+    for pads, wanted in (((-5, 2), [*x, 0, 0][5:]), ((2, -6), []), ((-2, -2), [])):
+        assert [*given(x, np.array(pads))[0]] == wanted
+    for wrong in ((-5, 0), (-(2**63), 0), (-(2**62), -(2**62)), (1, -6)):
+        with pytest.raises(errors.RunError, match="does not fit"):
+            given(x, np.array(wrong))
+    for pads, mode in (("-3, -2", "constant"), ("-5, 2", "edge")):
+        text = f"(float[4] x) => (float[A] y) {{ p = Constant<value_ints=[{pads}]>() y = Pad<mode='{mode}'>(x, p) }}"
+        with pytest.raises(errors.ShapeError, match=r"too much.*Pad"):
+            onnxc.compile(parse(text.replace("'", '"')))
+
+
 def test_window_larger_than_the_input() -> None:
     model = onnxc.compile(
         parse("(float[1, 1, H, W] x) => (float[1, 1, P, Q] z) { z = MaxPool<kernel_shape=[3, 3]>(x) }")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
+import random
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,8 @@ import pytest
 
 import onnxc
 from onnxc.errors import LimitError, ModelError, OnnxcError, RunError, UnsupportedError
+from onnxc.host import regex as expressions
+from onnxc.host import text as text_functions
 from onnxc.host.images import image_decoder
 from onnxc.host.regex import Regex, regex_full_match
 from onnxc.host.text import (
@@ -131,6 +136,37 @@ def test_ngrams_of_integers_by_row() -> None:
     assert tfidf_vectorizer(x[:, :0], "TF", max_skip_count=0, pool_int64s=(1, 2, 1, 2, 2, 3), **GRAMS).shape == (2, 4)
 
 
+@pytest.mark.parametrize("room", [text_functions.MOST_LISTED, 9, 0])
+def test_ngrams_by_tables_and_by_search(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random pools, the widest integers among them, against counting one by one."""
+    monkeypatch.setattr(text_functions, "MOST_LISTED", room)
+    text_functions._trees.cache_clear()
+    r = random.Random(room)
+    for _ in range(100):
+        items = [-(2**63), 2**63 - 1, 2**63 - 2, 0, *r.sample(range(-9, 9), 3)]
+        grams = [{tuple(r.choices(items, k=n)) for _ in range(r.randrange(6))} for n in (1, 2, 3)]
+        pool, starts = [i for same in grams for g in same for i in g], np.cumsum([0, *map(_items, grams)])[:3].tolist()
+        x = np.array(r.choices([*items, 99], k=3 * 8), np.int64).reshape(3, 8)
+        skips, count = r.randrange(3), sum(map(len, grams))
+        wanted = np.zeros((3, max(count, 0)), np.float32)
+        for at, gram in enumerate(g for same in grams for g in same):
+            for step in range(1, 2 if len(gram) == 1 else skips + 2):
+                for row, first in itertools.product(range(3), range(8 - (len(gram) - 1) * step)):
+                    wanted[row, at] += tuple(x[row, first : first + (len(gram) - 1) * step + 1 : step].tolist()) == gram
+        found = tfidf_vectorizer(x, "TF", 1, 3, skips, starts, list(range(count)), pool_int64s=pool)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def _items(grams: set[tuple[int, ...]]) -> int:
+    return sum(map(len, grams))
+
+
+def test_one_long_ngram_is_prepared_quickly() -> None:
+    n = 100_000
+    found = tfidf_vectorizer(np.arange(9), "TF", 1, n, 0, [0] * n, [0], pool_int64s=list(range(n)))
+    assert found.tolist() == [0]
+
+
 def test_pools_that_do_not_fit() -> None:
     with pytest.raises(RunError, match="2-grams cannot lie"):
         tfidf_vectorizer(text("a"), "TF", max_skip_count=0, pool_strings=("a", "b", "c"), **GRAMS)
@@ -139,6 +175,18 @@ def test_pools_that_do_not_fit() -> None:
 
 
 # ---------------------------------------------------------------- numbers as text
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_many_numbers_are_written_as_each_is_alone(dtype: Any) -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(dtype)
+    wide = 10 ** np.random.default_rng(0).uniform(-7, 17, 5000)
+    edges = [999999, 1e6, 1e-3, 9.99e-4, 1e15, 1e16, 123456.7]
+    with np.errstate(over="ignore"):
+        x = np.concatenate([halves, wide.astype(dtype), -np.array(edges, dtype)])
+    together = to_strings(x).tolist()
+    assert together == [text_functions._shown(v) for v in x]
+    np.testing.assert_array_equal(from_strings(text(*together), np.dtype(dtype).name), x)
 
 
 def test_numbers_become_text_and_back() -> None:
@@ -216,6 +264,8 @@ WRONG = [
     r"\1",
     "(?=a)",
     "a{1001}",
+    "a{" + "9" * 5000 + "}",
+    "a{3,2}",
     "[[:foo:]]",
     "{2}",
     "a{2}{3}",
@@ -251,9 +301,38 @@ def test_patterns_of_a_stranger() -> None:
             Regex(pattern)
 
 
+def test_what_looks_like_a_repetition() -> None:
+    """Digits of other scripts, and no least number: characters, as any."""
+    for pattern in ("a{٣}", "a{,3}", "a{2", "a{}"):
+        assert Regex(pattern).full_match(pattern) and not Regex(pattern).full_match("aaa")
+    assert Regex("a{0003,}").full_match("aaaa")
+
+
 def test_shapes_of_matches() -> None:
     assert regex_full_match(np.empty((2, 0), object), "a").shape == (2, 0)
     assert regex_full_match(text("a", "b").reshape(2, 1), "a").tolist() == [[True], [False]]
+
+
+@pytest.mark.parametrize("kept", [expressions.MOST_KEPT, 5])
+def test_what_an_automaton_keeps_changes_no_answer(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One expression for many texts, as Python's own module says; also where little of it is kept."""
+    monkeypatch.setattr(expressions, "MOST_KEPT", kept)
+    r = random.Random(kept)
+    for pattern in (r"(a|b)*a.{3}", r"\b(a+ ?)*\b", r"^a?b*$|\Bb", r"(?m:^a$\n?)+", r"((a|ab)(c|bcd))*"):
+        own, python = Regex(pattern), re.compile(pattern.replace("$|", r"\Z|"))
+        for _ in range(400):
+            given = "".join(r.choices("aabcd \n", k=r.randrange(9)))
+            assert own.full_match(given) == (python.fullmatch(given) is not None), (pattern, given)
+
+
+@pytest.mark.parametrize("pattern, given", [
+    ("(a*)*b", "a" * 50_000), ("(a|aa)+$", "a" * 50_000 + "b"), ("(x+x+)+y", "x" * 50_000),
+    ("((a{0,30}){0,30})*b", "a" * 2000), (".*a.{14}", "ab" * 3000), (r"(.|\b)*", "".join(map(chr, range(33, 9000)))),
+])  # fmt: skip
+def test_hostile_expressions_take_steps_by_the_length_of_a_text(pattern: str, given: str) -> None:
+    own = Regex(pattern)
+    own.full_match(given)
+    assert sum(len(row.next) + len(row.entered) for row in own._rows.values()) <= 2 * expressions.MOST_KEPT
 
 
 # ---------------------------------------------------------------- images

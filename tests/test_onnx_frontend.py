@@ -450,6 +450,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         load("/dev/zero")
     with pytest.raises(ModelError, match="not a regular file"):
         load(tmp_path)
+    if os.path.exists("/proc/self/mem"):  # counts as one, but cannot be read from its beginning
+        with pytest.raises(ModelError, match="cannot be read"):
+            load("/proc/self/mem")
     with pytest.raises(ModelError, match="cannot be opened"):
         load(tmp_path / "nothing.onnx")
 
@@ -499,6 +502,9 @@ def test_unsorted_nodes_are_sorted() -> None:
         ([node("Relu", ["x"], ["z"])], "'y' is used, but nothing"),
         ([node("Relu", ["x"], ["y", "y"])], "'y' is defined twice"),
         ([node("", ["x"], ["y"])], "no op type"),
+        ([node("Relu@6", ["x"], ["y"])], "no operator 'Relu@6'"),
+        ([node("microsoft.Gelu", ["x"], ["y"], domain="com")], "no operator 'microsoft.Gelu' of the domain 'com'"),
+        ([node("Relu", ["x"], ["y"], domain="onnx")], "no operator 'Relu' of the domain 'onnx'"),
     ],
 )  # fmt: skip
 def test_graphs_that_are_not_dags(nodes: list[NodeProto], message: str) -> None:

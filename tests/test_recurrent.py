@@ -101,6 +101,7 @@ def test_gru_reset_before_or_after(linear: int) -> None:
     agrees(recurrent_model("GRU", 1, {}, linear_before_reset=linear))
 
 
+@pytest.mark.cpu_only("the source of the CPU")
 def test_products_of_steps_are_divided() -> None:
     """The threads are awake in a loop: less work is worth a task there. The bits are the same."""
     compiled = agrees_in(recurrent_model("LSTM", 1, {}, hidden=160))

@@ -207,11 +207,39 @@ def test_f32_error_is_within_its_bound(lib: Library, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(UNARY))
+def test_f32_error_next_to_where_forms_change(lib: Library, name: str) -> None:
+    """Every float close to a limit, a change of columns, or a change of the result from normal to denormal."""
+    f, bound = UNARY[name]
+    bound *= 1.0 if lib.fused else 1.3
+    exponentials = [87.0, 87.3365, 88.7228, 89.0, 103.2789, 103.9721, 104.0, 126.0, 128.0, 149.0, 150.0]
+    others = [2.0**-126, 2.0**60, 2.0**127, 0.75, 1.5, 3.84, 3.87, 10000.0, 48000.0]
+    edges = np.array([*exponentials, *others, *np.arange(1, 15) * 17 / 64, *np.arange(1, 31) / 8], np.float32)
+    near = (edges.view(np.uint32)[:, None] + np.arange(-200, 200, dtype=np.int64)).astype(np.uint32)
+    x = near.view(np.float32).ravel()
+    x = np.concatenate([x, -x])
+    got, exact = lib(f"f32_{name}", x), _reference(f, x.astype(np.float64))
+    error = ulp_error(got, exact)
+    assert error.max() <= bound, _report(x, got, exact, error)
+
+
+@pytest.mark.parametrize("name", list(UNARY))
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_a_lane_depends_on_its_own_argument_alone(lib: Library, kind: str, name: str) -> None:
+    """Functions have forms for vectors whose lanes are all ordinary; the others must not show which one ran."""
+    x = _sweep(20_000).astype(np.float32 if kind == "f32" else np.float64)
+    wide = np.array([1e6, 2.0**20 + 1, 1e15, 1e300, -1e300, 5e-310], np.float64)
+    x = np.concatenate([x, np.tile(wide, 200)]) if kind == "f64" else x
+    order = np.random.default_rng(9).permutation(x.size)
+    alone = lib(f"{kind}_{name}", np.repeat(x, 16))[::16]
+    _same(lib(f"{kind}_{name}", x[order]), alone[order])
+
+
+@pytest.mark.parametrize("name", list(UNARY))
 def test_f32_zeros_infinities_and_nans_are_exact(lib: Library, name: str) -> None:
     x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
     exact = _reference(UNARY[name][0], x.astype(np.float64)).astype(np.float32)
-    got = lib(f"f32_{name}", x)
-    _same(got, exact)
+    _same(lib(f"f32_{name}", x), exact)
+    _same(lib(f"f32_{name}", np.repeat(x, 16)), np.repeat(exact, 16))
 
 
 @pytest.mark.parametrize("name", ["tanh", "erf", "sin", "cos"])

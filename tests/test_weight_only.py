@@ -164,6 +164,57 @@ def test_infinities_and_nan_of_activations(kernel: Kernel) -> None:
         )
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_few_rows_of_any_size_of_numbers(kernel: Kernel, bits: int, zeros: bool) -> None:
+    """Sums of positive numbers lose no more than others; powers of two change no bit, and denormals count."""
+    rng = np.random.default_rng(bits)
+    half = 1 << (bits - 1)
+    for m, k, n, block in [(1, 1000, 150, 16), (2, 500, 70, 32), (1, 4100, 40, 128), (2, 1027, 33, 256), (1, 7, 3, 7)]:
+        codes = rng.integers(-half, half, (k, n)).astype(np.int8)
+        groups = -(-k // block)
+        scales = (rng.random((groups, n)) + 0.5).astype(np.float32)
+        points = rng.integers(-half, half, (groups, n)).astype(np.float32) if zeros else None
+        row = np.arange(k) // block
+        exact = (codes - (np.float64(0) if points is None else points[row])) * scales.astype(np.float64)[row]
+        a = (rng.random((m, k)) + 0.5).astype(np.float32)
+        found = kernel.matmul(a, codes, bits, block, scales, points)
+        bound = np.linalg.norm(a, axis=1).max() * np.linalg.norm(exact, axis=0).max()
+        assert np.abs(found - a.astype(np.float64) @ exact).max() <= 1.5e-6 * bound, (m, k, n, block)
+        for power in (-100, 90, 105):
+            factor = np.float32(2.0**power)
+            scaled = kernel.matmul(a * factor, codes, bits, block, scales, points)
+            np.testing.assert_array_equal(scaled, found * factor)
+        tiny = a * np.float32(2.0**-145)
+        bound = 2.0**-149 * (groups + 1)
+        got = kernel.matmul(tiny, codes, bits, block, scales, points)
+        assert np.abs(got - tiny.astype(np.float64) @ exact).max() <= bound
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_a_row_does_not_depend_on_the_other(kernel: Kernel, bits: int) -> None:
+    """Nor does a column: what overflows, and infinities and NaN, stay where they are."""
+    rng = np.random.default_rng(bits)
+    half = 1 << (bits - 1)
+    codes, scales = rng.integers(-half, half, (300, 90)).astype(np.int8), np.ones((10, 90), np.float32)
+    codes[7, 5:] = 0
+    a = rng.standard_normal((2, 300)).astype(np.float32)
+    both = kernel.matmul(a, codes, bits, 30, scales, None)
+    for value in (np.inf, np.nan, 3e38, 1e-42, 1e32):
+        a[1] = value
+        np.testing.assert_array_equal(kernel.matmul(a, codes, bits, 30, scales, None)[0], both[0])
+    one = a[:1].copy()
+    codes[8] = codes[7]
+    one[0, 7:9] = 0
+    before = kernel.matmul(one, codes, bits, 30, scales, None)[0]
+    one[0, 7], one[0, 8] = 3e38, 1e30
+    found = kernel.matmul(one, codes, bits, 30, scales, None)[0]
+    np.testing.assert_array_equal(found[5:], before[5:])
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = one[0].astype(np.float64) @ codes.astype(np.float64)
+        np.testing.assert_allclose(found, expected.astype(np.float32), rtol=1e-5, atol=1e-4)
+
+
 # ---------------------------------------------------------------- models
 
 

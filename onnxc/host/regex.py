@@ -24,6 +24,7 @@ MOST_STATES = 20_000
 MOST_REPEATS = 1000  # RE2's own limit
 MOST_DEPTH = 200
 MOST_STEPS = 200_000_000  # states that one text goes through: some ten seconds
+MOST_KEPT = 1 << 14  # characters that rows are followed by, and states in them
 
 Ranges = tuple[tuple[int, int], ...]
 _LAST = sys.maxunicode
@@ -144,7 +145,7 @@ class _Automaton:
 
 # ---------------------------------------------------------------- the syntax
 
-_REPETITION = r"[*+?]|\{(\d+)(?:(,)(\d*))?\}"
+_REPETITION = r"[*+?]|\{([0-9]+)(?:(,)([0-9]*))?\}"
 Make = Callable[[], "tuple[int, int]"]
 
 
@@ -231,10 +232,10 @@ class _Parser:
             return make
         low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(found[0], (-1, None))
         if low < 0:
-            low = int(found[1])
-            high = low if found[2] is None else int(found[3]) if found[3] else None
-            if max(low, high or 0) > MOST_REPEATS or (high is not None and high < low):
-                raise self.fail(f"{found[0]} is no repetition (the most is {MOST_REPEATS})")
+            low = self.times_of(found[1])
+            high = low if found[2] is None else self.times_of(found[3]) if found[3] else None
+            if high is not None and high < low:
+                raise self.fail(f"{found[0]} is no repetition")
         self.take("?")  # the shortest first: the same matches as a whole
         if self.match(_REPETITION):
             raise self.fail("a repetition is repeated")
@@ -243,6 +244,13 @@ class _Parser:
             return self.automaton.repeated(make, low, high)
 
         return self.times(repeated) if self.peek("\\Q\\E") else repeated
+
+    def times_of(self, digits: str) -> int:
+        """A number of repetitions; Python reads none of thousands of digits."""
+        short = digits.lstrip("0") or "0"
+        if len(short) > len(str(MOST_REPEATS)) or int(short) > MOST_REPEATS:
+            raise self.fail(f"{{{digits[:20]}}} is no repetition (the most is {MOST_REPEATS})")
+        return int(short)
 
     def atom(self, flags: Flags) -> Make:
         if self.peek("("):
@@ -369,39 +377,63 @@ def _complement(ranges: Ranges) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- matching
 
 
+class _Row:
+    """States that are entered together, and for what comes next: the row that follows, and the steps that took."""
+
+    def __init__(self, entered: frozenset[int]) -> None:
+        self.entered = entered
+        self.next: dict[str, tuple[_Row, int]] = {}
+
+
 class Regex:
-    """A compiled pattern."""
+    """A compiled pattern. What it learns of sets of states it keeps for the next text, as a deterministic automaton."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > MOST_LENGTH:
             raise LimitError(f"a regular expression has {len(pattern)} characters; the limit is {MOST_LENGTH}")
         parser = _Parser(pattern)
-        self._first, self._last = parser.whole()()
+        first, self._last = parser.whole()()
         self._states = parser.automaton.states
+        self._asserts = any(isinstance(s.test, str) for s in self._states)
+        self._first = _Row(frozenset([first]))
+        self._rows = {self._first.entered: self._first}
+        self._room = MOST_KEPT
 
     def full_match(self, text: str) -> bool:
         """Whether the pattern matches the text as a whole."""
-        here, steps = self._reached([self._first], text, 0), 0
-        for at, c in enumerate(text):
-            steps += len(here)
+        row, before, steps = self._first, "", 0
+        for c in text:
+            key = before + c if self._asserts else c
+            row, count = row.next.get(key) or self._step(row, before, c, key)
+            steps += count
             if steps > MOST_STEPS:
                 raise LimitError(f"a regular expression and a text of {len(text)} characters take too many steps")
-            held: dict[Set, bool] = {}
-            after: list[int] = []
-            for k in here:
-                test = self._states[k].test
-                if isinstance(test, Set):
-                    if test not in held:
-                        held[test] = test.holds(c)
-                    if held[test]:
-                        after += self._states[k].after
-            here = self._reached(after, text, at + 1)
-            if not here:
+            if not row.entered:
                 return False
-        return self._last in here
+            before = c
+        return self._last in self._reached(row.entered, before, "")
 
-    def _reached(self, begin: Iterable[int], text: str, at: int) -> set[int]:
-        """The states that can be reached before the next character."""
+    def _step(self, row: _Row, before: str, c: str, key: str) -> tuple[_Row, int]:
+        """The row behind a character."""
+        here, held, after = self._reached(row.entered, before, c), dict[Set, bool](), set[int]()
+        for k in here:
+            test = self._states[k].test
+            if isinstance(test, Set):
+                if test not in held:
+                    held[test] = test.holds(c)
+                if held[test]:
+                    after.update(self._states[k].after)
+        entered = frozenset(after)
+        found = self._rows.get(entered)
+        self._room -= 1 if found is not None else 1 + len(entered)
+        if self._room < 0:  # rows that are in use live on
+            self._room, self._rows, self._first = MOST_KEPT, {}, _Row(self._first.entered)
+        found = found or self._rows.setdefault(entered, _Row(entered))
+        row.next[key] = found, len(here)
+        return row.next[key]
+
+    def _reached(self, begin: Iterable[int], before: str, after: str) -> set[int]:
+        """The states that can be reached between two characters; either is empty at an end of the text."""
         found: set[int] = set()
         waiting = list(begin)
         while waiting:
@@ -410,18 +442,17 @@ class Regex:
                 continue
             found.add(k)
             test = self._states[k].test
-            if test is None or (isinstance(test, str) and _asserted(test, text, at)):
+            if test is None or (isinstance(test, str) and _asserted(test, before, after)):
                 waiting += self._states[k].after
         return found
 
 
-def _asserted(name: str, text: str, at: int) -> bool:
+def _asserted(name: str, before: str, after: str) -> bool:
     """Whether an assertion holds between two characters."""
-    before, after = text[at - 1 : at] if at else "", text[at : at + 1]
     if name == "start":
-        return at == 0
+        return not before
     if name == "end":
-        return at == len(text)
+        return not after
     if name == "line start":
         return before in ("", "\n")
     if name == "line end":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +15,7 @@ from onnxc.errors import LimitError, RunError
 from onnxc.host.registry import host_function
 
 Array = np.ndarray[Any, Any]
+MOST_LISTED = 1 << 18  # numbers that a pool of n-grams looks up in tables
 MOST_CHARACTERS = 1 << 28  # of a result, or elements: a loop may double strings
 
 
@@ -127,30 +130,105 @@ def tfidf_vectorizer(
     """
     if x.ndim > 2:
         raise RunError(f"TfIdfVectorizer takes [C] or [N, C], not {list(x.shape)}")
-    pool: Sequence[Any] = pool_strings or pool_int64s
-    places = _ngrams(pool, ngram_counts, ngram_indexes)
-    longest = max(map(len, places), default=0)
     if weights and len(weights) != len(ngram_indexes):
         raise RunError(f"{len(weights)} weights are given for {len(ngram_indexes)} n-grams")
     width = max(ngram_indexes, default=-1) + 1
     _limit(width * (len(x) if x.ndim == 2 else 1), "counts")
-    scales = np.ones(width, np.float32)
-    for k, weight in enumerate(weights):
-        scales[ngram_indexes[k]] = weight
-    rows = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
-    counts = np.zeros((len(rows), width), np.float32)
-    for row, items in enumerate(rows):
-        for n in range(max(1, min_gram_length), min(max_gram_length, longest, len(items)) + 1):
-            for step in range(1, 2 if n == 1 else min(max_skip_count + 1, (len(items) - 1) // (n - 1)) + 1):
-                for first in range(len(items) - (n - 1) * step):
-                    at = places.get(tuple(items[first : first + (n - 1) * step + 1 : step]))
-                    if at is not None:
-                        counts[row, at] += 1
+    trees = _trees(tuple(pool_strings or pool_int64s), tuple(ngram_counts), tuple(ngram_indexes))
+    items = trees.numbers(x if x.ndim == 2 else x.reshape(1, -1))
+    counts = np.zeros((len(items), width), np.float32)
+    length = items.shape[1]
+    for n in sorted(n for n in trees.grams if min_gram_length <= n <= min(max_gram_length, length)):
+        for step in range(1, 2 if n == 1 else min(max_skip_count + 1, (length - 1) // (n - 1)) + 1):
+            rows, places = trees.found(items, n, step)
+            np.add.at(counts, (rows, places), np.float32(1))
     if mode == "IDF":
         counts = np.minimum(counts, 1)
-    if mode != "TF":
+    if mode != "TF" and weights:
+        scales = np.ones(width, np.float32)
+        for place, weight in zip(ngram_indexes, weights, strict=True):
+            scales[place] = weight
         counts = counts * scales
     return counts if x.ndim == 2 else counts[0]
+
+
+class _Among:
+    """Where elements are in a sorted array of different keys; its length, where they are not in it. Keys that span less
+    than `room` have a table.
+    """
+
+    def __init__(self, keys: Array, room: int) -> None:
+        self.keys, self.low = keys, int(keys[0])
+        span = int(keys[-1]) - self.low + 1
+        self.table = np.full(span + 1, keys.size, np.int64) if span < room else None
+        if self.table is not None:
+            self.table[keys - self.low] = np.arange(keys.size)
+
+    def __call__(self, x: Array) -> Array:
+        if self.table is None:
+            at = np.searchsorted(self.keys, x)
+            return np.where(self.keys[np.minimum(at, self.keys.size - 1)] == x, at, self.keys.size)
+        inside = (x >= self.keys[0]) & (x <= self.keys[-1])
+        return self.table[np.where(inside, x - self.low, self.table.size - 1)]
+
+
+class _Trees:
+    """The n-grams of a pool, to be found in many texts at once. The items of the pool have numbers, all others one."""
+
+    def __init__(self, places: dict[tuple[Any, ...], int]) -> None:
+        self.items = {item: k for k, item in enumerate(sorted({item for gram in places for item in gram}))}
+        self.most, self.room = len(self.items) + 1, MOST_LISTED
+        whole = self.items and all(isinstance(v, int) for v in self.items)
+        self.whole = self._among(np.array(list(self.items), np.int64)) if whole else None
+        self.grams: dict[int, dict[tuple[Any, ...], int]] = {}
+        for gram, place in places.items():
+            self.grams.setdefault(len(gram), {})[gram] = place
+        self._trees: dict[int, tuple[list[_Among], Array]] = {}
+
+    def _among(self, keys: Array) -> _Among:
+        found = _Among(keys, self.room)
+        self.room -= 0 if found.table is None else found.table.size
+        return found
+
+    def tree(self, n: int) -> tuple[list[_Among], Array]:
+        """The steps through the tree of n-grams, and where each is counted.
+
+        By its k-th item an n-gram comes from a branch of step k - 1 to another, whose number is that of branch * items
+        + item among such numbers.
+        """
+        if n not in self._trees:
+            numbers = np.array([[self.items[item] for item in gram] for gram in self.grams[n]], np.int64)
+            steps, branch = list[_Among](), np.zeros(len(numbers), np.int64)
+            for item in numbers.T:
+                keys, branch = np.unique(branch * self.most + item, return_inverse=True)
+                steps.append(self._among(keys))
+            places = np.empty(len(numbers), np.int64)
+            places[branch] = list(self.grams[n].values())
+            self._trees[n] = steps, places
+        return self._trees[n]
+
+    def numbers(self, x: Array) -> Array:
+        """The items of a tensor as numbers."""
+        if self.whole is not None and x.dtype != object:
+            return self.whole(x.astype(np.int64, copy=False))
+        other = len(self.items)
+        found = [self.items.get(v, other) for v in x.ravel().tolist()]
+        return np.array(found, np.int64).reshape(x.shape)
+
+    def found(self, items: Array, n: int, step: int) -> tuple[Array, Array]:
+        """For each n-gram in rows of items that are `step` apart: its row, and where it is counted."""
+        count = items.shape[1] - (n - 1) * step
+        at = np.zeros((len(items), count), np.int64)
+        steps, places = self.tree(n)
+        for k, among in enumerate(steps):
+            at = among(at * self.most + items[:, k * step : k * step + count])
+        rows, columns = np.nonzero(at < len(places))
+        return rows, places[at[rows, columns]]
+
+
+@lru_cache(16)
+def _trees(pool: tuple[Any, ...], starts: tuple[int, ...], indexes: tuple[int, ...]) -> _Trees:
+    return _Trees(_ngrams(pool, starts, indexes))
 
 
 def _ngrams(pool: Sequence[Any], starts: Sequence[int], indexes: Sequence[int]) -> dict[tuple[Any, ...], int]:
@@ -183,6 +261,15 @@ def _shown(value: Any) -> str:
     return np.format_float_positional(value, trim="-")
 
 
+def _all_shown(x: Array) -> list[str]:
+    """`_shown` of a vector's elements; numpy writes those at once that it gives no exponent either."""
+    size, most = np.abs(x), 10.0 ** (np.finfo(x.dtype).precision)
+    texts = [t.removesuffix(".0") for t in x.astype("U").tolist()]
+    for k in np.flatnonzero(~((size >= 1e-3) & (size < most))).tolist():
+        texts[k] = _shown(x[k])
+    return texts
+
+
 @host_function
 def to_strings(x: Array) -> Array:
     """Numbers as text: 3, 0.5, 1e-7, NaN, INF, -INF; bools as 1 and 0."""
@@ -193,7 +280,7 @@ def to_strings(x: Array) -> Array:
     if x.dtype.kind == "b":
         return strings(("1" if v else "0" for v in x.ravel()), x.shape)
     if x.dtype.kind == "f":
-        return strings(map(_shown, x.ravel()), x.shape)
+        return strings(_all_shown(x.ravel()), x.shape)
     if x.dtype == ml_dtypes.bfloat16:
         return strings((_shown_narrow(v) for v in x.ravel()), x.shape)
     kind = np.dtype(x.dtype).name
@@ -214,7 +301,16 @@ def _shown_narrow(value: Any) -> str:
 _SPECIAL = {"inf": np.inf, "+inf": np.inf, "-inf": -np.inf, "infinity": np.inf, "+infinity": np.inf,
             "-infinity": -np.inf, "nan": np.nan, "+nan": np.nan, "-nan": np.nan}  # fmt: skip
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_PLAIN = re.compile(r"[0-9.eE+-]*")
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+def _all_parsed(texts: list[str]) -> list[float]:
+    """`_parsed` of each text: of characters that numbers have, Python's own rules are the same."""
+    if _PLAIN.fullmatch("".join(texts)):
+        with suppress(ValueError):  # `_parsed` says which one it is
+            return list(map(float, texts))
+    return list(map(_parsed, texts))
 
 
 def _parsed(text: str) -> float:
@@ -246,8 +342,8 @@ def from_strings(x: Array, dtype: str) -> Array:
     to = np.dtype(getattr(ml_dtypes, dtype, dtype))
     values = list(x.ravel())
     if to.kind == "b":
-        return np.array([_parsed(v) != 0 for v in values], bool).reshape(x.shape)
+        return np.array([v != 0 for v in _all_parsed(values)], bool).reshape(x.shape)
     if to.kind in "iu" or "int" in to.name:
         return np.array([_parsed_whole(v, to) for v in values], np.object_).astype(to).reshape(x.shape)
     with np.errstate(over="ignore"):
-        return np.array([_parsed(v) for v in values], np.float64).astype(to).reshape(x.shape)
+        return np.array(_all_parsed(values), np.float64).astype(to).reshape(x.shape)

@@ -17,6 +17,8 @@ from onnxc.ir.graph import Value
 from onnxc.primitives.base import MAX_RANK
 from onnxc.primitives.builder import Builder
 
+MOST_CUT = 1 << 48  # elements: no axis is so long, and sums of such amounts do not wrap
+
 
 def is_computed(b: Builder, *values: Value | None) -> bool:
     """Whether the content of one of these tensors is not known now, and may be read at run time."""
@@ -128,15 +130,21 @@ def slice_sizes(
     return found[: len(dims)], found[len(dims) :]
 
 
-def pad_sizes(b: Builder, pads: Value, dims: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
-    """Of each amount of a Pad, in front of axes of these sizes and behind: how much is cut off, how much is added."""
+def pad_sizes(b: Builder, pads: Value, dims: Sequence[Dim], joined: bool) -> tuple[list[Dim], list[Dim]]:
+    """Of each amount of a Pad, in front of axes of these sizes and behind: how much is cut off, how much is added. No
+    more may be cut than there is; of what is added too, where the two are `joined`.
+    """
     amounts = _long(b, pads)
     count = len(dims)
     if amounts.shape != (2 * count,):
         raise ModelError(f"{amounts.shape[0]} pads for {count} axes: two for each are needed")
-    cut, added = _not_below(b, b.neg(amounts), 0), _not_below(b, amounts, 0)
-    both = b.add(b.slice(cut, 0, 0, count), b.slice(cut, 0, count, 2 * count))
-    fits = b.le(both, vector(b, dims))
+
+    def both(v: Value) -> Value:
+        return b.add(b.slice(v, 0, 0, count), b.slice(v, 0, count, 2 * count))
+
+    cut, added = _not_below(b, b.neg(_not_below(b, amounts, -MOST_CUT)), 0), _not_below(b, amounts, 0)
+    own = vector(b, dims)
+    fits = b.le(both(cut), b.add(own, both(added)) if joined else own)
     found = b.extents(b.concat([_when(b, b.concat([fits, fits], 0), cut), added], 0), "the pads of Pad")
     return found[: 2 * count], found[2 * count :]
 

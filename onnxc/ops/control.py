@@ -14,7 +14,7 @@ from typing import Any
 from onnxc.errors import InternalError, LimitError, ModelError, NeedsContentError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, always_equal
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.graph import Graph, Node, Value, cloned
 from onnxc.ir.types import EmptyType, OptionalType, SequenceType, TensorType, Type, same_shape
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, Step, constant_of
@@ -197,11 +197,7 @@ def _again(typed: _Typed) -> Body:
 
     def run(inner: Builder, number: Value, go: Value, carried: list[Value]) -> tuple[Value, list[Value], list[Value]]:
         here = dict(zip((v.id for v in typed.inner.inputs), (number, go, *carried), strict=True))
-        for n in typed.inner.nodes:
-            outputs = [Value(v.type, v.name, v.data) for v in n.outputs]
-            inputs = [None if v is None else here.get(v.id, v) for v in n.inputs]
-            inner.nodes.append(Node(n.op, inputs, outputs, n.attrs, n.regions, n.origin))
-            here.update({a.id: b for a, b in zip(n.outputs, outputs, strict=True)})
+        inner.nodes += cloned(typed.inner.nodes, here)
         condition, *ends = [here.get(v.id, v) for v in (typed.condition, *typed.after, *typed.results)]
         return condition, ends[: len(carried)], ends[len(carried) :]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
@@ -13,6 +14,7 @@ from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
 _EXPANDED = 4  # rows; of 5 the expansion has 325 terms
+_LONG_ROWS = 12  # of as many elements, to have vectors go along them
 
 
 @op("Det", 11)
@@ -48,28 +50,38 @@ def _expanded(b: Builder, cells: list[list[Value]], row: int, columns: tuple[int
 
 
 def _eliminated(b: Builder, x: Value, n: int) -> Value:
-    """[batch, 1, 1]: the product of the pivots, with a sign for each exchange of two rows."""
-    flat = b.reshape(x, (x.t.with_shape(x.shape[:-2]).size, n, n))
-    batch = flat.shape[0]
-    rows, columns = b.reshape(b.iota(n), (1, n, 1)), b.reshape(b.iota(n), (1, 1, n))
+    """[batch] in float64: the product of the pivots, which may leave float32's range on the way, with a sign for each
+    exchange of two rows.
 
-    def picked(i: Builder, a: Value, where: Value, axis: int) -> Value:
-        return i.reduce("sum", i.where(where, a, 0.0), [axis], True)
-
-    def step(i: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
-        (a, product), (k,) = states, slices
-        column = picked(i, a, i.eq(columns, k), 2)
-        size = i.where(i.isnan(column), math.inf, i.abs(column))  # a NaN is to be seen in the answer
-        pivot = i.reshape(i.one("argmax", i.where(i.lt(rows, k), -1.0, size), axis=1, last=False), (batch, 1, 1))
-        here, there = i.eq(rows, k), i.eq(rows, pivot)
-        own, best = picked(i, a, here, 1), picked(i, a, there, 1)
-        a = i.where(here, best, i.where(there, own, a))
-        top = picked(i, best, i.eq(columns, k), 2)
-        column = picked(i, a, i.eq(columns, k), 2)
-        none = i.eq(top, 0.0)
-        factor = i.where(none, 0.0, i.div(column, i.where(none, 1.0, top)))
-        a = i.where(i.lt(k, rows), i.sub(a, i.mul(factor, best)), a)
-        return [a, i.mul(product, i.where(i.eq(pivot, k), top, i.neg(top)))], []
-
-    (_, product), _ = b.scan([flat, b.full((batch, 1, 1), 1.0, x.dtype)], [b.iota(n)], n, step)
+    Half of the columns are eliminated, then half of those of the quarter that is left, and so on: what lies above and
+    beside a quarter is of no use any more.
+    """
+    batch = x.t.with_shape(x.shape[:-2]).size
+    a, row, product = b.reshape(x, (batch, n, n)), 1, b.full((batch, 1, 1), 1.0, dtypes.float64)
+    if n < _LONG_ROWS and not (isinstance(batch, int) and batch < n):  # vectors go along matrices, not along rows
+        a, row, product = b.transpose(a, (1, 2, 0)), 0, b.reshape(product, (1, 1, batch))
+    while n:
+        steps = n if n < _LONG_ROWS else n // 2
+        (a, product), _ = b.scan([a, product], [b.iota(steps)], steps, partial(_step, n, row))
+        a, n = b.slice(b.slice(a, row, steps, n), row + 1, steps, n), n - steps
     return product
+
+
+def _step(n: int, row: int, b: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+    """Column k of matrices, whose rows and columns are the axes `row` and row + 1, is eliminated below its pivot.
+
+    The row of the pivot is where row k was, then, but not the other way: no step reads it again.
+    """
+    (a, product), (k,) = states, slices
+    at = b.reshape(k, (1,))
+    rows = b.reshape(b.iota(n), (n, 1) if row else (n, 1, 1))
+    column, own = b.gather(a, at, row + 1), b.gather(a, at, row)
+    size = b.where(b.isnan(column), math.inf, b.abs(column))  # a NaN is to be seen in the answer
+    pivot = b.reshape(b.one("argmax", b.where(b.lt(rows, k), -1.0, size), axis=row, last=False), product.shape)
+    best = b.one("gather_elements", a, b.expand(pivot, own.shape), axis=row)
+    top = b.gather(best, at, row + 1)
+    none, moved = b.eq(top, 0.0), b.eq(rows, pivot)
+    under = b.where(moved, b.gather(own, at, row + 1), column)
+    factor = b.where(none, 0.0, b.div(under, b.where(none, 1.0, top)))
+    a = b.where(b.lt(k, rows), b.sub(b.where(moved, own, a), b.mul(factor, best)), a)
+    return [a, b.mul(product, b.cast(b.where(b.eq(pivot, k), top, b.neg(top)), product.dtype))], []

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 
 from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import ceildiv
+from onnxc.ir.expr import Dim, ceildiv, floordiv, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.cast import convert
 from onnxc.ops.common import dtype_of, limits, static_shape, widened
-from onnxc.ops.conv import convolve, window_of
+from onnxc.ops.conv import Window, convolve, window_of
 from onnxc.ops.matmul import matmul
 from onnxc.ops.registry import op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder, constant_of
 
+LEAST_PRODUCT = (4, 16)  # rows and depth of a matrix product that a convolution by run-time weights is worth
+MOST_TAPS = 128  # of such a convolution's kernel: each is a slice of the image
+MOST_COLUMNS = 1 << 25  # elements of all windows of several images, each of which takes up to three bytes
 WHOLE = "whole"  # a hint of casts: their operands are whole numbers that the type has
 
 
@@ -181,8 +185,63 @@ def integer_convolution(
 ) -> Value:  # fmt: skip
     """The convolution of (x - x_zero) and (w - w_zero) in int32; padding counts as x_zero."""
     window = window_of(x.shape[2:], static_shape(w.shape[2:], "the kernel"), strides, dilations, pads, auto_pad)
+    if constant_of(w) is None and _is_product(x, w, window, group):
+        return _product_of_windows(b, x, w, _scalar(b, x_zero), _scalar(b, w_zero), window, group)
     weights = centered(b, w, _channel_zero(b, w_zero, w.rank))
     return convolve(b, centered(b, x, _scalar(b, x_zero)), weights, window, group)
+
+
+def _is_product(x: Value, w: Value, window: Window, group: int) -> bool:
+    """Whether a convolution is computed as `_product_of_windows`: of sizes that are known, and fit, and some depth."""
+    if x.rank != w.rank or not _not_negative(*x.shape, *w.shape, *window.low, *window.high):
+        return False
+    fits = group > 0 and w.shape[1] * group == x.shape[1] and w.shape[0] % group == 0 and 0 not in w.shape
+    rows, depth = LEAST_PRODUCT
+    spare = w.shape[0] - rows * group, prod(w.shape[1:]) - depth, MOST_TAPS - prod(window.kernel)
+    of_bytes = (x.dtype.bits, w.dtype.bits) == (8, 8)
+    return fits and of_bytes and _not_negative(*spare, *(n - 1 for n in _windows(x, window)))
+
+
+def _not_negative(*sizes: Dim) -> bool:
+    """Whether all are known numbers, none of them negative."""
+    return all(isinstance(d, int) and d >= 0 for d in sizes)
+
+
+def _windows(x: Value, window: Window) -> list[Dim]:
+    """How many windows there are along each spatial axis."""
+    sizes = (lo + n + hi for lo, n, hi in zip(window.low, x.shape[2:], window.high, strict=True))
+    return [floordiv(n - span, s) + 1 for n, span, s in zip(sizes, window.spans, window.strides, strict=True)]
+
+
+def _product_of_windows(
+    b: Builder, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None, window: Window, group: int
+) -> Value:
+    """A convolution as a matrix product, whose kernel takes weights that are not known before the run; one image after
+    the other, where all windows at once would take much memory.
+    """
+    maps, depth, count = w.shape[0], w.shape[1], _windows(x, window)
+    elements = prod((*x.shape[:2], *window.kernel, *count))
+    if x.shape[0] != 1 and isinstance(elements, int) and elements > MOST_COLUMNS:
+
+        def image(i: Builder, _: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+            own = i.reshape(slices[0], (1, *x.shape[1:]))
+            found = _product_of_windows(i, own, w, x_zero, w_zero, window, group)
+            return [], [i.reshape(found, (maps, *count))]
+
+        return b.scan([], [x], x.shape[0], image)[1][0]
+    padded = b.pad(x, (0, 0, *window.low), (0, 0, *window.high), 0 if x_zero is None else x_zero)
+    parts = []
+    for tap in product(*map(range, window.kernel)):
+        part = padded
+        for axis, (i, d, n, s) in enumerate(zip(tap, window.dilations, count, window.strides, strict=True), 2):
+            part = b.slice(part, axis, i * d, i * d + (n - 1) * s + 1, s)
+        parts.append(b.reshape(part, (x.shape[0], group, depth, 1, prod(count))))
+    columns = b.reshape(b.concat(parts, 3), (x.shape[0], group, depth * len(parts), prod(count)))
+    rows = b.reshape(w, (group, floordiv(maps, group), depth * len(parts)))
+    if w_zero is not None and w_zero.rank:
+        w_zero = b.reshape(w_zero, (group, floordiv(maps, group), 1))
+    acc = b.matmul(centered(b, rows, w_zero), centered(b, columns, x_zero))
+    return b.reshape(acc, (x.shape[0], maps, *count))
 
 
 @op("ConvInteger", 10)

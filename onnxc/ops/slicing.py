@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, maximum, minimum
+from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, is_nonnegative, maximum, minimum
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, scalar_of, static_dim, static_shape
 from onnxc.ops.computed import is_computed, pad_sizes, slice_sizes
@@ -119,21 +119,46 @@ def _slice_computed(
     return b.one("slice", x, starts=tuple(at), sizes=tuple(sizes), steps=tuple(strides))
 
 
+Sides = tuple[Sequence[Dim], Sequence[Dim]]  # amounts in front of each axis, and behind it
+
+
 def _pad(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: str, value: Operand) -> Value:
-    """Negative amounts crop, in every mode before the rest is padded."""
-    for axis in range(x.rank):
-        crop = minimum(low[axis], 0), minimum(high[axis], 0)
-        if crop != (0, 0):
-            x = b.slice(x, axis, -crop[0], x.shape[axis] + crop[1])
-    low, high = [maximum(d, 0) for d in low], [maximum(d, 0) for d in high]
+    """Padded by amounts of which negative ones crop."""
+    cut = [maximum(-d, 0) for d in low], [maximum(-d, 0) for d in high]
+    added = [maximum(d, 0) for d in low], [maximum(d, 0) for d in high]
+    return _cropped_and_padded(b, x, cut, added, mode, value)
+
+
+def _cropped_and_padded(b: Builder, x: Value, cut: Sides, added: Sides, mode: str, value: Operand) -> Value:
+    """First cropped, in every mode, then padded; but with a constant, an end may cut off some of what the other one
+    adds.
+    """
     if mode == "constant":
-        return b.pad(x, low, high, value)
+        if all(map(_leaves_enough, x.shape, *cut, *added)):
+            return b.pad(_cropped(b, x, *cut), *added, value)
+        return _cropped(b, b.pad(x, *added, value), *cut)
     if mode not in ("edge", "reflect", "wrap"):
         raise UnsupportedError(f"Pad has no mode {mode!r}")
-    for axis in range(x.rank):
-        if (low[axis], high[axis]) != (0, 0):
-            x = _continue(b, x, axis, low[axis], high[axis], mode)
+    x = _cropped(b, x, *cut)
+    for axis, (before, behind) in enumerate(zip(*added, strict=True)):
+        if (before, behind) != (0, 0):
+            x = _continue(b, x, axis, before, behind, mode)
     return x
+
+
+def _leaves_enough(size: Dim, first: Dim, last: Dim, before: Dim, behind: Dim) -> bool:
+    """Whether an axis may be cropped before it is padded: where one end cuts, nothing is added, or enough is left."""
+    return (first, last) == (0, 0) or (before, behind) == (0, 0) or is_nonnegative(size - first - last)
+
+
+def _cropped(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim]) -> Value:
+    """Without so many elements at the ends of each axis; a call with sizes that have fewer is an error."""
+    if all(d == 0 for d in (*low, *high)):
+        return x
+    sizes = tuple(size - first - last for size, first, last in zip(x.shape, low, high, strict=True))
+    if any(isinstance(d, int) and d < 0 for d in sizes):
+        raise ShapeError(f"Pad by negative amounts cuts {list(low)} and {list(high)} off the ends of {x.t}: too much")
+    return b.one("slice", x, starts=tuple(low), sizes=sizes, steps=(1,) * x.rank)
 
 
 def _continue(b: Builder, x: Value, axis: int, low: Dim, high: Dim, mode: str) -> Value:
@@ -204,18 +229,18 @@ def pad_11(
     mode: str = "constant",
 ) -> Value:  # fmt: skip
     places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in b.static_ints(axes, "the axes of Pad")]
-    if is_computed(b, pads):
-        cut, added = pad_sizes(b, pads, [x.shape[axis] for axis in places])
-        for axis, low_, high_ in zip(range(x.rank), *pads_by_axis(cut, places, x.rank), strict=True):
-            x = b.slice(x, axis, low_, x.shape[axis] - high_)
-        low, high = pads_by_axis(added, places, x.rank)
-    else:
-        low, high = pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank)
     value: Operand = 0 if constant_value is None else scalar_of(b, constant_value)
-    if x.dtype is not dtypes.boolean:
-        return _pad(b, x, low, high, mode, value)
-    whole = b.cast(value, dtypes.uint8) if isinstance(value, Value) else value
-    return b.cast(_pad(b, b.cast(x, dtypes.uint8), low, high, mode, whole), x.dtype)
+    is_bool = x.dtype is dtypes.boolean
+    if is_bool:
+        x = b.cast(x, dtypes.uint8)
+        value = b.cast(value, dtypes.uint8) if isinstance(value, Value) else value
+    if is_computed(b, pads):
+        sizes = pad_sizes(b, pads, [x.shape[axis] for axis in places], mode == "constant")
+        cut, added = (pads_by_axis(v, places, x.rank) for v in sizes)
+        x = _cropped_and_padded(b, x, cut, added, mode, value)
+    else:
+        x = _pad(b, x, *pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank), mode, value)
+    return b.cast(x, dtypes.boolean) if is_bool else x
 
 
 @op("CenterCropPad", 18)
@@ -243,8 +268,15 @@ def reverse_sequence(
     time, batch = b.axis(time_axis, x.rank), b.axis(batch_axis, x.rank)
     if time == batch:
         raise ModelError(f"ReverseSequence has time_axis and batch_axis {time}; they must differ")
-    step = along(b, b.iota(x.shape[time]), x.rank, time)
-    length = along(b, b.cast(lengths, dtypes.int64), x.rank, batch)
+    by_rows = x.rank > 2 and max(time, batch) == 1
+    rank = 2 if by_rows else x.rank
+    step, number = (along(b, b.iota(x.shape[axis]), rank, axis) for axis in (time, batch))
+    length = along(b, b.cast(lengths, dtypes.int64), rank, batch)
     mirrored = b.sub(b.sub(length, step), 1)
     source = b.where(b.lt(step, length), mirrored, step)
-    return b.one("gather_elements", x, b.expand(source, x.shape), axis=time)
+    if not by_rows:
+        return b.one("gather_elements", x, b.expand(source, x.shape), axis=time)
+    shape = (*x.shape[:2], 1)
+    places = (source, number) if time == 0 else (number, source)
+    index = b.concat([b.reshape(b.expand(v, shape[:2]), shape) for v in places], 2)
+    return b.one("gather_nd", x, index, batch_dims=0)

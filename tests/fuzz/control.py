@@ -9,20 +9,23 @@ from tests.fuzz.grow import BOOL, I64, Grower, Item, Skip, broadcasts
 from tests.fuzz.oracle import value_info
 from tests.fuzz.steps import STEPS, step
 
+DEEPEST = 3  # bodies in each other
+
 
 def _grown(g: Grower, count: int, start: list[Item]) -> Item:
-    """The last value of a few random steps, which rather read `start`."""
+    """The last value of a few random steps, which rather read `start`; some of them have bodies of their own."""
     own = [take for _, take in STEPS if take.__module__ != __name__]
+    nests = [take for _, take in STEPS if take.__module__ == __name__]
     last = start[-1]
     for _ in range(6 * count):
         if len(g.nodes) >= count:
             break
         g.pool += [i for i in start if g.chance(0.5)]
         try:
-            made = g.choice(own)(g)
+            made = g.choice(nests if g.depth < DEEPEST and g.chance(0.15) else own)(g)
         except Skip:
             continue
-        last = made if isinstance(made, Item) else last
+        last = made if isinstance(made, Item) else made[0] if made else last
     return last
 
 

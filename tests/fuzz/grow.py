@@ -84,6 +84,7 @@ class Grower:
         self.pool: list[Item] = []
         self.nodes = self.model.nodes  # those of a subgraph, while one grows
         self.room = MOST  # elements of a value
+        self.depth = 0  # of subgraphs in each other, while one grows
         self._names = 0
 
     @property
@@ -306,10 +307,12 @@ class Grower:
         """Nodes that `make` emits for a subgraph, the items made, and what it returns. The pool is as before."""
         pool, nodes = list(self.pool), self.nodes
         self.nodes = []
+        self.depth += 1
         try:
             ends = make()
             made = self.nodes
         finally:
+            self.depth -= 1
             self.nodes = nodes
             known = {i.name for i in self.model.inputs}
             fresh = [i for i in self.pool if i.name in known and i not in pool]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
@@ -25,6 +27,7 @@ from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
 from onnxc.primitives.builder import constant_of
 
 ENTRY = "onnxc_run"
+COPIED = 64  # bytes of a loop's state that are copied sooner than two buffers are exchanged
 # Counts every change of what is generated: part of the cache key.
 VERSION = 1
 
@@ -148,7 +151,9 @@ class ProgramWriter:
         return emit_template(group, layout, self.lanes, self.weights, replace(self.options, often=self.depth > 0))
 
     def _scan(self, group: Group) -> None:
-        """A loop around the region's kernels; states are copied from the step's result before the next step."""
+        """A loop around the region's kernels; between two steps, states and what became of them exchange buffers, or are
+        copied.
+        """
         node, region = group.node, group.region
         assert node is not None and region is not None
         n, m, places = node.attrs["states"], node.attrs["scanned"], node.attrs["results"]
@@ -159,6 +164,8 @@ class ProgramWriter:
         for x, same in zip(operands[n + m :], inner.inputs[n + m :], strict=True):
             self._places[same.id] = self.place(x)
         after = [inner.outputs[k] for k in places]
+        states = inner.inputs[:n]
+        declared, moves = self._turns(states, after[:n])
         copies: list[str] = []
         for y, stacked in zip(after[n:], node.outputs[n:], strict=True):
             place = f"(char *)({self.place(stacked)}) + {t} * {self._bytes(y)}"
@@ -171,15 +178,31 @@ class ProgramWriter:
         self._run(region)
         self.depth -= 1
         body, self.lines = self.lines, outside
-        states = inner.inputs[:n]
         going = node.attrs.get("going")
         on = "" if going is None else f" && *(const unsigned char *)({self.place(states[going])})"
         self.lines += [
-            *(self._copy(self.place(s), self.place(x), s) for s, x in zip(states, operands[:n], strict=True)),
+            "{", *declared, *(self._copy(self.place(s), self.place(x), s) for s, x in zip(states, operands[:n], strict=True)),
             f"for (i64 {t} = ox_loop(ctx); {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_ends(ctx){on}; {t}++) {{", *indent(body), *indent(copies),
-            *indent([self._copy(self.place(s), self.place(a), s) for s, a in zip(states, after[:n], strict=True)]), "}",
-            *(self._copy(self.place(f), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)),
+            *indent(moves), "}",
+            *(self._copy(self.place(f), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)), "}",
         ]  # fmt: skip
+
+    def _turns(self, states: Sequence[Value], after: Sequence[Value]) -> tuple[list[str], list[str]]:
+        """Declarations of variables, in which the buffers of states are from now on, and statements that give each state
+        what became of it.
+        """
+        declared, turns, copied = list[str](), list[str](), list[tuple[Value, Value]]()
+        uses = Counter(v.id for v in (*states, *after))
+        for k, (s, a) in enumerate(zip(states, after, strict=True)):
+            small = isinstance(s.t.nbytes, int) and s.t.nbytes <= COPIED
+            if small or uses[a.id] > 1 or not all(self.place(v).startswith("arena") for v in (s, a)):
+                copied.append((s, a))
+                continue
+            one, other = f"u{self.depth}_{k}", f"v{self.depth}_{k}"
+            declared.append(f"char *{one} = {self.place(s)}, *{other} = {self.place(a)};")
+            turns.append(f"{{ char *const next = {other}; {other} = {one}; {one} = next; }}")
+            self._places |= {s.id: one, a.id: other}
+        return declared, [*(self._copy(self.place(s), self.place(a), s) for s, a in copied), *turns]
 
     @property
     def _names(self) -> dict[Symbol, str]:

@@ -213,6 +213,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
         return f"v_neg({args[0]})" if operand.is_float else f"(-{args[0]})"
     if op in ("floor", "ceil", "round") and not operand.is_float:
         return args[0]
+    if op == "pow" and attrs.get("even"):
+        return f"ox_power<{lane}>({', '.join(args)})"
     if op in _MATH:
         return f"v_{op}({', '.join(args)})"
     return _OTHER[op](args, lane, attrs)
@@ -349,6 +351,12 @@ template <class M> OX bool ox_any(M m) {  // of a mask's lanes
   }
 #endif
   return h_fold<I, VL>(m, [](auto a, auto b) { return (decltype(a))(a | b); }) != 0;
+}
+// One exponent for all lanes. Squares and cubes are products, as they are where it is a constant.
+template <class T> OX V<T> ox_power(V<T> x, V<T> y) {
+  if (!ox_any(v_ne(y, bc<T>(2)))) return x * x;
+  if (!ox_any(v_ne(y, bc<T>(3)))) return x * x * x;
+  return v_pow(x, y);
 }
 template <class T> OX V<T> ox_idivisor(ox_ctx *ctx, V<T> b, int n) {
   if (__builtin_expect(ox_any(v_eq(b, V<T>{})), 0)) {

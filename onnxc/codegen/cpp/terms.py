@@ -205,12 +205,11 @@ class TermEmitter:
         if self._is_softmax(term):
             term = Apply(term.dtype, "mul", (term.args[0], Apply(term.dtype, "div", (ONE, term.args[1]))))
         args = [self.emit(a, scope) for a in term.args]
+        attrs = dict(term.attrs)
+        if term.op == "pow":
+            attrs["even"] = not self._varies(self.deps(term.args[1]))
         return spelling.apply(
-            term.op,
-            args,
-            term.dtype,
-            term.args[-1].dtype if term.op == "where" else term.args[0].dtype,
-            dict(term.attrs),
+            term.op, args, term.dtype, term.args[-1].dtype if term.op == "where" else term.args[0].dtype, attrs
         )
 
     def _is_softmax(self, term: Apply) -> bool:

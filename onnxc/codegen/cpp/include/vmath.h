@@ -1,5 +1,5 @@
 // Elementwise math on whole vectors: v_exp(x), v_tanh(x), ... for V<f32> and V<f64>, and the integer forms
-// of v_abs, v_sign, v_min, v_max, v_mod, v_idiv and v_pow.
+// of v_abs, v_sign, v_min and v_max; vint.h has those of v_mod, v_idiv and v_pow.
 //
 // f32 has polynomials of its own (bounds in ULP stand beside each function; tests/test_vmath.py checks
 // them), and so have exp, log, tanh, sin and cos of f64 (vmath64.h); the rarer functions call libm lane
@@ -178,17 +178,17 @@ OX vf v_scale(vf p, vf q) {
 #endif
 }
 
-// e^x for x in [-104, 89] or NaN, 1.3 ULP. x = n ln2 + r: adding 1.5 * 2^23 rounds x / ln2 to a whole number,
-// and of the two parts of ln2 the first times n is exact.
-OX vf v_exp_clipped(vf x) {
-  vf q = x * 0x1.715476p0f + 0x1.8p23f, n = q - 0x1.8p23f;
-  vf r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f, t = r * r;
-  vf p = (t * 0.0013818938750773668f + (r * 0.008368703536689281f + 0.04166828840970993f)) * t +
-         (r * 0.1666652113199234f + 0.4999999403953552f);
-  return v_scale(p * t + (r + 1.0f), q);
-}
+// Functions of AVX2 have a short form for arguments that need no care: so many instructions wait for each other that
+// the processor's schedulers, not its units, bound how many vectors are under way at once. Where a lane needs more, a
+// call replaces it and leaves the others as they are: what a lane gives depends on nothing but its own argument.
+#if OX_256 && defined(__AVX2__) && defined(__FMA__)
+#define OX_SHORT 1
+#define OX_SELDOM static __attribute__((noinline, cold, unused))
+#define OX_OUTSIDE(m) __builtin_expect(__builtin_ia32_movmskps256((vf)(m)), 0)  // whether any lane is marked
+#endif
 
-// 1.3 ULP, denormal results included.
+// e^x, 1.3 ULP, denormal results included; NaN passes. x = n ln2 + r: adding 1.5 * 2^23 rounds x / ln2 to a whole
+// number (or less, to eighths or sixteenths), and of the two parts of ln2 the first times n is exact.
 #if OX_512
 static const f32 EXP2_16TH[16] __attribute__((aligned(64))) = {  // 2^(k/16)
     1.0f,        1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f, 1.29683959f, 1.35425556f,
@@ -202,8 +202,44 @@ OX vf v_exp(vf x) {
   vf p = (r * 0.16666839f + 0.50001627f) * (r * r) + r;
   return __builtin_ia32_scalefps512_mask(p * t + t, n, n, OX_ALL, OX_CUR);
 }
+#elif OX_SHORT
+// The bits of 2^(i/8), less i in the place that the low bits of q << 20 have.
+static const u32 EXP2_8TH[8] __attribute__((aligned(32))) = {0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                                             0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
+// n in eighths, as q = 8 n + 1.5 * 2^23, s = 2^n and p = e^r - 1.
+struct ExpNear { vf q, s, p; };
+OX ExpNear v_exp_near(vf x) {
+  vf q = x * 0x1.715476p3f + 0x1.8p23f, n = q - 0x1.8p23f;
+  vf r = (x - n * 0x1.62e4p-4f) - n * 0x1.7f7d1cp-23f, t = r * r;
+  vf p = (t * 0.04167063534259796f + (r * 0.16668027639389038f + 0.5f)) * t + r;
+  vf power = __builtin_ia32_permvarsf256(bits<vf>(ld(EXP2_8TH)), bits<vi>(q));
+  return {q, bits<vf>(bits<V<u32>>(power) + (bits<V<u32>>(q) << 20)), p};
+}
+// Beyond 87 on either side 2^n may be no normal number. Masks make -infinity frequent, so that what is surely zero or
+// infinite is told from the rest.
+OX_SELDOM vf v_exp_far(vf x, vf near) {
+  const vi low = x < -104.0f, high = x > 89.0f, edge = ~((v_abs(x) <= 87.0f) | low | high);
+  near = high ? bc(F_INF) : low ? vf{} : near;
+  if (__builtin_ia32_movmskps256((vf)edge) == 0) return near;
+  const ExpNear e = v_exp_near((low | high) ? vf{} : x);
+  const vi n = (bits<vi>(e.q) - bits<vi>(bc(0x1.8p23f))) >> 3;
+  const vf s = bits<vf>(bits<vi>(e.s) - (n << 23));
+  return edge ? v_scale(e.p * s + s, bits<vf>(n)) : near;
+}
+OX vf v_exp(vf x) {
+  const ExpNear e = v_exp_near(x);
+  const vf r = e.p * e.s + e.s;
+  return OX_OUTSIDE(~(v_abs(x) <= 87.0f)) ? v_exp_far(x, r) : r;
+}
 #else
-OX vf v_exp(vf x) { return v_exp_clipped(v_clip(x, -104.0f, 89.0f)); }
+OX vf v_exp(vf x) {
+  x = v_clip(x, -104.0f, 89.0f);
+  vf q = x * 0x1.715476p0f + 0x1.8p23f, n = q - 0x1.8p23f;
+  vf r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f, t = r * r;
+  vf p = (t * 0.0013818938750773668f + (r * 0.008368703536689281f + 0.04166828840970993f)) * t +
+         (r * 0.1666652113199234f + 0.4999999403953552f);
+  return v_scale(p * t + (r + 1.0f), q);
+}
 #endif
 
 // 1.1 ULP. As exp, but r is exact.
@@ -242,6 +278,33 @@ OX vf v_tanh(vf x) {
   return v_or((h * p + (s - 1.0f)) / (h * p + (s + 1.0f)), v_signbit(x));
 }
 
+// erf, 2.3 ULP: x times a polynomial for the nearest column, which adding a power of two finds; beyond 3.84 the nearest
+// float is 1.
+#if OX_SHORT
+// 8 columns, which one instruction looks up (16 take three): coefficients of t^0 .. t^7 around x = 17/32 k.
+static const f32 ERF8[8][8] __attribute__((aligned(32))) = {
+    {1.12837911f, 1.03064179f, 0.816054821f, 0.612265229f, 0.469339281f, 0.376405716f, 0.313723445f, 0.268907517f},
+    {0.0f, -0.338311315f, -0.424613595f, -0.328330994f, -0.215058103f, -0.141339287f, -0.0984093472f, -0.0723109543f},
+    {-0.376119196f, -0.21409443f, 0.0347356535f, 0.117024787f, 0.088862896f, 0.0522374362f, 0.0308287703f,
+     0.0194456447f},
+    {0.0f, 0.170458704f, 0.111302502f, 0.00251130038f, -0.0262705032f, -0.0180644765f, -0.00958373491f,
+     -0.00522651011f},
+    {0.112615146f, 0.0246046502f, -0.0596727282f, -0.0324567109f, -4.06939544e-05f, 0.00498230616f, 0.00291214976f,
+     0.00127857795f},
+    {0.0f, -0.0498991162f, -0.00625094865f, 0.0172244608f, 0.00589254079f, -0.000441951008f, -0.000774925051f,
+     -0.000525223149f},
+    {-0.0245956331f, 0.00173779018f, 0.0161956325f, -0.000556383515f, -0.00362274144f, -0.000507868419f,
+     -0.00012565247f, 0.0026260023f},
+    {0.0f, 0.0106087355f, -0.00328929303f, -0.00313199544f, 0.000861148234f, 0.000446711696f, 6.97062351e-05f,
+     0.00655827392f}};
+OX vf v_erf(vf x) {
+  vf a = v_min_fast(bc(3.87f), v_abs(x)), q = a * (32.0f / 17) + 0x1.8p23f;
+  vf t = a - (q - 0x1.8p23f) * (17.0f / 32), t2 = t * t, c[8];
+  OX_UNROLL for (int i = 0; i < 8; i++) c[i] = __builtin_ia32_permvarsf256(*(const vf *)ERF8[i], bits<vi>(q));
+  vf p = (c[7] * t2 + (c[6] * t + c[5])) * (t2 * t2) + ((c[4] * t + c[3]) * t2 + (c[2] * t + c[1]));
+  return v_or(v_min_fast(bc(1.0f), (p * t + c[0]) * a), v_signbit(x));
+}
+#else
 // erf(x) / x around x = k/4: coefficients of t^5 .. t^0 for |t| <= 1/8, one column for each k.
 static const f32 ERF[6][16] __attribute__((aligned(64))) = {
     {2.03030198e-15f, -0.0357078947f, -0.0500637889f, -0.0375849456f, -0.0123185515f, 0.00835331623f,
@@ -268,19 +331,12 @@ static const f32 ERF[6][16] __attribute__((aligned(64))) = {
 OX vf v_lookup(const f32 *row, vi index) {
 #if OX_512
   return __builtin_shuffle(*(const vf *)row, index);
-#elif OX_256 && defined(__AVX2__)
-  vf lo = __builtin_ia32_permvarsf256(*(const vf *)row, index);
-  vf hi = __builtin_ia32_permvarsf256(*(const vf *)(row + 8), index);
-  return __builtin_ia32_blendvps256(lo, hi, (vf)(index << 28));
 #else
   vf r;
   OX_UNROLL for (int i = 0; i < VL; i++) r[i] = row[index[i] & 15];
   return r;
 #endif
 }
-
-// 2.3 ULP. x times a polynomial for the nearest k/4, which adding 1.5 * 2^21 finds; beyond 3.84 the nearest
-// float is 1.
 OX vf v_erf(vf x) {
   vf a = v_min_fast(bc(3.87f), v_abs(x)), q = a + 0x1.8p21f, t = a - (q - 0x1.8p21f);
   vi k = bits<vi>(q);
@@ -288,6 +344,7 @@ OX vf v_erf(vf x) {
   OX_UNROLL for (int i = 1; i < 6; i++) p = p * t + v_lookup(ERF[i], k);
   return v_or(v_min_fast(bc(1.0f), p * a), v_signbit(x));
 }
+#endif
 
 // ---- logarithms ---------------------------------------------------------------------------------------
 
@@ -305,35 +362,59 @@ OX vf v_log_poly(vf f, vf e) {
 }
 
 // 0.9 ULP. x = m 2^e with m in [3/4, 3/2).
-OX vf v_log(vf x) {
 #if OX_512
+OX vf v_log(vf x) {
   // getexp and getmant do denormals, zero, infinity and (as sign control says) negatives by themselves.
   vf m = __builtin_ia32_getmantps512_mask(x, 11, x, OX_ALL, OX_CUR);
   vf e = __builtin_ia32_getexpps512_mask(x, x, OX_ALL, OX_CUR);
   e -= __builtin_ia32_getexpps512_mask(m, m, OX_ALL, OX_CUR);
   return v_log_poly(m - 1.0f, e);
+}
 #else
+OX vf v_log_bits(vi b, vi less) {
+  return v_log_poly(bits<vf>((b & 0x7fffff) + 0x3f400000) - 1.0f, conv<f32, i32>((b >> 23) - less));
+}
+OX vf v_log_any(vf x) {
   vi tiny = x < 0x1p-126f;
-  vf y = tiny ? x * 0x1p23f : x;
-  vi b = bits<vi>(y) - 0x3f400000;
-  vf m = bits<vf>((b & 0x7fffff) + 0x3f400000);
-  vf r = v_log_poly(m - 1.0f, conv<f32, i32>((b >> 23) - (tiny & 23)));
+  vf r = v_log_bits(bits<vi>(tiny ? x * 0x1p23f : x) - 0x3f400000, tiny & 23);
   r = x < F_INF ? r : x;  // infinity and NaN
   return x > 0.0f ? r : x == 0.0f ? bc(-F_INF) : bc(__builtin_nanf(""));
-#endif
 }
+#if OX_SHORT
+OX_SELDOM vf v_log_far(vf x, vf near) { return (x >= 0x1p-126f) & (x < F_INF) ? near : v_log_any(x); }
+OX vf v_log(vf x) {
+  const vf r = v_log_bits(bits<vi>(x) - 0x3f400000, vi{});
+  const V<u32> b = bits<V<u32>>(x) - 0x800000u;  // below 0x7f000000 for positive normal numbers
+  return OX_OUTSIDE(bits<vf>(b | (b + 0x1000000u))) ? v_log_far(x, r) : r;
+}
+#else
+OX vf v_log(vf x) { return v_log_any(x); }
+#endif
+#endif
 
-// 0.9 ULP. 1 + x = m 2^e; m - 1 is computed as x 2^-e + (2^-e - 1), which rounds once. Beyond 2^60 the 1 does
+// 1.3 ULP. 1 + x = m 2^e; m - 1 is computed as x 2^-e + (2^-e - 1), which rounds once. Beyond 2^60 the 1 does
 // not count, and x is brought down so that 2^-e stays a normal number.
-OX vf v_log1p(vf x) {
-  vi big = x > 0x1p60f;
-  vf y = big ? x * 0x1p-64f : x, one = big ? vf{} : bc(1.0f);
+OX vf v_log1p_sum(vf x, vf y, vf one, vi more) {
   vi k = (bits<vi>(y + one) - 0x3f400000) >> 23;
   vf s = bits<vf>((127 - k) << 23);
-  vf r = v_or(v_log_poly(y * s + (one * s - 1.0f), conv<f32, i32>(k + (big & 64))), v_signbit(x));
+  return v_or(v_log_poly(y * s + (one * s - 1.0f), conv<f32, i32>(k + more)), v_signbit(x));
+}
+OX vf v_log1p_any(vf x) {
+  vi big = x > 0x1p60f;
+  vf r = v_log1p_sum(x, big ? x * 0x1p-64f : x, big ? vf{} : bc(1.0f), big & 64);
   r = x < F_INF ? r : x;
   return x > -1.0f ? r : x == -1.0f ? bc(-F_INF) : bc(__builtin_nanf(""));
 }
+#if OX_SHORT
+OX vi v_log1p_is_near(vf x) { return (x > -1.0f) & (x <= 0x1p60f); }
+OX_SELDOM vf v_log1p_far(vf x, vf near) { return v_log1p_is_near(x) ? near : v_log1p_any(x); }
+OX vf v_log1p(vf x) {
+  const vf r = v_log1p_sum(x, x, bc(1.0f), vi{});
+  return OX_OUTSIDE(~v_log1p_is_near(x)) ? v_log1p_far(x, r) : r;
+}
+#else
+OX vf v_log1p(vf x) { return v_log1p_any(x); }
+#endif
 
 // ---- lane by lane -------------------------------------------------------------------------------------
 
@@ -365,7 +446,8 @@ template <class A> OX A v_atan2(A y, A x) { return lanes_atan2(y, x); }
 // ---- sine, cosine -------------------------------------------------------------------------------------
 
 // sin(x + quarter pi/2): 1.6 ULP up to SINCOS_LIMIT, libm beyond. x = n pi/2 + r by Cody and Waite: with a
-// fused multiply the first subtraction is exact; without, pi/2 needs parts so short that n times each is.
+// fused multiply the first subtraction is exact; without, pi/2 needs parts so short that n times each is. All parts are
+// positive, so that -0 stays -0.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define OX_FMA 1
 #else
@@ -376,7 +458,7 @@ OX vf v_sincos(vf x, i32 quarter) {
   const vf magic = bc(0x1.8p23f);
   vf q = x * 0x1.45f306p-1f + magic, n = q - magic;
 #if OX_FMA
-  vf r = ((x - n * 0x1.921fb6p0f) + n * 0x1.777a5cp-25f) + n * 0x1.ee58p-50f;
+  vf r = ((x - n * 0x1.921fb4p0f) - n * 0x1.4442dp-24f) - n * 0x1.846988p-48f;
 #else
   vf r = (((x - n * 0x1.92p0f) - n * 0x1.fb4p-12f) - n * 0x1.444p-24f) - n * 0x1.68c234p-39f;
 #endif
@@ -390,12 +472,14 @@ OX vf v_sincos(vf x, i32 quarter) {
   return bits<vf>(bits<vi>(y) ^ ((k & 2) << 30));
 }
 OX vf v_sin(vf x) {
-  if (__builtin_expect(v_any_gt(v_abs(x), bc(SINCOS_LIMIT)), 0)) return lanes_sin(x);
-  return v_sincos(x, 0);
+  const vf r = v_sincos(x, 0), a = v_abs(x);
+  if (__builtin_expect(!v_any_gt(a, bc(SINCOS_LIMIT)), 1)) return r;
+  return a > SINCOS_LIMIT ? lanes_sin(x) : r;
 }
 OX vf v_cos(vf x) {
-  if (__builtin_expect(v_any_gt(v_abs(x), bc(SINCOS_LIMIT)), 0)) return lanes_cos(x);
-  return v_sincos(x, 1);
+  const vf r = v_sincos(x, 1), a = v_abs(x);
+  if (__builtin_expect(!v_any_gt(a, bc(SINCOS_LIMIT)), 1)) return r;
+  return a > SINCOS_LIMIT ? lanes_cos(x) : r;
 }
 
 // ---- arcus functions ------------------------------------------------------------------------------------
@@ -496,138 +580,5 @@ OX vf v_pow(vf x, vf y) {
 }
 OX vd v_pow(vd x, vd y) { return lanes_pow(x, y); }
 
-// ---- integers -----------------------------------------------------------------------------------------
-
-// Quotient towards zero. INT_MIN / -1 wraps; a zero divisor counts as 1 (lanes past a tail hold zeros):
-// who may meet one checks for it before.
-template <class A> static __attribute__((noinline)) A lanes_idiv(A a, A b) {
-  for (int i = 0; i < VL; i++) a[i] = a[i] / b[i];
-  return a;
-}
-// A quotient of numbers below 2^52 is the same in f64: it is no integer unless the exact one is.
-template <class A> OX A wide_idiv(A a, A b) {
-#if OX_512
-  constexpr bool is_signed = (elem<A>)-1 < 0;
-  typedef typename vec_parts<A>::part R;
-  typedef VR<u64> W;
-  typedef long long I __attribute__((vector_size(64)));
-  vec_parts<A> p = bits<vec_parts<A>>(a), d = bits<vec_parts<A>>(b);
-  W large = W{};
-  for (int i = 0; i < vec_parts<A>::count; i++)
-    large |= is_signed ? (bits<W>(p.v[i]) + (1ull << 52)) | (bits<W>(d.v[i]) + (1ull << 52)) : bits<W>(p.v[i] | d.v[i]);
-  if (__builtin_expect(!__builtin_ia32_ptestmq512(bits<I>(large), I{} - (1ll << (is_signed ? 53 : 52)), (u8)-1), 1)) {
-    OX_UNROLL for (int i = 0; i < vec_parts<A>::count; i++) {
-      const VR<f64> x = __builtin_convertvector(p.v[i], VR<f64>), y = __builtin_convertvector(d.v[i], VR<f64>);
-      p.v[i] = __builtin_convertvector(x / y, R);
-    }
-    return bits<A>(p);
-  }
-#endif
-  return lanes_idiv(a, b);
-}
-template <class A> OX A v_idiv(A a, A b) {
-  typedef elem<A> T;
-  const A one = bc((T)1);
-  b = v_sel(v_eq(b, A{}), one, b);
-  mask_of<A> minus = v_eq(b, bc((T)-1));
-  if constexpr ((T)-1 < 0) b = v_sel(minus, one, b);
-  A q;
-  if constexpr (sizeof(T) == 8) q = wide_idiv(a, b);  // narrower ones are exact as floats
-  else if constexpr (sizeof(T) == 4) q = conv<T, f64>(conv<f64, T>(a) / conv<f64, T>(b));
-  else q = conv<T, i32>(conv<i32, f32>(conv<f32, T>(a) / conv<f32, T>(b)));
-  if constexpr ((T)-1 < 0) return v_sel(minus, v_neg(a), q);
-  else return q;
-}
-
-// Remainder with the dividend's sign: C's fmod, and % of integers.
-template <class A> OX A v_fmod(A a, A b) {
-  if constexpr (is_float<elem<A>>) return lanes_fmod(a, b);
-  else return a - v_idiv(a, b) * b;
-}
-#if OX_FMA
-// Exact: the quotient may be rounded up to an integer, else x - q y is what C has; either needs no rounding. What is
-// far apart, infinite, NaN or divided by 0 is left to libm.
-OX vf v_fmod(vf x, vf y) {
-  const vf a = v_abs(x), b = v_abs(y), q = v_trunc(a / b);
-  const vf far = (q < 0x1p22f) & (b < F_INF) ? vf{} : bc(1.0f);
-  if (__builtin_expect(v_any_gt(far, vf{}), 0)) return lanes_fmod(x, y);
-  const vf r = a - q * b;
-  return v_or(r < 0.0f ? r + b : r, v_signbit(x));
-}
-OX vd v_fmod(vd x, vd y) {
-  const vd a = v_abs(x), b = v_abs(y), q = v_trunc(a / b);
-  const vl near = v_lt(q, bc(0x1p51)) & v_lt(b, bc((f64)__builtin_inf()));
-  if (__builtin_expect(v_any_gt(conv<f32, i64>(near + 1), vf{}), 0)) return lanes_fmod(x, y);
-  const vd r = a - q * b;
-  return v_or(v_sel(v_lt(r, vd{}), r + b, r), v_signbit(x));
-}
-#endif
-// Remainder with the divisor's sign: Python's %; a zero result takes the divisor's sign too.
-template <class A> OX A v_mod(A a, A b) {
-  typedef elem<A> T;
-  A r = v_fmod(a, b);
-  const A zero = {};
-  mask_of<A> other = v_lt(r, zero) ^ v_lt(b, zero);  // the signs differ
-  if constexpr (is_float<T>) return v_sel(v_eq(r, zero), v_copysign(r, b), v_sel(other, r + b, r));
-  else if constexpr ((T)-1 < 0) return v_sel(v_ne(r, zero) & other, r + b, r);
-  else return r;
-}
-
-// Exact integer power modulo 2^bits by repeated squaring; a negative exponent truncates 1 / a^|b|, so only
-// 1 and -1 give a result other than 0.
-template <class A> static __attribute__((noinline)) A v_ipow(A a, A b) {
-  typedef elem<A> T;
-  const A one = bc((T)1);
-  A r = one, n = b;
-  if constexpr ((T)-1 < 0) {
-    const mask_of<A> below = v_lt(b, A{}), unit = v_eq(a, one) | v_eq(a, bc((T)-1));
-    r = v_sel(below, v_sel(unit, one, A{}), one);
-    n = v_sel(below, b & one, b);
-  }
-  for (;; a *= a) {
-    r = v_sel(v_ne(n & one, A{}), r * a, r);
-    n >>= 1;
-    u64 words[(sizeof(A) + 7) / 8] = {}, any = 0;
-    __builtin_memcpy(words, &n, sizeof n);
-    OX_UNROLL for (u64 w : words) any |= w;
-    if (!any) return r;
-  }
-}
-template <class A> OX A v_pow(A a, A b) { return v_ipow(a, b); }
-
-// ---- quantization -----------------------------------------------------------------------------------------
-
-// To the nearest integer, halves to even; x is within the range of i32.
-OX vi v_round_int(vf x) {
-#if OX_512
-  return __builtin_ia32_cvtps2dq512_mask(x, vi{}, OX_ALL, OX_CUR);
-#elif OX_256
-  return __builtin_ia32_cvtps2dq256(x);
-#elif OX_128
-  return __builtin_ia32_cvtps2dq(x);
-#else
-  return conv<i32, f32>(v_round(x));
-#endif
-}
-// round(x) + zero for x limited to [lo, hi]; NaN counts as lo.
-OX vi v_quantize(vf x, f32 lo, f32 hi, i32 zero) {
-  return v_round_int(v_min_fast(v_max_fast(x, bc(lo)), bc(hi))) + zero;
-}
-// round(x / s) + zero likewise; r is 1 / s. The quotient is the one that division gives: x r is less than two units
-// in the last place away, and its remainder, exact with FMA, times r is what it lacks (Markstein).
-OX vi v_quantize(vf x, f32 s, f32 r, f32 lo, f32 hi, i32 zero) {
-  x = v_min_fast(v_max_fast(x, bc(lo)), bc(hi));
-#if OX_512
-  vf q = x * r, e = __builtin_ia32_vfmaddps512_mask(-q, bc(s), x, OX_ALL, OX_CUR);
-  q = __builtin_ia32_vfmaddps512_mask(e, bc(r), q, OX_ALL, OX_CUR);
-#elif OX_256 && defined(__FMA__)
-  vf q = x * r, e = __builtin_ia32_vfmaddps256(-q, bc(s), x);
-  q = __builtin_ia32_vfmaddps256(e, bc(r), q);
-#else
-  (void)r;
-  vf q = x / s;
-#endif
-  return v_round_int(q) + zero;
-}
-
+#include "vint.h"
 #include "vmath64.h"

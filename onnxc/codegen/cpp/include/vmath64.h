@@ -104,12 +104,14 @@ OX bool v_any_beyond(vd x, f64 limit) {
   return found != 0;
 }
 OX vd v_sin(vd x) {
-  if (__builtin_expect(v_any_beyond(x, SINCOS_LIMIT64), 0)) return lanes_sin(x);
-  return by_registers(x, [](rd v) OX_LAMBDA { return v == 0.0 ? v : r_sincos(v, 0); });
+  const vd r = by_registers(x, [](rd v) OX_LAMBDA { return v == 0.0 ? v : r_sincos(v, 0); });
+  if (__builtin_expect(!v_any_beyond(x, SINCOS_LIMIT64), 1)) return r;
+  return v_sel(v_gt(v_abs(x), bc(SINCOS_LIMIT64)), lanes_sin(x), r);
 }
 OX vd v_cos(vd x) {
-  if (__builtin_expect(v_any_beyond(x, SINCOS_LIMIT64), 0)) return lanes_cos(x);
-  return by_registers(x, [](rd v) OX_LAMBDA { return r_sincos(v, 1); });
+  const vd r = by_registers(x, [](rd v) OX_LAMBDA { return r_sincos(v, 1); });
+  if (__builtin_expect(!v_any_beyond(x, SINCOS_LIMIT64), 1)) return r;
+  return v_sel(v_gt(v_abs(x), bc(SINCOS_LIMIT64)), lanes_cos(x), r);
 }
 #endif
 

@@ -45,8 +45,6 @@ static_assert(WQ_MC * WQ_AS <= WQ_A_ROOM, "a K block of A fits");
 static constexpr int WQ_FEW = 1, WQ_MANY = 2, WQ_ANY = 3;
 static constexpr i64 WQ_FEW_ROWS = 8;
 
-// Part i of n nearly equal parts of x starts here.
-
 struct WqMat {
   const u8 *q;
   const f32 *s;
@@ -67,10 +65,25 @@ template <int BITS> struct WqInt {
     const vf two = {0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1, 0, 1, -2, -1};
     return __builtin_shuffle(BITS == 4 ? four : two, word >> (j * BITS));
 #else
+#if defined(__AVX2__) && ONNXC_VL == 8
+    const vf table = {0, 1, -2, -1, 0, 1, -2, -1};  // looked up by the lowest three bits
+    if constexpr (BITS == 2) return __builtin_ia32_permvarsf256(table, word >> (j * BITS));
+#endif
     return __builtin_convertvector((word << (32 - BITS - j * BITS)) >> (32 - BITS), vf);
 #endif
   }
 };
+// A code of 4 bits as it lies highest in its word, which is 2^28 times the code: a mask takes the place of a shift.
+struct WqHigh {
+  static constexpr int U = 8;
+  OX vf get(const u8 *unit, int v, int j) {
+    const vi word = ld((const i32 *)unit + v * VL);
+    return __builtin_convertvector((word << (28 - j * 4)) & (i32)0xf0000000, vf);
+  }
+};
+// How many times a code its vector is.
+template <class Q> static constexpr f32 wq_lift = 1.0f;
+template <> constexpr f32 wq_lift<WqHigh> = 0x1p28f;
 // Signed bytes as floats.
 OX vf wq_bytes(const i8 *p) {
 #if defined(__AVX512F__) && ONNXC_VL == 16
@@ -144,7 +157,7 @@ static __attribute__((noinline)) void wq_few(const WqMat &w, i64 p, const f32 *a
     for (i64 left = w.K; left > 0; left -= w.bs, at += WQ_NR, block += step) {
       const u8 *u = block;
       vf z[T];
-      OX_UNROLL for (int v = 0; v < T; v++) z[v] = Z::get(w.z, at + v * VL);
+      OX_UNROLL for (int v = 0; v < T; v++) z[v] = Z::get(w.z, at + v * VL) * wq_lift<Q>;
       for (i64 rest = ox_min(w.bs, left); rest > 0; rest -= WQ_CHAIN) {
         vf sum[R][T][S];
         OX_UNROLL for (int i = 0; i < R; i++)
@@ -170,13 +183,27 @@ static __attribute__((noinline)) void wq_few(const WqMat &w, i64 p, const f32 *a
         OX_UNROLL for (int v = 0; v < T; v++) {
           const vf s = ld(w.s + at + v * VL);
           OX_UNROLL for (int i = 0; i < R; i++)
-            total[i][v] += (S > 1 ? sum[i][v][0] + sum[i][v][S - 1] : sum[i][v][0]) * s;
+            total[i][v] += (S > 1 ? sum[i][v][0] + sum[i][v][S - 1] : sum[i][v][0]) * (1.0f / wq_lift<Q>) * s;
         }
       }
     }
     OX_UNROLL for (int i = 0; i < R; i++)
       OX_UNROLL for (int v = 0; v < T; v++) st(c + i * WQ_NR + (v0 + v) * VL, total[i][v]);
   }
+}
+// One row, which is bound by the unpacking. Multiples of codes by a power of two change no bit of a sum, unless it
+// overflows; then it is infinite or NaN to the end, and the panel is computed again from the codes themselves.
+template <class Q, class Z>
+static __attribute__((noinline)) void wq_one(const WqMat &w, i64 p, const f32 *a, i64 lda, i64 rows, f32 *c) {
+#if defined(__AVX2__) && ONNXC_VL == 8
+  if constexpr (__is_same(Q, WqInt<4>) && !__is_same(Z, WqFloat)) {
+    wq_few<WqHigh, Z, 1>(w, p, a, lda, rows, c);
+    vf any{};
+    OX_UNROLL for (int v = 0; v < WQ_NV; v++) any += ld(c + v * VL) * 0.0f;  // NaN of what is not finite
+    if (__builtin_expect(!__builtin_ia32_movmskps256((vf)(any != any)), 1)) return;
+  }
+#endif
+  wq_few<Q, Z, 1>(w, p, a, lda, rows, c);
 }
 
 // ---- many rows ---------------------------------------------------------------------------------------------
@@ -371,7 +398,7 @@ OX void wq_task(const WqGrid &g, i64 t, const A &a, const WqMat &w, i64 M, f32 *
   const i64 im = t / g.gp, ip = t % g.gp, P = w.panels(), p0 = ox_cut(P, g.gp, ip), p1 = ox_cut(P, g.gp, ip + 1);
   if constexpr ((KIND & WQ_FEW) != 0)
     if (KIND == WQ_FEW || (direct && M <= WQ_FEW_ROWS)) {
-      x.few[0] = wq_few<Q, Z, 1>, x.few[1] = wq_few<Q, Z, 2>, x.few[2] = wq_few<Q, Z, 4>;
+      x.few[0] = wq_one<Q, Z>, x.few[1] = wq_few<Q, Z, 2>, x.few[2] = wq_few<Q, Z, 4>;
       return wq_few_blocks(x, direct, lda, M, p0, p1);
     }
   if constexpr ((KIND & WQ_MANY) != 0) {
