@@ -92,6 +92,11 @@ def test_matmul_without_constants(cpu: str) -> None:
         for a, b in itertools.product(NARROW, NARROW)
         for left, right in [((3, 9), (9, 5)), ((2, 1, 6, 17), (3, 17, 70))]
     ]
+    cases += [  # one row by several panels at once, and more rows than fit into one block
+        matmul_case(numbers(left, np.uint8), numbers(right, b, 1), constant=False)
+        for b in BYTES
+        for left, right in [((1, 301), (301, 167)), ((151, 10), (10, 40))]
+    ]
     check(cases, cpu, "integer matmul")
 
 
@@ -270,6 +275,8 @@ def operator_models() -> Iterator[tuple[onnx.ModelProto, dict[str, np.ndarray]]]
         conv = {"pads": [1, 1, 1, 1], "strides": [1 + k % 2] * 2, "group": 2}
         given = {"x": image, "za": za}
         yield node_model("ConvInteger", given, {"w": kernel, "zb": zb}, int32, order=names, **conv), given
+        every = {"x": image, "w": kernel, "za": za, "zb": zb}
+        yield node_model("ConvInteger", every, {}, int32, order=names, **conv), every
         order = ["x", "sa", "za", "w", "sb", "zb", "sy", "zy"]
         constants = {"sa": scale(0.02), "za": za, "w": w, "sb": scale(0.01), "zb": zb}
         constants |= {"sy": scale(3.3), "zy": numbers((), a, 5)}
@@ -278,6 +285,8 @@ def operator_models() -> Iterator[tuple[onnx.ModelProto, dict[str, np.ndarray]]]
         constants |= {"bias": np.arange(-600, 600, 100, dtype=np.int32), "sy": scale(5.1)}
         order.append("bias")
         yield node_model("QLinearConv", {"x": image}, constants, same, order=order, **conv), {"x": image}
+        given = {"x": image, "w": constants.pop("w")}
+        yield node_model("QLinearConv", given, constants, same, order=order, **conv), given
 
 
 @pytest.mark.parametrize("fed", [(), ("zero",), ("scale", "zero")], ids=str)

@@ -31,7 +31,15 @@ struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last;
     conv_px_items<O, K, S, LONG, WAY>(*s, k->x, k->w, k->first, k->last, k->scratch, conv_across( \\
       [=](const Px &p, i64 c, vf v, auto l) OX_LAMBDA { \\
         if (p.i - p.x != (p.n * q.OH + p.y) * q.OW) __builtin_trap(); \\
-        vf z = {}; v += b[c]; sts(o + p.i * ops + c, sel<f32>(v < z, z, v), ops, (int)l); })); }
+        vf z = {}; v += b[c]; sts(o + p.i * ops + c, sel<f32>(v < z, z, v), ops, (int)l); })); } \\
+  extern "C" i64 name##_turned_count(const ConvShape *s) { return name##_count(s); } \\
+  extern "C" i64 name##_turned_scratch(const ConvShape *s) { return name##_scratch(s); } \\
+  extern "C" void name##_turned(const ConvShape *s, const Call *k) { \\
+    const f32 *b = k->b; f32 *o = k->o; i64 ops = k->ops; const ConvShape q = *s; \\
+    conv_px_items<O, K, S, LONG, WAY>(*s, k->x, k->w, k->first, k->last, k->scratch, \\
+      [=](const Px &p, i64 c, vf v, auto l) OX_LAMBDA { \\
+        if (p.i != (p.n * q.OH + p.y) * q.OW + p.x) __builtin_trap(); \\
+        vf z = {}; v += ldl(b + c, l); stl(o + p.i * ops + c, sel<f32>(v < z, z, v), l); }); }
 """
 VARIANTS = [(1, 3, 1, 0), (1, 3, 2, 0), (1, 7, 1, 0), (1, 6, 1, 1), *((o, 0, 0, 0) for o in (1, 2, 3, 4))]
 
@@ -70,6 +78,7 @@ def check(lib: ctypes.CDLL, c: Case, variant: tuple[int, ...]) -> None:
         y = run(lib, name_of(variant, way), c, x, weights, b, 1)
         assert np.abs(y - want).max() <= 1e-5 * max(float(np.sqrt((want**2).mean())), 0.1), (c, way)
         assert np.array_equal(y, run(lib, name_of(variant, way), c, x, weights, b, 3)), (c, way)
+        assert np.array_equal(y, run(lib, name_of(variant, way) + "_turned", c, x, weights, b, 2)), (c, way)
 
 
 ANY, SLIDING = (1, 0, 0, 0), (1, 3, 1, 0)
@@ -94,6 +103,8 @@ ANY, SLIDING = (1, 0, 0, 0), (1, 3, 1, 0)
     (Case(1, 12, 20, 21, 7, k=(1, 1)), (4, 0, 0, 0)),
     (Case(1, 12, 512, 17, 4, k=(3, 3), s=(1, 4), p=(1, 1, 1, 1), d=(2, 3)), (4, 0, 0, 0)),
     (Case(1, 2, 2100, 2, 1, k=(1, 3), p=(0, 1, 0, 1)), ANY),
+    (Case(2, 11, 37, 3, 20, k=(3, 3), p=(1, 1, 1, 1)), (4, 0, 0, 0)),
+    (Case(1, 9, 35, 2, 33, k=(2, 3)), (4, 0, 0, 0)),
 ], ids=str)  # fmt: skip
 def test_against_float64(lib: ctypes.CDLL, c: Case, variant: tuple[int, ...], planar: bool) -> None:
     """Odd sizes, strides, dilations, groups and pads, of planar images and of slices of channels-last ones."""

@@ -21,7 +21,7 @@ from onnxc.runtime.cpu import level
 def model() -> onnx.ModelProto:
     """A 3x3 convolution for which there are several algorithms, and a 1x1 one for which there is one."""
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((40, 32, 3, 3)), "v": rng.standard_normal((24, 40, 1, 1))}
+    weights = {"w": rng.standard_normal((40, 32, 3, 3)), "v": rng.standard_normal((56, 40, 1, 1))}
     graph = helper.make_graph(
         [
             helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
@@ -30,7 +30,7 @@ def model() -> onnx.ModelProto:
         ],
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 32, 36, 36))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 24, 36, 36))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 56, 36, 36))],
         [numpy_helper.from_array((w * 0.1).astype(np.float32), name) for name, w in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)

@@ -69,7 +69,7 @@ def compile(
         integer: whether to multiply quantized tensors as integers, so that DequantizeLinear, MatMul (or Conv, Gemm)
             and QuantizeLinear are one exact integer product; False adds up floats as the model has it.
         accuracy: ``strict`` rules out algorithms that round more coarsely than a plain sum (Winograd's, for 3x3
-            convolutions, and Strassen's, for 1x1); ``default`` takes them where they are faster.
+            convolutions, and Strassen's, for 1x1 ones and products); ``default`` takes them where they are faster.
         mode: ``max-autotune`` measures the kernels between which the compile can choose, on this machine, where the
             record lacks them (:func:`onnxc.tune` shows the times); ``default`` measures nothing.
         tune_seconds: after so many ``max-autotune`` begins no further candidates, and takes what it has found.

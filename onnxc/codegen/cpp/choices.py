@@ -14,7 +14,7 @@ class KernelOptions:
 
     Attributes:
         winograd: convolve 3x3 kernels by Winograd's algorithm where it is faster. Its F(4x4) rounds more coarsely
-            than a direct sum does: see docs/accuracy.md. Likewise 1x1 kernels by Strassen's algorithm.
+            than a direct sum does: see docs/accuracy.md. Likewise 1x1 kernels and products by Strassen's algorithm.
         tuned: measured decisions by subject, which go before the cost model's.
         vnni: the CPU multiplies and adds four pairs of bytes in one step.
         often: the kernel is called again and again by a loop of the program, whose threads are awake meanwhile.

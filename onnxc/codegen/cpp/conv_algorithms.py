@@ -90,6 +90,10 @@ def _pack_winograd(m: Tile, stride: int) -> Pack:
 DIRECT = Algorithm(
     "direct", "conv.h", "conv_items", "conv_items_count", "conv_scratch", pack_direct, "conv_fresh", "ConvPanels"
 )
+ROWS = Algorithm(
+    "direct rows", "conv_rows.h", "conv_row_items", "conv_row_count", "conv_row_scratch", pack_direct,
+    packer="ConvPanels",
+)  # fmt: skip
 DEPTHWISE = Algorithm(
     "depthwise", "conv_dw.h", "conv_dw_items", "conv_dw_count", "conv_dw_scratch", pack_depthwise, packer="ConvTaps"
 )
@@ -231,9 +235,12 @@ WINO_LINE = 64  # conv_wino.h's: pixels from a tile's first to its last, at most
 TURNING = 4  # what turning a vector costs, in elements that are moved one by one
 WIDEST = 9  # taps of a depthwise kernel whose weights stay in registers: of more, some at a time
 SLIDING = 4  # strides of depthwise kernels that load an input once for all of its uses
+SHORT = 160  # terms of a sum that stay in registers: CONV_FLUSH of conv.h
+LONGEST_STEP = 16  # stride of conv_rows.h, which copies what lies between
+MOST_MAPS = 512  # output channels of conv_rows.h, whose panels the compiler writes out one by one
 LARGEST = 1e30  # of weights whose sums are sure to be finite
-ROWS = 7  # taps of a column whose weights stay in registers beside the sums of conv_pixels.h
-MOST_OUTPUTS = 16  # of a group, where lanes are pixels: of more, whole vectors of channels do better on any machine
+COLUMN = 7  # taps of a column whose weights stay in registers beside the sums of conv_pixels.h
+MOST_OUTPUTS = 48  # of a group, where lanes are pixels: of more, whole vectors of channels do better on any machine
 
 
 def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
@@ -277,6 +284,8 @@ def candidates(
     few, width = int(w[0]) // a["groups"] <= MOST_OUTPUTS and can_take_pixels(node), node.output.shape[-1]
     few = few and pixels and not (isinstance(width, int) and width < NARROW_ROWS)
     found = [DIRECT, PIXELS] if few else [DIRECT]
+    if pixels and takes_rows(node):
+        found.append(ROWS)
     if winograd and plain and kernel in ((3, 3), (1, 3), (3, 1)) and int(w[1]) > PLANES:
         found += [k for m, k in ways.items() if tuple(3 if t > 1 else 1 for t in m) == kernel]
     if winograd and halves and _halves(node, lanes):
@@ -284,15 +293,25 @@ def candidates(
     return found
 
 
-def cost(algorithm: Algorithm, node: Node, lanes: int) -> float:
+def cost(algorithm: Algorithm, node: Node, lanes: int, planar: bool | None = None) -> float:
     """Estimated work, in pairs of multiplications of a vector (a cycle of a common core).
 
+    `planar`: whether the result lies so, or channels-last; where neither counts, None.
     With a symbolic batch it is the geometric mean over several: so that is chosen which is good for most of them.
     """
     n = node.output.shape[0]
     batches = (n,) if isinstance(n, int) else UNKNOWN_BATCH
-    each = [_cost(algorithm, node, lanes, _sizes(node, batch)) for batch in batches]
+    sizes = [_sizes(node, batch) for batch in batches]
+    each = [_cost(algorithm, node, lanes, z) + _turning(algorithm, z, lanes, planar) for z in sizes]
     return each[0] if len(each) == 1 else math.prod(e ** (1 / len(each)) for e in each)
+
+
+def _turning(algorithm: Algorithm, z: ConvSizes, lanes: int, planar: bool | None) -> float:
+    """The cost of turning sums whose lanes are not what is contiguous in the result."""
+    vectors = z.n * math.prod(z.out) * z.groups * -(-z.co // lanes)
+    if planar is None or planar == (algorithm is PIXELS):
+        return 0
+    return vectors * lanes * (0.25 if algorithm is PIXELS else 0.55)
 
 
 def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
@@ -333,10 +352,15 @@ def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
         own, rows = pixel_way(node, lanes), z.n * math.prod(z.out[:-1])
         vectors = rows * -(-z.out[-1] // (own.vectors * lanes)) * own.vectors
         shared = own.taps > 0 or own.outputs.together > 1  # what is loaded serves several sums
-        multiply = vectors * z.ci * taps * own.outputs.together * own.outputs.parts * (0.7 if shared else 1)
+        multiply = vectors * z.ci * taps * own.outputs.together * own.outputs.parts * (0.6 if shared else 1)
         copied = vectors * z.ci * math.prod(map(int, node.attrs["strides"][-2:]))
         each = 2 if z.groups > 1 or z.ci <= PLANES else 6  # a vector copied from rows, or turned
         return z.groups * (multiply + each * copied + 2 * vectors * z.co)
+    if algorithm is ROWS:
+        most = 14 if lanes >= 16 else 12 if z.co <= lanes else 6
+        tiles = -(-z.out[-1] // most)
+        computed = tiles * -(-z.out[-1] // tiles) / z.out[-1]  # pixels, of one that is used
+        return computed * _products(z, lanes, taps, pixels, taps) + pixels * (2 + blocks) + packing(taps)
     return _inside(node, z) * _products(z, lanes, taps, pixels, taps) + pixels * (12 + 6 * blocks) + packing(taps)
 
 
@@ -346,6 +370,22 @@ def _products(z: ConvSizes, lanes: int, points: int, rows: int, different: int) 
     weights = different * z.ci * blocks * lanes
     multiply = points * z.ci * blocks * rows / 2
     return max(multiply, 0.25 * weights if 4 * weights <= 1 << 20 else 0.4 * weights + 0.55 * multiply)
+
+
+def takes_rows(node: Node) -> bool:
+    """True where conv_rows.h can compute a convolution, and sums are short enough for it to gain."""
+    x, a, width = node.operands[0].shape, node.attrs, node.output.shape[-1]
+    maps, *sizes = map(int, node.operands[1].shape)
+    if len(sizes) != 3 or sizes[-1] == 1 or math.prod(sizes) > SHORT or maps > MOST_MAPS or a["groups"] > 1:
+        return False
+    fits = max(a["dilations"]) == 1 and a["strides"][-1] <= LONGEST_STEP and x[1] == sizes[0]
+    return bool(fits) and isinstance(width, int) and width >= 4
+
+
+def row_sizes(node: Node) -> tuple[int, ...]:
+    """The template arguments of conv_rows.h: input channels, a kernel's width and stride, output channels, width."""
+    co, ci, _, kx = map(int, node.operands[1].shape)
+    return ci, kx, int(node.attrs["strides"][-1]), co, int(node.output.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -372,7 +412,7 @@ def pixel_way(node: Node, lanes: int) -> PixelWay:
     way, vectors = ("PX_LINE", 8) if line else ("PX_TALL", 1) if tall else ("PX_WIDE", 2)
     if outputs.together > 1 or taps == 1 or stride > 2 or a["dilations"][-2] > 1:
         return PixelWay(outputs, 0, 0, False, way, vectors)
-    each = taps if taps <= ROWS else -(-taps // -(-taps // ROWS))
+    each = taps if taps <= COLUMN else -(-taps // -(-taps // COLUMN))
     return PixelWay(outputs, each, stride, taps > each, way, vectors)
 
 

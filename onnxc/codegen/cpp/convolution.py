@@ -18,6 +18,7 @@ from onnxc.codegen.cpp.conv_algorithms import (
     DIRECT,
     PIXELS,
     PRODUCTS,
+    ROWS,
     SLIDING,
     STRASSEN,
     TURNING,
@@ -30,6 +31,7 @@ from onnxc.codegen.cpp.conv_algorithms import (
     cost,
     pixel_way,
     pixels_of,
+    row_sizes,
     subject,
     winograd_tile,
 )  # fmt: skip
@@ -167,7 +169,7 @@ class ConvEmitter(TemplateEmitter):
             f"const auto z = {stage.shape};",
             *stage.lambda_named("epi"),
             f"{stage.algorithm.items}{stage.special}(z, {stage.x}, {weights}, first, last, "
-            f"a->scratch + worker * ({scratch}), epi{stage.near if stage.algorithm in (DIRECT, STRASSEN) else ''});",
+            f"a->scratch + worker * ({scratch}), epi{stage.near});",
         ]
         items = f"{stage.algorithm.count}({stage.shape})"
         name = f"conv {stage.algorithm.name}"
@@ -195,11 +197,16 @@ class ConvEmitter(TemplateEmitter):
         turned = self._turned(own)
         # Where a plan must not change bits, neither may the order in which its results lie.
         halves = self._across(own, end, turned, None) is None
-        algorithm = self._algorithm(node, own, turned.apart() <= end.apart() and not end.nest.exact, halves)
-        across = turned if algorithm.name == PIXELS.name else self._across(own, end, turned, winograd_tile(algorithm))
+        planar = turned.apart() <= end.apart()
+        algorithm = self._algorithm(node, own, None if end.nest.exact else planar, halves)
+        if algorithm.name == PIXELS.name:
+            across = turned if planar or node.attrs["groups"] > 1 else None
+        else:
+            across = self._across(own, end, turned, winograd_tile(algorithm))
         (row,) = symbols(pixel)
         epilogue = self.epilogue(across or end)
-        near = self._near(end, row, stores=algorithm is not STRASSEN) if across is None else ""
+        fetches = across is None and algorithm.name in (DIRECT.name, ROWS.name, STRASSEN.name)
+        near = self._near(end, row, stores=algorithm is not STRASSEN) if fetches else ""
         at = f"{self.pointer(x.value)} + {self.size(x.base)}"
         shape, special = self._shape(own), self._specialised(own.node, algorithm)
         constant = constant_of(own.node.operands[1])
@@ -238,18 +245,25 @@ class ConvEmitter(TemplateEmitter):
         ]
         return f", ConvNear<{len(found)}>{{{{{', '.join(found)}}}}}" if found else ""
 
-    def _algorithm(self, node: Node, own: Seen, pixels: bool, halves: bool) -> Algorithm:
-        """The tuned or the cheapest algorithm; where there are several, the choice is noted. `pixels`: an epilogue whose
-        lanes are these moves no more elements one by one. `halves`: that whose lanes are channels is the better one.
+    def _algorithm(self, node: Node, own: Seen, planar: bool | None, halves: bool) -> Algorithm:
+        """The tuned or the cheapest algorithm; where there are several, the choice is noted. `planar`: an epilogue whose
+        lanes are pixels moves no more elements one by one; None where that must not matter. `halves`: one whose lanes are
+        channels is the better one.
         """
         flat, channels = own.node, own.node.operands[0].shape[1]
-        planar = channels != 1 and not always_equal(own.strides[1], 1) and not reads_planes(node)
-        pixels, halves = pixels and self.alone, halves and self.alone
-        ways = candidates(flat, self.lanes, winograd=self.options.winograd, planar=planar, pixels=pixels, halves=halves)
+        rows = channels != 1 and not always_equal(own.strides[1], 1) and not reads_planes(node)
+        ways = candidates(
+            flat, self.lanes, winograd=self.options.winograd, planar=rows, pixels=planar is not None and self.alone,
+            halves=halves and self.alone,
+        )  # fmt: skip
         found = {k.name: k for k in ways}
-        decided = self.options.decide(subject(node), {k: cost(v, flat, self.lanes) for k, v in found.items()})
+        costs = {k: cost(v, flat, self.lanes, planar) for k, v in found.items()}
+        decided = self.options.decide(subject(node), costs)
         self.choice = decided if len(found) > 1 else None
         chosen = found[decided.chosen]
+        if chosen is ROWS:
+            sizes = f"<{', '.join(map(str, row_sizes(flat)))}>"
+            return replace(ROWS, items=ROWS.items + sizes, count=ROWS.count + sizes, scratch=ROWS.scratch + sizes)
         if chosen is not PIXELS:
             return chosen
         way = pixel_way(flat, self.lanes)

@@ -67,6 +67,10 @@ class _IntegerEmitter(TemplateEmitter):
         quads = self.options.vnni and weights is not None and weights.dtype == np.int8 and left.dtype.bits == 8
         return 4 if quads else 2
 
+    def depth_at_run_time(self, left: Value, right: Value) -> int:
+        """The same where the right operand is packed at run time, and nobody knows the sums of its columns."""
+        return 4 if self.options.vnni and (left.dtype, right.dtype) == (dtypes.uint8, dtypes.int8) else 2
+
     def pack(self, key: object, matrices: list[np.ndarray], depth: int, signed: bool) -> tuple[str, str]:
         """The names of packed matrices, one after the other, and of what the sums of their columns start with."""
         panel = 2 * self.lanes
@@ -113,8 +117,9 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         depth = self.depth(access.a.value, matrix)
         left = self._left(access.a, names, k)
         if matrix is None:
-            b, before, workspace = self._pack_at_run_time(access, names)
-            start = "nullptr"
+            depth = self.depth_at_run_time(access.a.value, access.b.value)
+            b, before, workspace = self._pack_at_run_time(access, names, depth)
+            start = self._right(access.b, names, k, n)
         else:
             b, start = self.pack((access.b.value.id, access.b.base, access.b.row, access.b.col), [matrix], depth,
                                  access.a.value.dtype is dtypes.int8)  # fmt: skip
@@ -124,41 +129,55 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         )
         batch = self.size(prod(d for _, d in access.batch))
         grid = f"const IgGrid g = ig_grid({m}, {n}, {k}, ctx->threads);"
-        body = [grid, f"void *const scratch = a->scratch + worker * ig_scratch({k}, {depth});",
+        room = self._scratch(k, depth, matrix is None)
+        body = [grid, f"void *const scratch = a->scratch + worker * {room};",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
                 "  const auto epi = [=](i64 m, i64 n, vi acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  ig_task<{depth}>(g, t % g.tasks, {left}, {b}, {start}, {m}, {n}, {k}, scratch, epi);", "}"]  # fmt: skip
-        scratch = f"ctx->threads * ig_scratch({k}, {depth}) + {workspace}"
+        scratch = f"ctx->threads * {room} + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "igemm.h", scratch, [grid, *before], "integer matmul")
+
+    def _scratch(self, k: str, depth: int, packs: bool) -> str:
+        """Bytes of a thread's scratch."""
+        return f"(ig_scratch({k}, {depth}) + ig_room({k}, {depth}))" if packs else f"ig_scratch({k}, {depth})"
+
+    def _right(self, b: Matrix, names: dict[Symbol, str], k: str, n: str) -> str:
+        element = spelling.storage_type(b.value.dtype)
+        at = f"{self.pointer(b.value)} + {self.index(b.base, names)}"
+        return f"IgColumns<{element}>{{{at}, {self.size(b.row)}, {self.size(b.col)}, {k}, {n}}}"
 
     def _left(self, a: Matrix, names: dict[Symbol, str], k: str) -> str:
         element = spelling.storage_type(a.value.dtype)
         at = f"{self.pointer(a.value)} + {self.index(a.base, names)}"
         return f"IgRows<{element}>{{{at}, {self.end(a.value)}, {self.size(a.row)}, {self.size(a.col)}, {k}}}"
 
-    def _pack_at_run_time(self, access: MatmulAccess, names: dict[Symbol, str]) -> tuple[str, list[str], str]:
+    def _pack_at_run_time(
+        self, access: MatmulAccess, names: dict[Symbol, str], depth: int
+    ) -> tuple[str, list[str], str]:
         """The packed B: its address, statements that pack it, and the workspace for that."""
-        b, (_, n, k) = access.b, access.sizes
+        b, (m, n, k) = access.b, access.sizes
+        sizes = [self.size(d) for d in (m, n, k)]
+        packs = f"ig_packs(ig_grid({', '.join(sizes)}, ctx->threads), {sizes[0]}, {sizes[2]}, {depth})"
         loops = [(s, d) for s, d in access.batch if s in symbols(b.base)]
         count = self.size(prod(d for _, d in loops))
         panels = f"ig_panels({self.size(n)})"
-        each = f"{panels} * IG_NR * ox_up({self.size(k)}, 2)"
+        each = f"{panels} * IG_NR * ox_up({self.size(k)}, {depth})"
         mine: dict[Symbol, str] = {}
         decode = self.loops(loops, "(t / panels)", mine)
         position = "0"
         for s, d in loops:
             position = f"({position} * {self.size(d)} + {names[s]})"
-        place = f"(ig_i32 *)(a->scratch + ctx->threads * ig_scratch({self.size(k)}, 2))"
+        place = f"(ig_i32 *)(a->scratch + ctx->threads * {self._scratch(self.size(k), depth, True)})"
         pointer, element = self.pointer(b.value), spelling.storage_type(b.value.dtype)
         pack = ["const auto pack = [](void *arg, i64 first, i64 last, int) {",
                 "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx;",
                 f"  const {element} *const src = (const {element} *)a->p[{pointer[1:]}]; @SIZES@",
                 f"  const i64 panels = {panels};",
                 "  for (i64 t = first; t < last; t++) {", *indent(decode, 2),
-                f"    ig_pack_b<{element}>(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
+                f"    ig_pack_b<{depth}>(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
                 f"{place} + t / panels * ({each}), t % panels, t % panels + 1);", "  }", "};",
-                f"ox_for(ctx, {count} * {panels}, pack, &c);"]  # fmt: skip
-        return f"(const i32 *)({place} + {position} * ({each}))", pack, f"{count} * ({each}) * 4"
+                f"if (!{packs}) ox_for(ctx, {count} * {panels}, pack, &c);"]  # fmt: skip
+        return f"(const i32 *)({place} + {position} * ({each}))", pack, f"({packs} ? 0 : {count} * ({each}) * 4)"
 
 
 def _constant_matrix(access: MatmulAccess) -> np.ndarray | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp import spelling, strassen
 from onnxc.codegen.cpp.attention import AttentionEmitter
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.conv_gradient import ConvWeightsEmitter
@@ -81,7 +81,11 @@ class MatmulEmitter(TemplateEmitter):
         long_runs = not a.startswith("MmRows") or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
         divide, least = ("mm_short_grid", "") if short else ("mm_coarse_grid", ", 16") if long_runs else ("mm_grid", "")
         grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least}{self._often});"
-        task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{self._out(end, access, names)});"
+        lines = self._out(end, access, names)
+        halves = self._halves(access) if a.startswith("MmRows") and not (short or before or batch != "1") else None
+        if halves is not None:
+            return self._strassen(access, halves, f"{a}, {b}", epilogue, lines)
+        task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{lines});"
         if short:
             task = f"(void)scratch; mm_short(g, t % g.tasks, {a}, {b}.packed, {m}, {n}, {k}, epi);"
         t = self.element
@@ -91,6 +95,52 @@ class MatmulEmitter(TemplateEmitter):
                 f"  {task}", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * {self.bytes}) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    def _halves(self, access: MatmulAccess) -> tuple[str, str, int] | None:
+        """The constants of Strassen's algorithm, the rows of an item, and from how many of these on it runs; None where
+        another one is chosen.
+        """
+        node, (m, n, k), panel = self.group.node, access.sizes, PANEL[self.lanes]
+        constant = constant_of(access.b.value)
+        if node is None or constant is None or self.element != "f32" or not self.options.winograd:
+            return None
+        each = strassen.rows_of_item(node)
+        if not strassen.is_possible(m, n, k, each, panel) or not isinstance(access.b.base, int):
+            return None
+        assert isinstance(n, int) and isinstance(k, int) and each is not None
+        found = strassen.constants(_matrix_of(constant, access.b, access.b.base, k, n), panel)
+        if found is None:
+            return None
+        least = strassen.least_rows(n, k, panel) or strassen.LEAST_ROWS
+        rows = each if isinstance(each, int) else least
+        subject = f"matmul {m if isinstance(m, int) else '?'}x{k} to {n}"
+        subject += f", items of {each}" if isinstance(each, int) and each != m else ""
+        self.choice = self.options.decide(subject, strassen.costs(m if isinstance(m, int) else rows, n, k, rows, panel))
+        if self.choice.chosen != strassen.STRASSEN:
+            return None
+
+        def write(out: np.ndarray) -> None:
+            out.view(np.float32)[...] = found
+
+        key = ("strassen", access.b.value.id, access.b.base, access.b.row, access.b.col, k, n, panel)
+        self.packed.append(("f32", self.weights.add_packed(key, found.nbytes, write)))
+        return f"w{len(self.packed) - 1}", self.size(each), 0 if isinstance(each, int) else least
+
+    def _strassen(
+        self, access: MatmulAccess, halves: tuple[str, str, int], factors: str, epilogue: list[str], lines: str
+    ) -> KernelSource:
+        """The product by Strassen's algorithm; where items have fewer rows than it pays for, which a call may bring, the
+        ordinary one.
+        """
+        (m, n, k), (name, each, least) = (self.size(d) for d in access.sizes), halves
+        plan = f"const MsPlan g = ms_plan({m}, {n}, {k}, {each}, {least}, ctx->threads{self._often});"
+        body = [plan, "f32 *const scratch = (f32 *)(a->scratch + worker * ms_bytes(g));",
+                "const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue), "};",
+                "for (i64 t = first; t < last; t++)",
+                f"  ms_task(g, t, {factors}, {name}, {m}, {n}, {k}, scratch, epi{lines});"]  # fmt: skip
+        scratch = f"ctx->threads * ms_bytes(ms_plan({m}, {n}, {k}, {each}, {least}, ctx->threads{self._often}))"
+        before = [plan, "ms_fresh(g, scratch, ctx->threads);"]
+        return self.source(body, "g.tasks", "matmul_strassen.h", scratch, before, "matmul strassen")
 
     @property
     def _often(self) -> str:

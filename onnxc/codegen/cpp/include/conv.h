@@ -349,19 +349,25 @@ template <int C> OX void conv_interleave(const f32 *x, i64 ics, i64 W, f32 *d) {
   }
 }
 
+// Copies n pixels of an input row channels-last, `apart` floats from one to the next. May write as conv_interleave does.
+template <class S> OX void conv_copy_row(const S &s, const f32 *row, i64 n, i64 apart, f32 *d) {
+  if (s.ips == s.CI && apart == s.CI && (s.ics == 1 || s.CI == 1)) __builtin_memcpy(d, row, 4 * s.CI * n);
+  else if (s.ics == 1)
+    for (i64 i = 0; i < n; i++) __builtin_memcpy(d + i * apart, row + i * s.ips, 4 * s.CI);
+  else if (s.ips == 1 && s.CI == 3) conv_interleave<3>(row, s.ics, n, d);
+  else if (s.ips == 1 && s.CI == 4) conv_interleave<4>(row, s.ics, n, d);
+  else if (s.ips == 1 && s.CI == 2) conv_interleave<2>(row, s.ics, n, d);
+  else
+    for (i64 c = 0; c < s.CI; c++)
+      for (i64 i = 0; i < n; i++) d[i * s.CI + c] = row[c * s.ics + i * s.ips];
+}
+
 // Copies input rows [y0, y1) of an image channels-last, with zeros at the left and the right.
 template <class S> static void conv_repack(const S &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, f32 *d) {
   for (i64 y = y0; y < y1; y++) {
     const f32 *row = x + y * s.irs;
     for (i64 i = 0; i < s.PL * p.apart; i++) *d++ = 0;
-    if (s.ics == 1)
-      for (i64 i = 0; i < s.W; i++) __builtin_memcpy(d + i * p.apart, row + i * s.ips, 4 * s.CI);
-    else if (s.ips == 1 && s.CI == 3) conv_interleave<3>(row, s.ics, s.W, d);
-    else if (s.ips == 1 && s.CI == 4) conv_interleave<4>(row, s.ics, s.W, d);
-    else if (s.ips == 1 && s.CI == 2) conv_interleave<2>(row, s.ics, s.W, d);
-    else
-      for (i64 c = 0; c < s.CI; c++)
-        for (i64 i = 0; i < s.W; i++) d[i * s.CI + c] = row[c * s.ics + i * s.ips];
+    conv_copy_row(s, row, s.W, p.apart, d);
     d += s.W * p.apart;
     for (i64 i = 0; i < p.right * p.apart; i++) *d++ = 0;
   }

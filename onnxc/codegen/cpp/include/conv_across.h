@@ -54,7 +54,7 @@ template <bool ACROSS> struct ConvSums {
 template <> struct ConvSums<true> {
   f32 *D;
   i64 have = 0;
-  alignas(64) f32 strip[(CONV_STRIP + CONV_MR) * CONV_NR];
+  alignas(64) f32 strip[(CONV_STRIP + 2 * CONV_MR) * CONV_NR];  // a tile has no more pixels than that
   ConvSums(f32 *d) : D(d) {}
   f32 *next() { return strip + have * CONV_NR; }
   template <class S, class E> void finish(const S &s, i64 i, i64 rows, bool last, i64 c, i64 cols, const E &epi) {

@@ -224,12 +224,43 @@ static void px_planes(const Z &s, const PxPlan &p, PxTile t, i64 p0, i64 p1, i64
     }
 }
 
-// Work items [first, last): an item is a band of rows of a group in an image, or in an output plane of a volume. The
-// epilogue's lanes are pixels: conv_across.h.
-template <int O, int K, int S, bool LONG, PxWay WAY, class Z, class F>
-static void conv_px_items(
-    const Z &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const ConvAcross<F> &call) {
+// Hands the sums of `rows` rows from q on, of channels from c on, to an epilogue whose lanes are pixels: conv_across.h.
+template <class Z, class P, class F>
+OX void px_finish(const Z &s, const PxPlan &p, const f32 *D, const PxTile &t, P q, i64 rows, i64 c, f32 *,
+                  const ConvAcross<F> &call) {
   const F epi = call.f;
+  for (i64 o = 0; o < p.cog; o++)
+    for (i64 r = 0; r < rows; r++) {
+      const f32 *d = D + o * t.d_out + r * t.d_row;
+      auto at = q;
+      at.y += r, at.i += r * s.OW;
+      i64 j = 0;
+      for (; j + VL <= s.OW; j += VL, at.i += VL, at.x += VL) epi(at, c + o, ld(d + j), Full{});
+      if (j < s.OW) epi(at, c + o, ld(d + j), Part{int(s.OW - j)});
+    }
+}
+// The same, turned, to one whose lanes are channels.
+template <class Z, class P, class E>
+OX void px_finish(const Z &s, const PxPlan &p, const f32 *D, const PxTile &t, P q, i64 rows, i64 c, f32 *turned, const E &call) {
+  const E epi = call;
+  for (i64 r = 0; r < rows; r++, q.y++, D += t.d_row) {
+    auto at = q;
+    for (i64 j = 0; j < s.OW; j += VL)
+      for (i64 o = 0, n = ox_min(VL, s.OW - j), some; o < p.cog; o += VL) {
+        some = ox_min(VL, p.cog - o);
+        tile_load(turned, D + o * t.d_out + j, t.d_out, (int)some, VL);
+        at.x = j, at.i = q.i + r * s.OW + j;
+        for (i64 k = 0; k < n; k++, at.x++, at.i++) {
+          if (some == VL) epi(at, c + o, ld(turned + k * VL), Full{});
+          else epi(at, c + o, ld(turned + k * VL), Part{int(some)});
+        }
+      }
+  }
+}
+
+// Work items [first, last): an item is a band of rows of a group in an image, or in an output plane of a volume.
+template <int O, int K, int S, bool LONG, PxWay WAY, class Z, class E>
+static void conv_px_items(const Z &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &call) {
   const PxPlan p = px_plan<O, WAY>(s);
   f32 *const D = (f32 *)scratch, *const turned = D + p.parts * O * p.band * p.sums, *const copied = turned + VL * VL;
   i64 *const offsets = (i64 *)(copied + p.chunk * p.plane);
@@ -250,15 +281,6 @@ static void conv_px_items(
       px_copy(s, p, base, p0, p1, y0 * s.SY - s.PT, (rows - 1) * s.SY + (s.KH - 1) * s.DY + 1, turned, copied);
       px_planes<O, K, S, LONG, WAY>(s, p, t, p0, p1, rows, w + g * group, copied, D, p0 > planes.first * p.cig);
     }
-    auto q = conv_px(s, (image * s.OH + y0) * s.OW);
-    for (i64 o = 0; o < p.cog; o++)
-      for (i64 r = 0; r < rows; r++) {
-        const f32 *d = D + o * t.d_out + r * t.d_row;
-        auto at = q;
-        at.y += r, at.i += r * s.OW;
-        i64 j = 0;
-        for (; j + VL <= s.OW; j += VL, at.i += VL, at.x += VL) epi(at, g * p.cog + o, ld(d + j), Full{});
-        if (j < s.OW) epi(at, g * p.cog + o, ld(d + j), Part{int(s.OW - j)});
-      }
+    px_finish(s, p, D, t, conv_px(s, (image * s.OH + y0) * s.OW), rows, g * p.cog, turned, call);
   }
 }

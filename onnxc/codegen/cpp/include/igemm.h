@@ -135,30 +135,46 @@ template <class S> struct IgRows {
   }
 };
 
-// ---- packing of B at run time (D = 2) -----------------------------------------------------------------------
+// ---- packing of B at run time -------------------------------------------------------------------------------
+// Up to D neighbours along K, `sk` apart, as one element; of VL columns, and of one.
+template <int D, class S> OX vi ig_join(const S *s, i64 sk, i64 have) {
+  constexpr int bits = 32 / D;
+  ig_u x = {};
+  OX_UNROLL for (int i = 0; i < D; i++)
+    if (i < have) x |= ((ig_u)conv<i32, S>(ld(s + i * sk)) & ((1u << bits) - 1)) << i * bits;
+  return (vi)x;
+}
+template <int D, class S> OX i32 ig_join_one(const S *s, i64 sk, i64 have) {
+  constexpr int bits = 32 / D;
+  u32 x = 0;
+  OX_UNROLL for (int i = 0; i < D; i++)
+    if (i < have) x |= ((u32)(i32)s[i * sk] & ((1u << bits) - 1)) << i * bits;
+  return (i32)x;
+}
 // Panels [p0, p1) of b(k, n) = b[k * sk + n * sn] into bp, the start of the whole packed matrix.
-template <class S> static void ig_pack_b(const S *b, i64 sk, i64 sn, i64 K, i64 N, ig_i32 *bp, i64 p0, i64 p1) {
-  i64 KP = ox_up(K, 2);
+template <int D, class S> static void ig_pack_b(const S *b, i64 sk, i64 sn, i64 K, i64 N, ig_i32 *bp, i64 p0, i64 p1) {
+  i64 KP = ox_up(K, D);
   for (i64 p = p0; p < p1; p++) {
     i64 n0 = p * IG_NR, w = ox_min(N - n0, IG_NR);
     ig_i32 *d = bp + p * KP * IG_NR;
     for (i64 q = 0; q < KP; q++, d += IG_NR) {
-      const S *s = b + 2 * q * sk + n0 * sn;
-      bool two = 2 * q + 1 < K;
-      if (sn == 1 && w == IG_NR) {
-        OX_UNROLL for (int j = 0; j < IG_NR; j += VL) {
-          ig_u x = (ig_u)conv<i32, S>(ld(s + j)) & 0xffffu;
-          if (two) x |= (ig_u)conv<i32, S>(ld(s + sk + j)) << 16;
-          st((i32 *)d + j, (vi)x);
-        }
+      const S *s = b + D * q * sk + n0 * sn;
+      i64 have = K - D * q;
+      if (sn == 1 && w == IG_NR && have >= D) {
+        OX_UNROLL for (int j = 0; j < IG_NR; j += VL) st((i32 *)d + j, ig_join<D>(s + j, sk, D));
       } else {
-        for (i64 j = 0; j < IG_NR; j++) {
-          u32 x = j < w ? (u16)(i16)s[j * sn] : 0u, y = j < w && two ? (u16)(i16)s[j * sn + sk] : 0u;
-          d[j] = (i32)(x | y << 16);
-        }
+        for (i64 j = 0; j < IG_NR; j++) d[j] = j < w ? ig_join_one<D>(s + j * sn, sk, have) : 0;
       }
     }
   }
+}
+
+// B as it lies, for products whose rows are one block: each task packs the panels that it is about to use.
+template <class S> struct IgColumns { const S *p; i64 sk, sn, K, N; };
+template <int D, class S> static const i32 *ig_pack_now(const void *b, i64 p, i64 np, ig_i32 *room) {
+  const IgColumns<S> c = *(const IgColumns<S> *)b;
+  ig_pack_b<D>(c.p + p * IG_NR * c.sn, c.sk, c.sn, c.K, c.N - p * IG_NR, room, 0, np);
+  return (const i32 *)room;
 }
 
 // ---- register tile ------------------------------------------------------------------------------------------
@@ -187,6 +203,7 @@ static __attribute__((noinline)) void ig_tile(
 }
 // Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on a row that is not used.
 OX i64 ig_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
+static constexpr i64 IG_MOST_WIDE = 4;
 OX int ig_wide(i64 rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }  // few rows: several panels at once
 template <int D, int R>
 static __attribute__((noinline)) void ig_tiles(i64 r, int wide, i64 kc, const ig_i32 *a, i64 as, const i32 *b, i64 bs,
@@ -210,6 +227,8 @@ struct IgRun {
   const void *a, *epi;
   const i32 *bp, *init;  // init may be null
   i64 N, K;
+  const i32 *(*pack)(const void *b, i64 p, i64 np, ig_i32 *room);  // null: all of B is in bp
+  const void *b;
 };
 template <int D, class A> static void ig_read(const void *a, ig_i32 *d, i64 as, i64 m, i64 rows) {
   const A copy = *(const A *)a;
@@ -231,7 +250,8 @@ template <class E> static void ig_finish(const void *epi, const i32 *c, i64 m, i
 // Elements between packed rows: not a multiple of 4096 bytes, which would all fall into one set of the cache.
 OX i64 ig_row(i64 K, int D) { return ox_up(ox_up(K, D), 16) * 16 + 16; }
 OX i64 ig_rows(i64 K, int D) { return ox_max(IG_MR, ox_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
-// Bytes of scratch of a thread.
+// Bytes of scratch of a thread; where B is packed by tasks, ig_room more.
+OX i64 ig_room(i64 K, int D) { return IG_MOST_WIDE * IG_NR * ox_up(K, D) * 4; }
 OX i64 ig_scratch(i64 K, int D) { return ox_up((ig_rows(K, D) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
 
 // Rows [m0, m1) by panels [p0, p1) of C.
@@ -239,7 +259,7 @@ template <int D>
 static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i64 p0, i64 p1, void *scratch) {
   i64 KP = ox_up(x.K, D), mc = ig_rows(x.K, D), nm = ox_up(m1 - m0, mc);
   i32 *c = (i32 *)scratch;
-  ig_i32 *const packed = (ig_i32 *)scratch + IG_C;
+  ig_i32 *const packed = (ig_i32 *)scratch + IG_C, *const room = (ig_i32 *)((char *)scratch + ig_scratch(x.K, D));
   for (i64 im = 0; im < nm; im++) {
     i64 mb = m0 + ox_cut(m1 - m0, nm, im), mn = m0 + ox_cut(m1 - m0, nm, im + 1) - mb, me = ig_even(mn);
     i64 as = ig_row(x.K, D);
@@ -253,7 +273,7 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
     int wide = ig_wide(mn);
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= p1 ? wide : 1;
-      const i32 *b = x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
+      const i32 *b = x.pack ? x.pack(x.b, p, np, room) : x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
       for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
         r = me == 1 ? 1 : ox_cut(me / 2, nt, it + 1) * 2 - r0;
         ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
@@ -279,11 +299,22 @@ static __attribute__((noinline)) IgGrid ig_grid(i64 M, i64 N, i64 K, i64 threads
   if (M <= 0 || N <= 0) g.tasks = 0;
   return g;
 }
+// Whether tasks pack B themselves: each panel for one block of rows.
+OX bool ig_packs(const IgGrid &g, i64 M, i64 K, int D) { return g.gm == 1 && M <= ig_rows(K, D); }
 // Task t. bp: packed B; init: null or one number for each column of the panels. epi(m, n, vi sums, lanes).
 template <int D, class A, class E>
 OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *init, i64 M, i64 N, i64 K, void *scratch,
                 const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
-  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K};
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K, nullptr, nullptr};
+  ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
+}
+// The same with B packed at run time: all of it before, at bp, or by the tasks.
+template <int D, class A, class S, class E>
+OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const IgColumns<S> &b, i64 M, i64 N, i64 K,
+                void *scratch, const E &epi) {
+  i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, nullptr, N, K,
+               ig_packs(g, M, K, D) ? ig_pack_now<D, S> : nullptr, &b};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }

@@ -186,7 +186,9 @@ template <class T> struct MmTile {
   const T *a;
   i64 as;
   const T *b;
-  i64 bk, bs, ahead;  // ahead: elements between use and prefetch
+  i64 bk, bs;
+  const T *near;      // what is fetched meanwhile, as wide as a row of B: `step` elements further with each k
+  i64 step;
   T *c;
   i64 cs;
   bool add;
@@ -196,8 +198,8 @@ template <class T, int R, int P, int NV>
 static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
   constexpr int W = VRL<T>, N = NV * VL / W;  // registers of a row of B in a panel
   VR<T> s[R][P * N];
-  const i64 as = x.as, bk = x.bk, bs = x.bs, ahead = x.ahead;
-  const T *b = x.b;
+  const i64 as = x.as, bk = x.bk, bs = x.bs, step = x.step;
+  const T *b = x.b, *near = x.near;
   // A pointer for every third row; an index reaches the two after it. Hidden from the compiler, which would
   // make a pointer (or a spill) for each.
   const T *row[(R + 2) / 3];
@@ -207,12 +209,12 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
   }
   OX_UNROLL for (int i = 0; i < R; i++)
     OX_UNROLL for (int j = 0; j < P * N; j++) s[i][j] = VR<T>{};
-  _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += bk) {
+  _Pragma("GCC unroll 4") for (i64 k = 0; k < kc; k++, b += bk, near += step) {
     VR<T> v[P * N];
     OX_UNROLL for (int q = 0; q < P; q++)
       OX_UNROLL for (int j = 0; j < N; j++) {
         const T *y = b + q * bs + j * W;
-        if (j * W * sizeof(T) % 64 == 0) __builtin_prefetch(y + ahead, 0, P > 1 ? 3 : 2);
+        if (j * W * sizeof(T) % 64 == 0) __builtin_prefetch(near + q * bs + j * W, 0, P > 1 ? 3 : 2);
         v[q * N + j] = ldr(y);
       }
     OX_UNROLL for (int i = 0; i < R; i++)
@@ -245,7 +247,7 @@ template <class T, int R> OX void mm_pick(i64 r, i64 np, i64 kc, const MmTile<T>
   } else if constexpr (R * mm_registers<T> > MM_MR) {  // more sums than registers: one half of the panel, then the other
     MmTile<T> half = x;
     mm_tile<T, R, 1, 1>(kc, half);
-    half.b += VL, half.c += VL;
+    half.b += VL, half.near += VL, half.c += VL;
     mm_tile<T, R, 1, 1>(kc, half);
   } else {
     mm_tile<T, R, 1, MM_NV>(kc, x);
@@ -319,7 +321,9 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
   bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N;
   i64 bk = in_place ? x.b.ld : half ? VL : MM_NR, bs = in_place ? MM_NR : MM_NR * x.K;
   const T *b = (in_place ? x.b.rows + p * MM_NR : x.b.packed + p * MM_NR * x.K) + q * x.kstep * bk;
-  i64 ahead = in_place ? 32 * bk : MM_AHEAD / mm_registers<T> / np;
+  // The tiles of a panel share the fetching of what follows its block of K: one that did it alone would wait for it.
+  bool shared = !in_place && np == 1;
+  const T *near = b + (shared ? n * bk : in_place ? 32 * bk : MM_AHEAD / mm_registers<T> / np);
   for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
     r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0;
     i64 valid = ox_min(r, x.mn - r0);
@@ -332,7 +336,8 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
     for (i64 j = 0; j < last; j++)
       for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, valid, (p + j) * MM_NR, x.N);
     T *const own = x.nk > 1 ? c + r0 * MM_NR : c;  // sums that nothing is added to can share a place
-    MmTile<T> tile{a, as, b, bk, bs, ahead, own, x.me * MM_NR, q > 0};
+    const T *own_near = shared ? near + it * (n * bk / nt) : near;
+    MmTile<T> tile{a, as, b, bk, bs, own_near, shared ? ox_up(bk, nt) : bk, own, x.me * MM_NR, q > 0};
     mm_tiles<T>(r, half ? 0 : np, n, tile);
     for (i64 j = 0; j < last; j++)
       x.finish(x.epi, own + (j * x.me + again) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
