@@ -48,6 +48,7 @@ _LIST_KINDS = (
 def value_of(a: AttributeProto, name: str, folder: DataFolder | None) -> Any:
     """An attribute that is no subgraph, as a Python value: int, float, str, array, or a tuple of those."""
     kind, what = kind_of(a), f"attribute {name!r}"
+    _check_field(a, kind, what)
     if kind == AttributeProto.TENSOR:
         return array_of(a.t, folder, what)
     if kind == AttributeProto.TENSORS:
@@ -57,6 +58,15 @@ def value_of(a: AttributeProto, name: str, folder: DataFolder | None) -> Any:
     if kind not in _PLAIN:
         raise ModelError(f"{what} has a type that no operator uses ({kind})")
     return _PLAIN[kind](a)
+
+
+def _check_field(a: AttributeProto, kind: int, what: str) -> None:
+    """ModelError where an attribute's value is not of the type that it says it is: what it says would read as 0."""
+    has = [k for field, k in _FIELD_KINDS if a.HasField(field) and getattr(a, field)]
+    has += [k for field, k in _LIST_KINDS if len(getattr(a, field))]
+    if has and kind not in has:
+        said, found = (AttributeProto.AttributeType.Name(k) for k in (kind, has[0]))
+        raise ModelError(f"{what} is said to be of type {said}, but its value is one of {found}")
 
 
 def constant_array(attrs: Mapping[str, Any], outputs: int, label: str) -> np.ndarray:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 from math import prod
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxc.errors import LimitError, ModelError
 from onnxc.ir import dtypes
@@ -126,7 +127,7 @@ def array_of(tensor: TensorProto, folder: DataFolder | None, what: str | None = 
     if tensor.HasField("segment"):
         raise ModelError(f"{what} is stored in segments, which no version of ONNX defines")
     if tensor.data_location == TensorProto.EXTERNAL:
-        return _unpack(_external(tensor, folder, what), dtype, shape, what)
+        return _unpack(external_bytes(tensor, folder, what), dtype, shape, what)
     if dtype is dtypes.string:
         return _strings(tensor, shape, what)
     if tensor.HasField("raw_data"):
@@ -238,8 +239,10 @@ def external_place(tensor: TensorProto, what: str | None = None) -> tuple[str, i
     return entries.get("location", ""), offset, length
 
 
-def _external(tensor: TensorProto, folder: DataFolder | None, what: str) -> np.ndarray:
-    """The bytes of a tensor that lies in a file of its own."""
+def external_bytes(tensor: TensorProto, folder: DataFolder | None, what: str) -> np.ndarray:
+    """The bytes of a tensor that lies in a file of its own. Raises ModelError for one that may not be read, or ends
+    too soon.
+    """
     location, offset, length = external_place(tensor, what)
     if folder is None:
         raise ModelError(f"{what} lies in an external file: give base_dir=, the folder it is in")
@@ -250,6 +253,37 @@ def _external(tensor: TensorProto, folder: DataFolder | None, what: str) -> np.n
     if offset + length > data.size:
         raise ModelError(f"{what} reaches byte {offset + length} of an external file of {data.size} bytes")
     return data[offset : offset + length]
+
+
+def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """The tensors of a model, wherever they stand: weights, and those in attributes of nodes, functions, subgraphs."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _attribute_tensors(function.attribute_proto)
+        yield from _node_tensors(function.node)
+
+
+def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Iterable[AttributeProto]) -> Iterator[TensorProto]:
+    for a in attributes:
+        if a.HasField("t"):
+            yield a.t
+        yield from a.tensors
+        for sparse in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (*([a.g] if a.HasField("g") else []), *a.graphs):
+            yield from _graph_tensors(graph)
 
 
 def _natural(value: str, what: str, key: str) -> int:
@@ -270,11 +304,9 @@ def dense(sparse: onnx.SparseTensorProto, folder: DataFolder | None) -> np.ndarr
     if prod(shape) > MAX_SPARSE_ELEMENTS:
         raise LimitError(f"{what} of shape {list(shape)} is too large to be written out")
     values, positions = array_of(sparse.values, folder, what), array_of(sparse.indices, folder, what)
-    if (
-        values.ndim != 1
-        or positions.dtype != np.int64
-        or positions.shape not in ((values.size,), (values.size, len(shape)))
-    ):
+    if positions.dtype != np.int64:
+        raise ModelError(f"{what}: its positions are {positions.dtype}, and have to be int64")
+    if values.ndim != 1 or positions.shape not in ((values.size,), (values.size, len(shape))):
         raise ModelError(
             f"{what}: values {list(values.shape)} and positions {list(positions.shape)} do not fit together"
         )

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from blake3 import blake3
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 
 from onnxc.errors import CacheError, ModelError, OnnxcError
-from onnxc.frontends.onnx_file import Model, path_of
-from onnxc.frontends.onnx_tensors import DataFolder, external_place, open_regular, text
+from onnxc.frontends.onnx_file import Model, open_model, path_of
+from onnxc.frontends.onnx_tensors import DataFolder, all_tensors, external_place, open_regular, text
 from onnxc.ir.graph import Graph
 from onnxc.ir.text import to_text
 from onnxc.runtime.cache import Cache, digest
@@ -29,7 +29,7 @@ from onnxc.runtime.cpu import available_cpus
 
 _PIECE = 8 << 20  # bytes hashed at a time, by one thread
 _PARALLEL_FROM = 32 << 20  # bytes; below it starting threads costs more than it saves
-_FILES_KEY = "external data files, 2"
+_FILES_KEY = "external data files, 3"
 
 Span = tuple[int, int]  # of the bytes of a file: the first, and the one after the last
 
@@ -75,7 +75,7 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
         if folder is None:
             folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
         data = None
-        main = _digest_file(path, f"model {path!r}", files)
+        main = _digest_file(open_model(path), path, f"model {path!r}", files)
     used = _used_files(main, model, data, cache)
     if used and folder is None:
         raise ModelError(f"the model has external data ({used[0].location!r}): give its folder as base_dir")
@@ -101,8 +101,7 @@ def mentions(model: Model | Graph, names: Iterable[str]) -> bool:
     if isinstance(model, (ModelProto, bytes, bytearray, memoryview)):
         data = _serialized(model) if isinstance(model, ModelProto) else bytes(model)
         return any(name in data for name in wanted)
-    handle = open_regular(os.fspath(model), f"model {os.fspath(model)!r}")
-    with os.fdopen(handle, "rb") as file:
+    with os.fdopen(open_model(os.fspath(model)), "rb") as file:
         reach, end = max(map(len, wanted)) - 1, b""
         while piece := file.read(_PIECE):
             data = end + piece
@@ -132,9 +131,10 @@ def _digest_bytes(data: bytes) -> str:
     return _combine([(0, len(view))], lambda at, end: blake3(view[at:end]).digest())
 
 
-def _digest_file(path: str, what: str, files: dict[str, tuple[int, ...]], spans: Sequence[Span] | None = None) -> str:
-    """The digest of a file's content, or of some of it; notes the file's state."""
-    handle = open_regular(path, what)
+def _digest_file(
+    handle: int, path: str, what: str, files: dict[str, tuple[int, ...]], spans: Sequence[Span] | None = None
+) -> str:
+    """The digest of an open file's content, or of some of it; notes the file's state, and closes it."""
     try:
         files[path] = _state(path)
         # Read, not mapped: a file that is cut short meanwhile gives an error, and not the end of the process.
@@ -192,7 +192,7 @@ def _used_files(main: str, model: Model, data: bytes | None, cache: Cache | None
         if data is None:
             data = Path(os.fspath(model)).read_bytes()  # type: ignore[arg-type]
         proto = _parse(data) if b"location" in data else None  # the key of the entry that names the file
-    found = _used_by(_tensors(proto)) if proto else []
+    found = _used_by(all_tensors(proto)) if proto else []
     if cache:
         with contextlib.suppress(CacheError):  # looked for again next time
             cache.put(key, json.dumps([[f.location, f.tensor, f.spans] for f in found]).encode())
@@ -229,7 +229,8 @@ def _digest_used(file: _Used, folder: DataFolder, files: dict[str, tuple[int, ..
         path = folder.path(file.location)
     except ModelError as error:
         raise ModelError(f"{what}: {error.message}", cause=error) from error
-    return _digest_file(path, f"{what}: external data {file.location!r}", files, file.spans)
+    what = f"{what}: external data {file.location!r}"
+    return _digest_file(open_regular(path, what), path, what, files, file.spans)
 
 
 def _parse(data: bytes) -> ModelProto | None:
@@ -238,31 +239,6 @@ def _parse(data: bytes) -> ModelProto | None:
         return model
     except (DecodeError, RuntimeError, ValueError):
         return None  # the import will say what is wrong
-
-
-def _tensors(model: ModelProto) -> Iterator[TensorProto]:
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        yield from _node_tensors(function.node)
-
-
-def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    for node in nodes:
-        for a in node.attribute:
-            if a.HasField("t"):
-                yield a.t
-            yield from a.tensors
-            for sparse in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
-            for graph in (*([a.g] if a.HasField("g") else []), *a.graphs):
-                yield from _graph_tensors(graph)
 
 
 # ---------------------------------------------------------------- the compiler

@@ -243,7 +243,7 @@ class Report(Printed):
         """
         try:
             return Report._of(manifest)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
     @staticmethod
@@ -253,19 +253,19 @@ class Report(Printed):
         return Report(
             kernels=tuple(_kernel(i, entry, dims) for i, entry in enumerate(manifest.get("kernels") or ())),
             memory=Memory(
-                memory.get("arena", 0),
-                memory.get("buffers", 0),
-                memory.get("buffers_total", 0),
-                memory.get("weights", 0),
+                _number(memory.get("arena", 0)),
+                int(memory.get("buffers", 0)),
+                _number(memory.get("buffers_total", 0)),
+                int(memory.get("weights", 0)),
                 tuple(Place(p[0], p[1], _named(str(p[2]), dims), *p[3:5]) for p in memory.get("places") or ()),
             ),
-            stages=dict(manifest.get("stages") or {}),
-            sources=dict(manifest.get("sources") or {}),
+            stages={stage: float(seconds) for stage, seconds in (manifest.get("stages") or {}).items()},
+            sources={name: str(text) for name, text in (manifest.get("sources") or {}).items()},
             name=str(manifest.get("name") or ""),
             cpu=str(manifest.get("cpu") or ""),
             threads=int(manifest.get("threads") or 0),
             gpu=str(manifest.get("gpu") or ""),
-            kept=dict(manifest.get("kept") or {}),
+            kept={reason: int(nodes) for reason, nodes in (manifest.get("kept") or {}).items()},
             inputs=_ports(manifest, "inputs"),
             outputs=_ports(manifest, "outputs"),
         )
@@ -369,6 +369,13 @@ class Report(Printed):
         return report_tables(self)
 
 
+def _number(value: Any) -> Number:
+    """A number, or the expression that is one. Raises TypeError: a damaged manifest is to fail here, not when shown."""
+    if not isinstance(value, (int, str)):
+        raise TypeError(f"{str(value)[:40]!r} where a number is")
+    return value
+
+
 def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> Kernel:
     stores = entry.get("boundaries")
     if stores is None:
@@ -378,14 +385,14 @@ def _kernel(number: int, entry: Mapping[str, Any], dims: Mapping[str, str]) -> K
         str(entry.get("function", "")),
         _kind(entry),
         tuple(_origin(o) for o in entry.get("origins", ())),
-        tuple(entry.get("reasons", ())),
+        tuple(map(str, entry.get("reasons", ()))),
         tuple(Boundary(_named(str(t), dims), str(r)) for t, r in stores),
-        entry.get("reads", 0),
-        entry.get("writes", 0),
-        entry.get("weights", 0),
-        entry.get("flops", 0),
-        entry.get("pointwise", 0),
-        entry.get("turns", 1),
+        _number(entry.get("reads", 0)),
+        _number(entry.get("writes", 0)),
+        _number(entry.get("weights", 0)),
+        _number(entry.get("flops", 0)),
+        _number(entry.get("pointwise", 0)),
+        _number(entry.get("turns", 1)),
         _choice(entry.get("choice")),
         sizes=entry.get("sizes") or {},
         takes=tuple(Take(*pair) for pair in entry.get("takes", ())),
@@ -417,7 +424,8 @@ def _port_type(row: Sequence[Any]) -> str:
 def _choice(entry: Mapping[str, Any] | None) -> Choice | None:
     if not entry:
         return None
-    return Choice(entry["subject"], entry["chosen"], tuple(entry["candidates"]), str(entry.get("why", "")))
+    candidates = tuple(map(str, entry["candidates"]))
+    return Choice(str(entry["subject"]), str(entry["chosen"]), candidates, str(entry.get("why", "")))
 
 
 def _named(type_: str, dims: Mapping[str, str]) -> str:

@@ -129,7 +129,7 @@ class Profile(Printed):
     @property
     def share_of_peak(self) -> float:
         """The part of the machine's multiply-adds that the contractions of a run use."""
-        return self.flops / self.total / self.peaks.flops if self.peaks.flops else 0.0
+        return self.flops / self.total / self.peaks.flops if self.peaks.flops and self.total else 0.0
 
     def shares(self, kernel: KernelTime) -> tuple[float, float]:
         """The parts of the machine's multiply-adds and of its memory's bandwidth that a kernel uses."""

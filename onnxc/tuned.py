@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any
 from onnxc.errors import CacheError, InputError
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import Level, model_name
-from onnxc.runtime.package import put_in_place
+from onnxc.runtime.package import open_at_once, put_in_place
 
 FILE = "tuning.json"
 VERSION = 1
@@ -170,7 +171,9 @@ def _parsed(path: Path) -> dict[str, dict[str, Row]]:
     Raises:
         OSError, ValueError, RecursionError: it cannot be read, or is no record.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
         data = file.read(_MOST + 1)
     if len(data) > _MOST:
         raise ValueError(f"it has more than {_MOST} bytes")

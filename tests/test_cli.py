@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import TensorProto, helper
 from typer.testing import CliRunner, Result
 
 from onnxc.cli import app
@@ -152,6 +153,15 @@ def test_errors_are_one_line(command: str, tmp_path: Path) -> None:
         assert result.stderr.startswith("onnxc: error: ") and result.stderr.count("\n") == 1
 
 
+def test_errors_spell_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    node = helper.make_node("\x1b[31mRelu", ["x"], ["y"], name="\x1b]0;title\x07", domain="\u202edomain")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=9), tmp_path / "m.onnx")
+    result = invoke("run", tmp_path / "m.onnx")
+    assert result.exit_code == 2 and r"\x1b[31mRelu" in result.stderr
+    assert result.stderr.replace("\n", "").isprintable()
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     result = invoke("info", tmp_path / "missing.onnx", "--debug")
     assert result.exception is not None and type(result.exception).__name__ == "ModelError"
@@ -169,11 +179,14 @@ def test_wrong_options(model: Path, arguments: tuple[str, str]) -> None:
 def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
     """Said before the work, and a model is not replaced by its own program."""
     before = model.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
     for command, path, says in (
         ("compile", "/no/folder/m.onnxc", "there is no folder for '/no/folder/m.onnxc'"),
         ("run", "/no/folder/y.npz", "there is no folder for '/no/folder/y.npz'"),
         ("compile", tmp_path, "is a folder"),
         ("run", tmp_path, "is a folder"),
+        ("run", tmp_path / "pipe", "is not a regular file"),
+        ("explain", tmp_path / "pipe", "is not a regular file"),
         ("compile", model, "would replace the model itself"),
         ("run", model, "would replace the model itself"),
         ("explain", model, "would replace the model itself"),
@@ -221,6 +234,23 @@ def test_inputs_that_are_no_npz(model: Path, tmp_path: Path) -> None:
     for name in ("one.npy", "cut.npz", "junk.npz"):
         result = invoke("run", model, "--inputs", tmp_path / name)
         assert result.exit_code == 2 and f"{name}' is not an .npz file" in result.stderr
+
+
+def test_pipes_are_not_waited_for(model: Path, tmp_path: Path) -> None:
+    """As a model, compiled or not, as inputs, and as a record; nor is a file read that is too large for a model."""
+    os.mkfifo(pipe := tmp_path / "pipe.onnxc")
+    for arguments in (
+        ("info", pipe),
+        ("run", pipe),
+        ("run", model, "--inputs", pipe),
+        ("run", model, "--record", pipe),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2 and "not a regular file" in result.stderr
+    (tmp_path / "huge.onnx").touch()
+    os.truncate(tmp_path / "huge.onnx", 1 << 42)
+    result = invoke("run", tmp_path / "huge.onnx")
+    assert result.exit_code == 2 and "over 2 GB" in result.stderr
 
 
 def test_a_closed_pipe_ends_quietly(saved: Path) -> None:

@@ -176,6 +176,9 @@ def test_a_model_agrees_and_prints() -> None:
 def test_given_inputs_by_order_and_name() -> None:
     x = np.ones((2, 3), np.float32)
     assert compare(LINEAR, [x]) and compare(LINEAR, {"x": x})
+    assert compare(LINEAR, [x.astype(">f4")])
+    with pytest.raises(InputError, match="'x' expects an array; a masked one"):
+        compare(LINEAR, [np.ma.masked_array(x)])
     with pytest.raises(InputError, match="unknown: \\['z'\\]"):
         compare(LINEAR, {"z": x})
     with pytest.raises(InputError, match="1 inputs"):

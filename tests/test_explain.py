@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
+from onnxc.errors import PackageError
 from onnxc.report import Kernel, Memory, Origin, Report
 from onnxc.reports.figures import count, size
 
@@ -81,6 +83,31 @@ def test_to_dict_is_json(report: Report) -> None:
 def test_an_empty_manifest() -> None:
     empty = Report.from_manifest({})
     assert empty.counts["kernels"] == 0 and "0 kernel calls" in str(empty)
+
+
+@pytest.mark.parametrize("wrong", [None, [1], {}, "x", 1e400])
+def test_a_damaged_manifest_fails_before_it_is_shown(wrong: Any) -> None:
+    """What is shown of a manifest is text, or a number; else its reading says that it is damaged."""
+    choice = {"subject": wrong, "chosen": wrong, "candidates": [wrong, wrong]}
+    for key in ("reads", "weights", "reasons", "choice", "boundaries", "takes", "steps", "turns"):
+        manifest = {"kernels": [{"function": "k0", key: choice if key == "choice" else wrong}]}
+        _shown(manifest | {"kernels": [{"function": "k0", key: [wrong]}]})
+        _shown(manifest)
+    for manifest in (
+        {"stages": {"plan": wrong}},
+        {"memory": {"arena": wrong, "weights": wrong}},
+        {"kept": {"a": wrong}},
+    ):
+        _shown(manifest)
+
+
+def _shown(manifest: dict[str, Any]) -> None:
+    try:
+        report = Report.from_manifest(manifest)
+    except PackageError as error:
+        assert "damaged" in str(error)
+    else:
+        assert str(report) and report.to_dict()
 
 
 def test_numbers_for_people() -> None:

@@ -252,8 +252,13 @@ def test_edge_values() -> None:
         ((A, B), {"c": B}, ["no input 'c'"]),
         ((), {"a": A, "c": B}, ["no input 'c'", "its inputs are 'a'"]),
         ((A, B), {"b": B}, ["'b' is given both by position and by name"]),
-        ((A.astype(np.float64), B), {}, ["input 'a'", "expects dtype float32", "float64 was given"]),
+        (
+            (A.astype(np.float64), B),
+            {},
+            ["'a'", "expects dtype float32", "float64 was given; .astype('float32') converts"],
+        ),
         ((A.astype(np.float16), B), {}, ["float16 was given"]),
+        ((np.ma.masked_array(A), B), {}, ["'a'", "a masked one was given", ".filled"]),
         ((A.astype(np.int32), B), {}, ["int32 was given"]),
         ((A[0], B), {}, ["input 'a'", "rank 2", "shape [3] was given"]),
         ((A, B[:2]), {}, ["input 'b': float32[3] expects size 3 in dim 0", "shape [2] was given"]),
@@ -618,7 +623,8 @@ def test_large_content_is_hashed_in_pieces(tmp_path: Path) -> None:
 
     data = np.random.default_rng(0).integers(0, 256, (33 << 20) + 5, np.uint8).tobytes()
     (tmp_path / "f").write_bytes(data)
-    one = fingerprint._digest_file(str(tmp_path / "f"), "file", {})
+    path = str(tmp_path / "f")
+    one = fingerprint._digest_file(os.open(path, os.O_RDONLY), path, "file", {})
     assert one == fingerprint._digest_bytes(data) != fingerprint._digest_bytes(data[:-1])
 
 

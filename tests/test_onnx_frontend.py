@@ -20,6 +20,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 import onnxc
 from onnxc.errors import InputError, LimitError, ModelError, OnnxcError
 from onnxc.frontends.onnx_file import load
+from onnxc.frontends.onnx_tensors import all_tensors
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
 from onnxc.ir.text import from_text, to_text
@@ -246,6 +247,17 @@ def test_bad_constant_nodes(attributes: dict[str, Any]) -> None:
         load(model([node("Constant", [], ["y"], name="c", **attributes)]))
 
 
+@pytest.mark.parametrize("said", ["INT", "FLOATS"])
+def test_an_attribute_of_another_type_than_it_says(said: str) -> None:
+    """What its type reads is 0 or nothing, and no answer that was meant."""
+    leaky = node("LeakyRelu", ["x"], ["y"], name="leaky", alpha=0.1)
+    leaky.attribute[0].type = onnx.AttributeProto.AttributeType.Value(said)
+    with pytest.raises(
+        ModelError, match=rf"'alpha' is said to be of type {said}, but its value is one of FLOAT .*leaky"
+    ):
+        load(model([leaky]))
+
+
 # ---------------------------------------------------------------- dtypes and storages
 
 
@@ -331,6 +343,23 @@ def test_data_that_does_not_fit(bad: TensorProto) -> None:
 
 
 # ---------------------------------------------------------------- external data
+
+
+def test_tensors_are_found_wherever_they_stand() -> None:
+    """Of attributes, branches, functions and what those have as a default: any may lie in another file."""
+
+    def tensor(name: str) -> TensorProto:
+        return numpy_helper.from_array(np.zeros(1, np.float32), name)
+
+    branch = helper.make_graph([node("Constant", [], ["b"], value=tensor("branch"))], "b", [], [], [tensor("inner")])
+    proto = model([node("If", ["c"], ["y"], then_branch=branch), node("Constant", [], ["c"], value=tensor("node"))])
+    body = [node("Constant", [], ["r"], value=tensor("body"))]
+    function = helper.make_function("f", "F", [], ["r"], body, [helper.make_opsetid("", 18)])
+    function.attribute_proto.append(helper.make_attribute("value", tensor("default")))
+    proto.functions.append(function)
+    proto.graph.initializer.append(tensor("weight"))
+    found = sorted(t.name for t in all_tensors(proto))
+    assert found == ["body", "branch", "default", "inner", "node", "weight"]
 
 
 def external(location: str = "w.bin", **entries: Any) -> TensorProto:

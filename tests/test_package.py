@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxc.errors import PackageError, ToolchainError
+from onnxc.errors import InputError, PackageError, ToolchainError
 from onnxc.runtime import package as package_module
 from onnxc.runtime.package import Package, is_library, load_library, open_package, write_package
 from onnxc.runtime.toolchain import Compiler, Source, compile_library
@@ -177,6 +177,8 @@ def test_not_a_file(tmp_path: Path) -> None:
     refused(tmp_path / "pipe", "not a regular file")
     with pytest.raises(PackageError):
         open_package("a\0b")
+    with pytest.raises(InputError, match="by its path, and not by a list"):
+        open_package([tmp_path])  # type: ignore[arg-type]
 
 
 def test_cut_short_at_each_length(path: Path) -> None:

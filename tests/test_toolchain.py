@@ -72,6 +72,9 @@ def test_arguments_in_cxx(forget: None, tmp_path: Path, monkeypatch: pytest.Monk
     assert with_arguments.command == (str(fake), "-m64", "-DA=b c")
     monkeypatch.setenv("CXX", str(fake))
     assert find_compiler().identity != with_arguments.identity
+    monkeypatch.chdir(tmp_path)  # a compile runs elsewhere
+    monkeypatch.setenv("CXX", f"./{fake.name}")
+    assert find_compiler().command == (str(fake),)
 
 
 def test_no_compiler(forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +85,14 @@ def test_no_compiler(forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ToolchainError, match="'no-such-compiler', which is not a program"):
         find_compiler()
+    monkeypatch.setenv("CXX", "g++ '-DA")
+    with pytest.raises(ToolchainError, match="no command: No closing quotation"):
+        find_compiler()
 
 
 def test_a_compiler_that_does_not_work(forget: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(script(tmp_path / "broken", "echo sorry >&2; exit 1")))
-    with pytest.raises(ToolchainError, match="--version fails: sorry"):
+    with pytest.raises(ToolchainError, match=r"--version fails \(exit status 1\): sorry"):
         find_compiler()
 
 
@@ -259,3 +265,16 @@ def test_the_temporary_directory_is_private(tmp_path: Path, scratch: Path, monke
         compile_library([Source("a.cpp", "")], compiler=find_compiler())
     assert (tmp_path / "mode").read_text() == "700\n"
     assert os.listdir(scratch) == []
+
+
+def test_folders_of_killed_compiles_are_removed_later(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are so old that no compile can be in them; nothing else, and what a link leads to least of all."""
+    for name in ("onnxc-compile-old", "onnxc-compile-new", "other"):
+        (scratch / name).mkdir()
+        (scratch / name / "a.cpp").touch()
+    (scratch / "onnxc-compile-link").symlink_to(scratch / "other")
+    for name in ("onnxc-compile-old", "onnxc-compile-link", "other"):
+        os.utime(scratch / name, (0, 0), follow_symlinks=False)
+    compile_library([Source("one.cpp", EXPORT + "int one() { return 1; }")])
+    assert sorted(os.listdir(scratch)) == ["onnxc-compile-link", "onnxc-compile-new", "other"]
+    assert (scratch / "other" / "a.cpp").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import onnxc
-from onnxc.errors import InputError, UnsupportedError
+from onnxc.errors import InputError, ModelError, UnsupportedError
 from onnxc.optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
 from onnxc.training.step import TrainingStep, compile_training
 from tests.small_models import Array, parse
@@ -356,14 +357,22 @@ def test_files_that_cannot_be_written_or_read(tmp_path: Path) -> None:
         step.save(missing / "state.safetensors")
     with pytest.raises(InputError, match="cannot be written"):
         step.to_onnx(missing / "model.onnx")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(ModelError, match="cannot be opened"):
         step.to_onnx(model=missing / "model.onnx")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        step.load(tmp_path / "pipe")
     path = tmp_path / "other.onnx"
     onnx.save_model(proto, str(path), save_as_external_data=True, location="other.data", size_threshold=0)
     apart = onnx.load(str(path), load_external_data=False)
-    with pytest.raises(InputError, match="base_dir"):
+    with pytest.raises(ModelError, match="base_dir"):
         step.to_onnx(model=apart)
     assert step.to_onnx(model=apart, base_dir=tmp_path) is not None
+    table = apart.graph.node.add(op_type="Constant", output=["table"]).attribute.add(name="value")
+    table.type = onnx.AttributeProto.TENSOR
+    table.t.CopyFrom(next(t for t in apart.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL))
+    whole = step.to_onnx(model=apart, base_dir=tmp_path)  # as it is written elsewhere
+    assert whole is not None and whole.graph.node[-1].attribute[0].t.raw_data
 
 
 def test_a_state_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,20 @@ def trained_weights(path: Path, module: torch.nn.Module) -> list[str] | None:
     return [w.name for w in weights if numpy_helper.to_array(w).tobytes() in held]
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``exported("gpt2_small")``: the file of that case's module. Each is exported once."""
+
+    @functools.cache
+    def file(name: str, *, optimize: bool = True) -> Path:
+        module, batch = training.build(name)
+        path = tmp_path_factory.mktemp(name) / "model.onnx"
+        training.export(module, batch, str(path), optimize=optimize)
+        return path
+
+    return file
+
+
 def check_losses(step: TrainingStep, name: str, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Trains both, and compares the loss of each step."""
     for k in range(STEPS):
@@ -50,12 +65,12 @@ def check_losses(step: TrainingStep, name: str, module: torch.nn.Module, optimiz
 @pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
-    module, batch = training.build(name)
-    training.export(copy.deepcopy(module), batch, str(tmp_path / "model.onnx"))
+def test_losses_are_those_of_pytorch(name: str, exported: Callable[..., Path]) -> None:
+    path = exported(name)
+    module, _ = training.build(name)
     mine, theirs = MODELS[name]
-    wrt = trained_weights(tmp_path / "model.onnx", module)
-    step = compile_training(tmp_path / "model.onnx", optimizer=mine, wrt=wrt)
+    wrt = trained_weights(path, module)
+    step = compile_training(path, optimizer=mine, wrt=wrt)
     assert wrt is None or len(wrt) == len(list(module.parameters()))
     check_losses(step, name, module, theirs(module.parameters()))
 
@@ -66,12 +81,12 @@ OTHERS = ("vit_small", "autoencoder_small", "tagger_small", "decoder_small", "mo
 @pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_losses_of_other_modules(name: str, tmp_path: Path) -> None:
+def test_losses_of_other_modules(name: str, exported: Callable[..., Path]) -> None:
     """As exported without the exporter's own optimizations, so that what is trained is what PyTorch trains."""
-    module, batch = training.build(name)
-    training.export(copy.deepcopy(module), batch, str(tmp_path / "model.onnx"), optimize=False)
+    path = exported(name, optimize=False)
+    module, _ = training.build(name)
     mine = SGD(lr=0.05, momentum=0.9)
-    step = compile_training(tmp_path / "model.onnx", optimizer=mine, memory_budget=0.5)
+    step = compile_training(path, optimizer=mine, memory_budget=0.5)
     statistics = {n for n in step.parameters if n.endswith(("running_mean", "running_var"))}
     assert step.parameters.keys() - statistics == {n for n, _ in module.named_parameters()}
     check_losses(step, name, module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9))
@@ -80,11 +95,11 @@ def test_losses_of_other_modules(name: str, tmp_path: Path) -> None:
 @pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1.0, 0.5])
-def test_gradients_with_a_memory_budget_are_those_of_pytorch(budget: float, tmp_path: Path) -> None:
+def test_gradients_with_a_memory_budget_are_those_of_pytorch(budget: float, exported: Callable[..., Path]) -> None:
     """What is computed again is what it was: gradients, as Adam's losses hide how large they are."""
+    path = exported("gpt2_small")
     module, batch = training.build("gpt2_small")
-    training.export(copy.deepcopy(module), batch, str(tmp_path / "model.onnx"))
-    step = compile_training(tmp_path / "model.onnx", optimizer=SGD(lr=1.0), memory_budget=budget)
+    step = compile_training(path, optimizer=SGD(lr=1.0), memory_budget=budget)
     before = step.parameters
     step(*(x.numpy() for x in batch))
     after = step.parameters
@@ -100,13 +115,13 @@ def test_gradients_with_a_memory_budget_are_those_of_pytorch(budget: float, tmp_
 
 @pytest.mark.zoo
 @pytest.mark.slow
-def test_an_ill_conditioned_gradient_is_as_near_as_that_of_pytorch(tmp_path: Path) -> None:
+def test_an_ill_conditioned_gradient_is_as_near_as_that_of_pytorch(exported: Callable[..., Path]) -> None:
     """An untrained ResNet-50 with batch norms, at four images: PyTorch's gradients in float32 and in float64 differ by
     2 %, and so do ours.
     """
+    path = exported("resnet50_64")
     module, batch = training.build("resnet50_64")
-    training.export(copy.deepcopy(module), batch, str(tmp_path / "model.onnx"))
-    step = compile_training(tmp_path / "model.onnx", optimizer=SGD(lr=1.0))
+    step = compile_training(path, optimizer=SGD(lr=1.0))
     before = step.parameters
     step(*(x.numpy() for x in batch))
     after = step.parameters

@@ -503,11 +503,39 @@ def _convert_float(x: Array, source: Any, target: Any, rounding: Any) -> Array:
     return np.ascontiguousarray(x).view(kinds[str(source)]).astype(kinds[str(target)]).view(bits).reshape(x.shape)
 
 
-def _codes(x: Any, shift: int, bits: int, asm: str) -> Any:
-    """What `ox_codes` does in PTX."""
+def _codes(x: Any, shift: int, swapped: bool, bits: int, asm: str) -> Any:
+    """`ox_codes`: its instructions, on pairs of words."""
     from triton import language as tl
 
-    return ((x >> shift) & ((1 << bits) - 1)).to(tl.float16) - float(1 << (bits - 1))
+    words = np.ascontiguousarray(x.handle.data)
+    made = x + 0  # a tensor of its own
+    made.handle.data = _executed(asm, {"$1": words.reshape(-1).view(np.uint32)}).view(np.int16).reshape(words.shape)
+    return made.to(tl.float16, bitcast=True)
+
+
+def _executed(asm: str, registers: dict[str, Array]) -> Array:
+    """What PTX leaves in register $0. Of its instructions those that select bytes, and bits by three words."""
+    for line in asm.strip("{} ").split(";"):
+        op, _, rest = line.strip().partition(" ")
+        if op not in ("prmt.b32", "lop3.b32"):
+            assert op in ("", ".reg"), line
+            continue
+        to, *names = rest.split(", ")
+        *words, how = (registers[name] if name in registers else np.uint32(int(name, 0)) for name in names)
+        registers[to] = _selected(*words, int(how)) if op == "prmt.b32" else _combined(*words, int(how))
+    return registers["$0"]
+
+
+def _selected(a: Any, b: Any, order: int) -> Any:
+    """The bytes of a (0 to 3) and b (4 to 7) that the nibbles of a number name, from the lowest on."""
+    parts = [(x >> np.uint32(8 * k)) & np.uint32(0xFF) for x in (a, b) for k in range(4)]
+    return sum(parts[order >> 4 * k & 7] << np.uint32(8 * k) for k in range(4))
+
+
+def _combined(a: Any, b: Any, c: Any, table: int) -> Any:
+    """Bit by bit what a table says of the bits of three words."""
+    cases = [(a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c) for k in range(8) if table >> k & 1]
+    return np.bitwise_or.reduce(np.broadcast_arrays(*cases))
 
 
 class Libdevice:

@@ -146,7 +146,7 @@ def _times(profile: Profile, first: str, rows: Sequence[tuple[str, str, KernelTi
         table.add_column(heading, max_width=44, no_wrap=True, overflow="ellipsis")
     for heading in ("best us", "median", "of run", "GFLOP/s", "of peak", "GB/s", "of memory", "bound"):
         table.add_column(heading, justify="left" if heading == "bound" else "right", no_wrap=True)
-    whole = sum(k.best for k in profile.kernels)
+    whole = sum(k.best for k in profile.kernels) or 1.0  # where the clock saw none
     for name, label, k in rows:
         compute, memory = profile.shares(k)
         cells = (

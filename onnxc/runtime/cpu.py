@@ -79,6 +79,8 @@ _LEVELS = {
     "armv8.2-a": Level("armv8.2-a", "aarch64", ("-march=armv8.2-a+fp16+dotprod",), 4, _ARM_V82),
 }
 
+_ALSO = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}  # what users call levels
+
 
 def level_names() -> tuple[str, ...]:
     """All names that :func:`level` knows."""
@@ -94,7 +96,8 @@ def level(name: str = "native") -> Level:
     if name == "native":
         return _native()
     if name not in _LEVELS:
-        raise CpuError(f"unknown CPU level {name!r}; known are {', '.join(level_names())}")
+        known = ", ".join(f"{n} ({_ALSO[n]})" if n in _ALSO else n for n in level_names())
+        raise CpuError(f"unknown CPU level {name!r}; known are {known}")
     found = _LEVELS[name]
     if found.machine != machine():
         raise CpuError(f"CPU level {name!r} is for {found.machine}, and the compiler here is for {machine()}")

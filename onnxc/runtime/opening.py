@@ -58,6 +58,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, device: in
 
     Raises:
         PackageError: the file is not there, is damaged, or is of another version.
+        InputError: what is given is no path.
         CpuError: this machine lacks CPU features that the model was compiled for; it names them.
         CudaError: the model was compiled for GPUs of another architecture, or there is none; it names both.
     """

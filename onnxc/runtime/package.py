@@ -38,7 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from onnxc.errors import PackageError
+from onnxc.errors import InputError, PackageError
 
 FORMAT_VERSION = 1
 ALIGNMENT = 4096
@@ -111,6 +111,13 @@ def put_in_place(finished: str | os.PathLike[str], path: str | os.PathLike[str])
     os.replace(finished, path)
 
 
+def open_at_once(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file, without a wait for a writer, should it be a pipe. Raises OSError, or ValueError for what
+    no path can be.
+    """
+    return os.open(path, flags | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+
+
 def _views(data: Buffer | Sequence[Buffer]) -> list[memoryview]:
     parts = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
     return [memoryview(part).cast("B") for part in parts]
@@ -172,10 +179,12 @@ def open_package(path: str | os.PathLike[str], *, check_weights: bool = False) -
 
     Raises:
         PackageError: the file is not there, is not a package, or is damaged.
+        InputError: what is given is no path.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise InputError(f"a saved model is opened by its path, and not by a {type(path).__name__}")
     try:
-        # Not to wait for a writer, should the path be a pipe.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        handle = open_at_once(path)
     except OSError as error:
         raise PackageError(f"cannot open {os.fspath(path)!r}: {error.strerror}", cause=error) from error
     except ValueError as error:

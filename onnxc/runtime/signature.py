@@ -208,7 +208,8 @@ class Signature:
         try:
             return evaluate(size, values)
         except ZeroDivisionError as error:
-            raise InputError(f"with {self._sizes(values)} a size divides by zero", node=node, cause=error) from error
+            text = f"with {self._sizes(values)} a size divides by zero"  # where 0 may mean another: see Reshape
+            raise SizesError(text, node=node, symbols=frozenset(symbols_in(size))) from error
 
     def _sizes(self, values: Mapping[str, int]) -> str:
         return ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items()) or "these sizes"
@@ -245,8 +246,8 @@ def by_name(args: Sequence[object]) -> str:
     return "; a dict of inputs is given as model(**inputs)" if any(isinstance(x, Mapping) for x in args) else ""
 
 
-def _misfit(tensor: Tensor, expected: str, found: str) -> InputError:
-    return InputError(f"input {tensor} expects {expected}; {found} was given")
+def _misfit(tensor: Tensor, expected: str, found: str, advice: str = "") -> InputError:
+    return InputError(f"input {tensor} expects {expected}; {found} was given{advice}")
 
 
 def _array(tensor: Tensor, value: object) -> Array:
@@ -299,6 +300,8 @@ def _by_dlpack(value: Any) -> Array:
 
 def _from_array(tensor: Tensor, value: object) -> Array:
     wanted = tensor.dtype.numpy
+    if isinstance(value, np.ma.MaskedArray):  # numpy would drop the mask without a word
+        raise _misfit(tensor, "an array", "a masked one", "; fill it (.filled), or pass .data and .mask")
     try:
         array = _by_dlpack(value) if _has_dlpack_only(value) else np.asarray(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as error:  # a tensor that needs grad, or is elsewhere
@@ -310,4 +313,5 @@ def _from_array(tensor: Tensor, value: object) -> Array:
     came = f"a {type(value).__name__}" if array.dtype == object else str(array.dtype)
     if isinstance(value, Mapping):
         raise InputError(f"input {tensor} expects an array; {came} was given{by_name([value])}")
-    raise _misfit(tensor, f"dtype {tensor.dtype.name}", came)
+    convert = f"; .astype({wanted.name!r}) converts it" if _same_kind(array.dtype, tensor.dtype) else ""
+    raise _misfit(tensor, f"dtype {tensor.dtype.name}", came, convert)

@@ -20,6 +20,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,8 @@ from onnxc.runtime.package import is_library
 
 _CANDIDATES = ("g++", "c++", "clang++")
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9_]{1,64}\.(cpp|h)")
+_FOLDER = "onnxc-compile-"  # how the folders begin that compilers run in
+_FOLDER_LIFE = 6 * 3600.0  # seconds
 _STDERR_KEPT = 6000  # characters of a compiler's complaint that an error shows
 
 # -O3 gains nothing over -O2. Never -ffast-math: NaN, infinities, -0.0 and denormals must behave, and with
@@ -102,15 +105,18 @@ def find_compiler(cache: Cache | None = None) -> Compiler:
 @functools.cache
 def _command(cxx: str, path: str) -> tuple[str, ...]:
     if cxx.strip():
-        words = shlex.split(cxx)
+        try:
+            words = shlex.split(cxx)
+        except ValueError as error:  # a quotation that does not end
+            raise ToolchainError(f"$CXX is {cxx!r}, which is no command: {error}", cause=error) from error
         found = shutil.which(words[0], path=path)
         if found is None:
             raise ToolchainError(f"$CXX names {words[0]!r}, which is not a program on the PATH")
-        return (found, *words[1:])
+        return (os.path.abspath(found), *words[1:])  # compilers run in a folder of their own
     for name in _CANDIDATES:
         found = shutil.which(name, path=path)
         if found is not None:
-            return (found,)
+            return (os.path.abspath(found),)
     raise ToolchainError(_install_advice())
 
 
@@ -173,7 +179,8 @@ def _ask(command: tuple[str, ...]) -> tuple[str, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"cannot run the compiler {command[0]}: {error}", cause=error) from error
     if done.returncode or not done.stdout.strip():
-        raise ToolchainError(f"{command[0]} --version fails: {(done.stderr or done.stdout).strip()[:500]}")
+        says = (done.stderr or done.stdout).strip()[:500] or "it says nothing"
+        raise ToolchainError(f"{command[0]} --version fails (exit status {done.returncode}): {says}")
     return ("clang" if "clang" in done.stdout.lower() else "gcc"), done.stdout.splitlines()[0].strip()
 
 
@@ -298,13 +305,28 @@ def _compile_objects(
 def _private_folder() -> Iterator[Path]:
     folder = None
     try:
-        folder = tempfile.mkdtemp(prefix="onnxc-")  # mode 0700
+        _remove_abandoned(tempfile.gettempdir())
+        folder = tempfile.mkdtemp(prefix=_FOLDER)  # mode 0700
         yield Path(folder)
     except OSError as error:  # the disk is full, say
         raise ToolchainError(f"cannot write the sources of a compile: {error}", cause=error) from error
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache  # once in a process
+def _remove_abandoned(root: str) -> None:
+    """Removes the folders of this user's compiles that were killed: no compile takes as long as these are old."""
+    if not hasattr(os, "geteuid"):
+        return
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.startswith(_FOLDER):
+                info = entry.stat(follow_symlinks=False)
+                old = time.time() - info.st_mtime > _FOLDER_LIFE
+                if old and info.st_uid == os.geteuid() and stat.S_ISDIR(info.st_mode):
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 @dataclass

@@ -25,7 +25,7 @@ import numpy as np
 from onnxc.errors import InputError
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
-from onnxc.tools.inputs import read_inputs
+from onnxc.tools.inputs import check_regular, read_inputs
 
 Array = np.ndarray[Any, Any]
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
@@ -64,6 +64,8 @@ def _is_sample(path: Path) -> bool:
 
 def _one(path: Path, graph: Graph) -> Mapping[str, Any]:
     kind = path.suffix.lower()
+    if kind in (*IMAGES, *SOUNDS):
+        check_regular(path)
     if kind in IMAGES:
         value = _only_input(graph, path)
         return {value.name: read_image(path, value.t)}

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxc.errors import ModelError, OnnxcError
+from onnxc.errors import OnnxcError
 from onnxc.frontends import onnx_file
+from onnxc.frontends.onnx_tensors import open_regular
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
 from onnxc.ops.registry import find
@@ -223,10 +224,8 @@ def _gpus() -> Iterator[GpuInfo]:
 
 def is_saved_model(path: str | os.PathLike[str]) -> bool:
     """True for a file that `CompiledModel.save` wrote, by its first bytes or its name. Raises ModelError where there
-    is no such file.
+    is no such file, or what is there is none.
     """
-    try:
-        with open(path, "rb") as file:
-            return file.read(6) == b"\x89ONNXC" or os.fspath(path).endswith(".onnxc")
-    except OSError as error:
-        raise ModelError(f"cannot open {os.fspath(path)!r}: {error.strerror}", cause=error) from error
+    path = os.fspath(path)
+    with os.fdopen(open_regular(path, f"model {path!r}"), "rb") as file:
+        return file.read(len(onnx_file.SAVED)) == onnx_file.SAVED or path.endswith(".onnxc")

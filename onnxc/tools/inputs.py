@@ -15,6 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxc.errors import InputError
+from onnxc.frontends.onnx_file import MAX_BYTES
 from onnxc.random_inputs import Array, Arrays
 
 
@@ -60,7 +61,8 @@ _UNREADABLE = (
 
 
 def _read_npz(path: Path) -> Arrays:
-    if path.is_file() and not zipfile.is_zipfile(path):  # numpy would take it for a pickle
+    check_regular(path)
+    if not zipfile.is_zipfile(path):  # numpy would take it for a pickle
         raise InputError(f"{os.fspath(path)!r} is not an .npz file: it is no archive of arrays")
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -72,6 +74,12 @@ def _read_npz(path: Path) -> Arrays:
         return _with_lists(found)
     except _UNREADABLE as error:
         raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
+
+
+def check_regular(path: Path) -> None:
+    """Raises InputError where a path is not one of a regular file: to read from a pipe might never end."""
+    if not path.is_file():
+        raise InputError(f"{os.fspath(path)!r} is not a regular file")
 
 
 def _with_lists(arrays: Arrays) -> dict[str, Any]:
@@ -89,7 +97,10 @@ def _read_folder(path: Path, names: Sequence[str], kind: str = "input") -> Array
     numbered = [(int(m[1]), p) for p in path.iterdir() if (m := re.fullmatch(kind + r"_(\d+)\.pb", p.name))]
     found: Arrays = {}
     for number, file in sorted(numbered):
+        check_regular(file)
         try:
+            if file.stat().st_size >= MAX_BYTES:
+                raise ValueError("it is over 2 GB, which protobuf cannot hold")
             tensor = onnx.TensorProto.FromString(file.read_bytes())
             array = onnx.numpy_helper.to_array(tensor)
         except (*_UNREADABLE, DecodeError, KeyError, onnx.checker.ValidationError) as error:

@@ -55,6 +55,8 @@ def in_a_folder(path: str | None) -> str | None:
         fail(f"there is no folder for {path!r}")
     if path is not None and os.path.isdir(path or "."):
         fail(f"{path!r} is a folder, not a file to write")
+    if path is not None and os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        fail(f"{path!r} is there, and is not a regular file: name another one to write")
     return path
 
 
@@ -250,8 +252,11 @@ def shapes_of(options: Sequence[str] | None) -> Shapes:
 
 
 def fail(message: str) -> NoReturn:
-    """One clear message on standard error, exit code 2."""
-    typer.echo(f"onnxc: error: {message}", err=True)
+    """One message on standard error, exit code 2. What a model calls its nodes is shown in it, and never obeyed."""
+    from onnxc.reports.terminal import spelled  # it imports rich
+
+    text = "\n".join(map(spelled, message.split("\n")))
+    typer.echo(f"onnxc: error: {text}", err=True)
     raise typer.Exit(2)
 
 

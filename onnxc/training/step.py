@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -349,6 +350,8 @@ class TrainingStep:
 
         path = os.fspath(path)
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ValueError("it is not a regular file")
             found = load_file(path)
         except (
             OSError,
@@ -375,8 +378,8 @@ class TrainingStep:
             base_dir: the folder of that model's external data, where it is bytes or a ModelProto.
 
         Raises:
-            InputError: that model has no weight of these names and shapes, its external data is not there, or the file
-            cannot be written.
+            InputError: that model has no weight of these names and shapes, or the file cannot be written.
+            ModelError: that model, or its external data, cannot be read.
         """
         if model is None:
             return trained_model(self._source.model, self._source.base_dir, self.parameters, path)

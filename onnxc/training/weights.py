@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_model
 
 from onnxc.errors import InputError
-from onnxc.frontends.onnx_file import Model
+from onnxc.frontends.onnx_file import Model, read_model
+from onnxc.frontends.onnx_tensors import all_tensors, external_bytes, text
 
 _INLINE = 1 << 30  # bytes of a model from which on its weights are written to a second file
 
@@ -73,23 +73,14 @@ def trained_model(
 
 
 def whole_model(model: Model, base_dir: str | os.PathLike[str] | None) -> onnx.ModelProto:
-    """The model with all of its weights in memory."""
-    proto = onnx.ModelProto()
-    if isinstance(model, onnx.ModelProto):
+    """The model with all of its weights in memory. Raises ModelError where they, or the model, cannot be read."""
+    proto, folder = read_model(model, base_dir)
+    if proto is model:
+        proto = onnx.ModelProto()
         proto.CopyFrom(model)
-    elif isinstance(model, (bytes, bytearray, memoryview)):
-        proto.ParseFromString(bytes(model))
-    else:
-        try:
-            proto = onnx.load(os.fspath(model), load_external_data=False)
-        except OSError as error:
-            raise InputError(f"the model {os.fspath(model)!r} cannot be read: {error}", cause=error) from error
-        base_dir = base_dir or os.path.dirname(os.path.abspath(os.fspath(model)))
-    if any(t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer):
-        folder = os.fspath(base_dir or ".")
-        try:
-            load_external_data_for_model(proto, folder)
-        except (OSError, ValueError, onnx.checker.ValidationError) as error:
-            message = f"the model's external data cannot be read from {folder!r} (base_dir says where it is): {error}"
-            raise InputError(message, cause=error) from error
+    for tensor in all_tensors(proto):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.raw_data = external_bytes(tensor, folder, f"tensor {text(tensor.name)!r}").tobytes()
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
     return proto

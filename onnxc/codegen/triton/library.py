@@ -271,9 +271,11 @@ def ox_part(x, FREE: tl.constexpr, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def ox_codes(x, SHIFT: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
-    """The numbers from -2^(BITS - 1) on that BITS bits of bytes stand for, from bit SHIFT on, as float16."""
-    return tl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+def ox_codes(x, SHIFT: tl.constexpr, SWAPPED: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
+    """The numbers that BITS bits of words are from bit SHIFT on, behind a swap of bytes if so, and 2^(10 - SHIFT) more,
+    as float16.
+    """
+    return tl.inline_asm_elementwise(ASM, "=r,r", [x], dtype=tl.float16, is_pure=True, pack=2)
 
 
 @triton.jit

@@ -65,7 +65,7 @@ class Judge:
         missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
         if missing or unknown:
             raise InputError(f"the model's inputs are {names}; missing: {missing}, unknown: {unknown}")
-        return {name: x if isinstance(x := inputs[name], list) or x is None else np.asarray(x) for name in names}
+        return {name: _given(name, inputs[name]) for name in names}
 
     def _exact(self, given: Arrays) -> list[Array]:
         graph = self.primitives()
@@ -184,6 +184,19 @@ class Judge:
                 row = replace(row, agrees=True, note=note, verdict=Verdict.THEIRS_WORSE)
             out.append(row)
         return out
+
+
+def _given(name: str, value: Any) -> Any:
+    """An input as an array in this machine's order of bytes; a sequence or nothing as it is."""
+    if isinstance(value, list) or value is None:
+        return value
+    if isinstance(value, np.ma.MaskedArray):  # numpy would drop the mask
+        raise InputError(f"input {name!r} expects an array; a masked one was given: fill it (.filled)")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:  # a tensor that needs grad, say
+        raise InputError(f"input {name!r} is no array: {error}", cause=error) from error
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _comparable(a: Array, b: Array) -> bool:
