@@ -96,10 +96,8 @@ class MatmulEmitter(TemplateEmitter):
         scratch = f"ctx->threads * (MM_SCRATCH * {self.bytes}) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
 
-    def _halves(self, access: MatmulAccess) -> tuple[str, str, int] | None:
-        """The constants of Strassen's algorithm, the rows of an item, and from how many of these on it runs; None where
-        another one is chosen.
-        """
+    def _halves(self, access: MatmulAccess) -> tuple[str, int] | None:
+        """The constants of Strassen's algorithm, and the rows of an item; None where another one is chosen."""
         node, (m, n, k), panel = self.group.node, access.sizes, PANEL[self.lanes]
         constant = constant_of(access.b.value)
         if node is None or constant is None or self.element != "f32" or not self.options.winograd:
@@ -107,16 +105,14 @@ class MatmulEmitter(TemplateEmitter):
         each = strassen.rows_of_item(node)
         if not strassen.is_possible(m, n, k, each, panel) or not isinstance(access.b.base, int):
             return None
-        assert isinstance(n, int) and isinstance(k, int) and each is not None
+        assert isinstance(n, int) and isinstance(k, int) and isinstance(each, int)
+        subject = f"matmul {m if isinstance(m, int) else '?'}x{k} to {n}" + (f", items of {each}" if each != m else "")
+        self.choice = self.options.decide(subject, strassen.COSTS)
+        if self.choice.chosen != strassen.STRASSEN:
+            return None
         found = strassen.constants(_matrix_of(constant, access.b, access.b.base, k, n), panel)
         if found is None:
-            return None
-        least = strassen.least_rows(n, k, panel) or strassen.LEAST_ROWS
-        rows = each if isinstance(each, int) else least
-        subject = f"matmul {m if isinstance(m, int) else '?'}x{k} to {n}"
-        subject += f", items of {each}" if isinstance(each, int) and each != m else ""
-        self.choice = self.options.decide(subject, strassen.costs(m if isinstance(m, int) else rows, n, k, rows, panel))
-        if self.choice.chosen != strassen.STRASSEN:
+            self.choice = None
             return None
 
         def write(out: np.ndarray) -> None:
@@ -124,21 +120,19 @@ class MatmulEmitter(TemplateEmitter):
 
         key = ("strassen", access.b.value.id, access.b.base, access.b.row, access.b.col, k, n, panel)
         self.packed.append(("f32", self.weights.add_packed(key, found.nbytes, write)))
-        return f"w{len(self.packed) - 1}", self.size(each), 0 if isinstance(each, int) else least
+        return f"w{len(self.packed) - 1}", each
 
     def _strassen(
-        self, access: MatmulAccess, halves: tuple[str, str, int], factors: str, epilogue: list[str], lines: str
+        self, access: MatmulAccess, halves: tuple[str, int], factors: str, epilogue: list[str], lines: str
     ) -> KernelSource:
-        """The product by Strassen's algorithm; where items have fewer rows than it pays for, which a call may bring, the
-        ordinary one.
-        """
-        (m, n, k), (name, each, least) = (self.size(d) for d in access.sizes), halves
-        plan = f"const MsPlan g = ms_plan({m}, {n}, {k}, {each}, {least}, ctx->threads{self._often});"
+        """The product by Strassen's algorithm."""
+        (m, n, k), (name, each) = (self.size(d) for d in access.sizes), halves
+        plan = f"const MsPlan g = ms_plan({m}, {n}, {k}, {each}, ctx->threads{self._often});"
         body = [plan, "f32 *const scratch = (f32 *)(a->scratch + worker * ms_bytes(g));",
                 "const auto epi = [=](i64 m, i64 n, vf acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue), "};",
                 "for (i64 t = first; t < last; t++)",
                 f"  ms_task(g, t, {factors}, {name}, {m}, {n}, {k}, scratch, epi{lines});"]  # fmt: skip
-        scratch = f"ctx->threads * ms_bytes(ms_plan({m}, {n}, {k}, {each}, {least}, ctx->threads{self._often}))"
+        scratch = f"ctx->threads * ms_bytes(ms_plan({m}, {n}, {k}, {each}, ctx->threads{self._often}))"
         before = [plan, "ms_fresh(g, scratch, ctx->threads);"]
         return self.source(body, "g.tasks", "matmul_strassen.h", scratch, before, "matmul strassen")
 

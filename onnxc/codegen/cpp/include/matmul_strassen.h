@@ -43,10 +43,9 @@ static constexpr f32 MS_SHARE = 0.25f;
 // are divided. Without pairs the whole product is the ordinary one, with the grid `plain`.
 struct MsPlan { i64 each, per, pairs, half, nk, kstep, panels, blocks, parts, most, rest, tasks; MmGrid plain; };
 
-// least: rows of an item from which on it pays.
-static __attribute__((noinline)) MsPlan ms_plan(i64 M, i64 N, i64 K, i64 each, i64 least, i64 threads, i64 work = MM_ONCE) {
+static __attribute__((noinline)) MsPlan ms_plan(i64 M, i64 N, i64 K, i64 each, i64 threads, i64 work = MM_ONCE) {
   MsPlan p = {};
-  p.each = each, p.per = ox_up(each, 2), p.pairs = each > 0 && each >= least ? M / each * p.per : 0;
+  p.each = each, p.per = ox_up(each, 2), p.pairs = each > 0 ? M / each * p.per : 0;
   if (!p.pairs) {
     p.plain = mm_grid(M, N, K, threads, work), p.tasks = p.plain.tasks;
     return p;
