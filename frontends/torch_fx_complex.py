@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from onnxc.array_api import complexes, numbers
 from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_pointwise import truth
 from onnxc.frontends.torch_fx_table import RULES, Call, axis_of, static
@@ -21,7 +20,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
-from onnxc.ops import fourier
+from onnxc.ops import complexes, fourier, numbers
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import PART, Complex, Number, each, join, split
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, call, checked, concrete, elements, size, traced
-from onnxc.array_api import numbers
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Expr
+from onnxc.ops import numbers
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number
 

@@ -6,11 +6,11 @@ import builtins
 from collections.abc import Callable
 
 from onnxc.array.core import Array, call
-from onnxc.array_api import complexes, numbers, reals
 from onnxc.array_api.data_types import Scalar, array, astype, is_kind, is_number, number, promoted, result_type, same
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Expr
 from onnxc.ir.graph import Value
+from onnxc.ops import complexes, numbers, reals
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Complex, Number
 

@@ -8,12 +8,11 @@ from typing import Literal
 import numpy as np
 
 from onnxc.array.core import Array, call, concrete
-from onnxc.array_api import numbers
 from onnxc.array_api.creation import Device
 from onnxc.array_api.data_types import DEFAULTS, Dtype, array, checked_device, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of, roll
 from onnxc.errors import UnsupportedError
-from onnxc.ops import fourier
+from onnxc.ops import fourier, numbers
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, call, concrete, content, elements, known
-from onnxc.array_api import numbers
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
 from onnxc.array_api.manipulation import axis_of, broadcast_to, reshape
@@ -19,6 +18,7 @@ from onnxc.frontends.trace import current
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Expr, ceildiv, is_nonnegative, maximum, minimum, prod
 from onnxc.ir.graph import Value
+from onnxc.ops import numbers
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each

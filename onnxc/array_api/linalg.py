@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from onnxc.array.core import Array, call
-from onnxc.array_api import decompositions, numbers
 from onnxc.array_api.creation import eye
 from onnxc.array_api.data_types import (
     Dtype,
@@ -19,7 +18,6 @@ from onnxc.array_api.data_types import (
 from onnxc.array_api.data_types import (
     number as as_number,
 )
-from onnxc.array_api.decompositions import flatten, own_type, size_of
 from onnxc.array_api.linear_algebra import matmul, matrix_transpose, tensordot, vecdot
 from onnxc.array_api.manipulation import broadcast_to
 from onnxc.array_api.searching import truth
@@ -27,11 +25,13 @@ from onnxc.array_api.statistical import Axis, reduced_axes
 from onnxc.array_api.statistical import sum as sum_
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, maximum, minimum, never_equal
+from onnxc.ir.expr import always_equal, maximum, minimum, never_equal
 from onnxc.ir.graph import Value
+from onnxc.ops import matrices, numbers
+from onnxc.ops.decompositions import own_type
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
-from onnxc.primitives.pairs import PART, Number, each
+from onnxc.primitives.pairs import Number, each
 
 _FLOATS = ("real floating", "complex floating")
 
@@ -72,67 +72,17 @@ def _matrices(name: str, x: Array, square: bool = False) -> Array:
     return x
 
 
-def _unflat(b: Builder, x: Number, like: Number, *tail: Dim) -> Number:
-    """[batch, ...] with the leading axes of the matrices again."""
-    return each(lambda v: b.reshape(v, (*like.shape[:-2], *tail)), x)
-
-
-def _empty(x: Number) -> bool:
-    return 0 in x.shape[-2:]
-
-
 # ---------------------------------------------------------------- elimination
-
-
-def _det(b: Builder, x: Number) -> Number:
-    sign, pivots = _pivots(b, x)
-    out: Number = numbers.to_complex(b, sign) if x.dtype in PART else sign
-    for k in range(size_of(x)[0]):
-        out = numbers.mul(b, out, each(lambda v: b.reshape(b.slice(v, 1, k, k + 1), (v.shape[0],)), pivots))  # noqa: B023
-    return _unflat(b, out, x)
-
-
-def _pivots(b: Builder, x: Number) -> tuple[Value, Number]:
-    """Signs of the exchanges [batch] and what is on the diagonal after the elimination [batch, n]."""
-    flat = flatten(b, x)
-    if _empty(x):
-        return b.full(flat.shape[:1], 1.0, own_type(x)), each(lambda v: b.reshape(v, (flat.shape[0], 0)), flat)
-    upper, _, sign = decompositions.eliminate(b, flat, None)
-    return b.reshape(sign, flat.shape[:1]), decompositions.diagonal(b, upper)
 
 
 def det(x: Array, /) -> Array:
     """Determinants."""
-    return call(_det, _matrices("det", x, True), name="det")  # type: ignore[no-any-return]
-
-
-def _slogdet(b: Builder, x: Number) -> list[Number]:
-    sign, pivots = _pivots(b, x)
-    logs = b.reduce("sum", b.log(numbers.absolute(b, pivots)), [1])
-    turns = numbers.phase(b, pivots)
-    none = b.eq(logs, -math.inf)
-    out: Number = numbers.to_complex(b, sign) if x.dtype in PART else sign
-    for k in range(size_of(x)[0]):
-        out = numbers.mul(b, out, each(lambda v: b.reshape(b.slice(v, 1, k, k + 1), (v.shape[0],)), turns))  # noqa: B023
-    out = numbers.where(b, none, b.scalar(0.0, own_type(x)), out)
-    return [_unflat(b, out, x), _unflat(b, logs, x)]
+    return call(matrices.det, _matrices("det", x, True), name="det")  # type: ignore[no-any-return]
 
 
 def slogdet(x: Array, /) -> SlogdetResult:
     """Signs, and logarithms of the absolute values, of determinants; 0 and -infinity where there is no inverse."""
-    return SlogdetResult(*call(_slogdet, _matrices("slogdet", x, True), name="slogdet"))
-
-
-def _solve(b: Builder, x: Number, y: Number) -> Number:
-    vector = y.rank == 1
-    y = each(lambda v: b.reshape(v, (*v.shape, 1)), y) if vector else y
-    batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    x, y = (each(lambda v: b.expand(v, (*batch, *v.shape[-2:])), v) for v in (x, y))
-    shape = y.shape
-    if 0 in shape or _empty(x):
-        return each(lambda v: b.reshape(v, shape[:-1] if vector else shape), y)
-    found = _unflat(b, decompositions.solve(b, flatten(b, x), flatten(b, y)), y, *shape[-2:])
-    return each(lambda v: b.reshape(v, shape[:-1]), found) if vector else found
+    return SlogdetResult(*call(matrices.slogdet, _matrices("slogdet", x, True), name="slogdet"))
 
 
 def solve(x1: Array, x2: Array, /) -> Array:
@@ -140,7 +90,7 @@ def solve(x1: Array, x2: Array, /) -> Array:
     x, y = promoted("solve", _matrices("solve", x1, True), array(x2, "solve"), kinds=_FLOATS)
     if y.ndim == 0 or never_equal(x.shape[-1], y.shape[0 if y.ndim == 1 else -2]):
         raise InputError(f"solve of the shapes {x.shape} and {y.shape}")
-    return call(_solve, x, y, name="solve")  # type: ignore[no-any-return]
+    return call(matrices.solve, x, y, name="solve")  # type: ignore[no-any-return]
 
 
 def inv(x: Array, /) -> Array:
@@ -165,50 +115,19 @@ def matrix_power(x: Array, n: int, /) -> Array:
     return out
 
 
-def _cholesky(b: Builder, x: Number, *, upper: bool) -> Number:
-    if _empty(x):
-        return x
-    x = numbers.adjoint(b, x) if upper else x
-    found = decompositions.cholesky(b, flatten(b, x))
-    return _unflat(b, numbers.adjoint(b, found) if upper else found, x, *x.shape[-2:])
-
-
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     """Lower triangles l with l l* = x, or upper ones. NaN where x is not positive definite."""
-    return call(_cholesky, _matrices("cholesky", x, True), name="cholesky", upper=bool(upper))  # type: ignore[no-any-return]
+    return call(matrices.cholesky, _matrices("cholesky", x, True), name="cholesky", upper=bool(upper))  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------- orthogonal factors
-
-
-def _qr(b: Builder, x: Number, *, complete: bool) -> list[Number]:
-    m, n = size_of(x)
-    k = m if complete else min(m, n)
-    if _empty(x):
-        lead = x.shape[:-2]
-        return [_identity(b, x, lead, m, k), numbers.zeros(b, (*lead, k, n), x.dtype)]
-    q, r = decompositions.qr(b, flatten(b, x), complete)
-    return [_unflat(b, q, x, m, k), _unflat(b, r, x, k, n)]
-
-
-def _identity(b: Builder, x: Number, lead: tuple[Dim, ...], m: int, n: int) -> Number:
-    one = b.cast(b.eq(b.reshape(b.iota(m), (m, 1)), b.iota(n)), own_type(x))
-    return numbers.add(b, numbers.zeros(b, (*lead, m, n), x.dtype), one)
 
 
 def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Matrices q with orthonormal columns (all of them: `complete`) and upper triangles r with q r = x."""
     if mode not in ("reduced", "complete"):
         raise ValueError(f"the mode of qr is 'reduced' or 'complete', not {mode!r}")
-    return QRResult(*call(_qr, _matrices("qr", x), name="qr", complete=mode == "complete"))
-
-
-def _eigh(b: Builder, x: Number) -> list[Number]:
-    n, _ = size_of(x)
-    if n == 0:
-        return [numbers.zeros(b, x.shape[:-1], own_type(x)), x]
-    values, vectors = decompositions.eigh(b, flatten(b, x))
-    return [_unflat(b, values, x, n), _unflat(b, vectors, x, n, n)]
+    return QRResult(*call(matrices.qr, _matrices("qr", x), name="qr", complete=mode == "complete"))
 
 
 def eigh(x: Array, /) -> EighResult:
@@ -216,36 +135,24 @@ def eigh(x: Array, /) -> EighResult:
 
     It reads what is on and below the diagonal.
     """
-    return EighResult(*call(_eigh, _matrices("eigh", x, True), name="eigh"))
+    return EighResult(*call(matrices.eigh, _matrices("eigh", x, True), name="eigh"))
 
 
 def eigvalsh(x: Array, /) -> Array:
     """Eigenvalues, from the least on, of symmetric (or Hermitian) matrices."""
-    return call(_eigh, _matrices("eigvalsh", x, True), name="eigvalsh")[0]  # type: ignore[no-any-return]
-
-
-def _svd(b: Builder, x: Number, *, full: bool) -> list[Number]:
-    m, n = size_of(x)
-    k = min(m, n)
-    lead = x.shape[:-2]
-    rows, columns = (m, n) if full else (k, k)
-    if k == 0:
-        values = b.full((*lead, 0), 0.0, own_type(x))
-        return [_identity(b, x, lead, m, rows), values, _identity(b, x, lead, columns, n)]
-    u, values, v = decompositions.svd(b, flatten(b, x), full)
-    return [_unflat(b, u, x, m, rows), _unflat(b, values, x, k), _unflat(b, v, x, columns, n)]
+    return call(matrices.eigh, _matrices("eigvalsh", x, True), name="eigvalsh")[0]  # type: ignore[no-any-return]
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     """u, singular values s, from the greatest on, and v* with u s v* = x. Without `full_matrices`, the first columns
     of u and rows of v* alone.
     """
-    return SVDResult(*call(_svd, _matrices("svd", x), name="svd", full=bool(full_matrices)))
+    return SVDResult(*call(matrices.svd, _matrices("svd", x), name="svd", full=bool(full_matrices)))
 
 
 def svdvals(x: Array, /) -> Array:
     """Singular values, from the greatest on."""
-    return call(_svd, _matrices("svdvals", x), name="svdvals", full=False)[1]  # type: ignore[no-any-return]
+    return call(matrices.svd, _matrices("svdvals", x), name="svdvals", full=False)[1]  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------- by singular values
@@ -271,9 +178,9 @@ def _kept(b: Builder, values: Value, rtol: Value) -> Value:
 
 
 def _rank(b: Builder, x: Number, rtol: Value) -> Value:
-    if _empty(x):
+    if matrices.is_empty(x):
         return b.full(x.shape[:-2], 0, dtypes.int64)
-    values = numbers.real(_svd(b, x, full=False)[1])
+    values = numbers.real(matrices.svd(b, x, full=False)[1])
     return b.reduce("sum", b.cast(_kept(b, values, rtol), dtypes.int64), [values.rank - 1])
 
 
@@ -284,14 +191,7 @@ def matrix_rank(x: Array, /, *, rtol: float | Array | None = None) -> Array:
 
 
 def _pinv(b: Builder, x: Number, rtol: Value) -> Number:
-    if _empty(x):
-        return numbers.adjoint(b, x)
-    u, values, v = _svd(b, x, full=False)
-    s = numbers.real(values)
-    kept = _kept(b, s, rtol)
-    inverse = b.where(kept, b.div(1.0, b.where(kept, s, b.scalar(1.0, s.dtype))), b.scalar(0.0, s.dtype))
-    scaled = numbers.mul(b, numbers.adjoint(b, v), b.reshape(inverse, (*s.shape[:-1], 1, s.shape[-1])))
-    return numbers.matmul(b, scaled, numbers.adjoint(b, u))
+    return matrices.pinv(b, x, lambda values: _kept(b, values, rtol))
 
 
 def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
@@ -308,7 +208,7 @@ def _matrix_norm(b: Builder, x: Number, *, ord: Any, keepdims: bool) -> Value:
     if ord == "fro":
         found = b.sqrt(b.reduce("sum", numbers.square_abs(b, x), [last - 1, last]))
     elif ord in ("nuc", 2, -2):
-        values = numbers.real(_svd(b, x, full=False)[1])
+        values = numbers.real(matrices.svd(b, x, full=False)[1])
         op = {"nuc": "sum", 2: "max", -2: "min"}[ord]
         found = b.reduce(op, values, [values.rank - 1])
     else:

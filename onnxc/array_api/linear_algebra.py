@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxc.array.core import Array, call
-from onnxc.array_api import numbers
 from onnxc.array_api.data_types import array, promoted
 from onnxc.array_api.manipulation import axis_of
 from onnxc.errors import InputError
 from onnxc.ir.expr import always_equal, never_equal, prod
+from onnxc.ops import numbers
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each

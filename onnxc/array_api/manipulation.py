@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, call, content
-from onnxc.array_api import numbers
 from onnxc.array_api.data_types import array, astype, copied, result_type, same
 from onnxc.errors import InputError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Expr, always_equal, prod
+from onnxc.ops import numbers
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each

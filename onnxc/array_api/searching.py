@@ -8,7 +8,6 @@ import numpy as np
 
 from onnxc.array.core import Array, call, concrete, content
 from onnxc.array.eager import run_eagerly
-from onnxc.array_api import numbers, reals
 from onnxc.array_api.data_types import Scalar, array, is_kind, promoted
 from onnxc.array_api.manipulation import axis_of, reshape
 from onnxc.array_api.statistical import Axis, reduced_axes
@@ -16,6 +15,7 @@ from onnxc.errors import InputError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
+from onnxc.ops import numbers, reals
 from onnxc.ops.common import along
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number

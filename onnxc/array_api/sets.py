@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxc.array.core import Array, concrete, content
-from onnxc.array_api import numbers
 from onnxc.array_api.data_types import array
 from onnxc.array_api.searching import run_on_content
 from onnxc.array_api.sorting import order
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
+from onnxc.ops import numbers
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each
 

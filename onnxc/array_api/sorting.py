@@ -5,9 +5,9 @@ from __future__ import annotations
 from onnxc.array.core import Array, call
 from onnxc.array_api.data_types import array
 from onnxc.array_api.manipulation import axis_of
-from onnxc.array_api.reals import bits_of, ordered
 from onnxc.errors import InputError
 from onnxc.ir.graph import Value
+from onnxc.ops.reals import bits_of, ordered
 from onnxc.primitives.builder import Builder
 
 

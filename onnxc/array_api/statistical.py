@@ -7,13 +7,13 @@ import builtins
 import numpy as np
 
 from onnxc.array.core import Array, call
-from onnxc.array_api import numbers
 from onnxc.array_api.data_types import Dtype, array, astype, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of
 from onnxc.errors import InputError, UnsupportedError
 from onnxc.ir.expr import Dim, maximum
 from onnxc.ir.expr import prod as product
 from onnxc.ir.graph import Value
+from onnxc.ops import numbers
 from onnxc.ops.common import along
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Complex, Number, each

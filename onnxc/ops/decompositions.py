@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array_api import numbers, reals
-from onnxc.array_api.numbers import parts
 from onnxc.errors import UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
+from onnxc.ops import numbers, reals
+from onnxc.ops.numbers import parts
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Complex, Number, each
 
@@ -126,9 +126,16 @@ def solve(b: Builder, x: Number, rhs: Number) -> Number:
     """y with x y = rhs: elimination, then from the last row up."""
     if isinstance(x, Complex) or isinstance(rhs, Complex):
         x, rhs = numbers.to_complex(b, x), numbers.to_complex(b, rhs)
-    n, _ = size_of(x)
     upper, right, _ = eliminate(b, x, rhs)
     assert right is not None
+    return solve_upper(b, upper, right)
+
+
+def solve_upper(b: Builder, upper: Number, right: Number) -> Number:
+    """y with upper y = right, both real or both complex, from the last row up. Reads what is on and above the
+    diagonal.
+    """
+    n, _ = size_of(upper)
     rows, columns = _line(b, n, 1), _line(b, n, 2)
 
     def body(i: Builder, states: list[Number], k: Value) -> list[Number]:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from functools import reduce as fold
 
-from onnxc.array_api import reals
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
+from onnxc.ops import reals
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import PART, Complex, Number, each
 

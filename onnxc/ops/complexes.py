@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from onnxc.array_api import numbers, reals
-from onnxc.array_api.numbers import parts
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
+from onnxc.ops import numbers, reals
+from onnxc.ops.numbers import parts
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Complex, Number
 
