@@ -29,13 +29,18 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from onnxc.errors import InternalError, OnnxcError, UnsupportedError
 from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
     torch_fx_bags,
+    torch_fx_control,
+    torch_fx_counted,
     torch_fx_distances,
     torch_fx_gradient,
     torch_fx_indexing,
+    torch_fx_linalg,
     torch_fx_movement,
     torch_fx_nn,
+    torch_fx_orders,
     torch_fx_pointwise,
     torch_fx_reduction,
+    torch_fx_special,
 )
 from onnxc.frontends.torch_fx_complex import COMPLEX, complex_rule, has_complex, part_type
 from onnxc.frontends.torch_fx_sizes import Sizes
@@ -45,10 +50,11 @@ from onnxc.ir.expr import Expr, never_equal
 from onnxc.ir.graph import Graph, Source, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.host import RunTime
 from onnxc.primitives.pairs import PART, Complex, Number, constant_pair, each, join, split
 from onnxc.primitives.symbols import symbols_of
 
-__all__ = ["RULES", "Imported", "Sizes", "imported", "is_size", "memory_order", "source_line", "unsupported"]
+__all__ = ["RULES", "Imported", "Sizes", "decides", "imported", "is_size", "memory_order", "source_line", "unsupported"]
 
 # What rules raise for arguments that they were not written for: then PyTorch computes the node.
 _MISFITS = (
@@ -80,6 +86,7 @@ def imported(
     sizes: Sizes,
     frozen: Mapping[fx.Node, np.ndarray[Any, Any]] | None = None,
     orders: Mapping[fx.Node, Sequence[int]] | None = None,
+    run_time: RunTime | None = None,
 ) -> Imported:
     """The graph of some nodes of a module.
 
@@ -89,11 +96,13 @@ def imported(
         outputs: those of the nodes whose values the graph returns.
         frozen: what of the inputs is constant.
         orders: outputs that are returned with permuted axes.
+        run_time: given where there is no PyTorch to leave a node to: then the graph may have steps on the host (sizes
+            that data decides, branches), and ops have rules of which PyTorch's own say more about wrong data.
 
     Raises:
         UnsupportedError: a node cannot be imported; `unsupported` tells before.
     """
-    work = _Importer(module, sizes)
+    work = _Importer(module, sizes, Builder(run_time=run_time))
     for node, array in (frozen or {}).items():
         work.values[node] = work.constant(array)
     for node in nodes:
@@ -107,12 +116,12 @@ def imported(
     return work.finished([work.output(n, orders[n] if orders and n in orders else None) for n in outputs])
 
 
-def unsupported(module: fx.GraphModule, sizes: Sizes) -> dict[fx.Node, str]:
-    """The nodes that compute tensors and cannot be imported, each with the reason."""
-    work = _Importer(module, sizes)
+def unsupported(module: fx.GraphModule, sizes: Sizes, run_time: RunTime | None = None) -> dict[fx.Node, str]:
+    """The nodes that compute tensors and cannot be imported, each with the reason; `run_time` as of `imported`."""
+    work = _Importer(module, sizes, Builder(run_time=run_time))
     missing: dict[fx.Node, str] = {}
     for node in module.graph.nodes:
-        if node.op in ("output", "get_attr") or is_size(node):
+        if node.op in ("output", "get_attr") or (is_size(node) and not (run_time is not None and decides(node))):
             continue
         try:
             if node.op == "placeholder":
@@ -145,12 +154,16 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
+def decides(node: fx.Node) -> bool:
+    """Whether a node's data decides about sizes, or is a number of the graph: `nonzero`, `item`."""
+    return bool(node.meta.get("unbacked_bindings"))
+
+
 class _Importer:
     """One import: the builder, and what the FX nodes became."""
 
-    def __init__(self, module: fx.GraphModule, sizes: Sizes) -> None:
-        self.module, self.sizes = module, sizes
-        self.b = Builder()
+    def __init__(self, module: fx.GraphModule, sizes: Sizes, b: Builder) -> None:
+        self.module, self.sizes, self.b = module, sizes, b
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[fx.Node] = []
         self.numbers = {node: k for k, node in enumerate(module.graph.nodes)}
@@ -224,15 +237,20 @@ class _Importer:
         expected = node.meta.get("val")
         many = isinstance(expected, (list, tuple))
         listed = list(expected) if many else [expected]
-        types = tuple(None if v is None else self._type(v) for v in listed)
+        told = self.b.run_time is None or not decides(node)
+        types = tuple(None if v is None or not told else self._type(v) for v in listed)
         source = Source(self.numbers[node], str(node.target).removeprefix("aten."), node.name, source_line(node))
         args, options = [self._argument(a) for a in node.args], {k: self._argument(v) for k, v in node.kwargs.items()}
         if has_complex((args, options), types):
             rule = complex_rule(node.target)
         with self.b.from_origin((source,)):
-            call = Call(self.b, types, str(node.target), tuple(_tensor(a) for a in node.args), _is_sole(node))
+            tensors = tuple(_tensor(a) for a in node.args)
+            call = Call(self.b, types, str(node.target), tensors, _is_sole(node), self._region)
             result = rule(call, *args, **options)
             results = [result] if isinstance(result, (Value, Complex)) else list(result)
+            if not told:
+                self.sizes.bind(self.b, listed, results)
+                types = tuple(self._type(v) if isinstance(v, torch.Tensor) else None for v in listed)
             checked = [self._checked(v, t, node) for v, t in zip(results, types, strict=True)]
         self.values[node] = checked if many else checked[0]
 
@@ -246,8 +264,29 @@ class _Importer:
         dtype = part_type(expected).dtype
         return each(lambda v: self.b.reshape(self.b.cast(v, dtype), expected.shape), value)
 
+    def _region(self, module: fx.GraphModule, b: Builder, operands: Sequence[Any]) -> list[Value]:
+        """What a graph inside of the graph (a branch, a loop's body) returns for these operands, built by `b`."""
+        inner = _Importer(module, self.sizes, b)
+        given = iter(operands)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                inner.values[node] = next(given)
+            elif node.op == "call_function" and (not is_size(node) or decides(node)):
+                try:
+                    inner.add(node)
+                except (OnnxcError, *_MISFITS) as error:
+                    raise UnsupportedError(f"inside of it, {node.target}: {error}") from error
+        (end,) = (n for n in module.graph.nodes if n.op == "output")
+        ends = end.args[0] if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
+        found = [inner.value(o) if isinstance(o, fx.Node) and not is_size(o) else None for o in ends]
+        if not all(isinstance(v, Value) for v in found):
+            raise UnsupportedError("a branch or a loop that gives numbers, or complex tensors")
+        return found  # type: ignore[return-value]
+
     def _argument(self, x: Any) -> Any:
         if isinstance(x, fx.Node):
+            if x.op == "get_attr" and isinstance(part := getattr(self.module, str(x.target), None), fx.GraphModule):
+                return part
             return self._size(x.meta["val"]) if is_size(x) else self.value(x)
         if isinstance(x, (list, tuple)):
             return [self._argument(v) for v in x]
@@ -256,6 +295,8 @@ class _Importer:
     def _size(self, x: Any) -> int | float | Expr | Value:
         if isinstance(x, (int, float)):
             return x
+        if x.node.expr in self.sizes.numbers:
+            return self.sizes.numbers[x.node.expr]
         if isinstance(x, torch.SymInt):
             return self.sizes.dim(x)
         if isinstance(x, torch.SymFloat):
@@ -267,7 +308,8 @@ class _Importer:
         graph = self.b.graph(outputs, [f"y{k}" for k in range(len(outputs))])
         graph.name = "torch"
         told = {d for v in graph.inputs for d in v.shape if isinstance(d, Expr)}
-        hidden = [s for s, d in self.sizes.symbols.items() if d not in told and _uses(graph, d)]
+        told |= self.sizes.decided
+        hidden = [s for s, d in self.sizes.symbols.items() if isinstance(d, Expr) and d not in told and _uses(graph, d)]
         for s in hidden:
             size = TensorType(dtypes.uint8, (self.sizes.symbols[s], 0))
             graph.inputs.append(Value(size, f"x{len(graph.inputs)}"))

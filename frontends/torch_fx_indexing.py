@@ -10,8 +10,10 @@ from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_pointwise import truth
 from onnxc.frontends.torch_fx_table import Call, Operand, aten, axis_of
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, never_equal
+from onnxc.ir.expr import Dim, always_equal, maximum, never_equal
 from onnxc.ir.graph import Value
+from onnxc.ops import reals
+from onnxc.ops.computed import positions_where
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
 
@@ -57,8 +59,39 @@ def gather(c: Call, x: Value, axis: int, index: Value, *, sparse_grad: bool = Fa
     return c.b.reshape(found, c.type.shape)
 
 
+def positions(b: Builder, mask: Value) -> Value:
+    """The positions, in all elements, at which a mask is true: int64 [n]."""
+    if b.run_time is None:
+        raise UnsupportedError("data decides how much it selects")
+    return positions_where(b, b.reshape(truth(b, mask), (mask.t.size,)))
+
+
+def along_axes(b: Builder, places: Value, shape: Sequence[Dim]) -> list[Value]:
+    """Positions in all elements as those along each axis."""
+    found = []
+    for d in reversed(shape):
+        size = b.size_as(maximum(d, 1), dtypes.int64)
+        found.append(b.binary("mod", places, size))
+        places = b.div(places, size)
+    return found[::-1]
+
+
+def without_masks(b: Builder, indices: Sequence[Value | None]) -> list[Value | None]:
+    """Indices, with the positions at which it is true, along each of its axes, in the place of each mask."""
+    found: list[Value | None] = []
+    for v in indices:
+        found += along_axes(b, positions(b, v), v.shape) if v is not None and _is_mask(v) else [v]
+    return found
+
+
+def _is_mask(index: Value) -> bool:
+    return index.dtype in (dtypes.boolean, dtypes.uint8)
+
+
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    if c.b.run_time is not None:
+        indices = without_masks(c.b, indices)
     axes = _indexed(indices)
     if len(axes) == 1:
         (axis,) = axes
@@ -74,8 +107,11 @@ def index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
 @aten("index_put", "_unsafe_index_put")
 def index_put(c: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype in (dtypes.boolean, dtypes.uint8):
+    if len(given) == 1 and _is_mask(given[0]):
         return _masked_put(c, x, indices, values, accumulate)
+    if c.b.run_time is not None:
+        indices = without_masks(c.b, indices)
+        given = [i for i in indices if i is not None]
     axes = _indexed(indices)
     b, order = c.b, _to_front(axes, x.rank)
     front, picked = b.transpose(x, order), _stacked(c, given)
@@ -151,6 +187,14 @@ def _place(c: Call, mask: Value) -> Value:
     return c.b.reshape(before, mask.shape)
 
 
+@aten("put")
+def put(c: Call, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    """At positions in all elements, which may count from the end."""
+    flat, places = c.b.reshape(x, (x.t.size,)), c.b.reshape(index, (index.t.size,))
+    found = index_put(c, flat, [places], c.b.reshape(source, (source.t.size,)), accumulate)
+    return c.b.reshape(found, x.shape)
+
+
 @aten("masked_scatter")
 def masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
     """The k-th place of the mask gets the k-th element of the source."""
@@ -180,7 +224,7 @@ def masked_scatter_backward(c: Call, dy: Value, mask: Value, sizes: Sequence[Dim
 def _indexed(indices: Sequence[Value | None]) -> list[int]:
     """The axes that indices are given for."""
     for value in indices:
-        if value is not None and value.dtype in (dtypes.boolean, dtypes.uint8):
+        if value is not None and _is_mask(value):
             raise UnsupportedError("a mask as an index, of which only a run tells how much it selects")
     return [i for i, value in enumerate(indices) if value is not None]
 
@@ -236,7 +280,7 @@ def scatter_add(c: Call, x: Value, axis: int, index: Value, source: Value) -> Va
     return _scattered(c, x, axis, index, source, "add")
 
 
-_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+_NEUTRAL: dict[str, float] = {"sum": 0, "mean": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -244,17 +288,33 @@ _REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 def scatter_reduce(
     c: Call, x: Value, axis: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
-    if not x.dtype.is_float and (reduce == "mean" or not include_self):
-        raise UnsupportedError(f"scatter_reduce {reduce!r} of integers with include_self={include_self}")
     if not include_self:  # what is written to begins with the neutral element
-        x = scatter_value(c, x, axis, index, _NEUTRAL[reduce])
+        neutral = _NEUTRAL[reduce]
+        if not x.dtype.is_float and reduce in ("amax", "amin"):
+            least, most = (0, 1) if x.dtype is dtypes.boolean else x.dtype.limits
+            neutral = least if reduce == "amax" else most
+        x = scatter_value(c, x, axis, index, neutral)
     if reduce != "mean":
         return _scattered(c, x, axis, index, source, _REDUCTIONS[reduce])
     total = _scattered(c, x, axis, index, source, "add")
-    one = c.b.full(x.shape, 1.0, x.dtype)
-    begin = one if include_self else scatter_value(c, one, axis, index, 0.0)
-    count = _scattered(c, begin, axis, index, c.b.full(index.shape, 1.0, x.dtype), "add")
-    return c.b.div(total, count)
+    one = c.b.full(x.shape, 1, x.dtype)
+    begin = one if include_self else scatter_value(c, one, axis, index, 0)
+    count = _scattered(c, begin, axis, index, c.b.full(index.shape, 1, x.dtype), "add")
+    count = c.b.where(c.b.eq(count, 0), 1, count)  # a count of small integers may have begun anew
+    return c.b.div(total, count) if x.dtype.is_float else reals.floor_divide(c.b, total, count)
+
+
+@aten("index_reduce")
+def index_reduce(
+    c: Call, x: Value, axis: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    """Rows of the source, each put into that of x which its index says."""
+    b, shape = c.b, x.shape
+    x, source = (b.reshape(v, (1,)) if v.rank == 0 else v for v in (x, source))
+    at = axis_of(c, axis, x.rank)
+    places = b.reshape(index, (index.t.size, *(1,) * (x.rank - 1 - at)))
+    places = b.expand(b.cast(places, dtypes.int64), source.shape)
+    return b.reshape(scatter_reduce(c, x, at, places, source, reduce, include_self=include_self), shape)
 
 
 @aten("scatter.reduce", "scatter.value_reduce")

@@ -17,7 +17,7 @@ from onnxc.ir.graph import Value
 _TABLE = 1 << 16  # numbers of a range that are a constant
 
 
-@aten("view", "reshape", "_unsafe_view")
+@aten("view", "reshape", "_unsafe_view", "view_copy")
 def view(c: Call, x: Value, size: Sequence[Dim]) -> Value:
     product = unfolded(c.b, x, c.type.shape) if c.sole else None
     return c.b.reshape(x, c.type.shape) if product is None else product
@@ -150,7 +150,7 @@ def split(c: Call, x: Value, size: Dim, axis: int = 0) -> list[Value]:
     return c.b.split(x, axis, [t.shape[axis] for t in c.types if t is not None])
 
 
-@aten("unbind.int")
+@aten("unbind.int", "unbind_copy.int")
 def unbind(c: Call, x: Value, axis: int = 0) -> list[Value]:
     return [select(c, x, axis, i) for i in range(len(c.types))]
 

@@ -414,3 +414,46 @@ def native_dropout(c: Call, x: Value, p: float, train: bool | None) -> list[Valu
     if train or train is None:
         raise UnsupportedError("dropout that draws: the numbers are PyTorch's generator's")
     return [x, c.b.full(x.shape, True, dtypes.boolean)]
+
+
+@aten("_trilinear")
+def trilinear(
+    c: Call, x: Value, y: Value, z: Value, new_x: Sequence[int], new_y: Sequence[int], new_z: Sequence[int],
+    summed: Sequence[int], unroll: int = 1,
+) -> Value:  # fmt: skip
+    """The product of three tensors, each with axes of its own of size 1 added, summed over axes."""
+    rank = x.rank + len(new_x)
+
+    def spread(v: Value, new: Sequence[int]) -> Value:
+        sizes = iter(v.shape)
+        return c.b.reshape(v, [1 if axis in new else next(sizes) for axis in range(rank)])
+
+    x, y, z = widened(c.b, x, y, z)
+    product = c.b.mul(c.b.mul(spread(x, new_x), spread(y, new_y)), spread(z, new_z))
+    return c.b.reduce("sum", product, list(summed))
+
+
+@aten("multilabel_margin_loss_forward")
+def multilabel_margin_loss(c: Call, x: Value, labels: Value, reduction: int) -> list[Value]:
+    """How far other classes come near to those of a list, which ends at its first -1. (PyTorch's own decomposition
+    reads on.)
+    """
+    b, n = c.b, x.shape[-1]
+    batch = x.shape[:-1]
+    line = b.iota(n)
+    end = b.reduce("min", b.where(b.eq(labels, -1), line, b.size_as(n, dtypes.int64)), [labels.rank - 1], True)
+    valid = b.lt(line, end)
+    labels = b.where(valid, labels, 0)
+    (wide,) = widened(b, x)
+    own = b.reshape(b.one("gather_elements", wide, labels, axis=x.rank - 1), (*batch, n, 1))
+    valid = b.reshape(valid, (*batch, n, 1))
+    there = b.and_(valid, b.eq(b.reshape(labels, (*batch, n, 1)), line))
+    target = b.reduce("max", b.cast(there, dtypes.uint8), [x.rank - 1])
+    others = b.and_(valid, b.eq(b.reshape(target, (*batch, 1, n)), 0))
+    near = b.max(b.add(b.sub(1.0, own), b.reshape(wide, (*batch, 1, n))), 0.0)
+    loss = b.reduce("sum", b.where(others, near, b.scalar(0.0, wide.dtype)), [x.rank - 1, x.rank])
+    loss = b.div(loss, b.size_as(n, wide.dtype))
+    axes = list(range(loss.rank))
+    if reduction:
+        loss = b.mean(loss, axes) if reduction == 1 else b.reduce("sum", loss, axes)
+    return [loss, b.cast(target, x.dtype)]

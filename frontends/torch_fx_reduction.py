@@ -158,22 +158,22 @@ def cumsum(c: Call, x: Value, axis: int, *, dtype: Any = None) -> Value:
 
 @aten("sort")
 def sort(c: Call, x: Value, axis: int = -1, descending: bool = False) -> list[Value]:
-    return _ordered(c, x, None, axis, descending)
+    return ordered(c, x, None, axis, descending)
 
 
 @aten("sort.stable")
 def sort_stable(
     c: Call, x: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> list[Value]:
-    return _ordered(c, x, None, dim, descending)
+    return ordered(c, x, None, dim, descending)
 
 
 @aten("topk")
 def topk(c: Call, x: Value, k: Dim, axis: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:
-    return _ordered(c, x, k, axis, largest)
+    return ordered(c, x, k, axis, largest)
 
 
-def _ordered(c: Call, x: Value, k: Dim | None, axis: int, largest: bool) -> list[Value]:
+def ordered(c: Call, x: Value, k: Dim | None, axis: int, largest: bool) -> list[Value]:
     """The best k (all for None), ties by position; a NaN is greater than every number."""
     b = c.b
     if x.rank == 0:

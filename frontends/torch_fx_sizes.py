@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_table import dtype_of
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Sym, ceildiv, floordiv, is_nonnegative, maximum, minimum, mod, prod, symbols
+from onnxc.ir.expr import Dim, Expr, Symbol, ceildiv, floordiv, is_nonnegative, maximum, minimum, mod, of, prod, symbols
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.host import RunTime
 
 _MOST = 1 << 40  # a bound beyond which is none
 _FINEST = 1 << 10  # the greatest denominator of a factor of sizes
@@ -29,10 +30,39 @@ _BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
 
 
 class Sizes:
-    """One symbol here for each of PyTorch's, with the range that PyTorch knows."""
+    """One symbol here for each of PyTorch's, with the range that PyTorch knows.
 
-    def __init__(self) -> None:
+    Attributes:
+        symbols: ours by PyTorch's.
+        decided: those of ours that steps on the host give out.
+        numbers: symbols that are no sizes: numbers that data decides.
+    """
+
+    def __init__(self, run_time: RunTime | None = None) -> None:
+        self.run_time = RunTime() if run_time is None else run_time
         self.symbols: dict[sympy.Symbol, Dim] = {}
+        self.decided: set[Expr] = set()
+        self.numbers: dict[sympy.Symbol, Value] = {}
+
+    def bind(self, b: Builder, expected: Sequence[Any], found: Sequence[Any]) -> None:
+        """Takes PyTorch's symbols in the sizes of results for what these are here; a number for one that is read.
+
+        The body of a loop may be built more than once: then each time.
+        """
+        bound: dict[sympy.Symbol, Dim] = {}
+        for fake, value in zip(expected, found, strict=True):
+            if isinstance(fake, torch.Tensor) and value is not None:
+                for size, dim in zip(fake.shape, value.shape, strict=True):
+                    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                        bound.setdefault(size.node.expr, dim)
+            elif isinstance(fake, torch.SymInt) and _range(fake.node.expr, fake.node.shape_env)[0] is not None:
+                low, high = _range(fake.node.expr, fake.node.shape_env)
+                bound[fake.node.expr] = _checked_size(b, value, low, high)
+            elif isinstance(fake, torch.SymInt | torch.SymFloat):
+                to = dtypes.int64 if isinstance(fake, torch.SymInt) else dtypes.float64
+                self.numbers[fake.node.expr] = b.cast(b.reshape(value, ()), to)
+        self.symbols.update(bound)
+        self.decided.update(dim for dim in bound.values() if isinstance(dim, Expr))
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """A size. UnsupportedError for one that is no polynomial with divisions, or that data decides."""
@@ -87,6 +117,8 @@ class Sizes:
     def _number(self, b: Builder, e: Any, env: Any) -> Value:
         if e.is_number:
             return b.scalar(float(e), dtypes.float64)
+        if e in self.numbers:
+            return b.cast(self.numbers[e], dtypes.float64)
         name = type(e).__name__
         if name == "ToFloat" or e.is_Symbol:
             if not e.is_Symbol or e.is_integer:
@@ -126,12 +158,31 @@ class Sizes:
 
     def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
         if s not in self.symbols:
-            found = env.var_to_range.get(s)
-            low, high = (None, None) if found is None else (_bound(v) for v in (found.lower, found.upper))
-            if found is None or ((low is None or low < 0) and str(s).startswith("u")):
+            low, high = _range(s, env)
+            if low is None:
                 raise UnsupportedError(f"a number {s} that data decides, and that may be negative")
-            self.symbols[s] = Sym(f"s{len(self.symbols)}", max(low or 0, 0), high)
+            taken = self.run_time.symbols
+            taken.append(Symbol(f"s{self.run_time.first + len(taken)}", low, high))
+            self.symbols[s] = of(taken[-1])
         return self.symbols[s]
+
+
+def _range(s: sympy.Symbol, env: Any) -> tuple[int | None, int | None]:
+    """The least and the greatest value of a size (None: no greatest); no least one of what may be negative."""
+    found = env.var_to_range.get(s)
+    low, high = (None, None) if found is None else (_bound(v) for v in (found.lower, found.upper))
+    if found is None or ((low is None or low < 0) and str(s).startswith("u")):
+        return None, None
+    return max(low or 0, 0), high
+
+
+def _checked_size(b: Builder, value: Value, low: int | None, high: int | None) -> Dim:
+    """A size that data decides, read at run time: -1, which is an error of the run, where it is not in the range that
+    the module's code asked for.
+    """
+    value = b.cast(b.reshape(value, (1,)), dtypes.int64)
+    fits = b.and_(b.le(low or 0, value), b.le(value, _MOST if high is None else high))
+    return b.extents(b.where(fits, value, -1), "a number that is a size, and has to be in its range")[0]
 
 
 def _bound(v: Any) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -58,6 +58,20 @@ def aten(*names: str) -> Callable[[F], F]:
     return add
 
 
+def alone(rule: F) -> F:
+    """A rule for models alone: where PyTorch is there, it computes the node, as it refuses data that have no answer (a
+    matrix without an inverse), for which the rule gives infinities or NaN.
+    """
+
+    @wraps(rule)
+    def checked(c: Call, *args: Any, **options: Any) -> Result:
+        if c.b.run_time is None:
+            raise UnsupportedError("there is no rule for it that looks at the data, as PyTorch does")
+        return rule(c, *args, **options)
+
+    return checked  # type: ignore[return-value]
+
+
 @dataclass
 class Call:
     """One node that is being imported.
@@ -68,6 +82,7 @@ class Call:
         name: of the overload, `aten.add.Tensor`.
         tensors: PyTorch's own (fake) tensors of the positional arguments; None for what is no tensor.
         sole: whether nothing else reads the first argument.
+        region: what a graph that is an argument (a branch) returns: of it, a builder, and operands.
     """
 
     b: Builder
@@ -75,6 +90,7 @@ class Call:
     name: str = ""
     tensors: tuple[torch.Tensor | None, ...] = ()
     sole: bool = False
+    region: Callable[[Any, Builder, Sequence[Any]], list[Value]] | None = None
 
     @property
     def type(self) -> TensorType:

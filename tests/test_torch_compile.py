@@ -145,6 +145,22 @@ def test_shifts() -> None:
     assert not fallbacks()
 
 
+@pytest.mark.parametrize("f", [torch.amax, torch.amin, torch.aminmax])
+def test_out_of_another_dtype(f: Any) -> None:
+    """Eager PyTorch refuses it, and its tracing converts."""
+    x = torch.randn(3, 4)
+
+    def into(dtype: Any) -> Any:
+        out = torch.empty(3, dtype=dtype)
+        return f(x, dim=1, out=(out, torch.empty(3)) if f is torch.aminmax else out)
+
+    close(tuple(through(into)(torch.float32)), tuple(into(torch.float32)))
+    with pytest.raises(RuntimeError):
+        into(torch.float64)
+    with pytest.raises(Exception, match=r"with out= of torch.float64 \[.*test_torch_compile.py"):
+        through(into)(torch.float64)
+
+
 @pytest.mark.parametrize("how", ["in place", "replaced", "data"])
 def test_weights_that_change_are_seen(how: str) -> None:
     net = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)).eval()

@@ -70,6 +70,19 @@ def test_a_failure_carries_the_report() -> None:
     assert "TracerWarning" in str(failure.value) and "Conversion Error Report" in failure.value.report
 
 
+def test_modules_of_other_kinds() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()
+    inside = torch.nn.Sequential(torch.jit.script(net[0]))
+    quantized = torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear})
+    for module, message in (
+        (torch.jit.trace(net, torch.ones(2, 4)), "it is a TopLevelTracedModule, which is TorchScript; give the module"),
+        (inside, "its part '0' is a RecursiveScriptModule, which is TorchScript"),
+        (quantized, r"its part '0' is a Linear of torch\.ao\.nn\.quantized.*before it was quantized"),
+    ):
+        with pytest.raises(onnxc.torch.ExportError, match=message):
+            onnxc.from_torch(module, torch.ones(2, 4))
+
+
 class Counter(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -224,6 +237,8 @@ def test_sizes_of_a_module_that_calls_itself() -> None:
     [
         lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(2, 5, 5, dtype=torch.long), label_smoothing=0.1),
         lambda x: torch.nn.functional.avg_pool2d(x, 3, divisor_override=5),
+        lambda x: x.scatter_reduce(0, torch.zeros(2, 3, 5, 5, dtype=torch.long), x, "mean"),
+        lambda x: torch.nn.functional.multilabel_margin_loss(x[:, 0, 0], torch.zeros(2, 5, dtype=torch.long)),
         lambda x: torch.ops.aten._upsample_bilinear2d_aa(x, [3, 3], False, 0.7, 0.7),
         lambda x: torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 3, -8, 7, torch.int8),
         lambda x: torch.cond(

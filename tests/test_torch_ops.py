@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's lists of samples import it")
 
 from onnxc.torch import program  # noqa: E402
-from tests.torch_harness import close, fresh, through  # noqa: E402
+from tests.torch_harness import close, fresh, imported, through  # noqa: E402
 from tests.torch_opinfo import Interpreted, checked  # noqa: E402
 
 POINTWISE = (
@@ -47,7 +47,16 @@ INDEXING = [
     "take_along_dim",
     "masked_scatter",
     "histc",
+    "put",
 ]
+ORDERS = (
+    "bucketize", "cummax", "cummin", "index_reduce", "kthvalue", "logcumsumexp", "median", "mode", "nanmedian",
+    "quantile", "searchsorted",
+)  # fmt: skip
+SPECIAL = (
+    "digamma", "erfc", "erfinv", "frexp", "i0", "lgamma", "mvlgamma", "nextafter", "special.erfcx", "special.i0e",
+    "special.i1", "special.i1e", "special.log_ndtr", "special.ndtri", "special.spherical_bessel_j0",
+)  # fmt: skip
 NETWORKS = (
     "addbmm", "addmm", "addmv", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "log_softmax", "softmax",
     "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool2d", "nn.functional.batch_norm",
@@ -55,7 +64,8 @@ NETWORKS = (
     "nn.functional.embedding", "nn.functional.gelu", "nn.functional.glu", "nn.functional.grid_sample",
     "nn.functional.group_norm", "nn.functional.hardswish", "nn.functional.instance_norm", "nn.functional.interpolate",
     "nn.functional.layer_norm", "nn.functional.leaky_relu", "nn.functional.linear", "nn.functional.max_pool2d",
-    "nn.functional.mish", "nn.functional.pad", "nn.functional.pixel_shuffle", "nn.functional.relu",
+    "nn.functional.bilinear", "nn.functional.mish", "nn.functional.multilabel_margin_loss", "nn.functional.pad",
+    "nn.functional.pixel_shuffle", "nn.functional.relu",
     "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
     "nn.functional.softplus", "nn.functional.upsample_bilinear", "nn.functional.upsample_nearest",
 )  # fmt: skip
@@ -67,7 +77,8 @@ DERIVED = (
     "nn.functional.conv2d", "nn.functional.conv_transpose2d", "nn.functional.embedding_bag",
     "nn.functional.grid_sample", "nn.functional.interpolate", "nn.functional.layer_norm", "nn.functional.max_pool2d",
     "nn.functional.pad", "nn.functional.pdist", "nn.functional.scaled_dot_product_attention", "prod", "fft.fftn",
-    "fft.irfft", "stft",
+    "fft.irfft", "stft", "logcumsumexp", "median", "digamma", "nn.functional.bilinear",
+    "nn.functional.multilabel_margin_loss",
 )  # fmt: skip
 COMPLEX = (
     "abs", "add", "angle", "cat", "conj", "cumsum", "div", "eq", "exp", "imag", "index_put", "index_select", "log",
@@ -85,6 +96,30 @@ def test_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = checked(name, most=4)
     assert not outcome.wrong and not outcome.failed and not outcome.breaks
     assert not outcome.fallbacks or name in PARTLY or outcome.draws
+
+
+@pytest.mark.parametrize("name", [*ORDERS, *SPECIAL])
+def test_two_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    outcome = checked(name, most=2)
+    assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.fallbacks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_functions_at_the_ends(dtype: Any) -> None:
+    """Infinities, NaN, zeros of both signs, denormals, where series meet, and where exponentials end."""
+    of, signs = torch.special, torch.tensor([1, -1])
+    sizes = [0, 1e-42, 1e-8, 1e-3, 0.3, 0.5, 0.9999, 1, 1.5, 2, 2.5, 7.999, 8, 8.001, 20.6, 27, 88, 171.3, 1e5, 3e38]
+    x = (torch.tensor([*sizes, torch.inf, torch.nan], dtype=dtype)[:, None] * signs).flatten()
+    functions = {
+        f.__name__: f
+        for f in (torch.erfc, torch.erfinv, torch.lgamma, torch.digamma, of.erfcx, of.ndtri, of.i0, of.i0e, of.i1,
+                  of.i1e, of.spherical_bessel_j0, of.log_ndtr)
+    }  # fmt: skip
+    found = imported(lambda x: {name: f(x) for name, f in functions.items()}, x)(x)
+    for name, f in functions.items():
+        message = f"{name}: {{}}".format
+        torch.testing.assert_close(found[name], f(x), equal_nan=True, rtol=1e-5, atol=1e-7, msg=message)
 
 
 @pytest.mark.parametrize("name", COMPLEX)
@@ -120,7 +155,9 @@ def test_means_of_windows_of_an_open_size(monkeypatch: pytest.MonkeyPatch) -> No
     ("name", "dtype"),
     [
         ("nn.functional.max_pool2d", "int32"), ("nn.functional.max_pool2d", "int64"),
-        ("nn.functional.embedding_bag", "bfloat16"), ("grid_sampler_3d", "float16"),
+        ("nn.functional.embedding_bag", "bfloat16"), ("grid_sampler_3d", "float16"), ("gcd", "int64"), ("lcm", "uint8"),
+        ("scatter_reduce", "int32"), ("scatter_reduce", "bool"), ("median", "uint8"), ("cummax", "bool"),
+        ("searchsorted", "int64"), ("logcumsumexp", "float64"),
     ],
 )  # fmt: skip
 def test_samples_of_other_dtypes(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

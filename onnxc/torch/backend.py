@@ -23,7 +23,7 @@ from torch._guards import TracingContext
 from torch.ao.quantization.fx import _decomposed
 
 from onnxc.errors import InputError
-from onnxc.frontends.torch_fx import RULES
+from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
@@ -81,7 +81,25 @@ def backend(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions(),
     )
+    _check_out(module)
     return traced(with_layers(module), inputs)  # type: ignore[no-any-return]
+
+
+_OWN_DTYPE = (torch.amax, torch.amin, torch.aminmax)  # which eager PyTorch does not convert to that of `out=`
+
+
+def _check_out(module: fx.GraphModule) -> None:
+    """InputError where eager PyTorch refuses the dtype of `out=`, and its tracing converts to it."""
+    for node in module.graph.nodes:
+        if node.target in _OWN_DTYPE and node.kwargs.get("out") is not None:
+            given = node.args[0] if node.args else node.kwargs["input"]
+            wanted = given.meta["example_value"].dtype
+            out = node.kwargs["out"]
+            for other in out if isinstance(out, (list, tuple)) else [out]:
+                found = other.meta["example_value"].dtype
+                if found is not wanted:
+                    name = node.target.__name__
+                    raise InputError(f"{name} of {wanted} with out= of {found} [{source_line(node)}]")
 
 
 def _boxed(program: Program) -> Callable[..., Any]:
@@ -123,7 +141,7 @@ _ALSO = (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward",
     "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm",
     "_batch_norm_with_update_functional", "batch_norm_backward", "embedding_dense_backward",
-    "_softmax_backward_data", "_log_softmax_backward_data", "linalg_vector_norm", "ldexp", "bucketize",
+    "_softmax_backward_data", "_log_softmax_backward_data", "linalg_vector_norm", "ldexp",
     "dist", "permute_copy", "narrow_copy", "_upsample_bilinear2d_aa", "cumprod",
     "hardtanh_backward", "max_pool2d_with_indices_backward",
 )  # fmt: skip

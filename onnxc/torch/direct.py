@@ -16,8 +16,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from onnxc.errors import UnsupportedError, UnsupportedOpError
-from onnxc.frontends.torch_fx import Sizes, imported, is_size, source_line, unsupported
+from onnxc.frontends.torch_fx import Sizes, decides, imported, is_size, source_line, unsupported
 from onnxc.ir.graph import Graph
+from onnxc.primitives.host import RunTime
 from onnxc.torch.arrays import array_of
 from onnxc.torch.backend import decompositions
 
@@ -63,18 +64,31 @@ def direct(
     outputs = [_leaf(s.arg, nodes) for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     ends = list(dict.fromkeys(o for o in outputs if isinstance(o, fx.Node)))
     needed = _needed(graph, ends)
-    sizes = Sizes()
-    missing = {n: why for n, why in unsupported(program.graph_module, sizes).items() if n in needed}
+    missing = {n: why for n, why in _missing(program.graph_module).items() if n in needed}
     if missing:
-        listed = {n: why for n, why in missing.items() if n.target is not operator.getitem}
-        raise UnsupportedOpError([(source_line(n), f"{n.target} ({why})") for n, why in listed.items()])
-    computed = [n for n in needed if n.op == "call_function" and not is_size(n)]
-    part = imported(program.graph_module, computed, ends, sizes, _weights(program, nodes))
+        listed = {n: why for n, why in missing.items() if n.target is not operator.getitem or n.args[0] not in missing}
+        raise UnsupportedOpError([(source_line(n), f"{_named(n)} ({why})") for n, why in listed.items()])
+    computed = [n for n in needed if n.op == "call_function" and (not is_size(n) or decides(n))]
+    run_time = RunTime()
+    weights = _weights(program, nodes)
+    part = imported(program.graph_module, computed, ends, Sizes(run_time), weights, run_time=run_time)
     if part.sizes:
         raise UnsupportedError(f"no input tells the sizes {', '.join(map(str, part.sizes))}")
     for value, node in zip(part.graph.inputs, part.inputs, strict=True):
         value.name = node.name
     return Direct(part.graph, tuple(inputs), tuple(outputs), program)
+
+
+def _named(node: fx.Node) -> str:
+    """An op; of one that is there but for a result, that one."""
+    if node.target is operator.getitem:
+        return f"result {node.args[1]} of {node.args[0].target}"
+    return str(node.target)
+
+
+def _missing(module: fx.GraphModule) -> dict[fx.Node, str]:
+    run_time = RunTime()
+    return unsupported(module, Sizes(run_time), run_time)
 
 
 def _leaf(arg: Any, nodes: dict[str, fx.Node]) -> fx.Node | ConstantArgument:

@@ -303,7 +303,24 @@ def _otherwise(
         except Exception as second:
             if _short(second) not in message:
                 message += f"; {name} fails too: {_short(second)}"
+    advice = _advice(module)
+    if advice is not None:
+        message = f"PyTorch cannot export {type(module).__name__}: {advice} [{_short(error)}]"
     raise ExportError(message, report, error) from error
+
+
+def _advice(module: torch.nn.Module) -> str | None:
+    """What to do about a part of the module of a kind that the exporters are not for, if there is one."""
+    for name, part in module.named_modules():
+        what = f"{f'its part {name!r}' if name else 'it'} is a {type(part).__name__}"
+        if isinstance(part, torch.jit.ScriptModule):
+            return f"{what}, which is TorchScript; give the module that was scripted or traced"
+        if type(part).__module__.startswith("torch.ao.nn.quantized"):
+            return (
+                f"{what} of {type(part).__module__}, whose weights are packed for PyTorch's own kernels; give the "
+                "module before it was quantized, and quantize the ONNX model"
+            )
+    return None
 
 
 def _short(error: BaseException) -> str:

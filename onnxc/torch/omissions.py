@@ -47,11 +47,18 @@ def _has_other_scales(given: Given) -> bool:
     )
 
 
+def _is_other_mean(given: Given) -> bool:
+    return bool(given["reduce"] == "mean")
+
+
 _OMISSIONS: dict[str, tuple[str, Callable[[Given], bool]]] = {
     "aten.cross_entropy_loss.default": ("label_smoothing", lambda given: given["label_smoothing"] != 0),
     "aten.avg_pool2d.default": ("divisor_override", lambda given: given["divisor_override"] is not None),
     "aten.avg_pool3d.default": ("divisor_override", lambda given: given["divisor_override"] is not None),
     "aten._upsample_bilinear2d_aa.default": ("scales_h and scales_w", _has_other_scales),
     "aten._upsample_bicubic2d_aa.default": ("scales_h and scales_w", _has_other_scales),
+    "aten.scatter_reduce.two": ("the mean", _is_other_mean),
+    "aten.multilabel_margin_loss_forward.default": ("the end of a list of labels", lambda given: True),
+    "aten.multilabel_margin_loss.default": ("the end of a list of labels", lambda given: True),
     "quantized_decomposed.quantize_per_tensor.default": ("quant_min and quant_max", _is_other_range),
 }
