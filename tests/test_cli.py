@@ -153,6 +153,12 @@ def test_errors_are_one_line(command: str, tmp_path: Path) -> None:
         assert result.stderr.startswith("onnxc: error: ") and result.stderr.count("\n") == 1
 
 
+def test_options_of_a_compile_with_a_saved_model(saved: Path) -> None:
+    """They would be ignored without a word."""
+    result = invoke("run", saved, "--cpu", "x86-64", "--input-shape", "x=2,3", "--threads", "1")
+    assert result.exit_code == 2 and "--cpu, --input-shape would change nothing" in result.stderr
+
+
 def test_errors_spell_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
     node = helper.make_node("\x1b[31mRelu", ["x"], ["y"], name="\x1b]0;title\x07", domain="\u202edomain")
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")

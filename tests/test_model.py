@@ -85,6 +85,9 @@ def test_run_is_onnxruntimes(two: CompiledModel) -> None:
     np.testing.assert_array_equal(only, product)
     with pytest.raises(errors.InputError, match="no output 'x'"):
         two.run(["x"], feed)
+    for names in ("product", 5):
+        with pytest.raises(errors.InputError, match="output_names is a list of names"):
+            two.run(names, feed)  # type: ignore[arg-type]
     for other in (None, [A, B]):
         with pytest.raises(errors.InputError, match="as a dict by name"):
             two.run(None, other)  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def test_not_a_file(tmp_path: Path) -> None:
     refused(tmp_path / "pipe", "not a regular file")
     with pytest.raises(PackageError):
         open_package("a\0b")
-    with pytest.raises(InputError, match="by its path, and not by a list"):
+    with pytest.raises(InputError, match="has a path, and not a list"):
         open_package([tmp_path])  # type: ignore[arg-type]
 
 

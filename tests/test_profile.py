@@ -119,8 +119,11 @@ def test_parts_of_a_value_count_as_such() -> None:
 
 def test_wrong_use_and_failures() -> None:
     model = onnxc.compile(parsed("(float[10] t, int64[n] i) => (float[n] y) { y = Gather(t, i) }"))
-    with pytest.raises(InputError, match="runs is at least 1"):
-        model.profile([zeros(10), np.zeros(1, np.int64)], runs=0)
+    for runs in (0, 1.5, None):
+        with pytest.raises(InputError, match="runs is at least 1"):
+            model.profile([zeros(10), np.zeros(1, np.int64)], runs=runs)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="by name or in order, not as a NoneType"):
+        model.profile(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="'t'"):
         model.profile({"t": zeros(11), "i": np.zeros(1, np.int64)})
     with pytest.raises(RunError, match="out of bounds"):

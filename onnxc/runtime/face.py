@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -166,13 +167,18 @@ class CompiledModel:
             input_feed: the inputs by name.
             run_options: ignored.
         """
+        names: tuple[str, ...] = ()
+        if output_names is not None:
+            if isinstance(output_names, (str, bytes)) or not isinstance(output_names, Iterable):
+                raise InputError(f"output_names is a list of names, not {output_names!r}")
+            names = tuple(output_names)
         found = self._answer(self._with_state(self._named(input_feed)))
-        if not output_names or tuple(output_names) == self._names:
+        if not names or names == self._names:
             return list(found)
-        unknown = [name for name in output_names if name not in self._names]
+        unknown = [name for name in names if name not in self._names]
         if unknown:
             raise InputError(f"the model has no output {', '.join(map(repr, unknown))}; it has {list(self._names)}")
-        return [found[self._names.index(name)] for name in output_names]
+        return [found[self._names.index(name)] for name in names]
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """Inputs that are all given by name, in the model's order."""
@@ -278,10 +284,12 @@ class CompiledModel:
         """
         raise NotImplementedError
 
-    def _to_profile(self, inputs: Mapping[str, Any] | Sequence[Any], runs: int) -> tuple[Any, ...]:
+    def _to_profile(self, inputs: Any, runs: Any) -> tuple[Any, ...]:
         """The inputs of a profile, in the model's order."""
-        if runs < 1:
+        if not isinstance(runs, Integral) or runs < 1:
             raise InputError(f"runs is at least 1, not {runs!r}")
+        if not isinstance(inputs, Iterable):
+            raise InputError(f"inputs are given by name or in order, not as a {type(inputs).__name__}")
         return self._with_state(self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
 
     def _profiled(self, values: Mapping[str, int], times: Sequence[Sequence[int]], peaks: Peaks) -> Report:

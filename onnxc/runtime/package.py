@@ -81,8 +81,10 @@ def write_package(
 
     Raises:
         PackageError: a section's name is not allowed, or the file cannot be written.
+        InputError: what is given is no path.
     """
-    target, skipped = Path(path), set(unhashed)
+    _check_path(path)
+    target, skipped = Path(os.fsdecode(path)), set(unhashed)
     text = json.dumps(manifest, separators=(",", ":")).encode()
     buffers = {MANIFEST: [memoryview(text)], **{name: _views(data) for name, data in sections.items()}}
     if MANIFEST in sections or not all(_NAME.fullmatch(name) for name in buffers):
@@ -109,6 +111,11 @@ def put_in_place(finished: str | os.PathLike[str], path: str | os.PathLike[str])
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EEXIST, "it is there and is not a regular file")
     os.replace(finished, path)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise InputError(f"a saved model has a path, and not a {type(path).__name__}")
 
 
 def open_at_once(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
@@ -181,8 +188,7 @@ def open_package(path: str | os.PathLike[str], *, check_weights: bool = False) -
         PackageError: the file is not there, is not a package, or is damaged.
         InputError: what is given is no path.
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise InputError(f"a saved model is opened by its path, and not by a {type(path).__name__}")
+    _check_path(path)
     try:
         handle = open_at_once(path)
     except OSError as error:

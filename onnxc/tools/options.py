@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from onnxc.errors import InternalError, OnnxcError
+from onnxc.errors import InputError, InternalError, OnnxcError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -224,6 +224,10 @@ class Compiling(Target):
         if is_saved_model(path):
             from onnxc.runtime.opening import load
 
+            idle = [f.name for f in fields(self) if f.name != "threads" and getattr(self, f.name) != f.default]
+            if idle:
+                options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+                raise InputError(f"{path!r} is compiled already: {options} would change nothing")
             tell("load")
             return load(path, threads=self.threads)
         tell("compile")

@@ -219,7 +219,9 @@ class SavedSide(Side):
         self._outputs = list(outputs)
         missing = [n for n in outputs if n not in arrays]
         if missing:
-            raise InputError(f"{name} lacks the outputs {', '.join(map(repr, missing))}; it has {', '.join(arrays)}")
+            raise InputError(
+                f"{name} lacks the outputs {', '.join(map(repr, missing))}; it has {', '.join(arrays) or 'nothing'}"
+            )
 
     @property
     def output_names(self) -> list[str]:
