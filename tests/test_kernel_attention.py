@@ -8,7 +8,6 @@ would, and stores through an `out` function with strides of its own.
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.native_library import native_library
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-INCLUDE = Path(__file__).parent.parent / "onnxc" / "codegen" / "cpp" / "include"
-FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 LEVELS = {"native": "-march=native", "avx2": "-march=x86-64-v3", "sse2": "-march=x86-64"}
 NO_CAUSAL = 1 << 60
@@ -95,26 +94,10 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module", params=list(LEVELS))
-def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+def lib(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[ctypes.CDLL]:
     """The test library for one CPU level."""
-    folder = tmp_path_factory.mktemp("attention")
-    source, target = folder / "t.cpp", folder / "t.so"
-    source.write_text(SOURCE)
-    command = [
-        "g++",
-        *FLAGS,
-        *WARNINGS,
-        LEVELS[request.param],
-        f"-I{INCLUDE}",
-        str(source),
-        "-o",
-        str(target),
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode and "-march" in built.stderr:
-        pytest.skip(f"the compiler does not know {LEVELS[request.param]}")
-    assert built.returncode == 0, built.stderr
-    library = ctypes.CDLL(str(target))
+    path = native_library(session_folder, SOURCE, [*WARNINGS, LEVELS[request.param]])
+    library = ctypes.CDLL(str(path))
     library.scratch_floats.restype = ctypes.c_longlong
     library.scratch_floats.argtypes = [ctypes.c_longlong, ctypes.c_longlong]
     library.rows_per_item.restype = ctypes.c_longlong

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +19,11 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxc.codegen.cpp.conv_algorithms import groups_fit_lanes, pack_strassen
+from tests.native_library import native_library
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-INCLUDE = Path(__file__).resolve().parents[1] / "onnxc" / "codegen" / "cpp" / "include"
-FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
 LEVELS = ["native", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
 FIELDS = ["N", "H", "W", "CI", "OH", "OW", "CO", "KH", "KW", "SY", "SX", "DY", "DX", "PT", "PL", "G"]
 FIELDS += ["ins", "irs", "ips", "ics"]
@@ -211,19 +208,12 @@ def reference(c: Case, x: F32, w: F32, b: F32) -> F64:
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def lib(request: pytest.FixtureRequest, session_folder: Path) -> ctypes.CDLL:
     """The test kernels, compiled for one CPU level."""
     level = request.param
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
     if level == "x86-64-v3" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the CPU has no AVX2")
-    folder = tmp_path_factory.mktemp("conv")
-    source, target = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text(SOURCE)
-    command = ["g++", *FLAGS, f"-march={level}", f"-I{INCLUDE}", str(source), "-o", str(target)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+    return ctypes.CDLL(str(native_library(session_folder, SOURCE, [f"-march={level}"])))
 
 
 def test_tiles_fetch_all_of_the_next_weights(lib: ctypes.CDLL) -> None:

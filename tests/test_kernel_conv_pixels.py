@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onnxc.codegen.cpp.conv_algorithms import PIXELS, Pixels, pixels_of
-from tests.test_kernel_conv import FLAGS, INCLUDE, Case, aligned, packed, reference, run
+from tests.native_library import native_library
+from tests.test_kernel_conv import Case, aligned, packed, reference, run
 
 LEVELS = ["native", "x86-64-v3", "x86-64-v2"] if platform.machine() == "x86_64" else ["native"]
 WAYS = ["PX_WIDE", "PX_TALL", "PX_LINE"]
@@ -50,19 +49,13 @@ def name_of(variant: tuple[int, ...], way: str) -> str:
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def lib(request: pytest.FixtureRequest, session_folder: Path) -> ctypes.CDLL:
     """The test kernels, compiled for one CPU level."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
     if request.param == "x86-64-v3" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the CPU has no AVX2")
-    folder = tmp_path_factory.mktemp("conv")
-    source, target = folder / "kernels.cpp", folder / "kernels.so"
     kernels = [f"KERNEL({name_of(v, way)}, {', '.join(map(str, v))}, {way})" for v in VARIANTS for way in WAYS]
-    source.write_text(HEAD + "\n".join(kernels))
-    command = ["g++", *FLAGS, f"-march={request.param}", f"-I{INCLUDE}", str(source), "-o", str(target)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+    source = HEAD + "\n".join(kernels)
+    return ctypes.CDLL(str(native_library(session_folder, source, [f"-march={request.param}"])))
 
 
 def check(lib: ctypes.CDLL, c: Case, variant: tuple[int, ...]) -> None:

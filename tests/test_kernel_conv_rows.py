@@ -7,14 +7,13 @@ sums are those of conv.h, term by term: so are its bits.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.test_kernel_conv import FLAGS, INCLUDE, LEVELS, Case, function, pack_direct, packed, reference, run
+from tests.native_library import native_library
+from tests.test_kernel_conv import LEVELS, Case, function, pack_direct, packed, reference, run
 
 HEAD = """
 #include "conv_rows.h"
@@ -54,20 +53,14 @@ CASES = [
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def lib(request: pytest.FixtureRequest, session_folder: Path) -> ctypes.CDLL:
     """A kernel for each case, compiled for one CPU level."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
     if request.param == "x86-64-v3" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the CPU has no AVX2")
-    folder = tmp_path_factory.mktemp("conv")
-    source, target = folder / "kernels.cpp", folder / "kernels.so"
     sizes = [(c.ci, c.k[1], c.s[1], c.co, c.out()[1]) for c in CASES]
     kernels = [f"ROWS(rows{i}, {', '.join(map(str, s))})" for i, s in enumerate(sizes)]
-    source.write_text(HEAD + "\n".join(kernels))
-    command = ["g++", *FLAGS, f"-march={request.param}", f"-I{INCLUDE}", str(source), "-o", str(target)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+    source = HEAD + "\n".join(kernels)
+    return ctypes.CDLL(str(native_library(session_folder, source, [f"-march={request.param}"])))
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: str(CASES[i]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 
 from onnxc.codegen.cpp.templates import pack_panels, packed_columns
+from tests.native_library import native_library
 
-INCLUDE = Path(__file__).resolve().parent.parent / "onnxc" / "codegen" / "cpp" / "include"
-FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
 LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
 
 SOURCE = r"""
@@ -146,12 +144,8 @@ class Kernel:
 
 
 @pytest.fixture(scope="module", params=list(LEVELS))
-def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    folder = tmp_path_factory.mktemp("matmul")
-    source, library = folder / "k.cpp", folder / "k.so"
-    source.write_text(SOURCE)
-    command = ["g++", *FLAGS, "-Wall", "-Wextra", "-Werror", *LEVELS[request.param], f"-I{INCLUDE}"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+def kernel(request: pytest.FixtureRequest, session_folder: Path) -> Kernel:
+    library = native_library(session_folder, SOURCE, ["-Wall", "-Wextra", "-Werror", *LEVELS[request.param]])
     return Kernel(ctypes.CDLL(str(library)))
 
 

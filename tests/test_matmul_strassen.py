@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 import onnxc
 from onnxc.codegen.cpp import strassen
 from onnxc.runtime.cpu import machine
-from tests.test_kernel_matmul import INCLUDE
+from tests.native_library import INCLUDE
 
 F32, F64 = NDArray[np.float32], NDArray[np.float64]
 LEVELS = ["native", "x86-64-v3"] if machine() == "x86_64" else ["native"]

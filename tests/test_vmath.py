@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-INCLUDE = Path(__file__).parent.parent / "onnxc" / "codegen" / "cpp" / "include"
-FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
+from tests.native_library import native_library
+
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
 # Random bits hold signalling NaNs, of which numpy warns at each cast.
@@ -135,15 +134,11 @@ def _runs_here(build: str) -> bool:
 
 
 @pytest.fixture(scope="session", params=list(_builds()))
-def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+def lib(request: pytest.FixtureRequest, session_folder: Path) -> Library:
     """One library for each instruction set."""
     if not _runs_here(request.param):
         pytest.skip("this machine lacks AVX2")
-    folder = tmp_path_factory.mktemp("vmath")
-    (folder / "loops.cpp").write_text(_source())
-    command = ["g++", *FLAGS, *WARNINGS, *_builds()[request.param], f"-I{INCLUDE}"]
-    subprocess.run([*command, "-o", str(folder / "loops.so"), str(folder / "loops.cpp"), "-lm"], check=True)
-    return Library(folder / "loops.so")
+    return Library(native_library(session_folder, _source(), [*WARNINGS, *_builds()[request.param]], ["-lm"]))
 
 
 def _specials() -> NDArray[np.float32]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,9 @@ from onnxc.ir.graph import Graph
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.primitives.interpret import interpret
 from onnxc.primitives.verify import verify
+from tests.native_library import native_library
 from tests.targets import is_gpu
 
-INCLUDE = Path(__file__).resolve().parent.parent / "onnxc" / "codegen" / "cpp" / "include"
-FLAGS = ["-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi"]
 LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
 
 SOURCE = r"""
@@ -95,12 +93,8 @@ def _packed_rows(rows: np.ndarray, panel: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module", params=list(LEVELS))
-def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    folder = tmp_path_factory.mktemp("wq")
-    source, library = folder / "k.cpp", folder / "k.so"
-    source.write_text(SOURCE)
-    command = ["g++", *FLAGS, "-Wall", "-Wextra", "-Werror", *LEVELS[request.param], f"-I{INCLUDE}"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+def kernel(request: pytest.FixtureRequest, session_folder: Path) -> Kernel:
+    library = native_library(session_folder, SOURCE, ["-Wall", "-Wextra", "-Werror", *LEVELS[request.param]])
     return Kernel(ctypes.CDLL(str(library)))
 
 
