@@ -69,8 +69,26 @@ def test_native_on_other_machines(
     monkeypatch: pytest.MonkeyPatch, features: frozenset[str], length: int, flags: tuple[str, ...]
 ) -> None:
     set_machine(monkeypatch, "x86_64", set(features))
+    monkeypatch.setattr(cpu, "_read", lambda path: "vendor_id\t: AuthenticAMD\ncpu family\t: 6\nmodel\t\t: 85")
     level = cpu.level("native")
     assert (level.vector_length, level.flags) == (length, flags)
+
+
+@pytest.mark.parametrize(
+    ("features", "model", "flags"),
+    [
+        (cpu._X86_V4, 85, ("-mprefer-vector-width=512", "-DONNXC_BROAD_TILES", cpu.JUMPS_APART)),
+        (cpu._X86_V4, 143, ("-mprefer-vector-width=512", "-DONNXC_BROAD_TILES")),
+        (cpu._X86_V3, 158, (cpu.JUMPS_APART,)),
+        (cpu._X86_V3, 151, ()),
+    ],
+)
+def test_native_on_cores_of_intel(
+    monkeypatch: pytest.MonkeyPatch, features: frozenset[str], model: int, flags: tuple[str, ...]
+) -> None:
+    set_machine(monkeypatch, "x86_64", set(features))
+    monkeypatch.setattr(cpu, "_read", lambda path: f"vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: {model}")
+    assert cpu.level("native").flags == ("-march=native", *flags)
 
 
 def test_native_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:

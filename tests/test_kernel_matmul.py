@@ -13,7 +13,10 @@ import pytest
 from onnxc.codegen.cpp.templates import pack_panels, packed_columns
 from tests.native_library import native_library
 
-LEVELS = {"native": ["-march=native"], "avx2": ["-march=x86-64-v3"], "sse2": ["-march=x86-64"]}
+LEVELS = {
+    "native": ["-march=native"], "broad": ["-march=native", "-DONNXC_BROAD_TILES"], "avx2": ["-march=x86-64-v3"],
+    "sse2": ["-march=x86-64"],
+}  # fmt: skip
 
 SOURCE = r"""
 #include "matvec.h"

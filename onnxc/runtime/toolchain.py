@@ -33,7 +33,7 @@ from pathlib import Path
 
 from onnxc.errors import CacheError, ToolchainError
 from onnxc.runtime.cache import Cache, digest
-from onnxc.runtime.cpu import available_cpus, machine
+from onnxc.runtime.cpu import JUMPS_APART, available_cpus, machine
 from onnxc.runtime.package import is_library
 
 _CANDIDATES = ("g++", "c++", "clang++")
@@ -222,7 +222,7 @@ def compile_library(
     with _private_folder() as folder:
         for source in (*sources, *(Source(name, text) for name, text in (headers or {}).items())):
             (folder / source.name).write_text(source.text, encoding="utf-8")
-        options = _options(folder, flags, include)
+        options = _options(folder, flags, include, run.compiler)
         link, libraries = _link_options(bare)
         library = folder / "library.so"
         if len(sources) == 1 and all(made.done() for made in objects):
@@ -253,7 +253,7 @@ def compile_object(
     run = _Run(compiler or find_compiler(), time.monotonic() + timeout)
     with _private_folder() as folder:
         (folder / source.name).write_text(source.text, encoding="utf-8")
-        options = [*_options(folder, flags, include), "-ffunction-sections"]
+        options = [*_options(folder, flags, include, run.compiler), "-ffunction-sections"]
         (made,) = _compile_objects(run, [source], options, folder, 1)
         return _read(run, Path(made))
 
@@ -265,7 +265,9 @@ def _read(run: _Run, made: Path) -> bytes:
         raise ToolchainError(f"{run.compiler.command[0]} made no {made.stem}: {error}", cause=error) from error
 
 
-def _options(folder: Path, flags: Sequence[str], include: Sequence[Path]) -> list[str]:
+def _options(folder: Path, flags: Sequence[str], include: Sequence[Path], compiler: Compiler) -> list[str]:
+    if compiler.kind == "gcc":  # which leaves it to the assembler
+        flags = [f"-Wa,{flag}" if flag == JUMPS_APART else flag for flag in flags]
     return [*_OPTIMIZE, *_LEAN, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
 
 

@@ -39,6 +39,15 @@ static constexpr int MM_GROUP = 64;         // panels that all blocks of rows us
 // Elements of B between use and prefetch. Of many rows it stops in the second level of the cache, since the first is full
 // of what is multiplied: with 8 lanes, which read B twice as often as 16, this takes up to a tenth of the time.
 static constexpr int MM_AHEAD = 4096;
+// Broad tiles: 6 rows by two panels, where rows are many. For 24 products they load 10 times where 12 rows by one panel
+// load 14 times, fetch ahead once for several k, and rows that share sets of the cache fit into 8 lines of each.
+// For Intel's cores, see _BROAD in runtime/cpu.py.
+#if defined(ONNXC_BROAD_TILES) && defined(__AVX512F__)
+static constexpr bool MM_BROAD = true;
+#else
+static constexpr bool MM_BROAD = false;
+#endif
+static constexpr int MM_BROAD_FROM = 8;     // rows
 static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
 static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
 static constexpr i64 MM_NEAR = 8192;        // nor does it gain where B is so small that it stays in L1
@@ -227,6 +236,44 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
     }
 }
 
+// The same for R rows and two panels of a packed B, where tiles share the fetching of what they use next: a line or so
+// for four k. Every third row has a pointer, moved on with k; the others are `one` and `two` bytes further.
+template <class T, int R> static __attribute__((noinline)) void mm_broad_tile(i64 kc, const MmTile<T> &x) {
+  constexpr int W = VRL<T>, N = MM_NR / W, SOME = 4, LINE = 64 / sizeof(T);
+  VR<T> s[R][2 * N];
+  const i64 bs = x.bs, lines = ox_up(SOME * x.step, LINE);
+  const T *b = x.b, *near = x.near, *row[(R + 2) / 3];
+  i64 one = x.as * (i64)sizeof(T), two = 2 * one;
+  asm("" : "+r"(one), "+r"(two));  // hidden, or each k has indices of its own
+  OX_UNROLL for (int i = 0; i < R; i += 3) {
+    row[i / 3] = x.a + i * x.as;
+    asm("" : "+r"(row[i / 3]));
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < 2 * N; j++) s[i][j] = VR<T>{};
+  const auto products = [&](int k) OX_LAMBDA {
+    VR<T> v[2 * N];
+    OX_UNROLL for (int j = 0; j < 2 * N; j++) v[j] = ldr(b + j / N * bs + k * MM_NR + j % N * W);
+    OX_UNROLL for (int i = 0; i < R; i++)
+      OX_UNROLL for (int j = 0; j < 2 * N; j++)
+        s[i][j] += v[j] * ((const T *)((const char *)row[i / 3] + (i % 3 == 0 ? 0 : i % 3 == 1 ? one : two)))[k];
+  };
+  for (; kc >= SOME; kc -= SOME, b += SOME * MM_NR) {
+    for (i64 j = 0; j < lines; j++, near += LINE) __builtin_prefetch(near, 0, 2);
+    OX_UNROLL for (int k = 0; k < SOME; k++) products(k);
+    OX_UNROLL for (int i = 0; i < R; i += 3) row[i / 3] += SOME;
+  }
+  for (; kc; kc--, b += MM_NR) {
+    products(0);
+    OX_UNROLL for (int i = 0; i < R; i += 3) row[i / 3]++;
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < 2 * N; j++) {
+      T *d = x.c + j / N * x.cs + i * MM_NR + j % N * W;
+      str(d, x.add ? ldr(d) + s[i][j] : s[i][j]);
+    }
+}
+
 // Tiles exist for 1, 2, 4, 6.. rows: an odd row more than that is computed on another row, or on zeros, and dropped.
 OX i64 mm_even(i64 rows) { return rows > 1 ? (rows + 1) & ~1 : rows; }
 // Of a vector: two for elements of 8 bytes, so that tiles of them have half the rows, or take half a panel at a time.
@@ -257,11 +304,16 @@ template <class T> static constexpr int mm_rows = MM_MR / mm_registers<T> < 6 ? 
 template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
+// The most rows of broad tiles, which have these or two less; 0: there are none.
+template <class T> static constexpr int mm_broad = MM_BROAD && mm_registers<T> == 1 ? 6 : 0;
+template <class T> static __attribute__((noinline)) void mm_broad_tiles(i64 r, i64 kc, const MmTile<T> &x) {
+  r == 6 ? mm_broad_tile<T, 6>(kc, x) : mm_broad_tile<T, 4>(kc, x);
+}
 // Rows that lie a multiple of MM_SET bytes apart share sets of the first-level cache, of 8 or 12 lines. Twelve of them
 // and B push each other out: up to a quarter of the time. Ten leave room for B, and need no copy of A.
 static constexpr i64 MM_SET = 4096;
-template <class T> OX i64 mm_most_rows(i64 pitch) {
-  return mm_rows<T> > 10 && pitch * (i64)sizeof(T) % MM_SET == 0 ? 10 : mm_rows<T>;
+template <class T> OX i64 mm_most_rows(i64 pitch, bool broad) {
+  return broad ? mm_broad<T> : mm_rows<T> > 10 && pitch * (i64)sizeof(T) % MM_SET == 0 ? 10 : mm_rows<T>;
 }
 
 // A matrix that the epilogue writes or reads at (m, n), element (0, 0) at p, with rows `row` bytes apart. Only a
@@ -315,15 +367,22 @@ template <class T> OX i64 mm_kc(const MmRun<T> &run, i64 q) {
   return ox_max(0, ox_min(run.K, (q + 1) * run.kstep) - q * run.kstep);
 }
 
+// Whether tiles take two panels at a time though rows are many.
+template <class T> OX bool mm_is_broad(const MmRun<T> &x) {
+  return mm_broad<T> && x.me >= MM_BROAD_FROM && !x.b.rows;
+}
+
 // K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
 template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
-  i64 n = mm_kc(x, q), nt = ox_up(x.me, mm_most_rows<T>(x.rows ? x.lda : MM_AS)), last = q + 1 == x.nk ? np : 0;
-  bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N;
+  bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N, broad = np > 1 && mm_is_broad(x);
+  i64 n = mm_kc(x, q), nt = ox_up(x.me, mm_most_rows<T>(x.rows ? x.lda : MM_AS, broad)), last = q + 1 == x.nk ? np : 0;
   i64 bk = in_place ? x.b.ld : half ? VL : MM_NR, bs = in_place ? MM_NR : MM_NR * x.K;
   const T *b = (in_place ? x.b.rows + p * MM_NR : x.b.packed + p * MM_NR * x.K) + q * x.kstep * bk;
   // The tiles of a panel share the fetching of what follows its block of K: one that did it alone would wait for it.
-  bool shared = !in_place && np == 1;
-  const T *near = b + (shared ? n * bk : in_place ? 32 * bk : MM_AHEAD / mm_registers<T> / np);
+  bool shared = !in_place && (np == 1 || broad);
+  const i64 each = ox_up(nt, np), part = n * bk / each;  // tiles that fetch for one panel, what each of them does
+  const T *near = b + (!shared ? (in_place ? 32 * bk : MM_AHEAD / mm_registers<T> / np)
+                       : q + 1 < x.nk ? n * bk : n * bk + (np - 1) * bs);  // after the last block, other panels come
   for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
     r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0;
     i64 valid = ox_min(r, x.mn - r0);
@@ -336,9 +395,13 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
     for (i64 j = 0; j < last; j++)
       for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, valid, (p + j) * MM_NR, x.N);
     T *const own = x.nk > 1 ? c + r0 * MM_NR : c;  // sums that nothing is added to can share a place
-    const T *own_near = shared ? near + it * (n * bk / nt) : near;
-    MmTile<T> tile{a, as, b, bk, bs, own_near, shared ? ox_up(bk, nt) : bk, own, x.me * MM_NR, q > 0};
-    mm_tiles<T>(r, half ? 0 : np, n, tile);
+    const T *own_near = shared ? near + it / each * bs + it % each * part : near;
+    MmTile<T> tile{a, as, b, bk, bs, own_near, shared ? ox_up(bk, each) : bk, own, x.me * MM_NR, q > 0};
+    if (broad) {
+      if constexpr (mm_broad<T> > 0) mm_broad_tiles<T>(r, n, tile);
+    } else {
+      mm_tiles<T>(r, half ? 0 : np, n, tile);
+    }
     for (i64 j = 0; j < last; j++)
       x.finish(x.epi, own + (j * x.me + again) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
   }
@@ -348,7 +411,7 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
 // every panel needs partial sums of its own. A is read before the first panel: strip by strip if possible,
 // so that reading overlaps with multiplying; the row under an odd block is set to zero.
 template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, i64 ks) {
-  i64 wide = mm_wide<T>(x.me), whole = x.N / MM_NR + (!x.b.rows && x.N % MM_NR > VL);
+  i64 wide = mm_is_broad(x) ? 2 : mm_wide<T>(x.me), whole = x.N / MM_NR + (!x.b.rows && x.N % MM_NR > VL);
   for (i64 kg = 0; kg < x.nk; kg += ks) {
     i64 ke = ox_min(x.nk, kg + ks);
     for (i64 q = kg; q < ke; q++) {
@@ -359,8 +422,9 @@ template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, 
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= ox_min(p1, whole) ? wide : 1;
       T *c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
-      for (i64 q = kg; q < ke; q++)
-        mm_strips(x, p, np, q, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
+      // What broad tiles found in place, the tiles of a panel that is left over may want in scratch.
+      const bool read = x.by_strips && (p == p0 || (x.rows && np == 1 && mm_is_broad(x)));
+      for (i64 q = kg; q < ke; q++) mm_strips(x, p, np, q, x.scratch + (q - kg) * x.me * MM_AS, c, read);
     }
   }
 }
@@ -439,8 +503,16 @@ OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64
 }
 
 // ---- division of work ----------------------------------------------------------------------------------
-// A grid of gm row ranges by gp panel ranges. K is never divided, so the bits do not depend on it.
-struct MmGrid { i64 gm, gp, tasks; };
+// A grid of gm row ranges by gp panel ranges, of whole pairs of panels if `unit` is 2. K is never divided, so the bits
+// do not depend on it.
+struct MmGrid { i64 gm, gp, tasks, unit = 1; };
+OX i64 mm_first(const MmGrid &g, i64 P, i64 i) {  // the first of P panels that belongs to range i
+  return ox_min(P, ox_cut(ox_up(P, g.unit), g.gp, i) * g.unit);
+}
+// Pairs where tiles take two panels, unless that left threads without work.
+OX i64 mm_unit(i64 M, i64 P, i64 threads) {
+  return MM_BROAD && M >= MM_BROAD_FROM && ox_up(M, MM_MC) * ox_up(P, 2) >= 2 * threads ? 2 : 1;
+}
 // Twelve tasks for each thread where A is read in place, which costs next to nothing to begin with: threads seldom run
 // at one speed, and the last tasks even that out (with four, 2 to 5 % of the time of BERT was waiting). Twice as many
 // where columns alone are divided: 1 % more; rows divided further would read B again.
@@ -451,33 +523,34 @@ static constexpr i64 MM_TASKS = 12;
 static constexpr i64 MM_ONCE = 1000000, MM_OFTEN = 200000;
 OX i64 mm_worth(i64 M, i64 N, i64 K, i64 work) { return ox_min(1 << 20, K * mm_panels(N) * MM_NR * (M + 8) / work); }
 static __attribute__((noinline)) MmGrid mm_coarse_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4, i64 work = MM_ONCE) {
-  i64 P = mm_panels(N), worth = mm_worth(M, N, K, work);
+  i64 unit = mm_unit(M, mm_panels(N), threads), P = ox_up(mm_panels(N), unit), worth = mm_worth(M, N, K, work);
   i64 blocks = ox_up(M, MM_MC), n = threads * 4;
-  while (n > threads && (n > worth || n > blocks * (P / least))) n /= 2;
+  while (n > threads && (n > worth || n > blocks * (P * unit / least))) n /= 2;
   n = ox_min(n, worth);
   if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
   i64 gm = ox_min(n, blocks);
   while (n % gm) gm--;
   i64 gp = ox_min(n / gm, P);
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
-  return {gm, gp, gm * gp};
+  return {gm, gp, gm * gp, unit};
 }
 static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
-  i64 P = mm_panels(N), n = threads > 1 ? ox_min(threads * MM_TASKS, mm_worth(M, N, K, work) / 2) : 0;
+  i64 unit = mm_unit(M, mm_panels(N), threads), P = ox_up(mm_panels(N), unit);
+  i64 n = threads > 1 ? ox_min(threads * MM_TASKS, mm_worth(M, N, K, work) / 2) : 0;
   if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads, 4, work);
   i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
   gp = ox_up(P, ox_up(P, gp));  // as many panels for all
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
   if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K, work)))), gp = ox_up(P, ox_up(P, gp));
-  return {gm, gp, gm * gp};
+  return {gm, gp, gm * gp, unit};
 }
 template <class T, class A, class E>
 OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, i64 K, T *scratch,
                 const E &epi, MmLines x = {}, MmLines y = {}, MmLines z = {}) {
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N);
   if (!mm_packs(M, N, K, b.rows)) b.rows = nullptr;
-  matmul_block<T>(a, b, N, K, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip),
-                  ox_cut(P, g.gp, ip + 1), scratch, epi, x, y, z);
+  matmul_block<T>(a, b, N, K, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), mm_first(g, P, ip), mm_first(g, P, ip + 1),
+                  scratch, epi, x, y, z);
 }
 
 // A B that nothing has packed: b(k, n) = p[k * sk + n * sn]. A task packs `panels` of them at a time into its thread's
@@ -486,14 +559,15 @@ OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, 
 template <class T> struct MmLoose { const T *p; i64 sk, sn; };
 OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
   const MmGrid g = mm_coarse_grid(M, N, K, threads, 4, work);
-  i64 gp = ox_min(g.tasks, mm_panels(N)), gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
-  return {gm, gp, gm * gp};
+  const i64 gp = ox_min(g.tasks, ox_up(mm_panels(N), g.unit));
+  const i64 gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
+  return {gm, gp, gm * gp, g.unit};
 }
 template <class T, class A, class E>
 OX void mm_loose_task(const MmGrid &g, i64 t, const A &a, MmLoose<T> b, i64 M, i64 N, i64 K, i64 panels, T *room,
                       T *scratch, const E &epi, MmLines x = {}, MmLines y = {}, MmLines z = {}) {
-  const i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), end = ox_cut(P, g.gp, ip + 1);
-  for (i64 p = ox_cut(P, g.gp, ip), q; p < end; p = q) {
+  const i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), end = mm_first(g, P, ip + 1);
+  for (i64 p = mm_first(g, P, ip), q; p < end; p = q) {
     q = ox_min(end, p + panels);
     T *const packed = room - p * MM_NR * K;
     mm_pack_b(b.p, b.sk, b.sn, K, N, packed, p, q);
@@ -535,7 +609,7 @@ static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64
   i64 im = t / g.gp, ip = t % g.gp, P = mm_panels(N), m1 = ox_cut(M, g.gm, im + 1), rows;
   alignas(64) T c[most * MM_NR];
   for (i64 m0 = ox_cut(M, g.gm, im); m0 < m1; m0 += 32)
-    for (i64 p = ox_cut(P, g.gp, ip); p < ox_cut(P, g.gp, ip + 1); p++)
+    for (i64 p = mm_first(g, P, ip); p < mm_first(g, P, ip + 1); p++)
       for (i64 m = m0, end = ox_min(m0 + 32, m1), n = p * MM_NR; m < end; m += rows) {
         rows = end - m < most ? 1 : most;
         if (rows == 1) mm_short_rows<T, 1>(a.p + m * a.lda, a.lda, b + n * K, K, N - n <= VL, c);
