@@ -146,10 +146,14 @@ class Kernel:
         return c[:m, :n]
 
 
+def built(session_folder: Path, level: str) -> Kernel:
+    flags = ["-Wall", "-Wextra", "-Werror", *LEVELS[level]]
+    return Kernel(ctypes.CDLL(str(native_library(session_folder, SOURCE, flags))))
+
+
 @pytest.fixture(scope="module", params=list(LEVELS))
 def kernel(request: pytest.FixtureRequest, session_folder: Path) -> Kernel:
-    library = native_library(session_folder, SOURCE, ["-Wall", "-Wextra", "-Werror", *LEVELS[request.param]])
-    return Kernel(ctypes.CDLL(str(library)))
+    return built(session_folder, request.param)
 
 
 def normal(*shape: int, dtype: str = "float32") -> np.ndarray:
@@ -224,6 +228,14 @@ def test_rows_a_whole_number_of_pages_apart(kernel: Kernel, m: int) -> None:
         got = kernel.matmul(x, y, threads=2)
         check(got, x, y)
         np.testing.assert_array_equal(kernel.matmul(np.ascontiguousarray(a[:, : k + 16].astype(dtype))[:, :k], y), got)
+
+
+def test_broad_tiles_have_the_bits_of_others(session_folder: Path) -> None:
+    plain, broad = (built(session_folder, level) for level in ("native", "broad"))
+    for m, n, k in itertools.product((8, 9, 14, 31, 145, 197), (33, 64, 65, 129, 1000), (1, 7, 300, 1024)):
+        a, b = normal(m, k), normal(k, n)
+        for threads in (1, 3):
+            np.testing.assert_array_equal(broad.matmul(a, b, threads=threads), plain.matmul(a, b))
 
 
 def test_b_in_place(kernel: Kernel) -> None:
