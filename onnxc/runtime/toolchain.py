@@ -265,9 +265,22 @@ def _read(run: _Run, made: Path) -> bytes:
         raise ToolchainError(f"{run.compiler.command[0]} made no {made.stem}: {error}", cause=error) from error
 
 
+@functools.cache
+def _assembler_takes(command: tuple[str, ...], flag: str) -> bool:
+    """Whether gcc's assembler knows the flag: that of binutils before 2.34 does not know `JUMPS_APART`."""
+    with _private_folder() as folder:
+        (folder / "empty.s").touch()
+        made = [*command, f"-Wa,{flag}", "-c", str(folder / "empty.s"), "-o", str(folder / "empty.o")]
+        try:
+            return subprocess.run(made, capture_output=True, timeout=10, check=False).returncode == 0
+        except (OSError, subprocess.SubprocessError):
+            return False
+
+
 def _options(folder: Path, flags: Sequence[str], include: Sequence[Path], compiler: Compiler) -> list[str]:
-    if compiler.kind == "gcc":  # which leaves it to the assembler
-        flags = [f"-Wa,{flag}" if flag == JUMPS_APART else flag for flag in flags]
+    if JUMPS_APART in flags and compiler.kind == "gcc":  # which leaves it to the assembler
+        flags = [f for f in flags if f != JUMPS_APART]
+        flags += [f"-Wa,{JUMPS_APART}"] if _assembler_takes(compiler.command, JUMPS_APART) else []
     return [*_OPTIMIZE, *_LEAN, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
 
 
