@@ -16,12 +16,13 @@ Write = Callable[[np.ndarray], None]  # fills a flat array of bytes
 
 
 class WeightStore:
-    """Collects constants, as they are or packed for a template, and gives each its offset."""
+    """Collects constants, as they are or packed for a template, and gives each its offset, a multiple of `align`."""
 
-    def __init__(self) -> None:
+    def __init__(self, align: int = ALIGN) -> None:
+        self._align = align
         self._offsets: dict[object, int] = {}
         self._parts: list[tuple[int, int, Write]] = []
-        self.nbytes = ALIGN
+        self.nbytes = align
 
     def add(self, key: object, array: np.ndarray) -> int:
         """The offset of a constant's row-major bytes."""
@@ -36,7 +37,7 @@ class WeightStore:
         if key not in self._offsets:
             self._offsets[key] = self.nbytes
             self._parts.append((self.nbytes, nbytes, write))
-            self.nbytes += -(-nbytes // ALIGN) * ALIGN + ALIGN  # vectors may read past the end
+            self.nbytes += -(-(nbytes + ALIGN) // self._align) * self._align  # vectors may read past the end
         return self._offsets[key]
 
     def sizes(self) -> dict[int, int]:

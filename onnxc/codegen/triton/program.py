@@ -42,7 +42,9 @@ from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 10
+VERSION = 11
+
+WHOLE = 256  # bytes that weights begin at multiples of: a row of a tile is then a line of the cache, not parts of two
 
 WAITING = 8  # kernels that may run before anything waits for a product, from which on it need not be quick
 SPARE = 40  # kernels for which a buffer is kept behind the last one that touches it, where steps run side by side
@@ -160,7 +162,7 @@ class Shared:
     written already, by group and candidate.
     """
 
-    weights: WeightStore = field(default_factory=WeightStore)
+    weights: WeightStore = field(default_factory=lambda: WeightStore(WHOLE))
     functions: dict[tuple[object, ...], Function] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     kernels: dict[tuple[int, str], list[Kernel]] = field(default_factory=dict)
