@@ -21,8 +21,15 @@ ALIGNED = 8  # columns: a slice that begins elsewhere could not be read by whole
 
 
 @dataclass(frozen=True)
-class _Branch:
-    """A product x w, with the constant that is added to each row, if any."""
+class Branch:
+    """A product x w, with the constant that is added to each row, if any.
+
+    Attributes:
+        product: the node.
+        weights: w [K, N].
+        addition: the node that adds, and no other reads the product.
+        bias: what it adds [N].
+    """
 
     product: Node
     weights: np.ndarray
@@ -31,6 +38,7 @@ class _Branch:
 
     @property
     def result(self) -> Value:
+        """The sum, or the product where nothing is added."""
         return (self.addition or self.product).output
 
     @property
@@ -43,12 +51,12 @@ def merge_products(graph: Graph) -> Graph:
     """The graph with products of one value merged, where that is worth it."""
     uses = graph.uses()
     outputs = {v.id for v in graph.outputs}
-    families: dict[int, list[_Branch]] = {}
+    families: dict[int, list[Branch]] = {}
     for node in graph.nodes:
-        branch = _branch(node, uses, outputs)
+        branch = branch_of(node, uses, outputs)
         if branch is not None and branch.result.id not in outputs and _lies_in_memory(branch.result, uses):
             families.setdefault(node.operands[0].id, []).append(branch)
-    first: dict[int, list[_Branch]] = {}
+    first: dict[int, list[Branch]] = {}
     gone: set[int] = set()
     for family in families.values():
         if len(family) > 1:
@@ -63,7 +71,8 @@ def merge_products(graph: Graph) -> Graph:
     return r.result()
 
 
-def _branch(node: Node, uses: dict[int, list[Node]], outputs: set[int]) -> _Branch | None:
+def branch_of(node: Node, uses: dict[int, list[Node]], outputs: set[int]) -> Branch | None:
+    """A product with a constant matrix of so many columns that slices of it are whole vectors; None of other nodes."""
     if node.op != "matmul" or node.output.rank < 2:
         return None
     weights = constant_of(node.operands[1])
@@ -76,8 +85,8 @@ def _branch(node: Node, uses: dict[int, list[Node]], outputs: set[int]) -> _Bran
         bias = constant_of(others[0]) if len(others) == 1 else None
         row = (*(1,) * (bias.ndim - 1), weights.shape[1]) if bias is not None else ()
         if bias is not None and bias.shape == row and bias.ndim <= node.output.rank:
-            return _Branch(node, weights, addition, bias.reshape(-1))
-    return _Branch(node, weights)
+            return Branch(node, weights, addition, bias.reshape(-1))
+    return Branch(node, weights)
 
 
 def _lies_in_memory(value: Value, uses: dict[int, list[Node]]) -> bool:
@@ -95,7 +104,7 @@ def _lies_in_memory(value: Value, uses: dict[int, list[Node]]) -> bool:
         value = readers[0].output
 
 
-def _merge(r: Rewriter, family: Sequence[_Branch]) -> None:
+def _merge(r: Rewriter, family: Sequence[Branch]) -> None:
     """One product in place of the family's, and its slices."""
     b = Builder()
     product = family[0].product

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxc.ir.graph import Graph
 from onnxc.passes.attention import FLOAT32, HALF, fuse_attention
 from onnxc.passes.decompose import decompose
+from onnxc.passes.gated_products import divide_gated_products
 from onnxc.passes.merge_products import merge_products
 from onnxc.passes.positions import expand_positions
 from onnxc.passes.precision import convert_precision
@@ -38,7 +39,8 @@ class PassOptions:
         attention_depth: the depth of the deepest heads that attention is recognised with; None is no limit.
         dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
         keep_io: a converted model's inputs and outputs stay float32.
-        merge: products of one value with several constants become one product.
+        merge: products of one value with several constants become one product; but those of a gate and what it opens
+            become two.
         weight_gradients: recognise gradients of convolutions by their weights.
         weight_products: gradients of convolutions by their weights become products of matrices.
         positions: where a vector is true is found by a routine.
@@ -90,5 +92,5 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         dtype, keep_io, packed = options.dtype, options.keep_io, options.packed_halves
         pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io, packed)))
     if options.merge:
-        pipeline.append(("merge-products", merge_products))
+        pipeline += [("divide-gated-products", divide_gated_products), ("merge-products", merge_products)]
     return [*pipeline, ("prepare", lambda g: prepare(g, rows=options.rows))]

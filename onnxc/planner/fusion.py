@@ -7,7 +7,7 @@ inside if others need it too. Every decision is written down with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import networkx as nx
 
@@ -23,6 +23,7 @@ from onnxc.planner.in_place import is_step, late_nodes, share_buffers, updates_o
 from onnxc.planner.layout import Layout, assign, channels_last, is_turned
 from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.order import sum_orders
+from onnxc.planner.pairs import fellows
 from onnxc.planner.section import FULL, Section, cost
 from onnxc.planner.split import split_reductions
 from onnxc.planner.stages import divide_routines
@@ -68,6 +69,8 @@ class _Planner:
 
     def run(self) -> Plan:
         for node in self.graph.nodes:
+            if id(node) in self.homes:
+                continue
             if self.is_template(node) or lookup(node.op).kind in (Kind.OPAQUE, Kind.CONTROL):
                 self._open_template(node)
         for node in reversed(self.graph.nodes):
@@ -94,8 +97,35 @@ class _Planner:
             section.stores.clear()
             group.sections.append(section)
             if self.options.epilogue:
+                self._pair(group, section)
                 self._absorb(group, section)
             self._store_needed(group, section)
+
+    def _pair(self, group: Group, section: Section) -> None:
+        """Takes another product of the same left factor into a product's kernel, where the epilogue of both leaves one
+        value to store, and none of their results.
+        """
+        node = group.node
+        assert node is not None
+        if not (self.machine.pairs and self.options.pairs) or id(node) in self.late:
+            return
+        for other in fellows(node, self.uses):
+            if id(other) in self.homes or id(other) in self.late or not self.is_template(other):
+                continue
+            own, its = self.clusters.of(node), self.clusters.of(other)
+            if self.clusters.reaches([own], its) or self.clusters.reaches([its], own):
+                continue
+            both = (node, other)
+            candidates = self._candidates(group, {n.output.id: section.index for n in both})
+            taken = candidates[: self._length(both, candidates)]
+            if taken and not {v.id for v in self._needed(both, taken)} & {n.output.id for n in both}:
+                self.homes[id(other)] = [group]
+                self.clusters.merge(node, other)
+                section._demand(other.output, section.index)
+                group.twin = other
+                group.nodes.append(other)
+                group.reasons.append(f"{other.op} of the same left factor runs beside it: their results meet")
+                return
 
     def _absorb(self, group: Group, section: Section) -> None:
         """Takes the pointwise nodes that follow a template into its epilogue, with the views between them.
@@ -103,25 +133,25 @@ class _Planner:
         Of all nodes that could be taken, the longest run is taken that leaves one value to store, if there is one.
         """
         assert group.node is not None
-        at: dict[int, Index] = {group.node.output.id: section.index}
+        at: dict[int, Index] = {v.id: section.index for v in group.results}
         candidates = self._candidates(group, at)
-        for node in candidates[: self._length(group.node, candidates)]:
+        for node in candidates[: self._length(group.cores, candidates)]:
             self._take(group, section, node, at)
 
-    def _length(self, template: Node, candidates: list[Node]) -> int:
+    def _length(self, cores: Sequence[Node], candidates: list[Node]) -> int:
         """How many of the candidates a template takes: as many as leave one value to store, or nothing but updates of
         inputs.
 
         A narrow value (of bytes, say) goes before wider ones that are made from it by a few instructions: whoever reads
         them makes them again, from a quarter of the memory.
         """
-        best, stored = 0, template.output
-        most = self.machine.late if id(template) in self.late else None
+        best, stored = 0, cores[0].output
+        most = self.machine.late if id(cores[0]) in self.late else None
         for length in range(1, len(candidates[:most]) + 1):
-            needed = self._needed(template, candidates[:length])
+            needed = self._needed(cores, candidates[:length])
             if len(needed) != 1 and not (needed and most is None and all(v.id in self.updated for v in needed)):
                 continue
-            if most is not None and needed[0].dtype.bits > template.output.dtype.bits:
+            if most is not None and needed[0].dtype.bits > cores[0].output.dtype.bits:
                 continue
             more = candidates[best:length]
             bits = stored.dtype.bits
@@ -132,8 +162,7 @@ class _Planner:
 
     def _candidates(self, group: Group, at: dict[int, Index]) -> list[Node]:
         """Pointwise nodes after a template that its loops could compute, in order; fills in their indices."""
-        assert group.node is not None
-        pending = list(self.uses.get(group.node.output.id, ()))
+        pending = [n for vid in at for n in self.uses.get(vid, ())]
         done: set[int] = set()
         found: list[Node] = []
         while pending and len(done) < MOST_NODES:
@@ -151,11 +180,11 @@ class _Planner:
             pending.extend(self.uses.get(node.output.id, ()))
         return found
 
-    def _needed(self, template: Node, taken: list[Node]) -> list[Value]:
-        """What must be stored if the template takes these nodes: results that others read."""
-        inside = {id(n) for n in (template, *taken)}
+    def _needed(self, cores: Sequence[Node], taken: list[Node]) -> list[Value]:
+        """What must be stored if a template of these nodes takes those: results that others read."""
+        inside = {id(n) for n in (*cores, *taken)}
         return [
-            n.output for n in (template, *taken) if n.output.id in self.outputs or self._read_outside(n.output, inside)
+            n.output for n in (*cores, *taken) if n.output.id in self.outputs or self._read_outside(n.output, inside)
         ]
 
     def _read_outside(self, value: Value, inside: set[int]) -> bool:
@@ -209,7 +238,8 @@ class _Planner:
     def _store_needed(self, group: Group, section: Section) -> None:
         """Stores what the rest of the graph needs of a template's results."""
         assert group.node is not None
-        for value in self._needed(group.node, group.nodes[1:]):
+        cores = group.cores
+        for value in self._needed(cores, [n for n in group.nodes if not group.is_for(n)]):
             section.stores[value.id] = section.demands[value.id][0]
             section.values[value.id] = value
             self._note_stored(value, f"{group.node.op} is a template")
@@ -360,9 +390,9 @@ class _Planner:
             if id(r) not in self.homes:
                 continue
             for group in self.homes[id(r)]:
-                if group.node is r and group.kind in ("opaque", "control"):
+                if group.is_for(r) and group.kind in ("opaque", "control"):
                     return f"an operand of {r.op}"
-                if group.node is r and not (node.op in VIEWS and self._stays_direct(r, value)):
+                if group.is_for(r) and not (node.op in VIEWS and self._stays_direct(r, value)):
                     return f"an operand of {r.op}"
         return ""
 
@@ -388,7 +418,7 @@ class _Planner:
 
     def _note_template_readers(self, node: Node, readers: list[Node]) -> None:
         """A template that reads a view reads the stored value behind it."""
-        templates = [r.op for r in readers for g in self.homes.get(id(r), ()) if g.node is r]
+        templates = [r.op for r in readers for g in self.homes.get(id(r), ()) if g.is_for(r)]
         if node.output.id in self.through_views:
             templates.append(self.through_views[node.output.id])
         if templates:
@@ -401,7 +431,7 @@ class _Planner:
         for r in readers:
             for group in self.homes.get(id(r), ()):
                 demanded = group in copies or any(node.output.id in s.demands for s in group.sections)
-                if group.node is not r and demanded and group not in found:
+                if not group.is_for(r) and demanded and group not in found:
                     found.append(group)
         return found + [g for g in copies if g not in found]
 
@@ -571,7 +601,7 @@ class _Planner:
         """True for readers that take any strides: loops, and convolutions' images."""
         if reader.op in VIEWS:
             return all(self._reads_strided(r, reader.output) for r in self.uses.get(reader.output.id, ()))
-        if any(g.node is reader for g in self.homes.get(id(reader), ())):
+        if any(g.is_for(reader) for g in self.homes.get(id(reader), ())):
             return any(v is value for v in images_of(reader))
         return True
 

@@ -25,6 +25,7 @@ class FusionOptions:
         relay: on GPUs: kernels that read a large tensor twice, image by image.
         walks: on GPUs: kernels begin at the end of a large buffer, where the one before them has ended.
         branches: of training steps on GPUs: kernels run beside others that they do not need.
+        pairs: on GPUs: two products of one matrix whose results meet in a function, as the gate and what it opens.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -38,6 +39,7 @@ class FusionOptions:
     relay: bool = True
     walks: bool = True
     branches: bool = True
+    pairs: bool = True
     recompute: bool = True
 
 
@@ -65,6 +67,21 @@ class Group:
     reasons: list[str] = field(default_factory=list)
     chain: list[Group] = field(default_factory=list)  # template groups that run band by band, this one's node last
     stages: list[Section] = field(default_factory=list)  # that run before the section, image by image
+    twin: Node | None = None  # another product of the same left operand, whose result the epilogue reads too
+
+    @property
+    def cores(self) -> tuple[Node, ...]:
+        """The nodes that a template or a routine computes; what else is in its kernel follows from their results."""
+        return tuple(n for n in (self.node, self.twin) if n is not None)
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """What a template leaves in its accumulators."""
+        return tuple(n.output for n in self.cores)
+
+    def is_for(self, node: Node) -> bool:
+        """Whether a template or a routine computes the node itself, and reads its operands from memory."""
+        return any(n is node for n in self.cores)
 
     @property
     def origin(self) -> Origin:
@@ -102,14 +119,13 @@ def group_reads(group: Group) -> set[int]:
         between = {v.id for g in group.chain[:-1] for v in g.stored()}
         return set[int]().union(*(group_reads(g) for g in group.chain)) - between
     found: set[int] = set()
-    if group.node is not None:
-        for v in group.node.operands:
-            chain = v
+    for v in (v for core in group.cores for v in core.operands):
+        chain = v
+        found.add(chain.id)
+        while chain.node is not None and chain.node.op in VIEWS:
+            chain = chain.node.operands[0]
             found.add(chain.id)
-            while chain.node is not None and chain.node.op in VIEWS:
-                chain = chain.node.operands[0]
-                found.add(chain.id)
     for section in (*group.stages, *group.sections):
         found |= {vid for vid in section.demands if vid not in section.members}
     found -= {section.root.id for section in group.stages}
-    return found - {v.id for v in (group.node.outputs if group.node else ())}
+    return found - {v.id for core in group.cores for v in core.outputs}

@@ -173,7 +173,7 @@ class Overwriting:
         if group.chain or group.kind in ("control", "opaque"):
             return group.kind == "opaque" and source.id not in group_reads(group)
         buffer = layout.storage(source)
-        if group.node is not None and any(layout.storage(v) is buffer for v in _behind(group.node.operands)):
+        if any(layout.storage(v) is buffer for core in group.cores for v in _behind(core.operands)):
             return False
         uses = [self._use(group, k) for k in range(len(group.sections))]
         places = [(use, k, s.address) for use in uses for k, s in use.stores if s.value is layout.storage(result)]
@@ -188,8 +188,7 @@ class Overwriting:
     def _use(self, group: Group, k: int) -> _Use:
         section = group.sections[k]
         if id(section) not in self._uses:
-            result = group.node.output if group.node is not None else None
-            nest = Lowering(section, self.layout, result).nest(group.placements.get(k))
+            nest = Lowering(section, self.layout, group.results).nest(group.placements.get(k))
             self._uses[id(section)] = _Use.of(nest)
         return self._uses[id(section)]
 

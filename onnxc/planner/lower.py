@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from onnxc.ir import dtypes
@@ -32,10 +34,10 @@ from onnxc.primitives.builder import constant_of
 
 
 class Lowering:
-    """Builds terms for one section. `result` is the value a template leaves in its accumulators, if any."""
+    """Builds terms for one section. `results` are the values that a template leaves in its accumulators, if any."""
 
-    def __init__(self, section: Section, layout: Layout, result: Value | None = None) -> None:
-        self.section, self.layout, self.result = section, layout, result
+    def __init__(self, section: Section, layout: Layout, results: Iterable[Value] = ()) -> None:
+        self.section, self.layout, self.results = section, layout, {v.id for v in results}
         self.reductions: dict[int, Reduction] = {}
         self.lookups: dict[Symbol, Lookup] = {}
         self._memo: dict[tuple[int, Index], Term] = {}
@@ -55,7 +57,7 @@ class Lowering:
         constant = constant_of(value)
         if constant is not None and constant.size == 1:
             return Const(value.dtype, constant.tobytes())
-        if self.result is not None and value.id == self.result.id:
+        if value.id in self.results:
             return Result(value.dtype, value)
         node = self.section.members.get(value.id)
         if node is None:

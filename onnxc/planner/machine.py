@@ -26,6 +26,7 @@ class Machine:
         depth: nodes between a reduction and the values in memory that it reads, as far as these are looked for.
         inline: whether a reduction walks through memory as the values lie that it reads beside a concatenation, which
             is computed where it is read.
+        pairs: whether a kernel may multiply one matrix by two, for a function of both results.
         late: pointwise nodes that a template of a training step's backward pass takes into its epilogue, where these
             leave one value that is no wider; None for any number. A tile's registers hold its sums and not much more.
         together: bytes that a kernel without sums writes at most, of a training step, that is merged with others.
@@ -50,6 +51,7 @@ class Machine:
     pointers: int | None = None
     depth: int = 24
     inline: bool = False
+    pairs: bool = False
     late: int | None = None
     beside: bool = False
     together: int = 1 << 20
@@ -61,6 +63,6 @@ CPU = Machine()
 # Programs for each of 132 multiprocessors; a second kernel costs 2 us, in which a program reads 65536 numbers.
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
-    narrow=16, staged=True, pointers=40, depth=512, inline=True, late=6,
+    narrow=16, staged=True, pointers=40, depth=512, inline=True, pairs=True, late=6,
     beside=True, together=1 << 25, apart=1 << 21, window=24,
 )  # fmt: skip

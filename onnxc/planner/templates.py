@@ -51,7 +51,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class MatmulAccess:
-    """How a matmul runs: batch loops, sizes, both operands, and the result's index in terms of the loops."""
+    """How a matmul runs: batch loops, sizes, both operands, and the result's index in terms of the loops; `c` is the
+    right operand of the product that shares its kernel, if one does.
+    """
 
     batch: list[tuple[Symbol, Dim]]
     m: Expr
@@ -60,6 +62,7 @@ class MatmulAccess:
     a: Matrix
     b: Matrix
     index: Index
+    c: Matrix | None = None
 
 
 def _matrix(layout: Layout, value: Value, at: Index, row: Expr, col: Expr) -> Matrix | None:
@@ -73,8 +76,12 @@ def _matrix(layout: Layout, value: Value, at: Index, row: Expr, col: Expr) -> Ma
     return Matrix(layout.storage(source), address - row * rs - col * cs, rs, cs)
 
 
-def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
-    """The matrices of a matmul, batch dims merged into the rows where B has none; None where a view is in the way."""
+def matmul_access(layout: Layout, node: Node, twin: Node | None = None) -> MatmulAccess | None:
+    """The matrices of a matmul, batch dims merged into the rows where B has none; None where a view is in the way.
+
+    Args:
+        twin: a product of the same left operand, with a right one of the same sizes, in the same kernel.
+    """
     a, b = node.operands[:2]
     out = node.output
     merged = all(d == 1 for d in b.shape[:-2])
@@ -89,15 +96,13 @@ def matmul_access(layout: Layout, node: Node) -> MatmulAccess | None:
             else (*(0 if d == 1 else v for v, d in zip(loops, lead, strict=True)), m)
         )
         left = _matrix(layout, a, broadcast(a, (*outer[:-1], outer[-1], k)), m, k)
-        right = (
-            _matrix(layout, b, broadcast(b, (*outer[:-1], k, n)), k, n)
-            if not merge
-            else _matrix(layout, b, (*(0,) * (b.rank - 2), k, n), k, n)
-        )
-        if left is None or right is None:
+        place = (*(0,) * (b.rank - 2), k, n) if merge else broadcast(b, (*outer[:-1], k, n))
+        right = _matrix(layout, b, place, k, n)
+        other = _matrix(layout, twin.operands[1], place, k, n) if twin is not None else None
+        if left is None or right is None or (twin is not None and other is None):
             continue
         batch = [(next(iter(v.symbols())), d) for v, d in zip(loops, lead, strict=False) if d != 1]
-        return MatmulAccess(batch, m, n, (m_size, out.shape[-1], a.shape[-1]), left, right, (*outer, n))
+        return MatmulAccess(batch, m, n, (m_size, out.shape[-1], a.shape[-1]), left, right, (*outer, n), other)
     return None
 
 

@@ -43,7 +43,7 @@ class Epilogue:
     ) -> None:  # fmt: skip
         assert group.node is not None
         section = group.sections[0]
-        self.nest = Lowering(section, layout, group.node.output).nest(None)
+        self.nest = Lowering(section, layout, group.results).nest(None)
         (c,) = symbols(channel)
         block, lane = index("block", 1 << 40), index("lane", lanes)
         split: dict[Symbol, Dim] = {c: block * lanes + lane if aligned else channel + lane}

@@ -82,7 +82,7 @@ def roles_of(access: AttentionAccess, mask: Mask, unit: float, group: Group, lay
 def _stored(access: AttentionAccess, group: Group, layout: Layout) -> Matrix | None:
     """Where the result lies; None where something else than a store follows, or its rows are no rows in memory."""
     assert group.node is not None
-    nest = Lowering(group.sections[0], layout, group.node.output).nest(None)
+    nest = Lowering(group.sections[0], layout, group.results).nest(None)
     substitute_indices(nest, [mapping(group.sections[0], access.index)])
     stores = list(nest.stores())
     if len(stores) != 1 or not isinstance(stores[0].term, Result) or nest.lookups:

@@ -58,14 +58,15 @@ class Tile:
         return self.emitter().index(d, self.scope())
 
 
-def emit_epilogue(group: Group, layout: Layout, places: tuple[Dim, ...], tile: Tile, result: str) -> list[str]:
-    """The statements that finish and store a tile. `places` is the result's index in terms of the tile's loops."""
-    assert group.node is not None
+def emit_epilogue(group: Group, layout: Layout, places: tuple[Dim, ...], tile: Tile, *results: str) -> list[str]:
+    """The statements that finish and store a tile. `places` is the result's index in terms of the tile's loops,
+    `results` are the names of what the group leaves in accumulators.
+    """
     section = group.sections[0]
-    nest = Lowering(section, layout, group.node.output).nest(None)
+    nest = Lowering(section, layout, group.results).nest(None)
     substitute_indices(nest, [mapping(section, places)])
     emitter = tile.emitter(dict(nest.lookups))
-    emitter.results[group.node.output.id] = result
+    emitter.results |= {v.id: name for v, name in zip(group.results, results, strict=True)}
     emitter.result_symbols = frozenset(tile.variables)
     scope = tile.scope()
     for store in nest.stores():

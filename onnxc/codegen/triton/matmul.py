@@ -3,12 +3,15 @@
 Programs are numbered so that neighbours share rows or columns that the L2 cache still holds. Which tile, and whether a
 program does several of them one after the other, is data (`matmul_tiles.py`). Where it does, and where an architecture
 has the means, operands are read through tensor descriptors, and the next tile is on its way while one ends.
+
+Two products of the same rows whose results meet (`planner/pairs.py`) are one with a matrix that has the columns of both
+in turns: neighbouring sums are those of either, in the same thread, and the epilogue takes them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -122,11 +125,12 @@ class Product:
     def __init__(self, group: Group, layout: Layout, options: Options) -> None:
         node = group.node
         assert node is not None
-        access = matmul_access(layout, node)
+        access = matmul_access(layout, node, group.twin)
         if access is None:
             raise InternalError("a matmul's operand is behind a view that it cannot read through")
         self.group, self.layout, self.access = group, layout, access
         self.m, self.n, self.k = access.sizes
+        self.sums = len(group.results)  # columns of the sum for one of the result
         self.batch = prod(d for _, d in access.batch)
         self.dtype = node.output.dtype
         self.exact = self.dtype.name == "float32" and options.dot == "ieee"
@@ -135,7 +139,7 @@ class Product:
         self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch)
         a, b = access.a, access.b
         left = Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
-        self.operands = (left, self.right(b))
+        self.operands = (left, self.right(b) if access.c is None else _woven(b, access.c, self.k, self.n))
         self.buffers = Buffers(apart=layout.pitches)
         self.tile = Tile((), self.buffers)
 
@@ -148,7 +152,7 @@ class Product:
         """What the choice of a tile depends on."""
         return Facts(
             self.m, self.n, self.k, self.batch, self.dtype, self.exact, self.is_described(),
-            beside=self.beside,
+            beside=self.beside, pair=self.sums == 2,
         )  # fmt: skip
 
     def is_described(self) -> bool:
@@ -182,9 +186,17 @@ class Product:
         )  # fmt: skip
 
     def axes(self) -> list[Axis]:
-        """Rows and columns."""
-        sides = (("m", "row", self.m, self.blocks.m), ("n", "column", self.n, self.blocks.n))
-        return [Axis(*side, operand) for side, operand in zip(sides, self.operands, strict=True)]
+        """Rows and columns of the sum."""
+        left, right = self.operands
+        rows = Axis("m", "row", self.m, self.blocks.m, left)
+        if self.sums == 1:
+            return [rows, Axis("n", "column", self.n, self.blocks.n, right)]
+        return [rows, Axis("both", "column * 2", self.n * 2, self.blocks.n * 2, right)]
+
+    def _results(self) -> list[Axis]:
+        """Rows and columns of the result."""
+        rows, columns = self.axes()
+        return [rows, replace(columns, name="n", start="column", size=self.n, lanes=self.blocks.n)]
 
     def mask(self, axis: Axis, limit: Dim) -> str | None:
         """Which lanes of an axis are below a limit; None where all are."""
@@ -196,7 +208,8 @@ class Product:
         """Rows `m` and columns `n`, and the masks of those that the result has."""
         lines = []
         kind = ".to(tl.int64)" if self.wide else ""
-        for axis, view in zip(self.axes(), ("[:, None]", "[None, :]"), strict=True):
+        for axis in {x.name: x for x in (*self.axes(), *self._results())}.values():
+            view = "[:, None]" if axis.name == "m" else "[None, :]"
             lines.append(f"{axis.name} = ({axis.start} + tl.arange(0, {axis.lanes}){kind}){view}")
             mask = self.mask(axis, axis.size)
             lines += [f"{axis.name}m = {mask}"] if mask else []
@@ -206,7 +219,8 @@ class Product:
 
     def zero_of(self) -> str:
         """What the sum begins with."""
-        return f"acc = tl.zeros(({self.blocks.m}, {self.blocks.n}), tl.float32)"
+        rows, columns = self.axes()
+        return f"acc = tl.zeros(({rows.lanes}, {columns.lanes}), tl.float32)"
 
     def pointed(self) -> list[str]:
         """The loop over K, through pointers."""
@@ -272,11 +286,14 @@ class Product:
         tile = Tile((self.blocks.m, self.blocks.n), self.buffers)
         for loop, name in self.tile.names.items():
             tile.scalar(loop, name)
-        for k, (place, axis) in enumerate(zip((self.access.m, self.access.n), self.axes(), strict=True)):
+        for k, (place, axis) in enumerate(zip((self.access.m, self.access.n), self._results(), strict=True)):
             mask = f"{axis.name}m" if self.mask(axis, axis.size) else None
             size = axis.size if isinstance(axis.size, int) else None
             tile.lane(symbol(place), TileVariable(axis.name, k, axis.lanes, mask, size))
-        lines = emit_epilogue(self.group, self.layout, self.access.index, tile, "acc")
+        names = ["acc", "acc2"][: self.sums]
+        lines = emit_epilogue(self.group, self.layout, self.access.index, tile, *names)
+        if self.sums == 2:
+            lines.insert(0, f"acc, acc2 = tl.split(tl.reshape(acc, ({self.blocks.m}, {self.blocks.n}, 2)))")
         if self.dtype.name != "float32":  # as it would be stored
             lines.insert(0, f"acc = acc.to({spelling.stored(self.dtype)}).to(tl.float32)")
         return lines
@@ -290,24 +307,53 @@ def _limit(layout: Layout, x: Matrix, step: Dim, size: Dim) -> Dim:
 
 def _packed(b: Matrix, k: Dim, n: Dim) -> Operand | None:
     """A constant whose rows begin anywhere, as rows that begin at multiples of a vector; None for others."""
+    matrix = _constant(b, k, n)
+    if matrix is None:
+        return None
+    size = b.value.dtype.itemsize
+    assert isinstance(b.row, int) and isinstance(b.col, int) and isinstance(b.base, int)
+    far = b.row if b.col == 1 else b.col
+    if 1 in (b.row, b.col) and far * size % VECTOR == 0 and b.base * size % VECTOR == 0:
+        return None
+    return _rows(("matmul", *_place(b), k, n), b, matrix.shape, lambda out: np.copyto(out, matrix))
+
+
+def _woven(b: Matrix, c: Matrix, k: Dim, n: Dim) -> Operand:
+    """Two constants as one matrix, whose columns are in turns of either."""
+    first, second = (_constant(x, k, n) for x in (b, c))
+    if first is None or second is None:
+        raise InternalError("a pair of products has a right factor that is no constant matrix")
+
+    def write(out: np.ndarray) -> None:
+        out[:, ::2], out[:, 1::2] = first, second
+
+    return _rows(("pair", *_place(b), *_place(c), k, n), b, (first.shape[0], 2 * first.shape[1]), write)
+
+
+def _place(b: Matrix) -> tuple[object, ...]:
+    return b.value.id, b.base, b.row, b.col
+
+
+def _constant(b: Matrix, k: Dim, n: Dim) -> np.ndarray | None:
+    """The numbers of a constant matrix [K, N]; None of others, and where there is one row or column, or all are one."""
     constant = constant_of(b.value)
     if constant is None or not (isinstance(k, int) and isinstance(n, int) and isinstance(b.base, int)):
         return None
     if not (isinstance(b.row, int) and isinstance(b.col, int)) or min(k, n) <= 1 or 0 in (b.row, b.col):
         return None
     size = b.value.dtype.itemsize
-    far = b.row if b.col == 1 else b.col
-    if 1 in (b.row, b.col) and far * size % VECTOR == 0 and b.base * size % VECTOR == 0:
-        return None
-    width = -(-n // PADDED) * PADDED if n >= PADDED else max(VECTOR, power(n))
-    strides = (b.row * size, b.col * size)
     flat = np.ascontiguousarray(constant).reshape(-1)[b.base :]
-    matrix = np.lib.stride_tricks.as_strided(flat, (k, n), strides, writeable=False)
+    return np.lib.stride_tricks.as_strided(flat, (k, n), (b.row * size, b.col * size), writeable=False)
+
+
+def _rows(key: object, b: Matrix, shape: tuple[int, ...], fill: Callable[[np.ndarray], None]) -> Operand:
+    """A constant [K, N] in an order of the kernel's own: its rows begin at multiples of a vector."""
+    k, n = shape
+    width = -(-n // PADDED) * PADDED if n >= PADDED else max(VECTOR, power(n))
 
     def write(out: np.ndarray) -> None:
-        out.view(constant.dtype).reshape(k, width)[:, :n] = matrix
+        fill(out.view(b.value.dtype.numpy).reshape(k, width)[:, :n])
 
-    key = ("matmul", b.value.id, b.base, b.row, b.col, k, n)
     return Operand("b", Packed(key, TensorType(b.value.dtype, (k, width)), write), 0, 1, width, width)
 
 

@@ -54,6 +54,7 @@ class Facts:
         turns: of the loop around the sum: taps of a window.
         most: elements of the sum that are read at a time, where not as many as a tile may.
         beside: whether other kernels run beside this one, and nothing waits for it.
+        pair: whether a tile's sums are twice as many columns as its result has: those of two products.
         unknown: what a size counts as that is known at run time only, and what a number of products does.
     """
 
@@ -67,6 +68,7 @@ class Facts:
     turns: int = 1
     most: int | None = None
     beside: bool = False
+    pair: bool = False
     unknown: tuple[int, int] = (1 << 10, 16)
 
 

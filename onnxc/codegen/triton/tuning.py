@@ -56,7 +56,8 @@ def subject(group: Group, kernels: Sequence[Kernel]) -> str:
     for kernel in kernels:
         sha.update(f"{kernel.text()}\n{kernel.parameters()} {kernel.programs} {kernel.kind}\n".encode())
     if group.node is not None:
-        types = ", ".join(str(v.t) for v in group.node.operands)
+        operands = [*group.node.operands, *(group.twin.operands[1:] if group.twin is not None else ())]
+        types = ", ".join(str(v.t) for v in operands)
         what = f"{group.node.op} of {types}"
     else:
         what = f"loops to {', '.join(str(v.t) for v in group.stored())}"

@@ -1,0 +1,34 @@
+"""Products of one matrix that share a kernel: those whose results meet in a function.
+
+A gated network multiplies each row by two matrices, and then one result by a function of the other: SwiGLU, GeGLU. As
+one kernel the left factor is read once, no result is stored to be read again, and tiles of both fill a machine that
+tiles of one leave partly idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from onnxc.ir.graph import Node, Value
+from onnxc.primitives.builder import constant_of
+
+BITS = 16  # of what is multiplied: on units that take 32 bits there is no gain
+
+
+def fellows(node: Node, uses: Mapping[int, list[Node]]) -> Iterator[Node]:
+    """Products that could run in the tiles of this one: of the same left factor, and of a right one of the same sizes.
+    Both are constants, whose columns can be put beside each other.
+    """
+    if node.op != "matmul" or node.output.dtype.bits != BITS:
+        return
+    left, right = node.operands[:2]
+    for other in uses.get(left.id, ()) if _is_matrix(right) else ():
+        alike = other is not node and other.op == "matmul" and other.operands[0] is left and other.attrs == node.attrs
+        if alike and _is_matrix(other.operands[1]) and other.operands[1].t == right.t:
+            yield other
+
+
+def _is_matrix(value: Value) -> bool:
+    """Whether a value is a constant with several rows and columns."""
+    constant = constant_of(value)
+    return constant is not None and constant.ndim == 2 and min(constant.shape) > 1
