@@ -66,7 +66,8 @@ def _columns(cut: Node, y: Value) -> np.ndarray | None:
         return None
     if not all(isinstance(x, int) for x in (starts[-1], sizes[-1])):
         return None
-    return starts[-1] + steps[-1] * np.arange(sizes[-1])
+    found: np.ndarray = starts[-1] + steps[-1] * np.arange(sizes[-1])
+    return found
 
 
 def _behind(half: Value, uses: Mapping[int, list[Node]]) -> set[int]:

@@ -96,7 +96,7 @@ def matmul_access(layout: Layout, node: Node, twin: Node | None = None) -> Matmu
             else (*(0 if d == 1 else v for v, d in zip(loops, lead, strict=True)), m)
         )
         left = _matrix(layout, a, broadcast(a, (*outer[:-1], outer[-1], k)), m, k)
-        place = (*(0,) * (b.rank - 2), k, n) if merge else broadcast(b, (*outer[:-1], k, n))
+        place: Index = (*(0,) * (b.rank - 2), k, n) if merge else broadcast(b, (*outer[:-1], k, n))
         right = _matrix(layout, b, place, k, n)
         other = _matrix(layout, twin.operands[1], place, k, n) if twin is not None else None
         if left is None or right is None or (twin is not None and other is None):
