@@ -327,3 +327,14 @@ def test_computed_halves_are_rounded_before_steps() -> None:
     np.testing.assert_array_equal(got["floor"], np.ones(1024, np.float16))
     for name, wanted in zip(("floor", "cast", "less", "best"), reference(model, a, a, small), strict=True):
         np.testing.assert_array_equal(got[name], wanted, name)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_many_operands_of_max(dtype: str) -> None:
+    """Chains of maxima of values that are not read from memory: g++ took exponential time for their NaN tests."""
+    parts = [f"p{i}" for i in range(40)]
+    made = [f"c{i} = Constant<value = {dtype} {{{i % 7 - 3}.0}}>()\np{i} = Mul(x, c{i})" for i in range(40)]
+    made += [f"{y} = {op}({', '.join(parts)})" for y, op in (("y", "Max"), ("z", "Min"))]
+    text = f"({dtype}[n] x) => ({dtype}[n] y, {dtype}[n] z) {{\n" + "\n".join(made) + "\n}"
+    x = np.array([1, -2, np.nan, 0, np.inf, -np.inf, 3], np.float32 if dtype == "float" else np.float64)
+    agrees(text, x, exact=True)

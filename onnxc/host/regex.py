@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -383,6 +383,7 @@ class _Row:
     def __init__(self, entered: frozenset[int]) -> None:
         self.entered = entered
         self.next: dict[str, tuple[_Row, int]] = {}
+        self.ends: dict[str, bool] = {}  # whether a match may end here, between these two characters
 
 
 class Regex:
@@ -412,6 +413,41 @@ class Regex:
                 return False
             before = c
         return self._last in self._reached(row.entered, before, "")
+
+    def matches(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the pattern is in a text, from left to right: the longest match of each place, behind the one before.
+
+        Of an empty match the character behind it counts as seen.
+        """
+        at = steps = 0
+        while at <= len(text):
+            end, count = self._longest(text, at)
+            steps += count
+            if steps > MOST_STEPS:
+                raise LimitError(f"a regular expression and a text of {len(text)} characters take too many steps")
+            if end is not None:
+                yield at, end
+            at = at + 1 if end is None else max(end, at + 1)
+
+    def _longest(self, text: str, start: int) -> tuple[int | None, int]:
+        """Where the longest match from `start` on ends, and the steps that took."""
+        row, end, steps = self._first, None, 0
+        before = text[start - 1] if start else ""
+        for at in range(start, len(text) + 1):
+            c = text[at] if at < len(text) else ""
+            key = before + "\n" + c if self._asserts else ""
+            if key not in row.ends:
+                row.ends[key] = self._last in self._reached(row.entered, before, c)
+            end = at if row.ends[key] else end
+            if not c:
+                break
+            key = before + c if self._asserts else c
+            row, count = row.next.get(key) or self._step(row, before, c, key)
+            steps += 1 + count
+            if not row.entered or steps > MOST_STEPS:
+                break
+            before = c
+        return end, steps
 
     def _step(self, row: _Row, before: str, c: str, key: str) -> tuple[_Row, int]:
         """The row behind a character."""

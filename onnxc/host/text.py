@@ -32,7 +32,8 @@ def each(f: Callable[[str], str], x: Array) -> Array:
     return strings(map(f, x.ravel()), x.shape)
 
 
-def _limit(count: int, what: str = "strings or characters") -> None:
+def limit(count: int, what: str = "strings or characters") -> None:
+    """Raises LimitError for a result of too many."""
     if count > MOST_CHARACTERS:
         raise LimitError(f"{count} {what} would be made; the limit is {MOST_CHARACTERS}")
 
@@ -49,8 +50,8 @@ def _broadcast(x: Array, y: Array) -> tuple[Array, Array]:
 def string_concat(x: Array, y: Array) -> Array:
     """Each element of x with that of y behind it; numpy's broadcasting."""
     a, b = _broadcast(x, y)
-    _limit(a.size)
-    _limit(sum(map(len, a.ravel())) + sum(map(len, b.ravel())))
+    limit(a.size)
+    limit(sum(map(len, a.ravel())) + sum(map(len, b.ravel())))
     return strings((s + t for s, t in zip(a.ravel(), b.ravel(), strict=True)), a.shape)
 
 
@@ -71,7 +72,7 @@ def string_split(x: Array, delimiter: str = "", maxsplit: int | None = None) -> 
     most = -1 if maxsplit is None else maxsplit
     parts = [s.split(delimiter or None, most) for s in x.ravel()]
     width = max(map(len, parts), default=0)
-    _limit(width * len(parts))
+    limit(width * len(parts))
     filled = (part for found in parts for part in [*found, *[""] * (width - len(found))])
     counts = np.array([len(found) for found in parts], np.int64)
     return strings(filled, (*x.shape, width)), counts.reshape(x.shape)
@@ -133,7 +134,7 @@ def tfidf_vectorizer(
     if weights and len(weights) != len(ngram_indexes):
         raise RunError(f"{len(weights)} weights are given for {len(ngram_indexes)} n-grams")
     width = max(ngram_indexes, default=-1) + 1
-    _limit(width * (len(x) if x.ndim == 2 else 1), "counts")
+    limit(width * (len(x) if x.ndim == 2 else 1), "counts")
     trees = _trees(tuple(pool_strings or pool_int64s), tuple(ngram_counts), tuple(ngram_indexes))
     items = trees.numbers(x if x.ndim == 2 else x.reshape(1, -1))
     counts = np.zeros((len(items), width), np.float32)

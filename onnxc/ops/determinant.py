@@ -1,4 +1,4 @@
-"""Det: by expansion for matrices of up to 4 rows, by elimination with pivots for larger ones."""
+"""Det: by expansion for matrices of up to 4 rows, by elimination with pivots for larger ones; Inverse by the latter."""
 
 from __future__ import annotations
 
@@ -85,3 +85,33 @@ def _step(n: int, row: int, b: Builder, states: list[Value], slices: list[Value]
     factor = b.where(none, 0.0, b.div(under, b.where(none, 1.0, top)))
     a = b.where(b.lt(k, rows), b.sub(b.where(moved, own, a), b.mul(factor, best)), a)
     return [a, b.mul(product, b.cast(b.where(b.eq(pivot, k), top, b.neg(top)), product.dtype))], []
+
+
+# ---------------------------------------------------------------- Inverse
+
+
+@op("Inverse", 1, domain="com.microsoft")
+def inverse(b: Builder, x: Value) -> Value:
+    """The inverses of matrices [..., n, n]; infinities or NaN where there is none. Halves are computed in float32."""
+    if x.rank < 2 or never_equal(x.shape[-1], x.shape[-2]):
+        raise ShapeError(f"Inverse of {x.t}: it takes square matrices [..., n, n]")
+    n, batch = static_dim(x.shape[-1], "the size of Inverse"), x.t.with_shape(x.shape[:-2]).size
+    wide = b.reshape(b.cast(x, dtypes.float32) if x.dtype.bits < 32 else x, (batch, n, n))
+    unit = b.cast(b.eq(b.reshape(b.iota(n), (n, 1)), b.iota(n)), wide.dtype)
+    both = b.concat([wide, b.expand(unit, (batch, n, n))], 2)
+    if n:
+        ((both,), _) = b.scan([both], [b.iota(n)], n, partial(_jordan_step, n))
+    return b.cast(b.reshape(b.slice(both, 2, n, 2 * n), x.shape), x.dtype)
+
+
+def _jordan_step(n: int, b: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+    """Column k of [batch, n, 2 n] becomes one of the unit matrix: the row of the pivot changes places with row k."""
+    (a,), (k,) = states, slices
+    at, rows = b.reshape(k, (1,)), b.reshape(b.iota(n), (n, 1))
+    column, own = b.gather(a, at, 2), b.gather(a, at, 1)
+    size = b.where(b.isnan(column), math.inf, b.abs(column))
+    pivot = b.reshape(b.one("argmax", b.where(b.lt(rows, k), -1.0, size), axis=1, last=False), (a.shape[0], 1, 1))
+    best = b.one("gather_elements", a, b.expand(pivot, own.shape), axis=1)
+    scaled = b.div(best, b.gather(best, at, 2))
+    moved = b.where(b.eq(rows, pivot), own, a)
+    return [b.where(b.eq(rows, k), scaled, b.sub(moved, b.mul(b.gather(moved, at, 2), scaled)))], []

@@ -79,16 +79,31 @@ template <> inline OX_LAMBDA vf v_max_fast(vf a, vf b) { return __builtin_ia32_m
 template <> inline OX_LAMBDA vf v_min_fast(vf a, vf b) { return __builtin_ia32_minps(a, b); }
 #endif
 
+// a where it is no number, else r. Not as a select: of `x != x` for an x that was selected g++ asks the same of both
+// sides, which takes exponential time for a chain of maxima.
+template <class A> OX A v_nan_or(A a, A r) {
+  typedef mask_of<A> M;
+  const M nan = v_ne(a, a);
+  return bits<A>((bits<M>(a) & nan) | (bits<M>(r) & ~nan));
+}
+#if OX_512
+template <> inline OX_LAMBDA vf v_nan_or(vf a, vf r) {
+  return __builtin_ia32_blendmps_512_mask(r, a, __builtin_ia32_cmpps512_mask(a, a, 3, OX_ALL, OX_CUR));
+}
+#elif OX_256
+template <> inline OX_LAMBDA vf v_nan_or(vf a, vf r) {
+  return __builtin_ia32_blendvps256(r, a, __builtin_ia32_cmpps256(a, a, 3));
+}
+#endif
+
 // As numpy.maximum and ONNX Max: a NaN in either gives NaN; of two zeros the second comes out.
 template <class A> OX A v_max(A a, A b) {
-  A r = v_max_fast(a, b);
-  if constexpr (is_float<elem<A>>) return v_sel(v_ne(a, a), a, r);
-  else return r;
+  if constexpr (is_float<elem<A>>) return v_nan_or(a, v_max_fast(a, b));
+  else return v_max_fast(a, b);
 }
 template <class A> OX A v_min(A a, A b) {
-  A r = v_min_fast(a, b);
-  if constexpr (is_float<elem<A>>) return v_sel(v_ne(a, a), a, r);
-  else return r;
+  if constexpr (is_float<elem<A>>) return v_nan_or(a, v_min_fast(a, b));
+  else return v_min_fast(a, b);
 }
 // max(x, 0) as onnxruntime's Relu: NaN and -0.0 pass.
 template <class A> OX A v_relu(A x) { return v_max_fast(A{}, x); }
