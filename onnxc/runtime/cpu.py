@@ -70,7 +70,7 @@ class Level:
 
 
 _WIDE = "-mprefer-vector-width=512"
-# Products in tiles of 6 rows by 64 columns (matmul.h): on Cascade Lake, models take 0.88 to 0.91 of the time. Not
+# Products in tiles of 6 rows by 64 columns (matmul.h): on Cascade Lake, models take 0.87 to 1.02 of the time. Not
 # measured on AMD's cores, for which 12 rows by 32 were chosen: they read less of the second-level cache.
 _BROAD = "-DONNXC_BROAD_TILES"
 # Intel's cores from Skylake to Comet Lake do not keep decoded instructions of 32 bytes that a jump ends or crosses
