@@ -125,6 +125,17 @@ def test_every_tile(simulator: Simulator) -> None:
         near(answer.outputs[0], wanted(x, w, v), "float16")
 
 
+def test_positions_in_both_matrices(simulator: Simulator) -> None:
+    """A matrix of the columns of both may need wider indices than either."""
+    built, own = gated("float16", [20], 32, 48, "constant")
+    x = numbers("float16", 20, 32)
+    both = 2 * 32 * 48  # elements
+    for limit, wide in ((both, True), (2 * both, False)):
+        answer = run(simulator, built, [x], limits={"WIDE": limit})
+        assert answer.kinds == ["matmul"] and ("tl.int64" in answer.source) is wide
+        near(answer.outputs[0], wanted(x, *own), "float16")
+
+
 def test_a_batch(simulator: Simulator) -> None:
     built, own = gated("float16", (2, 3, 20), 24, 40, "constant")
     x = numbers("float16", 2, 3, 20, 24)

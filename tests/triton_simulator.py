@@ -378,7 +378,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul, relay)
+    places = (tiles, walk, matmul, relay, kernel)
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked

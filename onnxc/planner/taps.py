@@ -90,7 +90,7 @@ def _inside(plan: Plan, value: Value) -> Tap | None:
 
 def _is_whole(group: Group, section: Section, value: Value) -> bool:
     """Whether a section computes each element of a value once, and could store it where it does."""
-    result = group.node is not None and value is group.node.output
+    result = any(value is v for v in group.results)
     if not result and value.id not in section.members:
         return False
     demands = section.demands.get(value.id, [])

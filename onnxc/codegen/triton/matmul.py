@@ -136,10 +136,11 @@ class Product:
         self.exact = self.dtype.name == "float32" and options.dot == "ieee"
         self.beside = options.beside
         self.dot = f', input_precision="{options.dot}"' if self.dtype.name == "float32" else ""
-        self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch)
         a, b = access.a, access.b
         left = Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
         self.operands = (left, self.right(b) if access.c is None else _woven(b, access.c, self.k, self.n))
+        sizes = (o.value.t.size for o in self.operands)  # of a constant in another order, more than it has elements
+        self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch, *sizes)
         self.buffers = Buffers(apart=layout.pitches)
         self.tile = Tile((), self.buffers)
 
