@@ -449,9 +449,10 @@ def multilabel_margin_loss(c: Call, x: Value, labels: Value, reduction: int) -> 
     valid = b.reshape(valid, (*batch, n, 1))
     there = b.and_(valid, b.eq(b.reshape(labels, (*batch, n, 1)), line))
     target = b.reduce("max", b.cast(there, dtypes.uint8), [x.rank - 1])
+    near = b.add(b.sub(1.0, own), b.reshape(wide, (*batch, 1, n)))
     others = b.and_(valid, b.eq(b.reshape(target, (*batch, 1, n)), 0))
-    near = b.max(b.add(b.sub(1.0, own), b.reshape(wide, (*batch, 1, n))), 0.0)
-    loss = b.reduce("sum", b.where(others, near, b.scalar(0.0, wide.dtype)), [x.rank - 1, x.rank])
+    counts = b.and_(others, b.lt(0.0, near))  # no NaN, then
+    loss = b.reduce("sum", b.where(counts, near, b.scalar(0.0, wide.dtype)), [x.rank - 1, x.rank])
     loss = b.div(loss, b.size_as(n, wide.dtype))
     axes = list(range(loss.rank))
     if reduction:

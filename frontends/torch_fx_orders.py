@@ -16,7 +16,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops import reals
 from onnxc.primitives.builder import Builder
 
-_COMPARED = 128  # elements of a sorted row up to which all are compared, and none is looked for
+_COMPARED = 128  # whole numbers of a sorted row up to which all are compared, and none is looked for
 
 
 # ---------------------------------------------------------------- running
@@ -168,7 +168,8 @@ def searchsorted(
     sorter: Value | None = None,
 ) -> Value:  # fmt: skip
     """How many elements of a sorted row [..., n] stand before each of x [..., m]: those less than it, or (`right`)
-    less or equal. NaN is greater than all.
+    less or equal. NaN is greater than all; rows of floats are halved as PyTorch does, for what it finds in rows with
+    NaN depends on where it looks.
     """
     b = c.b
     if sorter is not None:
@@ -180,10 +181,13 @@ def searchsorted(
     def behind(v: Value, element: Value) -> Value:
         return b.not_(b.lt(v, element) if right else b.le(v, element))
 
-    if not isinstance(n, int) or n <= _COMPARED:
+    if not isinstance(n, int) or n == 0 or (n <= _COMPARED and not rows.dtype.is_float):
         element = b.reshape(rows, (n,) if rows.rank == 1 else (*rows.shape[:-1], 1, n))
-        counts = b.cast(behind(b.reshape(places, (*places.shape, 1)), element), dtypes.int64)
-        return b.reduce("sum", counts, [places.rank])
+        searched = b.reshape(places, (*places.shape, 1))
+        before = behind(searched, element)
+        if rows.dtype.is_float:
+            before = b.and_(before, b.or_(b.not_(b.isnan(element)), b.isnan(searched)))
+        return b.reduce("sum", b.cast(before, dtypes.int64), [places.rank])
     low, high = b.full(places.shape, 0, dtypes.int64), b.full(places.shape, n, dtypes.int64)
     for _ in range(n.bit_length()):  # halves what is left each time
         middle = b.min(b.div(b.add(low, high), 2), n - 1)

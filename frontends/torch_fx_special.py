@@ -126,7 +126,8 @@ def _inverse(b: Builder, body: Value, tail: Value) -> Value:
     z = b.sqrt(b.max(b.sub(b.sqrt(b.sub(b.mul(first, first), b.div(w, a))), first), 0.0))
     for _ in range(3):
         off = b.where(b.lt(body, 0.5), b.sub(b.erf(z), body), b.sub(tail, erfc(b, z)))
-        step = b.mul(off, b.mul(b.exp(b.mul(z, z)), math.sqrt(math.pi) / 2))
+        half = b.exp(b.mul(b.mul(z, z), 0.5))  # twice: of a denormal tail exp(z^2) alone is too great
+        step = b.mul(b.mul(b.mul(off, half), half), math.sqrt(math.pi) / 2)
         z = b.sub(z, b.div(step, b.add(b.mul(z, step), 1.0)))
     z = b.where(b.eq(tail, 0.0), _number(b, math.inf), z)
     return b.where(b.lt(tail, 0.0), _number(b, math.nan), z)
@@ -155,10 +156,12 @@ _DIGAMMA = (-3617 / 8160, 1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 /
 _TRIGAMMA = (-3617 / 510, 7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 
-def _behind(b: Builder, x: Value) -> tuple[Value, Value]:
-    """Whether x is below 8, and the number itself or 8 more."""
-    near = b.lt(x, 8.0)
-    return near, b.where(near, b.add(x, 8.0), x)
+def _behind(b: Builder, x: Value) -> tuple[Value, Value, Value, Value]:
+    """Whether x is below 1/2; y, which is 1 - x then, else x; whether that is below 8; and y or 8 more."""
+    reflected = b.lt(x, 0.5)
+    y = b.where(reflected, b.sub(1.0, x), x)
+    near = b.lt(y, 8.0)
+    return reflected, y, near, b.where(near, b.add(y, 8.0), y)
 
 
 def _turn(b: Builder, x: Value) -> Value:
@@ -169,9 +172,7 @@ def _turn(b: Builder, x: Value) -> Value:
 @special("lgamma")
 def lgamma(b: Builder, x: Value) -> Value:
     """log |gamma(x)|"""
-    reflected = b.lt(x, 0.5)
-    y = b.where(reflected, b.sub(1.0, x), x)
-    near, z = _behind(b, y)
+    reflected, y, near, z = _behind(b, x)
     inverse = b.div(1.0, z)
     rest = b.mul(inverse, _polynomial(b, _STIRLING, b.mul(inverse, inverse)))
     main = b.add(b.mul(b.sub(z, 0.5), b.sub(b.log(z), 1.0)), 0.5 * math.log(2 * math.pi) - 0.5)
@@ -189,9 +190,7 @@ def lgamma(b: Builder, x: Value) -> Value:
 @special("special_psi")
 def digamma(b: Builder, x: Value) -> Value:
     """The derivative of `lgamma`."""
-    reflected = b.lt(x, 0.5)
-    y = b.where(reflected, b.sub(1.0, x), x)
-    near, z = _behind(b, y)
+    reflected, y, near, z = _behind(b, x)
     inverse = b.div(1.0, z)
     square = b.mul(inverse, inverse)
     found = b.sub(b.sub(b.log(z), b.mul(inverse, 0.5)), b.mul(square, _polynomial(b, _DIGAMMA, square)))
@@ -206,9 +205,7 @@ def digamma(b: Builder, x: Value) -> Value:
 
 def trigamma(b: Builder, x: Value) -> Value:
     """The derivative of `digamma`."""
-    reflected = b.lt(x, 0.5)
-    y = b.where(reflected, b.sub(1.0, x), x)
-    near, z = _behind(b, y)
+    reflected, y, near, z = _behind(b, x)
     inverse = b.div(1.0, z)
     square = b.mul(inverse, inverse)
     found = b.mul(inverse, b.add(b.mul(square, _polynomial(b, _TRIGAMMA, square)), b.add(b.mul(inverse, 0.5), 1.0)))

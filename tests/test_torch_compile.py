@@ -161,6 +161,27 @@ def test_out_of_another_dtype(f: Any) -> None:
         through(into)(torch.float64)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_lists_of_labels_end_at_the_first_gap(reduction: str) -> None:
+    """PyTorch's own decomposition reads on behind it."""
+
+    def f(x: Any, labels: Any) -> Any:
+        return torch.nn.functional.multilabel_margin_loss(x, labels, reduction=reduction)
+
+    compiled = through(f)
+    for x, labels in (
+        (torch.randn(3, 4), torch.tensor([[1, 3, -1, 2], [0, -1, 1, 1], [-1, 0, 0, 0]])),
+        (torch.randn(4), torch.tensor([2, 2, -1, 0])),
+        (torch.tensor([[torch.nan, 1.0, 2.0, torch.inf]]), torch.tensor([[1, -1, 0, 0]])),
+    ):
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        with torch.enable_grad():
+            expected, found = f(a, labels), compiled(b, labels)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            torch.testing.assert_close(*(torch.autograd.grad(y.sum(), v)[0] for y, v in ((found, b), (expected, a))))
+    assert not fallbacks()
+
+
 @pytest.mark.parametrize("how", ["in place", "replaced", "data"])
 def test_weights_that_change_are_seen(how: str) -> None:
     net = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)).eval()

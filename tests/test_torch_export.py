@@ -83,6 +83,18 @@ def test_modules_of_other_kinds() -> None:
             onnxc.from_torch(module, torch.ones(2, 4))
 
 
+def test_what_is_no_module_or_no_sequence() -> None:
+    net = torch.nn.Linear(4, 3)
+    for module, args, message in (
+        (None, (), "takes a torch.nn.Module, not a NoneType$"),
+        (lambda x: x + 1, (torch.ones(2),), "not a function; a function can be the forward of one"),
+        (net, None, "a sequence, or one tensor, and not a NoneType"),
+        (net, {"input": torch.ones(1, 4)}, "and not a dict"),
+    ):
+        with pytest.raises(onnxc.errors.InputError, match=message):
+            onnxc.from_torch(module, args)
+
+
 class Counter(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -184,3 +184,21 @@ def test_branches_and_loops() -> None:
     close(imported(repeating, rows)(rows), repeating(rows))
     with fresh(), torch.no_grad():
         close(through(repeating)(rows), repeating(rows))
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_places_in_rows_with_nan(right: bool) -> None:
+    """PyTorch halves the row, and what it finds depends on where it looks."""
+    nan = torch.nan
+
+    def f(rows: Any, x: Any) -> Any:
+        return torch.searchsorted(rows, x, right=right)
+
+    for row in ([0.0, 1.0, nan], [0.0, nan, nan], [-1.0, 0.0, 1.0, 1.0, nan], [nan]):
+        args = torch.tensor(row), torch.tensor([-2.0, 0.0, 1.0, 1.5, nan])
+        close(imported(f, *args)(*args), f(*args))
+
+
+def test_tails_of_denormal_size() -> None:
+    p = torch.tensor([1e-310, 1e-315, 2.3e-308, 1e-300], dtype=torch.float64)
+    close(imported(torch.special.ndtri, p)(p), torch.special.ndtri(p))

@@ -25,6 +25,7 @@ from torch.ao.quantization.fx import _decomposed
 from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
+from onnxc.torch.losses import with_losses
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
 
@@ -82,7 +83,7 @@ def backend(
         decompositions=decompositions(),
     )
     _check_out(module)
-    return traced(with_layers(module), inputs)  # type: ignore[no-any-return]
+    return traced(with_losses(with_layers(module)), inputs)  # type: ignore[no-any-return]
 
 
 _OWN_DTYPE = (torch.amax, torch.amin, torch.aminmax)  # which eager PyTorch does not convert to that of `out=`

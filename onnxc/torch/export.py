@@ -225,6 +225,7 @@ def from_torch(
         A model that is called as the module is.
 
     Raises:
+        InputError: the module is none, or the arguments are not in a sequence.
         ExportError: PyTorch cannot export the module; it carries the exporter's report.
         ModelError, UnsupportedError: as of :func:`onnxc.compile`.
 
@@ -233,6 +234,7 @@ def from_torch(
     >>> torch.allclose(model(torch.ones(1, 3)), linear(torch.ones(1, 3)))
     True
     """
+    _check_example(module, args)
     given, named = held(((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})))
     given, named = _apart(module, given, named)
     exported = _export(module, given, named, dynamic_shapes)
@@ -251,6 +253,14 @@ def from_torch(
         if compiled is None:
             raise
         return TorchModel(compiled, exported)
+
+
+def _check_example(module: object, args: object) -> None:
+    if not isinstance(module, (torch.nn.Module, torch.export.ExportedProgram)):
+        advice = "; a function can be the forward of one" if callable(module) else ""
+        raise InputError(f"from_torch takes a torch.nn.Module, not a {type(module).__name__}{advice}")
+    if not isinstance(args, (torch.Tensor, Sequence)) or isinstance(args, (str, bytes)):
+        raise InputError(f"the example arguments are a sequence, or one tensor, and not a {type(args).__name__}")
 
 
 def _apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -311,7 +321,8 @@ def _otherwise(
 
 def _advice(module: torch.nn.Module) -> str | None:
     """What to do about a part of the module of a kind that the exporters are not for, if there is one."""
-    for name, part in module.named_modules():
+    parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()  # an ExportedProgram has none
+    for name, part in parts:
         what = f"{f'its part {name!r}' if name else 'it'} is a {type(part).__name__}"
         if isinstance(part, torch.jit.ScriptModule):
             return f"{what}, which is TorchScript; give the module that was scripted or traced"
