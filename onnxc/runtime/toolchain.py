@@ -267,10 +267,10 @@ def _read(run: _Run, made: Path) -> bytes:
 
 @functools.cache
 def _assembler_takes(command: tuple[str, ...], flag: str) -> bool:
-    """Whether gcc's assembler knows the flag: that of binutils before 2.34 does not know `JUMPS_APART`."""
+    """Whether the assembler knows the flag: binutils before 2.34 and clang before 10 do not know `JUMPS_APART`."""
     with _private_folder() as folder:
         (folder / "empty.s").touch()
-        made = [*command, f"-Wa,{flag}", "-c", str(folder / "empty.s"), "-o", str(folder / "empty.o")]
+        made = [*command, flag, "-c", str(folder / "empty.s"), "-o", str(folder / "empty.o")]
         try:
             return subprocess.run(made, capture_output=True, timeout=10, check=False).returncode == 0
         except (OSError, subprocess.SubprocessError):
@@ -278,9 +278,11 @@ def _assembler_takes(command: tuple[str, ...], flag: str) -> bool:
 
 
 def _options(folder: Path, flags: Sequence[str], include: Sequence[Path], compiler: Compiler) -> list[str]:
-    if JUMPS_APART in flags and compiler.kind == "gcc":  # which leaves it to the assembler
-        flags = [f for f in flags if f != JUMPS_APART]
-        flags += [f"-Wa,{JUMPS_APART}"] if _assembler_takes(compiler.command, JUMPS_APART) else []
+    if JUMPS_APART in flags:  # gcc leaves it to the assembler
+        spelled = f"-Wa,{JUMPS_APART}" if compiler.kind == "gcc" else JUMPS_APART
+        flags = [spelled if flag == JUMPS_APART else flag for flag in flags]
+        if not _assembler_takes(compiler.command, spelled):
+            flags.remove(spelled)
     return [*_OPTIMIZE, *_LEAN, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
 
 

@@ -190,7 +190,8 @@ def _leaps(pair: tuple[Symbol, Symbol], extent: Dim, every: list[Dim], written: 
     leaps = [e for e in every if not _contiguous(e, *pair, extent)]
     if not leaps:
         return leaps
-    if not isinstance(extent, int) or extent >= SHORT or any(not _contiguous(e, *pair, extent) for e in written):
+    short = isinstance(extent, int) and 0 < extent < SHORT
+    if not short or any(not _contiguous(e, *pair, extent) for e in written):
         return None
     others = [e for e in every if {s for s in symbols(e) if s.key[0] != "s"} - set(pair)]
     if any(e in leaps for e in others) or not any(coefficient(e, pair[1]) == 1 for e in others):
