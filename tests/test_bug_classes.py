@@ -84,6 +84,16 @@ def test_nothing_is_read_of_what_is_empty(n: int) -> None:
     )  # fmt: skip
 
 
+def test_rows_are_picked_of_what_is_cut_to_nothing() -> None:
+    """The loop over rows has one of no steps inside it."""
+    agrees(
+        """(float[3, 4, 2] x) => (float[A, B, C] y)
+        { zero = Constant<value_ints=[0]>() two = Constant<value_ints=[2]>() i = Constant<value_ints=[0, 2, 1, 1]>()
+          t = Slice(x, zero, zero, two) y = Gather(t, i) }""",
+        f32(3, 4, 2),
+    )
+
+
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_broadcast_with_arg_reduce(op: str, axis: int) -> None:

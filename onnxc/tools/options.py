@@ -172,7 +172,10 @@ class Target:
     threads: Threads = None
     input_shape: InputShape = None
     accuracy: Annotated[
-        str, typer.Option(metavar="default|strict", help="strict: no algorithm that rounds more coarsely (Winograd).")
+        str,
+        typer.Option(
+            metavar="default|strict", help="strict: no algorithm that rounds more coarsely (Winograd, Strassen)."
+        ),
     ] = "default"
 
     precision: Annotated[
@@ -224,9 +227,10 @@ class Compiling(Target):
         if is_saved_model(path):
             from onnxc.runtime.opening import load
 
-            idle = [f.name for f in fields(self) if f.name != "threads" and getattr(self, f.name) != f.default]
+            idle = [f for f in fields(self) if f.name != "threads" and getattr(self, f.name) != f.default]
             if idle:
-                options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+                names = (f"{'no-' if f.default is True else ''}{f.name.replace('_', '-')}" for f in idle)
+                options = ", ".join(f"--{name}" for name in names)
                 raise InputError(f"{path!r} is compiled already: {options} would change nothing")
             tell("load")
             return load(path, threads=self.threads)
