@@ -77,8 +77,9 @@ def repeat_interleave(c: Call, repeats: Value, *, output_size: Dim | None = None
     negative = b.reduce("sum", b.cast(b.lt(repeats, 0), dtypes.int64), [0], True)
     total = b.where(b.eq(negative, 0), b.reduce("sum", repeats, [0], True), -1)
     (size,) = b.extents(total, "the sum of the repeats, none of which may be negative")
-    before = b.le(b.reshape(ends, (1, count)), b.reshape(b.iota(size), (size, 1)))
-    return b.reduce("sum", b.cast(before, dtypes.int64), [1])
+    one = b.full((count,), 1, dtypes.int64)
+    ended = b.one("scatter_elements", b.full((size + 1,), 0, dtypes.int64), ends, one, axis=0, reduction="add")
+    return b.slice(b.one("cumsum", ended, axis=0, exclusive=False, reverse=False), 0, 0, size)
 
 
 # ---------------------------------------------------------------- what is different
