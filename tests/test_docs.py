@@ -70,7 +70,7 @@ def python_examples(text: str) -> list[Example]:
     """The Python blocks of a file, each with the output block after it."""
     blocks = list(FENCE.finditer(text))
     found = []
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, [*blocks[1:], None], strict=False):
         if block[1] != "python":
             continue
         follows = after is not None and not text[block.end() : after.start()].strip()
