@@ -130,9 +130,11 @@ def slice_sizes(
     return found[: len(dims)], found[len(dims) :]
 
 
-def pad_sizes(b: Builder, pads: Value, dims: Sequence[Dim], joined: bool) -> tuple[list[Dim], list[Dim]]:
-    """Of each amount of a Pad, in front of axes of these sizes and behind: how much is cut off, how much is added. No
-    more may be cut than there is; of what is added too, where the two are `joined`.
+def pad_sizes(b: Builder, pads: Value, dims: Sequence[Dim], joined: bool) -> tuple[list[Dim], list[Dim], list[Dim]]:
+    """Of each amount of a Pad, in front of axes of these sizes and behind: how much is cut off, how much is added; and
+    of each axis what the cut leaves. No more may be cut than there is, with what is added where they are `joined`.
+
+    (What is left is a size of its own: as a sum of five, shapes of four axes would have 625 terms for their elements.)
     """
     amounts = _long(b, pads)
     count = len(dims)
@@ -144,9 +146,11 @@ def pad_sizes(b: Builder, pads: Value, dims: Sequence[Dim], joined: bool) -> tup
 
     cut, added = _not_below(b, b.neg(_not_below(b, amounts, -MOST_CUT)), 0), _not_below(b, amounts, 0)
     own = vector(b, dims)
-    fits = b.le(both(cut), b.add(own, both(added)) if joined else own)
-    found = b.extents(b.concat([_when(b, b.concat([fits, fits], 0), cut), added], 0), "the pads of Pad")
-    return found[: 2 * count], found[2 * count :]
+    whole = b.add(own, both(added)) if joined else own
+    fits = b.le(both(cut), whole)
+    cut = _when(b, b.concat([fits, fits], 0), cut)
+    found = b.extents(b.concat([cut, added, b.sub(whole, both(cut))], 0), "the pads of Pad")
+    return found[: 2 * count], found[2 * count : 4 * count], found[4 * count :]
 
 
 def positions_where(b: Builder, mask: Value) -> Value:

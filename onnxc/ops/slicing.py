@@ -129,17 +129,19 @@ def _pad(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: st
     return _cropped_and_padded(b, x, cut, added, mode, value)
 
 
-def _cropped_and_padded(b: Builder, x: Value, cut: Sides, added: Sides, mode: str, value: Operand) -> Value:
+def _cropped_and_padded(
+    b: Builder, x: Value, cut: Sides, added: Sides, mode: str, value: Operand, left: Sequence[Dim] | None = None
+) -> Value:
     """First cropped, in every mode, then padded; but with a constant, an end may cut off some of what the other one
-    adds.
+    adds. `left`: the sizes that the cut leaves, if they are computed.
     """
     if mode == "constant":
         if all(map(_leaves_enough, x.shape, *cut, *added)):
             return b.pad(_cropped(b, x, *cut), *added, value)
-        return _cropped(b, b.pad(x, *added, value), *cut)
+        return _cropped(b, b.pad(x, *added, value), *cut, left)
     if mode not in ("edge", "reflect", "wrap"):
         raise UnsupportedError(f"Pad has no mode {mode!r}")
-    x = _cropped(b, x, *cut)
+    x = _cropped(b, x, *cut, left)
     for axis, (before, behind) in enumerate(zip(*added, strict=True)):
         if (before, behind) != (0, 0):
             x = _continue(b, x, axis, before, behind, mode)
@@ -151,11 +153,11 @@ def _leaves_enough(size: Dim, first: Dim, last: Dim, before: Dim, behind: Dim) -
     return (first, last) == (0, 0) or (before, behind) == (0, 0) or is_nonnegative(size - first - last)
 
 
-def _cropped(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim]) -> Value:
+def _cropped(b: Builder, x: Value, low: Sequence[Dim], high: Sequence[Dim], left: Sequence[Dim] | None = None) -> Value:
     """Without so many elements at the ends of each axis; a call with sizes that have fewer is an error."""
     if all(d == 0 for d in (*low, *high)):
         return x
-    sizes = tuple(size - first - last for size, first, last in zip(x.shape, low, high, strict=True))
+    sizes = tuple(left or (size - first - last for size, first, last in zip(x.shape, low, high, strict=True)))
     if any(isinstance(d, int) and d < 0 for d in sizes):
         raise ShapeError(f"Pad by negative amounts cuts {list(low)} and {list(high)} off the ends of {x.t}: too much")
     return b.one("slice", x, starts=tuple(low), sizes=sizes, steps=(1,) * x.rank)
@@ -235,9 +237,12 @@ def pad_11(
         x = b.cast(x, dtypes.uint8)
         value = b.cast(value, dtypes.uint8) if isinstance(value, Value) else value
     if is_computed(b, pads):
-        sizes = pad_sizes(b, pads, [x.shape[axis] for axis in places], mode == "constant")
-        cut, added = (pads_by_axis(v, places, x.rank) for v in sizes)
-        x = _cropped_and_padded(b, x, cut, added, mode, value)
+        *amounts, left = pad_sizes(b, pads, [x.shape[axis] for axis in places], mode == "constant")
+        cut, added = (pads_by_axis(v, places, x.rank) for v in amounts)
+        sizes = list(x.shape)
+        for axis, size in zip(places, left, strict=True):
+            sizes[axis] = size
+        x = _cropped_and_padded(b, x, cut, added, mode, value, sizes)
     else:
         x = _pad(b, x, *pads_by_axis(b.ints(pads, "the pads of Pad"), places, x.rank), mode, value)
     return b.cast(x, dtypes.boolean) if is_bool else x
