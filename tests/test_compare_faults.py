@@ -259,9 +259,13 @@ def test_no_fault_in_a_kernel() -> None:
 
 
 def test_a_stale_buffer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_compiler: None) -> None:
-    """Two intermediates in one place: no tensor alone is wrong, and no pass."""
+    """Two intermediates in one place: no tensor alone is wrong, and no pass.
+
+    y reads d after e and f have taken its place: wrong by any order of the sums. A product that writes over what
+    it multiplies may be right, where a tile takes whole rows of both.
+    """
     text = """(float[64, 64] x, float[64, 64] w) => (float[64, 64] y) { a = MatMul(x, w) b = MatMul(a, w)
-      c = MatMul(b, a) d = MatMul(c, b) e = MatMul(d, w) f = MatMul(e, w) y = MatMul(f, a) }"""
+      c = MatMul(b, a) d = MatMul(c, b) e = MatMul(d, w) f = MatMul(e, w) y = MatMul(f, d) }"""
     model = parse(text, 20)
     given = inputs_of(model)
     monkeypatch.setattr(cpp_program, "assign_offsets", lambda sizes, spans: ([0] * len(sizes), max(sizes, default=0)))

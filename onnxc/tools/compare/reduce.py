@@ -29,7 +29,7 @@ from onnxc.tools.compare.sides import OnnxcSide, PieceStream, Side
 from onnxc.tools.inputs import write_arrays
 
 Tell = Callable[[str], None]
-ALIKE = 0.1  # of the first error: what is smaller is another fault
+ALIKE = 0.1  # of the first error, or of the values where that is larger: what is smaller is another fault
 MOST_TRIES = 200
 
 
@@ -137,7 +137,7 @@ class Reducer:
         ops = [self.source.nodes[k].op_type for k in self.source.computed(nodes)]
         bound = layer_bound(ops, wide(b), None, coarsest(a, b), exactly=a.dtype == b.dtype) if is_float(b) else 0.0
         error = distance / (scale or 1.0)
-        alike = not math.isfinite(self.error) or error >= ALIKE * self.error or not math.isfinite(error)
+        alike = not math.isfinite(self.error) or error >= ALIKE * min(self.error, 1.0) or not math.isfinite(error)
         return Case(nodes, error) if distance > bound and alike else None
 
 
