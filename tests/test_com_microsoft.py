@@ -330,6 +330,9 @@ def images() -> Iterator[Case]:
             yield fixed("QLinearAveragePool", [x, *scales], {"kernel_shape": [3, 2], **layout, **attrs})
         for scales in ([F(0.02), U(100), F(0.021), U(98)], [F(0.02), U(0), F(0.005), U(3)]):
             yield fixed("QLinearGlobalAveragePool", [x, *scales], layout)
+        same = [F(0.02), U(100), F(0.02), U(99)]  # a quarter of the means of four lies half way between two integers
+        yield fixed("QLinearAveragePool", [x, *same], {"kernel_shape": [2, 2], **layout})
+        yield fixed("QLinearAveragePool", [x, *same], {"kernel_shape": [6, 7], **layout})
     yield fixed("QLinearAveragePool", [s8(1, 2, 9), F(0.02), I8(3), F(0.021), I8(-4)], {"kernel_shape": [3]})
     yield fixed("QLinearAveragePool", [u8(1, 2, 9), F(0.02), U(0), F(0.021)], {"kernel_shape": [3]})
     yield fixed("NhwcMaxPool", [last], {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]})
@@ -344,6 +347,8 @@ def pointwise() -> Iterator[Case]:
         yield ms(name, [s8(2, 3, 5), F(0.02), I8(10), s8(5), F(0.03), I8(0), F(0.05), I8(7)])
         yield ms(name, [u8(2, 3, 5), F(0.02), U(0), u8(5), F(0.03), U(0), F(0.05)])
         yield ms(name, [u8(37, 101), F(0.0213), U(100), u8(37, 101), F(0.0347), U(90), F(0.0519), U(127)])
+        halves = [s8(37, 101), F(0.5), I8(9), s8(101), F(0.25), I8(-7), F(0.5), I8(5)]
+        yield ms(name, halves)
     choice = np.array([[True], [False]])
     yield ms("QLinearWhere", [choice, u8(2, 5), F(0.02), U(100), u8(1, 5), F(0.03), U(90), F(0.05), U(127)])
     codes = np.arange(256).astype(U)
@@ -481,6 +486,7 @@ COMPILED = [
     name
     for name in CASES
     if name.startswith(("grouped_queries", "recurrent-0", "quantized_attention", "images", "packed_weights"))
+    or "37x101-scalar-scalar-101" in name  # with ties
 ]
 
 

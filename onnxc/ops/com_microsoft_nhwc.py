@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from onnxc.ir.graph import Value
 from onnxc.ops.com_microsoft import MS, fused_conv
-from onnxc.ops.com_microsoft_quantized import quantize_as
+from onnxc.ops.com_microsoft_quantized import qlinear_global_average_pool, quantize_with_point
+from onnxc.ops.common import rounded
 from onnxc.ops.conv import window_of
 from onnxc.ops.pooling import average_pool, max_pool, pool, with_ceil
 from onnxc.ops.quantization import dequantize_linear, qlinear_conv
@@ -60,8 +61,12 @@ def qlinear_average_pool(
             count_include_pad=count_include_pad, pads=pads, strides=strides,
         )  # fmt: skip
 
-    real = dequantize_linear(b, x, x_scale, x_zero)
-    return quantize_as(b, _in_order(b, real, channels_last, define), scale, zero, x.dtype)
+    spatial = x.shape[1:-1] if channels_last else x.shape[2:]
+    if tuple(spatial) == tuple(kernel_shape) and not any(pads or ()) and auto_pad in ("NOTSET", "VALID"):
+        return qlinear_global_average_pool(b, x, x_scale, x_zero, scale, zero, channels_last=channels_last)
+    real = rounded(b, dequantize_linear(b, x, x_scale, x_zero))
+    mean = _in_order(b, real, channels_last, define)
+    return quantize_with_point(b, mean, scale, zero, x.dtype)
 
 
 @op("NhwcMaxPool", 1, domain=MS)

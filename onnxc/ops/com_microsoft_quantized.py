@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from onnxc.errors import ModelError, UnsupportedError
@@ -14,7 +12,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops import activation
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import projected_attention
-from onnxc.ops.common import axes_of, merge_axes
+from onnxc.ops.common import axes_of, merge_axes, rounded
 from onnxc.ops.matmul import matmul
 from onnxc.ops.quantization import (
     centered,
@@ -59,17 +57,51 @@ def _whole(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
     return quantize_linear(b, x, scale, zero)
 
 
-def _qlinear_binary(name: str, f: Callable[[Builder, Value, Value], Value]) -> None:
-    @op(name, 1, domain=MS)
-    def define(
-        b: Builder, x: Value, x_scale: Value, x_zero: Value | None, y: Value, y_scale: Value,
-        y_zero: Value | None, scale: Value, zero: Value | None = None,
-    ) -> Value:  # fmt: skip
-        return quantize_as(b, f(b, _real(b, x, x_scale, x_zero), _real(b, y, y_scale, y_zero)), scale, zero, x.dtype)
+def _factor(b: Builder, x: Value, scale: Value) -> Value:
+    """The ratio of two scales, of tensors that have one each."""
+    return b.div(_single(b, x), _single(b, scale))
 
 
-_qlinear_binary("QLinearAdd", lambda b, x, y: b.add(x, y))
-_qlinear_binary("QLinearMul", lambda b, x, y: b.mul(x, y))
+def _point(b: Builder, zero: Value | None) -> Value | float:
+    """A zero point as a float."""
+    return 0.0 if zero is None else b.cast(_single(b, zero), dtypes.float32)
+
+
+def quantize_with_point(b: Builder, x: Value, scale: Value, zero: Value | None, to: DType) -> Value:
+    """round(x / scale + zero): the zero point decides what ties are rounded to."""
+    return _with_point(b, b.add(b.div(x, _single(b, scale)), _point(b, zero)), zero, to)
+
+
+def _with_point(b: Builder, x: Value, zero: Value | None, to: DType) -> Value:
+    """Rounded and limited to the type; x has its zero point in it, which decides what ties are rounded to."""
+    return to_quantized(b, x, None, zero.dtype if zero is not None else to)
+
+
+@op("QLinearAdd", 1, domain=MS)
+def qlinear_add(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, y: Value, y_scale: Value, y_zero: Value | None,
+    scale: Value, zero: Value | None = None,
+) -> Value:  # fmt: skip
+    """x * p + (y * q + offset), in onnxruntime's order: p and q are ratios of scales, all zero points in the offset."""
+    p, q = _factor(b, x_scale, scale), _factor(b, y_scale, scale)
+    from_y = b.mul(q, _point(b, y_zero))
+    wide = [b.cast(v, dtypes.float64) if isinstance(v, Value) else v for v in (p, _point(b, x_zero), from_y)]
+    both = b.cast(b.add(b.mul(wide[0], wide[1]), wide[2]), dtypes.float32)  # as a fused operation gives it
+    offset = b.sub(_point(b, zero), both)
+    real_x, real_y = b.cast(x, dtypes.float32), b.cast(y, dtypes.float32)
+    return _with_point(b, b.add(b.mul(real_x, p), b.add(b.mul(real_y, q), offset)), zero, x.dtype)
+
+
+@op("QLinearMul", 1, domain=MS)
+def qlinear_mul(
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, y: Value, y_scale: Value, y_zero: Value | None,
+    scale: Value, zero: Value | None = None,
+) -> Value:  # fmt: skip
+    """The exact product of integers, times the scales' ratio in float32, plus the zero point."""
+    whole = [b.sub(b.cast(v, dtypes.float32), _point(b, point)) for v, point in ((x, x_zero), (y, y_zero))]
+    factor = b.div(b.mul(_single(b, x_scale), _single(b, y_scale)), _single(b, scale))
+    product = rounded(b, b.mul(b.mul(*whole), factor))
+    return _with_point(b, b.add(product, _point(b, zero)), zero, x.dtype)
 
 
 def quantize_as(b: Builder, x: Value, scale: Value, zero: Value | None, to: DType) -> Value:
@@ -125,10 +157,20 @@ def qlinear_concat(b: Builder, scale: Value, zero: Value, *xs: Value, axis: int)
 
 @op("QLinearGlobalAveragePool", 1, domain=MS)
 def qlinear_global_average_pool(
-    b: Builder, x: Value, x_scale: Value, x_zero: Value, scale: Value, zero: Value, *, channels_last: int = 0,
+    b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
+    channels_last: int = 0,
 ) -> Value:  # fmt: skip
+    """The exact sum of integers, times one float32 that has the scales and the count in it."""
     axes = range(1, x.rank - 1) if channels_last else range(2, x.rank)
-    return quantize_as(b, b.mean(_real(b, x, x_scale, x_zero), axes, True), scale, zero, x.dtype)
+    total = b.reduce("sum", centered(b, x, _scalar_zero(b, x_zero)), axes, True)
+    count = b.size_as(prod(x.shape[a] for a in axes), dtypes.float32)
+    factor = b.div(_single(b, x_scale), b.mul(_single(b, scale), count))
+    point = _scalar_zero(b, zero)
+    return to_quantized(b, b.mul(b.cast(total, dtypes.float32), factor), point, point.dtype if point else x.dtype)
+
+
+def _scalar_zero(b: Builder, zero: Value | None) -> Value | None:
+    return None if zero is None else _single(b, zero)
 
 
 @op("QLinearReduceMean", 1, domain=MS)

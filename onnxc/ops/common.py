@@ -117,6 +117,15 @@ def flat_at_zero(b: Builder, root: Callable[[Value], Value], x: Value) -> Value:
     return b.where(zero, 0.0, root(b.where(zero, 1.0, x)))
 
 
+def rounded(b: Builder, x: Value) -> Value:
+    """A float product that is rounded before it is added to anything.
+
+    Compilers contract a product and a sum to one fused operation; none does so through a maximum, and that with the
+    least finite number changes no product but -inf.
+    """
+    return b.max(x, -float(np.finfo(np.float32).max))
+
+
 def merge_axes(b: Builder, x: Value, axis: int) -> Value:
     """[d0, ..., dn] as [d0 * ... * d(axis-1), d(axis) * ... * dn]."""
     lead: Dim = 1

@@ -48,7 +48,10 @@ _MISFITS = (
 MOST_BUILDS = 2048  # of one subgraph: more than the elements that SequenceMap writes out (ops/sequence.py)
 _NCHWC = "com.microsoft.nchwc"
 _OWN = "onnxc.op adds operators that onnxc does not have"
-_BLOCKED = f"{_NCHWC} is the layout of one CPU's kernels: have onnxruntime save the model at the level 'extended'"
+_BLOCKED = (
+    f"{_NCHWC} is the layout of one machine's kernels: the file was saved after onnxruntime had optimized it there; "
+    "save it again, from the original, with the optimization level ORT_ENABLE_EXTENDED or lower"
+)
 
 
 Rule = Callable[[Builder, Value, Sequence["Value | None"]], Value]

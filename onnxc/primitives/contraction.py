@@ -110,8 +110,12 @@ def _window_eval(op: str) -> object:
         fill = 0 if op == "sum" else np.iinfo(x.dtype).min if x.dtype.kind in "biu" else -np.inf
         padded = np.pad(x, list(zip(low, high, strict=True)), constant_values=fill)
         view = _patches(padded, kernel, strides, dilations)
-        axes = tuple(range(x.ndim, 2 * x.ndim))
-        return np.asarray(view.sum(axes) if op == "sum" else view.max(axes)).astype(x.dtype)
+        if op == "max":
+            return np.asarray(view.max(tuple(range(x.ndim, 2 * x.ndim)))).astype(x.dtype)
+        total = np.zeros(view.shape[: x.ndim], x.dtype)
+        for tap in np.ndindex(*kernel):  # one after the other, as kernels do
+            total += view[(..., *tap)]
+        return total
 
     return call
 
