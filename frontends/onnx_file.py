@@ -18,9 +18,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+)
 
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends.onnx_attributes import constant_array, kind_of, resolve, value_of
@@ -49,6 +59,7 @@ __all__ = ["InputShapes", "Model", "load"]
 MAX_IR_VERSION = 14
 MAX_BYTES = 1 << 31  # protobuf's own limit
 _OP_TYPE = frozenset(".@")  # what no type of an operator has: it is an identifier
+FIXED = "fixed_inputs"  # of the metadata: names of inputs that have an initializer, and are constants
 SAVED = b"\x89ONNXC"  # how a saved compiled model begins (`onnxc.runtime.package`)
 
 Model = Union[str, "os.PathLike[str]", bytes, ModelProto]
@@ -180,6 +191,7 @@ class _Importer:
         types = {text(i.name): i.type for i in proto.input}
         body = self._body(proto, scope, inputs)
         body.dim_names = self.dims.names
+        body.defaults = self._defaults(proto, inputs)
         body.metadata = {
             "opsets": dict(self.opsets),
             "ir_version": int(self.model.ir_version),
@@ -188,9 +200,10 @@ class _Importer:
             "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, types[v.name])) is not None},
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
+        fixed = sorted(set(types) - {v.name for v in inputs})
         noted = {
             "folded": folded_weights(proto), "parameters": noted_parameters(proto),
-            "detached": detached_values(proto), "padding": padded_embeddings(proto),
+            "detached": detached_values(proto), "padding": padded_embeddings(proto), FIXED: fixed,
         }  # fmt: skip
         body.metadata |= {key: found for key, found in noted.items() if found}
         return body
@@ -205,13 +218,25 @@ class _Importer:
         weights |= {text(t.values.name): (t.values.data_type, t.dims) for t in proto.sparse_initializer}
         found = []
         for info, name in zip(proto.input, names, strict=True):
-            if name in weights and name not in self.keep:
+            if name in weights:
                 check_declared(info, *weights[name])
+            if name in weights and name not in self.keep:
                 continue
             value = Value(self.dims.type_of(info), name)
             scope.define(name, value, "a graph input")
             found.append(value)
         return found
+
+    def _defaults(self, proto: GraphProto, inputs: Sequence[Value]) -> dict[str, np.ndarray[Any, Any]]:
+        """The values of inputs that have an initializer, by name; of two with one name the last counts."""
+        own = {v.name for v in inputs}
+        found = {name: self._array(t, name) for t in proto.initializer if (name := text(t.name)) in own}
+        return found | {n: self._array(t, n) for t in proto.sparse_initializer if (n := text(t.values.name)) in own}
+
+    def _array(self, tensor: TensorProto | SparseTensorProto, name: str) -> np.ndarray[Any, Any]:
+        if isinstance(tensor, TensorProto):
+            return array_of(tensor, self.folder, f"initializer {name!r}")
+        return dense(tensor, self.folder)
 
     def _region(self, proto: GraphProto, outer: Scope) -> Graph:
         """A subgraph (a branch or a loop's body). Its inputs get their types from the node that holds it."""
@@ -254,9 +279,7 @@ class _Importer:
         raise ModelError(f"{name!r} is used, but nothing in the model defines it", node=reader)
 
     def _materialize(self, name: str, scope: Scope) -> None:
-        tensor = scope.weights.pop(name)
-        is_dense = isinstance(tensor, TensorProto)
-        array = array_of(tensor, self.folder, f"initializer {name!r}") if is_dense else dense(tensor, self.folder)
+        array = self._array(scope.weights.pop(name), name)
         value = Value(TensorType(dtypes.from_numpy(array.dtype), array.shape), name)
         scope.constants.append(Node("constant", (), [value], {"value": array}))
         scope.define(name, value, "an initializer")

@@ -18,8 +18,10 @@ from onnxc.passes.precision import summary
 from onnxc.passes.random_state import state_input
 from onnxc.planner.in_place import own_outputs
 from onnxc.primitives.assumptions import assumptions
+from onnxc.runtime.blocks import Block
+from onnxc.runtime.cache import Buffer
 from onnxc.runtime.cpu import Level
-from onnxc.runtime.face import SCHEMA
+from onnxc.runtime.face import DEFAULTS, FIXED, SCHEMA
 from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import Size, encode, spell
 
@@ -83,6 +85,18 @@ def _version() -> str:
         return importlib.metadata.version("onnxc")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def add_defaults(made: tuple[dict[str, Any], dict[str, Buffer]], graph: Graph) -> None:
+    """Adds to a manifest and its sections which inputs need not be given, and which the graph has as constants."""
+    manifest, sections = made
+    if fixed := graph.metadata.get("fixed_inputs"):
+        manifest[FIXED] = fixed
+    if graph.defaults:
+        block = Block()
+        for array in graph.defaults.values():
+            block.add(array)
+        manifest[DEFAULTS], sections[DEFAULTS] = dict(zip(graph.defaults, block.table, strict=True)), block.data()
 
 
 def layout_of(graph: Graph, program: Program | GpuProgram) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from onnxc.ir.expr import Dim, Sym, Symbol, evaluate, symbols
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type, shape_within
 from onnxc.primitives.base import Kind, lookup
+from onnxc.runtime.sizes import encode
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -31,7 +32,8 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
     integers are small and positive. Dynamic dims take their sizes from `dims`, by the model's name for the
     dim, and else from `default_dims`.
 
-    A sequence is a list of two values, an optional has its value, a tensor of any rank has rank 2.
+    A sequence is a list of two values, an optional has its value, a tensor of any rank has rank 2. An input that has a
+    default has that.
 
     Raises InputError: the seed is negative, a dim is unknown or too large, an input is a map.
     """
@@ -55,7 +57,7 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
         found = _random(one, _shape(one, sizes), limits.get(v.id), rng, sample)
         return np.asarray(found, one.dtype.numpy)  # numpy gives a bool or a str for one of rank 0
 
-    return {v.name: value(v, v.type) for v in graph.inputs}
+    return {v.name: graph.defaults[v.name] if v.name in graph.defaults else value(v, v.type) for v in graph.inputs}
 
 
 def _innermost(declared: Sequence[Any]) -> DType:
@@ -138,7 +140,9 @@ def choose_dims(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
 
 def default_dims(graph: Graph) -> dict[str, int]:
     """2 for a batch (the first axis), 64 for the axes of an image, 16 for everything else, by symbol."""
-    sizes: dict[str, int] = {}
+    given = [(d, n) for v in graph.inputs if v.name in graph.defaults
+             for d, n in zip(v.shape, graph.defaults[v.name].shape, strict=True)]  # fmt: skip
+    sizes = {size: n for d, n in given if isinstance(size := encode(d), str)}
     for value in graph.inputs:
         shape = shape_within(value.type)
         image = isinstance(value.type, TensorType) and value.rank >= 4 and value.dtype.is_float

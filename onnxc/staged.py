@@ -5,19 +5,18 @@ What `onnxc.runtime.staged` reads. Each program has the manifest and the section
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from onnxc.ir.dtypes import from_numpy
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.text import constants, to_text
 from onnxc.ir.types import EmptyType, MapType, OptionalType, TensorType, Type
 from onnxc.passes.random_state import state_input
 from onnxc.primitives.builder import constant_of
+from onnxc.runtime.blocks import Block
 from onnxc.runtime.cache import Buffer
 from onnxc.runtime.cpu import machine
 from onnxc.runtime.face import SCHEMA, STAGED
@@ -60,7 +59,7 @@ def assembled(
         "random_state": state_input(graph) is not None,  # the last input is the runtime's
         "plan": described,
         "parts": parts,
-        "arrays": writer.table,
+        "arrays": writer.arrays.table,
         "options": dict(options),
         # What model.explain() tells:
         "cpu": next((p["cpu"] for p in parts), ""),
@@ -87,8 +86,7 @@ class _Writer:
         self.make = make
         self.made: list[Made] = []
         self.known: dict[str, int] = {}  # text of a program's graph -> its number
-        self.table: list[list[Any]] = []
-        self.blocks: list[bytes] = []
+        self.arrays = Block()
         self.kernels: list[dict[str, Any]] = []
         self.first: list[int] = []  # of each program: where its kernels begin
 
@@ -98,7 +96,7 @@ class _Writer:
             "inputs": plan.inputs,
             "outputs": plan.outputs,
             "types": [type_to_json(t) for t in plan.types],
-            "constants": [[slot, self._array(_content(v))] for slot, v in plan.constants],
+            "constants": [[slot, self.arrays.add(_content(v))] for slot, v in plan.constants],
             "steps": [self._step(step) for step in plan.steps],
         }
 
@@ -125,7 +123,7 @@ class _Writer:
         if node.op == "later":
             (region,) = node.regions
             found["text"] = to_text(region)
-            found["held"] = {name: self._array(array) for name, array in constants(region).items()}
+            found["held"] = {name: self.arrays.add(array) for name, array in constants(region).items()}
         return found | ({"regions": [self.plan(p) for p in step.regions]} if step.regions else {})
 
     def _part(self, graph: Graph) -> int:
@@ -139,18 +137,10 @@ class _Writer:
         return self.known[text]
 
     def _attribute(self, value: Any) -> Any:
-        return {"array": self._array(value)} if isinstance(value, np.ndarray) else value
-
-    def _array(self, array: np.ndarray[Any, Any]) -> int:
-        """The number of an array in the table: dtype, shape, offset and length in the block."""
-        dtype = from_numpy(array.dtype)
-        plain = json.dumps(array.ravel().tolist()).encode() if dtype.kind == "string" else _bytes(array)
-        self.table.append([dtype.name, list(array.shape), sum(map(len, self.blocks)), len(plain)])
-        self.blocks.append(plain + bytes(-len(plain) % 64))
-        return len(self.table) - 1
+        return {"array": self.arrays.add(value)} if isinstance(value, np.ndarray) else value
 
     def sections(self) -> dict[str, Buffer]:
-        found: dict[str, Buffer] = {ARRAYS: b"".join(self.blocks)}
+        found: dict[str, Buffer] = {ARRAYS: self.arrays.data()}
         for k, (_, sections) in enumerate(self.made):
             for name, data in sections.items():
                 found[name if name == RUNTIME else f"p{k}.{name}"] = data
@@ -161,10 +151,6 @@ def _makers(graph: Graph) -> str:
     """The nodes of the model that make what a program gives out: where its errors name no other."""
     origins = [v.node.origin for v in graph.outputs if v.node is not None]
     return " or ".join(dict.fromkeys(f"{s} {s.name!r}" if s.name else str(s) for o in origins for s in o[-1:]))
-
-
-def _bytes(array: np.ndarray[Any, Any]) -> bytes:
-    return np.ascontiguousarray(array).tobytes()
 
 
 def _content(v: Value) -> np.ndarray[Any, Any]:

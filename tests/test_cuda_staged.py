@@ -31,7 +31,10 @@ TRUE = np.array(True)
 ROOT = Path(__file__).resolve().parents[1]
 on_gpu = pytest.mark.every_target
 # Some of what judges answers on every target, where it is quick in the interpreter.
-SAMPLE = ("test_conv_transpose.py::test_weights_that_are_not_finite_never_meet_padding",)
+SAMPLE = (
+    "test_conv_transpose.py::test_weights_that_are_not_finite_never_meet_padding",
+    "test_defaults.py::test_defaults_of_inputs_that_are_kept",
+)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton")

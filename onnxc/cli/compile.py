@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onnxc.tools.options import Compiling, Model, beside_the_model, command, in_a_folder, progress
+from onnxc.tools.options import Keeping, Model, beside_the_model, command, in_a_folder, progress
 
 
 @command
@@ -20,7 +20,7 @@ def compile(
             "--output", "-o", metavar="FILE.onnxc", help="File to write.", callback=in_a_folder, show_default=False
         ),
     ],
-    compiling: Compiling,
+    compiling: Keeping,
     cache: Annotated[bool, typer.Option(help="Use and fill the cache of compiled models.")] = True,
 ) -> None:
     """Compile a model to one file, which needs no compiler to load.

@@ -10,9 +10,9 @@ import typer
 from onnxc.tools.options import (
     AnyModel,
     AsJson,
-    Compiling,
     Given,
     Html,
+    Keeping,
     beside_the_model,
     command,
     fail,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @command
 def explain(
     model: AnyModel,
-    compiling: Compiling,
+    compiling: Keeping,
     given: Given,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="One line for each kernel, in the order of a run.")
@@ -87,7 +87,7 @@ def explain(
 @command
 def profile(
     model: AnyModel,
-    compiling: Compiling,
+    compiling: Keeping,
     given: Given,
     runs: Annotated[int, typer.Option(min=1, help="Runs to measure.")] = 30,
     html: Html = None,

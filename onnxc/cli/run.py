@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxc.tools.options import AnyModel, Compiling, Given, beside_the_model, command, in_a_folder, output, progress
+from onnxc.tools.options import AnyModel, Given, Keeping, beside_the_model, command, in_a_folder, output, progress
 
 
 @command
 def run(
     model: AnyModel,
     given: Given,
-    compiling: Compiling,
+    compiling: Keeping,
     output_path: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +44,7 @@ def run(
         compiled = compiling.open(model, tell)
         arrays = given.arrays(compiled, model, compiling.shapes)
         tell("run")
-        results = dict(compiled(*arrays.values()).items())
+        results = dict(zip((t.name for t in compiled.get_outputs()), compiled.run(None, arrays), strict=True))
     if output_path:
         write_arrays(output_path, results)
     console = output()

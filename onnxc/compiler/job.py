@@ -18,6 +18,7 @@ from onnxc.errors import InputError
 from onnxc.fingerprint import Fingerprint, fingerprint, fingerprint_graph, mentions
 from onnxc.frontends.onnx_file import Model
 from onnxc.ir.graph import Graph, copied
+from onnxc.manifest import add_defaults
 from onnxc.ops.registry import users_names
 from onnxc.passes.decompose import decompose
 from onnxc.passes.simplify import eliminate_dead
@@ -154,6 +155,7 @@ class Job:
             found = made_of_prepared(graph, self.request, self.code, self.stages)
         else:
             found = made(in_primitives, self.request, self.code, self.stages)
+        add_defaults(found, graph)
         del graph, in_primitives
         if len(found[1].get(WEIGHTS, b"")) > _LARGE:
             gc.collect()  # graphs are full of cycles, and hold the model's own weights

@@ -57,6 +57,7 @@ class GraphWriter(NodeWriter):
         state = state_input(graph)
         if state is not None:  # other runtimes do not fill it in: they have the numbers of a first call
             self.initializers.append(tensor_proto(np.zeros(2, np.uint64), state.name))
+        self.initializers += [tensor_proto(array, name) for name, array in graph.defaults.items()]
         self.body(graph, graph.output_names)
         outputs = [
             self.info(name, v.type, declared.get(name))

@@ -143,6 +143,7 @@ class Graph:
     name: str = ""
     dim_names: dict[str, str] = field(default_factory=dict)  # symbol -> the model's name of the dim
     metadata: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # of inputs that need not be given, by name
 
     @property
     def input_names(self) -> list[str]:

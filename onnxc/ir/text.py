@@ -56,13 +56,10 @@ def from_text(text: str, constants: Mapping[str, np.ndarray] | None = None) -> G
 
 def constants(graph: Graph) -> dict[str, np.ndarray]:
     """The arrays that the text gives as digests, by digest."""
-    found: dict[str, np.ndarray] = {}
-    for node in graph.all_nodes():
-        for value in node.attrs.values():
-            for array in value if isinstance(value, tuple) else (value,):
-                if isinstance(array, np.ndarray) and array.size > INLINE:
-                    found[digest(array)] = array
-    return found
+    values = [value for node in graph.all_nodes() for value in node.attrs.values()]
+    arrays = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    large = (x for x in (*graph.defaults.values(), *arrays) if isinstance(x, np.ndarray) and x.size > INLINE)
+    return {digest(array): array for array in large}
 
 
 def digest(array: np.ndarray) -> str:
@@ -90,6 +87,7 @@ class _Printer:
         yield from (f"metadata {json.dumps(k)} {json.dumps(v)}" for k, v in graph.metadata.items())
         for value in graph.inputs:
             yield f"input {self._define(value)}: {self._type(value)}"
+        yield from (f"default {json.dumps(name)} = {self._attr(array)}" for name, array in graph.defaults.items())
         for node in graph.nodes:
             yield from self._node(node)
         for value, name in zip(graph.outputs, graph.output_names, strict=True):
@@ -314,7 +312,7 @@ class _Parser:
         graph = Graph([], [], [], [], self._string())
         handlers = {
             "symbol": self._symbol, "dim": self._dim, "metadata": self._metadata, "input": self._input,
-            "output": self._output,
+            "default": self._default, "output": self._output,
         }  # fmt: skip
         self.at += 1
         while first := self._line():
@@ -358,6 +356,11 @@ class _Parser:
         self._expect(":")
         self._value_type(value)
         graph.inputs.append(value)
+
+    def _default(self, graph: Graph) -> None:
+        name = self._string()
+        self._expect("=")
+        graph.defaults[name] = self._attr()
 
     def _output(self, graph: Graph) -> None:
         graph.outputs.append(self._use())

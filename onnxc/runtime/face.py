@@ -23,6 +23,7 @@ import numpy as np
 from onnxc.errors import InputError, ModelError, OnnxcError, PackageError, ShapeError, SizesError
 from onnxc.report import Report
 from onnxc.roofline import Peaks, Profile, best_and_median
+from onnxc.runtime.blocks import arrays_of
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.library import CallError, call_exception
 from onnxc.runtime.package import write_package
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # of the manifest
 WEIGHTS, SOURCE = "weights", "source."  # sections: the weights, and how the names of generated sources begin
+DEFAULTS, FIXED = "defaults", "fixed"  # of the manifest (and a section): of inputs; initializers that are no inputs
 CPU, CUDA, STAGED = "cpu", "cuda", "staged"  # targets; the last is several programs for one of the others
 
 
@@ -121,7 +123,7 @@ class CompiledModel:
     ) -> None:
         self.manifest = manifest
         self._sections = sections
-        self._signature = read_signature(manifest)
+        self._signature = read_signature(manifest, sections)
         self._draws = Draws() if manifest.get("random_state") else None
         self._given = self._signature if self._draws is None else self._signature.without_last()
         self._names, self._inputs = self._signature.output_names, self._given.input_names
@@ -229,6 +231,7 @@ class CompiledModel:
 
     def _varied(self, args: Sequence[Any], error: SizesError, run: Run) -> tuple[Any, ...]:
         """What a variant gives for these inputs; the error where none is for them."""
+        args = self._signature.bind(args, {})  # with its defaults
         found = None if self._variants is None else self._variants.answer(self, args, error, run)
         if found is None:
             raise error
@@ -308,10 +311,12 @@ class CompiledModel:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one file, which :func:`onnxc.load` opens without a compiler.
 
+        The same model, compiled with the same options for the same machine, is the same bytes.
+
         Raises:
             PackageError: the file cannot be written.
         """
-        write_package(path, self.manifest, self._sections)
+        write_package(path, _without_times(self.manifest), self._sections)
 
     def trim(self) -> None:
         """Give the memory that the model holds between calls back to the system."""
@@ -407,6 +412,12 @@ def _makers(open_dims: Sequence[tuple[Place, Any]], error: SizesError) -> set[Pl
 # ---------------------------------------------------------------- what a manifest says
 
 
+def _without_times(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest that tells nothing of the compile that made it: how long its stages took."""
+    kept = {key: value for key, value in manifest.items() if key != "stages"}
+    return kept | ({"parts": list(map(_without_times, kept["parts"]))} if "parts" in kept else {})
+
+
 def is_for_gpu(manifest: Mapping[str, Any]) -> bool:
     """Whether a model runs on a GPU, as one program or several."""
     target = manifest.get("target")
@@ -415,8 +426,8 @@ def is_for_gpu(manifest: Mapping[str, Any]) -> bool:
     return target == CUDA
 
 
-def read_signature(manifest: Mapping[str, Any]) -> Signature:
-    """The inputs, outputs and dynamic dims.
+def read_signature(manifest: Mapping[str, Any], sections: Mapping[str, Buffer]) -> Signature:
+    """The inputs with their defaults, outputs and dynamic dims.
 
     Raises:
         PackageError: the manifest is of another version, or damaged.
@@ -431,12 +442,20 @@ def read_signature(manifest: Mapping[str, Any]) -> Signature:
             dim_names(manifest),
             [(a, b, str(node)) for a, b, node in manifest["equal"]],
             [(size, str(node)) for size, node in manifest["natural"]],
+            read_defaults(manifest, sections),
+            manifest.get(FIXED, ()),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
     if signature.unsolved:
         raise PackageError(f"no input gives the dims {', '.join(signature.unsolved)}")
     return signature
+
+
+def read_defaults(manifest: Mapping[str, Any], sections: Mapping[str, Buffer]) -> dict[str, Any]:
+    """The values of inputs that need not be given, by name. Raises KeyError, TypeError, ValueError for damaged ones."""
+    table = manifest.get(DEFAULTS) or {}
+    return dict(zip(table, arrays_of(list(table.values()), sections[DEFAULTS]), strict=True)) if table else {}
 
 
 def dim_names(manifest: Mapping[str, Any]) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ signature.solve(shapes)           # the numbers of the dynamic dims
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxc.errors import InputError, LimitError, SizesError
 from onnxc.ir.dtypes import BY_NAME, DType
+from onnxc.runtime.binding import Binding, by_name
 from onnxc.runtime.sizes import Size, evaluate, symbols_in
 
 Array = np.ndarray[Any, Any]
@@ -81,6 +82,7 @@ class Signature:
         dim_names: the model's own names of them, where it has any.
         equal: pairs of sizes that must agree, and the node that wants it.
         natural: sizes that must not be negative, and the node that makes them.
+        defaults, fixed: as of :class:`onnxc.runtime.binding.Binding`.
     """
 
     def __init__(
@@ -91,14 +93,16 @@ class Signature:
         dim_names: Mapping[str, str] | None = None,
         equal: Sequence[tuple[Size, Size, str]] = (),
         natural: Sequence[tuple[Size, str]] = (),
+        defaults: Mapping[str, Array] | None = None,
+        fixed: Collection[str] = (),
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.input_names = tuple(t.name for t in inputs)
+        self._binding = Binding(inputs, defaults or {}, fixed)
+        self.input_names = self._binding.names
         self.output_names = tuple(t.name for t in outputs)
         self.symbols = tuple(symbols)
         self.dim_names = dict(dim_names or {})
         self.equal, self.natural = tuple(equal), tuple(natural)
-        self._position = {name: k for k, name in enumerate(self.input_names)}
         self._given: dict[str, tuple[int, int]] = {}  # symbol -> input and axis where its value is read
         for k, tensor in enumerate(self.inputs):
             for axis, size in enumerate(tensor.sizes):
@@ -107,7 +111,8 @@ class Signature:
 
     def without_last(self) -> Signature:
         """The same without its last input, for what callers give where the runtime gives that one."""
-        return Signature(self.inputs[:-1], self.outputs, self.symbols, self.dim_names, self.equal, self.natural)
+        asked = (self.symbols, self.dim_names, self.equal, self.natural, self._binding.defaults, self._binding.fixed)
+        return Signature(self.inputs[:-1], self.outputs, *asked)
 
     @property
     def unsolved(self) -> list[str]:
@@ -117,29 +122,12 @@ class Signature:
     # ------------------------------------------------------------ names
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-        """All inputs in the model's order, from those given by position and by name.
+        """All inputs in the model's order, from those given by position and by name, and defaults.
 
         Raises:
             InputError: one is unknown, missing or given twice.
         """
-        names = self.input_names
-        if len(args) == len(names) and not kwargs:
-            return tuple(args)
-        if len(args) > len(names):
-            raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {self._all()}")
-        unknown = [name for name in kwargs if name not in self._position]
-        if unknown:
-            raise InputError(f"the model has no input {', '.join(map(repr, unknown))}; its inputs are {self._all()}")
-        twice = [name for name in names[: len(args)] if name in kwargs]
-        if twice:
-            raise InputError(f"input {', '.join(map(repr, twice))} is given both by position and by name")
-        missing = [t for t in self.inputs[len(args) :] if t.name not in kwargs]
-        if missing:
-            raise InputError(f"missing input {', '.join(map(str, missing))}{by_name(args)}")
-        return (*args, *(kwargs[name] for name in names[len(args) :]))
-
-    def _all(self) -> str:
-        return ", ".join(map(str, self.inputs)) or "none"
+        return self._binding.bind(args, kwargs)
 
     # ------------------------------------------------------------ arrays
 
@@ -239,11 +227,6 @@ class Signature:
                 raise LimitError(f"no array has the shape {_shown(shape)}, which the output {tensor.name!r} would have")
             shapes.append(shape)
         return shapes
-
-
-def by_name(args: Sequence[object]) -> str:
-    """What to add to an error about positional arguments, where one is a dict of inputs."""
-    return "; a dict of inputs is given as model(**inputs)" if any(isinstance(x, Mapping) for x in args) else ""
 
 
 def _misfit(tensor: Tensor, expected: str, found: str, advice: str = "") -> InputError:

@@ -8,7 +8,6 @@ exactly the sizes that they have.
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,20 +18,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import onnxc.runtime.staged_later  # noqa: F401  (adds its step to the table)
-from onnxc.errors import InputError, PackageError, SizesError
-from onnxc.ir.dtypes import BY_NAME
+from onnxc.errors import PackageError, SizesError
+from onnxc.runtime.binding import Binding
+from onnxc.runtime.blocks import arrays_of
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cpu import available_cpus
-from onnxc.runtime.face import CPU, SCHEMA, CompiledModel, Outputs, Run, dim_names
+from onnxc.runtime.face import CPU, FIXED, SCHEMA, CompiledModel, Outputs, Run, dim_names, read_defaults
 from onnxc.runtime.model import CpuModel
 from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.random_state import Draws
-from onnxc.runtime.signature import Signature, Tensor, by_name
+from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import evaluate
 from onnxc.runtime.staged_check import PlanCheck, check_ports
 from onnxc.runtime.staged_clock import Arguments, Clock, current
 from onnxc.runtime.staged_steps import STEPS, Plan, Sizes, Step, Values
-from onnxc.runtime.staged_values import Array, Plain, arrays_in, as_value, described, on_host, own
+from onnxc.runtime.staged_values import Plain, arrays_in, as_value, described, on_host, own
 
 if TYPE_CHECKING:
     from onnxc.report import Report
@@ -77,6 +77,8 @@ class StagedModel(CompiledModel):
             self._draws = Draws() if manifest.get("random_state") else None
             if self._draws is not None:  # the last input is the runtime's
                 self._inputs = self._inputs[:-1]
+            given = self._infos[0][: len(self._inputs)]
+            self._binding = Binding(given, read_defaults(manifest, sections), manifest.get(FIXED, ()))
             target, program = self._program
             if any(m.get("target", CPU) != target for m in manifest["parts"]):
                 raise PackageError(f"the manifest is damaged: a program of the model is not for {target!r}")
@@ -84,7 +86,7 @@ class StagedModel(CompiledModel):
                 program(m, _part_sections(sections, k), threads=threads, cache=cache, device=device)
                 for k, m in enumerate(manifest["parts"])
             ]
-            self._arrays = _arrays(manifest["arrays"], sections)
+            self._arrays = arrays_of(manifest["arrays"], sections["arrays"])
             self._held = {id(x) for x in self._arrays}
             tensors = [t for t in self._infos[0] if isinstance(t, Tensor)]
             self._dtypes = [t.dtype.numpy for t in tensors] if len(tensors) == len(self._infos[0]) else None
@@ -110,33 +112,20 @@ class StagedModel(CompiledModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
         if kwargs or len(args) != len(self._inputs):
-            args = self._bound(args, kwargs)
+            args = self._binding.bind(args, kwargs)
         return Outputs(self._names, self._answer(self._with_state(args)))
 
     def _with_state(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        args = self._binding.bind(args, {})
         return args if self._draws is None else (*args, self._draws.next())
-
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        names = self._inputs
-        unknown = [n for n in kwargs if n not in names]
-        twice = [n for n in names[: len(args)] if n in kwargs]
-        missing = [n for n in names[len(args) :] if n not in kwargs]
-        if len(args) > len(names):
-            raise InputError(f"{len(args)} inputs were given; the model has {len(names)}: {list(names)}")
-        for what, which in (("has no", unknown), ("has more than once the", twice), ("is not given its", missing)):
-            if which:
-                hint = by_name(args)
-                which_are = ", ".join(map(repr, which))
-                raise InputError(f"the model {what} input {which_are}; its inputs are {list(names)}{hint}")
-        return (*args, *(kwargs[n] for n in names[len(args) :]))
 
     def _named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         if type(given) is dict and len(given) == len(self._inputs):
             try:
                 return tuple([given[name] for name in self._inputs])
             except KeyError:
-                pass  # _bound says what is wrong
-        return self._bound((), given)
+                pass  # bind says what is wrong
+        return self._binding.bind((), given)
 
     def _answer(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return self._tried(args, lambda model: model._run(args))
@@ -285,16 +274,3 @@ def _part_sections(sections: Mapping[str, Buffer], number: int) -> dict[str, Buf
     head = f"p{number}."
     own = {name.removeprefix(head): data for name, data in sections.items() if name.startswith(head)}
     return own | {name: sections[name] for name in ("runtime.so",) if name in sections}
-
-
-def _arrays(table: Sequence[Any], sections: Mapping[str, Buffer]) -> list[Array]:
-    found = []
-    for name, shape, offset, length in table:
-        data = memoryview(sections["arrays"])[offset : offset + length]
-        dtype = BY_NAME[name]
-        if dtype.kind == "string":
-            array: Array = np.array(json.loads(bytes(data)), object).reshape(shape)
-        else:
-            array = np.frombuffer(data, dtype.numpy).reshape(shape)
-        found.append(array)
-    return found

@@ -6,7 +6,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,31 @@ from onnxc.frontends.onnx_file import MAX_BYTES
 from onnxc.random_inputs import Array, Arrays
 
 
-def read_inputs(path: str | os.PathLike[str], names: Sequence[str]) -> Arrays:
+def read_inputs(
+    path: str | os.PathLike[str], names: Sequence[str], *, optional: Collection[str] = (), fixed: Collection[str] = ()
+) -> Arrays:
     """Inputs from an .npz (by input name; or in order as i0, i1, ..., or as numpy names what has no names: arr_0, ...)
     or a folder of input_0.pb, ...
 
-    `names` are the model's inputs. Raises InputError where the file does not fit.
+    `names` are the model's inputs, `optional` are those of them that have a default, and `fixed` are initializers that
+    are none, though the model lists them. Raises InputError where the file does not fit.
     """
     place = Path(path)
     if not place.exists():
         raise InputError(f"there is no file {os.fspath(path)!r} to read inputs from")
     found = _read_folder(place, names) if place.is_dir() else _read_npz(place)
     found = _in_order(found, names, "i")
-    missing = [name for name in names if name not in found]
+    constants = ", ".join(repr(name) for name in found if name in fixed)
+    if constants:
+        raise InputError(
+            f"{os.fspath(path)!r} gives {constants}, which the model has initializers for, compiled as constants: "
+            "--keep-input NAME of compile, run, explain and profile keeps them inputs"
+        )
+    missing = [name for name in names if name not in found and name not in optional]
     if missing:
         has = ", ".join(map(repr, found)) or "nothing"
         raise InputError(f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}")
-    return {name: found[name] for name in names}
+    return {name: found[name] for name in names if name in found}
 
 
 def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str = "output") -> Arrays:

@@ -137,23 +137,29 @@ class Given:
         from onnxc.frontends import onnx_file
         from onnxc.tools.inputs import read_inputs
 
-        return read_inputs(self.inputs, onnx_file.load(model, input_shapes=shapes).input_names)
+        graph = onnx_file.load(model, input_shapes=shapes)
+        return read_inputs(self.inputs, graph.input_names, fixed=graph.metadata.get(onnx_file.FIXED, ()))
 
     def arrays(self, compiled: CompiledModel, model: str, shapes: Shapes) -> Arrays:
-        """The inputs for a compiled model. A saved one has no graph: random integers are then small."""
+        """The inputs for a compiled model, but for those with a default that no file gives. A saved model has no graph:
+        random integers are then small.
+        """
         from onnxc.random_inputs import random_for_signature, random_inputs
         from onnxc.tools.info import is_saved_model
         from onnxc.tools.inputs import read_inputs
 
-        tensors = compiled.get_inputs()
+        tensors, manifest = compiled.get_inputs(), compiled.manifest
+        defaults = manifest.get("defaults", ())
         if self.inputs != "random":
-            return read_inputs(self.inputs, [t.name for t in tensors])
+            names = [t.name for t in tensors]
+            return read_inputs(self.inputs, names, optional=defaults, fixed=manifest.get("fixed", ()))
+        tensors = [t for t in tensors if t.name not in defaults]
         if is_saved_model(model):
             return random_for_signature([(t.name, t.type, t.shape) for t in tensors], seed=self.seed, dims=self.dims)
         from onnxc.frontends import onnx_file
         from onnxc.passes.decompose import decompose
 
-        graph = decompose(onnx_file.load(model, input_shapes=shapes), staged=True)
+        graph = decompose(onnx_file.load(model, input_shapes=shapes, keep_inputs=list(defaults)), staged=True)
         return random_inputs(graph, seed=self.seed, dims=self.dims)
 
 
@@ -220,6 +226,11 @@ class Compiling(Target):
         names = ("mode", "tune_seconds", "tuned", "record")
         return self.keywords | {name: getattr(self, name) for name in names}
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What `onnxc.compile` takes, and no comparison."""
+        return {}
+
     def open(self, path: str, tell: Progress) -> CompiledModel:
         """A compiled model: compiled from ONNX, or loaded from a saved file."""
         from onnxc.tools.info import is_saved_model
@@ -244,9 +255,29 @@ class Compiling(Target):
         return compile_model(
             path,
             **self.everything,
+            **self.kept,
             cache=cache,
             progress=lambda stage: tell(f"{stage} done"),  # the compiler names stages as they end
         )
+
+
+@dataclass(frozen=True)
+class Keeping(Compiling):
+    """How a command compiles that only compiles or runs."""
+
+    keep_input: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-input",
+            metavar="NAME",
+            help="An input that the model has an initializer for stays one, with that default. Repeatable.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        return {"keep_inputs": self.keep_input or ()}
 
 
 def shapes_of(options: Sequence[str] | None) -> Shapes:

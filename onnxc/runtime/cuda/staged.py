@@ -77,7 +77,7 @@ class CudaStagedModel(Attachable, StagedModel):
         if self._named_stream and stream is not None:
             kwargs["stream"], stream = stream, None
         if kwargs or len(args) != len(self._inputs):
-            args = self._bound(args, kwargs)
+            args = self._binding.bind(args, kwargs)
         return Outputs(self._names, self._answer(self._with_state(args), stream))
 
     def _answer(self, args: tuple[Any, ...], stream: Any = None) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from onnxc.frontends.onnx_file import Model
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.ir.graph import Graph
 from onnxc.runtime.cache import Buffer, Cache, digest
-from onnxc.runtime.face import WEIGHTS, CompiledModel, read_signature
+from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.mapped import forget, forgetting
 from onnxc.runtime.model import CpuModel
 from onnxc.runtime.opening import open_model
@@ -102,7 +102,7 @@ class TappedProgram:
         own = sorted({self.aliases.get(name, name) for name in wanted})
         program = self._stored(own) or self._made(own)
         results = list(program(*given.values()).values())
-        values = _values(read_signature(program.manifest), given)
+        values = _values(program._signature, given)
         rows = program.manifest["taps"]["shown"]
         shown = {name: _cut(results[k], order, start, shape, values) for name, k, order, start, shape in rows}
         count = len(results) - program.manifest["taps"]["outputs"]
