@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from models.zoo import store
 from tests import targets
+from tests.triton_simulator import Simulator
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -126,6 +127,16 @@ def sessions_of_one_thread() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime, "InferenceSession", Session)
         yield
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Iterator[Simulator]:
+    """Runs models' GPU kernels in Triton's interpreter. To start it takes seconds: all modules share it."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("GPU kernels need Triton: pip install 'onnxc[cuda]'")
+    worker = Simulator()
+    yield worker
+    worker.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ with the marker ``every_target`` run there; those that are about something of th
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,10 @@ from onnxc.primitives.interpret import interpret
 Array = np.ndarray[Any, Any]
 TARGETS = ("cpu", "cuda", "simulated")
 _chosen = "cpu"
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
+)
 
 
 def is_gpu() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from onnxc.runtime.cuda import driver as driver_module
 from onnxc.runtime.cuda.driver import Driver, device
 from onnxc.tools.bench import Bench, Timing, Worker
 from tests.fake_cuda import FakeDriver
+from tests.targets import needs_triton
 
 COMMANDS = ("info", "compile", "run", "compare", "explain", "bench")
 
@@ -324,7 +324,7 @@ def test_wrong_targets(model: Path, options: tuple[str, ...], message: str) -> N
     assert result.exit_code == 2 and message in result.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton")
+@needs_triton
 def test_compile_for_a_gpu_that_is_not_there(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "gpu.onnxc"
     result = invoke("compile", model, "-o", path, "--target", "cuda:sm_80,sm_90", "--dtype", "float16")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from onnxc.runtime.cuda.arrays import LEGACY
 from onnxc.runtime.cuda.memory import Pinned
 from tests import targets
 from tests.staging_harness import floats, int64, parsed, same
+from tests.targets import needs_triton
 
 F32 = np.float32
 TRUE = np.array(True)
@@ -37,7 +37,7 @@ SAMPLE = (
 )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton")
+@needs_triton
 def test_these_and_others_on_a_simulated_gpu() -> None:
     if targets.is_gpu():
         pytest.skip("they run on the GPU")

@@ -307,13 +307,6 @@ def test_an_op_that_refuses_open_sizes_in_a_part_compiled_at_run_time() -> None:
 # ---------------------------------------------------------------- Triton
 
 
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    found = Simulator()
-    yield found
-    found.close()
-
-
 def test_triton_interpreted(simulator: Simulator) -> None:
     x, w = floats(9, 37), floats(9)
     answer = simulator.run(parsed(SCALED).SerializeToString(), [x, w], imports=["tests.custom_kernels"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,9 @@ from onnxc.gradient import joint
 from onnxc.optim import SGD
 from onnxc.training.precision import LossScale, before_gradients
 from tests.simulated_training import simulated
+from tests.targets import needs_triton
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 Array = np.ndarray[Any, Any]
 INF = float("inf")
 

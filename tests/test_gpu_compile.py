@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -26,10 +25,9 @@ from onnxc.runtime.cuda import driver
 from onnxc.runtime.cuda.model import CudaModel
 from tests.fake_cuda import FakeDriver
 from tests.small_models import parse
+from tests.targets import needs_triton
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 ADD = "(float[N, 7] x, float[7] b) => (float[N, 7] y) { y = Add(x, b) }"
 COPY = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k0(a, b):\n    {}\n"
 LANES = "i = tl.arange(0, 128)\n    tl.store(b + i, tl.load(a + i))"

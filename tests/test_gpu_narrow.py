@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -14,21 +11,13 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxc
 from onnxc.ir import dtypes
 from tests import test_narrow_dtypes as narrow
+from tests.targets import needs_triton
 from tests.triton_simulator import Simulator
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 TYPES = {"INT4": ml_dtypes.int4, "UINT4": ml_dtypes.uint4, "INT2": ml_dtypes.int2, "UINT2": ml_dtypes.uint2}
 LIMITS = {"INT4": (-8, 7), "UINT4": (0, 15), "INT2": (-2, 1), "UINT2": (0, 3)}
 F32 = np.float32
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    found = Simulator()
-    yield found
-    found.close()
 
 
 def model_of(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
+from tests.targets import needs_triton
 from tests.triton_simulator import Simulator
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 Array = np.ndarray[Any, Any]
 F32 = np.float32
 KINDS = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): TensorProto.FLOAT16}
@@ -26,13 +24,6 @@ SHAPES = [
     (77, 300, 4, 16, "none"), (66, 384, 4, 32, "packed"), (37, 500, 4, 128, "packed"), (70, 270, 8, 16, "none"),
     (40, 480, 8, 32, "packed"), (65, 512, 4, 256, "none"), (51, 400, 2, 32, "packed"), (33, 570, 4, 64, "floats"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    found = Simulator()
-    yield found
-    found.close()
 
 
 def n_bits(shapes: Sequence[tuple[int, int, int, int, str]], rows: int | str, kind: type = np.float32) -> bytes:

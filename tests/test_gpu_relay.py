@@ -4,8 +4,6 @@ kernels that read it twice.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,22 +14,14 @@ import onnxc
 from onnxc.errors import OnnxcError
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime.cuda.driver import device
+from tests.targets import needs_triton
 from tests.triton_simulator import Simulator
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 rng = np.random.default_rng(23)
 SMALL = {"LEAST_BYTES": 0, "LEAST_IMAGE": 0, "LEAST_IMAGES": 2, "SMALL": 1, "LIGHT": 0}
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def both(simulator: Simulator, text: str, *inputs: Array, tolerance: float = 0.0, **options: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxc
 from onnxc.optim import SGD, AdamW
 from tests.simulated_training import Batch, Trained, simulated, train
+from tests.targets import needs_triton
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 STEPS = 3
 
 

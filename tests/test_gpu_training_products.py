@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import ml_dtypes
@@ -26,12 +25,10 @@ from onnxc.planner.templates import ENABLED
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.interpret import interpret
 from tests.simulated_training import simulated, train
+from tests.targets import needs_triton
 
 RNG = np.random.default_rng(5)
 WORDS = 1027
-TRITON = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
 
 
 def model_of(text: str, **weights: tuple[int, ...]) -> bytes:
@@ -89,7 +86,7 @@ LANGUAGE = model_of(
 )  # fmt: skip
 
 
-@TRITON
+@needs_triton
 @pytest.mark.parametrize(("precision", "rtol", "atol"), [("float32", 2e-4, 2e-6), ("bfloat16", 2e-2, 2e-2)])
 def test_many_words(precision: str, rtol: float, atol: float) -> None:
     """What lies between rows is NaN on the simulated GPU."""
@@ -107,7 +104,7 @@ def test_many_words(precision: str, rtol: float, atol: float) -> None:
 # ---------------------------------------------------------------- epilogues of the backward pass
 
 
-@TRITON
+@needs_triton
 def test_updates_are_no_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW reads and writes three tensors: with the sums of a tile they do not fit in registers."""
     nothing = [Image(f"k{n}", b"", 0, 128, 0) for n in range(100)]
@@ -179,7 +176,7 @@ LONG = model_of(
 )  # fmt: skip
 
 
-@TRITON
+@needs_triton
 def test_steps_with_parts() -> None:
     batch: Any = {"x": RNG.standard_normal((2048, 6)).astype(np.float32), "t": RNG.integers(0, 4, 2048)}
     options: dict[str, Any] = {"optimizer": SGD(lr=0.1), "precision": "bfloat16"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import tempfile
@@ -33,12 +32,11 @@ from onnxc.runtime.cuda.driver import Driver
 from onnxc.tuned import FILE, Record, Row, fastest, gpu_place, gpu_places, joined
 from tests.fake_cuda import CUresult, Failed, FakeDriver, cubin
 from tests.small_models import parse
+from tests.targets import needs_triton
 from tests.triton_simulator import Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 N = 8192
 DOUBLED = f"(float[{N}] x) => (float[{N}] y) {{ y = Add(x, x) }}"
 TRITON = gpu._triton_version()
@@ -460,13 +458,6 @@ def test_agree() -> None:
 
 
 # ---------------------------------------------------------------- every candidate
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def tensor(shape: Sequence[int], seed: int, dtype: Any = np.float16) -> Array:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -434,15 +432,6 @@ def test_exported_model_draws_the_same() -> None:
             ours.seed(state[0], calls=state[1])
         for a, b in zip(ours(x, r), session.run(None, feeds), strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("GPU kernels need Triton: pip install 'onnxc[cuda]'")
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def test_gpu_kernels_draw_the_same(simulator: Simulator) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,13 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Sym
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
+from tests.targets import needs_triton
 from tests.triton_simulator import Answer, Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 INF = float("inf")
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
 rng = np.random.default_rng(11)
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def normal(*shape: int, dtype: str = "float16") -> Array:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from onnxc.codegen.triton.attention_tiles import Facts, candidates, parts_of
-from tests.test_triton_attention import INF, Case, band, needs_triton, normal, rng
+from tests.targets import needs_triton
+from tests.test_triton_attention import INF, Case, band, normal, rng
 from tests.triton_simulator import Answer, Request, Simulator, program_of
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def parts(answer: Answer) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,25 +19,17 @@ from onnxc.codegen.triton import conv_tiles, cubin, product_tiles, strips
 from onnxc.codegen.triton.product_tiles import Facts
 from onnxc.codegen.triton.strips import Windows
 from onnxc.ir import dtypes
+from tests.targets import needs_triton
 from tests.triton_simulator import Answer, Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 rng = np.random.default_rng(7)
 KINDS: dict[str, tuple[int, Any, float]] = {
     "float32": (TensorProto.FLOAT, np.float32, 2e-6), "float16": (TensorProto.FLOAT16, np.float16, 1e-3),
     "bfloat16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16, 8e-3),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 @dataclass(frozen=True)

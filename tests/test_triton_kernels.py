@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -17,22 +15,14 @@ from onnxc.frontends.onnx_file import load
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.interpret import interpret
 from tests.ops_harness import Case, build, compare, expected, feeds
+from tests.targets import needs_triton
 from tests.test_ops import CASES
 from tests.triton_simulator import Answer, Failed, Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 rng = np.random.default_rng(3)
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def f32(*shape: int) -> Array:

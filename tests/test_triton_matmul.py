@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,25 +17,17 @@ from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.product_tiles import Facts
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Sym
+from tests.targets import needs_triton
 from tests.triton_simulator import Answer, Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22}
 PLAIN = {"m": 32, "n": 64, "k": 16, "warps": 4, "stages": 3}
 RESIDENT = {**PLAIN, "resident": 1}
 rng = np.random.default_rng(11)
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def numbers(kind: str, *shape: int) -> Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -16,13 +15,12 @@ import onnxc
 from onnxc.errors import OnnxcError
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime.cuda.driver import device
+from tests.targets import needs_triton
 from tests.triton_simulator import Answer, Simulator
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-20}
 PLAIN = {"m": 32, "n": 32, "k": 16, "warps": 4, "stages": 3}
@@ -30,13 +28,6 @@ RESIDENT = {**PLAIN, "resident": 1}
 NO_PAIRS = {"pairs": False}
 SIZES = [(1, 16, 8), (7, 17, 5), (33, 40, 72), (64, 32, 64), (65, 31, 127), (130, 64, 100)]
 rng = np.random.default_rng(29)
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def numbers(kind: str, *shape: int) -> Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,13 +14,12 @@ import onnxc
 from onnxc.codegen.triton import tiles
 from onnxc.codegen.triton.kernel import power
 from onnxc.codegen.triton.tiles import Facts, Tile, best, candidates
+from tests.targets import needs_triton
 from tests.triton_simulator import Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 rng = np.random.default_rng(5)
 TILES = {
     "whole rows": Tile(2, 64, 4, resident=1),
@@ -33,13 +31,6 @@ TILES = {
     "pieces": Tile(2, 16, 4),
     "pieces ahead": Tile(1, 8, 4, stages=3),
 }
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def model(text: str) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,23 +14,15 @@ from onnxc.codegen.triton.walk import Walks
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
+from tests.targets import needs_triton
 from tests.triton_simulator import Simulator
 
 Array = np.ndarray[Any, Any]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 rng = np.random.default_rng(19)
 LARGE = {"LARGE": 1 << 10}
 BACK, TURNED = "num_programs(0) - 1 - tl.program_id(0)", "back: tl.constexpr = True"
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 def both(simulator: Simulator, text: str, *inputs: Array, **options: Any) -> tuple[str, list[Array]]:

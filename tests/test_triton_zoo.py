@@ -7,9 +7,8 @@ else.
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -18,24 +17,16 @@ from onnx import ModelProto, numpy_helper
 
 import onnxc
 from models.zoo.store import MICRO_GRAPHS, ZooModel
+from tests.targets import needs_triton
 from tests.triton_simulator import Request, Simulator, program_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="GPU kernels need Triton: pip install 'onnxc[cuda]'"
-)
+pytestmark = needs_triton
 
 # Which size of a graph becomes which.
 FEWER = {
     "m_gelu_ln": (512, 40), "m_softmax": (12, 2), "m_rms_rope": (512, 40), "m_chain20": (512, 24),
     "m_cheap20": (512, 24), "m_layernorm": (512, 40), "m_transpose_sum": (8, 2),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def simulator() -> Iterator[Simulator]:
-    worker = Simulator()
-    yield worker
-    worker.close()
 
 
 @pytest.mark.parametrize("name", MICRO_GRAPHS)

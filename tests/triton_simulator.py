@@ -1,6 +1,6 @@
 """Runs generated GPU programs on a CPU: their kernels in Triton's interpreter, their steps one after the other.
 
-    simulator = Simulator()
+    simulator = Simulator()  # in tests: the fixture `simulator`
     answer = simulator.run(model.SerializeToString(), [x])      # answer.outputs, answer.error, answer.kinds
 
 Triton decides when it is imported whether it interprets kernels or compiles them, so the interpreter runs in a process
