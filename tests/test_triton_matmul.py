@@ -6,24 +6,22 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxc.codegen.triton.cubin import compile_program
 from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.product_tiles import Facts
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Sym
+from tests.product_models import KINDS, model
 from tests.targets import needs_triton
 from tests.triton_simulator import Answer, Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
 
 pytestmark = needs_triton
-KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22}
 PLAIN = {"m": 32, "n": 64, "k": 16, "warps": 4, "stages": 3}
 RESIDENT = {**PLAIN, "resident": 1}
@@ -32,17 +30,6 @@ rng = np.random.default_rng(11)
 
 def numbers(kind: str, *shape: int) -> Array:
     return np.asarray(rng.standard_normal(shape) * 0.5).astype(KINDS[kind])
-
-
-def model(nodes: list[onnx.NodeProto], inputs: list[tuple[str, list[Any]]], kind: str, **constants: Array) -> Any:
-    """A model with these inputs and the output y."""
-    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(KINDS[kind]))
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info(n, dtype, s) for n, s in inputs],
-        [helper.make_tensor_value_info("y", dtype, None)],
-        [numpy_helper.from_array(v, k) for k, v in constants.items()],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
 def near(found: Array, wanted: Array, kind: str, *sizes: int) -> None:
@@ -58,12 +45,12 @@ def product(simulator: Simulator, m: int, k: int, n: int, kind: str, way: str, d
     rows: Any = "M" if dynamic else m
     given = [x]
     if way == "constant":
-        built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", [rows, k])], kind, w=w)
+        built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], kind, {"x": [rows, k]}, w=w)
     elif way == "transposed":
         node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
-        built = model([node], [("x", [rows, k])], kind, w=np.ascontiguousarray(w.T))
+        built = model([node], kind, {"x": [rows, k]}, w=np.ascontiguousarray(w.T))
     else:
-        built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", [rows, k]), ("w", [k, n])], kind)
+        built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], kind, {"x": [rows, k], "w": [k, n]})
         given.append(w)
     answer = simulator.run(built.SerializeToString(), given, **options)
     assert answer.kinds == ["matmul"]
@@ -82,7 +69,7 @@ def test_a_column_of_a_constant_whose_numbers_lie_apart(simulator: Simulator) ->
         helper.make_node("Squeeze", ["v", "axis"], ["u"]),
         helper.make_node("MatMul", ["x", "u"], ["y"]),
     ]
-    built = model(nodes, [("x", [5, 6])], "float32", w=w, **places)
+    built = model(nodes, "float32", {"x": [5, 6]}, w=w, **places)
     answer = simulator.run(built.SerializeToString(), [x])
     assert answer.kinds == ["matmul"]
     near(answer.outputs[0], x.astype(np.float64) @ w[:, :, 1].astype(np.float64), "float32", 6)
@@ -112,7 +99,7 @@ def test_programs_that_take_several_tiles(
 def test_what_has_no_descriptors_is_read_through_pointers(simulator: Simulator) -> None:
     """Batches, float32, and rows so short that there may be more than 32 bits count."""
     x, w = numbers("float16", 3, 40, 32), numbers("float16", 3, 32, 48)
-    built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", [3, 40, 32]), ("w", [3, 32, 48])], "float16")
+    built = model([helper.make_node("MatMul", ["x", "w"], ["y"])], "float16", {"x": [3, 40, 32], "w": [3, 32, 48]})
     answer = simulator.run(built.SerializeToString(), [x, w], blocks=RESIDENT, descriptors=True)
     near(answer.outputs[0], x.astype(np.float64) @ w.astype(np.float64), "float16", 32)
     assert "descriptor" not in answer.source
@@ -144,7 +131,7 @@ def test_epilogues(simulator: Simulator, blocks: dict[str, int], kind: str) -> N
         helper.make_node("Gelu", ["u"], ["v"]), helper.make_node("Mul", ["v", "s"], ["z"]),
         helper.make_node("Add", ["z", "r"], ["y"]),
     ]  # fmt: skip
-    built = model(nodes, [("x", [m, k]), ("r", [m, n]), ("s", [m, 1])], kind, w=w, b=b)
+    built = model(nodes, kind, {"x": [m, k], "r": [m, n], "s": [m, 1]}, w=w, b=b)
     answer = simulator.run(built.SerializeToString(), [x, r, s], blocks=blocks, descriptors=True)
     assert answer.kinds == ["matmul"]
     x, w, b, r, s = (v.astype(np.float64) for v in (x, w, b, r, s))
@@ -207,7 +194,7 @@ def test_machine_code(architecture: int) -> None:
         helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "b"], ["u"]),
         helper.make_node("Gelu", ["u"], ["y"]),
     ]  # fmt: skip
-    built = model(nodes, [("x", ["M", 64])], "float16", w=w, b=b)
+    built = model(nodes, "float16", {"x": ["M", 64]}, w=w, b=b)
     blocks = {"m": 128, "n": 128, "k": 64, "warps": 8, "stages": 3, "resident": 2}
     _, program = program_of(Request(built.SerializeToString(), [], blocks=blocks))
     (image,) = compile_program(program, architecture, 1)

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import onnxc
 from onnxc.errors import OnnxcError
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime.cuda.driver import device
+from tests.product_models import KINDS, model
 from tests.targets import needs_triton
 from tests.triton_simulator import Answer, Simulator
 
 Array = np.ndarray[Any, Any]
 
 pytestmark = needs_triton
-KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-20}
 PLAIN = {"m": 32, "n": 32, "k": 16, "warps": 4, "stages": 3}
 RESIDENT = {**PLAIN, "resident": 1}
@@ -32,19 +31,6 @@ rng = np.random.default_rng(29)
 
 def numbers(kind: str, *shape: int) -> Array:
     return np.asarray(rng.standard_normal(shape) * 0.5).astype(KINDS[kind])
-
-
-def model(
-    nodes: Sequence[onnx.NodeProto], kind: str, inputs: dict[str, Sequence[Any]], outputs: str = "y", **constants: Array
-) -> onnx.ModelProto:
-    """A model of these nodes."""
-    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(KINDS[kind]))
-    graph = helper.make_graph(
-        list(nodes), "g", [helper.make_tensor_value_info(n, dtype, list(s)) for n, s in inputs.items()],
-        [helper.make_tensor_value_info(n, dtype, None) for n in outputs.split()],
-        [numpy_helper.from_array(v, k) for k, v in constants.items()],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
 def swiglu(a: str = "u", b: str = "t") -> list[onnx.NodeProto]:
