@@ -11,13 +11,14 @@ kernels of their own. Each of these is a question of speed alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
 from onnxc.ir.graph import Node
-from onnxc.planner.fusion import _Planner
+from onnxc.planner.epilogues import Epilogues
 from onnxc.planner.groups import Group
+from onnxc.planner.placing import Placing
 from onnxc.planner.section import Section, cost
 
 REFUSED = 0.12  # of what a kernel could take
@@ -27,7 +28,7 @@ REFUSED = 0.12  # of what a kernel could take
 def random_plans(seed: int) -> Iterator[None]:
     """Everything that is planned inside has plans that follow from the seed."""
     rng = random.Random(seed)
-    accepts, has_long_index, needed = Section.accepts, _Planner._has_long_index, _Planner._needed
+    accepts, has_long_index = Section.accepts, Placing._has_long_index
 
     def sometimes(self: Section, node: Node, store: bool) -> str:
         reason = accepts(self, node, store)
@@ -35,21 +36,21 @@ def random_plans(seed: int) -> Iterator[None]:
             return reason
         return "drawn" if rng.random() < REFUSED else ""
 
-    def anew(self: _Planner, node: Node) -> bool:
+    def anew(self: Placing, node: Node) -> bool:
         return cost(node) <= 12 and rng.random() < 0.5
 
-    def stored(self: _Planner, node: Node, takers: list[Group]) -> bool:
+    def stored(self: Placing, node: Node, takers: list[Group]) -> bool:
         free = node.output.id not in self.through_views and all(g.node is None for g in takers)
         return has_long_index(self, node, takers) or (free and rng.random() < REFUSED)
 
-    def length(self: _Planner, template: Node, candidates: list[Node]) -> int:
-        counts = [len(needed(self, template, candidates[:n])) for n in range(1, len(candidates) + 1)]
+    def length(self: Epilogues, cores: Sequence[Node], candidates: list[Node]) -> int:
+        counts = [len(self.draft.needed(cores, candidates[:n])) for n in range(1, len(candidates) + 1)]
         return rng.choice([0, *(n for n, count in enumerate(counts, 1) if count == 1)])
 
     with (
         patch.object(Section, "accepts", sometimes),
-        patch.object(_Planner, "_reads_as_much", anew),
-        patch.object(_Planner, "_has_long_index", stored),
-        patch.object(_Planner, "_length", length),
+        patch.object(Placing, "_reads_as_much", anew),
+        patch.object(Placing, "_has_long_index", stored),
+        patch.object(Epilogues, "_length", length),
     ):
         yield

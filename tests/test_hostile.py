@@ -24,7 +24,7 @@ from onnxc.compiler.stages import Stages
 from onnxc.compiler.stages import generate as generated
 from onnxc.errors import InputError, InternalError, LimitError, ModelError, OnnxcError, RunError, ToolchainError
 from onnxc.frontends import onnx_file
-from onnxc.planner.fusion import FusionOptions
+from onnxc.planner.groups import FusionOptions
 from onnxc.runtime import toolchain
 from onnxc.runtime.cpu import level, memory_bytes
 from tests.compile_harness import _fenced

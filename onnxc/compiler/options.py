@@ -120,6 +120,7 @@ class CompileOptions:
             attention_depth=MOST_DEPTH if gpu else None,
             dtype=self.dtype,
             merge=gpu,
+            pairs=gpu and self.fusion_options.epilogue and self.fusion_options.pairs,
             weight_gradients=not gpu,
             weight_products=gpu,
             widen=not gpu,

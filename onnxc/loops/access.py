@@ -130,6 +130,3 @@ def pushed_index(node: Node, at: Index) -> Index | None:
     if node.op == "transpose":
         return tuple(at[p] for p in node.attrs["perm"])
     return None
-
-
-VIEWS = ("reshape", "transpose", "expand", "slice")

@@ -39,8 +39,8 @@ class PassOptions:
         attention_depth: the depth of the deepest heads that attention is recognised with; None is no limit.
         dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
         keep_io: a converted model's inputs and outputs stay float32.
-        merge: products of one value with several constants become one product; but those of a gate and what it opens
-            become two.
+        merge: products of one value with several constants become one product.
+        pairs: a product of a gate and what it opens becomes two, for kernels that make both (`gated_products.py`).
         weight_gradients: recognise gradients of convolutions by their weights.
         weight_products: gradients of convolutions by their weights become products of matrices.
         positions: where a vector is true is found by a routine.
@@ -60,6 +60,7 @@ class PassOptions:
     dtype: str | None = None
     keep_io: bool = True
     merge: bool = False
+    pairs: bool = False
     weight_gradients: bool = True
     weight_products: bool = False
     positions: bool = True
@@ -91,6 +92,8 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     if options.dtype is not None:
         dtype, keep_io, packed = options.dtype, options.keep_io, options.packed_halves
         pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io, packed)))
+    if options.pairs:
+        pipeline.append(("divide-gated-products", divide_gated_products))
     if options.merge:
-        pipeline += [("divide-gated-products", divide_gated_products), ("merge-products", merge_products)]
+        pipeline.append(("merge-products", merge_products))
     return [*pipeline, ("prepare", lambda g: prepare(g, rows=options.rows))]

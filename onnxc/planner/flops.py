@@ -7,9 +7,9 @@ from math import prod as product
 
 from onnxc.ir.expr import Dim, minimum, prod
 from onnxc.ir.graph import Node, Value
-from onnxc.loops.access import VIEWS
 from onnxc.planner.layout import Layout
 from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.movement import VIEWS
 
 # What an element costs, in additions or multiplications: one, but for moved bits, which cost none, and for functions
 # that are polynomials of about ten terms in vmath.h.

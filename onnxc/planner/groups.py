@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
-from onnxc.loops.access import VIEWS, Index
+from onnxc.loops.access import Index
 from onnxc.planner.layout import Layout
 from onnxc.planner.section import Section
+from onnxc.primitives.movement import VIEWS
 
 
 @dataclass(frozen=True)

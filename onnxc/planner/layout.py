@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 from onnxc.ir.expr import Dim, recombine
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import VIEWS, Index
+from onnxc.loops.access import Index
 from onnxc.passes.prepare import at_regions, joins_phases, reads_rows
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.contraction import images_of
+from onnxc.primitives.movement import VIEWS
 
 
 @dataclass

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, is_nonnegative, prod, symbols
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
+from onnxc.loops.access import Index, broadcast, fresh, view_index
 from onnxc.planner.layout import Layout
 from onnxc.planner.section import CONTRACTIONS, WINDOWS, SumOrder
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.movement import VIEWS
 
 SUMS = ("reduce_sum", "reduce_prod")
 LANES = 16  # of the vectors that orders are chosen for, whatever the CPU's are

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onnxc.ir.graph import Node, Value
+from onnxc.ir.graph import Node
+from onnxc.passes.epilogue import can_be_paired
 from onnxc.primitives.builder import constant_of
-
-BITS = 16  # of what is multiplied: on units that take 32 bits there is no gain
 
 
 def fellows(node: Node, uses: Mapping[int, list[Node]]) -> Iterator[Node]:
     """Products that could run in the tiles of this one: of the same left factor, and of a right one of the same sizes.
     Both are constants, whose columns can be put beside each other.
     """
-    if node.op != "matmul" or node.output.dtype.bits != BITS:
+    if node.op != "matmul" or not can_be_paired(node.output.t, constant_of(node.operands[1])):
         return
     left, right = node.operands[:2]
-    for other in uses.get(left.id, ()) if _is_matrix(right) else ():
+    for other in uses.get(left.id, ()):
         alike = other is not node and other.op == "matmul" and other.operands[0] is left and other.attrs == node.attrs
-        if alike and _is_matrix(other.operands[1]) and other.operands[1].t == right.t:
+        if alike and constant_of(other.operands[1]) is not None and other.operands[1].t == right.t:
             yield other
-
-
-def _is_matrix(value: Value) -> bool:
-    """Whether a value is a constant with several rows and columns."""
-    constant = constant_of(value)
-    return constant is not None and constant.ndim == 2 and min(constant.shape) > 1

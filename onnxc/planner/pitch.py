@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import VIEWS
 from onnxc.passes.prepare import at_regions
 from onnxc.planner.layout import Layout
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.movement import VIEWS
 
 VECTOR = 16  # bytes
 APART = 128  # bytes that rows begin at multiples of

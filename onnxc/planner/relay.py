@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from onnxc.ir.expr import Dim, Symbol, bounds, coefficient, prod
 from onnxc.ir.graph import Node, Value
-from onnxc.loops.access import VIEWS
 from onnxc.loops.nest import Nest
 from onnxc.loops.terms import Load, walk
 from onnxc.planner.flops import total
@@ -23,6 +22,7 @@ from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.planner.section import Section
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.movement import VIEWS
 
 # Of an H200, whose cache has 50 MB: 96 MB in images of 0.4 take 0.79 of the time of two kernels, 134 in images of 2 MB
 # 0.82. How far the last stage is behind makes 0.80 of it with 12 MB, 0.79 with 14 to 18, 0.87 with 24, 0.91 with 30.

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
 from onnxc.ir.graph import Node, Value
-from onnxc.loops.access import VIEWS, Index, broadcast, flatten, fresh, unflatten, view_index
+from onnxc.loops.access import Index, broadcast, flatten, fresh, unflatten, view_index
 from onnxc.planner.loop_index import divided_loops, is_loop, is_mixed_radix
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.movement import VIEWS
 
 WINDOWS = ("window_max", "window_sum")
 CONTRACTIONS = ("conv", "conv_weights", "matmul")  # those that loops can compute
@@ -79,7 +80,7 @@ class Section:
         section = Section(root, index, variables, orders=orders)
         inner = [own[a] for a in order if root.shape[a] != 1]
         section.innermost = _symbol(inner[-1]) if inner else None
-        section._demand(root, index)
+        section.demand(root, index)
         section.stores[root.id] = index
         return section
 
@@ -237,9 +238,10 @@ class Section:
             self.outer = self._outer_with(node)
         for at in list(self.demands[value.id]):
             for operand, index in self.reads(node, at):
-                self._demand(operand, index)
+                self.demand(operand, index)
 
-    def _demand(self, value: Value, index: Index) -> None:
+    def demand(self, value: Value, index: Index) -> None:
+        """Notes that an element of a value is needed."""
         self.values[value.id] = value
         known = self.demands.setdefault(value.id, [])
         if index not in known:

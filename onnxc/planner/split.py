@@ -22,7 +22,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, coefficient, substitute, symbols
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
+from onnxc.loops.access import Index, broadcast, fresh, view_index
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.layout import Layout
 from onnxc.planner.loop_index import divided_loops
@@ -30,6 +30,7 @@ from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.movement import VIEWS
 
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 WIDE = 16  # taps of a window

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, prod
 from onnxc.ir.graph import Node, Value
-from onnxc.loops.access import VIEWS, Index, broadcast, fresh, unflatten, view_index
+from onnxc.loops.access import Index, broadcast, fresh, unflatten, view_index
 from onnxc.planner.layout import Layout
 from onnxc.primitives.attention_gradient import mask_operand
 from onnxc.primitives.contraction import not_one
+from onnxc.primitives.movement import VIEWS
 
 ENABLED = frozenset({"matmul", "matmul_quantized", "conv", "attention"})
 

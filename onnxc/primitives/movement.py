@@ -14,6 +14,8 @@ from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, register
 
+VIEWS = ("reshape", "transpose", "expand", "slice")  # index arithmetic alone, whatever kernel reads them
+
 
 def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     out = types[0].with_shape(tuple(attrs["shape"]))

@@ -25,10 +25,11 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, is_nonnegative, of, symbols
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import VIEWS, Index, broadcast, fresh, view_index
+from onnxc.loops.access import Index, broadcast, fresh, view_index
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.movement import VIEWS
 
 LARGEST = 1 << 30  # of numbers in an index computation: sums of a few cannot overflow 32 bits
 MOST = 1 << 27  # elements of a constant that is looked at
