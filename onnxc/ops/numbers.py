@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce as fold
 
 from onnxc.ir.dtypes import DType
@@ -59,31 +59,36 @@ def zeros(b: Builder, shape: Sequence[Dim], dtype: DType) -> Number:
 
 def add(b: Builder, x: Number, y: Number) -> Number:
     """x + y, where either may be complex."""
-    if isinstance(x, Complex) or isinstance(y, Complex):
-        x, y = to_complex(b, x), to_complex(b, y)
-        return Complex(b.add(x.re, y.re), b.add(x.im, y.im))
-    return b.add(x, y)
+    return _part_by_part(b, b.add, x, y)
 
 
 def sub(b: Builder, x: Number, y: Number) -> Number:
     """x - y, where either may be complex."""
+    return _part_by_part(b, b.sub, x, y)
+
+
+def _part_by_part(b: Builder, combine: Callable[[Value, Value], Value], x: Number, y: Number) -> Number:
     if isinstance(x, Complex) or isinstance(y, Complex):
         x, y = to_complex(b, x), to_complex(b, y)
-        return Complex(b.sub(x.re, y.re), b.sub(x.im, y.im))
-    return b.sub(x, y)
+        return Complex(combine(x.re, y.re), combine(x.im, y.im))
+    return combine(x, y)
 
 
 def mul(b: Builder, x: Number, y: Number) -> Number:
     """A product with a real number is that of both parts."""
+    return _product(b, b.mul, x, y)
+
+
+def _product(b: Builder, multiply: Callable[[Value, Value], Value], x: Number, y: Number) -> Number:
     if isinstance(x, Complex) and isinstance(y, Complex):
-        re = b.sub(b.mul(x.re, y.re), b.mul(x.im, y.im))
-        return Complex(re, b.add(b.mul(x.re, y.im), b.mul(x.im, y.re)))
+        re = b.sub(multiply(x.re, y.re), multiply(x.im, y.im))
+        return Complex(re, b.add(multiply(x.re, y.im), multiply(x.im, y.re)))
     if isinstance(x, Complex):
         assert isinstance(y, Value)
-        return Complex(b.mul(x.re, y), b.mul(x.im, y))
+        return Complex(multiply(x.re, y), multiply(x.im, y))
     if isinstance(y, Complex):
-        return mul(b, y, x)
-    return b.mul(x, y)
+        return Complex(multiply(x, y.re), multiply(x, y.im))
+    return multiply(x, y)
 
 
 def div(b: Builder, x: Number, y: Number) -> Number:
@@ -171,15 +176,7 @@ def total(b: Builder, x: Number, axes: Sequence[int], keepdims: bool = False) ->
 
 def matmul(b: Builder, x: Number, y: Number) -> Number:
     """Of matrices: four products of real ones, or two with one operand real."""
-    if isinstance(x, Complex) and isinstance(y, Complex):
-        re = b.sub(b.matmul(x.re, y.re), b.matmul(x.im, y.im))
-        return Complex(re, b.add(b.matmul(x.re, y.im), b.matmul(x.im, y.re)))
-    if isinstance(x, Complex):
-        assert isinstance(y, Value)
-        return Complex(b.matmul(x.re, y), b.matmul(x.im, y))
-    if isinstance(y, Complex):
-        return Complex(b.matmul(x, y.re), b.matmul(x, y.im))
-    return b.matmul(x, y)
+    return _product(b, b.matmul, x, y)
 
 
 def concat(b: Builder, xs: Sequence[Number], axis: int) -> Number:
