@@ -21,11 +21,12 @@ import pytest
 
 import onnxc
 from onnxc.compiler import stages
-from onnxc.errors import UnsupportedError
+from onnxc.errors import OnnxcError, UnsupportedError
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
 from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.interpret import interpret
+from onnxc.runtime.cuda.driver import Device, device
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("cpu", "cuda", "simulated")
@@ -39,6 +40,14 @@ needs_triton = pytest.mark.skipif(
 def is_gpu() -> bool:
     """Whether tests compile for a GPU, real or simulated."""
     return _chosen != "cpu"
+
+
+def this_gpu() -> Device:
+    """The first GPU of this machine; where there is none, the test is skipped and says why."""
+    try:
+        return device(0)
+    except OnnxcError as error:
+        pytest.skip(f"no GPU: {error}")
 
 
 def choose(name: str, patch: pytest.MonkeyPatch) -> None:

@@ -17,20 +17,11 @@ from onnxc.runtime.cuda import graph as graph_module
 from onnxc.runtime.cuda import model as model_module
 from onnxc.runtime.cuda.arrays import DeviceArray, Incoming
 from onnxc.runtime.cuda.copies import densify
-from onnxc.runtime.cuda.driver import Device, device
 from onnxc.runtime.cuda.memory import rounded
 from onnxc.runtime.cuda.model import CudaModel
 from tests.cuda_models import F32, Target, cumulative, expected, gathering, rows, sum_of_two, two_steps
 from tests.small_models import parse
-
-
-def gpu() -> Device:
-    """The first GPU; where there is none, the test is skipped and says why."""
-    try:
-        return device(0)
-    except errors.OnnxcError as error:
-        pytest.skip(f"no GPU: {error}")
-
+from tests.targets import this_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -97,12 +88,12 @@ def ptx(name: str) -> bytes:
 
 @pytest.fixture
 def target() -> Target:
-    return Target(gpu().architecture, ptx)
+    return Target(this_gpu().architecture, ptx)
 
 
 def on_gpu(array: np.ndarray) -> DeviceArray:
     """An array of the GPU without a library: what a model returns of one (rows of four)."""
-    model = CudaModel(*two_steps(target=Target(gpu().architecture, ptx)))
+    model = CudaModel(*two_steps(target=Target(this_gpu().architecture, ptx)))
     found = model(array)["y"]  # compiles it, and checks it
     np.testing.assert_array_equal(found, expected(array))
     dtype, block = model.get_inputs()[0].dtype, rounded(array.nbytes)
@@ -192,7 +183,7 @@ def test_threads(target: Target) -> None:
 
 
 def test_strided_copies(target: Target) -> None:
-    card = gpu()
+    card = this_gpu()
     data = np.random.default_rng(0).integers(0, 255, 1 << 15, dtype=np.uint8)
     stream = card.driver.module.CUstream(0)
     with card.current():
@@ -216,7 +207,7 @@ def test_machine_code_that_is_none(target: Target) -> None:
 
 
 def test_more_memory_than_there_is(target: Target) -> None:
-    card = gpu()
+    card = this_gpu()
     with card.current(), pytest.raises(errors.LimitError, match="no memory for"):
         card.allocate(1 << 44)
 
@@ -297,7 +288,7 @@ def test_attention_of_warps_with_roles(
     queries: int, keys: int, depth: int, lower: int | None, upper: int | None
 ) -> None:
     """Against float64, where there are enough heads for them to be chosen on sm_90."""
-    own = gpu()
+    own = this_gpu()
     pytest.importorskip("triton")
     from tests.test_triton_attention import INF, Case, band, normal
 

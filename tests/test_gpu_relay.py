@@ -11,10 +11,8 @@ import onnx.parser
 import pytest
 
 import onnxc
-from onnxc.errors import OnnxcError
 from onnxc.planner.groups import FusionOptions
-from onnxc.runtime.cuda.driver import device
-from tests.targets import needs_triton
+from tests.targets import needs_triton, this_gpu
 from tests.triton_simulator import Simulator
 
 Array = np.ndarray[Any, Any]
@@ -101,10 +99,7 @@ def test_what_the_cache_holds_is_read_twice(simulator: Simulator) -> None:
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     """Programs that run at the same time; the same bits from run to run."""
-    try:
-        device(0)
-    except OnnxcError as error:
-        pytest.skip(f"no GPU: {error}")
+    this_gpu()
     size = ("float16", 64, 512, 32, 33, 32)
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]>\n{gated(*size)}')
     given = dict(zip("xabde", inputs(*size), strict=True))

@@ -96,6 +96,15 @@ def test_saved_without_a_cache(tmp_path: Path) -> None:
     np.testing.assert_array_equal(onnxc.load(tmp_path / "m.onnxc")(x)["y"], model(x)["y"])
 
 
+def run_without_compiler(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Python code in a process that finds no compiler, and no cache."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PATH": str(folder), "CXX": "", "ONNXC_CACHE": str(folder / "none")},
+        cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
 def test_loads_without_compiler_cache_or_onnx(saved: Path, tmp_path: Path) -> None:
     code = f"""
         import sys
@@ -107,16 +116,7 @@ def test_loads_without_compiler_cache_or_onnx(saved: Path, tmp_path: Path) -> No
         not_needed = ("onnxc.compiler", "onnxc.planner", "onnxc.codegen", "onnxc.frontends")
         assert not [m for m in sys.modules if m.startswith(not_needed)]
     """
-    env = {**os.environ, "PATH": str(tmp_path), "CXX": "", "ONNXC_CACHE": str(tmp_path / "none")}
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=env,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_without_compiler(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "none").exists()
 
@@ -131,16 +131,7 @@ def test_compiling_without_a_compiler_says_what_to_do(tmp_path: Path) -> None:
             assert "install" in str(error) or "CXX" in str(error), error
             print("told")
     """
-    env = {**os.environ, "PATH": str(tmp_path), "CXX": "", "ONNXC_CACHE": str(tmp_path / "none")}
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=env,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_without_compiler(code, tmp_path)
     assert done.stdout.strip() == "told", done.stderr
 
 

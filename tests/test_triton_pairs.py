@@ -11,11 +11,9 @@ import pytest
 from onnx import helper
 
 import onnxc
-from onnxc.errors import OnnxcError
 from onnxc.planner.groups import FusionOptions
-from onnxc.runtime.cuda.driver import device
 from tests.product_models import KINDS, model
-from tests.targets import needs_triton
+from tests.targets import needs_triton, this_gpu
 from tests.triton_simulator import Answer, Simulator
 
 Array = np.ndarray[Any, Any]
@@ -203,10 +201,7 @@ def test_products_that_stay_apart(simulator: Simulator) -> None:
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     """All sizes, by kernels of both kinds, against those of single products."""
-    try:
-        device(0)
-    except OnnxcError as error:
-        pytest.skip(f"no GPU: {error}")
+    this_gpu()
     for kind in ("float16", "bfloat16"):
         for m, k, n in [*SIZES, (512, 512, 1408), (300, 1000, 328), (2048, 256, 2048), (16, 2048, 640)]:
             for rows in ([m], ["M"]):
