@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from onnxc import errors
 from onnxc.runtime import cpu
 from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.package import open_package, write_package
+from tests.own_process import python
 from tests.small_models import floats, parse
 
 TEXT = "(float[N,8] x) => (float[N,4] y) { z = MatMul(x, w) s = Add(z, b) y = Relu(s) }"
@@ -98,11 +98,7 @@ def test_saved_without_a_cache(tmp_path: Path) -> None:
 
 def run_without_compiler(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Python code in a process that finds no compiler, and no cache."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PATH": str(folder), "CXX": "", "ONNXC_CACHE": str(folder / "none")},
-        cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return python(code, PATH=str(folder), CXX="", ONNXC_CACHE=str(folder / "none"))
 
 
 def test_loads_without_compiler_cache_or_onnx(saved: Path, tmp_path: Path) -> None:
