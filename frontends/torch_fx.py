@@ -32,6 +32,7 @@ from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
     torch_fx_control,
     torch_fx_counted,
     torch_fx_distances,
+    torch_fx_experts,
     torch_fx_gradient,
     torch_fx_indexing,
     torch_fx_linalg,
@@ -44,7 +45,7 @@ from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
 )
 from onnxc.frontends.torch_fx_complex import COMPLEX, complex_rule, has_complex, part_type
 from onnxc.frontends.torch_fx_sizes import Sizes
-from onnxc.frontends.torch_fx_table import RULES, Call, memory_order
+from onnxc.frontends.torch_fx_table import NAMED, RULES, Call, memory_order
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Expr, never_equal
 from onnxc.ir.graph import Graph, Source, Value
@@ -231,7 +232,7 @@ class _Importer:
             self.values[node] = self.values[whole][index]
             self.value(node)
             return
-        rule = RULES.get(node.target) or COMPLEX.get(node.target)
+        rule = RULES.get(node.target) or COMPLEX.get(node.target) or NAMED.get(str(node.target))
         if node.op != "call_function" or rule is None:
             raise UnsupportedError("there is no rule for it")
         expected = node.meta.get("val")

@@ -37,6 +37,7 @@ Result = Value | Sequence[Value | None]
 Rule = Callable[..., Result]
 F = TypeVar("F", bound=Rule)
 RULES: dict[Any, Rule] = {}
+NAMED: dict[str, Rule] = {}  # of other libraries' operators, which are there once these are imported
 _OPSET = 23  # of the ONNX operators that rules are made of
 
 
@@ -58,9 +59,20 @@ def aten(*names: str) -> Callable[[F], F]:
     return add
 
 
+def named(name: str) -> Callable[[F], F]:
+    """Registers the decorated function for an overload of another library's, as PyTorch names it."""
+
+    def add(rule: F) -> F:
+        NAMED[name] = rule
+        return rule
+
+    return add
+
+
 def alone(rule: F) -> F:
     """A rule for models alone: where PyTorch is there, it computes the node, as it refuses data that have no answer (a
-    matrix without an inverse), for which the rule gives infinities or NaN.
+    matrix without an inverse), for which the rule gives infinities or NaN, or as its own way looks at data and is the
+    quicker one.
     """
 
     @wraps(rule)

@@ -202,3 +202,32 @@ def test_places_in_rows_with_nan(right: bool) -> None:
 def test_tails_of_denormal_size() -> None:
     p = torch.tensor([1e-310, 1e-315, 2.3e-308, 1e-300], dtype=torch.float64)
     close(imported(torch.special.ndtri, p)(p), torch.special.ndtri(p))
+
+
+@pytest.mark.parametrize("ends", [[2, 2, 7, 9], [0, 9, 9, 9], [9, 9, 9, 9], [2, 4, 7, 9], [1, 2, 3, 5]])
+def test_products_of_groups_of_rows(ends: list[int]) -> None:
+    """As transformers' mixtures of experts have them: groups of any sizes, empty ones, and rows after the last, which
+    are zero.
+    """
+    pytest.importorskip("transformers.integrations.moe")
+    x, matrices, of = torch.randn(9, 8), torch.randn(4, 8, 16), torch.tensor(ends, dtype=torch.int32)
+    f = torch.ops.transformers.grouped_mm_fallback
+    close(imported(f, x, matrices, of)(x, matrices, of), f(x, matrices, of))
+
+
+def test_products_of_open_numbers_of_rows() -> None:
+    """PyTorch's own op; one model for no row, for fewer than groups, and for many."""
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("an op of PyTorch 2.10")
+    f = torch.nn.functional.grouped_mm
+    ends = {5: [1, 4, 5], 2: [0, 1, 2], 40: [30, 31, 40], 0: [0, 0, 0]}
+    whole = {n: torch.randint(-3, 4, (n, 8)).bfloat16() for n in ends}  # so that sums are exact
+    matrices = torch.randint(-3, 4, (3, 8, 16)).bfloat16()
+    given = {n: (whole[n], matrices, torch.tensor(of, dtype=torch.int32)) for n, of in ends.items()}
+
+    def grouped(x: Any, matrices: Any, ends: Any) -> Any:
+        return f(x, matrices, offs=ends)
+
+    model = imported(grouped, *given[5], dynamic_shapes=(({0: OPEN}, None, None),))
+    for args in given.values():
+        assert torch.equal(model(*args), grouped(*args))
