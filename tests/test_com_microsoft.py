@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx.parser
 import onnxruntime as ort
 import pytest
 
@@ -577,6 +578,42 @@ def test_convolution_of_channels_last(fused: bool) -> None:
     first = Case("Conv", [np.moveaxis(x, 3, 1).copy(), w, bias], {})
     wanted = np.moveaxis(expected(first)[0], 1, 3)
     np.testing.assert_allclose(y, np.maximum(wanted + z, 0) if fused else wanted, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(("channels", "groups", "given"), [(3, 1, False), (3, 1, True), (6, 2, False), (5, 1, True)])
+def test_weights_of_channels_last(channels: int, groups: int, given: bool) -> None:
+    """As onnxruntime's optimizer writes NhwcConv, also where the sizes would do for the other order."""
+    x, w, bias = f32(2, 6, 7, channels), f32(4, 3, 3, channels // groups), f32(4)
+    attrs = {"group": groups, "pads": [1, 1, 1, 1]} | ({"kernel_shape": [3, 3]} if given else {})
+    (y,) = run(ms("NhwcConv", [x, w, bias], attrs))
+    first = Case("Conv", [np.moveaxis(x, 3, 1).copy(), np.moveaxis(w, 3, 1).copy(), bias], attrs)
+    np.testing.assert_allclose(y, np.moveaxis(expected(first)[0], 1, 3), 1e-5, 1e-5)
+
+
+def test_cache_grows_without_a_compile() -> None:
+    """GroupQueryAttention whose total length is an input: one program for all steps, in each layer the same size."""
+    layers = range(2)
+    text = ", ".join(f"float[b, 2, p, 16] k{i}, float[b, 2, p, 16] v{i}" for i in layers)
+    body = " ".join(
+        f"x{i + 1}, a{i}, c{i} = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> "
+        f"(x{i}, x{i}, x{i}, k{i}, v{i}, s, t)"
+        for i in layers
+    )
+    outs = ", ".join(f"float[b, 2, q, 16] a{i}, float[b, 2, q, 16] c{i}" for i in layers)
+    source = f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+      g (float[b, n, 32] x0, int32[b] s, int32 t, {text}) => (float[b, n, 32] x2, {outs}) {{ {body} }}"""
+    model = onnx.parser.parse_model(source)
+    compiled = onnxc.compile(model)
+    assert "later" not in [k.function for k in compiled.explain().kernels]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    held = {f"{c}{i}": np.zeros((1, 2, 0, 16), F) for i in layers for c in "kv"}
+    for new, total in ((3, 3), (1, 4), (1, 5)):
+        feeds = {"x0": f32(1, new, 32), "s": i32(total - 1), "t": np.asarray(total, np.int32), **held}
+        wanted = session.run(None, feeds)
+        for name, ours, theirs in zip(names, compiled(**feeds).values(), wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5, err_msg=name)
+        held = {f"{c}{i}": wanted[1 + 2 * i + k] for i in layers for k, c in enumerate("kv")}
 
 
 REFUSED = [

@@ -44,7 +44,7 @@ def group_query_attention(
         q = _normalized(b, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
         k = _normalized(b, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
     new = q.shape[2]
-    (total,) = b.ints(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
+    (total,) = b.extents(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
     before = _before(b, seqlens_k, new, total)
     if do_rotary:
         if cos_cache is None or sin_cache is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.com_microsoft import MS, fused_conv
 from onnxc.ops.com_microsoft_quantized import qlinear_global_average_pool, quantize_with_point
@@ -84,7 +85,6 @@ def nhwc_max_pool(
     return of_channels_last(b, x, define)
 
 
-@op("NhwcConv", 1, domain=MS)
 @op("NhwcFusedConv", 1, domain=MS)
 def nhwc_fused_conv(
     b: Builder, x: Value, w: Value, bias: Value | None = None, z: Value | None = None, *,
@@ -103,3 +103,27 @@ def nhwc_fused_conv(
         )  # fmt: skip
 
     return of_channels_last(b, x, define)
+
+
+@op("NhwcConv", 1, domain=MS)
+def nhwc_conv(
+    b: Builder, x: Value, w: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET",
+    dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    """Convolution of a channels-last image, with weights [M, spatial..., C / group].
+
+    So onnxruntime's optimizer writes them and its kernels read them. Its documentation says [M, C / group,
+    spatial...]: such weights are taken too, where their sizes cannot be meant in the first order.
+    """
+    window = None if kernel_shape is None else tuple(kernel_shape)
+    inner = w.rank == x.rank > 2 and _fits(w.shape[-1], group, x) and window in (None, tuple(w.shape[1:-1]))
+    weights = b.transpose(w, (0, w.rank - 1, *range(1, w.rank - 1))) if inner else w
+    return nhwc_fused_conv(
+        b, x, weights, bias, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
+        pads=pads, strides=strides,
+    )  # fmt: skip
+
+
+def _fits(channels: Dim, group: int, x: Value) -> bool:
+    return not never_equal(channels * group, x.shape[-1])

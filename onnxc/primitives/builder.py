@@ -67,6 +67,7 @@ class Builder:
         self.parts: dict[int, list[Value]] = {}  # what is in a sequence (or an optional), where it is known now
         self.places: dict[int, Places] = {}  # of moved elements that no kernel has a type for
         self.nodes: list[Node] = []
+        self.told: dict[int, Value] = {}  # by id: what has been read as sizes at run time
         self.inputs: list[Value] = []
         self.origin: Origin = ()
         self.folding = True

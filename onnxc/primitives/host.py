@@ -90,16 +90,21 @@ def is_host(node: Node) -> bool:
 def read(b: Builder, value: Value, what: str) -> Value:
     """The same value, with its content as sizes, which are symbols. An integer tensor of a few elements.
 
+    What has been read here already is not read again: the sizes are the same symbols.
+
     `what` says in errors what the sizes are.
     """
     size = value.t.size
     if b.run_time is None or not value.dtype.is_integer or not isinstance(size, int) or size > MOST_READ:
         raise NeedsContentError(f"sizes cannot be read from a tensor of type {value.type}", value)
+    if value.id in b.told:
+        return b.told[value.id]
     content = np.empty(size, object)
     content[:] = [b.run_time.size() for _ in range(size)]
     content = content.reshape([d for d in value.t.shape if isinstance(d, int)])
     out = Value(value.type, data=content)
     b.nodes.append(Node("read", [value], [out], {"symbols": tuple(content.ravel()), "what": what}, (), b.origin))
+    b.told[value.id] = out
     return out
 
 
