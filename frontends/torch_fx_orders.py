@@ -148,11 +148,14 @@ def mode(c: Call, x: Value, axis: int = -1, keepdim: bool = False) -> list[Value
     b = c.b
     x, at = _row(c, x, axis)
     values, _ = ordered(c, x, None, at, False)
-    n = x.shape[at]
-    rows, columns = ((*x.shape[: at + 1], 1, *x.shape[at + 1 :]), (*x.shape[:at], 1, *x.shape[at:]))
-    same = b.eq(b.reshape(values, rows), b.reshape(values, columns))
-    often = b.reduce("sum", b.cast(same, dtypes.int64), [at + 1])
-    first = b.reshape(best(b, "max", often, at), (*x.shape[:at], 1, *x.shape[at + 1 :]))
+    n, one = x.shape[at], (*x.shape[:at], 1, *x.shape[at + 1 :])
+    changes = b.not_(b.eq(b.slice(values, at, 1, n), b.slice(values, at, 0, n - 1)))
+    steps = b.concat([b.full(one, 0, dtypes.int64), b.cast(changes, dtypes.int64)], at)
+    runs = b.one("cumsum", steps, axis=at, exclusive=False, reverse=False)  # equal elements have the same number
+    ones, none = b.full(x.shape, 1, dtypes.int64), b.full(x.shape, 0, dtypes.int64)
+    often = b.one("scatter_elements", none, runs, ones, axis=at, reduction="add")
+    longest = b.reshape(best(b, "max", often, at), one)
+    first = b.reshape(best(b, "max", b.cast(b.eq(runs, longest), dtypes.int64), at), one)
     chosen = b.one("gather_elements", values, first, axis=at)
     row = b.reshape(b.iota(n), (n, *(1,) * (x.rank - 1 - at)))
     last = b.reduce("max", b.where(b.eq(x, chosen), row, b.scalar(0, dtypes.int64)), [at], True)

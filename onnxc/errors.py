@@ -8,15 +8,38 @@ All are :class:`OnnxcError`, and carry what is known of the place: the node, the
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_LONG = re.compile(r"\S{600,}")  # longer than the names and paths that people read
+_QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?!\w)"""
+_WORDS = re.compile(rf"{_QUOTED}|\S{{300,}}", re.DOTALL)  # longer than the names and paths that people read
+_MOST = 20_000  # characters of a message
 
 
-def _readable(text: str) -> str:
-    """A message without the middle of words that would fill the screen: a model's names may have megabytes."""
-    return _LONG.sub(lambda word: f"{word[0][:200]}...{word[0][-100:]}", text)
+def shortened(text: str) -> str:
+    """A message without the middle of names that would fill the screen: a model's names may have megabytes.
+
+    >>> len(shortened(f"no input {'x y' * 1000!r}"))
+    217
+    """
+    return abridged(_WORDS.sub(lambda word: abridged(word[0]), text), _MOST)
+
+
+def abridged(text: str, most: int = 300) -> str:
+    """A name as messages show it where it stands without quotes: without its middle if it is too long."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 6 :]}"
+
+
+@contextlib.contextmanager
+def about_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Has an OSError name the file that it is about: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
 
 
 class OnnxcError(Exception):
@@ -54,7 +77,7 @@ class OnnxcError(Exception):
         where = [] if self.node is None else [f"node {self.node}"]
         if self.shapes:
             where.append(", ".join(f"{name}: {shape}" for name, shape in self.shapes.items()))
-        return _readable(f"{self.message} [{'; '.join(where)}]" if where else self.message)
+        return shortened(f"{self.message} [{'; '.join(where)}]" if where else self.message)
 
 
 class ModelError(OnnxcError):

@@ -14,6 +14,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from onnxc.errors import about_file
+
 ASSETS, TEMPLATES = "assets", "templates"
 LIBRARIES = ("graphs.js", "plots.js", "tables.js")  # vendored: see bundles/ in the repository
 _FOOTER = "Made by onnxc. This file holds everything it needs: it loads nothing, and sends nothing."
@@ -43,7 +45,7 @@ def rendered(title: str, heading: str, data: Mapping[str, Any], scripts: Sequenc
 
 def written(path: str | os.PathLike[str], page: str) -> None:
     """Writes a page to a file. Raises OSError where that fails."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
+    with about_file(path), open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(page)
 
 

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from onnxc.errors import about_file
+
 _RUN, _COMPILE = 1, 2  # processes of the trace
 _KERNELS, _NODES = 1, 2  # threads of the first
 
@@ -37,7 +39,7 @@ def written_trace(
     path: str | os.PathLike[str], report: Mapping[str, Any], parts: Sequence[Mapping[int, float]]
 ) -> None:
     """Writes the trace. Raises OSError where that fails."""
-    with open(path, "w", encoding="utf-8") as file:
+    with about_file(path), open(path, "w", encoding="utf-8") as file:
         json.dump(trace_of(report, parts), file, separators=(",", ":"), allow_nan=False)
 
 

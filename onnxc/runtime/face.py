@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from onnxc.errors import InputError, ModelError, OnnxcError, PackageError, ShapeError, SizesError
+from onnxc.errors import InputError, ModelError, OnnxcError, PackageError, ShapeError, SizesError, shortened
 from onnxc.report import Report
 from onnxc.roofline import Peaks, Profile, best_and_median
 from onnxc.runtime.blocks import arrays_of
@@ -62,7 +62,7 @@ class Outputs:
             try:
                 return self._arrays[self._names.index(key)]
             except ValueError:
-                raise KeyError(f"no output {key!r}; the outputs are {list(self._names)}") from None
+                raise KeyError(shortened(f"no output {key!r}; the outputs are {list(self._names)}")) from None
         return self._arrays[key]
 
     def __iter__(self) -> Iterator[Any]:
@@ -324,7 +324,7 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, side)) for side in (self._given.inputs, self._signature.outputs))
-        return f"<{type(self).__name__} {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
+        return shortened(f"<{type(self).__name__} {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>")
 
     def __reduce__(self) -> Any:
         raise TypeError("a compiled model cannot be pickled; save it, and load it where it is wanted")

@@ -353,7 +353,7 @@ def _check_memory(signature: Signature, shapes: Sequence[Shape]) -> None:
     if sum(sizes) > memory_bytes():
         largest = signature.outputs[sizes.index(max(sizes))]
         raise LimitError(
-            f"the outputs would have {sum(sizes)} bytes, {max(sizes)} of them in {largest.name!r}; "
+            f"the outputs would have {sum(sizes)} bytes, {max(sizes)} of them in {signature.shown(largest)}; "
             f"there are {memory_bytes()} bytes of memory"
         )
 

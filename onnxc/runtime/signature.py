@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.errors import InputError, LimitError, SizesError
+from onnxc.errors import InputError, LimitError, SizesError, abridged
 from onnxc.ir.dtypes import BY_NAME, DType
 from onnxc.runtime.binding import Binding, by_name
 from onnxc.runtime.sizes import Size, evaluate, symbols_in
@@ -70,7 +70,7 @@ class Tensor:
 
 
 def _shown(dims: Sequence[object]) -> str:
-    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+    return f"[{', '.join('?' if d is None else abridged(str(d)) for d in dims)}]"
 
 
 class Signature:
@@ -103,6 +103,7 @@ class Signature:
         self.symbols = tuple(symbols)
         self.dim_names = dict(dim_names or {})
         self.equal, self.natural = tuple(equal), tuple(natural)
+        self._places: Mapping[str, str] | None = None  # of a program that is a part: what its symbols are
         self._given: dict[str, tuple[int, int]] = {}  # symbol -> input and axis where its value is read
         for k, tensor in enumerate(self.inputs):
             for axis, size in enumerate(tensor.sizes):
@@ -113,6 +114,12 @@ class Signature:
         """The same without its last input, for what callers give where the runtime gives that one."""
         asked = (self.symbols, self.dim_names, self.equal, self.natural, self._binding.defaults, self._binding.fixed)
         return Signature(self.inputs[:-1], self.outputs, *asked)
+
+    def inside(self, places: Mapping[str, str]) -> None:
+        """Says that these are the inputs and outputs of a part of a model, whose names no user knows; and what its
+        symbols are, in the words of the model.
+        """
+        self._places = places
 
     @property
     def unsolved(self) -> list[str]:
@@ -152,6 +159,15 @@ class Signature:
             InputError: the shapes contradict the model, or each other.
         """
         try:
+            return self._solved(shapes)
+        except InputError as error:
+            if self._places is None:
+                raise
+            _, _, what = error.message.partition(" expects ")
+            raise InputError(f"a tensor inside of the model was to have {what}") from error
+
+    def _solved(self, shapes: Sequence[Shape]) -> dict[str, int]:
+        try:
             values = {s: shapes[k][axis] for s, (k, axis) in self._given.items()}
         except IndexError:
             values = {}
@@ -169,7 +185,7 @@ class Signature:
         self, tensor: Tensor, axis: int, size: Size, values: Mapping[str, int], shape: Shape
     ) -> InputError:
         wanted = evaluate(size, values)
-        where = f"dim {axis} ({tensor.dims[axis]})"
+        where = f"dim {axis} ({abridged(str(tensor.dims[axis]))})"
         if isinstance(size, str):
             other, other_axis = self._given[size]
             where += f", as in dim {other_axis} of {self.input_names[other]!r}"
@@ -200,11 +216,18 @@ class Signature:
             raise SizesError(text, node=node, symbols=frozenset(symbols_in(size))) from error
 
     def _sizes(self, values: Mapping[str, int]) -> str:
-        return ", ".join(f"{self.dim_names.get(s) or self._place(s)} = {n}" for s, n in values.items()) or "these sizes"
+        words = (f"{abridged(self.dim_names.get(s) or self._place(s))} = {n}" for s, n in values.items())
+        return ", ".join(words) or "these sizes"
 
     def _place(self, symbol: str) -> str:
+        if self._places is not None:
+            return self._places.get(symbol, "a size inside of the model")
         k, axis = self._given[symbol]
         return f"dim {axis} of {self.input_names[k]!r}"
+
+    def shown(self, output: Tensor) -> str:
+        """What errors call an output."""
+        return f"the output {output.name!r}" if self._places is None else "a tensor inside of the model"
 
     def output_shapes(self, values: Mapping[str, int]) -> list[Shape]:
         """The shapes of the outputs.
@@ -217,14 +240,12 @@ class Signature:
         for tensor in self.outputs:
             shape = tuple(self._evaluate(size, values, None) for size in tensor.sizes)
             if any(n < 0 for n in shape):
-                raise InputError(
-                    f"with {self._sizes(values)} the output {tensor.name!r} would have shape {_shown(shape)}"
-                )
+                raise InputError(f"with {self._sizes(values)} {self.shown(tensor)} would have shape {_shown(shape)}")
             nbytes = math.prod(shape) * tensor.dtype.itemsize
             if nbytes > MOST_BYTES:
-                raise LimitError(f"the output {tensor.name!r} would have {nbytes} bytes")
+                raise LimitError(f"{self.shown(tensor)} would have {nbytes} bytes")
             if math.prod(n or 1 for n in shape) * tensor.dtype.itemsize > _MOST_STRIDE:
-                raise LimitError(f"no array has the shape {_shown(shape)}, which the output {tensor.name!r} would have")
+                raise LimitError(f"no array has the shape {_shown(shape)}, which {self.shown(tensor)} would have")
             shapes.append(shape)
         return shapes
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import onnxc.runtime.staged_later  # noqa: F401  (adds its step to the table)
-from onnxc.errors import PackageError, SizesError
+from onnxc.errors import PackageError, SizesError, shortened
 from onnxc.runtime.binding import Binding
 from onnxc.runtime.blocks import arrays_of
 from onnxc.runtime.cache import Buffer, Cache
@@ -86,6 +86,9 @@ class StagedModel(CompiledModel):
                 program(m, _part_sections(sections, k), threads=threads, cache=cache, device=device)
                 for k, m in enumerate(manifest["parts"])
             ]
+            places = {str(symbol): str(place) for symbol, place in manifest["size_places"].items()}
+            for part in self._parts:
+                part._signature.inside(places)
             self._arrays = arrays_of(manifest["arrays"], sections["arrays"])
             self._held = {id(x) for x in self._arrays}
             tensors = [t for t in self._infos[0] if isinstance(t, Tensor)]
@@ -267,7 +270,7 @@ class StagedModel(CompiledModel):
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, side)) for side in (self.get_inputs(), self._infos[1]))
-        return f"<{type(self).__name__} {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>"
+        return shortened(f"<{type(self).__name__} {self.manifest.get('name') or ''}({inputs}) -> ({outputs})>")
 
 
 def _part_sections(sections: Mapping[str, Buffer], number: int) -> dict[str, Buffer]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxc.errors import NeedsSizesError, OnnxcError, SizesError
+from onnxc.errors import NeedsSizesError, OnnxcError, SizesError, shortened
 from onnxc.ir.dtypes import from_numpy
 from onnxc.ir.expr import Dim, Sym, symbols
-from onnxc.ir.graph import Graph, Node
+from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.text import from_text
 from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
 from onnxc.runtime.face import MANY, MOST_KEPT, CompiledModel
@@ -92,7 +93,7 @@ class Later(Step):
             model.seed(self.model.seeded[0], calls=self.model.seeded[1])
         self.made += 1
         if self.made == MANY:
-            names = ", ".join(self.node.split(" or ")[:3])
+            names = shortened(", ".join(self.node.split(" or ")[:3]))
             warnings.warn(
                 f"{names} was compiled {MANY} times, anew for each content, size or rank of what it reads: slow",
                 stacklevel=2,
@@ -132,13 +133,15 @@ class Later(Step):
 
     def _graph(self, types: Sequence[Type | None], contents: Mapping[int, Array]) -> Graph:
         graph = from_text(self.text, self.held)
-        inputs, constants = [], []
+        inputs: list[Value] = []
+        constants = []
+        names = Counter(v.name for v in graph.inputs)
         for k, (v, t) in enumerate(zip(graph.inputs, types, strict=True)):
             if k in contents:
                 v.type = TensorType(from_numpy(contents[k].dtype), contents[k].shape)
                 constants.append(Node("constant", (), [v], {"value": contents[k]}))
             else:
-                v.type, v.name = t, f"in{k}"
+                v.type, v.name = t, v.name if v.name and names[v.name] == 1 else f"in{k}"
                 inputs.append(v)
         graph.inputs, graph.nodes = inputs, [*constants, *graph.nodes]
         return graph

@@ -213,7 +213,8 @@ class Read(Step):
             values[slot] = None
 
     def _fail(self, numbers: list[int]) -> None:
-        what = f"{self.attrs['what']}: the data of a tensor does not fit (it gives {numbers})"
+        hint = ", where -1 may stand for sizes that do not fit each other" if -1 in numbers else ""
+        what = f"{self.attrs['what']}: the data of a tensor does not fit (computed from it: {numbers}{hint})"
         raise RunError(what, node=self.node or None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxc.errors import InputError
+from onnxc.errors import InputError, about_file
 from onnxc.frontends.onnx_file import MAX_BYTES
 from onnxc.random_inputs import Array, Arrays
 
@@ -126,7 +126,10 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array | list
     """
     flat = dict(_flat(arrays))
     plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in flat.items()}
-    with zipfile.ZipFile(path, "w") as archive:  # np.savez has parameters that tensors may be named as
+    with (
+        about_file(path),
+        zipfile.ZipFile(path, "w") as archive,
+    ):  # np.savez has parameters that tensors may be named as
         for name, array in plain.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array))
