@@ -196,7 +196,7 @@ class _Importer:
             "opsets": dict(self.opsets),
             "ir_version": int(self.model.ir_version),
             "producer": f"{text(self.model.producer_name)} {text(self.model.producer_version)}".strip(),
-            "output_types": {text(o.name): _declared(o) for o in proto.output if o.type.tensor_type.elem_type},
+            "output_types": {text(o.name): _declared(o) for o in proto.output if _is_typed(o)},
             "input_types": {v.name: kind for v in inputs if (kind := _unranked(v, types[v.name])) is not None},
             "properties": {text(p.key): text(p.value) for p in self.model.metadata_props},
         }
@@ -239,13 +239,18 @@ class _Importer:
         return dense(tensor, self.folder)
 
     def _region(self, proto: GraphProto, outer: Scope) -> Graph:
-        """A subgraph (a branch or a loop's body). Its inputs get their types from the node that holds it."""
+        """A subgraph (a branch or a loop's body). Its inputs get their types from the node that holds it.
+
+        What it declares itself is in the metadata, for operators that make inputs of their own.
+        """
         scope = outer.inner()
         weights = {text(t.name) for t in proto.initializer}
         inputs = [Value(None, text(i.name)) for i in proto.input if text(i.name) not in weights]
         for value in inputs:
             scope.define(value.name, value, "an input of the subgraph")
-        return self._body(proto, scope, inputs)
+        region = self._body(proto, scope, inputs)
+        region.metadata["input_types"] = {text(i.name): _declared(i) for i in proto.input if _is_typed(i)}
+        return region
 
     def _body(self, proto: GraphProto, scope: Scope, inputs: list[Value]) -> Graph:
         self._weights(proto, scope)
@@ -429,6 +434,10 @@ def _kind(declared: TypeProto, name: str) -> list[Any]:
     if declared.HasField("optional_type"):
         return ["optional", _kind(declared.optional_type.elem_type, name)]
     return ["any", dtype_of(declared.tensor_type.elem_type, f"input {name!r}").name]
+
+
+def _is_typed(info: ValueInfoProto) -> bool:
+    return bool(info.type.tensor_type.elem_type)
 
 
 def _declared(info: ValueInfoProto) -> list[Any] | None:

@@ -23,7 +23,12 @@ def ngram_repeat_block(b: Builder, tokens: Value, scores: Value, *, ngram_size: 
         raise ModelError(f"NGramRepeatBlock: the ngram_size {ngram_size} must be positive")
     if tokens.rank != 2 or scores.rank != 2:
         raise ShapeError(f"NGramRepeatBlock takes tokens and scores of two axes, not {tokens.t} and {scores.t}")
-    before, length = ngram_size - 1, tokens.shape[1]
+    return without_repeated(b, tokens, scores, ngram_size, -float("inf"))
+
+
+def without_repeated(b: Builder, tokens: Value, scores: Value, size: int, least: float) -> Value:
+    """scores [batch, words], at most `least` where a word would repeat an n-gram of tokens [batch, length]."""
+    before, length = size - 1, tokens.shape[1]
     count = maximum(length - before, 0)  # n-grams that are there already
     padded = b.pad(tokens, (0, before), (0, 0), -1)  # as long as what is to be compared, whatever the length
     same = [
@@ -32,7 +37,7 @@ def ngram_repeat_block(b: Builder, tokens: Value, scores: Value, *, ngram_size: 
     ]
     followers = b.slice(padded, 1, 2 * before, 2 * before + count)
     repeated = fold(b.and_, same) if same else b.full(followers.shape, True, dtypes.boolean)
-    banned = b.where(repeated, b.scalar(-float("inf"), scores.dtype), float("inf"))
+    banned = b.where(repeated, b.scalar(least, scores.dtype), float("inf"))
     return b.one("scatter_elements", scores, followers, banned, axis=1, reduction="min")
 
 
