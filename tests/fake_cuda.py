@@ -131,7 +131,7 @@ class FakeDriver:
 
     def view(self, address: int, nbytes: int, host: bool | None = None) -> np.ndarray:
         """Bytes of an allocation."""
-        for start, (array, length, on_host) in self._blocks.items():
+        for start, (array, length, on_host) in list(self._blocks.items()):
             if start <= address and address + nbytes <= start + length and host in (None, on_host):
                 return array[address - start : address - start + nbytes]
         raise Failed(CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
@@ -142,11 +142,11 @@ class FakeDriver:
 
     def used(self, host: bool = False) -> int:
         """Bytes that are allocated."""
-        return sum(n for _, n, on_host in self._blocks.values() if on_host == host)
+        return sum(n for _, n, on_host in list(self._blocks.values()) if on_host == host)
 
     def spans(self) -> list[tuple[int, int]]:
         """Address and bytes of all that is allocated, of the host's too."""
-        return [(address, n) for address, (_, n, _) in self._blocks.items()]
+        return [(address, n) for address, (_, n, _) in list(self._blocks.items())]
 
     def pending(self) -> int:
         """Work that has not run yet."""

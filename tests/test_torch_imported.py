@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import onnxc
 from onnxc.errors import UnsupportedError, UnsupportedOpError
 
 torch = pytest.importorskip("torch")
@@ -231,3 +232,14 @@ def test_products_of_open_numbers_of_rows() -> None:
     model = imported(grouped, *given[5], dynamic_shapes=(({0: OPEN}, None, None),))
     for args in given.values():
         assert torch.equal(model(*args), grouped(*args))
+
+
+def test_mode_takes_memory_of_the_row_not_of_its_square() -> None:
+    class Mode(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.mode(x, -1)
+
+    x = torch.randint(0, 50, (2, 4000), generator=torch.Generator().manual_seed(0))
+    model = onnxc.from_torch(Mode(), (x,))
+    assert model(x)[0].tolist() == torch.mode(x, -1).values.tolist()
+    assert model.explain().memory.arena < 100 * x.numel() * 8
