@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -90,12 +89,6 @@ class Browser:
         """Another size of the window."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._send("Emulation.setDeviceMetricsOverride", **size)
-
-    def screenshot(self, path: Path) -> None:
-        """What is seen, as a PNG."""
-        frame = "requestAnimationFrame"
-        self.evaluate(f"new Promise(done => {frame}(() => setTimeout(() => {frame}(() => done(1)), 250)))")
-        path.write_bytes(base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"]))
 
     # ------------------------------------------------------------ the protocol
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
-from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter, arena_layout
+from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter
 from onnxc.compiler import stages
 from onnxc.compiler.machine_code import MachineCode
 from onnxc.ir.expr import evaluate
@@ -29,6 +29,7 @@ from onnxc.passes.simplify import eliminate_dead
 from onnxc.planner.fusion import plan
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.layout import assign
+from onnxc.planner.offsets import assign_offsets
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.interpret import bind_sizes, interpret
 from onnxc.runtime.cache import Cache
@@ -65,8 +66,9 @@ class Compiled:
         pointers = [a.ctypes.data for a in (*own, *outputs)]
         dims = [sizes[s] for s in self.program.symbols]
         if self.program.offsets is None:
-            offsets, total = arena_layout(self.program.buffers, sizes)
-            dims += [total, *offsets]
+            nbytes = [evaluate(b.nbytes, sizes) for b in self.program.buffers]
+            places, total = assign_offsets(nbytes, [(b.first, b.last) for b in self.program.buffers])
+            dims += [total, *places]
         error = self.model.call(
             threads,
             (ctypes.c_void_p * len(pointers))(*pointers),

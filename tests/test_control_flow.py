@@ -22,7 +22,6 @@ from tests.staging_harness import check, floats, int64, parsed, same
 pytestmark = pytest.mark.every_target
 TRUE, FALSE = np.array(True), np.array(False)
 Text = str
-Feeds = list[dict[str, Any]]
 
 SIZES = (0, 1, 7)
 TABLE = {

@@ -415,14 +415,6 @@ def test_many_nodes(make: Callable[[], onnx.ModelProto]) -> None:
 # ---------------------------------------------------------------- hostile data
 
 
-def refused_at_run(proto: onnx.ModelProto, *inputs: Array) -> None:
-    compiled = onnxc.compile(proto)
-    for threads in (1, 2):
-        compiled.threads = threads
-        with pytest.raises((RunError, InputError)):
-            compiled(*map(_fenced, inputs))
-
-
 OUTSIDE = [3, -4, 2**31, -(2**31), 2**40, 2**62, -(2**63), 2**63 - 1]
 
 

@@ -17,7 +17,7 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.codegen.flow import linked
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol, evaluate
+from onnxc.ir.expr import Dim, Symbol
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.in_place import own_outputs, updates_of
@@ -317,9 +317,3 @@ def _can_fail(kernel: KernelSource) -> bool:
             "routines::place(",
         )
     )
-
-
-def arena_layout(buffers: list[Buffer], values: dict[str, int]) -> tuple[list[int], int]:
-    """Offsets of the buffers and the arena's bytes for given sizes of the symbolic dims."""
-    sizes = [evaluate(b.nbytes, values) for b in buffers]
-    return assign_offsets(sizes, [(b.first, b.last) for b in buffers])
