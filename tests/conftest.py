@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
         config.hook.pytest_deselected(items=waiting)
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=lambda item: [item.get_closest_marker(marker) is None for marker in ("slow", "zoo")])
     target = config.getoption("--target")
     if target != "cpu":
         there = [item for item in items if _runs_on_gpu(item, target)]

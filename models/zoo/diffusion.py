@@ -50,11 +50,13 @@ class ImageAttention(nn.Module):
 
 
 class UNet(nn.Module):
-    """Three resolutions, two residual blocks each on the way down and three on the way up, with skips."""
+    """Three resolutions, two residual blocks each on the way down and one more on the way up, with skips."""
 
-    def __init__(self, width: int = 96, multipliers: tuple[int, ...] = (1, 2, 3), latent: int = 4) -> None:
+    def __init__(
+        self, width: int = 96, multipliers: tuple[int, ...] = (1, 2, 3), latent: int = 4, blocks: int = 2
+    ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.blocks = width, blocks
         self.time_width = 4 * width
         self.embed_time = nn.Sequential(
             nn.Linear(width, self.time_width), nn.SiLU(), nn.Linear(self.time_width, self.time_width)
@@ -83,7 +85,7 @@ class UNet(nn.Module):
         skips = [channels]
         last = len(multipliers) - 1
         for level, multiplier in enumerate(multipliers):
-            for _ in range(2):
+            for _ in range(self.blocks):
                 self.down.append(self._block(channels, self.width * multiplier, level == last))
                 channels = self.width * multiplier
                 skips.append(channels)
@@ -95,7 +97,7 @@ class UNet(nn.Module):
     def _make_up(self, multipliers: tuple[int, ...], channels: int, skips: list[int]) -> int:
         last = len(multipliers) - 1
         for level, multiplier in reversed(list(enumerate(multipliers))):
-            for _ in range(3):
+            for _ in range(self.blocks + 1):
                 self.up.append(self._block(channels + skips.pop(), self.width * multiplier, level == last))
                 channels = self.width * multiplier
             if level > 0:
