@@ -33,9 +33,10 @@ class _Allocations(Memory):
 class SimulatedGpu:
     """The driver, and the interpreter behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, interpreter: Interpreter | None = None) -> None:
+        """Of a process there can be one interpreter, which changes Triton's for good."""
         self._driver = FakeDriver(memory=1 << 36)
-        self._interpreter = Interpreter()
+        self._interpreter = interpreter or Interpreter()
         self._numbers = itertools.count()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,24 @@
-"""Trains a model on a GPU that is not there: in a process of its own, whose kernels Triton's interpreter runs.
+"""Trains a model on a GPU that is not there: in the simulator's process, whose kernels Triton's interpreter runs.
 
-losses, parameters = trained(model, batches, optimizer=SGD(lr=0.1), precision="bfloat16")
+found = simulated(simulator, model, batches, optimizer=SGD(lr=0.1), precision="bfloat16")
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+import onnxc
+from onnxc.errors import OnnxcError
+from tests.simulated_gpu import SimulatedGpu
+from tests.triton_simulator import Interpreter, Simulator
 
 Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,6 @@ class Trained:
 
 def train(model: bytes, batches: Sequence[Batch], loss: str, options: dict[str, Any]) -> Trained:
     """A step for each batch, on the target that the options name."""
-    import onnxc
-    from onnxc.errors import OnnxcError
-
     step = onnxc.compile_training(model, loss=loss, cache=False, **options)
     found = Trained([], {}, [], [k.kind for k in step.explain().kernels])
     for batch in batches:
@@ -55,37 +52,19 @@ def train(model: bytes, batches: Sequence[Batch], loss: str, options: dict[str, 
     return found
 
 
-def simulated(model: bytes, batches: Sequence[Batch], loss: str = "loss", **options: Any) -> Trained:
+def simulated(
+    simulator: Simulator, model: bytes, batches: Sequence[Batch], loss: str = "loss", **options: Any
+) -> Trained:
     """The same on the simulated GPU."""
-    return _elsewhere(train, model, batches, loss, {**options, "target": "cuda"})
+    found = simulator.call(train_here, model, batches, loss, {**options, "target": "cuda"})
+    assert isinstance(found, Trained)
+    return found
 
 
-def _elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.simulated_training"], input=pickle.dumps((function.__name__, arguments)),
-        capture_output=True, cwd=ROOT, env=environment, check=False,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr.decode()[-4000:]
-    return pickle.loads(found.stdout)
-
-
-def main() -> None:
-    """Answers one request on standard input."""
-    import pytest
-
-    from tests import simulated_training
-    from tests.simulated_gpu import SimulatedGpu
-
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not get into the answer
-    name, arguments = pickle.load(sys.stdin.buffer)
+def train_here(
+    interpreter: Interpreter, model: bytes, batches: Sequence[Batch], loss: str, options: dict[str, Any]
+) -> Trained:
+    """`train` with a new simulated GPU, whose kernels this interpreter runs."""
     with pytest.MonkeyPatch.context() as patch:
-        SimulatedGpu().install(patch)
-        found = getattr(simulated_training, name)(*arguments)
-    with answers:
-        answers.write(pickle.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+        SimulatedGpu(interpreter).install(patch)
+        return train(model, batches, loss, options)

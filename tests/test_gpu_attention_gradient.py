@@ -16,6 +16,7 @@ from onnxc.optim import SGD
 from onnxc.training.precision import LossScale, before_gradients
 from tests.simulated_training import simulated
 from tests.targets import needs_triton
+from tests.triton_simulator import Simulator
 
 pytestmark = needs_triton
 Array = np.ndarray[Any, Any]
@@ -134,11 +135,13 @@ def model_of(cases: list[Case]) -> tuple[bytes, dict[str, Array], dict[str, Arra
     return made_model.SerializeToString(), inputs, weights
 
 
-def agree(cases: list[Case], precision: str, tolerance: float) -> None:
+def agree(simulator: Simulator, cases: list[Case], precision: str, tolerance: float) -> None:
     """A step whose rate is 1 takes the gradients from the parameters."""
     model, inputs, weights = model_of(cases)
     options = {"loss_scale": LossScale(initial=1.0)} if precision == "float16" else {}
-    found = simulated(model, [inputs], optimizer=SGD(lr=1.0), precision=precision, wrt=list(weights), **options)
+    found = simulated(
+        simulator, model, [inputs], optimizer=SGD(lr=1.0), precision=precision, wrt=list(weights), **options
+    )
     assert found.errors == [""]
     assert found.kernels.count("attention_norm") == len(cases)
     assert found.kernels.count("attention_gradient") == 3 * len(cases)
@@ -158,15 +161,15 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2)])
-def test_sizes(precision: str, tolerance: float) -> None:
-    agree(SIZES, precision, tolerance)
+def test_sizes(simulator: Simulator, precision: str, tolerance: float) -> None:
+    agree(simulator, SIZES, precision, tolerance)
 
 
 def hiding(seen: Array, low: float = -INF) -> Array:
     return np.where(seen, 0.0, low)[None, None]
 
 
-def test_masks() -> None:
+def test_masks(simulator: Simulator) -> None:
     """Causal ones, windows, rows without a key, numbers that are added; conditions where scores are replaced."""
     rng = np.random.default_rng(5)
     cases = [
@@ -180,17 +183,17 @@ def test_masks() -> None:
         Case(90, 90, heads=1, hidden=~band(90, 90, None, 0)[None, None]),
         Case(8, 20, mask=np.where(np.arange(8)[:, None] % 3 == 0, -INF, np.zeros((8, 20)))[None, None], guard=True),
     ]
-    agree(cases, "float16", 4e-3)
+    agree(simulator, cases, "float16", 4e-3)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2)])
-def test_rows_that_numbers_hide(precision: str, tolerance: float) -> None:
+def test_rows_that_numbers_hide(simulator: Simulator, precision: str, tolerance: float) -> None:
     """Where all scores of a row are the same large number, all keys count alike, and other rows see nothing of it."""
     rows = np.broadcast_to(np.arange(8)[:, None] % 3 == 0, (8, 20))[None, None]
     lowest = float(np.finfo(np.float32).min)
     cases = [Case(8, 20, hidden=rows, fill=low) for low in (-1e9, lowest)]
     cases += [Case(8, 20, mask=np.where(rows, low, 0.0)) for low in (-1e9, lowest)]
-    agree(cases, precision, tolerance)
+    agree(simulator, cases, precision, tolerance)
 
 
 @pytest.mark.parametrize("stop", ["s0", "t0", "kt0", "p0"])

@@ -13,6 +13,7 @@ import onnxc
 from onnxc.optim import SGD, AdamW
 from tests.simulated_training import Batch, Trained, simulated, train
 from tests.targets import needs_triton
+from tests.triton_simulator import Simulator
 
 pytestmark = needs_triton
 STEPS = 3
@@ -92,10 +93,10 @@ BATCHES: dict[str, list[Batch]] = {
 MODELS = {"mlp": MLP, "convolutions": CONVOLUTIONS, "gpt": GPT}
 
 
-def both(name: str, **options: Any) -> tuple[Trained, Trained]:
+def both(simulator: Simulator, name: str, **options: Any) -> tuple[Trained, Trained]:
     """On the CPU, and on the simulated GPU."""
     model, batches = MODELS[name], BATCHES[name]
-    return train(model, batches, "loss", options), simulated(model, batches, **options)
+    return train(model, batches, "loss", options), simulated(simulator, model, batches, **options)
 
 
 def assert_same(ours: Trained, theirs: Trained, rtol: float, atol: float) -> None:
@@ -115,23 +116,23 @@ def assert_same(ours: Trained, theirs: Trained, rtol: float, atol: float) -> Non
         ("gpt", {"optimizer": AdamW(lr=1e-3), "memory_budget": 0.3}),
     ],
 )
-def test_steps_are_those_of_the_cpu(name: str, options: dict[str, Any]) -> None:
-    assert_same(*both(name, **options), rtol=2e-4, atol=2e-6)
+def test_steps_are_those_of_the_cpu(simulator: Simulator, name: str, options: dict[str, Any]) -> None:
+    assert_same(*both(simulator, name, **options), rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("mlp", "float16"), ("gpt", "bfloat16")])
-def test_steps_in_halves(name: str, precision: str) -> None:
+def test_steps_in_halves(simulator: Simulator, name: str, precision: str) -> None:
     """Parameters are float32, and what is rounded to halves may be rounded elsewhere than on the CPU."""
-    ours, theirs = both(name, optimizer=SGD(lr=0.05), precision=precision)
+    ours, theirs = both(simulator, name, optimizer=SGD(lr=0.05), precision=precision)
     assert ours.errors == theirs.errors == [""] * STEPS
     np.testing.assert_allclose(theirs.losses, ours.losses, rtol=2e-2 if precision == "bfloat16" else 3e-3)
     assert all(v.dtype != np.float16 for v in theirs.state.values())
 
 
-def test_a_failed_step_is_the_last_one() -> None:
+def test_a_failed_step_is_the_last_one(simulator: Simulator) -> None:
     """On a GPU the kernels behind the one that fails run all the same: nothing can be said of the parameters."""
     batches = [BATCHES["gpt"][0], {**BATCHES["gpt"][1], "ids": np.full((2, 6), 20)}, BATCHES["gpt"][2]]
-    found = simulated(GPT, batches, optimizer=SGD(lr=0.1))
+    found = simulated(simulator, GPT, batches, optimizer=SGD(lr=0.1))
     assert found.errors == ["", "RunError", "InputError"]
 
 

@@ -26,6 +26,7 @@ from onnxc.primitives.builder import Builder
 from onnxc.primitives.interpret import interpret
 from tests.simulated_training import simulated, train
 from tests.targets import needs_triton
+from tests.triton_simulator import Simulator
 
 RNG = np.random.default_rng(5)
 WORDS = 1027
@@ -88,13 +89,13 @@ LANGUAGE = model_of(
 
 @needs_triton
 @pytest.mark.parametrize(("precision", "rtol", "atol"), [("float32", 2e-4, 2e-6), ("bfloat16", 2e-2, 2e-2)])
-def test_many_words(precision: str, rtol: float, atol: float) -> None:
+def test_many_words(simulator: Simulator, precision: str, rtol: float, atol: float) -> None:
     """What lies between rows is NaN on the simulated GPU."""
     batches: list[Any] = [
         {"ids": RNG.integers(0, WORDS, (2, 6)), "t": RNG.integers(0, WORDS, 12)} for _ in range(2)
     ]  # fmt: skip
     options: dict[str, Any] = {"optimizer": SGD(lr=0.1), "precision": precision}
-    ours, theirs = train(LANGUAGE, batches, "loss", options), simulated(LANGUAGE, batches, **options)
+    ours, theirs = train(LANGUAGE, batches, "loss", options), simulated(simulator, LANGUAGE, batches, **options)
     assert ours.errors == theirs.errors == ["", ""]
     np.testing.assert_allclose(theirs.losses, ours.losses, rtol=rtol)
     for key in ours.state.keys() - {"seed"}:
@@ -177,10 +178,10 @@ LONG = model_of(
 
 
 @needs_triton
-def test_steps_with_parts() -> None:
+def test_steps_with_parts(simulator: Simulator) -> None:
     batch: Any = {"x": RNG.standard_normal((2048, 6)).astype(np.float32), "t": RNG.integers(0, 4, 2048)}
     options: dict[str, Any] = {"optimizer": SGD(lr=0.1), "precision": "bfloat16"}
-    ours, theirs = train(LONG, [batch, batch], "loss", options), simulated(LONG, [batch, batch], **options)
+    ours, theirs = train(LONG, [batch, batch], "loss", options), simulated(simulator, LONG, [batch, batch], **options)
     assert ours.errors == theirs.errors == ["", ""]
     np.testing.assert_allclose(theirs.losses, ours.losses, rtol=1e-3)
     for key in ours.state.keys() - {"seed"}:

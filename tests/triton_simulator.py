@@ -1,7 +1,8 @@
 """Runs generated GPU programs on a CPU: their kernels in Triton's interpreter, their steps one after the other.
 
     simulator = Simulator()  # in tests: the fixture `simulator`
-    answer = simulator.run(model.SerializeToString(), [x])      # answer.outputs, answer.error, answer.kinds
+    answer = simulator.run(model.SerializeToString(), [x])  # answer.outputs, answer.error, answer.kinds
+    found = simulator.call(function, x)  # any function of a module: function(interpreter, x)
 
 Triton decides when it is imported whether it interprets kernels or compiles them, so the interpreter runs in a process
 of its own (this file as a script), which is fed through pipes. It is stricter than a GPU: an address that lies in no
@@ -48,6 +49,15 @@ class Request:
     architecture: int | None = None  # whose own candidates count; those of none are interpreted
 
 
+@dataclass(frozen=True)
+class Call:
+    """A function of a module, which the worker gives its interpreter."""
+
+    module: str
+    name: str
+    arguments: Sequence[Any]
+
+
 @dataclass
 class Answer:
     """What a program computed; the words that it wrote to say what was out of bounds; and its kernels."""
@@ -74,15 +84,27 @@ class Simulator:
         Raises:
             Failed: the compiler or a kernel raised.
         """
+        found = self._asked(Request(model, list(inputs), **options))
+        assert isinstance(found, Answer)
+        return found
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of a module returns, called in the worker with its `Interpreter` and these arguments.
+
+        Raises:
+            Failed: it raised.
+        """
+        return self._asked(Call(function.__module__, function.__name__, arguments))
+
+    def _asked(self, request: Request | Call) -> Any:
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        _send(stdin, Request(model, list(inputs), **options))
+        _send(stdin, request)
         found = _receive(stdout)
         if isinstance(found, str):
             raise Failed(found)
-        assert isinstance(found, Answer)
         return found
 
     def close(self) -> None:
@@ -125,9 +147,13 @@ def main() -> None:
             request = _receive(sys.stdin.buffer)
         except EOFError:
             return
-        assert isinstance(request, Request)
         try:
-            found: object = interpreter.answer(request)
+            if isinstance(request, Call):
+                function = getattr(importlib.import_module(request.module), request.name)
+                found: object = function(interpreter, *request.arguments)
+            else:
+                assert isinstance(request, Request)
+                found = interpreter.answer(request)
         except Exception as error:  # whatever it is, the test that asked is to see it
             cause = error
             while cause.__cause__ is not None:
