@@ -153,6 +153,15 @@ MODELS: dict[str, Callable[[], Built]] = {
     "electra": text("ElectraModel", "ElectraConfig", embedding_size=32),
     "deberta_v2": text("DebertaV2Model", "DebertaV2Config", relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "modernbert": text("ModernBertModel", "ModernBertConfig", local_attention=4, pad_token_id=0),
+    "roformer": text("RoFormerModel", "RoFormerConfig"),
+    "xlnet": lambda: (
+        made("XLNetModel", "XLNetConfig", vocab_size=99, d_model=64, n_layer=2, n_head=4, d_inner=96),
+        {"input_ids": ids(2, 9), "attention_mask": torch.ones(2, 9)},
+    ),
+    "bigbird": lambda: (
+        made("BigBirdModel", "BigBirdConfig", **SMALL, block_size=4, num_random_blocks=1),
+        {"input_ids": ids(2, 48), "attention_mask": (torch.arange(48) < torch.tensor([[48], [40]])).long()},
+    ),
     # decoders, with caches
     "gpt_neox": decoder("GPTNeoXForCausalLM", "GPTNeoXConfig"),
     "opt": decoder("OPTForCausalLM", "OPTConfig", ffn_dim=96, word_embed_proj_dim=64),
@@ -161,6 +170,10 @@ MODELS: dict[str, Callable[[], Built]] = {
     "gemma2": decoder("Gemma2ForCausalLM", "Gemma2Config", num_key_value_heads=2, head_dim=16, sliding_window=4),
     "phi3": decoder("Phi3ForCausalLM", "Phi3Config", num_key_value_heads=2, pad_token_id=0),
     "falcon": decoder("FalconForCausalLM", "FalconConfig"),
+    "gemma3": decoder("Gemma3ForCausalLM", "Gemma3TextConfig", num_key_value_heads=2, head_dim=16, sliding_window=4),
+    "olmo2": decoder("Olmo2ForCausalLM", "Olmo2Config", num_key_value_heads=2),
+    "cohere": decoder("CohereForCausalLM", "CohereConfig", num_key_value_heads=2),
+    "granite": decoder("GraniteForCausalLM", "GraniteConfig", num_key_value_heads=2, residual_multiplier=0.3),
     # mixtures of experts, state spaces
     "mixtral": text("MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4),
     "qwen3_moe": text(
@@ -168,6 +181,28 @@ MODELS: dict[str, Callable[[], Built]] = {
         num_experts_per_tok=2, moe_intermediate_size=32,
     ),
     "mamba": text("MambaForCausalLM", "MambaConfig", state_size=8, use_cache=False),
+    "gpt_oss": text(
+        "GptOssForCausalLM", "GptOssConfig", num_key_value_heads=2, head_dim=16, num_local_experts=4,
+        num_experts_per_tok=2, sliding_window=4, rope_parameters=None,
+    ),
+    "deepseek_v3": text(
+        "DeepseekV3ForCausalLM", "DeepseekV3Config", num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+        topk_group=1, moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1,
+    ),
+    "mamba2": text(
+        "Mamba2ForCausalLM", "Mamba2Config", state_size=8, num_heads=8, head_dim=16, n_groups=2, chunk_size=4,
+        use_cache=False,
+    ),
+    "bamba": text(
+        "BambaForCausalLM", "BambaConfig", num_key_value_heads=2, attn_layer_indices=[1], mamba_n_heads=8,
+        mamba_d_head=16, mamba_d_state=8, mamba_n_groups=2, mamba_chunk_size=4, use_cache=False,
+    ),
+    "rwkv": lambda: (
+        made("RwkvForCausalLM", "RwkvConfig", hidden_size=32, attention_hidden_size=32, num_hidden_layers=2,
+             vocab_size=99, context_length=32),
+        {"input_ids": ids(2, 7)},
+    ),
     # vision
     "swin": image("SwinModel", "SwinConfig", image_size=32, patch_size=2, embed_dim=16, depths=[2, 2],
                   num_heads=[2, 4], window_size=4),
@@ -183,9 +218,31 @@ MODELS: dict[str, Callable[[], Built]] = {
              vision_config=_VIT | {"projection_dim": 32}, projection_dim=32),
         {"input_ids": ids(2, 9), "pixel_values": torch.randn(2, 3, 32, 32)},
     ),
+    "siglip": lambda: (
+        made("SiglipModel", "SiglipConfig", text_config=SMALL | {"projection_size": 64}, vision_config=_VIT),
+        {"input_ids": ids(2, 9), "pixel_values": torch.randn(2, 3, 32, 32)},
+    ),
+    "swinv2": image("Swinv2Model", "Swinv2Config", image_size=32, patch_size=2, embed_dim=16, depths=[2, 2],
+                    num_heads=[2, 4], window_size=4),
+    "regnet": image("RegNetModel", "RegNetConfig", embedding_size=8, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 2, 1],
+                    groups_width=4),
+    "yolos": image("YolosForObjectDetection", "YolosConfig", **(_VIT | {"image_size": [32, 32]}),
+                   num_detection_tokens=5),
+    "sam": lambda: (
+        made("SamModel", "SamConfig",
+             vision_config={"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+                            "image_size": 64, "patch_size": 8, "mlp_dim": 48, "window_size": 4,
+                            "global_attn_indexes": [1], "num_pos_feats": 8},
+             prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8, "mask_input_channels": 4},
+             mask_decoder_config={"hidden_size": 16, "mlp_dim": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+                                  "iou_head_hidden_dim": 16}),
+        {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.rand(1, 1, 2, 2) * 60},
+    ),
     # audio
     "wav2vec2": sound("Wav2Vec2Model", "Wav2Vec2Config", **_WAVE),
     "hubert": sound("HubertModel", "HubertConfig", **_WAVE),
+    "wavlm": sound("WavLMModel", "WavLMConfig", **_WAVE),
+    "sew": sound("SEWModel", "SEWConfig", **_WAVE, squeeze_factor=2),
     "whisper": lambda: (
         made("WhisperModel", "WhisperConfig", **_SEQ2SEQ, num_mel_bins=16, max_source_positions=24,
              max_target_positions=16),
@@ -193,9 +250,22 @@ MODELS: dict[str, Callable[[], Built]] = {
     ),
     # encoders and decoders
     "bart": pair("BartModel", "BartConfig", **_SEQ2SEQ),
+    "marian": pair("MarianModel", "MarianConfig", **_SEQ2SEQ),
     "pegasus": pair("PegasusModel", "PegasusConfig", **_SEQ2SEQ),
     "mt5": pair("MT5Model", "MT5Config", d_model=64, d_ff=96, d_kv=16, num_layers=2, num_decoder_layers=2, num_heads=4,
                 vocab_size=99),
+    # series of numbers
+    "patchtst": lambda: (
+        made("PatchTSTForPrediction", "PatchTSTConfig", num_input_channels=3, context_length=32, patch_length=4,
+             patch_stride=4, d_model=32, num_attention_heads=4, ffn_dim=48, num_hidden_layers=2, prediction_length=8),
+        {"past_values": torch.randn(2, 32, 3)},
+    ),
+    "timesfm": lambda: (
+        made("TimesFmModel", "TimesFmConfig", patch_length=8, context_length=32, horizon_length=8, hidden_size=32,
+             intermediate_size=48, head_dim=16, num_hidden_layers=2, num_attention_heads=2),
+        {"past_values": torch.randn(2, 32), "past_values_padding": torch.zeros(2, 32),
+         "freq": torch.zeros(2, 1, dtype=torch.long)},
+    ),
 }  # fmt: skip
 
 
