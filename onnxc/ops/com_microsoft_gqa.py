@@ -39,13 +39,13 @@ def group_query_attention(
         raise UnsupportedError("GroupQueryAttention with sliding_window_cache is not supported")
     if local_window_size > 0 and not causal:
         raise ModelError("GroupQueryAttention with causal=0 takes no local_window_size")
-    q, k, v = _heads(b, query, key, value, num_heads, kv_num_heads)
+    q, k, v = heads_of(b, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         q = _normalized(b, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
         k = _normalized(b, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
     new = q.shape[2]
     (total,) = b.extents(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
-    before = _before(b, seqlens_k, new, total)
+    before = keys_before(b, seqlens_k, new, total)
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ModelError("GroupQueryAttention with do_rotary needs cos_cache and sin_cache")
@@ -73,7 +73,7 @@ def group_query_attention(
     return [y, k, v, b.slice(shown, 3, 0, total)]
 
 
-def _heads(
+def heads_of(
     b: Builder, query: Value, key: Value | None, value: Value | None, heads: int, kv_heads: int
 ) -> tuple[Value, Value, Value]:
     """Queries, keys and values as [batch, heads, sequence, size]."""
@@ -90,7 +90,7 @@ def _normalized(b: Builder, x: Value, weight: Value, epsilon: float) -> Value:
     return b.mul(rms_norm(b, x, [3], epsilon, dtypes.float32)[0], weight)
 
 
-def _before(b: Builder, seqlens_k: Value, new: Dim, total: Dim) -> Value:
+def keys_before(b: Builder, seqlens_k: Value, new: Dim, total: Dim) -> Value:
     """How many keys of each row come before the new ones, [batch, 1, 1, 1]: none where all keys are new."""
     lengths = b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1))
     if always_equal(new, total):
