@@ -6,6 +6,7 @@ runs the tests of answers on this machine's GPU (`tests/targets.py`).
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import threading
@@ -23,7 +24,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from models.zoo import store
-from tests import targets
+from tests import cuda_kernels, targets
+from tests.fake_cuda import FakeDriver
 from tests.triton_simulator import Simulator
 
 IN_CI = os.environ.get("CI") == "true"
@@ -137,6 +139,16 @@ def simulator() -> Iterator[Simulator]:
     worker = Simulator()
     yield worker
     worker.close()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A GPU that is a driver in memory; at the end nothing of it is left."""
+    fake = FakeDriver()
+    cuda_kernels.use(fake, monkeypatch)
+    yield fake
+    gc.collect()
+    fake.finish()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Small programs for the runtime of a GPU, as the code generator's manifests have them.
 
-Their kernels (`add`, `scale`, `take`, `scratched`) are Python functions in `tests/test_cuda_runtime.py`, and PTX in
+Their kernels (`add`, `scale`, `take`, `scratched`) are Python functions in `tests/cuda_kernels.py`, and PTX in
 `tests/test_cuda_gpu.py`.
 """
 
