@@ -387,7 +387,17 @@ def integer_products() -> Iterator[Case]:
     yield ms("MatMulIntegerToFloat", [whole, s8(7, 5), F(0.1), pos(5), U(3), None, f32(5)], **close)
 
 
+def blob(columns: int, blocks: int, zero: bool) -> np.ndarray:
+    """Random weights as MatMulFpQ4 takes them."""
+    scales = (pos(columns, blocks, 1) * F(0.1)).view(U)
+    zeros = [rng.integers(0, 16, (columns, blocks, 1)).astype(U)] if zero else []
+    return np.concatenate([scales, *zeros, u8(columns, blocks, 16)], 2).ravel()
+
+
 def packed_weights() -> Iterator[Case]:
+    for kind in (0, 1):
+        inputs = [f32(3, 100), blob(12, 4, kind == 1), np.array([100, 12])]
+        yield fixed("MatMulFpQ4", inputs, {"blk_quant_type": kind}, const=[1, 2], rtol=1e-4, atol=1e-4)
     k, n = 40, 6
     for width, block in ((2, 16), (4, 32), (8, 16)):
         blocks = -(-k // block)

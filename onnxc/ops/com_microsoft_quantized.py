@@ -249,6 +249,29 @@ def matmul_n_bits(
     return out if bias is None else b.add(out, bias)
 
 
+@op("MatMulFpQ4", 1, domain=MS)
+def matmul_fp_q4(b: Builder, x: Value, blob: Value, shape: Value, *, blk_quant_type: int = 1) -> Value:
+    """x @ w, w [K, N] of 4-bit integers: column by column, and in each block by block, a float32 scale, for the type 1
+    a zero point, and 16 bytes of 32 numbers, the first 16 of which are their lower halves.
+    """
+    if blk_quant_type not in (0, 1):  # of 2, onnxruntime's documentation and kernel say different things
+        raise UnsupportedError(f"MatMulFpQ4 with the blk_quant_type {blk_quant_type} is not supported: 0 and 1 are")
+    k, n = b.static_ints(shape, "the B_shape of MatMulFpQ4")
+    data, size, has_zero = constant_of(blob), 32, blk_quant_type == 1
+    blocks, head = -(-k // size), 5 if has_zero else 4
+    if data is None:
+        raise UnsupportedError("MatMulFpQ4 with weights that are not constant is not supported")
+    if min(k, n) < 1 or data.size != n * blocks * (head + size // 2):
+        raise ModelError(f"MatMulFpQ4: {data.size} bytes are not those of weights [{k}, {n}] in blocks of {size}")
+    rows = np.ascontiguousarray(data).reshape(n, blocks, head + size // 2)
+    halves = rows[..., head:]
+    numbers = np.concatenate([halves & 15, halves >> 4], 2)
+    scales = np.ascontiguousarray(rows[..., :4]).view(np.float32)[..., 0]
+    zeros = b.constant(rows[..., 4].astype(np.float32)) if has_zero else None
+    packed = b.constant(numbers[..., ::2] | numbers[..., 1::2] << 4)
+    return matmul_n_bits(b, x, packed, b.constant(np.ascontiguousarray(scales)), zeros, K=k, N=n, block_size=size)
+
+
 @op("GatherBlockQuantized", 1, domain=MS)
 def gather_block_quantized(
     b: Builder, data: Value, indices: Value, scales: Value, zeros: Value | None = None, *, bits: int = 4,
