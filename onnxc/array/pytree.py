@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import optree
@@ -39,7 +39,7 @@ def shallow(*trees: Any) -> tuple[list[Any], Spec]:
     return optree.tree_flatten(tree, namespace=_NAMESPACE)
 
 
-def unflatten(spec: Spec, leaves: Sequence[Any]) -> Any:
+def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
     """The tree of a structure, with these leaves."""
     return optree.tree_unflatten(spec, leaves)
 
