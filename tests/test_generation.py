@@ -104,5 +104,7 @@ def test_what_does_not_fit() -> None:
     given = ["ids", "max", "", "beams", "count", "power"]
     with pytest.raises(ModelError, match="3 sequences of 2 beams"):
         onnxc.compile(model("BeamSearch", given, known, attrs, {"sequences": INT, "marks": FLOAT}))
+    with pytest.raises(ModelError, match="those of 14 words"):
+        onnxc.compile(model("GreedySearch", ["ids", "max"], {}, {**attrs, "vocab_size": 14}, {"sequences": INT}))
     with pytest.raises(UnsupportedError, match="seed"):
         onnxc.compile(model("Sampling", ["ids", "max"], {}, attrs, {"sequences": INT}))

@@ -235,6 +235,10 @@ def generate(
         caches: what the decoder needs of earlier words, whose axis of rows is `axis`.
         batch: how many inputs there are; rows are as many, or as many for each beam.
     """
+    if logits.rank != 3 or (isinstance(logits.shape[2], int) and strategy.rules.words > logits.shape[2]):
+        raise ModelError(
+            f"the decoder gives logits {logits.t}; wanted are those of {strategy.rules.words or 'all'} words"
+        )
     words = strategy.rules.words or logits.shape[2]
     state = strategy.begin(b, batch, most, words)
 
