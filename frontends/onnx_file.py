@@ -125,8 +125,12 @@ def path_of(model: object) -> str:
     if not isinstance(model, (str, os.PathLike)):
         raise InputError(f"a model is a path, the bytes of an ONNX file or a ModelProto, and not a {_type_of(model)}")
     path = os.fsdecode(model)
-    if "\0" in path:
-        raise ModelError(f"model {path!r} cannot be opened: no path has a null byte")
+    try:
+        known = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        known = False
+    if not known:
+        raise ModelError(f"model {path!r} cannot be opened: no path has a null byte, or what is no character")
     return path
 
 

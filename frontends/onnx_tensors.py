@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxc.errors import LimitError, ModelError
+from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 
@@ -42,8 +42,11 @@ class DataFolder:
     """
 
     def __init__(self, logical: str, real: str) -> None:
-        self._folders = list(dict.fromkeys((os.path.abspath(logical), os.path.realpath(real))))
-        self._allowed = {os.path.realpath(folder) for folder in self._folders}
+        try:
+            self._folders = list(dict.fromkeys((os.path.abspath(logical), os.path.realpath(real))))
+            self._allowed = {os.path.realpath(folder) for folder in self._folders}
+        except ValueError as error:  # a null byte, a surrogate
+            raise InputError(f"no folder can have the name {logical!r} ({error})", cause=error) from error
         self._maps: dict[str, np.ndarray] = {}
 
     def map(self, location: str) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,6 +24,7 @@ from onnxc.passes.decompose import Rule, decompose
 from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.simplify import eliminate_dead, share_common
 from onnxc.primitives.builder import Builder, constant_of
+from onnxc.runtime.binding import name_list
 
 
 def backward(
@@ -144,7 +144,7 @@ def joint(
     buffers = buffers or {}
     names = _Names(imported)
     losses = [names.value(n, "loss") for n in _loss_names(imported, loss)]
-    chosen = names.weights() if wrt is None else [names.value(n, "wrt") for n in _names(wrt, "wrt")]
+    chosen = names.weights() if wrt is None else [names.value(n, "wrt") for n in name_list(wrt, "wrt")]
     chosen = [v for v in chosen if v.name not in buffers]
     # Weights first: shapes follow from what some integers hold, which they could not as inputs.
     _only_floats([(v.name, v) for v in chosen if constant_of(v) is not None])
@@ -177,7 +177,7 @@ def joint(
 
 def _own_rules(imported: Graph, names: _Names, stop_gradient: Sequence[str]) -> dict[int, Rule]:
     """The derivatives of values that have others than their nodes give them: none, or none of one row."""
-    stopped = [*_names(stop_gradient, "stop_gradient"), *names.known(imported.metadata.get("detached", ()))]
+    stopped = [*name_list(stop_gradient, "stop_gradient"), *names.known(imported.metadata.get("detached", ()))]
     found: dict[int, Rule] = {names.value(n, "stop_gradient").id: _detached for n in stopped}
     padding: Mapping[str, int] = imported.metadata.get("padding", {})
     return found | {names.value(n, "padding").id: _without_row(padding[n]) for n in names.known(padding)}
@@ -289,19 +289,10 @@ def _loss_names(graph: Graph, loss: str | Sequence[str] | None) -> list[str]:
         raise InputError(f"loss: which of the outputs {graph.output_names} is differentiated?")
     if loss is None:
         return list(graph.output_names)
-    found = [loss] if isinstance(loss, str) else _names(loss, "loss")
+    found = [loss] if isinstance(loss, str) else list(name_list(loss, "loss"))
     if not found:
         raise InputError(f"loss: no name was given; the model's outputs are {graph.output_names}")
     return found
-
-
-def _names(given: Any, what: str) -> list[str]:
-    """Several names. InputError for anything else, as a single one, whose letters would pass for names."""
-    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
-        found = list(given)
-        if all(isinstance(name, str) for name in found):
-            return found
-    raise InputError(f"{what} is a list of names, and not {given!r}")
 
 
 def _lifted(graph: Graph, chosen: Sequence[Value]) -> tuple[Graph, dict[str, np.ndarray]]:

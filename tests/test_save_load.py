@@ -183,7 +183,8 @@ def test_what_is_no_saved_model(saved: Path, tmp_path: Path) -> None:
         {"schema": 99}, {"schema": None}, {"inputs": [["x"]]}, {"inputs": None},
         {"outputs": [["y", "float31", [], []]]},
         {"symbols": ["s0", "s9"]}, {"arena": {"sizes": []}}, {"equal": [1]}, {"symbols": [1.5]}, {"symbols": []},
-        {"entry": 0}, {"requires": "x"}, {"requires": {"machine": cpu.machine(), "features": [None, []]}},
+        {"entry": 0}, {"lanes": "s0"}, {"inputs": [["x", "float32", ["s0", 8], [[], 8]]]}, {"requires": "x"},
+        {"requires": {"machine": cpu.machine(), "features": [None, []]}},
     ],
 )  # fmt: skip
 def test_damaged_manifest(saved: Path, changes: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from onnxc.errors import InputError, OnnxcError, PackageError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.host.selection import _unique_slices
 from onnxc.passes.decompose import decompose
-from onnxc.runtime.package import open_package
+from onnxc.runtime.package import open_package, write_package
 from onnxc.runtime.staged import StagedModel
 from onnxc.staging.cut import cut
 from tests.staging_harness import check, floats, int64, parsed, same
@@ -337,6 +337,17 @@ SEVERAL_STEPS = """g (float[n] x, int64 k, bool c) => (y, z, w) <int64[1] flat =
     o = Concat <axis = 0> (s, s)
   }>
 }"""
+
+
+@pytest.mark.parametrize("changes", [{"first_kernels": [99]}, {"first_kernels": [None]}, {"size_places": [3]}])
+def test_damaged_tables(changes: dict[str, Any], tmp_path: Path) -> None:
+    onnxc.compile(parsed("g (float[n] x) => (int64[1, k] y) { y = NonZero(x) }")).save(tmp_path / "m.onnxc")
+    with open_package(tmp_path / "m.onnxc") as package:
+        sections = {name: bytes(package.section(name)) for name in package.names if name != "manifest"}
+        manifest = package.manifest | changes
+    write_package(tmp_path / "m.onnxc", manifest, sections)
+    with pytest.raises(PackageError, match="damaged"):
+        onnxc.load(tmp_path / "m.onnxc")
 
 
 def test_damaged_plans(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def compile(
 
 def compiled(model: Model | Graph, options: CompileOptions, progress: Progress | None = None) -> CompiledModel:
     """As `compile`, for options that are one object."""
+    if progress is not None and not callable(progress):
+        raise InputError(f"progress is a function, not {progress!r}")
     options = options.for_device()
     cache = open_cache(options)
     record = Record.of(cache, options.record)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.triton.options import MOST_DEPTH, check_precision
@@ -15,6 +17,7 @@ from onnxc.frontends.onnx_dims import plain_shapes
 from onnxc.frontends.onnx_file import InputShapes
 from onnxc.passes.pipeline import PassOptions
 from onnxc.planner.groups import FusionOptions
+from onnxc.runtime.binding import name_list
 from onnxc.runtime.cache import Cache
 
 MODES = ("default", "max-autotune")
@@ -31,6 +34,13 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "base_dir": (_PATH, "a folder"),
     "input_shapes": ((Mapping, type(None)), "a dict of shapes by the inputs' names"),
     "fusion": ((bool, FusionOptions), "True, False or FusionOptions"),
+    "threads": ((Integral, type(None)), "a number of threads"),
+    "attention": ((Integral, np.bool_), "True or False"),
+    "integer": ((Integral, np.bool_), "True or False"),
+    "accuracy": ((str,), "a word"),
+    "mode": ((str,), "a word"),
+    "precision": ((str,), "a word"),
+    "device": ((Integral,), "the number of a GPU"),
     "tune_seconds": ((Real, type(None)), "a number of seconds"),
     "tuned": ((bool, Mapping), "True, False or a dict of choices"),
     "record": (_PATH, "a file"),
@@ -76,9 +86,7 @@ class CompileOptions:
                 raise InputError(f"{name} is {words}, not {value!r}")
         if self.memory_limit is not None and self.memory_limit < 0:
             raise InputError(f"memory_limit is a number of bytes, not {self.memory_limit!r}")
-        if isinstance(self.keep_inputs, str) or not isinstance(self.keep_inputs, Iterable):
-            raise InputError(f"keep_inputs is a list of names, not {self.keep_inputs!r}")
-        object.__setattr__(self, "keep_inputs", tuple(self.keep_inputs))
+        object.__setattr__(self, "keep_inputs", name_list(self.keep_inputs, "keep_inputs"))
         if self.input_shapes is not None:
             object.__setattr__(self, "input_shapes", plain_shapes(self.input_shapes))
         for name in ("fold_bytes", "memory_limit"):  # numpy's integers, say

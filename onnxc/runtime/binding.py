@@ -64,3 +64,14 @@ class Binding:
 def by_name(args: Sequence[object]) -> str:
     """What to add to an error about positional arguments, where one is a dict of inputs."""
     return "; a dict of inputs is given as model(**inputs)" if any(isinstance(x, Mapping) for x in args) else ""
+
+
+def name_list(given: Any, what: str) -> tuple[str, ...]:
+    """Several names. InputError for anything else, as a single one, whose letters would pass for names."""
+    try:
+        found = None if isinstance(given, (str, bytes)) else tuple(given)
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise InputError(f"{what} is a list of names, and not {given!r}")
+    return found

@@ -23,6 +23,7 @@ import numpy as np
 from onnxc.errors import InputError, ModelError, OnnxcError, PackageError, ShapeError, SizesError, shortened
 from onnxc.report import Report
 from onnxc.roofline import Peaks, Profile, best_and_median
+from onnxc.runtime.binding import name_list
 from onnxc.runtime.blocks import arrays_of
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.library import CallError, call_exception
@@ -171,9 +172,7 @@ class CompiledModel:
         """
         names: tuple[str, ...] = ()
         if output_names is not None:
-            if isinstance(output_names, (str, bytes)) or not isinstance(output_names, Iterable):
-                raise InputError(f"output_names is a list of names, not {output_names!r}")
-            names = tuple(output_names)
+            names = name_list(output_names, "output_names")
         found = self._answer(self._with_state(self._named(input_feed)))
         if not names or names == self._names:
             return list(found)
@@ -287,11 +286,13 @@ class CompiledModel:
         """
         raise NotImplementedError
 
-    def _to_profile(self, inputs: Any, runs: Any) -> tuple[Any, ...]:
+    def _to_profile(self, inputs: Any, runs: Any, warm_up: Any) -> tuple[Any, ...]:
         """The inputs of a profile, in the model's order."""
         if not isinstance(runs, Integral) or runs < 1:
             raise InputError(f"runs is at least 1, not {runs!r}")
-        if not isinstance(inputs, Iterable):
+        if not isinstance(warm_up, Integral) or warm_up < 0:
+            raise InputError(f"warm_up is a number of runs, not {warm_up!r}")
+        if not isinstance(inputs, Iterable) or (isinstance(inputs, np.ndarray) and not inputs.ndim):
             raise InputError(f"inputs are given by name or in order, not as a {type(inputs).__name__}")
         return self._with_state(self._named(inputs) if isinstance(inputs, Mapping) else tuple(inputs))
 

@@ -154,6 +154,9 @@ class CpuModel(CompiledModel):
         super().__init__(manifest, sections)
         self.threads = available_cpus() if threads is None else threads
         self._arena = _read_arena(manifest)
+        self._lanes: int = manifest.get("lanes") or 0
+        if self._lanes not in (0, 4, 8, 16):
+            raise PackageError("the manifest is damaged: no machine has such vectors")
         poison = os.environ.get("ONNXC_POISON") == "1"
         self._empty: Callable[..., Array] = _poisoned if poison else np.empty
         self._pool = OutputPool(poison)
@@ -309,13 +312,13 @@ class CpuModel(CompiledModel):
         return replace(Report.from_manifest({**self.manifest, "threads": self._threads}), record=self.record)
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
-        args = self._to_profile(inputs, runs)
+        args = self._to_profile(inputs, runs, warm_up)
         site, buffers, _outputs, kept = self._prepared(args)
         values = dict(zip(self._signature.symbols, site.dims, strict=False))
         calls = len(self.manifest.get("kernels") or ())
         times = [self._times(site, buffers, calls) for _ in range(warm_up + runs)][warm_up:]
         del kept
-        peaks = machine_peaks(self._threads, int(self.manifest.get("lanes") or 0) or None)
+        peaks = machine_peaks(self._threads, self._lanes or None)
         report = self._profiled(values, times, peaks)
         if self._arena is None:
             return report

@@ -40,7 +40,9 @@ class Draws:
     def __init__(self, seed: int | None = None, calls: int = 0) -> None:
         given: Any
         for name, given in (("seed", seed), ("calls", calls)):
-            if given is not None and not (isinstance(given, (int, np.integer)) and 0 <= given < _MOST):
+            if given is None and name == "seed":
+                continue
+            if not (isinstance(given, (int, np.integer)) and 0 <= given < _MOST):
                 raise InputError(f"{name} is an integer from 0 to 2^64 - 1, and not {given!r}")
         self.seed = secrets.randbits(64) if seed is None else int(seed)
         self._process = _process if seed is None else None

@@ -66,6 +66,8 @@ class Tensor:
         name, dtype, sizes, dims = row
         if len(sizes) != len(dims):
             raise ValueError(f"{name!r} has {len(sizes)} sizes and {len(dims)} dims")
+        if not all(d is None or isinstance(d, (int, str)) for d in dims):
+            raise ValueError(f"{name!r} has dims that are neither numbers nor names")
         return Tensor(str(name), BY_NAME[dtype], tuple(sizes), tuple(dims))
 
 

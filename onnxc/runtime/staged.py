@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import onnxc.runtime.staged_later  # noqa: F401  (adds its step to the table)
-from onnxc.errors import PackageError, SizesError, shortened
+from onnxc.errors import InternalError, PackageError, SizesError, shortened
 from onnxc.runtime.binding import Binding
 from onnxc.runtime.blocks import arrays_of
 from onnxc.runtime.cache import Buffer, Cache
@@ -96,7 +96,7 @@ class StagedModel(CompiledModel):
             self._solved: dict[tuple[tuple[int, ...], ...], Sizes] = {}  # by the inputs' shapes
             self._check_plan()
             self._plan = Plan(manifest["plan"], self)
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError, InternalError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
     def _check_plan(self) -> None:
@@ -107,7 +107,11 @@ class StagedModel(CompiledModel):
         for size in given:  # what a call computes of them
             with suppress(ZeroDivisionError):
                 evaluate(size, dict.fromkeys(known, 1))
-        found = PlanCheck(programs, len(self._arrays), STEPS).plan(self.manifest["plan"], known)
+        rows, first = len(self.manifest["kernels"]), self.manifest["first_kernels"]
+        ends = [start + len(p["kernels"]) for start, p in zip(first, self.manifest["parts"], strict=True)]
+        if min(first, default=0) < 0 or max(ends, default=0) > rows:
+            raise ValueError("a program has kernels that the model has not")
+        found = PlanCheck(programs, len(self._arrays), STEPS, rows).plan(self.manifest["plan"], known)
         if found != (len(self._infos[0]), len(self._infos[1])):
             raise ValueError("the plan has other inputs and outputs than the model")
 
@@ -235,7 +239,7 @@ class StagedModel(CompiledModel):
             part.trim()
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
-        args = self._to_profile(inputs, runs)
+        args = self._to_profile(inputs, runs, warm_up)
         clocks = [self._clocked(args) for _ in range(warm_up + runs)][warm_up:]
         sizes = defaultdict(int, clocks[-1].sizes)  # 0 where no program ran that knows them
         report = self._profiled(sizes, [c.rows for c in clocks], self._peaks())

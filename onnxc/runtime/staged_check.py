@@ -33,10 +33,11 @@ class PlanCheck:
         programs: of each program, how many inputs and outputs it has.
         arrays: how many arrays there are.
         kinds: of the steps that can be run.
+        kernels: how many a report has.
     """
 
-    def __init__(self, programs: Sequence[Ports], arrays: int, kinds: Collection[str]) -> None:
-        self.programs, self.arrays, self.kinds = programs, arrays, kinds
+    def __init__(self, programs: Sequence[Ports], arrays: int, kinds: Collection[str], kernels: int) -> None:
+        self.programs, self.arrays, self.kinds, self.kernels = programs, arrays, kinds, kernels
 
     def plan(self, plan: Mapping[str, Any], known: Collection[str]) -> Ports:
         """A plan in which these sizes are known at first; how many values it takes and gives."""
@@ -57,7 +58,7 @@ class PlanCheck:
         _require(kind in self.kinds and _is_list(given), f"a step of the kind {str(kind)[:40]!r}")
         _require(filled.issuperset(k for k in given if k is not None), "a step reads a slot that nothing fills")
         _require(len(step["types"]) == len(made), "the outputs of a step are not those of its types")
-        _count(step.get("kernel", 0), _MOST_SLOTS)
+        _count(step.get("kernel", 0), max(self.kernels, 1))
         _require(isinstance(step.get("node") or "", str), "the node of a step is no text")
         learnt = [*_learnt(step["types"])]
         if kind == "part":

@@ -381,7 +381,7 @@ class CudaModel(Attachable, CompiledModel):
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
         from onnxc.runtime.cuda.profile import Clock, gpu_peaks
 
-        args = self._signature.bind(self._to_profile(inputs, runs), {})
+        args = self._signature.bind(self._to_profile(inputs, runs, warm_up), {})
         calls = len(self.manifest.get("kernels") or ())
         self.attach()
         with self._space.lock, self._device.current():

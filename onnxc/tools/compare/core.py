@@ -27,6 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from onnx import defs
 
 from onnxc.compiler.options import CompileOptions
@@ -177,9 +178,11 @@ def _samples(judge: Judge, inputs: Any, samples: int, seed: int, dims: Mapping[s
             yield given
     elif isinstance(inputs, (Mapping, list, tuple)) and not _is_list_of_samples(inputs):
         yield judge.named(inputs)
-    else:
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, np.ndarray)):
         for one in inputs:
             yield judge.named(one)
+    else:
+        raise InputError(f"inputs are a dict by name, a list, or several of these, not a {type(inputs).__name__}")
 
 
 def _is_list_of_samples(inputs: Any) -> bool:

@@ -59,6 +59,8 @@ class Judge:
         """Given inputs, by name, in the model's order."""
         names = self.source.inputs
         if not isinstance(inputs, Mapping):
+            if not isinstance(inputs, (list, tuple)):
+                raise InputError(f"inputs are a dict by name, or a list in order, not a {type(inputs).__name__}")
             if len(inputs) != len(names):
                 raise InputError(f"the model has {len(names)} inputs, and {len(inputs)} arrays were given")
             inputs = dict(zip(names, inputs, strict=True))
