@@ -22,7 +22,7 @@ def shortened(text: str) -> str:
     """A message without the middle of names that would fill the screen: a model's names may have megabytes.
 
     >>> len(shortened(f"no input {'x y' * 1000!r}"))
-    217
+    212
     """
     return abridged(_WORDS.sub(lambda word: abridged(word[0]), text), _MOST)
 
