@@ -92,6 +92,9 @@ extern "C" void run_vector(const f32 *a, i64 lda, const f32 *b, f32 *c, i64 M, i
 FEW(f32) FEW(f64)
 extern "C" i64 panel_width() { return MM_NR; }
 extern "C" i64 packs(i64 M, i64 N, i64 K) { return mm_packs(M, N, K, true); }
+extern "C" i64 forth_and_back(i64 i, i64 items, i64 threads, i64 turn) {
+  return mm_forth_and_back(i, items, threads, turn);
+}
 extern "C" i64 packed_size(i64 K, i64 N) { return mm_packed(K, N); }
 extern "C" void grid(i64 M, i64 N, i64 K, i64 threads, i64 *out) {
   MmGrid g = mm_grid(M, N, K, threads);
@@ -183,6 +186,19 @@ def test_odd_sizes(kernel: Kernel, dtype: str) -> None:
     for m, n, k in itertools.product(SIZES, SIZES, SIZES):
         a, b, bias = normal(m, k, dtype=dtype), normal(k, n, dtype=dtype), normal(n, dtype=dtype)
         check(kernel.matmul(a, b, bias), a, b, bias)
+
+
+@pytest.mark.parametrize("items,threads", [(1, 1), (1, 4), (7, 2), (8, 2), (17, 3), (2, 8), (29, 29)])
+def test_turns_go_forth_and_back(session_folder: Path, items: int, threads: int) -> None:
+    kernel = built(session_folder, "native")
+
+    def order(turn: int) -> list[int]:
+        return [kernel.number("forth_and_back", i, items, threads, turn) for i in range(items)]
+
+    assert order(0) == order(4) == list(range(items))
+    team = min(items, threads)
+    shares = [list(range(items * k // team, items * (k + 1) // team)) for k in range(team)]
+    assert order(1) == [i for share in shares for i in reversed(share)]
 
 
 @pytest.mark.parametrize("shape", [(7, 17, 1), (31, 300, 70), (129, 1, 33), (150, 520, 257)])

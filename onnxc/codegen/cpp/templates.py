@@ -90,11 +90,18 @@ class MatmulEmitter(TemplateEmitter):
             task = f"(void)scratch; mm_short(g, t % g.tasks, {a}, {b}.packed, {m}, {n}, {k}, epi);"
         t = self.element
         body = [grid, f"{t} *const scratch = ({t} *)(a->scratch + worker * (MM_SCRATCH * {self.bytes}));",
-                "for (i64 t = first; t < last; t++) {", *indent(decode),
+                *self._each_item(f"g.tasks * {batch}"), *indent(decode),
                 f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  {task}", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * {self.bytes}) + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+
+    def _each_item(self, items: str) -> list[str]:
+        """The beginning of a loop over the items: in a loop of the program in turns forth and back."""
+        if not self.options.often:
+            return ["for (i64 t = first; t < last; t++) {"]
+        return ["for (i64 item = first; item < last; item++) {",
+                f"  const i64 t = mm_forth_and_back(item, {items}, ctx->threads, ctx->turns);"]  # fmt: skip
 
     def _halves(self, access: MatmulAccess) -> tuple[str, int] | None:
         """The constants of Strassen's algorithm, and the rows of an item; None where another one is chosen."""

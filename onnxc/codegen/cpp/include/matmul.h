@@ -544,6 +544,13 @@ static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads
   if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K, work)))), gp = ox_up(P, ox_up(P, gp));
   return {gm, gp, gm * gp, unit};
 }
+// What comes as item i of `items` in a turn of a loop: each thread's share forth in one turn, and back in the next, which
+// so finds in the thread's cache what was read last. The share is that of ox_parallel; of others each item comes once, too.
+OX i64 mm_forth_and_back(i64 i, i64 items, i64 threads, i64 turn) {
+  if (turn % 2 == 0 || items < 1) return i;
+  const i64 team = ox_max(1, ox_min(threads, items)), k = ((i + 1) * team - 1) / items;
+  return items * k / team + items * (k + 1) / team - 1 - i;
+}
 template <class T, class A, class E>
 OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, i64 K, T *scratch,
                 const E &epi, MmLines x = {}, MmLines y = {}, MmLines z = {}) {
