@@ -225,3 +225,8 @@ def test_nested_remainders_recombine() -> None:
     x = expr.index("x", 6 * 5 * 4)
     assert expr.recombine(20 * (x // 20) + 4 * (x % 20 // 4) + x % 4) == x
     assert expr.recombine(3 * (x % 20 // 4) * 4 + 3 * (x % 4)) == 3 * (x % 20)
+    y = x * 3  # no remainder of it is the whole
+    assert expr.recombine(8 * (y // 4 % 5) + 2 * (y % 4)) == 2 * (y % 20)
+    a, b = index("a", 8), index("b", 15)
+    part = a * 15 + b  # a remainder by 5 forgets which part it is of
+    assert expr.recombine(20 * (part // 20) + 5 * (part // 5 % 4) + part % 5) == part

@@ -554,7 +554,8 @@ def _coarse(d: Dim, by: Dim) -> tuple[Dim, Dim, Dim] | None:
 def recombine(d: Dim) -> Dim:
     """Undoes `k*n*(x // n) + k*(x % n)` to `k*x`, as addresses of merged dims need.
 
-    Likewise `k*n*(x % m // n) + k*(x % n)` to `k*(x % m)`, where n divides m.
+    Likewise `k*n*(x % m // n) + k*(x % n)` to `k*(x % m)`, where n divides m, and `k*n*(x // n % m) + k*(x % n)` to
+    `k*(x % (n*m))`.
     """
     changed = True
     while changed and isinstance(d, Expr):
@@ -566,7 +567,8 @@ def recombine(d: Dim) -> Dim:
             x, n = found.args
             rest = _make({_cancel(mono, (found,)) or (): coef})
             wholes = ((whole, rest * n * floordiv(whole, n)) for whole in (x, *_moduli(d, x, n)))
-            fitting = ((whole, other) for whole, other in wholes if _has_terms(d, other))
+            digits = ((mod(y, n * a.args[1]), rest * n * of(a)) for y, a in _digits(d, x, n))
+            fitting = ((whole, other) for whole, other in (*wholes, *digits) if _has_terms(d, other))
             whole, other = next(fitting, (None, None))
             if whole is not None and other is not None:
                 d = d - other - _make({mono: coef}) + rest * whole
@@ -584,6 +586,16 @@ def _moduli(d: Expr, x: Dim, n: Dim) -> list[Dim]:
     calls = [a for mono, _ in d.terms for a in mono if isinstance(a, Call) and a.op == "floordiv" and a.args[1] == n]
     inner = (_single_call(a.args[0], "mod") for a in calls)
     return [of(m) for m in inner if m is not None and m.args[0] == x and mod(m.args[1], n) == 0]
+
+
+def _digits(d: Expr, x: Dim, n: Dim) -> list[tuple[Dim, Call]]:
+    """The `y // n % m` of an expression, of any m, for a y of the remainder of x; each after its y."""
+    calls = [a for mono, _ in d.terms for a in mono if isinstance(a, Call)]
+    digits = [a for a in calls if a.op == "mod" and a.args != (x, n)]
+    if not digits:
+        return []
+    others = [a.args[0] for a in calls if a.op == "floordiv" and mod(a.args[0] - x, n) == 0]
+    return [(y, a) for y in (x, *others) for a in digits if a.args[0] == floordiv(y, n)]
 
 
 def _single_call(d: Dim, op: str) -> Call | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
+from onnxc.loops.known import is_known
 from onnxc.planner.draft import Draft
 from onnxc.planner.groups import Group, Placement
 from onnxc.planner.section import FULL, Section, cost
@@ -27,12 +28,14 @@ class Placing:
         self.draft = draft
         self.copied: dict[int, list[Group]] = {}  # value id -> the concatenations that it is a part of
         self.through_views: dict[int, str] = {}  # value id -> the template that reads it through views
+        self.left_out: set[int] = set()  # nodes whose values nobody reads
 
     def place(self, node: Node) -> None:
         """Has one kernel or several compute a node."""
         value = node.output
-        readers = self.draft.uses.get(value.id, [])
+        readers = [r for r in self.draft.uses.get(value.id, []) if not self._ignores(r, value)]
         if not readers and value.id not in self.draft.outputs:
+            self.left_out.add(id(node))
             return
         if self.draft.is_turned(value, readers):
             self._open(node, "a copy turns it")
@@ -45,6 +48,12 @@ class Placing:
             self._place_cheap(node, takers, needed)
         else:
             self._place_computed(node, readers, takers, needed)
+
+    def _ignores(self, reader: Node, value: Value) -> bool:
+        """Whether a reader does without a value: it is not computed, or its index is known."""
+        if id(reader) in self.left_out:
+            return True
+        return is_known(reader) and value is reader.operands[1] and value is not reader.operands[0]
 
     def _place_cheap(self, node: Node, takers: list[Group], needed: str) -> None:
         """A view or a number becomes part of each kernel that reads it, and is stored where that is `needed`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast, flatten, fresh, unflatten, view_index
+from onnxc.loops.known import gathered_at, is_known
 from onnxc.planner.loop_index import divided_loops, is_loop, is_mixed_radix
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
@@ -159,7 +160,7 @@ class Section:
         return [s for s, _ in self.variables if any(s in symbols(e) for e in demand)]
 
     def _recompute(self, node: Node, demands: list[Index]) -> str:
-        if node.op in VIEWS or node.op in ("concat", "constant", "sizes", "iota"):
+        if is_view(node) or node.op in ("concat", "constant", "sizes", "iota"):
             return ""
         extent = dict(self.all_variables())
         used = {s for e in demands[0] for s in symbols(e)} & extent.keys()
@@ -285,6 +286,9 @@ class Section:
         if node.op == "gather":
             axis = node.attrs["axis"]
             inner = at[axis : axis + where.rank]
+            known = gathered_at(node, inner)
+            if known is not None:
+                return [(x, (*at[:axis], known, *at[axis + where.rank :]))]
             symbol = self.lookup(node, where, inner, x.shape[axis])
             return [(where, inner), (x, (*at[:axis], of(symbol), *at[axis + where.rank :]))]
         if node.op == "gather_elements":
@@ -555,4 +559,9 @@ _EXPENSIVE = {
 
 def cost(node: Node) -> int:
     """Rough cycles per element, relative to an addition."""
-    return 0 if node.op in VIEWS or constant_of(node.output) is not None else _EXPENSIVE.get(node.op, 1)
+    return 0 if is_view(node) or constant_of(node.output) is not None else _EXPENSIVE.get(node.op, 1)
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node is index arithmetic alone."""
+    return node.op in VIEWS or is_known(node)
