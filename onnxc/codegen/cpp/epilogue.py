@@ -91,7 +91,7 @@ class Epilogue:
         stores = self.nest.stores()
         values = [self.emitter.emit(s.term, scope) for s in stores]  # all first: a store may overwrite what they read
         for s, value in zip(stores, values, strict=True):
-            self.emitter.store(s, value, scope)
+            self.emitter.store(s, [value], scope)
         return scope.lines
 
 

@@ -8,6 +8,7 @@ from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.masks import in_bytes
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
 from onnxc.codegen.cpp.shape import COSTS, apart, extent_of, phase_terms, staging
+from onnxc.codegen.cpp.splits import turns
 from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
 from onnxc.ir.graph import Value
@@ -145,10 +146,9 @@ class NestEmitter(PhaseEmitter):
 
     def _phase_work(self, phase: Phase) -> Dim:
         extent = prod(d for _, d in phase.loops)
-        return extent * max(
-            1,
-            sum(COSTS.get(t.op, 1) for t in phase_terms(phase, self.nest.lookups) if isinstance(t, Apply)) // 4,
-        )
+        every = phase_terms(phase, self.nest.lookups)
+        together = max((len(t) for v in self.vectors for t in turns(phase.stores, v)), default=1)
+        return extent * max(together, sum(COSTS.get(t.op, 1) for t in every if isinstance(t, Apply)) // 4)
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
         scope = self.function.child({s for s, _ in outer})

@@ -11,11 +11,11 @@ from onnxc.codegen.cpp.shape import (
     COSTS,
     Staging,
     choose_vector,
-    normalise,
     split_phase,
     staging,
     vectors_across,
 )
+from onnxc.codegen.cpp.splits import arrange, turns, written_out
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, symbols
@@ -30,7 +30,7 @@ class PhaseEmitter:
     """What the phases of a nest do at one turn of its outer loops."""
 
     def __init__(self, nest: Nest, lanes: int) -> None:
-        normalise(nest)
+        arrange(nest, lanes)
         self.nest, self.lanes = nest, lanes
         self.across = vectors_across(nest, lanes)  # of phases, by their loops, where sums decide about the vectors
         self.vector = None if self.across else choose_vector(nest, lanes)
@@ -50,7 +50,10 @@ class PhaseEmitter:
         phases: list[Phase] = []
         self.vectors = {self.vector, *self.across.values()}
         for phase in self.nest.phases:
-            pieces, vector = [phase], self._phase_vector(phase)
+            vector = self._phase_vector(phase)
+            if vector is not None and not self.outer_vector:
+                phase = written_out(phase, self.nest.lookups, vector)
+            pieces = [phase]
             if vector is not None and not phase.reductions:
                 pieces = split_phase(phase, self.nest.lookups, vector) or [phase]
             self.vectors |= {s for p in pieces for s, _ in p.loops if s not in dict(phase.loops)}
@@ -87,7 +90,7 @@ class PhaseEmitter:
                 inner.lines.append("const Part lanes{1};")
             values = [self.emitter.emit(s.term, scope) for s in phase.stores]
             for s, value in zip(phase.stores, values, strict=True):
-                self.emitter.store(s, value, inner)
+                self.emitter.store(s, [value], inner)
             scope.lines += ["{", *indent(inner.lines), "}"]
             return
         previous, self.emitter.vector = self.emitter.vector, vector
@@ -309,8 +312,8 @@ class PhaseEmitter:
         for a in accumulators:
             a.accumulate(self.emitter, scope, prefix)
         values = [self.emitter.emit(s.term, scope) for s in phase.stores]  # all first: a store may overwrite an operand
-        for s, value in zip(phase.stores, values, strict=True):
-            self.emitter.store(s, value, scope)
+        for some in turns(phase.stores, self.emitter.vector):
+            self.emitter.store(phase.stores[some[0]], [values[k] for k in some], scope)
         for term, name in self.caches.computed_by(phase):
             if term not in self.emitter.cached:
                 value = self.emitter.emit(term, scope)

@@ -318,12 +318,18 @@ def vector_candidates(nest: Nest) -> list[Symbol]:
 
 def choose_vector(nest: Nest, lanes: int) -> Symbol | None:
     """The loop whose lanes cost least; None where no loop can be vectorised."""
+    best = best_vector(nest, lanes)
+    return best[1] if best else None
+
+
+def best_vector(nest: Nest, lanes: int) -> tuple[float, Symbol] | None:
+    """That loop, after its price."""
     best: tuple[float, Symbol] | None = None
     for s in vector_candidates(nest):
         price = _price(nest, s, lanes)
         if price is not None and (best is None or price < best[0]):
             best = (price, s)
-    return best[1] if best else None
+    return best
 
 
 def extent_of(nest: Nest, s: Symbol) -> Dim:

@@ -342,11 +342,20 @@ class TermEmitter:
             return None
         return None if any(s.lanewise for s in scope.chain()) else repeats(term.index[0], self.vector)
 
-    def store(self, store: Store, value: str, scope: Scope) -> None:
-        """Writes a vector to memory: the term's value. (That of a bool may be a byte: `masks.py`.)"""
-        p, address = self.pointer(store.value), store.address
-        stride = self.stride(address)
+    def store(self, store: Store, values: list[str], scope: Scope) -> None:
+        """Writes a vector to memory: the term's value. (That of a bool may be a byte: `masks.py`.) Several vectors are
+        those of as many neighbouring addresses, whose lanes take turns.
+        """
         dtype = store.term.dtype if store.value.dtype is dtypes.boolean else store.value.dtype
+        if len(values) > 1 and not spelling.is_narrow(dtype) and dtype is not dtypes.boolean:
+            at = f"{self.pointer(store.value)} + {self.index(store.address, scope)}"
+            scope.lines.append(f"st_turns({at}, lanes, {', '.join(values)});")
+            return
+        for k, value in enumerate(values):
+            self._store(store, store.address + k, value, dtype, scope)
+
+    def _store(self, store: Store, address: Dim, value: str, dtype: DType, scope: Scope) -> None:
+        p, stride = self.pointer(store.value), self.stride(address)
         if stride is None:
             put = spelling.put_element(f"{p}[{self.lane_address(address, scope)}]", f"{value}[i]", dtype)
             scope.lines.append(f"for (int i = 0; i < (int)lanes; i++) {put};")

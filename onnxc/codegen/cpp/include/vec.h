@@ -359,6 +359,35 @@ template <int N, class T, class L, int... I> OX V<T> ld_repeat(const T *p, L lan
   const V<T> some = ldl(p, Range{lane_lo(lanes) / N, ((int)lanes + N - 1) / N});
   return __builtin_shufflevector(some, some, (I / N)...);
 }
+// G vectors whose lanes take turns in memory: v[0][0], v[1][0], ..., v[0][1], v[1][1], ...: part J of them.
+template <int J, class T, int G, int... I> OX V<T> turns_of(const V<T> (&v)[G], lane_list<I...>) {
+  V<T> r = __builtin_shufflevector(v[0], v[1], (((J * VL + I) % G == 1 ? VL : 0) + (J * VL + I) / G)...);
+  if constexpr (G > 2) {
+    r = __builtin_shufflevector(r, v[2], ((J * VL + I) % G == 2 ? VL + (J * VL + I) / G : I)...);
+  }
+  if constexpr (G > 3) {
+    r = __builtin_shufflevector(r, v[3], ((J * VL + I) % G == 3 ? VL + (J * VL + I) / G : I)...);
+  }
+  return r;
+}
+template <int J, class T, int G> OX void st_parts(T *p, const V<T> (&v)[G], Full lanes) {
+  st(p + J * VL, turns_of<J, T>(v, all_lanes{}));
+  if constexpr (J + 1 < G) st_parts<J + 1>(p, v, lanes);
+}
+template <int J, class T, int G> OX void st_parts(T *p, const V<T> (&v)[G], Part lanes) {
+  const int left = lanes.n * G - J * VL;
+  if (left > 0) stn(p + J * VL, turns_of<J, T>(v, all_lanes{}), left < VL ? left : VL);
+  if constexpr (J + 1 < G) st_parts<J + 1>(p, v, lanes);
+}
+template <class T, class L, class... A> OX void st_turns(T *p, L lanes, V<T> a, A... rest) {
+  constexpr int G = 1 + (int)sizeof...(A);
+  const V<T> v[G] = {a, rest...};
+  if constexpr (sizeof(V<T>) <= REGISTER) {
+    st_parts<0, T>(p, v, lanes);
+  } else {
+    OX_UNROLL for (int k = 0; k < G; k++) sts(p + k, v[k], G, (int)lanes);
+  }
+}
 // A mask that is set in lanes lo <= i < hi.
 template <class T, int... I> OX VM<T> range_mask(i64 lo, i64 hi, lane_list<I...>) {
   const vi i = {I...};
