@@ -10,7 +10,7 @@ import pytest
 
 import onnxc
 from onnxc.errors import ModelError, RunError, UnsupportedError
-from tests.generation_models import gpt, model, t5
+from tests.generation_models import gpt, light, model, t5
 from tests.staging_harness import runtime
 
 WORDS, END, FILL = 13, 3, 5
@@ -38,24 +38,26 @@ def masks() -> dict[str, np.ndarray]:
 
 
 def test_greedy_search() -> None:
-    constants = {"min": np.array([6], I32), "repetition": np.array([1.3], F), **masks()}
-    inputs = ["ids", "max", "min", "repetition", "allowed", "first"]
+    constants = {"min": np.array([6], I32), "repetition": np.array([1.3], F)}
     attrs = {**COMMON, "no_repeat_ngram_size": 2, "decoder": gpt(1, WORDS, layers=2)}
-    made = model("GreedySearch", inputs, constants, attrs, {"sequences": INT})
+    made = model("GreedySearch", ["ids", "max", *constants], constants, attrs, {"sequences": INT})
     check(made, *({"ids": PROMPTS, "max": np.array([n], I32)} for n in (12, 5)), {"ids": PROMPTS[:, 2:], "max": [9]})
 
 
 def test_all_sequences_end_early() -> None:
     """What is behind the last end is filled; onnxruntime leaves it open."""
-    known, given, outputs = {"max": np.array([16], I32)}, {"ids": PROMPTS[:1]}, {"sequences": INT}
-    attrs = {**COMMON, "decoder": gpt(0, WORDS)}
-    (words,) = runtime(model("GreedySearch", ["ids", "max"], known, attrs, outputs)).run(None, given)
-    made = model("GreedySearch", ["ids", "max"], known, attrs | {"eos_token_id": int(words[0, 7])}, outputs)
-    got, right = onnxc.compile(made)(**given)["sequences"], runtime(made).run(None, given)[0]
+    given, outputs = {"ids": PROMPTS[:1], "max": np.array([16], I32)}, {"sequences": INT}
+    attrs = {**COMMON, "decoder": light(0, WORDS)}
+    (words,) = runtime(model("GreedySearch", ["ids", "max"], {}, attrs, outputs)).run(None, given)
+    made = model("GreedySearch", ["ids", "max"], {}, attrs | {"eos_token_id": int(words[0, 7])}, outputs)
+    compiled = onnxc.compile(made)
+    got, right = compiled(**given)["sequences"], runtime(made).run(None, given)[0]
     length = np.flatnonzero(got[0] != FILL).max() + 2
     assert 4 < length <= 8
     np.testing.assert_array_equal(got[:, :length], right[:, :length])
     assert (got[:, length:] == FILL).all()
+    with pytest.raises(RunError, match="max_length is 4"):
+        compiled(ids=PROMPTS, max=np.array([4], I32))
 
 
 def test_beam_search() -> None:
@@ -64,7 +66,7 @@ def test_beam_search() -> None:
         "min": np.array([6], I32), "repetition": np.array([1.2], F), **masks(),
     }  # fmt: skip
     inputs = ["ids", "max", "min", "beams", "count", "power", "repetition", "allowed", "first"]
-    attrs = {**COMMON, "no_repeat_ngram_size": 3, "decoder": gpt(2, WORDS)}
+    attrs = {**COMMON, "no_repeat_ngram_size": 3, "decoder": light(2, WORDS)}
     outputs = {"sequences": INT, "marks": FLOAT, "scores": FLOAT}
     made = model("BeamSearch", inputs, constants, attrs, outputs)
     check(made, *({"ids": PROMPTS, "max": np.array([n], I32)} for n in (11, 5)))
@@ -73,7 +75,7 @@ def test_beam_search() -> None:
 def test_sampling() -> None:
     """Drawn words, too: the random numbers are onnxruntime's."""
     inputs = ["ids", "max", "", "", "", "", "mask", "", "seed"]
-    attrs = {**COMMON, "decoder": gpt(4, WORDS, scale=0.5), "temperature": 1.3, "top_p": 0.8}
+    attrs = {**COMMON, "decoder": light(4, WORDS), "temperature": 1.3, "top_p": 0.8}
     constants = {"mask": (PROMPTS != FILL).astype(I32), "seed": np.array([17], I32)}
     made = model("Sampling", inputs, constants, attrs, {"sequences": INT})
     check(made, {"ids": PROMPTS, "max": np.array([20], I32)})
@@ -91,10 +93,7 @@ def test_behind_an_encoder(form: tuple[bool, bool, bool]) -> None:
 
 
 def test_what_does_not_fit() -> None:
-    attrs = {**COMMON, "decoder": gpt(1, WORDS)}
-    made = model("GreedySearch", ["ids", "max"], {}, attrs, {"sequences": INT})
-    with pytest.raises(RunError, match="max_length is 4"):
-        onnxc.compile(made)(ids=PROMPTS, max=np.array([4], I32))
+    attrs = {**COMMON, "decoder": light(1, WORDS)}
     known = {
         "max": np.array([10], I32),
         "beams": np.array([2], I32),
