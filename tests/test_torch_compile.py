@@ -322,13 +322,41 @@ def test_what_is_missing_falls_back() -> None:
 
 
 def test_random_numbers_are_pytorchs_own() -> None:
-    def f(x: Any) -> Any:
-        return torch.rand(3) * x + torch.randn(3)
+    """In PyTorch's order, drawn before the one program; but for those that depend on data."""
 
-    torch.manual_seed(7)
-    found = through(f)(torch.ones(3))
-    torch.manual_seed(7)
+    def f(x: Any) -> Any:
+        y = F.dropout(x.t() * 2, 0.4) + torch.rand(3, 4) + torch.rand_like(x + 1).t()
+        return y + torch.empty_like(y).uniform_(1, 2) + torch.randint_like(y, 9)
+
+    def g(x: Any) -> Any:
+        return torch.rand(3) + torch.poisson(x.exp()) + torch.randn_like(x * 2)
+
+    for h, x, data in ((f, torch.randn(4, 3), False), (g, torch.randn(3), True)):
+        with fresh():
+            torch.manual_seed(7)
+            found = through(h, options={"fallback": data})(x)
+            torch.manual_seed(7)
+            close(found, h(x))
+            assert fallbacks() == ({"aten.poisson.default"} if data else set())
+            (graph,) = onnxc.torch.report().graphs
+            assert len(graph.programs) == 1 + data and graph.draws == (2 if data else 5)
+
+
+def test_an_assertion_about_data_is_of_the_programs_flag() -> None:
+    def f(x: Any) -> Any:
+        y = x.exp()
+        torch._assert_async(y.sum() < 100, "too much")
+        return y * torch.rand(3)
+
+    compiled = through(f, options={"fallback": False})
+    torch.manual_seed(3)
+    found = compiled(torch.ones(3))
+    torch.manual_seed(3)
     close(found, f(torch.ones(3)))
+    with pytest.raises(RuntimeError, match="too much"):
+        compiled(torch.full((3,), 9.0))
+    (graph,) = onnxc.torch.report().graphs
+    assert len(graph.programs) == 1
 
 
 def test_source_lines_are_origins() -> None:

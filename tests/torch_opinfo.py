@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onnxc.primitives.interpret import interpret
 from onnxc.torch import program as programs
 from onnxc.torch.backend import decompositions
+from onnxc.torch.draws import drawn, is_draw, is_seeded
 from onnxc.torch.program import Options, Program
 
 # What draws random numbers, or leaves its result open: there is nothing to compare.
@@ -311,9 +312,8 @@ def _through(
     def compiler(graph: torch.fx.GraphModule, examples: Any) -> Any:
         program = Program(graph, Options(views=False))
         outcome.fallbacks.update(f.op + ": " + f.reason for f in program.fallbacks)
-        outcome.draws |= any(
-            torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in program.missing
-        )
+        outcome.fallbacks.update(f"{n.target}: PyTorch draws it" for n in program.missing if _is_all_drawn(n))
+        outcome.draws |= any(map(is_seeded, program.missing))
 
         def call(*args: Any) -> Any:
             before = len(program.fallbacks)
@@ -326,6 +326,11 @@ def _through(
     joint = {"partition_fn": min_cut_rematerialization_partition} if gradient else {}
     compiled = aot_function(of_tensors, fw_compiler=compiler, decompositions=decompositions(), dynamic=dynamic, **joint)
     return lambda leaves: compiled(*(leaves[k] for k in places))
+
+
+def _is_all_drawn(node: torch.fx.Node) -> bool:
+    """Whether an op is nothing but a draw, which is no fallback of a program, and nothing compiled either."""
+    return is_draw(node) and node.target is not drawn
 
 
 def _as_near(found: Any, expected: Any, function: Any, flat: Sequence[Any], spec: Any, gradient: bool) -> bool:

@@ -25,6 +25,7 @@ from torch.ao.quantization.fx import _decomposed
 from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
+from onnxc.torch.draws import is_draw
 from onnxc.torch.losses import with_losses
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
@@ -159,6 +160,7 @@ class GraphReport:
         kind: ``inference``, ``forward`` or ``backward``.
         nodes: how many ATen ops it has.
         fallbacks: the ops that PyTorch computes.
+        draws: how many times PyTorch draws random numbers for its programs.
         programs: the reports of its programs, as :meth:`onnxc.CompiledModel.explain` has them; none before a call.
         compiles: how often it was compiled: a second time where weights changed.
     """
@@ -168,12 +170,14 @@ class GraphReport:
     fallbacks: tuple[Fallback, ...]
     programs: tuple[Report, ...]
     compiles: int
+    draws: int = 0
 
     def __str__(self) -> str:
         counted: dict[str, int] = {}
         for f in self.fallbacks:
             counted[str(f)] = counted.get(str(f), 0) + 1
         head = f"{self.kind}: {self.nodes} nodes, {len(self.programs)} programs, {len(self.fallbacks)} nodes in PyTorch"
+        head += f", {self.draws} draws" if self.draws else ""
         return "\n".join([head, *(f"  {n} x {text}" for text, n in counted.items())])
 
 
@@ -196,4 +200,5 @@ def report() -> TorchReport:
 def _described(kind: str, program: Program) -> GraphReport:
     nodes = sum(n.op == "call_function" for n in program.module.graph.nodes)
     reports = tuple(m.explain() for m in program.models)
-    return GraphReport(kind, nodes, tuple(program.fallbacks), reports, program.compiles)
+    draws = sum(map(is_draw, program.module.graph.nodes))
+    return GraphReport(kind, nodes, tuple(program.fallbacks), reports, program.compiles, draws)

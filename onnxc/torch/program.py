@@ -22,7 +22,8 @@ from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOp
 from onnxc.frontends.torch_fx import Imported, Sizes, imported, is_size, memory_order, source_line, unsupported
 from onnxc.runtime.face import CompiledModel
 from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, reals_of, tensor_of
-from onnxc.torch.stages import is_ordered, stages
+from onnxc.torch.draws import is_draw, set_draws_apart
+from onnxc.torch.stages import must_run, stages
 from onnxc.torch.views import is_returned_view, set_views_apart
 
 
@@ -82,12 +83,13 @@ class Program:
         self.sizes = Sizes()
         if options.views:
             set_views_apart(module)
+        set_draws_apart(module)
         found = {n: why for n, why in unsupported(module, self.sizes).items() if not is_returned_view(n)}
         self.missing = missing = _whole(found, module)
         self.fallbacks = [
             Fallback(str(n.target), why, source_line(n))
             for n, why in missing.items()
-            if n.target is not operator.getitem and not _is_check(n)
+            if n.target is not operator.getitem and not _is_check(n) and not is_draw(n)
         ]
         if self.fallbacks and not options.fallback:
             raise _not_compiled(self.fallbacks)
@@ -218,8 +220,13 @@ def _inverse(order: Sequence[int] | None) -> list[int] | None:
     return None if order is None else np.argsort(order).tolist()
 
 
+_ASSERTIONS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
+
+
 def _is_check(node: fx.Node) -> bool:
-    """Whether a node computes nothing, and only looks at sizes that data decides."""
+    """Whether a node computes nothing: it looks at sizes that data decides, or at a flag that a program gives."""
+    if node.target in _ASSERTIONS:
+        return True
     return node.meta.get("val") is None and not any(map(_is_tensor, node.all_input_nodes))
 
 
@@ -388,7 +395,7 @@ def _live(steps: list[Any], outputs: Sequence[Any]) -> list[Any]:
     needed = {o for o in outputs if isinstance(o, fx.Node)}
     kept = []
     for step in reversed(steps):
-        if isinstance(step, Eager) and step.node not in needed and not is_ordered(step.node):
+        if isinstance(step, Eager) and step.node not in needed and not must_run(step.node):
             continue
         kept.append(step)
         needed |= set(step.reads)

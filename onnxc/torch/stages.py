@@ -1,7 +1,8 @@
 """Which nodes of an FX graph are one program, and which PyTorch computes between programs.
 
 Every node has a time, as early as what it reads allows: what is imported runs in the program of that time, what is not
-runs after it. So a graph with one node that is missing becomes two programs, however the nodes stand.
+runs after it. So a graph with one node that is missing becomes two programs, however the nodes stand; and one program,
+where that node reads only arguments, or draws random numbers: it runs before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from onnxc.frontends.torch_fx import is_size
+from onnxc.torch.draws import is_seeded
 from onnxc.torch.views import is_returned_view
 
 
@@ -26,12 +28,12 @@ class Stage:
 
 
 def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
-    """The stages of a graph in order. Nodes that draw random numbers, or act otherwise, keep their order."""
+    """The stages of a graph in order. Nodes that draw random numbers keep their order, and so do those that act."""
     times: dict[fx.Node, int] = {}
     eager: set[fx.Node] = set()
     found: list[Stage] = []
     told = set().union(*(_symbols(n) for n in graph.nodes if n.op == "placeholder"))
-    last = 0
+    drew, acted = 0, 1  # what acts on an argument is not to run before a program that reads it
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             times[node] = 0
@@ -39,11 +41,13 @@ def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
         if node in missing or is_size(node) or node.op != "call_function" or is_returned_view(node):
             eager.add(node)
             time = max([times[n] for n in node.all_input_nodes], default=0)
-            if is_ordered(node):
-                time = last = max(time, last)
+            if is_seeded(node):
+                time = drew = max(time, drew)
+            elif node.is_impure():
+                time = acted = max(time, acted)
         else:
             read = [n for n in node.all_input_nodes if not is_size(n) or _symbols(n) - told]
-            time = max([times[n] + (n in eager) for n in read], default=0)
+            time = max([1, *(times[n] + (n in eager) for n in read)])
         times[node] = time
         while len(found) <= time:
             found.append(Stage())
@@ -58,7 +62,6 @@ def _symbols(node: fx.Node) -> set[sympy.Symbol]:
     return {s for d in sizes if isinstance(d, torch.SymInt | torch.SymFloat) for s in d.node.expr.free_symbols}
 
 
-def is_ordered(node: fx.Node) -> bool:
-    """Whether a node must run, and in its place: it draws random numbers, or changes something."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or node.is_impure()
+def must_run(node: fx.Node) -> bool:
+    """Whether a node must run even where nothing reads what it gives: it draws random numbers, or changes something."""
+    return is_seeded(node) or node.is_impure()
