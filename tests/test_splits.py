@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from onnxc.ir import dtypes
+from onnxc.codegen.cpp.lane_steps import aligned_step
+from onnxc.ir import dtypes, expr
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Sym
+from onnxc.ir.expr import Dim, Sym, evaluate, index
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
 from onnxc.loops.known import steps_of
@@ -127,6 +130,46 @@ def test_windows_of_images() -> None:
         check(p, content(p.graph))
 
 
+def relative_shift(heads: int, size: Dim) -> Graph:
+    """Scores by distance [heads, T, 2T - 1] as scores by position [heads, T, T], as relative attention turns them."""
+    b = Builder()
+    x = b.input(TensorType(dtypes.float32, (heads, size, 2 * size - 1)))
+    wide = b.pad(x, (0, 0, 1), (0, 0, 0), 0.0)
+    turned = b.slice(b.reshape(wide, (heads, 2 * size, size)), 1, 1, 2 * size)
+    return b.graph([b.mul(b.slice(b.reshape(turned, (heads, size, 2 * size - 1)), 2, 0, size), 2.0)])
+
+
+def test_relative_positions() -> None:
+    """Rows that begin one element later each: even steps, in which no padding is left to ask for."""
+    known = compile_graphs([relative_shift(2, size) for size in (2, 7, 17, 49)])
+    for p in known:
+        check(p, content(p.graph))
+        if isinstance(p, Compiled):
+            assert "ox_mod(" not in p.program.source.split("void k0(")[1]
+    (p,) = compile_graphs([relative_shift(2, Sym("s0", 1))])
+    for size in (1, 2, 7, 33):
+        shape = (2, size, 2 * size - 1)
+        check(p, [np.arange(np.prod(shape), dtype=np.float32).reshape(shape)])
+
+
+def test_steps_of_lanes() -> None:
+    """From a vector's first lane on, against the numbers themselves, wherever steps are even."""
+    v, o = index("v", 128), index("o", 5)
+    (symbol,) = expr.symbols(v)
+    even = 0
+    for factor, offset, n, m in itertools.product((1, 2), (o * 16, o * 32 + 16, o * 5, 3), (2, 16, 32, 24), (2, 32)):
+        x = v * factor + offset
+        for e in (x % n, x // n, x // n % m, x % n // m, x % n * 3 + v, (x % n + 16) % m, (o + x // n) % 3, x // n * o):
+            step = aligned_step(e, symbol, 8)
+            even += step is not None
+            for first, at in ((0, 1), (8, 4), (56, 3), (120, 0)) if step is not None else ():
+                known = {"o": at, "v": first}
+                lanes = [evaluate(e, known | {"v": first + k}) for k in range(8)]
+                assert step is not None
+                assert lanes == [lanes[0] + k * evaluate(step, known) for k in range(8)], e
+    assert even > 200
+
+
 # ---------------------------------------------------------------- indices that are known
 
 
@@ -159,11 +202,11 @@ UNKNOWN = [
 ]
 
 
-def gathered(shape: tuple[int, ...], axis: int, index: np.ndarray, more: np.ndarray | None) -> Graph:
+def gathered(shape: tuple[int, ...], axis: int, first: np.ndarray, more: np.ndarray | None) -> Graph:
     """An operand at a constant index, or at the sum of two, that is too large to be computed beforehand."""
     b = Builder()
     x = b.input(TensorType(dtypes.float32, shape))
-    at = b.constant(index)
+    at = b.constant(first)
     where = at if more is None else b.add(at, b.constant(more))
     assert more is None or (where.node is not None and where.node.op == "add")
     return b.graph([b.mul(b.gather(x, where, axis), 2.0)])
@@ -186,16 +229,16 @@ def test_windows_of_overlapping_windows() -> None:
     b = Builder()
     x = b.input(TensorType(dtypes.float32, (64, 3, 10)))
     flat = b.reshape(b.transpose(x, (1, 0, 2)), (1920,))
-    index = count(3)[:, None, None, None] * 640 + count(7)[:, None, None] * 80 + count(16)[:, None] * 10 + count(10)
-    (p,) = compile_graphs([b.graph([b.gather(flat, b.constant(index), 0)])])
+    where = count(3)[:, None, None, None] * 640 + count(7)[:, None, None] * 80 + count(16)[:, None] * 10 + count(10)
+    (p,) = compile_graphs([b.graph([b.gather(flat, b.constant(where), 0)])])
     check(p, content(p.graph))
     if isinstance(p, Compiled):
         assert "lane_by_lane" not in p.program.source and "ox_mod(" not in p.program.source.split("void k0(")[1]
 
 
-@pytest.mark.parametrize("index", [[0, 1, 3], [[0, 1], [2, 4]], [[0, 1], [1, 0]], [0.0, 1.0], []])
-def test_uneven_steps(index: list[object]) -> None:
-    assert steps_of(np.asarray(index)) is None
+@pytest.mark.parametrize("content", [[0, 1, 3], [[0, 1], [2, 4]], [[0, 1], [1, 0]], [0.0, 1.0], []])
+def test_uneven_steps(content: list[object]) -> None:
+    assert steps_of(np.asarray(content)) is None
 
 
 def test_steps() -> None:

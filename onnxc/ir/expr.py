@@ -501,9 +501,14 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     if split is not None:
         whole, _, unit = split
         return quotient + floordiv(whole, floordiv(b, unit))
-    inner = _single_call(rest, "floordiv")
-    if inner is not None and isinstance(b, int) and isinstance(inner.args[1], int):  # (x // m) // n
-        return quotient + floordiv(inner.args[0], inner.args[1] * b)
+    if isinstance(b, int):
+        near = _nearest(rest, b)
+        if near is not None:
+            return quotient + near[0]
+        inner = _divided_once(rest)
+        if inner is not None:  # (x // m + y) // n
+            x, m, y = inner
+            return quotient + floordiv(x + y * m, m * b)
     return quotient + of(Call("floordiv", rest, b))
 
 
@@ -526,10 +531,38 @@ def mod(a: Dim, b: Dim) -> Dim:
     if split is not None:
         whole, fine, unit = split
         return mod(whole, floordiv(b, unit)) * unit + fine
+    near = _nearest(rest, b) if isinstance(b, int) else None
+    if near is not None:
+        return near[1]
     inner = _single_call(rest, "mod")
     if inner is not None and isinstance(b, int) and isinstance(inner.args[1], int) and inner.args[1] % b == 0:
         return mod(inner.args[0], b)
     return of(Call("mod", rest, b))
+
+
+def _nearest(d: Dim, by: int) -> tuple[Dim, Dim] | None:
+    """Quotient and remainder where factors are close to multiples: 97*i + j + 49 by 98 is i, for i and j below 49."""
+    quotient = _make({mono: (2 * coef + by) // (2 * by) for mono, coef in _terms(d) if mono})
+    if isinstance(quotient, int):
+        return None
+    rest = d - quotient * by
+    lo, hi = bounds(rest)
+    if lo is None or hi is None or lo // by != hi // by:
+        return None
+    return quotient + lo // by, rest - lo // by * by
+
+
+def _divided_once(d: Dim) -> tuple[Dim, int, Dim] | None:
+    """x, m and y where an expression is x // m + y, with nothing else that is divided."""
+    calls = [a for a in d.atoms() if isinstance(a, Call)] if isinstance(d, Expr) else []
+    if len(calls) != 1 or calls[0].op != "floordiv" or not isinstance(calls[0].args[1], int):
+        return None
+    rest = d - of(calls[0])
+    return None if _has_calls(rest) else (calls[0].args[0], calls[0].args[1], rest)
+
+
+def _has_calls(d: Dim) -> bool:
+    return isinstance(d, Expr) and any(isinstance(a, Call) for a in d.atoms())
 
 
 def _coarse(d: Dim, by: Dim) -> tuple[Dim, Dim, Dim] | None:
@@ -590,12 +623,11 @@ def _moduli(d: Expr, x: Dim, n: Dim) -> list[Dim]:
 
 def _digits(d: Expr, x: Dim, n: Dim) -> list[tuple[Dim, Call]]:
     """The `y // n % m` of an expression, of any m, for a y of the remainder of x; each after its y."""
-    calls = [a for mono, _ in d.terms for a in mono if isinstance(a, Call)]
-    digits = [a for a in calls if a.op == "mod" and a.args != (x, n)]
+    digits = [a for mono, _ in d.terms for a in mono if isinstance(a, Call) and a.op == "mod" and a.args != (x, n)]
     if not digits:
         return []
-    others = [a.args[0] for a in calls if a.op == "floordiv" and mod(a.args[0] - x, n) == 0]
-    return [(y, a) for y in (x, *others) for a in digits if a.args[0] == floordiv(y, n)]
+    high = floordiv(x, n)
+    return [(x + n * (a.args[0] - high), a) for a in digits if not _has_calls(a.args[0] - high)]
 
 
 def _single_call(d: Dim, op: str) -> Call | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, is_less, is_nonnegative, symbols
+from onnxc.ir.expr import Dim, Symbol, is_less, is_nonnegative, recombine, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
 from onnxc.loops.nest import Loop, Nest, Phase, Store
@@ -80,7 +80,7 @@ class Lowering:
             return self._concat(node, index, reads)
         if node.op == "pad":
             (x, inner), (fill, _) = reads
-            guards = tuple(c for c in self._pad_guards(node, index) if not _certain(c))
+            guards = tuple(c for c in map(recombine, self._pad_guards(node, index)) if not _certain(c))
             return self._guard(guards, self.at(x, inner), self.at(fill, ()))
         if kind is Kind.VIEW:
             ((x, inner),) = reads
@@ -113,7 +113,9 @@ class Lowering:
         value, at = parts[-1]
         term = self.at(value, at)
         for value, at in reversed(parts[:-1]):
-            inside = value.shape[axis] - 1 - at[axis]  # earlier parts are tested first, so one side is enough
+            inside = recombine(
+                value.shape[axis] - 1 - at[axis]
+            )  # earlier parts are tested first, so one side is enough
             if not is_less(inside, 0):
                 term = self._guard(() if _certain(inside) else (inside,), self.at(value, at), term)
         return term

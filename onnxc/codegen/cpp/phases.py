@@ -37,7 +37,7 @@ class PhaseEmitter:
         self.emitter = TermEmitter(nest.lookups, self.vector)
         self.emitter.exact = nest.exact
         self.emitter.reductions = {r.key: r for r in nest.reductions()}
-        self.emitter.whole_vectors = True
+        self.emitter.aligned = lanes
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
         self._split()
         self.includes: set[str] = set()

@@ -77,7 +77,7 @@ def _rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term]) -> T
     if isinstance(term, Apply):
         return replace(term, args=tuple(rewrite(a, values, memo) for a in term.args))
     if isinstance(term, Guard):
-        conditions = [substitute(c, values) for c in term.conditions]
+        conditions = [recombine(substitute(c, values)) for c in term.conditions]
         open_ = tuple(c for c in conditions if not is_nonnegative(c))
         if any(is_less(c, 0) for c in open_):
             return rewrite(term.outside, values, memo)

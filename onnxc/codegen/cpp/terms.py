@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxc.codegen.cpp import spelling
+from onnxc.codegen.cpp.lane_steps import aligned_step
 from onnxc.codegen.cpp.shape import lane_stride, repeats
 from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.errors import InternalError
@@ -63,7 +64,7 @@ class TermEmitter:
         self.reductions: dict[int, Reduction] = {}  # of the kernel, by their keys
         self.tables: dict[Term, str] = {}  # term -> where its vector lies, computed before the loops
         self.places: dict[Dim, tuple[Dim, str]] = {}  # address -> what rows do not share of it, the table of the rest
-        self.whole_vectors = False  # the vector loop's variable is a multiple of the vector's length
+        self.aligned = 0  # the vector's length, where the vector loop's variable is a multiple of it
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
         self.only: Callable[[Scope], str] | None = None  # the test of the lanes `i` that may read
         self.exact = False  # a term has the same bits whatever is computed and stored beside it
@@ -241,7 +242,16 @@ class TermEmitter:
 
     def stride(self, address: Dim) -> Dim | None:
         """Elements between neighbouring lanes; None where the lanes are not evenly spaced."""
-        return 0 if self.vector is None else lane_stride(address, self.vector, self.lookups)
+        if self.vector is None:
+            return 0
+        step = lane_stride(address, self.vector, self.lookups)
+        if step is not None or not self.aligned or self._varies_by_data(address):
+            return step
+        return aligned_step(address, self.vector, self.aligned)
+
+    def _varies_by_data(self, d: Dim) -> bool:
+        """Whether an index differs from lane to lane by what is read."""
+        return any(s in self.lookups and self._varies(self.deps(self.lookups[s].term)) for s in symbols(d))
 
     def lane_address(self, address: Dim, scope: Scope) -> str:
         """The address of lane `i`, for accesses that are not linear in the vector loop."""
@@ -338,7 +348,7 @@ class TermEmitter:
         """How many lanes in a row read the same element. A function that is called for single lanes may begin in the
         middle of such a run.
         """
-        if not self.whole_vectors or term.dtype is dtypes.boolean or spelling.is_narrow(term.dtype):
+        if not self.aligned or term.dtype is dtypes.boolean or spelling.is_narrow(term.dtype):
             return None
         return None if any(s.lanewise for s in scope.chain()) else repeats(term.index[0], self.vector)
 
