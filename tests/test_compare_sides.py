@@ -365,3 +365,14 @@ def test_sides_that_cannot_be() -> None:
 
     with pytest.raises(OnnxcError, match="outputs alone"):
         compare(MODEL, GIVEN, reference=Module(), layers=True)
+
+
+def test_halves_that_ours_holds_as_floats_condemn_nothing() -> None:
+    """Angles up to 2000, rounded to halves by onnxruntime alone: float64 sides with ours, and the cosine's layer, which
+    is judged for angles that are rounded, does not overrule it.
+    """
+    model = parse("""(float16[n] x, float16 f) => (float[n] y) {
+        a = Mul(x, f)  b = Concat<axis = 0>(a, a)  c = Cos(b)  y = Cast<to = 1>(c) }""")
+    given = {"x": np.linspace(900, 1400, 64).astype(np.float16), "f": np.float16(1.5)}
+    found = compare(model, given, layers=True)
+    assert found.agree and found.outputs[0].verdict is Verdict.THEIRS_WORSE and not found.faults, str(found)

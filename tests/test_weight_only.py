@@ -23,6 +23,8 @@ from onnxc.ir.graph import Graph
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.primitives.interpret import interpret
 from onnxc.primitives.verify import verify
+from onnxc.tools.compare import compare
+from onnxc.tools.compare.verdict import Verdict
 from tests.native_library import native_library
 from tests.targets import is_gpu
 
@@ -514,3 +516,11 @@ def test_integers_that_wrap_around_are_taken_as_they_are() -> None:
         expected = reference(model, x)
         found = onnxc.compile(model)(x)["y"]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_an_accuracy_level_is_the_references_liberty() -> None:
+    """onnxruntime rounds what is multiplied to 8 bits, where the model allows it."""
+    given = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    found = compare(n_bits(4, 64, 16, 4, 32, level=4), {"x": given}, layers=True)
+    assert found.agree and found.outputs[0].verdict is Verdict.THEIRS_WORSE, str(found)
+    assert "accuracy_level lets onnxruntime round" in found.layers[0].note

@@ -126,7 +126,7 @@ def layer_bound(op_types: list[str], exact: Array, narrow: Array | None, eps: fl
     """
     if exactly and all(op in EXACT_OPS or op in CASTS for op in op_types):
         return 0.0
-    floor = FLOOR_OF_HALVES if eps > 1e-4 else max([FLOOR, *(FLOOR_OF_OPS.get(op, 0.0) for op in op_types)])
+    floor = FLOOR_OF_HALVES if is_half(eps) else max([FLOOR, *(FLOOR_OF_OPS.get(op, 0.0) for op in op_types)])
     bound = floor * math.sqrt(max(1, len(op_types))) * eps * largest_finite(exact)
     if narrow is not None and narrow.shape == exact.shape:
         errors = distance(wide(narrow), wide(exact))
@@ -159,8 +159,13 @@ def gap(a: Array, b: Array) -> float:
 
 def graver(error: float, scale: float, eps: float) -> Verdict:
     """Of an error that rounding does not explain: OURS_WORSE, or WRONG where it is gross."""
-    gross = GROSS if eps < 1e-4 else 20 * eps
+    gross = 20 * eps if is_half(eps) else GROSS
     return Verdict.WRONG if not error <= gross * (scale or 1.0) or eps == 0 else Verdict.OURS_WORSE
+
+
+def is_half(eps: float) -> bool:
+    """Whether a unit is that of a type with fewer digits than a float32 has."""
+    return eps > 1e-4
 
 
 def coarsest(*arrays: Array) -> float:

@@ -52,6 +52,27 @@ def load_piece(
     return engine.load(piece, folder), input_names(piece)
 
 
+class Strict:
+    """An engine without the liberty that a model allows it: `accuracy_level` of MatMulNBits, to round what is
+    multiplied to fewer bits. Only for models in memory that say so.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.name, self.maps = engine, engine.name, engine.maps
+
+    def load(self, model: Model, folder: str | None = None) -> Runner:
+        """The model without the attribute. Raises RunError where it has none."""
+        strict = ModelProto()
+        if isinstance(model, ModelProto):
+            strict.CopyFrom(model)
+        free = [(n, a) for n in strict.graph.node for a in n.attribute if a.name == "accuracy_level" and a.i]
+        if not free:
+            raise RunError("no node has an accuracy_level")
+        for node, attribute in free:
+            node.attribute.remove(attribute)
+        return self.engine.load(strict, folder)
+
+
 class OnnxRuntime:
     """onnxruntime on the CPU. `level` is how much it optimizes: disabled, basic, extended, all."""
 

@@ -16,7 +16,7 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ import numpy as np
 from onnxc.errors import OnnxcError
 from onnxc.runtime.cpu import available_cpus
 from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, Tolerances, coarsest, gap, graver, layer_bound
-from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime
+from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime, Strict
 from onnxc.tools.compare.local import Layer, Layers, in_engine
 from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, unit, wide
 from onnxc.tools.compare.pieces import SourceModel
@@ -250,7 +250,7 @@ class _Walk:
             except (OnnxcError, KeyError, ValueError, IndexError):
                 # what is not evaluated in float64 is left to the engine
                 exact, introduced, inherited = None, math.inf, None
-        judged = _Judgement(Verdict.ROUNDING, introduced, inherited, bound)
+        judged = _Judgement(Verdict.ROUNDING, introduced, inherited, bound, unit=eps)
         if exact is not None and introduced <= bound and not self._appears(layer, inherited or 0.0, bound):
             return judged
         return self._asked(layer, a, b, feeds, judged, exact, ops, eps, local)
@@ -291,7 +291,7 @@ class _Walk:
         said = self._in(engine, layer, feeds)
         if said is None or said.shape != a.shape:
             if exact is None:
-                return _Judgement(Verdict.SKIPPED, None, None, None, "the layer cannot be evaluated alone")
+                return _Judgement(Verdict.SKIPPED, None, None, None, "the layer cannot be evaluated alone", eps)
             worse = judged.introduced is not None and judged.introduced > (judged.bound or 0.0)
             verdict = graver(judged.introduced or 0.0, largest_finite(wide(exact)), eps) if worse else Verdict.ROUNDING
             return judged.but(verdict, "by the layer in float64")
@@ -301,15 +301,31 @@ class _Walk:
         theirs = gap(a, said)
         if theirs <= bound:
             note = "" if exact is None else f"{engine.name} gives the same for our inputs"
-            return _Judgement(Verdict.ROUNDING, theirs, gap(said, b), bound, note)
+            return _Judgement(Verdict.ROUNDING, theirs, gap(said, b), bound, note, eps)
         if exact is not None and (judged.introduced or 0.0) <= bound:
-            third = self._in(OnnxReference(), layer, feeds)
-            if third is not None and third.shape == a.shape and gap(a, third) <= bound:
-                note = f"{engine.name} is alone: float64 and onnx's evaluator agree with ours"
-                return judged.but(Verdict.THEIRS_WORSE, note)
+            for third, note in self._others(engine, layer, feeds):
+                if third.shape == a.shape and gap(a, third) <= bound:
+                    return judged.but(Verdict.THEIRS_WORSE, note)
+        if exact is not None and local is not None and gap(exact, said) <= bound:
+            finer = self._unrounded(layer, feeds, local)
+            if finer is not None and gap(a, finer) <= bound:
+                judged = replace(judged, introduced=gap(a, finer), inherited=gap(finer, b))
+                return judged.but(Verdict.ROUNDING, "ours does not round the layer's inputs")
         verdict = graver(theirs, largest_finite(wide(said)) if is_float(said) else 1.0, eps)
         note = f"{engine.name} gives otherwise for our inputs"
-        return _Judgement(verdict, theirs, gap(said, b), bound, note)
+        return _Judgement(verdict, theirs, gap(said, b), bound, note, eps)
+
+    def _unrounded(self, layer: Layer, feeds: Mapping[str, Any], local: Layers) -> Array | None:
+        """The layer in float64 for our inputs as they are, where it is fed halves that we hold as floats."""
+        rounded = [n for n in layer.inputs if self._is_rounded(n, feeds)]
+        return local.exact(layer, {**feeds, **{n: self.held[n] for n in rounded}}) if rounded else None
+
+    def _others(self, engine: Engine, layer: Layer, feeds: Mapping[str, Any]) -> Iterator[tuple[Array, str]]:
+        """Further answers for a layer that float64 agrees about with ours, and what it means if they agree too."""
+        if (found := self._in(OnnxReference(), layer, feeds)) is not None:
+            yield found, f"{engine.name} is alone: float64 and onnx's evaluator agree with ours"
+        if (found := self._in(Strict(engine), layer, feeds)) is not None:
+            yield found, f"accuracy_level lets {engine.name} round inputs to fewer bits; without it, it agrees"
 
     def _engine(self) -> Engine:
         engine = getattr(self.theirs, "engine", None)
@@ -368,6 +384,7 @@ class _Walk:
             ours_name=name if name != layer.name else "",
             tap=self.streams[0].names.get(name, ""),
             sample=self.sample,
+            unit=judged.unit if judged else 0.0,
         )
 
 
@@ -391,17 +408,18 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Judgement:
-    """Absolute errors of a layer."""
+    """Absolute errors of a layer, and the unit that its bound is made of."""
 
     verdict: Verdict
     introduced: float | None
     inherited: float | None
     bound: float | None
     note: str = ""
+    unit: float = 0.0
 
     def but(self, verdict: Verdict, note: str) -> _Judgement:
         """The same numbers, another verdict."""
-        return _Judgement(verdict, self.introduced, self.inherited, self.bound, note)
+        return _Judgement(verdict, self.introduced, self.inherited, self.bound, note, self.unit)
 
 
 def _one_ahead(pool: Executor, action: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:

@@ -147,6 +147,8 @@ class TensorComparison:
         verdict: of what this layer introduces, where that was evaluated; else of the tensor.
         note: what decided, in words.
         sample: which sample this is of.
+        unit: from 1 to the next number, in the coarsest type that counts: of what both sides show, of what their models
+            declare, of what our inputs are rounded to for the layer. 0 where the layer was not evaluated.
     """
 
     name: str
@@ -168,6 +170,7 @@ class TensorComparison:
     ours_name: str = ""
     tap: str = ""
     sample: int = 0
+    unit: float = 0.0
 
     @property
     def label(self) -> str:
