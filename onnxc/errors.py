@@ -12,10 +12,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?!\w)"""
 _WORDS = re.compile(rf"{_QUOTED}|\S{{300,}}", re.DOTALL)  # longer than the names and paths that people read
 _MOST = 20_000  # characters of a message
+_SYMBOLS = re.compile(rf"{_QUOTED}|(?<![\w.@-])s\d+(?![\w.@-])", re.DOTALL)  # s0, s1, ...: open dims
 
 
 def shortened(text: str) -> str:
@@ -53,9 +55,11 @@ class OnnxcError(Exception):
 
     Attributes:
         partial: whether a program had changed some of the arrays that it updates in place when it failed.
+        sizes: what the message calls open dims, by symbol: `{"s0": "batch"}`.
     """
 
     partial = False
+    sizes: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -77,7 +81,8 @@ class OnnxcError(Exception):
         where = [] if self.node is None else [f"node {self.node}"]
         if self.shapes:
             where.append(", ".join(f"{name}: {shape}" for name, shape in self.shapes.items()))
-        return shortened(f"{self.message} [{'; '.join(where)}]" if where else self.message)
+        text = f"{self.message} [{'; '.join(where)}]" if where else self.message
+        return shortened(_SYMBOLS.sub(lambda word: self.sizes.get(word[0], word[0]), text) if self.sizes else text)
 
 
 class ModelError(OnnxcError):
@@ -144,6 +149,12 @@ class ShapeError(OnnxcError):
 
 class InputError(OnnxcError):
     """A call's inputs have a wrong name, dtype, rank or size."""
+
+
+class ArgumentError(InputError, TypeError, ValueError, OverflowError):
+    """An argument of a function over arrays is not what it has to be. The array API standard leaves the class of such
+    errors open: it may be caught as the one that Python would raise.
+    """
 
 
 class SizesError(InputError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -404,3 +404,26 @@ def test_derivatives(name: str) -> None:
     g = onnxc.jit(f)
     up, down = (float(g(xp.asarray(x + s * 1e-6 * d))) for s in (1, -1))
     assert found == pytest.approx((up - down) / 2e-6, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x: xp.ceil(None), "ceil: the argument x is None, and has to be an array"),
+        (lambda x: xp.sum(x, axis="a"), "sum: the argument axis is the str 'a', and has to be int, a tuple"),
+        (lambda x: xp.fft.fftfreq(None), "fftfreq: the argument n is None, and has to be int"),
+        (lambda x: xp.linalg.outer(x, [1]), "outer: the argument x2 is the list"),
+        (lambda x: xp.stack([x, None]), "stack: the argument arrays is the list"),
+        (lambda x: xp.reshape(x, (1 << 70,)), "reshape"),
+        (lambda x: xp.add(x), r"add\(\) missing 1 required positional argument: 'x2'"),
+        (lambda x: xp.from_dlpack(3), "from_dlpack"),
+    ],
+)
+def test_arguments_of_wrong_types(call: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        call(xp.zeros(3))
+
+
+def test_namespaces_show_what_is_in_the_standard() -> None:
+    for space in (xp, xp.linalg, xp.fft):
+        assert dir(space) == sorted(space.__all__)

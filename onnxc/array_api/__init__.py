@@ -11,6 +11,7 @@ import math
 import sys
 from types import ModuleType
 
+from onnxc.array.faces import named_all
 from onnxc.array_api import fft, linalg
 from onnxc.array_api.creation import (
     arange,
@@ -313,3 +314,9 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]  # fmt: skip
+
+named_all(globals(), __all__)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from onnxc.array.core import Array, call, concrete
+from onnxc.array.faces import named_all
 from onnxc.array_api.creation import Device
 from onnxc.array_api.data_types import DEFAULTS, Dtype, array, checked_device, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of, roll
@@ -207,3 +208,9 @@ __all__ = [
     "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft",
     "rfftfreq", "rfftn",
 ]  # fmt: skip
+
+named_all(globals(), __all__)
+
+
+def __dir__() -> list[str]:
+    return __all__

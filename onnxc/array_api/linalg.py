@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from onnxc.array.core import Array, call
+from onnxc.array.faces import named_all
 from onnxc.array_api.creation import eye
 from onnxc.array_api.data_types import (
     Dtype,
@@ -327,3 +328,9 @@ __all__ = [
     "matrix_rank", "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot",
     "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
+
+named_all(globals(), __all__)
+
+
+def __dir__() -> list[str]:
+    return __all__
