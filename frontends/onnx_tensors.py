@@ -316,9 +316,22 @@ def dense(sparse: onnx.SparseTensorProto, folder: DataFolder | None) -> np.ndarr
     limits = np.array(shape if positions.ndim == 2 else [prod(shape)], np.int64)
     if np.any(positions < 0) or np.any(positions.reshape(-1, limits.size) >= limits):
         raise ModelError(f"{what} has a position outside of its shape {list(shape)}")
+    _check_places(positions, shape, what)
     out = np.zeros(shape, values.dtype) if values.dtype != object else np.full(shape, "", object)
     if positions.ndim == 2:
         out[tuple(positions.T)] = values
     else:
         out.reshape(-1)[positions] = values
     return out
+
+
+def _check_places(positions: np.ndarray, shape: tuple[int, ...], what: str) -> None:
+    """Raises ModelError for a place that is given twice: which value counts is not said anywhere. The standard wants
+    places in ascending order, too; any other order means the same, and onnxruntime reads it.
+    """
+    steps = np.array([prod(shape[axis + 1 :]) for axis in range(len(shape))], np.int64)
+    places = np.sort(positions if positions.ndim == 1 else positions @ steps)
+    again = places[1:][places[1:] == places[:-1]]
+    if again.size:
+        place = [int(i) for i in np.unravel_index(again[0], shape)]
+        raise ModelError(f"{what} has two values at the position {place}; each position may be given once")

@@ -11,6 +11,7 @@ import torch
 
 from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_table import dtype_of
+from onnxc.host.registry import NO_SIZE
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Expr, Symbol, ceildiv, floordiv, is_nonnegative, maximum, minimum, mod, of, prod, symbols
 from onnxc.ir.graph import Value
@@ -177,12 +178,12 @@ def _range(s: sympy.Symbol, env: Any) -> tuple[int | None, int | None]:
 
 
 def _checked_size(b: Builder, value: Value, low: int | None, high: int | None) -> Dim:
-    """A size that data decides, read at run time: -1, which is an error of the run, where it is not in the range that
-    the module's code asked for.
+    """A size that data decides, read at run time; an error of the run where it is not in the range that the module's
+    code asked for.
     """
     value = b.cast(b.reshape(value, (1,)), dtypes.int64)
     fits = b.and_(b.le(low or 0, value), b.le(value, _MOST if high is None else high))
-    return b.extents(b.where(fits, value, -1), "a number that is a size, and has to be in its range")[0]
+    return b.extents(b.where(fits, value, NO_SIZE), "a number that is a size", "it is not in its range")[0]
 
 
 def _bound(v: Any) -> int | None:

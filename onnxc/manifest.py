@@ -12,7 +12,7 @@ from onnxc.codegen.calls import KernelCall
 from onnxc.codegen.cpp.program import ENTRY, Program
 from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim
-from onnxc.ir.graph import Graph, Origin, Value
+from onnxc.ir.graph import Graph, Value, describe
 from onnxc.passes.precision import kept as kept_float32
 from onnxc.passes.precision import summary
 from onnxc.passes.random_state import state_input
@@ -185,8 +185,3 @@ def _conditions(graph: Graph) -> tuple[list[tuple[Size, Size, str]], list[tuple[
     found = assumptions(graph)
     equal = [(encode(a), encode(b), describe(*place)) for (a, b), place in found.equal.items()]
     return equal, [(encode(d), describe(*place)) for d, place in found.natural.items()]
-
-
-def describe(origin: Origin, op: str) -> str:
-    """The node of the user's model that something comes from, as ``n3 Gather 'embed'``."""
-    return " or ".join(f"{s} {s.name!r}" if s.name else str(s) for s in origin[:3]) or op

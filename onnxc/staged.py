@@ -14,10 +14,9 @@ import numpy as np
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.text import constants, to_text
 from onnxc.ir.types import EmptyType, MapType, OptionalType, TensorType, Type
-from onnxc.manifest import describe
 from onnxc.passes.random_state import state_input
 from onnxc.primitives.builder import constant_of
-from onnxc.primitives.host import is_host
+from onnxc.primitives.host import size_places
 from onnxc.runtime.blocks import Block
 from onnxc.runtime.cache import Buffer
 from onnxc.runtime.cpu import machine
@@ -59,7 +58,7 @@ def assembled(
         ],
         "outputs": [_shown(n, v, names) for n, v in zip(graph.output_names, graph.outputs, strict=True)],
         "random_state": state_input(graph) is not None,  # the last input is the runtime's
-        "size_places": _size_places(graph),
+        "size_places": size_places(graph.inputs, graph.all_nodes(), graph.dim_names),
         "plan": described,
         "parts": parts,
         "arrays": writer.arrays.table,
@@ -177,33 +176,6 @@ def _kernel(node: Node) -> dict[str, Any]:
         "reasons": ["the host does it, between programs"],
         "boundaries": [[str(v.type or "a value of unknown type"), "made on the host"] for v in node.outputs],
     }
-
-
-def _size_places(graph: Graph) -> dict[str, str]:
-    """What each size is, as errors say it: a dim of an input, what a step reads or gives. By symbol."""
-    found: dict[str, str] = {}
-
-    def note(value: Value, what: str) -> None:
-        for axis, d in enumerate(value.type.shape if isinstance(value.type, TensorType) else ()):
-            symbol = encode(d)
-            if isinstance(symbol, str):
-                found.setdefault(symbol, graph.dim_names.get(symbol) or f"dim {axis} of {what}")
-
-    for v in graph.inputs:
-        note(v, repr(v.name))
-    for node in graph.all_nodes():
-        maker = describe(node.origin, node.op)
-        if node.op == "read":
-            symbols = node.attrs["symbols"]
-            for k, d in enumerate(symbols):
-                number = f"[{k}]" if len(symbols) > 1 else ""
-                found.setdefault(str(encode(d)), f"{node.attrs['what']}{number} ({maker})")
-        elif is_host(node):
-            for v in node.outputs:
-                note(v, f"what {maker} gives")
-            for v in (v for region in node.regions for v in region.inputs):
-                note(v, f"a value inside of {maker}")
-    return found
 
 
 def _shown(

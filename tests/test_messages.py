@@ -43,7 +43,9 @@ def message(call: Callable[[], Any]) -> str:
          "a tensor inside of the model would have 4503599627370496 bytes [node n1 Neg]"),
         ("(int64[1] s) => (float[q] y) { c = ConstantOfShape(s) y = Neg(c) }", [[1 << 44]], "a tensor inside"),
         ("(float[n] x, int64[1] s) => (float[q] y) { y0 = Expand(x, s) y = Neg(y0) }", [FIVE, [3]],
-         "the shape of Expand: the data of a tensor does not fit"),
+         "the shape of Expand: it does not broadcast with that of the tensor"),
+        ("(int64[1] s) => (float[q] y) { c = ConstantOfShape(s) y = Neg(c) }", [[-7]],
+         "a size cannot be negative (the data gives [-7])"),
     ],
 )  # fmt: skip
 def test_sizes_that_a_run_tells(text: str, args: list[Any], wanted: str) -> None:
@@ -51,6 +53,22 @@ def test_sizes_that_a_run_tells(text: str, args: list[Any], wanted: str) -> None
     found = message(lambda: model(*args))
     assert wanted in found
     assert not any(name in found for name in INTERNAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("(float[batch, 4] x, float[?, 8] z) => (float[q, r] y) { y = Concat<axis=0>(x, z) }",
+         "float32[batch, 4] and float32[dim 0 of 'z', 8]"),
+        ("(float[s1, s0] x) => (float[q, r] y) { i = NonZero(x) y = Transpose<perm=[1, 0, 2]>(i) }",
+         "int64[2, how many elements are not zero (n0 NonZero)]"),
+        ("(float[s1, s0] x) => (float[q, r] y) { y = Transpose<perm=[1, 0, 2]>(x) }", "(s1, s0)"),
+        ("(float[s1, s0] x) => (float[q, r] y) { y = Conv(x, x) }", "Conv takes an image [N, C, ...] and"),
+    ],
+)  # fmt: skip
+def test_sizes_while_compiling(text: str, wanted: str) -> None:
+    """The model's own names, also where they are those of other symbols here."""
+    assert wanted in message(lambda: onnxc.compile(parsed(f"g {text}")))
 
 
 @pytest.mark.parametrize("name", ["n" * 10_000, 'it\'s "a" b ' * 1000])

@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 from onnxc.errors import UnsupportedError, UnsupportedOpError
 from onnxc.frontends.onnx_file import load
 from onnxc.ir import dtypes
+from onnxc.passes.decompose import decompose
+from onnxc.primitives.interpret import interpret
 from tests.drawn import DRAWN, check_drawn
+from tests.small_models import parse
 from tests.targets import evaluate
 
 pytestmark = pytest.mark.every_target
@@ -82,3 +86,15 @@ def compare(got: np.ndarray, wanted: np.ndarray) -> None:
     with np.errstate(all="ignore"):
         a, b = got.astype(np.float64), wanted.astype(np.float64)
     np.testing.assert_allclose(a, b, rtol, atol)
+
+
+def test_negative_pads_of_windows() -> None:
+    """They cut off, as in kernels: constants are folded so (no other engine takes them)."""
+    x = np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5)
+    model = parse("""(float[1, 1, 5, 5] x, float[1, 1, 2, 2] w) => (float[A, B, C, D] c, float[E, F, G, H] a) {
+        c = Conv<pads = [-1, 1, 0, -2]>(x, w) a = AveragePool<kernel_shape = [2, 2], pads = [-1, 0, 0, -1]>(x) }""")
+    w = np.array([[[[1, 2], [3, 4]]]], np.float32)
+    conv, mean = interpret(decompose(load(model)), [x, w])
+    parts = sliding_window_view(np.pad(x[0, 0, 1:, :3], ((0, 0), (1, 0))), (2, 2))
+    np.testing.assert_array_equal(conv[0, 0], (parts * w[0, 0]).sum((2, 3)))
+    np.testing.assert_array_equal(mean[0, 0], sliding_window_view(x[0, 0, 1:, :4], (2, 2)).mean((2, 3)))

@@ -72,6 +72,15 @@ def test_a_domain_may_be_spelled_ai_onnx() -> None:
     assert ops(read(proto)) == ["onnx.Relu"]
 
 
+def test_a_domain_has_one_version() -> None:
+    proto = model([node("Relu", ["x"], ["y"])])
+    proto.opset_import.add(domain="ai.onnx", version=proto.opset_import[0].version)
+    load(proto)
+    proto.opset_import.add(domain="ai.onnx", version=11)
+    with pytest.raises(ModelError, match="in two versions"):
+        load(proto)
+
+
 def test_dims_become_symbols() -> None:
     x = tensor_info("x", ["batch", 3, None, "batch", -1, 0])
     graph = read(model([node("Add", ["x", "z"], ["y"])], [x, tensor_info("z", ["s0", "batch"])]))
@@ -168,9 +177,9 @@ def test_constant_nodes(attribute: dict[str, Any], expected: Any) -> None:
     np.testing.assert_array_equal(array, expected)
 
 
-@pytest.mark.parametrize("positions", [np.array([1, 5]), np.array([[0, 1], [1, 2]])])
+@pytest.mark.parametrize("positions", [np.array([1, 5]), np.array([[0, 1], [1, 2]]), np.array([5, 1])])
 def test_sparse_tensors(positions: np.ndarray) -> None:
-    expected = [[0, 1, 0], [0, 0, 2]]
+    expected = [[0, 1, 0], [0, 0, 2]] if positions.ravel()[0] < 5 else [[0, 2, 0], [0, 0, 1]]
     as_node = model([node("Constant", [], ["y"], sparse_value=sparse(positions))])
     as_weight = model(ADD, sparse_initializer=[sparse(positions)])
     assert constant(read(as_node)).tolist() == constant(read(as_weight)).tolist() == expected
@@ -183,6 +192,8 @@ def test_sparse_tensors(positions: np.ndarray) -> None:
         sparse(np.array([-1, 0])),
         sparse(np.array([[0, 3], [0, 0]])),
         sparse(np.array([0])),
+        sparse(np.array([4, 4])),
+        sparse(np.array([[1, 1], [1, 1]])),
         sparse(np.array([0, 1]), (1 << 20, 1 << 19)),
     ],
 )

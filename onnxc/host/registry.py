@@ -13,6 +13,7 @@ from onnxc.errors import InternalError
 
 Function = Callable[..., Any]
 _F = TypeVar("_F", bound=Function)
+NO_SIZE = -(1 << 60)  # what programs give in the place of a size that does not fit: sums of two do not wrap
 _TABLE: dict[str, Function] = {}
 
 

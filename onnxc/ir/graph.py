@@ -47,6 +47,11 @@ def merge_origins(origins: Iterable[Origin]) -> Origin:
     return tuple(sorted({s for o in origins for s in o}, key=lambda s: (s.number, s.op_type))[:MOST_SOURCES])
 
 
+def describe(origin: Origin, op: str) -> str:
+    """The node of the user's model that something comes from, as ``n3 Gather 'embed'``."""
+    return " or ".join(f"{s} {s.name!r}" if s.name else str(s) for s in origin[:3]) or op
+
+
 class Value:
     """One tensor of the graph: a graph input or an output of a node.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxc.errors import LimitError, ModelError
+from onnxc.host.registry import NO_SIZE
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
@@ -44,8 +45,8 @@ def _not_below(b: Builder, value: Value, low: Value | float) -> Value:
 
 
 def _when(b: Builder, holds: Value, value: Value) -> Value:
-    """The value, or -1, which no size may be: the run says so."""
-    return b.where(holds, value, -1)
+    """The value, or what no size may be: the run says so."""
+    return b.where(holds, value, NO_SIZE)
 
 
 def _check_rank(rank: int) -> None:
@@ -82,7 +83,7 @@ def expanded(b: Builder, x: Value, shape: Value) -> Value:
     before = vector(b, own)
     found = b.where(b.eq(wanted, 1), before, wanted)
     fits = b.or_(b.eq(before, 1), b.eq(found, before))
-    read = b.extents(_when(b, fits, found), "the shape of Expand")
+    read = b.extents(_when(b, fits, found), "the shape of Expand", "it does not broadcast with that of the tensor")
     x = b.reshape(x, own)
     if all(isinstance(d, int) and d != 1 for d in own):  # the result is x; what was read says whether that is right
         return b.reshape(b.expand(x, read), own)
@@ -101,14 +102,14 @@ def range_size(b: Builder, start: Value, limit: Value, delta: Value) -> Dim:
     still = b.eq(step, 0.0)
     steps = b.div(b.sub(last, first), b.where(still, 1.0, step))
     count = b.cast(_not_below(b, b.unary("ceil", steps), 0.0), dtypes.int64)
-    return b.extents(b.where(still, -1, count), "the size of Range")[0]
+    return b.extents(_when(b, b.not_(still), count), "the size of Range", "the step is 0")[0]
 
 
 def split_sizes(b: Builder, whole: Dim, split: Value) -> list[Dim]:
     """The sizes of Split, which add up to the axis."""
     sizes = _long(b, split)
     fits = b.eq(b.reduce("sum", sizes, [0]), b.size_as(whole, dtypes.int64))
-    return b.extents(_when(b, fits, sizes), "the sizes of Split")
+    return b.extents(_when(b, fits, sizes), "the sizes of Split", "they do not add up to that of the axis")
 
 
 def slice_sizes(
@@ -149,7 +150,8 @@ def pad_sizes(b: Builder, pads: Value, dims: Sequence[Dim], joined: bool) -> tup
     whole = b.add(own, both(added)) if joined else own
     fits = b.le(both(cut), whole)
     cut = _when(b, b.concat([fits, fits], 0), cut)
-    found = b.extents(b.concat([cut, added, b.sub(whole, both(cut))], 0), "the pads of Pad")
+    left = b.sub(whole, both(cut))
+    found = b.extents(b.concat([cut, added, left], 0), "the pads of Pad", "more is cut off than there is")
     return found[: 2 * count], found[2 * count : 4 * count], found[4 * count :]
 
 

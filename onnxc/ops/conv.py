@@ -39,6 +39,8 @@ def window_of(
 ) -> Window:  # fmt: skip
     """ONNX's attributes with their defaults filled in and auto_pad resolved."""
     n = len(spatial)
+    if n == 0:
+        raise ShapeError("there is no axis for a window: an image is [N, C, ...]")
     kernel, strides, dilations = tuple(kernel), tuple(strides or (1,) * n), tuple(dilations or (1,) * n)
     given = tuple(pads or (0,) * (2 * n))
     if not len(kernel) == len(strides) == len(dilations) == n or len(given) != 2 * n:
@@ -60,6 +62,18 @@ def window_of(
     elif auto_pad not in ("NOTSET", ""):
         raise ModelError(f"auto_pad {auto_pad!r} is none of NOTSET, VALID, SAME_UPPER, SAME_LOWER")
     return Window(kernel, strides, dilations, low, high)
+
+
+def _kernel_of(what: str, x: Value, w: Value, group: int, kernel_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """The sizes of the kernel that weights hold; ShapeError where they are none, or not those that are said."""
+    if x.rank < 3 or w.rank != x.rank:
+        raise ShapeError(f"{what} takes an image [N, C, ...] and weights of its rank, not {x.t} and {w.t}")
+    if group < 1:
+        raise ModelError(f"{what} has {group} groups")
+    kernel = static_shape(w.shape[2:], f"the kernel of {what}")
+    if kernel_shape and tuple(kernel_shape) != kernel:
+        raise ShapeError(f"{what} has the kernel_shape {tuple(kernel_shape)}, but its weights are {w.t}")
+    return kernel
 
 
 def with_bias(b: Builder, y: Value, bias: Value | None) -> Value:
@@ -87,9 +101,7 @@ def conv(
     dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    kernel = static_shape(w.shape[2:], "the kernel of Conv")
-    if kernel_shape and tuple(kernel_shape) != kernel:
-        raise ShapeError(f"Conv has the kernel_shape {kernel_shape}, but its weights are {w.t}")
+    kernel = _kernel_of("Conv", x, w, group, kernel_shape)
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
     return with_bias(b, convolve(b, x, w, window, group), bias)
 
@@ -102,7 +114,9 @@ def conv_transpose(
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     """The gradient of Conv: each output position of one remainder by the stride meets the same taps of the kernel."""
-    kernel = static_shape(w.shape[2:], "the kernel of ConvTranspose")
+    kernel = _kernel_of("ConvTranspose", x, w, group, kernel_shape)
+    if isinstance(w.shape[0], int) and w.shape[0] % group:
+        raise ShapeError(f"ConvTranspose of {x.t} with weights {w.t}: channels do not fit {group} groups")
     n = len(kernel)
     plain = "NOTSET" if auto_pad.startswith("SAME") else auto_pad
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, plain)

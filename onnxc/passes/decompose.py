@@ -29,7 +29,7 @@ from onnxc.ops.registry import OpDef, apply, find
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import check_type
 from onnxc.primitives.builder import Builder, constant_of
-from onnxc.primitives.host import RunTime
+from onnxc.primitives.host import RunTime, size_places
 
 # What a definition raises for inputs that it cannot be built from (a rank that does not fit, an attribute of
 # a wrong type): the model's fault, as the definitions themselves are tested.
@@ -88,7 +88,11 @@ def decompose(
         if graph.metadata.get("at_run") else frozenset(), rules or {},
     )  # fmt: skip
     work = _Decomposer(b, scope, {v.id: v for v in graph.inputs})
-    work.build(graph)
+    try:
+        work.build(graph)
+    except OnnxcError as error:
+        error.sizes = size_places(graph.inputs, b.nodes, graph.dim_names)
+        raise
     return eliminate_dead(replace(graph, outputs=work.outputs(graph), nodes=b.nodes))
 
 

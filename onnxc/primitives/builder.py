@@ -272,11 +272,13 @@ class Builder:
             raise NeedsContentError(f"{what} must be constant, but is {content}", value)
         return [d for d in content if isinstance(d, int)]
 
-    def extents(self, value: Value, what: str) -> list[Dim]:
-        """As `ints`, for sizes, none of which is negative: what is not known now is read at run time."""
+    def extents(self, value: Value, what: str, misfit: str = "") -> list[Dim]:
+        """As `ints`, for sizes, none of which is negative: what is not known now is read at run time. `misfit` says
+        what is wrong where one of them is `onnxc.host.registry.NO_SIZE`.
+        """
         if self.run_time is None or value.shape == (0,) or self.known(value) is not None:
             return self.ints(value, what)
-        return self.ints(read(self, value, what), what)
+        return self.ints(read(self, value, what, misfit), what)
 
     def operand(self, x: Operand, like: Value) -> Value:
         """A Python number as a scalar of the other operand's dtype; a value as it is."""

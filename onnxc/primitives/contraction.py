@@ -105,10 +105,17 @@ def _patches(x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilat
     return np.lib.stride_tricks.as_strided(x, (*out, *kernel), step + inner, writeable=False)
 
 
+def _padded(x: np.ndarray, low: Sequence[int], high: Sequence[int], fill: float) -> np.ndarray:
+    """The array with so many elements around it, or so many less where an amount is negative."""
+    ends = list(zip(low, high, strict=True))
+    wide = np.pad(x, [(max(lo, 0), max(hi, 0)) for lo, hi in ends], constant_values=fill)
+    return wide[tuple(slice(max(-lo, 0), n - max(-hi, 0)) for (lo, hi), n in zip(ends, wide.shape, strict=True))]
+
+
 def _window_eval(op: str) -> object:
     def call(x: np.ndarray, kernel, strides, low, high, dilations) -> np.ndarray:  # type: ignore[no-untyped-def]
         fill = 0 if op == "sum" else np.iinfo(x.dtype).min if x.dtype.kind in "biu" else -np.inf
-        padded = np.pad(x, list(zip(low, high, strict=True)), constant_values=fill)
+        padded = _padded(x, low, high, fill)
         view = _patches(padded, kernel, strides, dilations)
         if op == "max":
             return np.asarray(view.max(tuple(range(x.ndim, 2 * x.ndim)))).astype(x.dtype)
@@ -123,7 +130,7 @@ def _window_eval(op: str) -> object:
 def _conv_eval(x, w, fill=0, *, strides, low, high, dilations, groups, wide=False) -> np.ndarray:  # type: ignore[no-untyped-def]
     n = x.ndim - 2
     x, w = (x.astype(np.int32), w.astype(np.int32)) if wide else (x, w)
-    padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)], constant_values=fill)
+    padded = _padded(x, (0, 0, *low), (0, 0, *high), fill)
     view = _patches(padded, (1, 1, *w.shape[2:]), (1, 1, *strides), (1, 1, *dilations))
     view = view.reshape(*view.shape[: n + 2], *w.shape[2:])
     ci, co = x.shape[1] // groups, w.shape[0] // groups
@@ -155,7 +162,7 @@ def _conv_weights(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType
 
 def _conv_weights_eval(x, dy, *, kernel, strides, low, high, dilations, groups) -> np.ndarray:  # type: ignore[no-untyped-def]
     n = x.ndim - 2
-    padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)])
+    padded = _padded(x, (0, 0, *low), (0, 0, *high), 0)
     view = _patches(padded, (1, 1, *kernel), (1, 1, *strides), (1, 1, *dilations))
     view = view.reshape(*view.shape[: n + 2], *kernel)  # [N, C, out..., k...]
     axes = (0, *range(2, n + 2))

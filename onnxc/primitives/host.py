@@ -19,7 +19,7 @@ Their outputs may have any type of `onnxc.ir.types`, or None for what only a run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from onnxc.errors import NeedsContentError, ShapeError
 from onnxc.ir.expr import Dim, Symbol, always_equal, of, symbols
-from onnxc.ir.graph import Attrs, Graph, Node, Value
+from onnxc.ir.graph import Attrs, Graph, Node, Value, describe
 from onnxc.ir.types import EmptyType, OptionalType, SequenceType, TensorType, Type
 from onnxc.primitives.base import Kind, Primitive, register
 
@@ -87,12 +87,13 @@ def is_host(node: Node) -> bool:
     return node.op in HOST_OPS
 
 
-def read(b: Builder, value: Value, what: str) -> Value:
+def read(b: Builder, value: Value, what: str, misfit: str = "") -> Value:
     """The same value, with its content as sizes, which are symbols. An integer tensor of a few elements.
 
     What has been read here already is not read again: the sizes are the same symbols.
 
-    `what` says in errors what the sizes are.
+    `what` says in errors what the sizes are, and `misfit` what is wrong where one of them is
+    `onnxc.host.registry.NO_SIZE`.
     """
     size = value.t.size
     if b.run_time is None or not value.dtype.is_integer or not isinstance(size, int) or size > MOST_READ:
@@ -103,7 +104,8 @@ def read(b: Builder, value: Value, what: str) -> Value:
     content[:] = [b.run_time.size() for _ in range(size)]
     content = content.reshape([d for d in value.t.shape if isinstance(d, int)])
     out = Value(value.type, data=content)
-    b.nodes.append(Node("read", [value], [out], {"symbols": tuple(content.ravel()), "what": what}, (), b.origin))
+    attrs = {"symbols": tuple(content.ravel()), "what": what, **({"misfit": misfit} if misfit else {})}
+    b.nodes.append(Node("read", [value], [out], attrs, (), b.origin))
     b.told[value.id] = out
     return out
 
@@ -132,3 +134,31 @@ def _no_inference(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType
 
 for _name in HOST_OPS:
     register(Primitive(_name, Kind.HOST, _no_inference, None))
+
+
+def size_places(inputs: Iterable[Value], nodes: Iterable[Node], names: Mapping[str, str]) -> dict[str, str]:
+    """What each size is, as errors say it: the model's name of it, a dim of an input, what a step reads or gives. By
+    symbol.
+    """
+    found: dict[str, str] = {}
+
+    def note(value: Value, what: str) -> None:
+        for axis, d in enumerate(value.type.shape if isinstance(value.type, TensorType) else ()):
+            if repr(d) in map(repr, symbols(d)):  # no number, nor what is computed from sizes
+                found.setdefault(repr(d), names.get(repr(d)) or f"dim {axis} of {what}")
+
+    for v in inputs:
+        note(v, repr(v.name) if v.name else "a value inside of the model")
+    for node in nodes:
+        maker = describe(node.origin, node.op)
+        if node.op == "read":
+            made = node.attrs["symbols"]
+            for k, d in enumerate(made):
+                number = f"[{k}]" if len(made) > 1 else ""
+                found.setdefault(repr(d), f"{node.attrs['what']}{number} ({maker})")
+        elif is_host(node):
+            for v in node.outputs:
+                note(v, f"what {maker} gives")
+            for v in (v for region in node.regions for v in region.inputs):
+                note(v, f"a value inside of {maker}")
+    return found

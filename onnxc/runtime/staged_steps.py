@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxc.errors import LimitError, OnnxcError, RunError
-from onnxc.host.registry import function, looked_at
+from onnxc.host.registry import NO_SIZE, function, looked_at
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.cpu import memory_bytes
 from onnxc.runtime.sizes import evaluate
@@ -213,9 +213,12 @@ class Read(Step):
             values[slot] = None
 
     def _fail(self, numbers: list[int]) -> None:
-        hint = ", where -1 may stand for sizes that do not fit each other" if -1 in numbers else ""
-        what = f"{self.attrs['what']}: the data of a tensor does not fit (computed from it: {numbers}{hint})"
-        raise RunError(what, node=self.node or None)
+        what, misfit = self.attrs["what"], self.attrs.get("misfit")
+        if NO_SIZE not in numbers or not misfit:
+            raise RunError(f"{what}: a size cannot be negative (the data gives {numbers})", node=self.node or None)
+        fit = [n for n in numbers if n >= 0]
+        shown = f" ({', '.join('?' if n < 0 else str(n) for n in numbers)})" if fit and max(fit) < -NO_SIZE else ""
+        raise RunError(f"{what}{shown}: {misfit}", node=self.node or None)
 
 
 class Host(Step):
