@@ -72,15 +72,6 @@ def test_a_domain_may_be_spelled_ai_onnx() -> None:
     assert ops(read(proto)) == ["onnx.Relu"]
 
 
-def test_a_domain_has_one_version() -> None:
-    proto = model([node("Relu", ["x"], ["y"])])
-    proto.opset_import.add(domain="ai.onnx", version=proto.opset_import[0].version)
-    load(proto)
-    proto.opset_import.add(domain="ai.onnx", version=11)
-    with pytest.raises(ModelError, match="in two versions"):
-        load(proto)
-
-
 def test_dims_become_symbols() -> None:
     x = tensor_info("x", ["batch", 3, None, "batch", -1, 0])
     graph = read(model([node("Add", ["x", "z"], ["y"])], [x, tensor_info("z", ["s0", "batch"])]))

@@ -113,9 +113,8 @@ class Lowering:
         value, at = parts[-1]
         term = self.at(value, at)
         for value, at in reversed(parts[:-1]):
-            inside = recombine(
-                value.shape[axis] - 1 - at[axis]
-            )  # earlier parts are tested first, so one side is enough
+            # Earlier parts are tested first, so one side is enough.
+            inside = recombine(value.shape[axis] - 1 - at[axis])
             if not is_less(inside, 0):
                 term = self._guard(() if _certain(inside) else (inside,), self.at(value, at), term)
         return term
