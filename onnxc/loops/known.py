@@ -22,7 +22,7 @@ LARGEST = 1 << 24  # elements of a constant that is looked at
 _KEPT = 1 << 12
 
 Progression = tuple[tuple[int, int], ...]  # from the inside: so many steps, each so long
-_found: dict[int, Steps | None] = {}  # by the ids of values, which are used once
+_found: dict[int, tuple[Steps | None]] = {}  # by the ids of values, which are used once
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,15 @@ def _parts(value: Value, left: int) -> list[tuple[Value, Steps]] | None:
 
 
 def _steps_of(value: Value) -> Steps | None:
-    if value.id not in _found:
-        if len(_found) >= _KEPT:
-            _found.clear()
+    known = _found.get(value.id)
+    if known is None:
         array = constant_of(value)
         assert array is not None
-        _found[value.id] = steps_of(array)
-    return _found[value.id]
+        known = (steps_of(array),)
+        if len(_found) >= _KEPT:  # by several threads, maybe: so nothing is read back from there
+            _found.clear()
+        _found[value.id] = known
+    return known[0]
 
 
 def steps_of(array: np.ndarray) -> Steps | None:

@@ -230,23 +230,32 @@ def _split_loops(nest: Nest) -> None:
                 for phase in nest.phases
                 for e in addresses(phase, nest.lookups)
                 for s, n in divided_loops(e)
-                if isinstance(n, int) and n >= LONG_RUN and any(_divides(n, d) for x, d in phase.loops if x == s)
+                if isinstance(n, int) and n >= LONG_RUN and any(divides(n, d) for x, d in phase.loops if x == s)
             ),
             None,
         )
         if found is None:
             return
-        symbol, n = found
-        extent = extent_of(nest, symbol)
-        outer, inner = fresh("i", extent // n), fresh("i", n)
-        pair = [(next(iter(symbols(outer))), extent // n), (next(iter(symbols(inner))), n)]
-        for phase in nest.phases:
-            phase.loops = [p for x in phase.loops for p in (pair if x[0] == symbol else [x])]
-        substitute_nest(nest, {symbol: outer * n + inner})
+        split_loop(nest, *found, extent_of(nest, found[0]))
 
 
-def _divides(n: int, extent: Dim) -> bool:
-    return extent != n and always_equal(extent % n, 0)
+def split_loop(nest: Nest, symbol: Symbol, n: Dim, extent: Dim) -> None:
+    """Makes a loop two: an outer one, and an inner one of `n` turns, which divides its extent."""
+    outer, inner = fresh(symbol.key[0], extent // n), fresh(symbol.key[0], n)
+    pair = [(next(iter(symbols(outer))), extent // n), (next(iter(symbols(inner))), n)]
+
+    def divided(loops: list[Loop]) -> list[Loop]:
+        return [p for x in loops for p in (pair if x[0] == symbol else [x])]
+
+    nest.outer = divided(nest.outer)
+    for phase in nest.phases:
+        phase.loops = divided(phase.loops)
+    substitute_nest(nest, {symbol: outer * n + inner})
+
+
+def divides(n: Dim, extent: Dim) -> bool:
+    """Whether a loop can be split so, and not into one turn of itself."""
+    return not always_equal(extent, n) and always_equal(extent % n, 0)
 
 
 def normalise(nest: Nest) -> None:

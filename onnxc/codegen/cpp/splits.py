@@ -16,10 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from onnxc.codegen.cpp.shape import best_vector, normalise, phase_terms, rewrite, substitute_nest, term_varies
+from onnxc.codegen.cpp.shape import (
+    best_vector,
+    divides,
+    normalise,
+    phase_terms,
+    rewrite,
+    split_loop,
+    term_varies,
+)
 from onnxc.ir.expr import Call, Dim, Expr, Symbol, always_equal, coefficient, recombine, substitute, symbols
-from onnxc.loops.access import fresh
-from onnxc.loops.nest import Loop, Nest, Phase, Store
+from onnxc.loops.nest import Nest, Phase, Store
 from onnxc.loops.terms import Guard, Load, Lookup, Position, Term, index_symbols
 from onnxc.planner.loop_index import divided_loops
 
@@ -72,28 +79,11 @@ def _split_loops(nest: Nest) -> bool:
     for k in range(MOST_SPLITS):
         extents = {s: d for loops in (nest.outer, *(p.loops for p in nest.phases)) for s, d in loops}
         pairs = ((s, n) for e in _indices(nest) for s, n in divided_loops(e) if s in extents and s not in positions)
-        found = next(((s, n) for s, n in pairs if _divides(n, extents[s])), None)
+        found = next(((s, n) for s, n in pairs if divides(n, extents[s])), None)
         if found is None:
             return k > 0
-        _split(nest, *found, extents[found[0]])
+        split_loop(nest, *found, extents[found[0]])
     return True
-
-
-def _divides(n: Dim, extent: Dim) -> bool:
-    return not always_equal(extent, n) and always_equal(extent % n, 0)
-
-
-def _split(nest: Nest, symbol: Symbol, n: Dim, extent: Dim) -> None:
-    outer, inner = fresh(symbol.key[0], extent // n), fresh(symbol.key[0], n)
-    pair = [(next(iter(symbols(outer))), extent // n), (next(iter(symbols(inner))), n)]
-
-    def divided(loops: list[Loop]) -> list[Loop]:
-        return [p for x in loops for p in (pair if x[0] == symbol else [x])]
-
-    nest.outer = divided(nest.outer)
-    for phase in nest.phases:
-        phase.loops = divided(phase.loops)
-    substitute_nest(nest, {symbol: outer * n + inner})
 
 
 # ---------------------------------------------------------------- lanes that take turns

@@ -92,9 +92,10 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
 // while the tiles of one piece of weights (a panel, or a point of it) are multiplied, the next piece is fetched, a share
 // by each tile, a line now and then: in bursts, or by the first tile alone, memory would be awaited and then idle.
 // They stop in the second level (2, as __builtin_prefetch counts): what a tile multiplies fills the first, which would
-// lose it to them; with 8 lanes, which read weights twice as often as 16, this takes up to a fifth of the time. With 16
-// lanes the next piece alone is fetched, and terms go in pairs: instructions that are no multiplications are what limits
-// the tile there (of weights in the second level it takes 5 to 8 % less time so, of weights in memory 3 to 7 %).
+// lose it to them; with 8 lanes, which read weights twice as often as 16, this takes up to a fifth of the time.
+// With 16 lanes the next piece alone is fetched, and terms go in pairs: instructions that are no multiplications are
+// what limits the tile there (of weights in the second level it takes 5 to 8 % less time so, of weights in memory 3 to
+// 7 %). Of shares of more than a line for each term every other line is then fetched.
 static constexpr bool CONV_PAIRS = VL >= 16;
 static constexpr int CONV_AHEAD = CONV_PAIRS ? 1024 : 2048;  // floats
 static constexpr int CONV_LEVEL = 2;
