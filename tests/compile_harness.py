@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.program import ENTRY, Program, ProgramWriter
 from onnxc.compiler import stages
@@ -154,23 +153,14 @@ def generate(graph: Graph, options: FusionOptions | None, cpu: Level, *, exact: 
 
 
 def join(programs: Sequence[Program]) -> str:
-    """One source of several programs: the common head once, then each program in a namespace of its own."""
-    units = [u for p in programs for u in p.sources]
-    includes = sorted({x for u in units for x in u.split("\n") if x.startswith("#include")}, key=_include_order)
-    head = units[0]
-    text = [
-        *includes,
-        head[head.index("struct ox_call") : head.index(spelling.PRELUDE)],
-        spelling.PRELUDE,
-    ]
+    """One source of several programs: what they include once, then each program in a namespace of its own."""
+    included, text = dict[str, None](), list[str]()
     for k, p in enumerate(programs):
-        body = "\n".join(u[u.index(spelling.PRELUDE) + len(spelling.PRELUDE) :] for u in p.sources)
+        lines = [line for unit in p.sources for line in unit.split("\n")]
+        included |= dict.fromkeys(line for line in lines if line.startswith("#include"))
+        body = "\n".join(line for line in lines if not line.startswith("#include"))
         text += [f"namespace program_{k} {{", body.replace(f"{ENTRY}(", f"run_{k}("), "}"]
-    return "\n".join(text)
-
-
-def _include_order(line: str) -> tuple[bool, bool, str]:
-    return "runtime.h" in line, "vec.h" not in line, line
+    return "\n".join([*included, *text])
 
 
 def check(

@@ -1,4 +1,4 @@
-"""The vector math header against float64: error bounds in ULP, special values, tails, integers.
+"""The vector math headers against float64: error bounds in ULP, special values, tails, integers.
 
 A tiny library with one loop per function is compiled for each instruction set that the header has a form
 for (and this machine can run), and called through ctypes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxc.codegen.cpp.headers import headers_of
 from tests.native_library import native_library
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
@@ -35,10 +36,7 @@ def _erf(x: Array) -> Array:
 # Function, reference in float64, bound in ULP of f32.
 UNARY: dict[str, tuple[Reference, float]] = {
     "exp": (np.exp, 1.5),
-    "exp2": (np.exp2, 1.5),
-    "expm1": (np.expm1, 2.0),
     "log": (np.log, 2.0),
-    "log1p": (np.log1p, 2.0),
     "tanh": (np.tanh, 4.5),
     "erf": (_erf, 3.0),
     "sin": (np.sin, 2.0),
@@ -53,7 +51,6 @@ UNARY: dict[str, tuple[Reference, float]] = {
     "acosh": (np.arccosh, 2.0),
     "atanh": (np.arctanh, 3.0),
     "sqrt": (np.sqrt, 0.5),
-    "rsqrt": (lambda x: 1.0 / np.sqrt(x), 1.5),
 }
 # Function, reference in the type itself: equal to the bit (the sign of a NaN aside).
 EXACT: dict[str, Reference] = {
@@ -64,9 +61,8 @@ EXACT: dict[str, Reference] = {
     "abs": np.abs,
     "neg": np.negative,
     "sign": lambda x: np.where(x == 0, 0, np.sign(x)),
-    "relu": lambda x: np.where(x < 0, 0, x),
 }
-BINARY = ("pow", "max", "min", "fmod", "mod", "atan2", "copysign")
+BINARY = ("pow", "max", "min", "fmod", "mod", "copysign")
 INTEGER_BINARY = ("pow", "max", "min", "fmod", "mod", "idiv")
 INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
 
@@ -80,22 +76,23 @@ BINARY_LOOP = """extern "C" void {t}_{f}(const {t} *x, const {t} *y, {t} *r, i64
   if (n) stn(r, v_{f}(ldn(x, n), ldn(y, n)), n);
 }}
 """
-TESTS_LOOP = """extern "C" void {t}_is(const {t} *x, {m} *nan, {m} *inf, i64 n) {{
-  for (i64 i = 0; i + VL <= n; i += VL) st(nan + i, v_isnan(ld(x + i))), st(inf + i, v_isinf(ld(x + i)));
-}}
-"""
 
 
-def _source() -> str:
-    parts = ['#include "vmath.h"\nextern "C" const int fused = OX_FMA;\n']
+def _loops() -> list[str]:
+    found = []
     for t in ("f32", "f64"):
-        parts += [UNARY_LOOP.format(t=t, f=f) for f in (*UNARY, *EXACT)]
-        parts += [BINARY_LOOP.format(t=t, f=f) for f in BINARY]
-        parts += [TESTS_LOOP.format(t=t, m="i32" if t == "f32" else "i64")]
+        found += [UNARY_LOOP.format(t=t, f=f) for f in (*UNARY, *EXACT)]
+        found += [BINARY_LOOP.format(t=t, f=f) for f in BINARY]
     for t in INTEGERS:
-        parts += [UNARY_LOOP.format(t=t, f=f) for f in ("abs", "sign")]
-        parts += [BINARY_LOOP.format(t=t, f=f) for f in INTEGER_BINARY]
-    return "".join(parts)
+        found += [UNARY_LOOP.format(t=t, f=f) for f in ("abs", "sign")]
+        found += [BINARY_LOOP.format(t=t, f=f) for f in INTEGER_BINARY]
+    return found
+
+
+def _source(loops: Sequence[str]) -> str:
+    """The loops, and what they need: as a program has it."""
+    headers = ["vmath.h", *sorted(headers_of("".join(loops)))]
+    return "".join([*(f'#include "{name}"\n' for name in headers), 'extern "C" const int fused = OX_FMA;\n', *loops])
 
 
 class Library:
@@ -138,7 +135,7 @@ def lib(request: pytest.FixtureRequest, session_folder: Path) -> Library:
     """One library for each instruction set."""
     if not _runs_here(request.param):
         pytest.skip("this machine lacks AVX2")
-    return Library(native_library(session_folder, _source(), [*WARNINGS, *_builds()[request.param]], ["-lm"]))
+    return Library(native_library(session_folder, _source(_loops()), [*WARNINGS, *_builds()[request.param]], ["-lm"]))
 
 
 def _specials() -> NDArray[np.float32]:
@@ -310,16 +307,6 @@ def test_rounding_and_signs_are_exact(lib: Library, name: str, kind: str) -> Non
     _same(got, exact)
 
 
-@pytest.mark.parametrize("kind", ["f32", "f64"])
-def test_isnan_and_isinf_give_masks(lib: Library, kind: str) -> None:
-    x = np.resize(_specials(), 64).astype(np.float32 if kind == "f32" else np.float64)
-    mask = np.int32 if kind == "f32" else np.int64
-    nan, inf = np.zeros(64, mask), np.zeros(64, mask)
-    lib.fill(f"{kind}_is", x, nan, inf)
-    np.testing.assert_array_equal(nan, -np.isnan(x).astype(mask))
-    np.testing.assert_array_equal(inf, -np.isinf(x).astype(mask))
-
-
 def _pairs(dtype: type[np.floating[Any]]) -> tuple[Array, Array]:
     """Every pair of specials and small whole numbers, then random ones."""
     rng = np.random.default_rng(11)
@@ -365,11 +352,9 @@ def test_float_binary_is_exact(lib: Library, name: str, dtype: type[np.floating[
     _same(lib(f"{kind}_{name}", x, y), _reference(FLOAT_BINARY[name], x, y))
 
 
-@pytest.mark.parametrize("name", ["pow", "atan2"])
-def test_f64_binary_is_libm(lib: Library, name: str) -> None:
+def test_f64_pow_is_that_of_libm(lib: Library) -> None:
     x, y = _pairs(np.float64)
-    exact = _reference(np.power if name == "pow" else np.arctan2, x, y)
-    np.testing.assert_allclose(lib(f"f64_{name}", x, y), exact, rtol=5e-15, atol=5e-324)
+    np.testing.assert_allclose(lib("f64_pow", x, y), _reference(np.power, x, y), rtol=5e-15, atol=5e-324)
 
 
 def _truncated(x: int, y: int) -> int:

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
-from pathlib import Path
 
-import onnxc.codegen.cpp as cpp
+from onnxc.codegen.cpp.headers import INCLUDE
 from onnxc.codegen.cpp.program import Program
 from onnxc.errors import CacheError
 from onnxc.fingerprint import code_digest
@@ -18,8 +17,6 @@ from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import Level
 from onnxc.runtime.library import NATIVE
 from onnxc.runtime.toolchain import Compiler, Source, compile_library, compile_object, find_compiler
-
-INCLUDE = Path(cpp.__file__).parent / "include"
 
 # Headers of which a part is compiled apart from programs (`ONNXC_APART` in vec.h), where the linker can leave out what
 # a program does not use.

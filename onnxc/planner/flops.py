@@ -12,7 +12,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.movement import VIEWS
 
 # What an element costs, in additions or multiplications: one, but for moved bits, which cost none, and for functions
-# that are polynomials of about ten terms in vmath.h.
+# that are polynomials of about ten terms.
 FREE = frozenset({"copy", "cast", "iota", "constant"})
 FUNCTIONS = frozenset(
     {"exp", "log", "erf", "pow", "tanh", "sinh", "cosh", "asinh", "acosh", "atanh", "sin", "cos", "tan", "asin", "acos",

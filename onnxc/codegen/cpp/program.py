@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
+from onnxc.codegen.cpp.headers import headers_of
 from onnxc.codegen.cpp.loops import emit_sections
 from onnxc.codegen.cpp.opaque import emit_opaque
 from onnxc.codegen.cpp.templates import emit_template
@@ -256,21 +257,14 @@ class ProgramWriter:
 
     def _sources(self, kernels: dict[str, str]) -> list[str]:
         """Translation units that can be compiled side by side; the last has the entry."""
-        parts = _balanced(kernels)
-        head = self._head(kernels)
-        declared = [f"void {name}(void *arg, i64 first, i64 last, int worker);" for part in parts[:-1] for name in part]
-        units = ["\n".join([*head, *(f"void {name}{body}" for name, body in part.items()), ""]) for part in parts[:-1]]
-        own = [f"static void {name}{body}" for name, body in parts[-1].items()]
-        return [*units, "\n".join([*head, *declared, *own, *self._entry()])]
+        *others, own = _balanced(kernels)
+        units = [[f"void {name}{body}" for name, body in part.items()] for part in others]
+        last = [f"void {name}(void *arg, i64 first, i64 last, int worker);" for part in others for name in part]
+        last += [f"static void {name}{body}" for name, body in own.items()]
+        return ["\n".join([*self._head(lines), *lines, ""]) for lines in (*units, [*last, *self._entry()])]
 
-    def _head(self, kernels: dict[str, str]) -> list[str]:
-        drawn = {"random.h"} if any("v_threefry" in k for k in kernels.values()) else set()
-        narrow = {"narrow.h"} if any(map(spelling.uses_narrow, kernels.values())) else set()
-        names = ("vec.h", "vmath.h", "vreduce.h", *sorted(self.includes | drawn | narrow))
-        head = [f'#include "{name}"' for name in names]
-        head += ['#include "runtime.h"', "struct ox_call { ox_ctx *ctx; void *const *p; const i64 *s; char *scratch; };",
-                 spelling.PRELUDE]  # fmt: skip
-        return head
+    def _head(self, lines: list[str]) -> list[str]:
+        return [f'#include "{name}"' for name in sorted({"program.h"} | self.includes | headers_of("\n".join(lines)))]
 
     def _entry(self) -> list[str]:
         arena = str(self.arena_bytes) if self.offsets is not None else f"s[{len(self.symbols)}]"

@@ -54,11 +54,6 @@ def is_narrow(dtype: DType) -> bool:
     return dtype.name in NARROW
 
 
-def uses_narrow(text: str) -> bool:
-    """Whether a kernel needs narrow.h."""
-    return any(name in text for name in NARROW.values())
-
-
 def index(d: Dim, names: Mapping[Symbol, str]) -> str:
     """An index expression in i64 arithmetic. Every symbol must have a name."""
     if isinstance(d, int):
@@ -309,83 +304,3 @@ def bitcast(x: str, source: DType, target: DType) -> str:
     if is_narrow(target):
         return f"ox_widen({x}, ({NARROW[target.name]} *)0)"
     return f"bits<V<{lane_type(target)}>>({x})"
-
-
-# What the spellings above need beyond vec.h and vmath.h: `OP` names in generated text.
-PRELUDE = """\
-// Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
-OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
-OX i64 ox_mod(i64 a, i64 b) {
-  if (b == 0) return 0;
-  i64 r = a % b;
-  return r + (r && (r < 0) != (b < 0) ? b : 0);
-}
-template <class T> OX vi ox_mask(VM<T> m) { return conv<i32, typename int_of<sizeof(T)>::s>(m); }
-template <class T> OX V<T> ox_sel(vi m, V<T> a, V<T> b) {
-  return v_sel(conv<typename int_of<sizeof(T)>::s, i32>(m), a, b);
-}
-// Float to integer as onnxruntime has it: narrow types take the low bits of an int32, out of range
-// gives the least value, and unsigned types subtract the half of their range from what is above it.
-template <class R, class T> OX V<R> ox_trunc(V<T> x) {
-  if constexpr (sizeof(R) < 4) {
-    return conv<R, i32>(conv<i32, T>(x));
-  } else if constexpr ((R)-1 < 0) {
-    return conv<R, T>(x);
-  } else {
-    typedef typename int_of<sizeof(R)>::s S;
-    constexpr T half = sizeof(R) == 4 ? (T)0x1p31 : (T)0x1p63;
-    VM<T> high = v_ge(x, bc<T>(half));
-    V<S> r = conv<S, T>(v_sel(high, x - half, x));
-    return bits<V<R>>(r ^ (conv<S, typename int_of<sizeof(T)>::s>(high) << (sizeof(S) * 8 - 1)));
-  }
-}
-template <class M> OX bool ox_any(M m) {  // of a mask's lanes
-  typedef elem<M> I;
-#if defined(__AVX__)
-  if constexpr (sizeof(M) % 32 == 0) {
-    typedef i64 words __attribute__((vector_size(32)));
-    struct { words v[sizeof(M) / 32]; } w = bits<decltype(w)>(m);
-    words any = w.v[0];
-    OX_UNROLL for (unsigned i = 1; i < sizeof(M) / 32; i++) any |= w.v[i];
-    return !__builtin_ia32_ptestz256(any, any);
-  }
-#endif
-  return h_fold<I, VL>(m, [](auto a, auto b) { return (decltype(a))(a | b); }) != 0;
-}
-// One exponent for all lanes. Squares and cubes are products, as they are where it is a constant.
-template <class T> OX V<T> ox_power(V<T> x, V<T> y) {
-  if (!ox_any(v_ne(y, bc<T>(2)))) return x * x;
-  if (!ox_any(v_ne(y, bc<T>(3)))) return x * x * x;
-  return v_pow(x, y);
-}
-template <class T> OX V<T> ox_idivisor(ox_ctx *ctx, V<T> b, int n) {
-  if (__builtin_expect(ox_any(v_eq(b, V<T>{})), 0)) {
-    for (int i = 0; i < n; i++) if (b[i] == 0) ctx->api->fail(ctx, OX_ERR_DIVIDE, 0, 0);
-  }
-  return b;
-}
-template <class T> OX V<T> ox_idiv(ox_ctx *ctx, V<T> a, V<T> b, int n) { return v_idiv(a, ox_idivisor<T>(ctx, b, n)); }
-OX i64 ox_index(ox_ctx *ctx, i64 i, i64 n) {
-  i64 at = i < 0 ? i + n : i;
-  if (__builtin_expect(at < 0 || at >= n, 0)) { ctx->api->fail(ctx, OX_ERR_INDEX, 0, i); return 0; }
-  return at;
-}
-template <class T> OX vl ox_indices(ox_ctx *ctx, V<T> at, i64 n, int lanes) {
-  vl r = conv<i64, T>(at);
-  r += (r >> 63) & n;
-  if (__builtin_expect(!ox_any(v_lt(r, vl{}) | v_ge(r, bc<i64>(n))), 1)) return r;
-  for (int i = 0; i < VL; i++) r[i] = i < lanes ? ox_index(ctx, (i64)at[i], n) : 0;
-  return r;
-}
-template <class T> OX V<T> ox_part(V<T> x, V<T>, Full) { return x; }
-template <class T> OX V<T> ox_part(V<T> x, V<T> other, Part l) {
-  return v_sel(range_mask<T>(0, l.n, all_lanes{}), x, other);
-}
-template <class T> constexpr T ox_least() { return (T)-1 < 0 ? (T)((u64)1 << (sizeof(T) * 8 - 1)) : (T)0; }
-template <class T> constexpr T ox_greatest() { return (T)~ox_least<T>(); }
-template <class T> OX V<T> ox_lanes() { V<T> r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }
-template <class L> OX vi ox_ldbool(const u8 *p, L lanes) {
-  return __builtin_convertvector(ldl((const i8 *)p, lanes) != V<i8>{}, vi);
-}
-template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, __builtin_convertvector(m & 1, V<u8>), lanes); }
-"""

@@ -31,6 +31,13 @@ OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }                                   // a / b, rounded up
 OX i64 ox_cut(i64 x, i64 n, i64 i) { return x / n * i + ox_min(i, x % n); }  // where part i of n of x begins
+// Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
+OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
+OX i64 ox_mod(i64 a, i64 b) {
+  if (b == 0) return 0;
+  i64 r = a % b;
+  return r + (r && (r < 0) != (b < 0) ? b : 0);
+}
 
 template <class T> struct vec_of {
   typedef T type __attribute__((vector_size(sizeof(T) * VL)));
@@ -393,3 +400,6 @@ template <class T, int... I> OX VM<T> range_mask(i64 lo, i64 hi, lane_list<I...>
   const vi i = {I...};
   return conv<typename int_of<sizeof(T)>::s, i32>((i >= (i32)lo) & (i < (i32)hi));
 }
+template <class T> constexpr T ox_least() { return (T)-1 < 0 ? (T)((u64)1 << (sizeof(T) * 8 - 1)) : (T)0; }
+template <class T> constexpr T ox_greatest() { return (T)~ox_least<T>(); }
+template <class T> OX V<T> ox_lanes() { V<T> r; OX_UNROLL for (int i = 0; i < VL; i++) r[i] = i; return r; }

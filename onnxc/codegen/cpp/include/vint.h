@@ -1,7 +1,7 @@
-// Quotients and remainders, of integers and of floats, integer powers, and rounding to integers: what vmath.h has that
-// is exact.
+// Quotients and remainders, of integers and of floats: all of them exact.
 #pragma once
-#include "vmath.h"
+#include "vlibm.h"
+#include "vround.h"
 
 // Quotient towards zero. INT_MIN / -1 wraps; a zero divisor counts as 1 (lanes past a tail hold zeros):
 // who may meet one checks for it before.
@@ -44,6 +44,7 @@ template <class A> OX A v_idiv(A a, A b) {
   else return q;
 }
 
+OX_LANES2(fmod)
 // Remainder with the dividend's sign: C's fmod, and % of integers.
 template <class A> OX A v_fmod(A a, A b) {
   if constexpr (is_float<elem<A>>) return lanes_fmod(a, b);
@@ -76,61 +77,4 @@ template <class A> OX A v_mod(A a, A b) {
   if constexpr (is_float<T>) return v_sel(v_eq(r, zero), v_copysign(r, b), v_sel(other, r + b, r));
   else if constexpr ((T)-1 < 0) return v_sel(v_ne(r, zero) & other, r + b, r);
   else return r;
-}
-
-// Exact integer power modulo 2^bits by repeated squaring; a negative exponent truncates 1 / a^|b|, so only
-// 1 and -1 give a result other than 0.
-template <class A> static __attribute__((noinline)) A v_ipow(A a, A b) {
-  typedef elem<A> T;
-  const A one = bc((T)1);
-  A r = one, n = b;
-  if constexpr ((T)-1 < 0) {
-    const mask_of<A> below = v_lt(b, A{}), unit = v_eq(a, one) | v_eq(a, bc((T)-1));
-    r = v_sel(below, v_sel(unit, one, A{}), one);
-    n = v_sel(below, b & one, b);
-  }
-  for (;; a *= a) {
-    r = v_sel(v_ne(n & one, A{}), r * a, r);
-    n >>= 1;
-    u64 words[(sizeof(A) + 7) / 8] = {}, any = 0;
-    __builtin_memcpy(words, &n, sizeof n);
-    OX_UNROLL for (u64 w : words) any |= w;
-    if (!any) return r;
-  }
-}
-template <class A> OX A v_pow(A a, A b) { return v_ipow(a, b); }
-
-// ---- quantization -----------------------------------------------------------------------------------------
-
-// To the nearest integer, halves to even; x is within the range of i32.
-OX vi v_round_int(vf x) {
-#if OX_512
-  return __builtin_ia32_cvtps2dq512_mask(x, vi{}, OX_ALL, OX_CUR);
-#elif OX_256
-  return __builtin_ia32_cvtps2dq256(x);
-#elif OX_128
-  return __builtin_ia32_cvtps2dq(x);
-#else
-  return conv<i32, f32>(v_round(x));
-#endif
-}
-// round(x) + zero for x limited to [lo, hi]; NaN counts as lo.
-OX vi v_quantize(vf x, f32 lo, f32 hi, i32 zero) {
-  return v_round_int(v_min_fast(v_max_fast(x, bc(lo)), bc(hi))) + zero;
-}
-// round(x / s) + zero likewise; r is 1 / s. The quotient is the one that division gives: x r is less than two units
-// in the last place away, and its remainder, exact with FMA, times r is what it lacks (Markstein).
-OX vi v_quantize(vf x, f32 s, f32 r, f32 lo, f32 hi, i32 zero) {
-  x = v_min_fast(v_max_fast(x, bc(lo)), bc(hi));
-#if OX_512
-  vf q = x * r, e = __builtin_ia32_vfmaddps512_mask(-q, bc(s), x, OX_ALL, OX_CUR);
-  q = __builtin_ia32_vfmaddps512_mask(e, bc(r), q, OX_ALL, OX_CUR);
-#elif OX_256 && defined(__FMA__)
-  vf q = x * r, e = __builtin_ia32_vfmaddps256(-q, bc(s), x);
-  q = __builtin_ia32_vfmaddps256(e, bc(r), q);
-#else
-  (void)r;
-  vf q = x / s;
-#endif
-  return v_round_int(q) + zero;
 }

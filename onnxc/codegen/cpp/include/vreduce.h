@@ -76,3 +76,17 @@ template <class T, bool greatest, bool last, class P> OX i64 h_arg(V<T> v, V<P> 
   const V<P> place = v_sel(v_eq(v, bc(best)), at, bc((P)(last ? -1 : ~((P)1 << (sizeof(P) * 8 - 1)))));
   return h_fold<P, VL>(place, [](auto a, auto b) { return (decltype(a))((last ? a > b : a < b) ? a : b); });
 }
+// Whether any lane of a mask is set.
+template <class M> OX bool ox_any(M m) {
+  typedef elem<M> I;
+#if defined(__AVX__)
+  if constexpr (sizeof(M) % 32 == 0) {
+    typedef i64 words __attribute__((vector_size(32)));
+    struct { words v[sizeof(M) / 32]; } w = bits<decltype(w)>(m);
+    words any = w.v[0];
+    OX_UNROLL for (unsigned i = 1; i < sizeof(M) / 32; i++) any |= w.v[i];
+    return !__builtin_ia32_ptestz256(any, any);
+  }
+#endif
+  return h_fold<I, VL>(m, [](auto a, auto b) { return (decltype(a))(a | b); }) != 0;
+}
