@@ -7,13 +7,17 @@ import itertools
 import numpy as np
 import pytest
 
+from onnxc import gpu
 from onnxc.codegen.cpp.lane_steps import aligned_step
 from onnxc.ir import dtypes, expr
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Sym, evaluate, index
+from onnxc.ir.expr import Dim, Sym, evaluate, index, recombine
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
+from onnxc.loops.access import fresh, view_index
 from onnxc.loops.known import steps_of
+from onnxc.passes.prepare import prepare
+from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.builder import Builder
 from onnxc.runtime.cpu import Level, level
 from tests.compile_harness import Compiled, check, compile_graphs
@@ -246,3 +250,32 @@ def test_steps() -> None:
         steps = steps_of(array)
         assert steps is not None
         assert [steps.at(at) for at in np.ndindex(array.shape)] == array.ravel().tolist()
+
+
+def test_windows_of_grids() -> None:
+    """An image in windows, then in grids, there and back many times: every element is read where it was."""
+    b = Builder()
+    image = x = b.input(TensorType(dtypes.float32, (14, 14, 3)))
+    for part, whole in itertools.islice(itertools.cycle([(7, 2), (2, 7)]), 12):
+        apart = b.transpose(b.reshape(x, (whole, part, whole, part, 3)), (0, 2, 1, 3, 4))
+        rows = b.reshape(apart, (whole * whole, part * part, 3))
+        back = b.reshape(b.transpose(rows, (1, 0, 2)), (part, part, whole, whole, 3))
+        x = b.reshape(b.transpose(back, (2, 0, 3, 1, 4)), (14, 14, 3))
+    at = own = tuple(fresh("i", d) for d in x.shape)
+    while x is not image:
+        assert x.node is not None
+        at, x = view_index(x.node, at), x.node.operands[0]
+    assert tuple(map(recombine, at)) == own
+
+
+def test_views_of_views_many_deep() -> None:
+    """Whose index has no end: what looks for loops to read by gives up, nothing else does."""
+    shapes = [(12, 35), (35, 12), (7, 60), (60, 7), (20, 21), (4, 105), (15, 28)]
+    b = Builder()
+    first = x = b.input(TensorType(dtypes.float32, (420,)))
+    for k in range(56):
+        x = b.neg(b.transpose(b.reshape(x, shapes[k % len(shapes)]), (1, 0)))
+    graph = b.graph([b.reduce("sum", x, (1,)), b.add(x, b.reshape(first, x.shape))])
+    for p in compile_graphs([graph]):
+        check(p, content(p.graph))
+    assert gpu.planned(prepare(graph), FusionOptions()).groups

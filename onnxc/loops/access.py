@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from onnxc.ir.expr import Dim, Expr, always_equal, floordiv, index, mod, prod
+from onnxc.errors import LimitError
+from onnxc.ir.expr import Dim, Expr, always_equal, floordiv, index, mod, prod, recombine
 from onnxc.ir.graph import Node, Value
 
 Index = tuple[Dim, ...]
@@ -96,13 +97,13 @@ def reshape_index(at: Index, new: Sequence[Dim], old: Sequence[Dim]) -> Index:
     """The index into shape `old` of the element at `at` of shape `new`."""
     groups = _groups(old, new)
     if groups is None:
-        return unflatten(flatten(at, new), old)
+        return unflatten(recombine(flatten(at, new)), old)
     out: list[Dim] = []
     for i0, i1, j0, j1 in groups:
         if i1 - i0 == 1 and j1 - j0 == 1:
             out.append(at[j0])
         else:
-            out.extend(unflatten(flatten(at[j0:j1], new[j0:j1]), old[i0:i1]))
+            out.extend(unflatten(recombine(flatten(at[j0:j1], new[j0:j1])), old[i0:i1]))
     return tuple(out)
 
 
@@ -119,6 +120,14 @@ def view_index(node: Node, at: Index) -> Index:
         return broadcast(x, at)
     assert node.op == "slice", node.op
     return tuple(s + i * step for s, i, step in zip(node.attrs["starts"], at, node.attrs["steps"], strict=True))
+
+
+def behind_view(node: Node, at: Index) -> tuple[Value, Index] | None:
+    """The element that a view shows; None where its index is too complicated, behind views of views."""
+    try:
+        return node.operands[0], view_index(node, at)
+    except LimitError:
+        return None
 
 
 def pushed_index(node: Node, at: Index) -> Index | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, is_nonnegative, prod, symbols
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import Index, broadcast, fresh, view_index
+from onnxc.loops.access import Index, behind_view, broadcast, fresh
 from onnxc.planner.layout import Layout
 from onnxc.planner.section import CONTRACTIONS, WINDOWS, SumOrder
 from onnxc.primitives.base import Kind, lookup
@@ -59,8 +59,9 @@ def _read(x: Value, at: Index) -> list[tuple[Value, Index]]:
         if constant_of(value) is not None and value.t.size == 1:
             continue
         seen += 1
-        if node is not None and node.op in VIEWS and seen < DEPTH:
-            pending.append((node.operands[0], view_index(node, index)))
+        shown = behind_view(node, index) if node is not None and node.op in VIEWS and seen < DEPTH else None
+        if shown is not None:
+            pending.append(shown)
         elif node is not None and lookup(node.op).kind is Kind.POINTWISE and node.operands and seen < DEPTH:
             pending += [(v, broadcast(v, index)) for v in node.operands]
         else:

@@ -22,7 +22,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, coefficient, substitute, symbols
 from onnxc.ir.graph import Graph, Node, Value
-from onnxc.loops.access import Index, broadcast, fresh, view_index
+from onnxc.loops.access import Index, behind_view, broadcast, fresh
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.layout import Layout
 from onnxc.planner.loop_index import divided_loops
@@ -298,7 +298,8 @@ def _source(x: Value, at: Index, machine: Machine) -> tuple[Value, Index] | None
         seen += 1
         node = value.node
         if node is not None and node.op in VIEWS:
-            pending.append((node.operands[0], view_index(node, index)))
+            shown = behind_view(node, index)
+            pending += [shown] if shown is not None else []
         elif node is not None and lookup(node.op).kind is Kind.POINTWISE and node.operands:
             pending += [(v, broadcast(v, index)) for v in node.operands]
         elif machine.inline and node is not None and node.op == "concat":
