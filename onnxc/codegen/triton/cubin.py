@@ -26,6 +26,9 @@ DESCRIPTORS = 90  # the first architecture with units that copy a tile to shared
 # makes such pairs of indices of which it knows that they are small.
 PAIRS = re.compile(r"\b(?:add|sub|min|max|mad|mul)\.(?:lo\.)?[su]16x2\b")
 GLUON = "@gluon.jit"
+# So many functions are compiled in this process: another takes as long as several of them until it begins, for Triton
+# reads all of itself for the key of its cache.
+FEW = 3
 INSTALL = "GPU kernels are compiled by Triton: pip install 'onnxc[cuda]'"
 
 
@@ -70,7 +73,7 @@ def compile_program(program: Program, architecture: int, workers: int | None = N
     Args:
         program: the generated program.
         architecture: the compute capability, as 90 for sm_90.
-        workers: processes that compile side by side; default: one for each CPU.
+        workers: processes that compile side by side; default: one for each CPU, and none but this for few functions.
 
     Raises:
         KernelError: Triton refuses kernels. ToolchainError: Triton is not installed, or died.
@@ -94,7 +97,8 @@ def compile_each(
         import triton  # noqa: F401
     except ImportError as error:
         raise ToolchainError(INSTALL, cause=error) from error
-    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(functions)))
+    count = workers or (1 if len(functions) <= FEW else len(os.sched_getaffinity(0)))
+    count = max(1, min(count, len(functions)))
     quiet = GLUON not in source  # else Triton 3.9 has complaints on standard error when the process ends
     if (count <= 1 and quiet) or not sys.executable:
         return attempt_functions(source, functions, architecture)
