@@ -109,6 +109,24 @@ class Dims:
         return self._symbols[wanted]
 
 
+def declared_names(graph: GraphProto) -> dict[str, str]:
+    """What a graph says of its values: by name the element type, as `onnxc.ir.types.element_name` spells it.
+
+    The outputs count for more than `value_info`, as elsewhere. Raises ModelError for an element type that there is not.
+    """
+    infos = [(text(i.name), i) for i in (*graph.value_info, *graph.output)]
+    return {name: said for name, info in infos if (said := _element_name(info.type, f"the value {name!r}")) != "?"}
+
+
+def _element_name(declared: onnx.TypeProto, what: str) -> str:
+    kind = declared.WhichOneof("value")
+    if kind == "tensor_type" and declared.tensor_type.elem_type:
+        return dtype_of(declared.tensor_type.elem_type, what).name
+    if kind == "sequence_type":
+        return f"sequence({_element_name(declared.sequence_type.elem_type, what)})"
+    return "?"  # optionals may be what is in them; of maps and sparse tensors nothing is checked
+
+
 def check_declared(info: ValueInfoProto, number: int, dims: Sequence[int]) -> None:
     """Raises ModelError where an initializer, of this element type and shape, is not what its graph input declares."""
     declared = info.type.tensor_type

@@ -34,7 +34,7 @@ from onnx import (
 
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends.onnx_attributes import constant_array, kind_of, resolve, value_of
-from onnxc.frontends.onnx_dims import Dims, InputShapes, check_declared
+from onnxc.frontends.onnx_dims import Dims, InputShapes, check_declared, declared_names
 from onnxc.frontends.onnx_functions import Functions, arguments, check_size, key_of
 from onnxc.frontends.onnx_order import ordered
 from onnxc.frontends.onnx_scope import (
@@ -51,8 +51,8 @@ from onnxc.frontends.onnx_scope import (
 )
 from onnxc.frontends.onnx_tensors import DataFolder, array_of, dense, dtype_of, open_regular, text
 from onnxc.ir import dtypes
-from onnxc.ir.graph import Graph, Node, Source, Value
-from onnxc.ir.types import OptionalType, SequenceType, TensorType
+from onnxc.ir.graph import DECLARED, Graph, Node, Source, Value
+from onnxc.ir.types import OptionalType, SequenceType, TensorType, contradict
 
 __all__ = ["InputShapes", "Model", "load"]
 
@@ -186,6 +186,7 @@ class _Importer:
         self.keep = set(keep_inputs)
         self.dims = Dims(model.graph, input_shapes)
         self.count = 0  # nodes so far
+        self.declared: dict[int, str] = {}  # by value: its element type as the model declares it
 
     def graph(self) -> Graph:
         """The main graph, with the model's metadata."""
@@ -258,6 +259,7 @@ class _Importer:
 
     def _body(self, proto: GraphProto, scope: Scope, inputs: list[Value]) -> Graph:
         self._weights(proto, scope)
+        scope.declared = declared_names(proto)
         self._nodes(proto.node, scope, {})
         names = [text(o.name) for o in proto.output]
         if scope.parent is None and len(set(names)) != len(names):  # a subgraph's are told by their places
@@ -314,6 +316,8 @@ class _Importer:
             value = bound.get(name) or Value(None, name)
             if name:
                 scope.define(name, value, label)
+            if name in scope.declared:
+                self.declared[value.id] = scope.declared[name]
             values.append(value)
         return values
 
@@ -335,10 +339,18 @@ class _Importer:
         if (domain, op_type) == ("", "Constant"):
             array = constant_array(attrs, len(outputs), label)
             outputs[0].type = TensorType(dtypes.from_numpy(array.dtype), array.shape)
+            said = self.declared.get(outputs[0].id, "?")
+            if contradict(said, outputs[0].dtype.name):
+                raise ModelError(f"it is {outputs[0].t}, but the model declares it as {said}", node=label)
             scope.nodes.append(Node("constant", (), outputs, {"value": array}, (), origin))
             return
         op = self._op(domain, op_type, scope, label)
-        scope.nodes.append(Node(op, inputs, outputs, attrs, regions, origin))
+        scope.nodes.append(Node(op, inputs, outputs, attrs | self._types(outputs), regions, origin))
+
+    def _types(self, outputs: Sequence[Value]) -> dict[str, Any]:
+        """What the model declares of a node's outputs, as an attribute; none where that is nothing."""
+        types = tuple(self.declared.get(v.id, "") for v in outputs)
+        return {DECLARED: types} if any(types) else {}
 
     def _op(self, domain: str, op_type: str, scope: Scope, label: str) -> str:
         """The op's name in the graph; with a version where the model's own opset would give it another meaning."""
@@ -396,7 +408,7 @@ class _Importer:
         if made is None:
             raise ModelError("a local function returns an input that its call leaves out", node=label)
         if made is not wanted:
-            scope.nodes.append(Node("onnx.Identity", [made], [wanted]))
+            scope.nodes.append(Node("onnx.Identity", [made], [wanted], self._types([wanted])))
 
     # ------------------------------------------------------------ attributes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Scope:
     parent: Scope | None = None
     names: dict[str, Value | None] = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)  # name -> the node that makes it, for messages
+    declared: Mapping[str, str] = field(default_factory=dict)  # name -> its element type, as the graph declares it
     weights: dict[str, Any] = field(default_factory=dict)  # initializers that nothing has read yet
     constants: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)

@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 import onnxc
 from onnxc.errors import InputError, LimitError, ModelError, OnnxcError
 from onnxc.frontends.onnx_file import load
+from onnxc.ir.graph import DECLARED
 from onnxc.ir.text import from_text, to_text
 from tests.onnx_protos import (
     ADD,
@@ -59,7 +60,7 @@ def test_nodes_attributes_and_origins() -> None:
     assert (first.origin[0].number, first.origin[0].op_type, first.origin[0].name) == (0, "Relu", "a/relu")
     assert first.origin[0].line == "/src/b.py:17" and str(second.origin[0]) == "n1 Custom"
     assert second.inputs == (first.output, None, graph.inputs[0]) and len(second.outputs) == 3
-    attrs = dict(second.attrs)
+    attrs = {k: v for k, v in second.attrs.items() if k != DECLARED}
     assert attrs.pop("t").tolist() == [0, 1, 2]
     assert attrs == {"f": 0.5, "i": 3, "s": "hé", "fs": (1.0, 2.5), "is_": (1, 2), "ss": ("a", "b")}
     assert graph.output_names == ["y"] and graph.outputs == [second.outputs[0]] and graph.input_names == ["x"]
@@ -163,7 +164,8 @@ def test_an_output_may_be_an_input_or_an_initializer() -> None:
     ],
 )
 def test_constant_nodes(attribute: dict[str, Any], expected: Any) -> None:
-    array = constant(read(model([node("Constant", [], ["y"], **attribute)])))
+    untyped = onnx.ValueInfoProto(name="y")
+    array = constant(read(model([node("Constant", [], ["y"], **attribute)], outputs=[untyped])))
     assert array.dtype == np.asarray(expected).dtype and array.shape == np.shape(expected)
     np.testing.assert_array_equal(array, expected)
 

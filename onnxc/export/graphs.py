@@ -17,7 +17,7 @@ from onnxc.export.spellings import SPELLINGS
 from onnxc.export.tensors import External, tensor_proto
 from onnxc.export.types import declared_proto, type_proto
 from onnxc.ir import dtypes
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.graph import DECLARED, Graph, Node, Value
 from onnxc.ir.types import Type
 from onnxc.passes.random_state import state_input
 from onnxc.primitives.host import is_host
@@ -154,7 +154,7 @@ class GraphWriter(NodeWriter):
         proto = helper.make_node(op_type, inputs, [self.names[v.id] for v in node.outputs], domain=domain or None)
         kinds = _attribute_kinds(op_type, self.opsets.get(domain, 1), domain)
         for name, value in node.attrs.items():
-            if name != "regions":
+            if name not in ("regions", DECLARED):
                 proto.attribute.append(_attribute(name, value, kinds.get(name)))
         for name, region in zip(node.attrs.get("regions", ()), node.regions, strict=True):
             proto.attribute.append(helper.make_attribute(name, self.region(region)))

@@ -20,6 +20,7 @@ from onnxc.errors import ShapeError
 from onnxc.ir.types import TensorType, Type
 
 Attrs = Mapping[str, Any]
+DECLARED = "declared types"  # an attribute of imported nodes: what the model says of each output; no attribute's name
 _ids = count()
 
 

@@ -99,6 +99,29 @@ class MapType:
 Type = TensorType | SequenceType | OptionalType | MapType | EmptyType
 
 
+def element_name(of: Type | None) -> str:
+    """A type without its shape, as far as it is known: `float32`, `sequence(float32)`, `optional(?)`.
+
+    >>> from onnxc.ir import dtypes
+    >>> element_name(SequenceType(TensorType(dtypes.float32, (2, 3))))
+    'sequence(float32)'
+    """
+    if isinstance(of, (TensorType, EmptyType)):
+        return of.dtype.name
+    if isinstance(of, (SequenceType, OptionalType)):
+        return f"{'sequence' if isinstance(of, SequenceType) else 'optional'}({element_name(of.element)})"
+    return "?" if of is None else repr(of)
+
+
+def contradict(a: str, b: str) -> bool:
+    """Whether two such names cannot be of one value. What is in an optional may stand for it."""
+    if "?" in (a, b) or "optional" in (a.partition("(")[0], b.partition("(")[0]):
+        return False
+    if a.startswith("sequence(") and b.startswith("sequence("):
+        return contradict(a[len("sequence(") : -1], b[len("sequence(") : -1])
+    return a != b
+
+
 def same_shape(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     """True where both shapes are certainly equal."""
     return len(a) == len(b) and all(always_equal(x, y) for x, y in zip(a, b, strict=True))

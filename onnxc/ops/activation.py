@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
@@ -18,7 +19,7 @@ def relu(b: Builder, x: Value) -> Value:
 
 
 @op("Gelu", 20)
-def gelu(b: Builder, x: Value, *, approximate: str = "none") -> Value:
+def gelu(b: Builder, x: Value, *, approximate: Literal["none", "tanh"] = "none") -> Value:
     """Hendrycks and Gimpel, Gaussian Error Linear Units: x * Phi(x), or its tanh approximation."""
     if approximate == "tanh":
         inner = b.mul(b.add(x, b.mul(b.mul(b.mul(x, x), x), 0.044715)), math.sqrt(2 / math.pi))

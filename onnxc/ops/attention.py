@@ -12,7 +12,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, is_nonnegative
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, dtype_of, is_narrow, static_dim
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
 
@@ -110,7 +110,7 @@ def guarded_softmax(b: Builder, scores: Value, bias: Value | None) -> Value:
 @op("Attention", 23)
 def attention(
     b: Builder, q: Value, k: Value, v: Value, attn_mask: Value | None = None, past_key: Value | None = None,
-    past_value: Value | None = None, nonpad_kv_seqlen: Value | None = None, *, is_causal: int = 0,
+    past_value: Value | None = None, nonpad_kv_seqlen: Value | None = None, *, is_causal: Flag = 0,
     kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None,
     qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None,
     softcap: float = 0.0, softmax_precision: int | None = None,
@@ -199,6 +199,6 @@ def rotary(
 @op("RotaryEmbedding", 23)
 def rotary_embedding(
     b: Builder, x: Value, cos_cache: Value, sin_cache: Value, position_ids: Value | None = None, *,
-    interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+    interleaved: Flag = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
 ) -> Value:  # fmt: skip
     return rotary(b, x, cos_cache, sin_cache, position_ids, num_heads, rotary_embedding_dim, bool(interleaved))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import ml_dtypes
 import numpy as np
 
@@ -10,7 +12,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, dtype_of, numeric
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.text import convert_text
 from onnxc.primitives.builder import Builder
 
@@ -38,6 +40,7 @@ def convert(b: Builder, x: Value, to: DType, saturate: bool = True, round_mode: 
 
 
 _EXPONENT = 1023 - 127  # that a float64 of the least float8e8m0 has
+Rounding = Literal["up", "down", "nearest"]
 _ROUNDING = {"up": (1 << 52) - 1, "down": 0, "nearest": 1 << 51}
 
 
@@ -47,8 +50,6 @@ def _power_of_two(b: Builder, x: Value, to: DType, saturate: bool, round_mode: s
     Saturated, what is less (zero, too) becomes 2^-127 and what is greater 2^127, and a sign is left out; else all that
     is NaN.
     """
-    if round_mode not in _ROUNDING:
-        raise ModelError(f"round_mode is up, down or nearest, not {round_mode!r}")
     x = b.cast(x, dtypes.float64)
     bits = b.bitcast(b.abs(x), dtypes.int64)
     exponent = b.sub(b.one("shr", b.add(bits, _ROUNDING[round_mode]), b.scalar(52, dtypes.int64)), _EXPONENT)
@@ -61,12 +62,12 @@ def _power_of_two(b: Builder, x: Value, to: DType, saturate: bool, round_mode: s
 
 
 @op("Cast", 6)
-def cast(b: Builder, x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
+def cast(b: Builder, x: Value, *, to: int, saturate: Flag = 1, round_mode: Rounding = "up") -> Value:
     return convert(b, x, dtype_of(to, "Cast"), bool(saturate), round_mode)
 
 
 @op("CastLike", 15)
-def cast_like(b: Builder, x: Value, like: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
+def cast_like(b: Builder, x: Value, like: Value, *, saturate: Flag = 1, round_mode: Rounding = "up") -> Value:
     return convert(b, x, like.dtype, bool(saturate), round_mode)
 
 

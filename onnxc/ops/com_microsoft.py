@@ -12,7 +12,7 @@ from onnxc.ops.conv import conv
 from onnxc.ops.matmul import gemm, matmul
 from onnxc.ops.normalization import layer_norm, rms_norm, stash_of
 from onnxc.ops.quantization import dequantize_linear
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 MS = "com.microsoft"
@@ -110,8 +110,8 @@ def _transposed(b: Builder, x: Value, last_two: bool, batch: bool) -> Value:
 @op("TransposeMatMul", 1, domain=MS)
 @op("FusedMatMul", 1, domain=MS)
 def fused_matmul(
-    b: Builder, x: Value, y: Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0,
-    transBatchA: int = 0, transBatchB: int = 0,
+    b: Builder, x: Value, y: Value, *, alpha: float = 1.0, transA: Flag = 0, transB: Flag = 0,
+    transBatchA: Flag = 0, transBatchB: Flag = 0,
 ) -> Value:  # fmt: skip
     out = matmul(
         b,
@@ -125,7 +125,7 @@ def fused_matmul(
 def fused_gemm(
     b: Builder, x: Value, y: Value, c: Value | None = None, *, activation: str = "",
     activation_alpha: float = 0.0, activation_beta: float = 0.0, activation_gamma: float = 0.0,
-    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
+    alpha: float = 1.0, beta: float = 1.0, transA: Flag = 0, transB: Flag = 0,
 ) -> Value:  # fmt: skip
     out = gemm(b, x, y, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     return activate_named(b, out, activation, activation_alpha, activation_beta, activation_gamma)

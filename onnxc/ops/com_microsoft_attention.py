@@ -22,14 +22,14 @@ from onnxc.ops.attention import (
 )
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.common import TABLE_ELEMENTS, along, static_dim
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
 @op("RotaryEmbedding", 1, domain=MS)
 def rotary_embedding(
-    b: Builder, x: Value, position_ids: Value, cos: Value, sin: Value, *, interleaved: int = 0,
-    is_packed_batching: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
+    b: Builder, x: Value, position_ids: Value, cos: Value, sin: Value, *, interleaved: Flag = 0,
+    is_packed_batching: Flag = 0, num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
 ) -> Value:  # fmt: skip
     """Positions [batch, sequence], or the first one alone."""
     if is_packed_batching:
@@ -47,8 +47,8 @@ def rotary_embedding(
 
 @op("MRotaryEmbedding", 1, domain=MS)
 def m_rotary_embedding(
-    b: Builder, x: Value, position_ids: Value, cos: Value, sin: Value, *, interleaved: int = 0,
-    is_packed_batching: int = 0, mrope_layout: int = 0, mrope_section: list[int], num_heads: int = 0,
+    b: Builder, x: Value, position_ids: Value, cos: Value, sin: Value, *, interleaved: Flag = 0,
+    is_packed_batching: Flag = 0, mrope_layout: Flag = 0, mrope_section: list[int], num_heads: int = 0,
     rotary_embedding_dim: int = 0, scale: float = 1.0,
 ) -> Value:  # fmt: skip
     """Positions [3, batch, sequence] of time, height and width; each pair of elements turns by one of them."""
@@ -87,7 +87,7 @@ def multi_head_attention(
     key_padding_mask: Value | None = None, attention_bias: Value | None = None, past_key: Value | None = None,
     past_value: Value | None = None, past_sequence_length: Value | None = None,
     cache_indirection: Value | None = None, *, mask_filter_value: float = -10000.0, num_heads: int,
-    scale: float | None = None, unidirectional: int = 0,
+    scale: float | None = None, unidirectional: Flag = 0,
 ) -> list[Value]:  # fmt: skip
     """q [batch, sequence, hidden]; k and v alike, or already in heads, or all three packed in q."""
     if cache_indirection is not None:
@@ -226,9 +226,9 @@ def _between(b: Builder, mask: Value, keys: Dim, batch: Dim) -> Value:
 def attention(
     b: Builder, x: Value, weights: Value, bias: Value | None = None, mask: Value | None = None,
     past: Value | None = None, attention_bias: Value | None = None, past_sequence_length: Value | None = None,
-    *, do_rotary: int = 0, mask_filter_value: float = -10000.0, num_heads: int,
-    past_present_share_buffer: int = 0, qkv_hidden_sizes: list[int] | None = None,
-    rotary_embedding_dim: int = 0, scale: float | None = None, unidirectional: int = 0,
+    *, do_rotary: Flag = 0, mask_filter_value: float = -10000.0, num_heads: int,
+    past_present_share_buffer: Flag = 0, qkv_hidden_sizes: list[int] | None = None,
+    rotary_embedding_dim: int = 0, scale: float | None = None, unidirectional: Flag = 0,
 ) -> list[Value]:  # fmt: skip
     """Self attention with its projection: x [batch, sequence, input], weights [input, q + k + v hidden]."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
@@ -265,7 +265,7 @@ def decoder_masked_multi_head_attention(
     attention_bias: Value | None = None, past_key: Value | None = None, past_value: Value | None = None,
     past_sequence_length: Value | None = None, beam_width: Value | None = None,
     cache_indirection: Value | None = None, bias: Value | None = None, *, mask_filter_value: float = -10000.0,
-    num_heads: int, output_qk: int = 0, past_present_share_buffer: int = 0, scale: float | None = None,
+    num_heads: int, output_qk: Flag = 0, past_present_share_buffer: Flag = 0, scale: float | None = None,
 ) -> list[Value]:  # fmt: skip
     """MultiHeadAttention of one new query, [batch, 1, hidden], alone or with its key and value behind it."""
     if k is None and v is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
@@ -12,7 +13,7 @@ from onnxc.ops.activation import softplus
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.common import static_dim
 from onnxc.ops.linear_attention import linear_attention
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
 
@@ -24,9 +25,9 @@ def gated_delta_net(
     b: Builder, query: Value, key: Value | None = None, value: Value | None = None, cu_seqlens: Value | None = None,
     decay: Value | None = None, beta: Value | None = None, initial_state: Value | None = None,
     a_log: Value | None = None, dt_bias: Value | None = None, capture_count: Value | None = None,
-    state_update_active: Value | None = None, *, beta_activation: str = "none", chunk_size: int = 64,
-    gate_activation: str = "none", gate_lower_bound: float = -5.0, qk_l2_norm: int = 0, scale: float = 0.0,
-    state_update_capacity: int = 0, update_rule: str = "gated_delta",
+    state_update_active: Value | None = None, *, beta_activation: Literal["none", "sigmoid"] = "none",
+    chunk_size: int = 64, gate_activation: str = "none", gate_lower_bound: float = -5.0, qk_l2_norm: Flag = 0,
+    scale: float = 0.0, state_update_capacity: int = 0, update_rule: str = "gated_delta",
 ) -> list[Value]:  # fmt: skip
     """LinearAttention of requests whose tokens lie one behind the other, from `cu_seqlens[i]` on, or all of one length.
 

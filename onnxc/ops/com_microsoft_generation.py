@@ -21,7 +21,7 @@ from onnxc.ops.activation import log_softmax_13
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_tokens import without_repeated
 from onnxc.ops.control import iterate, lower, scalar
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.host import on_host
 
@@ -391,7 +391,7 @@ def beam_search(
     vocab_mask: Value | None = None, prefix_vocab_mask: Value | None = None, attention_mask: Value | None = None,
     decoder_input_ids: Value | None = None, logits_processor: Value | None = None, *, decoder: Graph,
     init_decoder: Graph | None = None, encoder: Graph | None = None, decoder_start_token_id: int = -1,
-    early_stopping: int = 0, eos_token_id: int, model_type: int = GPT, no_repeat_ngram_size: int = 0,
+    early_stopping: Flag = 0, eos_token_id: int, model_type: int = GPT, no_repeat_ngram_size: int = 0,
     pad_token_id: int, vocab_size: int = -1, n_outputs: int,
 ) -> list[Value | None]:  # fmt: skip
     """The best sequences [batch, returned, max_length], their marks, and the scores of all words at each step."""
@@ -460,7 +460,7 @@ def sampling(
     b: Builder, ids: Value, max_length: Value, min_length: Value | None = None,
     repetition_penalty: Value | None = None, vocab_mask: Value | None = None, prefix_vocab_mask: Value | None = None,
     attention_mask: Value | None = None, presence_mask: Value | None = None, seed: Value | None = None, *,
-    custom: int = 0, decoder: Graph, init_decoder: Graph | None = None, encoder: Graph | None = None,
+    custom: Flag = 0, decoder: Graph, init_decoder: Graph | None = None, encoder: Graph | None = None,
     decoder_start_token_id: int = -1, eos_token_id: int, filter_value: float = -1e20, min_tokens_to_keep: int = 0,
     model_type: int = GPT, no_repeat_ngram_size: int = 0, pad_token_id: int, presence_penalty: float = 0.0,
     temperature: float = 1.0, top_p: float = 0.0, vocab_size: int = -1,

@@ -11,7 +11,7 @@ from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import cached, head_scale, to_width
 from onnxc.ops.common import static_dim
 from onnxc.ops.normalization import rms_norm
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -21,11 +21,11 @@ def group_query_attention(
     past_value: Value | None, seqlens_k: Value, total_sequence_length: Value, cos_cache: Value | None = None,
     sin_cache: Value | None = None, position_ids: Value | None = None, attention_bias: Value | None = None,
     head_sink: Value | None = None, k_scale: Value | None = None, v_scale: Value | None = None,
-    q_norm_weight: Value | None = None, k_norm_weight: Value | None = None, *, causal: int = 1, do_rotary: int = 0,
+    q_norm_weight: Value | None = None, k_norm_weight: Value | None = None, *, causal: Flag = 1, do_rotary: Flag = 0,
     k_norm_epsilon: float | None = None, k_quant_type: str = "NONE", kv_cache_bit_width: int = 0, kv_num_heads: int,
     local_window_size: int = -1, num_heads: int, q_norm_epsilon: float | None = None, qk_norm_epsilon: float = 1e-6,
-    qk_output: int = 0, rotary_interleaved: int = 0,
-    scale: float = 0.0, sliding_window_cache: int = 0, smooth_softmax: int = -1, softcap: float = 0.0,
+    qk_output: int = 0, rotary_interleaved: Flag = 0,
+    scale: float = 0.0, sliding_window_cache: Flag = 0, smooth_softmax: int = -1, softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> list[Value]:  # fmt: skip
     """Row i of the batch has `seqlens_k[i] + 1` keys, the new ones last; those before them lie in the cache.

@@ -14,7 +14,7 @@ from onnxc.ops.common import axes_of, limited, merge_axes, widened
 from onnxc.ops.matmul import matmul
 from onnxc.ops.normalization import grouped, rms_norm
 from onnxc.ops.quantization import centered
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 # ---------------------------------------------------------------- gates
@@ -77,7 +77,7 @@ def branchwise_rms_norm(
 
 @op("GroupNorm", 1, domain=MS)
 def group_norm(
-    b: Builder, x: Value, gamma: Value, beta: Value, *, activation: int, channels_last: int = 1,
+    b: Builder, x: Value, gamma: Value, beta: Value, *, activation: int, channels_last: Flag = 1,
     epsilon: float = 1e-5, groups: int,
 ) -> Value:  # fmt: skip
     """Normalized over groups of channels, [N, spatial..., C] or channels first; with an activation, silu follows."""
@@ -94,7 +94,7 @@ def group_norm(
 @op("SkipGroupNorm", 1, domain=MS)
 def skip_group_norm(
     b: Builder, x: Value, gamma: Value, beta: Value, skip: Value, bias: Value | None = None, *, activation: int,
-    channels_last: int = 1, epsilon: float = 1e-5, groups: int,
+    channels_last: Flag = 1, epsilon: float = 1e-5, groups: int,
 ) -> list[Value]:  # fmt: skip
     """GroupNorm of x + skip + bias, and that sum. The skip is like x, or [N, C], one for all positions."""
     spatial = (1,) * (x.rank - 2)
@@ -135,8 +135,8 @@ def gemm_fast_gelu(b: Builder, x: Value, w: Value, bias: Value | None = None) ->
 @op("FusedMatMulActivation", 1, domain=MS)
 def fused_matmul_activation(
     b: Builder, x: Value, y: Value, *, activation: str, activation_alpha: float = 0.0, activation_axis: int = -1,
-    activation_beta: float = 0.0, activation_gamma: float = 0.0, alpha: float = 1.0, transA: int = 0, transB: int = 0,
-    transBatchA: int = 0, transBatchB: int = 0,
+    activation_beta: float = 0.0, activation_gamma: float = 0.0, alpha: float = 1.0, transA: Flag = 0, transB: Flag = 0,
+    transBatchA: Flag = 0, transBatchB: Flag = 0,
 ) -> Value:  # fmt: skip
     product = fused_matmul(
         b, x, y, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB
@@ -195,7 +195,7 @@ def cdist(b: Builder, x: Value, y: Value, *, metric: str = "sqeuclidean") -> Val
 
 
 @op("IsAllFinite", 1, domain=MS)
-def is_all_finite(b: Builder, *xs: Value, isinf_only: int = 0, isnan_only: int = 0) -> Value:
+def is_all_finite(b: Builder, *xs: Value, isinf_only: Flag = 0, isnan_only: Flag = 0) -> Value:
     """Whether no element is infinite or NaN; with one of the attributes, only that is looked for."""
     if isinf_only and isnan_only:
         raise ModelError("IsAllFinite has both isinf_only and isnan_only")
@@ -223,7 +223,7 @@ _NF4 = (
 @op("MatMulBnb4", 1, domain=MS)
 def matmul_bnb4(
     b: Builder, x: Value, packed: Value, absmax: Value, *, K: int, N: int, block_size: int, quant_type: int,
-    training_mode: int = 0, transB: int = 1,
+    training_mode: Flag = 0, transB: Flag = 1,
 ) -> Value:  # fmt: skip
     """x times weights [N, K] of four-bit floats, flat: two to a byte, the high half first; a scale for each block."""
     if not transB:

@@ -12,7 +12,7 @@ from onnxc.ops.activation import gelu
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_quantized import unpacked_last
 from onnxc.ops.common import static_dim
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 Layer = tuple[Value, "Value | None"]  # weights [experts, out, in], bias [experts, out]
@@ -117,9 +117,9 @@ def _layer(b: Builder, x: Value, layer: Layer) -> Value:
 def moe(
     b: Builder, x: Value, router: Value, fc1: Value, bias1: Value | None, fc2: Value, bias2: Value | None = None,
     fc3: Value | None = None, bias3: Value | None = None, *, activation_alpha: float = 1.0,
-    activation_beta: float = 0.0, activation_type: str = "relu", k: int = 1, normalize_routing_weights: int = 0,
-    swiglu_fusion: int = 0, swiglu_limit: float | None = None, swiglu_limit_after_activation: int = 0,
-    use_sparse_mixer: int = 0,
+    activation_beta: float = 0.0, activation_type: str = "relu", k: int = 1, normalize_routing_weights: Flag = 0,
+    swiglu_fusion: int = 0, swiglu_limit: float | None = None, swiglu_limit_after_activation: Flag = 0,
+    use_sparse_mixer: Flag = 0,
 ) -> Value:  # fmt: skip
     if use_sparse_mixer or swiglu_limit_after_activation:
         raise UnsupportedError("MoE with use_sparse_mixer or swiglu_limit_after_activation is not supported")
@@ -136,9 +136,9 @@ def qmoe(
     zeros3: Value | None = None, mixed: Value | None = None, *, accuracy_level: int = 0,
     activation_alpha: float = 1.0, activation_beta: float = 0.0, activation_type: str = "relu", block_size: int = 0,
     expert_weight_bits: int = 4, fc1_expert_weight_bits: int = 0, fc2_expert_weight_bits: int = 0,
-    fc3_expert_weight_bits: int = 0, k: int = 1, normalize_routing_weights: int = 0, quant_type: str = "int",
-    swiglu_fusion: int = 0, swiglu_limit: float | None = None, swiglu_limit_after_activation: int = 0,
-    use_sparse_mixer: int = 0, weights_prepacked: int = -1,
+    fc3_expert_weight_bits: int = 0, k: int = 1, normalize_routing_weights: Flag = 0, quant_type: str = "int",
+    swiglu_fusion: int = 0, swiglu_limit: float | None = None, swiglu_limit_after_activation: Flag = 0,
+    use_sparse_mixer: Flag = 0, weights_prepacked: int = -1,
 ) -> Value:  # fmt: skip
     """As MoE; weights are packed integers with a scale for each row, or for each `block_size` of a row's elements."""
     if use_sparse_mixer or swiglu_limit_after_activation or quant_type != "int" or weights_prepacked > 0:

@@ -13,7 +13,7 @@ from onnxc.ops.common import rounded
 from onnxc.ops.conv import window_of
 from onnxc.ops.pooling import average_pool, max_pool, pool, with_ceil
 from onnxc.ops.quantization import dequantize_linear, qlinear_conv
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -27,7 +27,7 @@ def of_channels_last(b: Builder, x: Value, define: Callable[[Value], Value]) -> 
 @op("QLinearConv", 1, domain=MS)
 def qlinear_conv_ms(
     b: Builder, x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value,
-    scale: Value, zero: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET", channels_last: int = 0,
+    scale: Value, zero: Value, bias: Value | None = None, *, auto_pad: str = "NOTSET", channels_last: Flag = 0,
     dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
@@ -49,7 +49,7 @@ def _in_order(b: Builder, x: Value, last: int, define: Callable[[Value], Value])
 @op("QLinearAveragePool", 1, domain=MS)
 def qlinear_average_pool(
     b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
+    auto_pad: str = "NOTSET", ceil_mode: Flag = 0, channels_last: Flag = 0, count_include_pad: Flag = 0,
     kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     def define(image: Value) -> Value:
@@ -72,7 +72,7 @@ def qlinear_average_pool(
 
 @op("NhwcMaxPool", 1, domain=MS)
 def nhwc_max_pool(
-    b: Builder, x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: list[int] | None = None,
+    b: Builder, x: Value, *, auto_pad: str = "NOTSET", ceil_mode: Flag = 0, dilations: list[int] | None = None,
     kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     def define(image: Value) -> Value:

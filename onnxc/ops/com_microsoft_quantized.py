@@ -22,7 +22,7 @@ from onnxc.ops.quantization import (
     quantize_linear,
     to_quantized,
 )  # fmt: skip
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 
 
@@ -158,7 +158,7 @@ def qlinear_concat(b: Builder, scale: Value, zero: Value, *xs: Value, axis: int)
 @op("QLinearGlobalAveragePool", 1, domain=MS)
 def qlinear_global_average_pool(
     b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
-    channels_last: int = 0,
+    channels_last: Flag = 0,
 ) -> Value:  # fmt: skip
     """The exact sum of integers, times one float32 that has the scales and the count in it."""
     axes = range(1, x.rank - 1) if channels_last else range(2, x.rank)
@@ -176,7 +176,7 @@ def _scalar_zero(b: Builder, zero: Value | None) -> Value | None:
 @op("QLinearReduceMean", 1, domain=MS)
 def qlinear_reduce_mean(
     b: Builder, x: Value, x_scale: Value, x_zero: Value | None, scale: Value, zero: Value | None = None, *,
-    axes: list[int], keepdims: int = 1,
+    axes: list[int], keepdims: Flag = 1,
 ) -> Value:  # fmt: skip
     found = axes_of(b, axes, x.rank, "QLinearReduceMean") or ()
     return quantize_as(b, b.mean(_real(b, x, x_scale, x_zero), found, bool(keepdims)), scale, zero, x.dtype)
@@ -186,7 +186,7 @@ def qlinear_reduce_mean(
 def qgemm(
     b: Builder, x: Value, x_scale: Value, x_zero: Value, y: Value, y_scale: Value, y_zero: Value,
     c: Value | None = None, scale: Value | None = None, zero: Value | None = None, *, alpha: float = 1.0,
-    transA: int = 0, transB: int = 0,
+    transA: Flag = 0, transB: Flag = 0,
 ) -> Value:  # fmt: skip
     """c is int32 in units of alpha * x_scale * y_scale; without an output scale the result is a float."""
     left = centered(b, b.swap(x, 0, 1) if transA else x, _single(b, x_zero))
@@ -204,9 +204,9 @@ def qgemm(
 @op("QAttention", 1, domain=MS)
 def qattention(
     b: Builder, x: Value, weights: Value, bias: Value, x_scale: Value, w_scale: Value, mask: Value | None = None,
-    x_zero: Value | None = None, w_zero: Value | None = None, past: Value | None = None, *, do_rotary: int = 0,
-    mask_filter_value: float = -10000.0, num_heads: int, past_present_share_buffer: int = 0,
-    scale: float | None = None, unidirectional: int = 0,
+    x_zero: Value | None = None, w_zero: Value | None = None, past: Value | None = None, *, do_rotary: Flag = 0,
+    mask_filter_value: float = -10000.0, num_heads: int, past_present_share_buffer: Flag = 0,
+    scale: float | None = None, unidirectional: Flag = 0,
 ) -> list[Value]:  # fmt: skip
     """Attention whose projection is of integers: x [batch, sequence, input], weights [input, 3 * hidden]."""
     if do_rotary or past_present_share_buffer:
@@ -222,7 +222,7 @@ def qattention(
 def matmul_n_bits(
     b: Builder, x: Value, packed: Value, scales: Value, zeros: Value | None = None,
     g_idx: Value | None = None, bias: Value | None = None, *, K: int, N: int, accuracy_level: int = 0,
-    bits: int = 4, block_size: int, weight_prepacked: int = 0,
+    bits: int = 4, block_size: int, weight_prepacked: Flag = 0,
 ) -> Value:  # fmt: skip
     """x @ w', w [N, K] of `bits` wide integers, packed; each block of K has a scale and a zero point.
 

@@ -9,8 +9,8 @@ from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.quantization import centered, dynamic_quantize_linear, integer_product, quantized_from
-from onnxc.ops.recurrent import Product, Recurrence, activations_of, lstm_steps, summed_biases
-from onnxc.ops.registry import op
+from onnxc.ops.recurrent import Direction, Product, Recurrence, activations_of, lstm_steps, summed_biases
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -19,7 +19,7 @@ def dynamic_quantize_lstm(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None, lens: Value | None, initial_h: Value | None,
     initial_c: Value | None, p: Value | None, w_scale: Value, w_zero: Value, r_scale: Value, r_zero: Value, *,
     activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (), activations: Sequence[str] = (),
-    clip: float = 0.0, direction: str = "forward", hidden_size: int = 0, input_forget: int = 0,
+    clip: float = 0.0, direction: Direction = "forward", hidden_size: int = 0, input_forget: Flag = 0,
 ) -> list[Value]:  # fmt: skip
     """LSTM whose weights [directions, input, 4 * hidden] are integers; x and the state are quantized by their ranges.
 

@@ -10,7 +10,7 @@ from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import cached, head_scale
 from onnxc.ops.com_microsoft_gqa import heads_of, keys_before
 from onnxc.ops.common import static_dim
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -19,7 +19,7 @@ def sparse_attention(
     b: Builder, query: Value, key: Value | None, value: Value | None, past_key: Value, past_value: Value,
     block_row_indices: Value, block_col_indices: Value, total_sequence_length: Value,
     key_total_sequence_lengths: Value, cos_cache: Value | None = None, sin_cache: Value | None = None, *,
-    do_rotary: int = 0, kv_num_heads: int, num_heads: int, rotary_interleaved: int = 0, scale: float = 0.0,
+    do_rotary: Flag = 0, kv_num_heads: int, num_heads: int, rotary_interleaved: Flag = 0, scale: float = 0.0,
     sparse_block_size: int,
 ) -> list[Value]:  # fmt: skip
     """Row i of the batch has `key_total_sequence_lengths[i]` keys, the new ones last; the cache has room for more.

@@ -9,7 +9,7 @@ from onnxc.ops.com_microsoft import MS
 from onnxc.ops.conv import causal_conv_with_state
 from onnxc.ops.indexing import trilu
 from onnxc.ops.linear_attention import linear_attention
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -23,7 +23,7 @@ def _only(what: str, **given: tuple[int, int]) -> None:
 @op("CausalConvWithState", 1, domain=MS)
 def causal_conv(
     b: Builder, x: Value, w: Value, bias: Value | None = None, past_state: Value | None = None, *,
-    activation: str = "none", ndim: int = 1, dilation: int = 1, channels_last: int = 0, state_window: int = 0,
+    activation: str = "none", ndim: int = 1, dilation: int = 1, channels_last: Flag = 0, state_window: int = 0,
 ) -> list[Value]:  # fmt: skip
     _only("CausalConvWithState", ndim=(ndim, 1), dilation=(dilation, 1), channels_last=(channels_last, 0),
           state_window=(state_window, 0))  # fmt: skip

@@ -9,7 +9,7 @@ from onnxc.ir.types import TensorType
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.common import static_dim
 from onnxc.ops.conv import convolve, window_of
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import on_host
 
@@ -44,7 +44,7 @@ def word_conv_embedding(
 
 
 @op("MurmurHash3", 1, domain=MS)
-def murmur_hash_3(b: Builder, x: Value, *, positive: int = 1, seed: int = 0) -> Value:
+def murmur_hash_3(b: Builder, x: Value, *, positive: Flag = 1, seed: int = 0) -> Value:
     """MurmurHash3_x86_32 of each element: of the UTF-8 bytes of a string, or of a number's own."""
     if x.dtype not in (dtypes.string, *(dtypes.BY_NAME[n] for n in _HASHED)):
         raise ModelError(f"MurmurHash3 takes strings and numbers of 32 or 64 bits, not {x.t}")

@@ -16,7 +16,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, always_equal
 from onnxc.ir.graph import Graph, Node, Value, cloned
 from onnxc.ir.types import EmptyType, OptionalType, SequenceType, TensorType, Type, same_shape
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Step, constant_of
 from onnxc.primitives.control import close_region
 from onnxc.primitives.host import RunTime, is_host
@@ -310,9 +310,9 @@ def scan(
     body: Graph,
     num_scan_inputs: int,
     scan_input_axes: list[int] | None = None,
-    scan_input_directions: list[int] | None = None,
+    scan_input_directions: list[Flag] | None = None,
     scan_output_axes: list[int] | None = None,
-    scan_output_directions: list[int] | None = None,
+    scan_output_directions: list[Flag] | None = None,
 ) -> list[Value | None]:
     """Runs the body over slices of some inputs; collects slices of its outputs."""
     given = [v for v in inputs if v is not None]
@@ -340,7 +340,7 @@ def scan_8(
     *inputs: Value | None,
     body: Graph,
     num_scan_inputs: int,
-    directions: list[int] | None = None,
+    directions: list[Flag] | None = None,
 ) -> list[Value | None]:
     """Opset 8: every input has a batch axis first, and sequences may be given lengths."""
     given = [v for v in inputs if v is not None]

@@ -64,7 +64,7 @@ def window_of(
     return Window(kernel, strides, dilations, low, high)
 
 
-def _kernel_of(what: str, x: Value, w: Value, group: int, kernel_shape: Sequence[int] | None) -> tuple[int, ...]:
+def kernel_of(what: str, x: Value, w: Value, group: int, kernel_shape: Sequence[int] | None) -> tuple[int, ...]:
     """The sizes of the kernel that weights hold; ShapeError where they are none, or not those that are said."""
     if x.rank < 3 or w.rank != x.rank:
         raise ShapeError(f"{what} takes an image [N, C, ...] and weights of its rank, not {x.t} and {w.t}")
@@ -74,6 +74,12 @@ def _kernel_of(what: str, x: Value, w: Value, group: int, kernel_shape: Sequence
     if kernel_shape and tuple(kernel_shape) != kernel:
         raise ShapeError(f"{what} has the kernel_shape {tuple(kernel_shape)}, but its weights are {w.t}")
     return kernel
+
+
+def check_pads(what: str, pads: Sequence[int] | None, auto_pad: str) -> None:
+    """ModelError for a convolution that says in two ways how it is padded. (Pools go by auto_pad, as elsewhere.)"""
+    if any(pads or ()) and auto_pad not in ("NOTSET", ""):
+        raise ModelError(f"{what} has both auto_pad {auto_pad!r} and pads {list(pads or ())}: leave one of them out")
 
 
 def with_bias(b: Builder, y: Value, bias: Value | None) -> Value:
@@ -101,7 +107,8 @@ def conv(
     dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
-    kernel = _kernel_of("Conv", x, w, group, kernel_shape)
+    check_pads("Conv", pads, auto_pad)
+    kernel = kernel_of("Conv", x, w, group, kernel_shape)
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
     return with_bias(b, convolve(b, x, w, window, group), bias)
 
@@ -114,10 +121,13 @@ def conv_transpose(
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     """The gradient of Conv: each output position of one remainder by the stride meets the same taps of the kernel."""
-    kernel = _kernel_of("ConvTranspose", x, w, group, kernel_shape)
+    check_pads("ConvTranspose", pads, auto_pad)
+    kernel = kernel_of("ConvTranspose", x, w, group, kernel_shape)
     if isinstance(w.shape[0], int) and w.shape[0] % group:
         raise ShapeError(f"ConvTranspose of {x.t} with weights {w.t}: channels do not fit {group} groups")
     n = len(kernel)
+    if output_shape and len(output_shape) not in (n, n + 2):
+        raise ShapeError(f"ConvTranspose has the output_shape {output_shape} for {n} spatial axes")
     plain = "NOTSET" if auto_pad.startswith("SAME") else auto_pad
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, plain)
     extra: tuple[Dim, ...] = tuple(output_padding or (0,) * n)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from onnxc.errors import ModelError, NeedsContentError, ShapeError
@@ -10,7 +12,7 @@ from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, constant_input, scalar_of, static_dim
 from onnxc.ops.computed import positions_where, unravelled
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.text import equal_text
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -56,7 +58,7 @@ def scatter_nd(b: Builder, x: Value, index: Value, updates: Value, *, reduction:
 @op("TensorScatter", 24)
 def tensor_scatter(
     b: Builder, past: Value, update: Value, write_indices: Value | None = None, *, axis: int = -2,
-    mode: str = "linear",
+    mode: Literal["linear", "circular"] = "linear",
 ) -> Value:  # fmt: skip
     """Writes `update` into a cache [batch, ..., sequence, ...], for each batch from its own position on."""
     axis = b.axis(axis, past.rank)
@@ -96,7 +98,7 @@ def triangle(b: Builder, rows: Dim, columns: Dim, k: Value | int, upper: bool) -
 
 
 @op("Trilu", 14)
-def trilu(b: Builder, x: Value, k: Value | None = None, *, upper: int = 1) -> Value:
+def trilu(b: Builder, x: Value, k: Value | None = None, *, upper: Flag = 1) -> Value:
     mask = triangle(b, x.shape[-2], x.shape[-1], 0 if k is None else scalar_of(b, k), bool(upper))
     return b.where(mask, x, 0)
 
@@ -112,7 +114,7 @@ def top_k_1(b: Builder, x: Value, *, k: int, axis: int = -1) -> list[Value]:
 
 @op("TopK", 10)
 def top_k_10(
-    b: Builder, x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1,
+    b: Builder, x: Value, k: Value, *, axis: int = -1, largest: Flag = 1, sorted: Flag = 1,
 ) -> list[Value]:  # fmt: skip
     """Sorted in any case: without `sorted` every order is right."""
     (count,) = b.extents(k, "the count of TopK")

@@ -17,7 +17,7 @@ from onnxc.ops.math import mean, pow, variadic
 from onnxc.ops.matmul import gemm
 from onnxc.ops.normalization import batch_normalization_7, instance_normalization
 from onnxc.ops.pooling import global_lp_pool, lp_pool
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import upsample_7
 from onnxc.ops.shape import concat, repeat_whole, split_1
 from onnxc.ops.slicing import pad_2
@@ -40,7 +40,7 @@ def placed(b: Builder, x: Value, y: Value, axis: int | None, broadcast: int) -> 
 
 def _binary(name: str, primitive: str, swapped: bool = False) -> None:
     @op(name, 1, 6)
-    def define(b: Builder, x: Value, y: Value, *, axis: int | None = None, broadcast: int = 0) -> Value:
+    def define(b: Builder, x: Value, y: Value, *, axis: int | None = None, broadcast: Flag = 0) -> Value:
         y = placed(b, x, y, axis, broadcast)
         return b.binary(primitive, y, x) if swapped else b.binary(primitive, x, y)
 
@@ -53,7 +53,7 @@ _binary("Greater", "lt", swapped=True)
 
 
 @op("Pow", 1, 6)
-def pow_1(b: Builder, x: Value, y: Value, *, axis: int | None = None, broadcast: int = 0) -> Value:
+def pow_1(b: Builder, x: Value, y: Value, *, axis: int | None = None, broadcast: Flag = 0) -> Value:
     return pow(b, x, placed(b, x, y, axis, broadcast))
 
 
@@ -79,8 +79,8 @@ def selu_1(b: Builder, x: Value, *, alpha: float = 1.6732, gamma: float = 1.0507
 
 @op("Gemm", 1, 6)
 def gemm_1(
-    b: Builder, x: Value, y: Value, c: Value, *, alpha: float = 1.0, beta: float = 1.0, broadcast: int = 0,
-    transA: int = 0, transB: int = 0,
+    b: Builder, x: Value, y: Value, c: Value, *, alpha: float = 1.0, beta: float = 1.0, broadcast: Flag = 0,
+    transA: Flag = 0, transB: Flag = 0,
 ) -> Value:  # fmt: skip
     return gemm(b, x, y, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
@@ -88,7 +88,7 @@ def gemm_1(
 @op("BatchNormalization", 1, 6)
 def batch_normalization_1(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
-    is_test: int = 0, momentum: float = 0.9, spatial: int = 1, n_outputs: int,
+    is_test: Flag = 0, momentum: float = 0.9, spatial: Flag = 1, n_outputs: int,
 ) -> Value | list[Value]:  # fmt: skip
     """With one output in test mode, whatever `is_test` says."""
     return batch_normalization_7(

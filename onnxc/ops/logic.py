@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.common import numeric
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.text import equal_text
 from onnxc.primitives.builder import Builder
 
@@ -49,7 +49,7 @@ def is_nan(b: Builder, x: Value) -> Value:
 
 
 @op("IsInf", 10)
-def is_inf(b: Builder, x: Value, *, detect_negative: int = 1, detect_positive: int = 1) -> Value:
+def is_inf(b: Builder, x: Value, *, detect_negative: Flag = 1, detect_positive: Flag = 1) -> Value:
     if not detect_negative and not detect_positive:
         return b.full(x.shape, False, dtypes.boolean)
     return b.one("isinf", x, positive=bool(detect_positive), negative=bool(detect_negative))

@@ -11,7 +11,7 @@ from onnxc.ir.expr import Dim, ceildiv, maximum
 from onnxc.ir.graph import Value
 from onnxc.ops.common import scalar_of
 from onnxc.ops.computed import is_computed, range_size
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 
 # ONNX name, first version, primitive: one input and one output of the same type.
@@ -90,7 +90,7 @@ def pow(b: Builder, x: Value, y: Value) -> Value:
 
 
 @op("Mod", 10)
-def mod(b: Builder, x: Value, y: Value, *, fmod: int = 0) -> Value:
+def mod(b: Builder, x: Value, y: Value, *, fmod: Flag = 0) -> Value:
     """The remainder with the sign of the divisor, or with `fmod` that of the dividend."""
     return b.binary("fmod" if fmod else "mod", x, y)
 

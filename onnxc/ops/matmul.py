@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxc.errors import ShapeError
 from onnxc.ir.graph import Value
 from onnxc.ops.common import within
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -28,7 +28,7 @@ def matmul(b: Builder, x: Value, y: Value) -> Value:
 @op("Gemm", 7)
 def gemm(
     b: Builder, x: Value, y: Value, c: Value | None = None, *, alpha: float = 1.0, beta: float = 1.0,
-    transA: int = 0, transB: int = 0,
+    transA: Flag = 0, transB: Flag = 0,
 ) -> Value:  # fmt: skip
     """alpha * x' @ y' + beta * c. A factor of one is left out, and c with a factor of zero is not read."""
     x = b.swap(x, 0, 1) if transA else x

@@ -13,7 +13,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Value
 from onnxc.ir.types import MapType, SequenceType, TensorType
 from onnxc.ops.ml_common import ML, as_float32, row
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import on_host
 
@@ -109,7 +109,7 @@ def array_feature_extractor(b: Builder, x: Value, index: Value) -> Value:
 @op("OneHotEncoder", 1, domain=ML)
 def one_hot_encoder(
     b: Builder, x: Value, *, cats_int64s: list[int] | None = None, cats_strings: list[str] | None = None,
-    zeros: int = 1,
+    zeros: Flag = 1,
 ) -> Value:  # fmt: skip
     """A new last axis with a one at the place of each element among the categories."""
     if bool(cats_int64s) == bool(cats_strings) or (x.dtype is dtypes.string) != bool(cats_strings):

@@ -22,7 +22,7 @@ from onnxc.ops.ml_common import (
     transform_of,
     transformed,
 )
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
@@ -118,7 +118,7 @@ def _kernel(b: Builder, x: Value, vectors: np.ndarray, kind: str, parameters: Se
 @op("SVMRegressor", 1, domain=ML)
 def svm_regressor(
     b: Builder, x: Value, *, coefficients: list[float] | None = None, kernel_params: list[float] | None = None,
-    kernel_type: str = "LINEAR", n_supports: int = 0, one_class: int = 0, post_transform: str = "NONE",
+    kernel_type: str = "LINEAR", n_supports: int = 0, one_class: Flag = 0, post_transform: str = "NONE",
     rho: list[float] | None = None, support_vectors: list[float] | None = None,
 ) -> Value:  # fmt: skip
     """x [rows, features] to float32 [rows, 1]; with `one_class`, 1 inside and -1 outside."""

@@ -9,7 +9,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import never_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, dtype_of, flat_at_zero, is_narrow, widened, within
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 
@@ -54,7 +54,7 @@ def at_test_time(
 @op("BatchNormalization", 7, 13)
 def batch_normalization_7(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
-    momentum: float = 0.9, spatial: int = 1, n_outputs: int,
+    momentum: float = 0.9, spatial: Flag = 1, n_outputs: int,
 ) -> Value | list[Value]:  # fmt: skip
     """With more than one output in training mode. The last two are the batch's own mean and 1 / sqrt(variance +
     epsilon): the standard leaves open what of the variance is saved, and onnxruntime gives that.
@@ -72,7 +72,7 @@ def batch_normalization_7(
 @op("BatchNormalization", 14)
 def batch_normalization_14(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, *, epsilon: float = 1e-5,
-    momentum: float = 0.9, training_mode: int = 0,
+    momentum: float = 0.9, training_mode: Flag = 0,
 ) -> Value | list[Value]:  # fmt: skip
     """In training mode with the batch's own statistics, which also update the running ones."""
     if not training_mode:

@@ -17,7 +17,7 @@ from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, flat_at_zero, lowest
 from onnxc.ops.conv import Window, window_of
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.contraction import window_size
 
@@ -62,8 +62,8 @@ def pool(b: Builder, primitive: str, x: Value, window: Window) -> Value:
 
 @op("MaxPool", 1)
 def max_pool(
-    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
-    dilations: list[int] | None = None, pads: list[int] | None = None, storage_order: int = 0,
+    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: Flag = 0,
+    dilations: list[int] | None = None, pads: list[int] | None = None, storage_order: Flag = 0,
     strides: list[int] | None = None, n_outputs: int,
 ) -> list[Value]:  # fmt: skip
     window = window_of(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
@@ -114,8 +114,8 @@ def _taps(b: Builder, x: Value, window: Window, count: Sequence[Dim]) -> Value:
 
 @op("AveragePool", 1)
 def average_pool(
-    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
-    count_include_pad: int = 0, dilations: list[int] | None = None, pads: list[int] | None = None,
+    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: Flag = 0,
+    count_include_pad: Flag = 0, dilations: list[int] | None = None, pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     """The mean over a window. `count_include_pad` counts padding as zeros, never what `ceil_mode` adds."""
@@ -147,7 +147,7 @@ def _counts(
 
 @op("LpPool", 2)
 def lp_pool(
-    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
+    b: Builder, x: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: Flag = 0,
     dilations: list[int] | None = None, p: int = 2, pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
@@ -200,6 +200,8 @@ def max_unpool(
     """
     n = x.rank - 2
     step, around = strides or [1] * n, pads or [0] * (2 * n)
+    if not len(kernel_shape) == len(step) == n or len(around) != 2 * n:
+        raise ShapeError(f"MaxUnpool has kernel {kernel_shape}, strides {step}, pads {around} for {n} spatial axes")
     inferred = [
         (d - 1) * s - around[i] - around[n + i] + k
         for i, (d, s, k) in enumerate(zip(x.shape[2:], step, kernel_shape, strict=True))

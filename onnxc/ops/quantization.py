@@ -14,9 +14,9 @@ from onnxc.ir.expr import Dim, ceildiv, floordiv, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.cast import convert
 from onnxc.ops.common import dtype_of, limits, static_shape, widened
-from onnxc.ops.conv import Window, convolve, window_of
+from onnxc.ops.conv import Window, check_pads, convolve, kernel_of, window_of
 from onnxc.ops.matmul import matmul
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -86,7 +86,7 @@ def quantize(
 @op("QuantizeLinear", 10)
 def quantize_linear(
     b: Builder, x: Value, scale: Value, zero: Value | None = None, *, axis: int = 1, block_size: int = 0,
-    output_dtype: int = 0, precision: int = 0, saturate: int = 1,
+    output_dtype: int = 0, precision: int = 0, saturate: Flag = 1,
 ) -> Value:  # fmt: skip
     to = zero.dtype if zero is not None else dtype_of(output_dtype, "QuantizeLinear") if output_dtype else dtypes.uint8
     exact = dtype_of(precision, "QuantizeLinear") if precision else None
@@ -250,6 +250,8 @@ def conv_integer(
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
+    kernel_of("ConvInteger", x, w, group, kernel_shape)
+    check_pads("ConvInteger", pads, auto_pad)
     return integer_convolution(b, x, w, x_zero, w_zero, group, auto_pad, strides, dilations, pads)
 
 
@@ -263,6 +265,8 @@ def qlinear_conv(
     """The bias is int32 in units of x_scale * w_scale."""
     if zero is None:
         raise ModelError("QLinearConv needs the zero point of its output")
+    kernel_of("QLinearConv", x, w, group, kernel_shape)
+    check_pads("QLinearConv", pads, auto_pad)
     acc = integer_convolution(b, x, w, x_zero, w_zero, group, auto_pad, strides, dilations, pads)
     if bias is not None:
         acc = b.add(acc, b.reshape(bias, (1, *bias.shape, *(1,) * (acc.rank - 2))))

@@ -13,7 +13,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ops.common import dtype_of, is_narrow, scalar_of, widened
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.random import random_bits, random_key
 
@@ -133,7 +133,7 @@ def multinomial(b: Builder, x: Value, *, dtype: int = 6, sample_size: int = 1, s
 
 
 @op("Dropout", 1, 6)
-def dropout_1(b: Builder, x: Value, *, is_test: int = 0, ratio: float = 0.5) -> list[Value]:
+def dropout_1(b: Builder, x: Value, *, is_test: Flag = 0, ratio: float = 0.5) -> list[Value]:
     if is_test:
         return [x, b.full(x.shape, 1, x.dtype)]
     y, mask = _dropout(b, x, b.scalar(ratio, dtypes.float32), None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Literal
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
@@ -11,9 +12,10 @@ from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ir.types import same_shape
 from onnxc.ops.activation import expm1_of_negative, negative
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Operand
 
+Direction = Literal["forward", "reverse", "bidirectional"]
 Activation = Callable[[Builder, Value], Value]
 Product = Callable[[Builder, Value], Value]  # of the state [B, H] or [2, B, H] and the recurrent weights
 # Elements of a step's recurrent weights from which on the two directions of an op take their steps together: each
@@ -72,6 +74,8 @@ def activations_of(
 
 
 def _clip(b: Builder, x: Value, limit: float) -> Value:
+    if not limit >= 0:
+        raise ModelError(f"a recurrent op has the clip {limit}; it must be positive")
     return b.clip(x, -limit, limit) if limit else x
 
 
@@ -92,8 +96,6 @@ class Recurrence:
     """What the three ops share: layout, directions, sequence lengths. `hidden` is the size of the state."""
 
     def __init__(self, b: Builder, x: Value, hidden: Dim, lens: Value | None, direction: str, layout: int) -> None:
-        if layout not in (0, 1):
-            raise ModelError(f"a recurrent op has the layout {layout}; 0 and 1 exist")
         self.b, self.layout = b, layout
         self.x = b.swap(x, 0, 1) if layout else x
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
@@ -224,7 +226,8 @@ def _split(b: Builder, x: Value, each: Dim, n: int) -> list[Value]:
 def lstm(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
     initial_h: Value | None = None, initial_c: Value | None = None, p: Value | None = None, *, hidden_size: int = 0,
-    direction: str = "forward", layout: int = 0, input_forget: int = 0, clip: float = 0.0, output_sequence: int = 0,
+    direction: Direction = "forward", layout: Flag = 0, input_forget: Flag = 0, clip: float = 0.0,
+    output_sequence: Flag = 0,
     activations: Sequence[str] = (), activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """i, o, f, c gates; peepholes P for i, o, f. Y, Y_h, Y_c."""
@@ -287,8 +290,8 @@ def lstm_steps(
 @op("GRU", 1)
 def gru(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
-    initial_h: Value | None = None, *, hidden_size: int = 0, direction: str = "forward", layout: int = 0,
-    linear_before_reset: int = 0, clip: float = 0.0, output_sequence: int = 0, activations: Sequence[str] = (),
+    initial_h: Value | None = None, *, hidden_size: int = 0, direction: Direction = "forward", layout: Flag = 0,
+    linear_before_reset: Flag = 0, clip: float = 0.0, output_sequence: Flag = 0, activations: Sequence[str] = (),
     activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """z, r, h gates. Y, Y_h."""
@@ -342,8 +345,8 @@ def _columns(b: Builder, x: Value, start: Dim, stop: Dim) -> Value:
 @op("RNN", 1)
 def rnn(
     b: Builder, x: Value, w: Value, r: Value, bias: Value | None = None, lens: Value | None = None,
-    initial_h: Value | None = None, *, hidden_size: int = 0, direction: str = "forward", layout: int = 0,
-    clip: float = 0.0, output_sequence: int = 0, activations: Sequence[str] = (),
+    initial_h: Value | None = None, *, hidden_size: int = 0, direction: Direction = "forward", layout: Flag = 0,
+    clip: float = 0.0, output_sequence: Flag = 0, activations: Sequence[str] = (),
     activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (),
 ) -> list[Value]:  # fmt: skip
     """One gate. Y, Y_h."""

@@ -8,7 +8,7 @@ from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.common import axes_of, flat_at_zero
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
 # A reduction: (builder, value, axes, keepdims) to its result.
@@ -79,13 +79,13 @@ def _family(name: str, reduction: Reduction, inputs_from: int) -> None:
     """Axes are an attribute below opset `inputs_from`, an input from there on."""
 
     @op(name, 1, inputs_from - 1)
-    def attribute(b: Builder, x: Value, *, axes: list[int] | None = None, keepdims: int = 1) -> Value:
+    def attribute(b: Builder, x: Value, *, axes: list[int] | None = None, keepdims: Flag = 1) -> Value:
         found = axes_of(b, axes or None, x.rank, name)
         return reduction(b, x, range(x.rank) if found is None else found, bool(keepdims))
 
     @op(name, inputs_from)
     def given(
-        b: Builder, x: Value, axes: Value | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0,
+        b: Builder, x: Value, axes: Value | None = None, *, keepdims: Flag = 1, noop_with_empty_axes: Flag = 0,
     ) -> Value:  # fmt: skip
         found = axes_of(b, axes, x.rank, name) or (() if noop_with_empty_axes else tuple(range(x.rank)))
         return reduction(b, x, found, bool(keepdims))
@@ -103,7 +103,7 @@ for _name, _reduction, _from in [
 def _arg(name: str, primitive: str) -> None:
     @op(name, 1)
     def define(
-        b: Builder, x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0,
+        b: Builder, x: Value, *, axis: int = 0, keepdims: Flag = 1, select_last_index: Flag = 0,
     ) -> Value:  # fmt: skip
         axis = b.axis(axis, x.rank)
         out = b.one(primitive, x, axis=axis, last=bool(select_last_index))
@@ -115,7 +115,7 @@ _arg("ArgMin", "argmin")
 
 
 @op("CumSum", 11)
-def cumsum(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
+def cumsum(b: Builder, x: Value, axis: Value, *, exclusive: Flag = 0, reverse: Flag = 0) -> Value:
     (at,) = b.static_ints(axis, "the axis of CumSum")
     if x.rank == 0:
         raise ModelError("CumSum of a scalar")
@@ -123,7 +123,7 @@ def cumsum(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: in
 
 
 @op("CumProd", 26)
-def cumprod(b: Builder, x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
+def cumprod(b: Builder, x: Value, axis: Value, *, exclusive: Flag = 0, reverse: Flag = 0) -> Value:
     """The axis step by step, all lines at once. Halves are multiplied in float32."""
     (at,) = b.static_ints(axis, "the axis of CumProd")
     at = b.axis(at, x.rank)

@@ -7,7 +7,8 @@ An operator is a Python function that builds its meaning out of primitives:
         return b.min(b.max(b.add(b.mul(x, alpha), beta), 0.0), 1.0)
 
 Its positional parameters are the ONNX inputs (a missing optional one is None, `*xs` takes a variadic tail), its
-keyword-only parameters are the ONNX attributes by name, with the standard's defaults. Two more keyword-only
+keyword-only parameters are the ONNX attributes by name, with the standard's defaults; an attribute that is not of its
+parameter's type (`int`, `list[float]`, `Flag`, `Literal["avg", "max"]`) is an error. Two more keyword-only
 parameters are filled in where a function has them: `opset` (the model's version of the op's domain) and `n_outputs`.
 Types, shapes, gradients and kernels follow from the body. Users define theirs in the same way
 (docs/custom-operators.md).
@@ -22,10 +23,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args
+from types import SimpleNamespace, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import onnxc.ops
-from onnxc.errors import InputError, ModelError, UnsupportedError
+from onnxc.errors import InputError, ModelError, UnsupportedError, shortened
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.custom import with_gradient
@@ -38,6 +40,8 @@ Gradient = Callable[..., "Value | Sequence[Value | None] | None"]
 one for each input, None for zero; a single one may stand alone. The attributes are those that its keywords name.
 """
 F = TypeVar("F", bound=Definition)
+Flag = Literal[0, 1]
+"""An attribute that is true or false. What another number would mean is each runtime's own affair: it is refused."""
 _OWN = "onnxc."
 
 
@@ -179,10 +183,11 @@ def _attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict
     required = [k for k, p in keywords.items() if p.default is p.empty and k not in given and k not in _FILLED]
     if required:
         raise ModelError(f"{definition.name} lacks the attribute {', '.join(required)}")
+    kinds = _kinds(definition.define)
     for k, v in given.items():
-        wanted = _spelled(keywords[k].annotation)
-        if wanted and not _fits(v, wanted):
-            raise ModelError(f"the attribute {k} of {definition.name} is {v!r}, not of the type {wanted}")
+        if not _fits(v, kinds[k]):
+            wanted = _wanted(kinds[k], keywords[k].annotation)
+            raise ModelError(f"the attribute {k} of {definition.name} is {shortened(repr(v))}, not {wanted}")
     return given
 
 
@@ -191,25 +196,47 @@ def _as_stored(default: float) -> float:
     return struct.unpack("f", struct.pack("f", default))[0]  # type: ignore[no-any-return]
 
 
-_PLAIN = {"int": (int,), "float": (float, int), "str": (str,)}
+@cache
+def _kinds(define: Definition) -> Mapping[str, Any]:
+    """What the annotations of a definition's attributes mean; Any where there is none, or its names are not there."""
+    names = getattr(inspect.unwrap(define), "__globals__", {})
+    _, _, keywords = _parameters(define)
+    return {k: _meaning(p.annotation, names) for k, p in keywords.items()}
 
 
-def _spelled(annotation: Any) -> str:
-    """An annotation as text, which it is where annotations are not evaluated; "" for none."""
+def _meaning(annotation: Any, names: dict[str, Any]) -> Any:
     if annotation is inspect.Parameter.empty:
-        return ""
-    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+        return Any
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), names)["it"]
+    except Exception:  # of a user's function: whatever its text raises
+        return Any
 
 
-def _fits(value: Any, annotation: str) -> bool:
-    """Whether an attribute has the type that a parameter's annotation names: ``float``, ``list[int] | None``."""
-    for kind in annotation.split(" | "):
-        _, _, inner = kind.rstrip("]").partition("[")
-        if inner and isinstance(value, (tuple, list)) and all(isinstance(v, _PLAIN[inner]) for v in value):
-            return True
-        if not inner and (isinstance(value, _PLAIN[kind]) if kind in _PLAIN else not isinstance(value, _SCALARS)):
-            return True
-    return False
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether an attribute is of the type that a parameter's annotation means: `float`, `list[int] | None`, `Flag`.
+
+    An attribute of type INT is no FLOAT: it is refused elsewhere, too.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, k) for k in inner)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inner)
+    if origin in (list, tuple, Sequence):
+        return isinstance(value, (tuple, list)) and all(_fits(v, inner[0]) for v in value)
+    if kind in (int, float, str):
+        return isinstance(value, kind)
+    return kind is Any or not isinstance(value, _SCALARS)
+
+
+def _wanted(kind: Any, annotation: Any) -> str:
+    """What an attribute has to be, in words."""
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    choices = [repr(c) for k in parts if get_origin(k) is Literal for c in get_args(k)]
+    if choices:
+        return f"{', '.join(choices[:-1])} or {choices[-1]}"
+    return f"of the type {annotation if isinstance(annotation, str) else getattr(annotation, '__name__', annotation)}"
 
 
 _SCALARS = (int, float, str, tuple)

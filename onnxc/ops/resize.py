@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 
@@ -18,8 +19,16 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ops.common import constant_input, limited, static_dim, widened
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
+
+Mode = Literal["nearest", "linear", "cubic"]
+Nearest = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+Policy = Literal["stretch", "not_larger", "not_smaller"]
+Coordinates = Literal[
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -378,16 +387,18 @@ def _present(v: Value | None) -> bool:
 @op("Resize", 11)
 def resize_11(
     b: Builder, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None,
-    *, antialias: int = 0, axes: list[int] | None = None, coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
+    *, antialias: Flag = 0, axes: list[int] | None = None, coordinate_transformation_mode: Coordinates = "half_pixel",
+    cubic_coeff_a: float = -0.75, exclude_outside: Flag = 0, extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: Policy = "stretch", mode: Mode = "nearest",
+    nearest_mode: Nearest = "round_prefer_floor",
 ) -> Value:  # fmt: skip
     style = Style(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside),
         extrapolation_value, bool(antialias),
     )  # fmt: skip
     places = list(range(x.rank)) if axes is None else [b.axis(a, x.rank) for a in axes]
+    if len(set(places)) < len(places):
+        raise ModelError(f"Resize names an axis twice: {axes}")
     crops = [(0.0, 1.0)] * len(places)
     if style.coordinates == "tf_crop_and_resize" and roi is not None:
         region = constant_input(roi, "the roi of Resize").astype(np.float64)

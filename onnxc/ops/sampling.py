@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
 from itertools import product
+from typing import Literal
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, limited, static_dim, static_shape
-from onnxc.ops.conv import window_of, with_bias
-from onnxc.ops.registry import op
+from onnxc.ops.conv import kernel_of, window_of, with_bias
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import cubic_weights
 from onnxc.primitives.builder import Builder
 
@@ -100,7 +101,7 @@ def _placed(b: Builder, at: Value, weight: Value | None, size: Dim, padding: str
 
 @op("GridSample", 16)
 def grid_sample(
-    b: Builder, x: Value, grid: Value, *, align_corners: int = 0, mode: str = "linear",
+    b: Builder, x: Value, grid: Value, *, align_corners: Flag = 0, mode: str = "linear",
     padding_mode: str = "zeros",
 ) -> Value:  # fmt: skip
     """x [N, C, D...] at the positions grid [N, out..., r] of -1 to 1, the last axis first."""
@@ -139,7 +140,7 @@ def _grid_taps(b: Builder, at: Value, size: Dim, mode: str, padding: str, align:
 
 
 @op("AffineGrid", 20)
-def affine_grid(b: Builder, theta: Value, size: Value, *, align_corners: int = 0) -> Value:
+def affine_grid(b: Builder, theta: Value, size: Value, *, align_corners: Flag = 0) -> Value:
     """The grid [N, D..., r] of an image of the size [N, C, D...] under the matrices theta [N, r, r + 1]."""
     spatial = static_shape(b.ints(size, "the size of AffineGrid"), "the size of AffineGrid")[2:]
     limited(prod(spatial), "AffineGrid")
@@ -181,15 +182,14 @@ def _roi_taps(b: Builder, at: Value, size: Dim) -> list[Tap]:
 @op("RoiAlign", 10)
 def roi_align(
     b: Builder, x: Value, rois: Value, batch_indices: Value, *,
-    coordinate_transformation_mode: str | None = None, mode: str = "avg", output_height: int = 1,
-    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0, opset: int,
+    coordinate_transformation_mode: Literal["half_pixel", "output_half_pixel"] | None = None,
+    mode: Literal["avg", "max"] = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
+    spatial_scale: float = 1.0, opset: int,
 ) -> Value:  # fmt: skip
     """The mean over each bin of each region [x1, y1, x2, y2] of the image that it names.
 
     In mode max, as in onnxruntime, the greatest weighted neighbour of any sample.
     """
-    if mode not in ("avg", "max"):
-        raise ModelError(f"RoiAlign has the mode {mode!r}; avg and max exist")
     how = coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
     shift = 0.5 if how == "half_pixel" else 0.0
     scaled = b.sub(b.mul(rois, spatial_scale), shift)
@@ -252,7 +252,7 @@ def deform_conv(
     if x.rank != 4:
         raise UnsupportedError(f"DeformConv of {x.t}: only 2D is supported")
     n, channels = x.shape[:2]
-    kernel = static_shape(w.shape[2:], "the kernel of DeformConv")
+    kernel = kernel_of("DeformConv", x, w, group, kernel_shape)
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, "NOTSET")
     out = offset.shape[2:]
     taps = limited(prod(kernel), "DeformConv")

@@ -10,13 +10,13 @@ from onnxc.ir.expr import Dim, minimum
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.ops.control import scalar
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.host import on_host
 
 
 @op("Unique", 11)
-def unique(b: Builder, x: Value, *, axis: int | None = None, sorted: int = 1) -> list[Value | None]:
+def unique(b: Builder, x: Value, *, axis: int | None = None, sorted: Flag = 1) -> list[Value | None]:
     """Different elements, or slices along an axis: values, first places, which each element is, and how often."""
     if b.run_time is None:
         raise NeedsContentError("the size of Unique depends on data, which is not supported here", x)
@@ -32,7 +32,7 @@ def unique(b: Builder, x: Value, *, axis: int | None = None, sorted: int = 1) ->
 @op("NonMaxSuppression", 10)
 def non_max_suppression(
     b: Builder, boxes: Value, scores: Value, most: Value | None, overlap: Value | None, least: Value | None, *,
-    center_point_box: int = 0,
+    center_point_box: Flag = 0,
 ) -> Value:  # fmt: skip
     """For each class the best boxes that do not overlap a better one, rows of (batch, class, box)."""
     known = [None if v is None else constant_of(v) for v in (most, overlap)]

@@ -16,7 +16,7 @@ from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import EmptyType, OptionalType, SequenceType, TensorType, Type
 from onnxc.ops.common import dtype_of
 from onnxc.ops.control import iterate, lower
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import RunTime, on_host
 
@@ -144,7 +144,7 @@ def sequence_length(b: Builder, values: Value) -> Value:
 
 
 @op("ConcatFromSequence", 11)
-def concat_from_sequence(b: Builder, values: Value, *, axis: int, new_axis: int = 0) -> Value:
+def concat_from_sequence(b: Builder, values: Value, *, axis: int, new_axis: Flag = 0) -> Value:
     """The values one after the other, along an axis or a new one."""
     element = _element(b, values, "ConcatFromSequence")
     parts = b.parts.get(values.id)
@@ -166,7 +166,7 @@ def _with(shape: tuple[Dim, ...], axis: int, size: Dim) -> tuple[Dim, ...]:
 
 
 @op("SplitToSequence", 11)
-def split_to_sequence(b: Builder, x: Value, split: Value | None, *, axis: int = 0, keepdims: int = 1) -> Value:
+def split_to_sequence(b: Builder, x: Value, split: Value | None, *, axis: int = 0, keepdims: Flag = 1) -> Value:
     """Slices along an axis: of size 1, of one size, or of sizes that are given."""
     at = b.axis(axis, x.rank)
     drop = split is None and not keepdims

@@ -11,7 +11,7 @@ from onnxc.ir.expr import Dim, always_equal, ceildiv, never_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import axes_of
 from onnxc.ops.computed import expanded, is_computed, reshape_sizes, split_sizes
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.base import at_most_one, broadcast_shapes
 from onnxc.primitives.builder import Builder
 
@@ -39,7 +39,7 @@ def _vector(dims: Sequence[Dim]) -> np.ndarray:
 
 
 @op("Reshape", 5)
-def reshape(b: Builder, x: Value, shape: Value, *, allowzero: int = 0) -> Value:
+def reshape(b: Builder, x: Value, shape: Value, *, allowzero: Flag = 0) -> Value:
     if is_computed(b, shape):
         return b.reshape(x, reshape_sizes(b, x, shape, bool(allowzero)))
     wanted = b.ints(shape, "the shape of Reshape")

@@ -255,8 +255,8 @@ def center_crop_pad(b: Builder, x: Value, shape: Value, *, axes: list[int] | Non
     places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in axes]
     low: list[Dim] = [0] * x.rank
     high: list[Dim] = [0] * x.rank
-    if len(places) != len(wanted):
-        raise ModelError(f"CenterCropPad has a shape of {len(wanted)} sizes for {len(places)} axes")
+    if len(places) != len(wanted) or len(set(places)) < len(places):
+        raise ModelError(f"CenterCropPad has a shape of {len(wanted)} sizes for the axes {list(places)}")
     own = static_shape(x.shape, "the input of CenterCropPad")
     for axis, size in zip(places, wanted, strict=True):
         gap = size - own[axis]

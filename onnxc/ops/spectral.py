@@ -11,7 +11,7 @@ from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.common import constant_input, dtype_of, limited, static_dim, static_shape
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.slicing import crop_or_pad
 from onnxc.primitives.builder import Builder
 
@@ -161,16 +161,16 @@ def _dft(b: Builder, x: Value, length: Value | None, axis: int, inverse: int, on
 
 @op("DFT", 17, 19)
 def dft_17(
-    b: Builder, x: Value, dft_length: Value | None = None, *, axis: int = 1, inverse: int = 0,
-    onesided: int = 0,
+    b: Builder, x: Value, dft_length: Value | None = None, *, axis: int = 1, inverse: Flag = 0,
+    onesided: Flag = 0,
 ) -> Value:  # fmt: skip
     return _dft(b, x, dft_length, axis, inverse, onesided)
 
 
 @op("DFT", 20)
 def dft_20(
-    b: Builder, x: Value, dft_length: Value | None = None, axis: Value | None = None, *, inverse: int = 0,
-    onesided: int = 0,
+    b: Builder, x: Value, dft_length: Value | None = None, axis: Value | None = None, *, inverse: Flag = 0,
+    onesided: Flag = 0,
 ) -> Value:  # fmt: skip
     at = -2 if axis is None else b.static_ints(axis, "the axis of DFT")[0]
     return _dft(b, x, dft_length, at, inverse, onesided)
@@ -179,7 +179,7 @@ def dft_20(
 @op("STFT", 17)
 def stft(
     b: Builder, signal: Value, frame_step: Value, window: Value | None = None,
-    frame_length: Value | None = None, *, onesided: int = 1,
+    frame_length: Value | None = None, *, onesided: Flag = 1,
 ) -> Value:  # fmt: skip
     """[batch, length, 1 or 2] to [batch, frames, bins, 2]: the transform of each windowed frame."""
     if signal.rank == 2:
@@ -243,7 +243,7 @@ def window(
 
 def _window_op(name: str, weights: tuple[float, float, float]) -> None:
     @op(name, 17)
-    def define(b: Builder, size: Value, *, output_datatype: int = 1, periodic: int = 1) -> Value:
+    def define(b: Builder, size: Value, *, output_datatype: int = 1, periodic: Flag = 1) -> Value:
         return window(b, name, size, output_datatype, bool(periodic), weights)
 
 

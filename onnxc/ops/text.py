@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from onnxc.errors import ModelError, NeedsContentError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
-from onnxc.ops.registry import op
+from onnxc.ops.registry import Flag, op
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import on_host
@@ -59,8 +61,8 @@ def regex_full_match(b: Builder, x: Value, *, pattern: str = "") -> Value:
 
 @op("StringNormalizer", 10)
 def string_normalizer(
-    b: Builder, x: Value, *, case_change_action: str = "NONE", is_case_sensitive: int = 0, locale: str = "en_US",
-    stopwords: list[str] | None = None,
+    b: Builder, x: Value, *, case_change_action: Literal["LOWER", "UPPER", "NONE"] = "NONE",
+    is_case_sensitive: Flag = 0, locale: str = "en_US", stopwords: list[str] | None = None,
 ) -> Value:  # fmt: skip
     if x.rank not in (1, 2):
         raise ShapeError(f"StringNormalizer of {x.t}: it takes [C] or [1, C]")
@@ -74,12 +76,10 @@ def string_normalizer(
 
 @op("TfIdfVectorizer", 9)
 def tfidf_vectorizer(
-    b: Builder, x: Value, *, max_gram_length: int, max_skip_count: int, min_gram_length: int, mode: str,
-    ngram_counts: list[int], ngram_indexes: list[int], pool_int64s: list[int] | None = None,
-    pool_strings: list[str] | None = None, weights: list[float] | None = None,
+    b: Builder, x: Value, *, max_gram_length: int, max_skip_count: int, min_gram_length: int,
+    mode: Literal["TF", "IDF", "TFIDF"], ngram_counts: list[int], ngram_indexes: list[int],
+    pool_int64s: list[int] | None = None, pool_strings: list[str] | None = None, weights: list[float] | None = None,
 ) -> Value:  # fmt: skip
-    if mode not in ("TF", "IDF", "TFIDF"):
-        raise ModelError(f"mode is TF, IDF or TFIDF, not {mode!r}")
     if (pool_strings is not None) != (x.dtype is dtypes.string):
         raise ModelError(f"TfIdfVectorizer of {x.t} has a pool of {'strings' if pool_strings else 'integers'}")
     width = max(ngram_indexes, default=-1) + 1
@@ -94,7 +94,7 @@ def tfidf_vectorizer(
 
 
 @op("ImageDecoder", 20)
-def image_decoder(b: Builder, encoded: Value, *, pixel_format: str = "RGB") -> Value:
+def image_decoder(b: Builder, encoded: Value, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB") -> Value:
     """uint8 [height, width, channels]."""
     shape = (_size(b, encoded, "an image"), _size(b, encoded, "an image"), 1 if pixel_format == "Grayscale" else 3)
     (y,) = on_host(b, "image_decoder", [encoded], [TensorType(dtypes.uint8, shape)], pixel_format=pixel_format)

@@ -23,8 +23,8 @@ from onnxc.errors import (
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Symbol, symbols
-from onnxc.ir.graph import Graph, Node, Value, cloned, merge_origins
-from onnxc.ir.types import TensorType, shape_within
+from onnxc.ir.graph import DECLARED, Graph, Node, Value, cloned, merge_origins
+from onnxc.ir.types import TensorType, contradict, element_name, shape_within
 from onnxc.ops.registry import OpDef, apply, find
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import check_type
@@ -180,6 +180,7 @@ class _Decomposer:
             outputs = apply(definition, self.b, inputs, _attributes(node), version, len(node.outputs))
             if len(outputs) < len(node.outputs):
                 raise ModelError(f"{definition.name} has {len(outputs)} outputs, not {len(node.outputs)}")
+            _check_declared(node, outputs)
             return outputs
         except OnnxcError as error:
             _place(error, node, inputs)
@@ -191,6 +192,7 @@ class _Decomposer:
 
     def lower(self, b: Builder, graph: Graph, inputs: Sequence[Value | None]) -> list[Value]:
         """Builds a subgraph in another builder; its inputs are these values."""
+        _check_region(graph, inputs)
         self.scope.builds[id(graph)] += 1
         if self.scope.builds[id(graph)] > MOST_BUILDS:
             raise LimitError(
@@ -292,7 +294,7 @@ def _may_decide(value: Value | None) -> bool:
 
 def _attributes(node: Node) -> dict[str, Any]:
     """The node's attributes, subgraphs among them."""
-    attrs = {k: v for k, v in node.attrs.items() if k != "regions"}
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("regions", DECLARED)}
     return attrs | dict(zip(node.attrs.get("regions", ()), node.regions, strict=True))
 
 
@@ -383,6 +385,26 @@ def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: 
             raise ModelError(f"input {i} of {definition.name} cannot be {v.t}")
         if not varied and bound.setdefault(parameter, v.dtype) is not v.dtype:
             raise ShapeError(f"operands have different dtypes: {bound[parameter]} and {v.dtype}")
+
+
+def _check_declared(node: Node, outputs: Sequence[Value | None]) -> None:
+    """A node gives what the model says that it does: the same element types. (Shapes may be out of date, and are only
+    notes to onnxruntime too.)
+    """
+    for old, new, said in zip(node.outputs, outputs, node.attrs.get(DECLARED, ()), strict=False):
+        found = "?" if new is None else element_name(new.type)
+        if said and contradict(said, found):
+            raise ModelError(f"the output {old.name!r} is {found}, but the model declares it as {said}")
+
+
+def _check_region(graph: Graph, inputs: Sequence[Value | None]) -> None:
+    """What a subgraph is given is what it declares: the same element types."""
+    declared = graph.metadata.get("input_types", {})
+    for old, new in zip(graph.inputs, inputs, strict=True):
+        said, _ = declared.get(old.name, ("?", None))
+        found = "?" if new is None else element_name(new.type)
+        if contradict(said, found):
+            raise ModelError(f"the input {old.name!r} of the subgraph is {found}, but is declared as {said}")
 
 
 def _place(error: OnnxcError, node: Node, inputs: Sequence[Value | None]) -> None:
