@@ -34,6 +34,17 @@ def abridged(text: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 6 :]}"
 
 
+def spelled(text: str) -> str:
+    r"""What is no printable character as an escape, so that a name stays on its line.
+
+    >>> spelled("a\x1b[31mb\n")
+    'a\\x1b[31mb\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 @contextlib.contextmanager
 def about_file(path: str | os.PathLike[str]) -> Iterator[None]:
     """Has an OSError name the file that it is about: that of a full disk does not."""
@@ -82,7 +93,8 @@ class OnnxcError(Exception):
         if self.shapes:
             where.append(", ".join(f"{name}: {shape}" for name, shape in self.shapes.items()))
         text = f"{self.message} [{'; '.join(where)}]" if where else self.message
-        return shortened(_SYMBOLS.sub(lambda word: self.sizes.get(word[0], word[0]), text) if self.sizes else text)
+        named = _SYMBOLS.sub(lambda word: self.sizes.get(word[0], word[0]), text) if self.sizes else text
+        return "\n".join(map(spelled, shortened(named).split("\n")))
 
 
 class ModelError(OnnxcError):

@@ -4,6 +4,7 @@ when it loads them; each is an error here that names the node.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
@@ -16,6 +17,7 @@ from onnxc.ir.types import TensorType, contradict
 from onnxc.ops.registry import OpDef, apply
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.interpret import interpret
 from tests.small_models import parse
 
 
@@ -95,14 +97,18 @@ ATTRIBUTES = {
         '(float[3,1,2] x, float[1,4,2] w, float[1,4,4] r) => (y) { y = RNN <direction = "back"> (x, w, r) }',
         "'forward', 'reverse' or 'bidirectional'",
     ),
-    "a clip": ("(float[3,1,2] x, float[1,4,2] w, float[1,4,4] r) => (y) { y = RNN <clip = -1.0> (x, w, r) }", "clip -1"),
-    "an int for a float": ("(float[3] x) => (y) { y = LeakyRelu <alpha = 1> (x) }", "alpha of LeakyRelu is 1, "),
+    "a clip": ("(float[3,1,2] x, float[1,4,2] w, float[1,4,4] r) => (y) { y = RNN <clip = -1.0> (x, w, r) }", "clip"),
+    "an int for a float": ("(float[3] x) => (y) { y = LeakyRelu <alpha = 1> (x) }", "alpha of LeakyRelu is 1"),
     "ints for floats": ("(float[3,1,2] x, float[1,4,2] w, float[1,4,4] r) => (y) "
                         "{ y = RNN <activation_alpha = [1]> (x, w, r) }", "activation_alpha"),
     "two ways of padding": (IMAGE.replace("OP", 'Conv <auto_pad = "SAME_UPPER", pads = [1,1,1,1]>'), "leave one"),
     "of padding back": (IMAGE.replace("OP", 'ConvTranspose <auto_pad = "VALID", pads = [1,1,1,1]>'), "leave one"),
     "an output of other axes": (IMAGE.replace("OP", "ConvTranspose <output_shape = [1,1,1,9,9]>"), "output_shape"),
     "an axis twice": ("(float[1,1,4] x, float[2] s) => (y) { y = Resize <axes = [2,-1]> (x, , s) }", "axis twice"),
+    "an integer type": ("(float[3] x) => (y) { y = RMSNormalization <stash_type = 7> (x,x) }", "stash"),
+    "a precision of integers": (
+        "(float[1,2,3,4] x) => (y) { y = Attention <softmax_precision = 2> (x, x, x) }", "softmax_precision",
+    ),
     "a window of other axes": (
         "(float[1,1,4] x, int64[1,1,4] i) => (y) { y = MaxUnpool <kernel_shape = [2], pads = [0,0,0]> (x, i) }", "pads",
     ),
@@ -112,7 +118,7 @@ ATTRIBUTES = {
 @pytest.mark.parametrize(("text", "says"), ATTRIBUTES.values(), ids=ATTRIBUTES.keys())
 def test_attributes_out_of_their_domain(text: str, says: str) -> None:
     with pytest.raises((ModelError, ShapeError), match=f"{says}.*node n0 "):
-        built(parse(text, opset=20))
+        built(parse(text, opset=23))
 
 
 def test_directions_of_a_scan() -> None:
@@ -121,6 +127,16 @@ def test_directions_of_a_scan() -> None:
     built(parse(text.replace("DIR", "1")))
     with pytest.raises(ModelError, match="scan_input_directions of Scan"):
         built(parse(text.replace("DIR", "-1")))
+
+
+def test_an_axis_that_is_named_twice_counts_once() -> None:
+    twice, once = (
+        built(parse(f"(float[2,3] x) => (y) {{ y = MeanVarianceNormalization <axes = {axes}> (x) }}"))
+        for axes in ("[1, -1]", "[1]")
+    )
+    assert [n.op for n in twice.nodes] == [n.op for n in once.nodes]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(interpret(twice, [x])[0], interpret(once, [x])[0])
 
 
 def test_padding_that_is_said_twice_and_is_none() -> None:

@@ -67,7 +67,7 @@ def one(
     names = [i.name for i in inputs] + ["" if c is None else f"c{k}" for k, c in enumerate(constants)]
     node = helper.make_node(op, names, [f"y{k}" for k in range(outputs)], name="the_node", **attrs)
     given = {f"c{k}": c for k, c in enumerate(constants) if c is not None}
-    return model([node], inputs, [info(f"y{k}", None) for k in range(outputs)], given, opset)
+    return model([node], inputs, [onnx.ValueInfoProto(name=f"y{k}") for k in range(outputs)], given, opset)
 
 
 def generate(proto: onnx.ModelProto) -> Program:

@@ -18,6 +18,8 @@ from onnxc.frontends import onnx_file
 from onnxc.ir.graph import MOST_SOURCES
 from onnxc.passes.decompose import decompose
 from onnxc.passes.prepare import MOST_VIEWS, prepare
+from onnxc.runtime import model
+from onnxc.runtime.cpu import available_bytes, memory_bytes
 from tests.small_models import parse
 from tests.test_hostile import generate
 
@@ -73,6 +75,18 @@ def test_chains_of_one_kind(make: Callable[[int], onnx.NodeProto]) -> None:
         [helper.make_tensor_value_info(f"v{n}", F, None)], weights,
     )  # fmt: skip
     generate(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+
+
+def test_more_than_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may have more of it, and others may have taken that: the system would end the process."""
+    assert 0 < available_bytes() <= memory_bytes()
+    monkeypatch.setattr(model, "memory_bytes", lambda: 1 << 14)
+    text = "(float[n] x) => (float[n] y) <int64 z = {0}> { s = Softmax (x) a = CumSum (s, z) y = Softmax (a) }"
+    compiled = onnxc.compile(parse(text))
+    monkeypatch.setattr(model, "available_bytes", lambda: 1 << 14)
+    assert compiled(np.ones(1 << 10, np.float32))["y"].shape == (1 << 10,)
+    with pytest.raises(LimitError, match=r"in the output 'y', and .* more; 16384 bytes of memory are left"):
+        compiled(np.ones(1 << 12, np.float32))
 
 
 def test_views_of_views_are_cut() -> None:

@@ -88,6 +88,18 @@ def test_long_names_are_shortened(name: str) -> None:
     assert len(repr(compiled)) < 1500
 
 
+def test_names_that_a_terminal_would_obey() -> None:
+    model = parsed("g (float[n] x) => (float[n] y) { y = Neg(x) }")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "\x1b[31mred\0\u202e"
+    compiled = onnxc.compile(model)
+    assert r"float32[\x1b[31mred\x00\u202e]" in message(lambda: compiled(FIVE, FIVE))
+
+
+def test_inputs_with_names_of_parameters() -> None:
+    compiled = onnxc.compile(parsed("g (float[n] self, float[n] args) => (float[n] y) { y = Add(self, args) }"))
+    np.testing.assert_array_equal(compiled(self=FIVE, args=FIVE)["y"], FIVE * 2)
+
+
 def test_what_is_shortened() -> None:
     plain = "the model's 'a b' and \"it's\" are the nodes' names: see 'c'"
     assert shortened(plain) == plain

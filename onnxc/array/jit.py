@@ -107,7 +107,7 @@ class Jitted:
 
     # ------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         trace = current()
         if trace is not None:
             args, kwargs = _renewed((args, kwargs), trace)

@@ -11,7 +11,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, is_nonnegative
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, dtype_of, is_narrow, static_dim
+from onnxc.ops.common import along, float_of, is_narrow, static_dim
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
@@ -138,7 +138,7 @@ def attention(
     if bias is not None:
         scores = b.add(scores, bias)
     shown.append(scores)
-    wide = scores if softmax_precision is None else b.cast(scores, dtype_of(softmax_precision, "softmax_precision"))
+    wide = scores if softmax_precision is None else b.cast(scores, float_of(softmax_precision, "softmax_precision"))
     p = b.cast(guarded_softmax(b, wide, bias if may_be_empty else None), q.dtype)
     shown.append(p)
     y = _weighted(b, p, share_heads(b, v, q.shape[1]))

@@ -21,6 +21,14 @@ def dtype_of(number: int, what: str) -> DType:
     return dtypes.BY_ONNX[number]
 
 
+def float_of(number: int, what: str) -> DType:
+    """The dtype in which an attribute wants something computed: one of floats."""
+    dtype = dtype_of(number, what)
+    if not dtype.is_float or dtype.bits < 16:
+        raise ModelError(f"{what} is {dtype}; it has to be a type of floats with 16 bits at least")
+    return dtype
+
+
 def numeric(dtype: DType, what: str) -> DType:
     """The dtype itself; strings and complex numbers raise UnsupportedError."""
     if dtype.kind in ("string", "complex"):

@@ -8,7 +8,7 @@ from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Value
 from onnxc.ops.attention import share_heads
-from onnxc.ops.common import dtype_of, static_dim
+from onnxc.ops.common import float_of, static_dim
 from onnxc.ops.control import lower
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
@@ -34,7 +34,7 @@ def flex_attention(
         raise ShapeError(f"FlexAttention of {q.t}, {k.t} and {v.t}: all have four axes")
     wide = dtypes.float64 if q.dtype is dtypes.float64 else dtypes.float32
     if softmax_precision is not None:
-        wide = dtype_of(softmax_precision, "softmax_precision")
+        wide = float_of(softmax_precision, "softmax_precision")
     size = "the size of a head of FlexAttention"
     factor = scale if scale is not None else 1 / math.sqrt(static_dim(q.shape[3], size) or 1)
     inner = dtypes.float64 if dtypes.float64 in (wide, q.dtype) else dtypes.float32

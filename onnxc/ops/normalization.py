@@ -8,7 +8,7 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import never_equal, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, dtype_of, flat_at_zero, is_narrow, widened, within
+from onnxc.ops.common import along, axes_of, dtype_of, flat_at_zero, float_of, is_narrow, widened, within
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
@@ -108,7 +108,7 @@ def layer_norm(
 
 def stash_of(x: Value, stash_type: int) -> DType:
     """The type to compute in: the one asked for (0 leaves it to the runtime), but nothing narrower than the input."""
-    stash = dtype_of(stash_type or 1, "stash_type")
+    stash = float_of(stash_type or 1, "stash_type")
     return stash if x.dtype.bits < stash.bits else x.dtype
 
 
@@ -212,6 +212,6 @@ def lp_normalization(b: Builder, x: Value, *, axis: int = -1, p: int = 2) -> Val
 @op("MeanVarianceNormalization", 9)
 def mean_variance_normalization(b: Builder, x: Value, *, axes: list[int] | None = None) -> Value:
     """(x - mean) / (deviation + 1e-9)."""
-    given = [b.axis(a, x.rank) for a in ([0, 2, 3] if axes is None else axes)]
-    centered, _, variance = moments(b, x, given)
+    given = axes_of(b, [0, 2, 3] if axes is None else axes, x.rank, "MeanVarianceNormalization")
+    centered, _, variance = moments(b, x, given or ())
     return b.div(centered, b.add(flat_at_zero(b, b.sqrt, variance), 1e-9))

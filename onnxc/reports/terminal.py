@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
+from onnxc.errors import spelled
+
 
 class SafeConsole(Console):
     """A console that spells out control characters, and those that change the direction of text."""
@@ -20,17 +22,6 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment("\n".join(map(spelled, text.split("\n"))), segment.style)
-
-
-def spelled(text: str) -> str:
-    r"""What is no printable character as an escape, so that a name stays on its line.
-
-    >>> spelled("a\x1b[31mb\n")
-    'a\\x1b[31mb\\n'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def as_text(renderable: Any, width: int = 120) -> str:

@@ -203,6 +203,24 @@ def memory_bytes() -> int:
     return min(machine_bytes, int(group)) if group.isdigit() and int(group) else machine_bytes
 
 
+def available_bytes() -> int:
+    """Bytes of memory, swap included, that are left: where a process writes to more, the system ends it."""
+    machine, group = _table(Path("/proc/meminfo")), _table(Path("/sys/fs/cgroup/memory.stat"))
+    left = memory_bytes()
+    if "MemAvailable" in machine:
+        left = min(left, (machine["MemAvailable"] + machine.get("SwapFree", 0)) << 10)
+    most, used = (_read(Path("/sys/fs/cgroup", name)) for name in ("memory.max", "memory.current"))
+    if most.isdigit() and used.isdigit():  # files that were read are let go
+        left = min(left, max(int(most) - int(used) + group.get("inactive_file", 0), 0))
+    return left
+
+
+def _table(path: Path) -> dict[str, int]:
+    """The numbers of a file of the system, by the word before them."""
+    rows = [line.split() for line in _read(path).splitlines()]
+    return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
 @functools.cache
 def cache_bytes(index: int) -> int:
     """Bytes of the data cache of level `index` (1 to 3) that the first CPU sees; 0 where it is not known.

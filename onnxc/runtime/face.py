@@ -137,7 +137,7 @@ class CompiledModel:
 
     # ------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Outputs:
         """Run the model.
 
         Args:

@@ -22,7 +22,7 @@ import numpy as np
 from onnxc.errors import InputError, LimitError, OnnxcError, PackageError
 from onnxc.report import Report
 from onnxc.runtime.cache import Buffer, Cache, digest
-from onnxc.runtime.cpu import available_cpus, memory_bytes
+from onnxc.runtime.cpu import available_bytes, available_cpus, memory_bytes
 from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.library import SIGNAL, CallError, NativeModel, Runtime, load_runtime
 from onnxc.runtime.outputs import OutputPool, has_large
@@ -34,6 +34,7 @@ from onnxc.runtime.sizes import Size, evaluate
 PROGRAM, RUNTIME, SOURCE = "program.so", "runtime.so", "source.cpp"
 LAYOUT = "onnxc_layout"  # a function of the program: the `layout_digest` that it was compiled for
 _ALIGN = 64  # OX_ALIGN
+_ASKED = 16  # a call that takes less than this part of the memory does not ask how much of it is left
 _UNFIT = -1  # what ox_call_arrays returns where a call must go the slow way
 _MOST_SITES = 512
 _MOST_THREADS = 256  # OX_MAX_THREADS
@@ -288,11 +289,10 @@ class CpuModel(CompiledModel):
         values = signature.solve(shapes)
         signature.check(values)
         dims = [values[s] for s in signature.symbols]
-        if self._arena is not None:
-            dims += self._arena.layout(values, self._runtime)
+        arena = [] if self._arena is None else self._arena.layout(values, self._runtime)
         outputs = signature.output_shapes(values)
-        _check_memory(signature, outputs)
-        return _Site(self._native, signature, shapes, outputs, dims)
+        _check_memory(signature, outputs, *arena[:1])
+        return _Site(self._native, signature, shapes, outputs, dims + arena)
 
     # ------------------------------------------------------------ facts
 
@@ -350,15 +350,18 @@ def _addresses(inputs: Sequence[Array], outputs: Sequence[Array]) -> ctypes.Arra
     return (ctypes.c_void_p * (len(addresses) + 1))(*addresses)
 
 
-def _check_memory(signature: Signature, shapes: Sequence[Shape]) -> None:
-    """Refuses outputs larger than the machine's memory: the system may grant them, and then kill the process."""
+def _check_memory(signature: Signature, shapes: Sequence[Shape], arena: int = 0) -> None:
+    """Refuses what is larger than the memory that is left: the system may grant it, and then kill the process."""
     sizes = [math.prod(s) * t.dtype.itemsize for s, t in zip(shapes, signature.outputs, strict=True)]
-    if sum(sizes) > memory_bytes():
-        largest = signature.outputs[sizes.index(max(sizes))]
-        raise LimitError(
-            f"the outputs would have {sum(sizes)} bytes, {max(sizes)} of them in {signature.shown(largest)}; "
-            f"there are {memory_bytes()} bytes of memory"
-        )
+    total = sum(sizes) + arena
+    if total <= memory_bytes() // _ASKED or total <= available_bytes():
+        return
+    largest = signature.outputs[sizes.index(max(sizes))]
+    more = f", and what is computed on the way {arena} more" if arena else ""
+    raise LimitError(
+        f"the outputs would have {sum(sizes)} bytes, {max(sizes)} of them in {signature.shown(largest)}{more}; "
+        f"{available_bytes()} bytes of memory are left"
+    )
 
 
 def _poisoned(shape: Shape, dtype: np.dtype[Any]) -> Array:

@@ -117,7 +117,7 @@ class StagedModel(CompiledModel):
 
     # ------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Outputs:
         if kwargs or len(args) != len(self._inputs):
             args = self._binding.bind(args, kwargs)
         return Outputs(self._names, self._answer(self._with_state(args)))

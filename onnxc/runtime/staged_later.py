@@ -144,6 +144,10 @@ class Later(Step):
                 v.type, v.name = t, v.name if v.name and names[v.name] == 1 else f"in{k}"
                 inputs.append(v)
         graph.inputs, graph.nodes = inputs, [*constants, *graph.nodes]
+        told = Counter(v.name for v in graph.outputs)
+        graph.output_names = [
+            v.name if v.name and told[v.name] == 1 else f"out{k}" for k, v in enumerate(graph.outputs)
+        ]
         return graph
 
 

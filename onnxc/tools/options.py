@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from onnxc.errors import InputError, InternalError, OnnxcError
+from onnxc.errors import InputError, InternalError, OnnxcError, spelled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -292,8 +292,6 @@ def shapes_of(options: Sequence[str] | None) -> Shapes:
 
 def fail(message: str) -> NoReturn:
     """One message on standard error, exit code 2. What a model calls its nodes is shown in it, and never obeyed."""
-    from onnxc.reports.terminal import spelled  # it imports rich
-
     text = "\n".join(map(spelled, message.split("\n")))
     typer.echo(f"onnxc: error: {text}", err=True)
     raise typer.Exit(2)

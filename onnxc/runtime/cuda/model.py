@@ -115,7 +115,7 @@ class CudaModel(Attachable, CompiledModel):
 
     # ------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Outputs:
+    def __call__(self, /, *args: Any, stream: Any = None, **kwargs: Any) -> Outputs:
         """Run the model.
 
         Args:

@@ -70,7 +70,7 @@ class CudaStagedModel(Attachable, StagedModel):
 
     # ------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Outputs:
+    def __call__(self, /, *args: Any, stream: Any = None, **kwargs: Any) -> Outputs:
         """Run the model: as :meth:`onnxc.runtime.cuda.model.CudaModel.__call__`. Where any input is on the GPU, all
         tensors among the outputs are :class:`DeviceArray`s, but for those of strings.
         """

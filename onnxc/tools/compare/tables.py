@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from onnxc.reports.terminal import spelled
+from onnxc.errors import spelled
 from onnxc.tools.compare.verdict import Verdict
 
 if TYPE_CHECKING:
