@@ -100,10 +100,19 @@ class _SiteFields(ctypes.Structure):
 _HEAD, _ITEMS = object.__basicsize__, tuple.__basicsize__
 
 
-class _Site:
-    """All that a call needs to know for inputs of one set of shapes: made once, used by every such call."""
+class Site:
+    """All that a call needs to know for inputs of one set of shapes: made once, used by every such call.
 
-    __slots__ = ("address", "dims", "keep", "large", "outputs")
+    Attributes:
+        address: of an ``ox_site``.
+        model: the address of the ``ox_model``.
+        dims: what a program is called with beside its buffers.
+        inputs: the dtypes of the inputs.
+        outputs: shapes and dtypes of the outputs.
+        large: whether memory for outputs is kept.
+    """
+
+    __slots__ = ("address", "dims", "inputs", "keep", "large", "model", "outputs")
 
     def __init__(
         self,
@@ -114,7 +123,9 @@ class _Site:
         dims: Sequence[int],
     ) -> None:
         self.outputs = [(s, t.dtype.numpy) for s, t in zip(outputs, signature.outputs, strict=True)]
+        self.inputs = [t.dtype.numpy for t in signature.inputs]
         self.large = has_large(self.outputs)
+        self.model = native.handle
         self.dims = _longs(dims or [0])
         kept = [_longs(shape or [0]) for shape in shapes]
         want = (_Want * max(1, len(shapes)))(
@@ -179,7 +190,7 @@ class CpuModel(CompiledModel):
         )
         self._call_arrays = self._runtime.library.ox_call_arrays
         self._quick = _readable(self._runtime)
-        self._sites: dict[tuple[Shape, ...], _Site] = {}
+        self._sites: dict[tuple[Shape, ...], Site] = {}
         # A model without dynamic dims has this one only.
         self._fixed = None if self._signature.symbols else self._new_site(self._fixed_shapes())
 
@@ -187,6 +198,11 @@ class CpuModel(CompiledModel):
     def weights(self) -> Array:
         """The block of weights, as bytes; mapped, where the model comes from a file or from the cache."""
         return self._weights
+
+    @property
+    def is_static(self) -> bool:
+        """Whether inputs of one set of shapes are all that it takes."""
+        return self._fixed is not None
 
     # ------------------------------------------------------------ calls
 
@@ -201,7 +217,7 @@ class CpuModel(CompiledModel):
                 return self._run_any(args)
         if not self._quick:
             return self._run_any(args)
-        outputs = self._outputs(site)
+        outputs = self.new_outputs(site)
         code = self._call_arrays(site.address, self._threads, args, outputs)
         if code == 0:
             return outputs
@@ -209,7 +225,7 @@ class CpuModel(CompiledModel):
             return self._run_any(args)
         raise self._last_failure()
 
-    def _outputs(self, site: _Site) -> tuple[Array, ...]:
+    def new_outputs(self, site: Site) -> tuple[Array, ...]:
         """New arrays for the outputs."""
         empty = self._empty
         try:
@@ -228,7 +244,7 @@ class CpuModel(CompiledModel):
     def _run_any(self, args: tuple[Any, ...]) -> tuple[Array, ...]:
         """The slow way: every input is checked and converted."""
         site, inputs = self._converted(args)
-        outputs = self._outputs(site)
+        outputs = self.new_outputs(site)
         if self._quick:
             code = self._call_arrays(site.address, self._threads, inputs, outputs)
             if code > 0:
@@ -240,22 +256,27 @@ class CpuModel(CompiledModel):
             raise self._failure(failure)
         return outputs
 
-    def _prepared(self, args: tuple[Any, ...]) -> tuple[_Site, Any, tuple[Array, ...], tuple[Array, ...]]:
+    def _prepared(self, args: tuple[Any, ...]) -> tuple[Site, Any, tuple[Array, ...], tuple[Array, ...]]:
         """For a call of the program: site, addresses of buffers, new outputs, and the inputs, to be kept until then."""
         site, inputs = self._converted(args)
-        outputs = self._outputs(site)
+        outputs = self.new_outputs(site)
         return site, _addresses(inputs, outputs), outputs, inputs
 
-    def _converted(self, args: tuple[Any, ...]) -> tuple[_Site, tuple[Array, ...]]:
+    def _converted(self, args: tuple[Any, ...]) -> tuple[Site, tuple[Array, ...]]:
         """The inputs as the program takes them, and the site for their shapes."""
         inputs = self._signature.arrays(self._signature.bind(args, {}))
         self._check_updated(args, inputs)
         shapes = tuple([x.shape for x in inputs])
-        site = self._sites.get(shapes)
+        return self.site(shapes), inputs
+
+    def site(self, shapes: Sequence[Shape]) -> Site:
+        """What a call with inputs of these shapes needs to know. SizesError, InputError where there is none."""
+        key = tuple(shapes)
+        site = self._sites.get(key)
         if site is None:
-            site = self._new_site(shapes)
-            self._remember(shapes, site)
-        return site, inputs
+            site = self._new_site(key)
+            self._remember(key, site)
+        return site
 
     def _check_updated(self, given: Sequence[Any], inputs: Sequence[Array]) -> None:
         """Refuses what a call could not change, since it would change a copy."""
@@ -272,7 +293,7 @@ class CpuModel(CompiledModel):
         found.partial = error.node >= self._first_update
         return found
 
-    def _remember(self, shapes: tuple[Shape, ...], site: _Site) -> None:
+    def _remember(self, shapes: tuple[Shape, ...], site: Site) -> None:
         # No lock, which a fork could leave locked: each step is atomic, and what is lost is made again.
         while len(self._sites) >= _MOST_SITES:
             try:
@@ -284,7 +305,7 @@ class CpuModel(CompiledModel):
     def _fixed_shapes(self) -> tuple[Shape, ...]:
         return tuple(tuple(evaluate(s, {}) for s in t.sizes) for t in self._signature.inputs)
 
-    def _new_site(self, shapes: Sequence[Shape]) -> _Site:
+    def _new_site(self, shapes: Sequence[Shape]) -> Site:
         signature = self._signature
         values = signature.solve(shapes)
         signature.check(values)
@@ -292,7 +313,7 @@ class CpuModel(CompiledModel):
         arena = [] if self._arena is None else self._arena.layout(values, self._runtime)
         outputs = signature.output_shapes(values)
         _check_memory(signature, outputs, *arena[:1])
-        return _Site(self._native, signature, shapes, outputs, dims + arena)
+        return Site(self._native, signature, shapes, outputs, dims + arena)
 
     # ------------------------------------------------------------ facts
 
@@ -332,7 +353,7 @@ class CpuModel(CompiledModel):
         del kept
         return outputs, times, dict(zip(self._signature.symbols, site.dims, strict=False))
 
-    def _times(self, site: _Site, buffers: Any, kernels: int) -> list[int]:
+    def _times(self, site: Site, buffers: Any, kernels: int) -> list[int]:
         """Nanoseconds of each kernel in one run."""
         times = _longs([0] * kernels)
         failure = self._native.profile(self._threads, buffers, site.dims, times)

@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.ao.quantization.fx import _decomposed
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
@@ -66,11 +67,14 @@ def backend(
     passed = {k: v for k, v in given.items() if k in _PASSED}
     chosen = Options((), bool(given.get("fallback", True)), passed)
     freezing = bool(given.get("freezing", True))
+    plain: list[Program] = []
 
     def compiled(kind: str, frozen: bool) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             positions = _weights() if frozen else ()
             program = Program(graph, Options(positions, chosen.fallback, chosen.compile, kind != "backward"))
+            if kind == "inference" and _is_plain(program, inputs):
+                plain.append(program)
             _programs[:] = [*((k, ref) for k, ref in _programs if ref() is not None), (kind, weakref.ref(program))]
             return _boxed(program)
 
@@ -84,7 +88,33 @@ def backend(
         decompositions=decompositions(),
     )
     _check_out(module)
-    return traced(with_losses(with_layers(module)), inputs)  # type: ignore[no-any-return]
+    found = traced(with_losses(with_layers(module)), inputs)
+    return _shortened(found, plain[0].quick) if len(plain) == 1 else found
+
+
+def _is_plain(program: Program, inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd has nothing to do about a call of the program that is being compiled but to hand it on."""
+    context = TracingContext.try_get()
+    facts = None if context is None else context.fw_metadata
+    if facts is None or facts.num_mutated_inp_runtime_indices or facts.num_outputs_aliased:
+        return False
+    if facts.num_intermediate_bases or facts.dynamic_outputs or facts.grad_enabled_mutation is not None:
+        return False
+    if facts.tokens or facts.num_graphsafe_rng_states or facts.is_rng_op_functionalized:
+        return False
+    if any(isinstance(x, (list, tuple, dict)) or is_traceable_wrapper_subclass(x) for x in inputs):
+        return False
+    return len(program.placeholders) == len(inputs) and len(program.outputs) == facts.num_outputs
+
+
+def _shortened(found: Callable[..., Any], quick: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of the program at once, where that can be; else through AOTAutograd's layers, which take 8 us."""
+
+    def call(*args: Any) -> Any:
+        results = quick(args)
+        return found(*args) if results is None else results
+
+    return call
 
 
 _OWN_DTYPE = (torch.amax, torch.amin, torch.aminmax)  # which eager PyTorch does not convert to that of `out=`

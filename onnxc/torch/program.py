@@ -22,6 +22,7 @@ from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOp
 from onnxc.frontends.torch_fx import Imported, Sizes, imported, is_size, memory_order, source_line, unsupported
 from onnxc.runtime.face import CompiledModel
 from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, reals_of, tensor_of
+from onnxc.torch.calls import Calls, Watch
 from onnxc.torch.draws import is_draw, set_draws_apart
 from onnxc.torch.stages import must_run, stages
 from onnxc.torch.views import is_returned_view, set_views_apart
@@ -100,27 +101,36 @@ class Program:
         self.models: list[CompiledModel] = []
         self.compiles = 0
         self._lock = threading.Lock()
-        self._ready: tuple[Guard, Run] | None = None  # replaced as a whole: other threads may be calling
+        self._ready: Ready | None = None  # replaced as a whole: other threads may be calling
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        args = tuple(args)
+        found = self.quick(args)
+        if found is not None:
+            return found
         ready = self._ready
-        if ready is None or not ready[0].holds(args):
+        if ready is None or not ready.guard.holds(args):
             ready = self._prepared(args)
-        return ready[1](args)
+        return ready.run(args)
 
-    def _prepared(self, args: Sequence[Any]) -> tuple[Guard, Run]:
+    def quick(self, args: tuple[Any, ...]) -> list[Any] | None:
+        """The results, where one program is all, and the call is like one before: a single look at the arguments."""
+        ready = self._ready
+        return ready.quick(args) if ready is not None and ready.quick is not None else None
+
+    def _prepared(self, args: Sequence[Any]) -> Ready:
         with self._lock:
-            if self._ready is None or not self._ready[0].holds(args):
+            if self._ready is None or not self._ready.guard.holds(args):
                 self._ready = self._compiled(args)
             return self._ready
 
     # ------------------------------------------------------------ compiling
 
-    def _compiled(self, args: Sequence[Any]) -> tuple[Guard, Run]:
+    def _compiled(self, args: Sequence[Any]) -> Ready:
         """For these weights the first time, for weights as inputs from then on."""
         frozen = {k: args[k] for k in self.options.frozen if is_freezable(args[k])} if not self.compiles else {}
         self.compiles += 1
-        guard = Guard(frozen)
+        guard, watch = Guard(frozen), Watch(frozen)
         self.models = []
         constants = {self.placeholders[k]: array_of(t) for k, t in frozen.items()}
         sources = self._sources()
@@ -130,7 +140,11 @@ class Program:
             if stage.compiled:
                 steps.append(self._section(stage.compiled, ends, constants, sources))
             steps += [Eager(n) for n in stage.eager]
-        return guard, _sequence(steps, self.placeholders, self.outputs, self.module)
+        steps = _live(steps, self.outputs)
+        direct = _direct(steps, self.placeholders, self.outputs, watch)
+        if direct is not None:
+            return Ready(guard, direct.run, direct.quick)
+        return Ready(guard, _sequence(steps, self.placeholders, self.outputs, self.module))
 
     def _section(
         self, nodes: list[fx.Node], ends: set[fx.Node], constants: Mapping[fx.Node, Array], sources: Sources
@@ -175,7 +189,24 @@ class Program:
         return found
 
 
-Run = Callable[[Sequence[Any]], list[Any]]
+Run = Callable[[tuple[Any, ...]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A graph that is compiled.
+
+    Attributes:
+        guard: whether this holds for given arguments.
+        run: a call, where it does.
+        quick: a call that looks at the guard too; None where it has to go another way.
+    """
+
+    guard: Guard
+    run: Run
+    quick: Callable[[tuple[Any, ...]], list[Any] | None] | None = None
+
+
 Sources = dict[sympy.Expr, tuple[fx.Node, "int | None"]]
 
 
@@ -280,23 +311,39 @@ class Section:
         self.model, self.inputs, self.outputs = model, part.inputs, tuple(outputs)
         self.hidden = [sources[s] for s in part.sizes]
         self.complex = [k for k, n in enumerate(self.inputs) if n.meta["val"].is_complex()]
+        self.calls = Calls(model, range(len(self.inputs)))
         self.finish = [
             (k, complex_of if n.meta["val"].is_complex() else tensor_of, _inverse(orders.get(n)))
             for k, n in enumerate(outputs)
             if n in orders or not has_own_dtype(n.meta["val"]) or n.meta["val"].is_complex() or _is_empty(n)
         ]
 
-    def call(self, tensors: Sequence[torch.Tensor], hidden: Sequence[int] = ()) -> list[torch.Tensor]:
-        """Runs the program."""
+    def call(self, calls: Calls, args: tuple[Any, ...], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
+        """Runs the program.
+
+        Args:
+            calls: quick ones.
+            args: the tensors that `calls` reads, and others.
+            sizes: what the program is told beside its inputs.
+        """
+        answers = calls(args, sizes)
+        return self.tensors(self._slowly(calls, args, sizes) if answers is None else answers)
+
+    def _slowly(self, calls: Calls, args: tuple[Any, ...], sizes: Sequence[int]) -> Sequence[Array]:
+        tensors = [args[k] for k in calls.reads]
         if self.complex:
             tensors = [reals_of(t) if k in self.complex else t for k, t in enumerate(tensors)]
         try:
             arrays = [t.numpy() for t in tensors]
         except (RuntimeError, TypeError):  # dtypes that numpy lacks, and the like
             arrays = list(map(array_of, tensors))
-        if hidden:
-            arrays += [np.empty((n, 0), np.uint8) for n in hidden]
-        answers = self.model.answers(tuple(arrays))
+        answers = self.model.answers((*arrays, *(np.empty((n, 0), np.uint8) for n in sizes)))
+        if not self.complex:
+            calls.learn(args, arrays, sizes)
+        return answers
+
+    def tensors(self, answers: Sequence[Array]) -> list[torch.Tensor]:
+        """What the program has written, as PyTorch is to have it."""
         if not self.finish:
             return list(map(torch.from_numpy, answers))
         found: list[Any] = list(answers)
@@ -307,8 +354,8 @@ class Section:
         return [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in found]
 
     def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
-        hidden = [env[n] if axis is None else env[n].shape[axis] for n, axis in self.hidden]
-        env.update(zip(self.outputs, self.call([env[n] for n in self.inputs], hidden), strict=True))
+        sizes = [env[n] if axis is None else env[n].shape[axis] for n, axis in self.hidden]
+        env.update(zip(self.outputs, self.call(self.calls, tuple([env[n] for n in self.inputs]), sizes), strict=True))
 
     @property
     def reads(self) -> list[fx.Node]:
@@ -361,14 +408,8 @@ def _with_sizes(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [n for n in nodes[0].graph.nodes if n in wanted]
 
 
-def _sequence(
-    steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence[Any], module: fx.GraphModule
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """What runs the steps; the shortest way where one program is all."""
-    steps = _live(steps, outputs)
-    direct = _direct(steps, placeholders, outputs)
-    if direct is not None:
-        return direct
+def _sequence(steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence[Any], module: fx.GraphModule) -> Run:
+    """What runs the steps one after the other."""
     last = {n: k for k, step in enumerate(steps) for n in step.reads}
     kept = {o for o in outputs if isinstance(o, fx.Node)}
     dead = [[n for n, at in last.items() if at == k and n not in kept] for k in range(len(steps))]
@@ -402,24 +443,36 @@ def _live(steps: list[Any], outputs: Sequence[Any]) -> list[Any]:
     return kept[::-1]
 
 
-def _direct(
-    steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence[Any]
-) -> Callable[[Sequence[Any]], list[Any]] | None:
+def _direct(steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence[Any], watch: Watch) -> Direct | None:
     """For one program that gives all outputs in order, from the arguments alone."""
-    if len(steps) != 1 or not isinstance(steps[0], Section):
+    if len(steps) != 1 or not isinstance(steps[0], Section) or list(steps[0].outputs) != list(outputs):
         return None
     section = steps[0]
-    if list(section.outputs) != list(outputs):
-        return None
     position = {n: k for k, n in enumerate(placeholders)}
-    reads = [position[n] for n in section.inputs]
-    hidden = [(position[n], axis) for n, axis in section.hidden]
+    calls = Calls(section.model, [position[n] for n in section.inputs], watch)
+    return Direct(section, calls, [(position[n], axis) for n, axis in section.hidden])
 
-    def run(args: Sequence[Any]) -> list[Any]:
-        sizes = [args[k] if axis is None else args[k].shape[axis] for k, axis in hidden] if hidden else ()
-        return section.call([args[k] for k in reads], sizes)
 
-    return run
+class Direct:
+    """One program that is all of a graph."""
+
+    def __init__(self, section: Section, calls: Calls, hidden: Sequence[tuple[int, int | None]]) -> None:
+        self.section, self.calls, self.hidden = section, calls, hidden
+        self._plain = not section.finish
+
+    def _sizes(self, args: tuple[Any, ...]) -> list[int]:
+        return [args[k] if axis is None else args[k].shape[axis] for k, axis in self.hidden]
+
+    def run(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The results for arguments of any kind."""
+        return self.section.call(self.calls, args, self._sizes(args) if self.hidden else ())
+
+    def quick(self, args: tuple[Any, ...]) -> list[torch.Tensor] | None:
+        """The results; None where this call has to go another way."""
+        answers = self.calls(args, self._sizes(args) if self.hidden else ())
+        if answers is None:
+            return None
+        return list(map(torch.from_numpy, answers)) if self._plain else self.section.tensors(answers)
 
 
 __all__ = ["Fallback", "Guard", "Options", "Program"]

@@ -1,0 +1,168 @@
+"""Quick calls of compiled graphs: answers and errors as by way of arrays, and nothing that changed is missed."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onnxc.torch.backend as backend  # noqa: E402
+import onnxc.torch.calls as calls  # noqa: E402
+from onnxc.errors import InputError, RunError  # noqa: E402
+
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(1.0, 4.0))
+
+    def forward(self, x):
+        return x * self.weight + 1, x.sum()
+
+
+@pytest.fixture(autouse=True)
+def no_grad():
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="onnxc", options={"fallback": False}, **options)
+
+
+def the_program():
+    return backend._programs[-1][1]()
+
+
+def agree(f, g, *args):
+    for a, b in zip(f(*args), g(*args), strict=True):
+        assert a.dtype is b.dtype
+        torch.testing.assert_close(a, b)
+
+
+@pytest.fixture(params=["quick", "by arrays"])
+def way(request, monkeypatch):
+    if request.param == "by arrays":
+        monkeypatch.setattr(calls, "_bridge", lambda: None)
+    return request.param
+
+
+def test_weights_that_change_are_seen(way):
+    module, x = Scale(), torch.randn(2, 3)
+    f = compiled(module)
+    for _ in range(3):
+        agree(f, module, x)
+    program = the_program()
+    assert (program.quick((module.weight, x)) is None) is (way != "quick")
+    module.weight.mul_(2)
+    agree(f, module, x)
+    assert program.compiles == 2
+    module.weight.data = torch.full((3,), 7.0)
+    agree(f, module, x)
+    module.weight = torch.nn.Parameter(torch.full((3,), 5.0))
+    agree(f, module, x)
+
+
+@pytest.mark.parametrize("change", ["memory", "version", "object"])
+def test_a_look_at_the_weights_finds_each_change(change):
+    module, x = Scale(), torch.randn(2, 3)
+    f = compiled(module)
+    f(x), f(x)
+    program = the_program()
+    assert program.quick((module.weight, x)) is not None
+    weight = module.weight
+    if change == "memory":
+        weight.data = weight.data.clone()
+    elif change == "version":
+        weight.add_(1)
+    else:
+        weight = torch.nn.Parameter(weight.detach())
+    assert program.quick((weight, x)) is None
+
+
+def test_arguments_in_other_forms(way):
+    module = Scale()
+    f = compiled(module)
+    x = torch.randn(2, 3)
+    for _ in range(2):
+        agree(f, module, x)
+    for other in (torch.randn(3, 2).T, torch.randn(4, 3)[::2], torch._neg_view(x), torch.randn(7)[1:].view(2, 3)):
+        agree(f, module, other)
+        agree(f, module, other)
+    agree(f, module, x)
+
+
+@pytest.mark.parametrize("other", [torch.ones(2, 2), torch.ones(2, 3, dtype=torch.float64), torch.ones(6)])
+def test_without_dynamos_guards_a_wrong_argument_is_an_error(other):
+    module, x = Scale(), torch.randn(2, 3)
+    f = compiled(module)
+    f(x), f(x)
+    program = the_program()
+    assert program.quick((module.weight, x)) is not None
+    with pytest.raises(InputError):
+        program((module.weight, other))
+    assert program.quick((module.weight, torch.ones(2, 3, device="meta"))) is None
+
+
+def test_sizes_that_change_are_quick_from_the_second_call():
+    f = compiled(lambda x, n: (x * n, x.sum(1)), dynamic=True)
+    for n in (3, 5, 3, 5, 0):
+        x = torch.randn(n, 4)
+        agree(f, lambda x, n: (x * n, x.sum(1)), x, 2.5)
+        agree(f, lambda x, n: (x * n, x.sum(1)), x, 2.5)
+
+
+def test_a_failure_of_a_quick_call_is_the_same_error(way):
+    table = torch.randn(4, 2)
+    f = compiled(lambda i: (torch.nn.functional.embedding(i, table),))
+    for _ in range(2):
+        agree(f, lambda i: (table[i],), torch.tensor([0, 3]))
+    with pytest.raises(RunError, match="the index 9 is out of bounds"):
+        f(torch.tensor([0, 9]))
+    agree(f, lambda i: (table[i],), torch.tensor([0, 3]))
+
+
+def test_dtypes_orders_and_empty_results():
+    def function(x, i):
+        return x.T.contiguous() + 1, x.to(torch.bfloat16) * 2, i > 0, x[:0] * 2
+
+    x, i = torch.randn(2, 3), torch.tensor([1, -1])
+    f = compiled(function)
+    for _ in range(3):
+        agree(f, function, x, i)
+
+
+def test_many_threads():
+    module = Scale()
+    f = compiled(module)
+    f(torch.randn(2, 3))
+    program, wrong = the_program(), []
+
+    def work(seed):
+        for k in range(200):
+            x = torch.full((2, 3), float(seed * 1000 + k))
+            y, s = program((module.weight, x))
+            if not torch.equal(y, x * module.weight + 1) or s != x.sum():
+                wrong.append((seed, k))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_results_that_autograd_hands_on_are_not_cut_short():
+    """Aliases, writes to arguments and parts that PyTorch computes need AOTAutograd's layers."""
+
+    def function(x):
+        x.add_(1)
+        return x.view(-1), x * 2
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    f = compiled(function)
+    for _ in range(3):
+        for a, b in zip((*f(x.copy_(y)), x), (*function(y.clone()), y + 1), strict=True):
+            torch.testing.assert_close(a, b)
