@@ -765,3 +765,36 @@ def test_shape_errors_are_ours(quick):
 
 def _matmul(b, x, y):
     return b.matmul(x, y)
+
+
+def test_keywords_are_told_apart_by_their_names_and_guarded_as_positions_are():
+    scale = 1.0
+
+    @onnxc.jit
+    def f(a, b=None, c=None):
+        return a * scale - (b if b is not None else 0) + (2 * c if c is not None else 0)
+
+    x, y, z = (np.full(2, v, np.float32) for v in (1, 10, 100))
+    for _ in range(2):  # the second time by what the first one left
+        assert np.array_equal(f(x, y), [-9, -9])
+        assert np.array_equal(f(x, b=y), [-9, -9])
+        assert np.array_equal(f(x, c=y), [21, 21])
+        assert np.array_equal(f(c=z, b=y, a=x), [191, 191])
+        assert np.array_equal(f(b=y, a=x, c=z), [191, 191])
+        assert np.array_equal(f(x, b=y, c=3.0), [-3, -3])
+        assert np.array_equal(f(x, b=y[:1]), [-9, -9])
+    count = len(f.explain_recompiles())
+    f(a=x, c=z, b=y)
+    assert len(f.explain_recompiles()) == count
+    scale = 2.0
+    assert np.array_equal(f(x, b=y), [-8, -8])
+    with pytest.raises(TypeError):
+        f(x, d=y)
+
+
+def test_a_dynamic_keyword_of_size_one_is_broadcast():
+    f = onnxc.jit(lambda a, b: a + b, dynamic=True)
+    x = np.arange(4, dtype=np.float32)
+    for other in (x, x, x[1:2], x[1:2], np.ones(4, np.float32)):
+        assert np.array_equal(f(x, b=other), x + other)
+        assert np.array_equal(f(b=other, a=x), x + other)

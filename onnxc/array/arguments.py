@@ -26,7 +26,7 @@ class Given:
         tree: all others: positional ones, and those by name.
         names: of the positional ones.
         data, leaves: of the tree.
-        plain: whether the call is of arrays alone, by position.
+        plain: whether all arguments that are not static are arrays themselves.
     """
 
     positions: Mapping[int, Any]
@@ -111,7 +111,7 @@ class Arguments:
         names = [self.name(k) for k in range(len(args)) if k not in self.numbers]
         named = {n: x for n, x in kwargs.items() if n not in self.names}
         given, spec = flatten((rest, named))
-        plain = not kwargs and all(type(x) in (Array, np.ndarray) for x in rest)
+        plain = all(type(x) in (Array, np.ndarray) for x in (*rest, *named.values()))
         try:
             data = [as_data(x, "") for x in given]
         except InputError:

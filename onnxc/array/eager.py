@@ -28,6 +28,7 @@ from onnxc.primitives.pairs import Complex, as_complex, as_floats, opened, pair
 Data = np.ndarray[Any, Any]
 Run = Callable[[tuple[Data, ...]], Sequence[Data]]
 MOST_PROGRAMS = 1024
+_ATOMS = frozenset((int, bool, str, bytes, type(None)))
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ def _of_reals(graph: Graph, options: Mapping[str, Any] | None) -> Run:
 
 def frozen(x: Any) -> Hashable:
     """A key that is equal for equal static arguments only: 1, 1.0 and True differ."""
+    if type(x) in _ATOMS:
+        return (type(x), x)
     if isinstance(x, Mapping):
         return (dict, tuple((k, frozen(v)) for k, v in sorted(x.items())))
     if isinstance(x, (tuple, list)):

@@ -18,13 +18,14 @@ from onnxc.array.core import Array, asarray, concrete, traced, value_of
 from onnxc.array.dims import Dynamic, dynamic_leaves
 from onnxc.array.eager import Data, Run, frozen, runner
 from onnxc.array.guards import PLAIN, Guards, guard_key, same
-from onnxc.array.pytree import Spec, flatten, shallow, unflatten
+from onnxc.array.pytree import flatten, shallow, unflatten
 from onnxc.array.tracing import NUMBERS, Leaf, Result, trace_function
 from onnxc.compiler import compile
 from onnxc.errors import InputError, SizesError
 from onnxc.frontends.trace import Trace, current
 
 MOST_SHORTCUTS = 2048
+_PLAIN = (Array, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,11 @@ class Jitted:
         if trace is not None:
             args, kwargs = _renewed((args, kwargs), trace)
             return self.__wrapped__(*args, **kwargs)
-        if kwargs or not self._plain:
+        if not self._plain:
             return self._call(args, kwargs)
+        names = sorted(kwargs) if kwargs else ()
         data: list[Data] = []
-        for x in args:
+        for x in (*args, *map(kwargs.__getitem__, names)) if names else args:
             kind = type(x)
             if kind is Array:
                 x = x._data
@@ -124,50 +126,50 @@ class Jitted:
             elif kind is not np.ndarray:
                 return self._call(args, kwargs)
             data.append(x)
-        program = self._shortcuts.get(tuple([(x.dtype, x.shape) for x in data]))
+        program = self._shortcuts.get((*[(x.dtype, x.shape) for x in data], *names))
         if program is None or (self._guards and not same(self._guards.values(), program.outer)):
             return self._call(args, kwargs)
         if program.single and not program.dynamic:
             return concrete(program.run(tuple(data))[0])
-        return self._run(program, data, None)
+        return self._run(program, data, args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The way of trees: the structure and the leaves' types lead to the program."""
         data, key = self._looked_at(args, kwargs)
         program = self._shortcuts.get(key) if key is not None else None
         if program is not None and not (self._guards and not same(self._guards.values(), program.outer)):
-            return self._run(program, data, None if not program.dynamic else self._arguments.bind(args, kwargs))
+            return self._run(program, data, args, kwargs)
         given = self._arguments.bind(args, kwargs)
-        program = self._program(given, False, key)
-        return self._run(program, given.data, given)
+        return self._run(self._program(given, False, key), given.data, args, kwargs)
 
     def _looked_at(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Data], Hashable]:
         """The arrays, and a key of what the arguments are like; None where the long way has to look at them."""
-        held: Hashable = ()
-        if not self._plain:
-            numbers, names = self._static
-            static = [(k, x) for k, x in enumerate(args) if k in numbers] + [i for i in kwargs.items() if i[0] in names]
-            held = tuple([(k, frozen(x)) for k, x in static])
-            args = tuple([x for k, x in enumerate(args) if k not in numbers])
-            kwargs = {n: x for n, x in kwargs.items() if n not in names}
-            try:
-                hash(held)
-            except TypeError:
-                return [], None
-        return _types(*shallow(args, kwargs), held)
+        if self._plain:  # then there is another leaf than an array
+            return _types(*shallow(args, kwargs), ())
+        numbers, static = self._static
+        held: list[Hashable] = [(k, frozen(x)) for k, x in enumerate(args) if k in numbers]
+        held += [(n, frozen(x)) for n, x in kwargs.items() if n in static]
+        try:
+            hash(tuple(held))
+        except TypeError:
+            return [], None
+        args = tuple([x for k, x in enumerate(args) if k not in numbers])
+        names = tuple(sorted([n for n in kwargs if n not in static]))
+        leaves = (*args, *[kwargs[n] for n in names])
+        for x in leaves:
+            if type(x) not in _PLAIN:
+                return _types(*shallow(args, {n: kwargs[n] for n in names}), tuple(held))
+        return _types(leaves, names, tuple(held))
 
-    def _run(self, program: _Program, data: Sequence[Data], given: Given | None) -> Any:
+    def _run(self, program: _Program, data: Sequence[Data], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         try:
             outputs = program.run(tuple(data))
         except SizesError:
-            if not program.dynamic or given is None:
-                if program.dynamic:
-                    self._shortcuts = {}  # no clear(): another thread may be looking through it
-                    return self(*map(concrete, data))
+            if not program.dynamic:
                 raise
-            program = self._program(given, exact=True)  # a dim is 1 that was to be broadcast
+            program = self._program(self._arguments.bind(args, kwargs), exact=True)  # a dim is 1, to be broadcast
             outputs = program.run(tuple(data))
-        return program.result.tree(outputs)
+        return concrete(outputs[0]) if program.single else program.result.tree(outputs)
 
     # ------------------------------------------------------------ programs
 
@@ -211,7 +213,8 @@ class Jitted:
         if len(self._shortcuts) >= MOST_SHORTCUTS:
             self._shortcuts = {}
         if given.plain and self._plain:
-            self._shortcuts[tuple((x.dtype, x.shape) for x in given.data)] = program
+            names = sorted(given.tree[1])
+            self._shortcuts[(*[(x.dtype, x.shape) for x in given.data], *names)] = program
         elif shortcut is not None:
             self._shortcuts[shortcut] = program
 
@@ -245,10 +248,14 @@ def _renewed(tree: Any, trace: Trace) -> Any:
     return unflatten(spec, new)
 
 
-def _types(leaves: Sequence[Any], spec: Spec, held: Hashable) -> tuple[list[Data], Hashable]:
-    """The leaves' arrays and a key of what they, and what is held, are like; None where there is another leaf."""
+def _types(leaves: Sequence[Any], structure: Hashable, held: Hashable) -> tuple[list[Data], Hashable]:
+    """The leaves' arrays and a key of what they, and what is held, are like; None where there is another leaf.
+
+    Args:
+        structure: of the leaves: a tree's, or the names of the last ones, where all are arrays.
+    """
     data: list[Data] = []
-    found: list[Any] = [spec, held]
+    found: list[Any] = [structure, held]
     for x in leaves:
         kind = type(x)
         if kind is Array:
