@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxc import random
 from onnxc.array.core import Array, asarray, call, call_one
+from onnxc.array.faces import named_all
 from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
@@ -414,3 +415,5 @@ __all__ = [
     "gelu", "group_norm", "layer_norm", "leaky_relu", "log_softmax", "max_pool", "one_hot", "relu", "rms_norm",
     "sigmoid", "silu", "softmax", "softplus",
 ]  # fmt: skip
+
+named_all(globals(), __all__)

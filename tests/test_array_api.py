@@ -18,7 +18,7 @@ import onnxc
 from onnxc import array_api as xp
 from onnxc.array.core import Array
 from onnxc.array.eager import set_eager
-from onnxc.errors import InputError, TraceError
+from onnxc.errors import InputError, OnnxcError, TraceError
 from tests.array_api_cases import ALL, CASES, Case, flat, operands
 
 VERSION = "2024.12"
@@ -427,3 +427,31 @@ def test_arguments_of_wrong_types(call: Callable[[Any], Any], says: str) -> None
 def test_namespaces_show_what_is_in_the_standard() -> None:
     for space in (xp, xp.linalg, xp.fft):
         assert dir(space) == sorted(space.__all__)
+
+
+def _called(name: str) -> None:
+    """A call of the function that fails in the ops that it is made of, or at run time."""
+    a, b = xp.ones((2, 3)), xp.ones((4, 5))
+    calls: dict[str, Callable[[], object]] = {
+        "add": lambda: a + b,
+        "concat": lambda: xp.concat([a, b]),
+        "where": lambda: xp.where(a > 0, a, b),
+        "take": lambda: xp.take(a, xp.asarray([9]), axis=0),
+        "tile": lambda: xp.tile(a, (-1,)),
+        "floor_divide": lambda: xp.floor_divide(xp.asarray([1]), xp.asarray([0])),
+        "pinv": lambda: xp.linalg.pinv(xp.ones(3)),
+        "all": lambda: onnxc.jit(lambda x: xp.all(x + b))(a),
+        "matmul": lambda: onnxc.jit(lambda x: x @ b)(a),
+    }
+    calls[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [(n, n) for n in ("add", "concat", "where", "take", "tile", "floor_divide", "pinv", "matmul")] + [("all", "add")],
+)
+def test_errors_begin_with_the_function_that_was_called(name: str, called: str) -> None:
+    with pytest.raises(OnnxcError, match=rf"^{called}\b") as caught:
+        _called(name)
+    assert str(caught.value).count(f"{called}: ") <= 1
+    assert str(caught.value).startswith(caught.value.args[0])

@@ -1,4 +1,5 @@
-"""What functions of `onnxc.array_api` do about arguments of wrong types: an error that names function and argument.
+"""What functions of `onnxc.array_api` do about errors: each names the function that was called, and those about an
+argument of a wrong type the argument too.
 
     add = named(add)     # add(x, "a"): ArgumentError("add: the argument x2 is the str 'a', and has to be an array ...")
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral, Number, Real
@@ -31,14 +33,19 @@ _STANDS_FOR: dict[object, tuple[type, ...]] = {
 
 
 def named(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, with errors of its own for what Python would say of an argument that does not fit."""
+    """The function, with its name in errors, and with errors of its own for what Python would say of an argument that
+    does not fit.
+    """
 
     @functools.wraps(function)
     def face(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
+        except OnnxcError as error:
+            _name(error, function.__name__)
+            raise
         except _BARE as error:
-            if isinstance(error, (OnnxcError, IndexError)):  # an axis out of range, too
+            if isinstance(error, IndexError):  # an axis out of range, too
                 raise
             raise ArgumentError(_explained(function, args, kwargs, error), cause=error) from error
 
@@ -50,6 +57,21 @@ def named_all(space: dict[str, Any], names: Collection[str]) -> None:
     for name in names:
         if inspect.isfunction(space[name]):
             space[name] = named(space[name])
+
+
+def _name(error: OnnxcError, name: str) -> None:
+    """Has the message begin with the function's name, if it does not say it: of functions that call each other with the
+    outermost one's.
+    """
+    said = error.__dict__.setdefault("said", error.message)
+    if not _says(said, name):
+        error.message = f"{name}: {said}"
+        error.args = (error.message, *error.args[1:])
+
+
+def _says(said: str, name: str) -> bool:
+    """Whether a message names the function: at its start, or after the line. Elsewhere `all` may be a word."""
+    return re.search(rf"(^|: ){re.escape(name)}\b", said) is not None
 
 
 def _explained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
@@ -64,9 +86,9 @@ def _explained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     for parameter, value in given:
         if not _is_a(value, hints[parameter]):
             wanted = f"the argument {parameter} is {_shown(value)}, and has to be {_spelled(hints[parameter])}"
-            return f"{name}: {wanted}" + ("" if name in said else f" ({said})")
+            return f"{name}: {wanted}" + ("" if _says(said, name) else f" ({said})")
     listed = ", ".join(f"{parameter} is {_shown(value)}" for parameter, value in given)
-    return f"{'' if name in said else f'{name}: '}{said} ({listed})"
+    return f"{'' if _says(said, name) else f'{name}: '}{said} ({listed})"
 
 
 def _given(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
