@@ -199,6 +199,14 @@ def test_programs_are_bounded(quick):
     assert not f._programs
 
 
+def test_trees_without_an_end(quick):
+    held = [X]
+    held.append(held)
+    for f in (onnxc.jit(lambda tree: tree[0]), onnxc.jit(lambda x: held)):
+        with pytest.raises(InputError, match="it may hold itself"):
+            f(held)
+
+
 def test_trees_take_a_shortcut(quick):
     f = onnxc.jit(lambda t, n=1: t["a"] * n + t["b"][0])
     for n in (2, 2.5, 3):

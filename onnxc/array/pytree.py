@@ -23,8 +23,8 @@ Spec = optree.PyTreeSpec
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
-    """The leaves of a tree and its structure, which can be hashed and compared."""
-    leaves, spec = optree.tree_flatten(tree, namespace=_NAMESPACE)
+    """The leaves of a tree and its structure, which can be hashed and compared. InputError for one without an end."""
+    leaves, spec = shallow_tree(tree)
     if any(_is_dataclass(x) for x in leaves):
         for x in leaves:
             if _is_dataclass(x):
@@ -35,8 +35,15 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
 
 def shallow(*trees: Any) -> tuple[list[Any], Spec]:
     """As :func:`flatten` of a tuple, but dataclasses that are not known yet are leaves."""
-    tree: Any = trees
-    return optree.tree_flatten(tree, namespace=_NAMESPACE)
+    return shallow_tree(trees)
+
+
+def shallow_tree(tree: Any) -> tuple[list[Any], Spec]:
+    """As :func:`shallow`, of one tree."""
+    try:
+        return optree.tree_flatten(tree, namespace=_NAMESPACE)
+    except RecursionError as error:
+        raise InputError("the tree of arrays is too deep: it may hold itself", cause=error) from error
 
 
 def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
