@@ -52,6 +52,25 @@ def test_declared_shapes_are_notes() -> None:
     built(parse(LOOP.format(number="int64", state="float[9, 9]", after="float")))
 
 
+@pytest.mark.parametrize("kind", ["int64", "seq(float)"])
+def test_branches_give_the_same_element_types(kind: str) -> None:
+    made = "Cast <to = 7> (x)" if kind == "int64" else "SequenceConstruct (x)"
+    model = parse(
+        f"""(float[n] x, bool c) => (z) {{ z = If (c) <then_branch = t () => (float[n] p) {{ p = Neg (x) }},
+        else_branch = e () => ({kind}[k] q) {{ q = {made} }}> }}""".replace("seq(float)[k]", "seq(float[k])")
+    )
+    with pytest.raises(ModelError, match=r"an If gives float32, and in the other branch .*node n0 If"):
+        built(model)
+
+
+def test_a_loop_carries_one_element_type() -> None:
+    model = parse(
+        LOOP.format(number="int64", state="float[2]", after="int64[2]").replace("Add (s, s)", "Cast <to=7> (s)")
+    )
+    with pytest.raises(ModelError, match=r"a Loop carries float32, and after an iteration int64 .*node n0 Loop"):
+        built(model)
+
+
 def test_what_a_call_declares() -> None:
     """A function's nodes give what the call's outputs are declared as, an output that is an input too."""
     text = """<ir_version: 8, opset_import: ["" : 18, "f" : 1]> g (float[2] x) => (TYPE[2] y) {{ y = f.F (x) }}

@@ -7,7 +7,7 @@ whose condition is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,16 @@ from onnxc.errors import InternalError, LimitError, ModelError, NeedsContentErro
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, always_equal
 from onnxc.ir.graph import Graph, Node, Value, cloned
-from onnxc.ir.types import EmptyType, OptionalType, SequenceType, TensorType, Type, same_shape
+from onnxc.ir.types import (
+    EmptyType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    contradict,
+    element_name,
+    same_shape,
+)
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Step, constant_of
 from onnxc.primitives.control import close_region
@@ -53,7 +62,7 @@ def _run_time(b: Builder, what: str) -> RunTime:
 
 @op("If", 1)
 def if_(b: Builder, condition: Value, *, then_branch: Graph, else_branch: Graph) -> list[Value | None]:
-    """The outputs of one of two branches; the other is not run. Their types may differ."""
+    """The outputs of one of two branches; the other is not run. Their shapes may differ."""
     known = constant_of(condition)
     if known is not None:
         return [*lower(b, then_branch if known.item() else else_branch, b, [])]
@@ -76,12 +85,20 @@ def choose(b: Builder, condition: Value, branches: Sequence[Callable[[Builder], 
     if len(regions[0].outputs) != len(regions[1].outputs):
         raise ModelError(f"the branches of If have {len(regions[0].outputs)} and {len(regions[1].outputs)} outputs")
     visible = _made_before(run_time, first)
-    pairs = zip(regions[0].outputs, regions[1].outputs, strict=True)
-    types = [run_time.merged(x.type, y.type, visible) for x, y in pairs]
+    pairs = [(x.type, y.type) for x, y in zip(regions[0].outputs, regions[1].outputs, strict=True)]
+    _check_alike(pairs, "an If gives", "in the other branch")
+    types = [run_time.merged(x, y, visible) for x, y in pairs]
     operands = [scalar(b, condition), *taken[0], *taken[1]]
     node = Node("if", operands, [Value(t) for t in types], {"split": len(taken[0])}, regions, b.origin)
     b.nodes.append(node)
     return list(node.outputs)
+
+
+def _check_alike(pairs: Iterable[tuple[Type | None, Type | None]], what: str, where: str) -> None:
+    """ModelError where values of different element types stand for one: the standard leaves them only their shapes."""
+    for a, b in pairs:
+        if contradict(element_name(a), element_name(b)):
+            raise ModelError(f"{what} {element_name(a)}, and {where} {element_name(b)}")
 
 
 def _made_before(run_time: RunTime, first: int) -> Callable[[Symbol], bool]:
@@ -182,12 +199,11 @@ def _typed(b: Builder, types: list[Type | None], body: Body) -> _Typed:
         typed = _Typed(inner, condition, after, results, first, loose)
         if typed.keeps_types():
             return typed
+        pairs = [(x.type, y.type) for x, y in zip(typed.carried, after, strict=True)]
+        _check_alike(pairs, "a Loop carries", "after an iteration")
         run_time = _run_time(b, "the type of what a Loop carries")
         known = len(run_time.symbols)
-        types = [
-            x.type if _fits(x.type, y.type, loose) else run_time.merged(x.type, y.type)
-            for x, y in zip(typed.carried, after, strict=True)
-        ]
+        types = [old if _fits(old, new, loose) else run_time.merged(old, new) for old, new in pairs]
         loose |= {s.key for s in run_time.symbols[known:]}
     raise UnsupportedError(f"the types of what a Loop carries still change after {MOST_TYPINGS} iterations")
 
