@@ -128,6 +128,13 @@ ATTRIBUTES = {
     "a precision of integers": (
         "(float[1,2,3,4] x) => (y) { y = Attention <softmax_precision = 2> (x, x, x) }", "softmax_precision",
     ),
+    "a mode before the first": (
+        "(float[1,2,3,4] x) => (y) { y = Attention <qk_matmul_output_mode = -1> (x, x, x) }", "0, 1, 2 or 3",
+    ),
+    "heads that there are not": (
+        "(float[1,2,3,4] x) => (y) { y = Attention <q_num_heads = 7> (x, x, x) }", "q_num_heads 7, .* has 2 heads",
+    ),
+    "of a node that waits": ("(float[k] x, int64[n] s) => (y) { y = Reshape <allowzero = 2> (x, s) }", "0 or 1"),
     "a window of other axes": (
         "(float[1,1,4] x, int64[1,1,4] i) => (y) { y = MaxUnpool <kernel_shape = [2], pads = [0,0,0]> (x, i) }", "pads",
     ),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
 from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, is_nonnegative
+from onnxc.ir.expr import Dim, is_nonnegative, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, float_of, is_narrow, static_dim
 from onnxc.ops.registry import Flag, op
@@ -112,16 +113,19 @@ def attention(
     b: Builder, q: Value, k: Value, v: Value, attn_mask: Value | None = None, past_key: Value | None = None,
     past_value: Value | None = None, nonpad_kv_seqlen: Value | None = None, *, is_causal: Flag = 0,
     kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None,
+    qk_matmul_output_mode: Literal[0, 1, 2, 3] = 0, right_window_size: int = -1, scale: float | None = None,
     softcap: float = 0.0, softmax_precision: int | None = None,
 ) -> list[Value]:  # fmt: skip
     """softmax(q k' * scale + bias) v over heads, with an optional cache of earlier keys and values."""
     flat = q.rank == 3
     if flat:
-        if not q_num_heads or not kv_num_heads:
+        if (q_num_heads or 0) < 1 or (kv_num_heads or 0) < 1:
             raise ModelError("Attention of 3D inputs needs q_num_heads and kv_num_heads")
-        q = split_heads(b, q, q_num_heads)
-        k, v = (split_heads(b, t, kv_num_heads) for t in (k, v))
+        q = split_heads(b, q, q_num_heads or 0)
+        k, v = (split_heads(b, t, kv_num_heads or 0) for t in (k, v))
+    for what, told, x in (("q_num_heads", q_num_heads, q), ("kv_num_heads", kv_num_heads, k)):
+        if told is not None and told > 0 and never_equal(told, x.shape[1]):
+            raise ModelError(f"Attention has {what} {told}, but its tensor has {x.shape[1]} heads")
     past: Dim = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from onnxc.errors import ModelError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal
@@ -24,7 +26,7 @@ def group_query_attention(
     q_norm_weight: Value | None = None, k_norm_weight: Value | None = None, *, causal: Flag = 1, do_rotary: Flag = 0,
     k_norm_epsilon: float | None = None, k_quant_type: str = "NONE", kv_cache_bit_width: int = 0, kv_num_heads: int,
     local_window_size: int = -1, num_heads: int, q_norm_epsilon: float | None = None, qk_norm_epsilon: float = 1e-6,
-    qk_output: int = 0, rotary_interleaved: Flag = 0,
+    qk_output: Literal[0, 1, 2] = 0, rotary_interleaved: Flag = 0,
     scale: float = 0.0, sliding_window_cache: Flag = 0, smooth_softmax: int = -1, softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> list[Value]:  # fmt: skip

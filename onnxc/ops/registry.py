@@ -147,7 +147,7 @@ def apply(
 ) -> list[Value | None]:
     """Builds one ONNX node in `b` and returns its outputs. Raises ModelError for wrong inputs or attributes."""
     args = _arguments(definition, inputs)
-    given = _attributes(definition, attrs, opset)
+    given = checked_attributes(definition, attrs, opset)
     _, _, keywords = _parameters(definition.define)
     known: dict[str, Any] = {k: _as_stored(p.default) for k, p in keywords.items() if isinstance(p.default, float)}
     known |= {"opset": opset, "n_outputs": n_outputs}
@@ -171,8 +171,8 @@ def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value 
     return args + [None] * (count - len(args))
 
 
-def _attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict[str, Any]:
-    """The attributes of a node, checked against its definition's parameters."""
+def checked_attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """The attributes of a node, checked against its definition's parameters. Raises ModelError and UnsupportedError."""
     _, _, keywords = _parameters(definition.define)
     given = {k: v for k, v in attrs.items() if k not in _HINTS}
     unknown = sorted(set(given) - set(keywords))

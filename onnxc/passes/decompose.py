@@ -25,7 +25,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Symbol, symbols
 from onnxc.ir.graph import DECLARED, Graph, Node, Value, cloned, merge_origins
 from onnxc.ir.types import TensorType, contradict, element_name, shape_within
-from onnxc.ops.registry import OpDef, apply, find
+from onnxc.ops.registry import OpDef, apply, checked_attributes, find
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import check_type
 from onnxc.primitives.builder import Builder, constant_of
@@ -238,6 +238,14 @@ class _Decomposer:
         return not _sizes_in(new).isdisjoint(self.b.run_time.symbols)
 
     def _put_off(self, node: Node) -> None:
+        """Takes note of a node that waits. What is wrong with its attributes does not."""
+        if node.op in self.scope.definitions:
+            try:
+                definition, version = self.scope.definitions[node.op], _target(node.op, self.scope.opsets)[2]
+                checked_attributes(definition, _attributes(node), version)
+            except OnnxcError as error:
+                _place(error, node, [])
+                raise
         self.later.append(node)
         self.unknown.update(v.id for v in node.outputs)
 
