@@ -25,7 +25,7 @@ from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.cpu import available_bytes, available_cpus, memory_bytes
 from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.library import SIGNAL, CallError, NativeModel, Runtime, load_runtime
-from onnxc.runtime.outputs import OutputPool, has_large
+from onnxc.runtime.outputs import OutputPool, has_large, wanted
 from onnxc.runtime.package import load_library
 from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.signature import MOST_BYTES, Array, Shape, Signature
@@ -108,7 +108,7 @@ class Site:
         model: the address of the ``ox_model``.
         dims: what a program is called with beside its buffers.
         inputs: the dtypes of the inputs.
-        outputs: shapes and dtypes of the outputs.
+        outputs: what arrays there are to be.
         large: whether memory for outputs is kept.
     """
 
@@ -122,7 +122,7 @@ class Site:
         outputs: Sequence[Shape],
         dims: Sequence[int],
     ) -> None:
-        self.outputs = [(s, t.dtype.numpy) for s, t in zip(outputs, signature.outputs, strict=True)]
+        self.outputs = wanted([(s, t.dtype.numpy) for s, t in zip(outputs, signature.outputs, strict=True)])
         self.inputs = [t.dtype.numpy for t in signature.inputs]
         self.large = has_large(self.outputs)
         self.model = native.handle
@@ -231,7 +231,7 @@ class CpuModel(CompiledModel):
         try:
             if site.large:
                 return self._pool.arrays(site.outputs)
-            return tuple([empty(shape, dtype) for shape, dtype in site.outputs])
+            return tuple([empty(w.shape, w.dtype) for w in site.outputs])
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
 

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,13 +26,25 @@ KEPT_BYTES = 1 << 25  # so many
 _IDLE = 2  # references to a block that only `_free_block` holds: its variable, and getrefcount's argument
 
 
-def has_large(specs: Sequence[Spec]) -> bool:
+class Wanted(NamedTuple):
+    """An output of a call: `most` blocks of its size are kept."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+    most: int
+
+
+def wanted(specs: Sequence[Spec]) -> tuple[Wanted, ...]:
+    """The outputs of a call, by shapes and dtypes."""
+    sizes = [prod(shape) * dtype.itemsize for shape, dtype in specs]
+    count = Counter(sizes)
+    return tuple([Wanted(*spec, n, SPARE * count[n]) for spec, n in zip(specs, sizes, strict=True)])
+
+
+def has_large(outputs: Sequence[Wanted]) -> bool:
     """Whether any of these outputs is worth keeping memory for."""
-    return any(_nbytes(s) >= LARGE for s in specs)
-
-
-def _nbytes(spec: Spec) -> int:
-    return prod(spec[0]) * spec[1].itemsize
+    return any(w.nbytes >= LARGE for w in outputs)
 
 
 class OutputPool:
@@ -43,10 +55,9 @@ class OutputPool:
         self._grown = False
         self._poison = poison
 
-    def arrays(self, specs: Sequence[Spec]) -> tuple[Array, ...]:
-        """New arrays of these shapes and dtypes. Raises MemoryError."""
-        wanted = Counter(_nbytes(s) for s in specs)
-        arrays = tuple([self._array(s, SPARE * wanted[_nbytes(s)]) for s in specs])
+    def arrays(self, outputs: Sequence[Wanted]) -> tuple[Array, ...]:
+        """New arrays for these outputs. Raises MemoryError."""
+        arrays = tuple([self._array(*w) for w in outputs])
         if self._grown:
             self._grown = False
             self._forget(max(KEPT_BYTES, KEPT * sum(a.nbytes for a in arrays)))
@@ -56,9 +67,7 @@ class OutputPool:
         """Forgets the blocks that are free; those in use go when their arrays go."""
         self._blocks.clear()
 
-    def _array(self, spec: Spec, most: int) -> Array:
-        shape, dtype = spec
-        nbytes = _nbytes(spec)
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, most: int) -> Array:
         if nbytes < LARGE:
             block = np.empty(nbytes, np.uint8)
         else:

@@ -39,7 +39,7 @@ from onnxc.runtime.cuda.site import Site
 from onnxc.runtime.cuda.workspace import VECTOR, Attachable, Workspace, element_of, is_crooked
 from onnxc.runtime.face import WEIGHTS, CompiledModel, Outputs, failure
 from onnxc.runtime.library import CallError
-from onnxc.runtime.outputs import OutputPool
+from onnxc.runtime.outputs import OutputPool, wanted
 
 if TYPE_CHECKING:
     from onnxc.report import Report
@@ -195,7 +195,7 @@ class CudaModel(Attachable, CompiledModel):
         inputs = self._signature.arrays(args)
         site = self._site(tuple([x.shape for x in inputs]))
         try:
-            outputs = self._results.arrays(site.specs[len(inputs) :])
+            outputs = self._results.arrays(wanted(site.specs[len(inputs) :]))
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
         self._timeline.check()
