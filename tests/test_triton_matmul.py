@@ -142,6 +142,28 @@ def test_epilogues(simulator: Simulator, blocks: dict[str, int], kind: str) -> N
     assert np.abs(answer.outputs[0].astype(np.float64) - wanted).max() <= 4 * scale * UNIT[kind] + 1e-5
 
 
+def test_what_data_places_is_no_epilogue(simulator: Simulator) -> None:
+    """Elements beside a product that are gathered, each from a place of its own, are read by another kernel; rows that
+    are gathered (an embedding), or what is read at even steps, by the product's.
+    """
+    m, k, n = 40, 16, 24
+    x, w, table = numbers("float32", m, k), numbers("float32", k, n), numbers("float32", m, 64)
+    places, rows = rng.integers(-64, 64, (m, n)), rng.integers(0, m, m)
+    product, last = helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "g"], ["y"])
+    each = [product, helper.make_node("GatherElements", ["table", "i"], ["g"], axis=1), last]
+    built = model(each, "float32", {"x": [m, k], "table": [m, 64]}, w=w, i=places)
+    answer = simulator.run(built.SerializeToString(), [x, table])
+    assert answer.kinds == ["matmul", "loops"]
+    wanted = x.astype(np.float64) @ w
+    near(answer.outputs[0], wanted + np.take_along_axis(table, places % 64, 1), "float32", k)
+    for found in (rows, np.arange(m)[::-1]):
+        whole = [product, helper.make_node("Gather", ["table", "i"], ["g"]), last]
+        built = model(whole, "float32", {"x": [m, k], "table": [m, n]}, w=w, i=found)
+        answer = simulator.run(built.SerializeToString(), [x, np.ascontiguousarray(table[:, :n])])
+        assert answer.kinds == ["matmul"]
+        near(answer.outputs[0], wanted + table[found, :n], "float32", k)
+
+
 def test_erf_of_halves(simulator: Simulator) -> None:
     """Of every float16, and of bfloat16 also where it is tiny."""
     for kind in ("float16", "bfloat16"):

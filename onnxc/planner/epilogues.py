@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, pushed_index
+from onnxc.loops.known import is_known
 from onnxc.passes.epilogue import runs_beside
 from onnxc.planner.draft import Draft
 from onnxc.planner.groups import Group
 from onnxc.planner.pairs import fellows
 from onnxc.planner.section import Section
+from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.movement import VIEWS
 
 MOST_NODES = 128  # of what follows a template that its epilogue may take
+MOST_LANES = 16  # results that a place in memory serves, below which their places count as many
 
 
 class Epilogues:
@@ -132,7 +136,27 @@ class Epilogues:
                 target = self.draft.clusters.of(other)
                 if target == own or self.draft.clusters.reaches([own], target):
                     return None
+                if self.draft.machine.plain and self._looks_up(other.output, node.output.t.size):
+                    return None
         return indices.pop()
+
+    def _looks_up(self, value: Value, results: Dim) -> bool:
+        """Whether a value is computed from elements whose places are data, about one for each of so many results."""
+        pending, seen = [value], set[int]()
+        while pending and len(seen) < MOST_NODES:
+            v = pending.pop()
+            node = v.node
+            if v.id in seen or node is None or id(node) in self.draft.homes or constant_of(v) is not None:
+                continue
+            seen.add(v.id)
+            kind = lookup(node.op).kind
+            if kind is Kind.INDEXED and not is_known(node):
+                where = node.operands[1].t.size
+                if not isinstance(where, int) or not isinstance(results, int) or where * MOST_LANES >= results:
+                    return True
+            elif node.op in VIEWS or kind in (Kind.POINTWISE, Kind.INDEXED):
+                pending += node.operands
+        return False
 
     def _take(self, group: Group, section: Section, node: Node, at: dict[int, Index]) -> None:
         value, index = node.output, at[node.output.id]

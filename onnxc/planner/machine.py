@@ -29,6 +29,8 @@ class Machine:
         pairs: whether a kernel may multiply one matrix by two, for a function of both results.
         late: pointwise nodes that a template of a training step's backward pass takes into its epilogue, where these
             leave one value that is no wider; None for any number. A tile's registers hold its sums and not much more.
+        plain: whether an epilogue leaves out what reads elements whose places are data: a tile's registers do not hold
+            its places too.
         together: bytes that a kernel without sums writes at most, of a training step, that is merged with others.
         apart: bytes that a kernel with sums reads at least, of a training step, that is not merged; None: all are.
         window: kernels of a training step between two that are merged.
@@ -53,6 +55,7 @@ class Machine:
     inline: bool = False
     pairs: bool = False
     late: int | None = None
+    plain: bool = False
     beside: bool = False
     together: int = 1 << 20
     apart: int | None = None
@@ -63,6 +66,6 @@ CPU = Machine()
 # Programs for each of 132 multiprocessors; a second kernel costs 2 us, in which a program reads 65536 numbers.
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
-    narrow=16, staged=True, pointers=40, depth=512, inline=True, pairs=True, late=6,
+    narrow=16, staged=True, pointers=40, depth=512, inline=True, pairs=True, late=6, plain=True,
     beside=True, together=1 << 25, apart=1 << 21, window=24,
 )  # fmt: skip
