@@ -402,3 +402,18 @@ def test_random_graphs(dtype: str) -> None:
             if v.dtype.is_float:
                 atol = 8 * UNIT[dtype] * depth(graph) * max(1.0, item.bound)
                 np.testing.assert_allclose(a.astype(np.float64), e.astype(np.float64), 0.05, atol, err_msg=str(seed))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
+def test_constants_are_added_up_as_kernels_do(dtype: dtypes.DType) -> None:
+    """Sums, products of matrices and convolutions of halves that are folded are of float32, and rounded once."""
+    rng, unit = np.random.default_rng(3), UNIT[dtype.name]
+    b = Builder()
+    x = rng.uniform(0.5, 1, (2048, 3)).astype(dtype.numpy)
+    v = b.constant(x)
+    found = [b.reduce("sum", v, (0,)), b.matmul(b.transpose(v, (1, 0)), v), b.one("cumsum", v, axis=0)]
+    graph = fold_constants(b.graph(found), 1 << 20)
+    wide = x.astype(np.float64)
+    for out, wanted in zip(graph.outputs, (wide.sum(0), wide.T @ wide, wide.cumsum(0)), strict=True):
+        assert out.node is not None and out.node.op == "constant"
+        np.testing.assert_allclose(out.node.attrs["value"].astype(np.float64), wanted, rtol=1.01 * unit)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import TensorProto, helper
 
 import onnxc
 from onnxc.codegen.triton import tiles
@@ -161,6 +162,35 @@ def test_best_of_long_rows(simulator: Simulator, largest: int, k: int, dtype: st
     order = np.lexsort((-keys if largest else keys, nan_last), axis=-1)[:, :k]
     np.testing.assert_array_equal(at, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+
+
+LOOSE = ["float", "float16", "bfloat16", "double", "int8", "uint8", "int16", "int32", "uint32", "int64"]
+
+
+@pytest.mark.parametrize("dtype", LOOSE)
+@pytest.mark.parametrize("largest", [0, 1])
+def test_few_of_many(simulator: Simulator, largest: int, dtype: str) -> None:
+    """Found before they are put in order, in one piece and in several: ties by position, zeros of both signs among
+    them, and NaN of both signs as the greatest.
+    """
+    kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper()))
+    for n, k in ((700, 30), (5003, 300)) if dtype in ("float", "int8") else ((700, 30),):
+        x = rng.integers(0 if dtype.startswith("u") else -99, 99, (2, n)).astype(kind)
+        if dtype in LOOSE[:4]:
+            x[0, ::97], x[0, 1::97], x[1, 5:40], x[1, 7] = np.nan, -x[0, ::97], np.inf, -np.inf
+            x[1, ::3] = kind.type(0.0)
+            x[1, ::6] = kind.type(-0.0)
+        text = f"""g ({dtype}[b, {n}] x) => ({dtype}[b, {k}] v, int64[b, {k}] i) {{
+            k = Constant <value_ints = [{k}]> ()
+            v, i = TopK <axis = -1, largest = {largest}> (x, k)
+        }}"""
+        answer = simulator.run(model(text), [x])
+        assert "last + step" in answer.source or dtype == "uint32"
+        values, at = answer.outputs
+        keys = x.astype(np.float64)
+        order = np.lexsort((-keys if largest else keys, np.isnan(keys) != bool(largest)), axis=-1)[:, :k]
+        np.testing.assert_array_equal(at, order)
+        np.testing.assert_array_equal(values.view(np.uint8), np.take_along_axis(x, order, -1).view(np.uint8))
 
 
 # ---------------------------------------------------------------- where the best is

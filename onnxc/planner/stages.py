@@ -13,6 +13,11 @@ becomes the best of short runs, and then the best of several runs that are in or
 Runs are neighbours, so among equal elements the one that comes first in the row stays first. The last run is filled up
 with what comes last of all: an infinity, NaN, or the end of an integer's range.
 
+Where few of many are wanted, they are found first, in any order, by halving the range in which the last of them lies:
+
+    top_k loose [n / 16384, 16384] -> [n / 16384, k]    one comparison of each element for each of its bits
+    top_k [n / 16384 k] -> [k]                          in order
+
 A running sum over few long rows becomes one over parts of them; what the parts before sum up to is added afterwards.
 """
 
@@ -24,6 +29,7 @@ import numpy as np
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import prod
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.layout import Layout
@@ -35,6 +41,11 @@ PART = 4096  # elements of a part of a running sum
 LONG = 2048  # elements of a row that one step takes
 RUNS = (256, 1024)  # elements of the first runs, where few are wanted, and where many are
 MERGED = 16  # runs that become one
+SEARCHED = 1 << 14  # elements that one program's registers hold, by 32 bits
+SHORT = 256  # elements of a row that are compared with each other at once
+SCARCE = 4  # times as many elements as are wanted, at least, for these to be looked for first
+IDLE = 256  # programs that leave multiprocessors idle
+LOOSE = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64")
 
 
 def divide_routines(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
@@ -65,9 +76,17 @@ def _is_long(node: Node) -> bool:
         return False
     x, y = node.operands[0], node.outputs[0]
     n, size = x.shape[node.attrs["axis"]], x.t.size
-    if not isinstance(n, int) or not isinstance(size, int) or not y.t.is_static or y.t.size == 0:
+    if not isinstance(n, int) or 0 in y.shape:
         return False
-    return n > LONG if node.op == "top_k" else n > LONG_SUM and size // n < FEW
+    if node.op == "top_k":
+        k = y.shape[node.attrs["axis"]]
+        return isinstance(k, int) and (n > LONG or (n > SHORT and _are_scarce(x, n, k)))
+    return isinstance(size, int) and n > LONG_SUM and size // n < FEW
+
+
+def _are_scarce(x: Value, n: int, k: int) -> bool:
+    """Whether so few of n are wanted that they are looked for before they are put in order."""
+    return x.dtype.name in LOOSE and SCARCE * k <= n and k <= LONG
 
 
 # ---------------------------------------------------------------- running sums
@@ -108,6 +127,10 @@ def _best(b: Builder, x: Value, node: Node) -> list[Value]:
     order = [*(a for a in range(x.rank) if a != axis), axis]
     rows = b.transpose(x, order)
     around = rows.shape[:-1]
+    back = sorted(range(x.rank), key=order.__getitem__)
+    if _are_scarce(x, n, k):
+        found = _chosen(b, rows, k, largest)
+        return [b.transpose(b.reshape(v, (*around, k)), back) for v in found]
     length = RUNS[0] if 2 * k <= RUNS[0] else RUNS[1]
     values = _in_runs(b, b.reshape(rows, (*around, 1, n)), length, _last(x.dtype, largest))
     values, at = b.emit("top_k", [values], _attrs(values, min(k, length), largest))
@@ -121,8 +144,37 @@ def _best(b: Builder, x: Value, node: Node) -> list[Value]:
         attrs = _attrs(values, min(k, runs * kept), largest)
         values, among = b.emit("top_k", [values], {**attrs, "runs": kept})
         at = b.one("gather_elements", at, among, axis=at.rank - 1)
-    back = sorted(range(x.rank), key=order.__getitem__)
     return [b.transpose(b.reshape(v, (*around, k)), back) for v in (values, at)]
+
+
+def _chosen(b: Builder, rows: Value, k: int, largest: bool) -> tuple[Value, Value]:
+    """Values and positions of the k best of rows [..., n]: found in pieces, then put in order."""
+    around, last = rows.shape[:-1], _last(rows.dtype, largest)
+    values = b.reshape(rows, (*around, 1, rows.shape[-1]))
+    at: Value | None = None
+    while at is None or _int(values.shape[-1]) > max(SHORT, k):
+        length = _piece(values, k)
+        values = _in_runs(b, values, length, last)
+        places = None if at is None else _in_runs(b, at, length, np.int64(0))
+        values, found = b.emit("top_k", [values], {**_attrs(values, k, largest), "loose": True})
+        if places is None:
+            at = b.add(found, b.reshape(b.mul(b.iota(values.shape[-2]), length), (values.shape[-2], 1)))
+        else:
+            at = b.one("gather_elements", places, found, axis=found.rank - 1)
+        count = _int(values.shape[-2]) * k
+        values, at = (b.reshape(v, (*around, 1, count)) for v in (values, at))
+    values, among = b.emit("top_k", [values], _attrs(values, k, largest))
+    return values, b.one("gather_elements", at, among, axis=at.rank - 1)
+
+
+def _piece(x: Value, k: int) -> int:
+    """Elements of the pieces of rows, as even as may be: shorter ones where there are few rows."""
+    n, rows = _int(x.shape[-1]), prod(x.shape[:-1])
+    most = SEARCHED if x.dtype.bits <= 32 else SEARCHED // 2
+    while most > max(LONG, SCARCE * k) and isinstance(rows, int) and rows * -(-n // most) * 2 <= IDLE:
+        most //= 2
+    count = -(-n // most)
+    return -(-n // count)
 
 
 def _attrs(x: Value, k: int, largest: bool) -> dict[str, object]:

@@ -13,7 +13,7 @@ from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
-from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
+from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register, summed_in_float32
 from onnxc.primitives.contraction import product_type
 
 MASKED = ("add", "sub", "fill", "keep")  # steps that have an operand ...
@@ -115,4 +115,4 @@ def _stepped(s: Array, name: str, mask: Array | None, number: float | None) -> A
     return np.asarray(s * given if name == "scale" else np.maximum(s, given))
 
 
-register(Primitive("attention", Kind.TEMPLATE, _attention, _attention_eval))
+register(Primitive("attention", Kind.TEMPLATE, _attention, summed_in_float32(_attention_eval)))

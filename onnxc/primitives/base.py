@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
 from onnxc.errors import InternalError, LimitError, ShapeError
+from onnxc.ir.dtypes import from_numpy
 from onnxc.ir.expr import Dim, always_equal, bounds, never_equal
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
+
+NARROW = 16  # bits of floats that are too short to add up in
 
 
 class Kind(Enum):
@@ -44,6 +48,24 @@ class Primitive:
     infer: Infer
     evaluate: Evaluate | None
     symbolic: bool = False
+
+
+def summed_in_float32(evaluate: Evaluate) -> Evaluate:
+    """What adds up floats of 16 bits and less does so in float32, as kernels do; its result is rounded once."""
+
+    def call(*arrays: np.ndarray, **attrs: Any) -> np.ndarray:
+        if not any(_is_narrow(a) for a in arrays):
+            return np.asarray(evaluate(*arrays, **attrs))
+        with np.errstate(all="ignore"):
+            found = np.asarray(evaluate(*(a.astype(np.float32) if _is_narrow(a) else a for a in arrays), **attrs))
+            return found.astype(arrays[0].dtype)
+
+    return call
+
+
+def _is_narrow(array: np.ndarray) -> bool:
+    dtype = from_numpy(array.dtype)
+    return dtype.is_float and dtype.bits <= NARROW
 
 
 TABLE: dict[str, Primitive] = {}

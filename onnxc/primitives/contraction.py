@@ -13,7 +13,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, minimum, never_equal
 from onnxc.ir.graph import Attrs, Node, Value
 from onnxc.ir.types import TensorType
-from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register
+from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register, summed_in_float32
 
 # Elements of a pooling window: more than any model has, and few enough to loop over.
 MAX_TAPS = 1 << 24
@@ -170,11 +170,11 @@ def _conv_weights_eval(x, dy, *, kernel, strides, low, high, dilations, groups) 
     return np.concatenate([np.tensordot(d, v, axes=(axes, axes)) for v, d in parts]).astype(x.dtype)
 
 
-register(Primitive("matmul", Kind.TEMPLATE, _matmul, _matmul_eval))
-register(Primitive("conv", Kind.TEMPLATE, _conv, _conv_eval))
-register(Primitive("conv_weights", Kind.TEMPLATE, _conv_weights, _conv_weights_eval))
+register(Primitive("matmul", Kind.TEMPLATE, _matmul, summed_in_float32(_matmul_eval)))
+register(Primitive("conv", Kind.TEMPLATE, _conv, summed_in_float32(_conv_eval)))
+register(Primitive("conv_weights", Kind.TEMPLATE, _conv_weights, summed_in_float32(_conv_weights_eval)))
 register(Primitive("window_max", Kind.REDUCTION, _window, _window_eval("max")))  # type: ignore[arg-type]
-register(Primitive("window_sum", Kind.REDUCTION, _window, _window_eval("sum")))  # type: ignore[arg-type]
+register(Primitive("window_sum", Kind.REDUCTION, _window, summed_in_float32(_window_eval("sum"))))  # type: ignore[arg-type]
 
 
 def product_type(a: TensorType, b: TensorType) -> TensorType:
@@ -223,4 +223,4 @@ def _matmul_quantized_eval(a, q, scale, zero=None, *, bits: int, block: int) -> 
     return np.asarray(np.matmul(a, w * scale[rows])).astype(a.dtype)
 
 
-register(Primitive("matmul_quantized", Kind.TEMPLATE, _matmul_quantized, _matmul_quantized_eval))
+register(Primitive("matmul_quantized", Kind.TEMPLATE, _matmul_quantized, summed_in_float32(_matmul_quantized_eval)))

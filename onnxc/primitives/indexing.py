@@ -135,6 +135,7 @@ def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     """The k greatest (least) along an axis, ties by position, NaN as the greatest: values and int64 positions.
 
     `runs`, where it is given, says that the axis is made of runs of so many elements, each of them in order already.
+    `loose`: not in order, but those that come before the last one by their positions, then its equals by theirs.
     """
     shape = list(types[0].shape)
     if is_less(shape[attrs["axis"]], attrs["k"]):
@@ -144,13 +145,20 @@ def _top_k(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     return out, out.with_dtype(dtypes.int64)
 
 
-def _top_k_eval(x: np.ndarray, k: int, axis: int, largest: bool, runs: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def _top_k_eval(
+    x: np.ndarray, k: int, axis: int, largest: bool, runs: int = 0, loose: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     floating = dtypes.from_numpy(x.dtype).is_float
     keys: np.ndarray = x.astype(np.float64) if floating else x
     if largest:
         keys = np.negative(keys) if floating else np.invert(keys)
     nan = np.isnan(keys) if floating else np.zeros(keys.shape, np.bool_)
     order = np.take(np.lexsort((keys, nan != largest), axis=axis), range(k), axis=axis)
+    if loose:
+        found = np.take_along_axis(keys, order, axis)
+        last = np.take(found, [k - 1], axis=axis)
+        same = (found == last) | ((last != last) & (found != found))
+        order = np.take_along_axis(order, np.lexsort((order, same), axis=axis), axis)
     return np.take_along_axis(x, order, axis), order.astype(np.int64)
 
 

@@ -12,7 +12,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, minimum, prod
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
-from onnxc.primitives.base import Kind, Primitive, register
+from onnxc.primitives.base import Kind, Primitive, register, summed_in_float32
 
 
 def _reduce(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -84,10 +84,10 @@ def _cumsum(x: np.ndarray, axis: int, exclusive: bool = False, reverse: bool = F
     return np.flip(out, axis) if reverse else out
 
 
-register(Primitive("reduce_sum", Kind.REDUCTION, _reduce, _numpy(np.sum)))
-register(Primitive("reduce_prod", Kind.REDUCTION, _reduce, _numpy(np.prod), True))
+register(Primitive("reduce_sum", Kind.REDUCTION, _reduce, summed_in_float32(_numpy(np.sum))))
+register(Primitive("reduce_prod", Kind.REDUCTION, _reduce, summed_in_float32(_numpy(np.prod)), True))
 register(Primitive("reduce_max", Kind.REDUCTION, _reduce, _extreme(np.max, True)))
 register(Primitive("reduce_min", Kind.REDUCTION, _reduce, _extreme(np.min, False)))
 register(Primitive("argmax", Kind.REDUCTION, _arg, _arg_eval(np.argmax)))
 register(Primitive("argmin", Kind.REDUCTION, _arg, _arg_eval(np.argmin)))
-register(Primitive("cumsum", Kind.OPAQUE, lambda types, attrs: (types[0],), _cumsum))
+register(Primitive("cumsum", Kind.OPAQUE, lambda types, attrs: (types[0],), summed_in_float32(_cumsum)))

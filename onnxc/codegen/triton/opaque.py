@@ -3,9 +3,7 @@
 None of them needs atomics, and results do not depend on the order in which programs run:
 
 - A running sum has a tile [lines, positions], and a carry from piece to piece of a long line.
-- The place of an element among the best of its line is the number of elements ahead of it, which a program counts for
-  a block of elements. It costs the square of a line's length, and no exchange between programs. Of long lines the
-  planner makes several stages: where a line is made of runs that are in order, a program counts by binary search.
+- The best of a line: see `best.py`.
 - Updates of a scatter that reach one element are joined by the first of them: a program compares a block of updates
   with all of their line, in order. So each element is written once, and floats are added in the order of the CPU. Where
   nothing is joined, the last of them is written.
@@ -15,16 +13,14 @@ None of them needs atomics, and results do not depend on the order in which prog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
-from onnxc.codegen.cpp.routine import collapse, without
+from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
-from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter
+from onnxc.codegen.triton.best import top_k
+from onnxc.codegen.triton.kernel import Kernel, indent, power
 from onnxc.codegen.triton.user import emit_user
+from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.errors import UnsupportedError
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, ceildiv, prod
@@ -45,7 +41,6 @@ FEW = 64  # rows that are added up as any updates are
 SEARCHED = 1024  # places of rows that a program compares at a time
 SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
 MANY = 8  # rows among these places, above which they are not looked for one by one
-ERR_INDEX = 3
 
 
 def emit_opaque(group: Group, layout: Layout) -> list[Kernel]:
@@ -55,88 +50,6 @@ def emit_opaque(group: Group, layout: Layout) -> list[Kernel]:
     if emitter is None:
         raise UnsupportedError(f"no GPU kernel for {group.node.op}", node=", ".join(map(str, group.origin)))
     return emitter(group.node, layout)
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Dims that a flat index counts, and how far each tensor moves along each of them."""
-
-    sizes: tuple[Dim, ...]
-    steps: tuple[tuple[Dim, ...], ...]  # of each tensor
-
-    @staticmethod
-    def of(shape: Sequence[Dim], *strides: Sequence[Dim]) -> Reach:
-        """Neighbours that all tensors walk through as one are merged."""
-        loops = collapse(shape, *strides)
-        return Reach(tuple(x.size for x in loops), tuple(tuple(x.steps[k] for x in loops) for k in range(len(strides))))
-
-    @property
-    def count(self) -> Dim:
-        return prod(self.sizes)
-
-
-class Writer:
-    """The text of one kernel under way."""
-
-    def __init__(self, layout: Layout, values: Sequence[Value], *dims: Dim) -> None:
-        self.layout, self.lines, self.buffers = layout, list[str](), Buffers()
-        self.wide = is_wide([layout.storage(v) for v in values], *dims)
-        self._sizes = TermEmitter({}, (), self.buffers)
-
-    def size(self, d: Dim) -> str:
-        """A size, or a sum of products of such."""
-        return self._sizes.index(d, Scope())
-
-    def start(self, v: Value) -> str:
-        """A pointer to a value's first element."""
-        offset = self.layout.offset(v)
-        name = self.buffers.pointer(self.layout.storage(v))
-        return name if offset == 0 else f"{name} + {self.size(offset)}"
-
-    def lanes(self, name: str, start: str, count: int, view: str = "") -> None:
-        """An index with lanes: `view` as in ``[:, None]``."""
-        kind = ".to(tl.int64)" if self.wide else ""
-        self.lines.append(f"{name} = {start} + tl.arange(0, {count}){kind}{view}")
-
-    def offsets(self, index: str, reach: Reach) -> list[str]:
-        """For each tensor, the offset that a flat index gives; its digits are computed once."""
-        rest, names = index, list[str]()
-        for k, size in reversed(list(enumerate(reach.sizes))):
-            name = self.buffers.fresh("i")
-            self.lines.append(f"{name} = {rest}{f' % {self.size(size)}' if k else ''}")
-            rest = f"({rest} // {self.size(size)})"
-            names.insert(0, name)
-        return [self.along(names, steps) for steps in reach.steps]
-
-    def spread(self, lanes: str, reach: Reach) -> list[str]:
-        """As `offsets`, for an index with lanes: an offset of 0 has them too, as the mask of a load must."""
-        return [o if o != "0" else f"tl.zeros_like({lanes})" for o in self.offsets(lanes, reach)]
-
-    def along(self, names: Sequence[str], steps: Sequence[Dim]) -> str:
-        """The sum of indices times steps, as ``0`` or ``(a * 3 + b)``."""
-        parts = [n if s == 1 else f"{n} * {self.size(s)}" for n, s in zip(names, steps, strict=True) if s != 0]
-        return f"({' + '.join(parts)})" if parts else "0"
-
-    def report_index(self, bad: str, value: str) -> None:
-        """Reports lanes whose index is out of bounds."""
-        self.buffers.reports = True
-        self.lines.append(f"ox_report(error, {bad}, {ERR_INDEX}, call, {value})")
-
-    def kernel(self, programs: Dim, elements: int) -> Kernel:
-        """The kernel of what has been written; `elements` of its tile."""
-        warps = max(1, min(8, power(elements // 256)))
-        return Kernel(self.lines, self.buffers, programs, warps, kind="opaque", wide=self.wide)
-
-
-def loaded(at: str, mask: str, dtype: DType) -> str:
-    """Elements as terms; a bool stays a byte."""
-    text = f"tl.load({at}, mask={mask}, other=0)"
-    return text if dtype.name == "bool" else spelling.widened(text, dtype)
-
-
-def kept(name: str, dtype: DType) -> str:
-    """Elements as they are stored."""
-    return spelling.narrowed(name, dtype)
 
 
 # ---------------------------------------------------------------- running sums
@@ -198,73 +111,6 @@ def _scanned_piece(
         f"s = tl.associative_scan(v, 1, ox_add).to({spelling.computed(x.dtype)})",
         f"at = {at[1]}",
     ]
-
-
-# ---------------------------------------------------------------- the best along an axis
-
-
-def _top_k(node: Node, layout: Layout) -> list[Kernel]:
-    (x,), (values, at), axis = node.operands, node.outputs, node.attrs["axis"]
-    strides = [layout.strides(v) for v in (x, values, at)]
-    n, k = x.shape[axis], values.shape[axis]
-    reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
-    block, piece = (min(b, power(n)) if isinstance(n, int) else b for b in (BLOCK, PIECE))
-    w = Writer(layout, (x, values, at), n)
-    blocks = ceildiv(n, block)
-    w.lines.append(f"line = pid // {w.size(blocks)}")
-    w.lanes("i", f"pid % {w.size(blocks)} * {block}", block, "[:, None]")
-    kind = ".to(tl.int64)" if w.wide else ""
-    w.lines.append(f"im = i < {w.size(n)}")
-    source, target, places = w.offsets("line", reach)
-    steps = [w.size(s[axis]) for s in strides]
-    line = f"{w.start(x)} + {source}"
-    order = "ox_above" if node.attrs["largest"] else "ox_below"
-    w.lines.append(f"v = {loaded(f'{line} + i * {steps[0]}', 'im', x.dtype)}")
-    if "runs" in node.attrs:
-        piece = _searched(w, node, f"{line} + {{}} * {steps[0]}", block)
-    else:
-        w.lines += [
-            f"lane = tl.arange(0, {piece}){kind}[None, :]", f"ahead = tl.zeros(({block}, {piece}), tl.int32)",
-            f"for j0 in range(0, {w.size(n)}, {piece}):",
-            *indent([
-                "j = j0 + lane", f"jm = j < {w.size(n)}", f"u = {loaded(f'{line} + j * {steps[0]}', 'jm', x.dtype)}",
-                f"ahead += (jm & ({order}(u, v) | (ox_same(u, v) & (j < i)))).to(tl.int32)",
-            ]),
-            f"place = ox_sum(ahead, 1){kind}",
-        ]  # fmt: skip
-    w.lines += [
-        f"chosen = im & (place < {w.size(k)})",
-        f"tl.store({w.start(values)} + {target} + place * {steps[1]}, {kept('v', x.dtype)}, mask=chosen)",
-        f"tl.store({w.start(at)} + {places} + place * {steps[2]}, i.to(tl.int64), mask=chosen)",
-    ]
-    return [w.kernel(reach.count * blocks, block * piece)]
-
-
-def _searched(w: Writer, node: Node, at: str, block: int) -> int:
-    """The places of elements `v` of runs that are in order: how many are ahead in each other run, by binary search.
-
-    Returns how many runs are searched side by side.
-    """
-    (x,), length = node.operands, node.attrs["runs"]
-    n = x.shape[node.attrs["axis"]]
-    assert isinstance(n, int)
-    runs, kind = n // length, ".to(tl.int64)" if w.wide else ""
-    lanes = power(runs)
-    order = "ox_above" if node.attrs["largest"] else "ox_below"
-    w.lines += [
-        f"s = tl.arange(0, {lanes}){kind}[None, :]", f"own = i // {length}",
-        f"searched = im & (s < {runs}) & (s != own)", f"low = tl.zeros(({block}, {lanes}), tl.int32){kind}",
-        f"high = tl.where(searched, {length}, low)",
-        f"for _ in range({length.bit_length()}):",
-        *indent([
-            "open = low < high", "middle = (low + high) // 2",
-            f"u = {loaded(at.format(f'(s * {length} + middle)'), 'open', x.dtype)}",
-            f"ahead = {order}(u, v) | (ox_same(u, v) & (s < own))",
-            "low = tl.where(open & ahead, middle + 1, low)", "high = tl.where(open & (ahead == 0), middle, high)",
-        ]),
-        f"place = i % {length} + ox_sum(low, 1)",
-    ]  # fmt: skip
-    return lanes
 
 
 # ---------------------------------------------------------------- scatters
@@ -545,6 +391,6 @@ def _user(node: Node, layout: Layout) -> list[Kernel]:
 
 
 _EMITTERS = {
-    "cumsum": _cumsum, "top_k": _top_k, "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd,
+    "cumsum": _cumsum, "top_k": top_k, "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd,
     USER: _user,
 }  # fmt: skip
