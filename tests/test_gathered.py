@@ -15,6 +15,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 from onnxc.ops.sampling import Tap, linear_taps, weighted_sum
+from onnxc.passes.settle_places import GATHERS, settle_places
 from onnxc.primitives.builder import Builder
 from onnxc.runtime.cpu import level
 from tests.compile_harness import Compiled, compare, compile_graphs
@@ -150,3 +151,31 @@ def test_an_index_out_of_range_is_an_error() -> None:
         broken[1, place] = wrong
         with pytest.raises(RunError):
             program(x, broken)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float16, dtypes.int64, dtypes.uint8], ids=str)
+def test_constant_places(dtype: DType) -> None:
+    """Settled when the model is compiled: negative ones count from the end; those outside are left to the run."""
+    b, rng = Builder(), np.random.default_rng(4)
+    x, y = b.input(TensorType(dtype, (5, 37, 19))), b.input(TensorType(dtype, (37, 19)))
+    each, rows = rng.integers(-19, 19, (37, 23)), rng.integers(-37, 37, (3, 7))
+    turned = b.transpose(b.constant(np.ascontiguousarray(each.T)), (1, 0))
+    found = [
+        b.one("gather_elements", x, b.expand(turned, (5, 37, 23)), axis=2),
+        b.one("gather_elements", y, b.constant(each), axis=1),
+        b.gather(x, b.constant(rows), 1),
+    ]
+    graph = settle_places(b.graph(found))
+    kept = [n.operands[1].dtype for n in graph.nodes if n.op in GATHERS]
+    assert kept == [dtypes.int32] * 3
+    given = [(rng.standard_normal(v.shape) * 50).astype(np.int8).astype(dtype.numpy) for v in graph.inputs]
+    wanted = [
+        np.take_along_axis(given[0], np.broadcast_to(each % 19, (5, 37, 23)), 2),
+        np.take_along_axis(given[1], each % 19, 1),
+        np.take(given[0], rows % 37, 1),
+    ]
+    (program,) = compile_graphs([graph])
+    for got, want in zip(program(*given), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    outside = b.graph([b.gather(x, b.constant(np.array([0, 37])), 1)])
+    assert [n.operands[1].dtype for n in settle_places(outside).nodes if n.op in GATHERS] == [dtypes.int64]

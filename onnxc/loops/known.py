@@ -15,6 +15,7 @@ from onnxc.ir.expr import Dim, floordiv, is_less, is_nonnegative, mod
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.movement import VIEWS
 
 MOST_FACTORS = 2  # of an axis: two loops that an exporter has made one
 MOST_ADDED = 4  # sums that make up an index
@@ -69,6 +70,16 @@ def gathered_at(node: Node, at: Index) -> Dim | None:
 def is_known(node: Node) -> bool:
     """Whether a gather reads where it was known from the beginning that it would."""
     return node.op == "gather" and gathered_at(node, (0,) * node.operands[1].rank) is not None
+
+
+def lies_inside(where: Value, extent: Dim) -> bool:
+    """Whether the content of an index is known, and all of it from 0 on below so many."""
+    while where.node is not None and where.node.op in VIEWS:
+        where = where.node.operands[0]
+    array = constant_of(where)
+    if array is None or not isinstance(extent, int) or not 0 < array.size <= LARGEST:
+        return False
+    return bool(array.min() >= 0 and array.max() < extent)
 
 
 def _fits(value: Value, least: int, most: int) -> bool:

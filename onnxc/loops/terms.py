@@ -85,11 +85,14 @@ class Guard(Term):
 
 @dataclass(frozen=True)
 class Lookup:
-    """An index that is data: `symbol` stands in index expressions for term wrapped into [0, extent)."""
+    """An index that is data: `symbol` stands in index expressions for term wrapped into [0, extent). `inside`: it is
+    known to lie there as it is.
+    """
 
     symbol: Symbol
     term: Term
     extent: Dim
+    inside: bool = False
 
 
 @dataclass(frozen=True)

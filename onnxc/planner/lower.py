@@ -11,6 +11,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, is_less, is_nonnegative, recombine, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
+from onnxc.loops.known import lies_inside
 from onnxc.loops.nest import Loop, Nest, Phase, Store
 from onnxc.loops.terms import (
     Apply,
@@ -131,7 +132,7 @@ class Lowering:
         for value, at in reads[:-1]:
             symbol = self.section.lookups[(node.output.id, at)]
             assert symbol.hi is not None
-            self.lookups[symbol] = Lookup(symbol, self.at(value, at), symbol.hi + 1)
+            self.lookups[symbol] = Lookup(symbol, self.at(value, at), symbol.hi + 1, lies_inside(value, symbol.hi + 1))
         return self.at(x, reads[-1][1])
 
     def _reduce(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:

@@ -529,9 +529,14 @@ class TermEmitter:
             return
         value = self.emit(lookup.term, target)
         name = self.fresh("d")
+        lane = spelling.lane_type(lookup.term.dtype)
+        if lookup.inside:
+            kind, text = ("vl", f"conv<i64, {lane}>({value})") if self._varies(deps) else ("i64", f"(i64)({value})[0]")
+            target.lines.append(f"const {kind} {name} = {text};")
+            self.names[s] = target.lookups[s] = name
+            return
         extent = self.index(lookup.extent, target)
         if self._varies(deps):
-            lane = spelling.lane_type(lookup.term.dtype)
             target.lines.append(f"const vl {name} = ox_indices<{lane}>(ctx, {value}, {extent}, (int)lanes);")
         else:
             target.lines.append(f"const i64 {name} = ox_index(ctx, (i64)({value})[0], {extent});")

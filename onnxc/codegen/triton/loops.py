@@ -131,7 +131,7 @@ class NestEmitter:
 
     def _begin(self, shape: tuple[int, ...]) -> tuple[TermEmitter, Scope]:
         """For a tile of a shape; loops around the nest have their names there."""
-        emitter = TermEmitter(self.nest.lookups, shape, self.buffers)
+        emitter = TermEmitter(self.nest.lookups, shape, self.buffers, self.wide)
         emitter.names |= self.given
         emitter.passing = self.passing
         return emitter, Scope(available=set(self.given))

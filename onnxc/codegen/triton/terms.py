@@ -110,11 +110,13 @@ class Buffers:
 
 class TermEmitter:
     """Terms of one tile. `variables` gives the tile variable of each loop symbol that has lanes; other loops are
-    scalars. `names` is how the kernel calls loop symbols.
+    scalars. `names` is how the kernel calls loop symbols. `wide`: whether positions may need more than 32 bits.
     """
 
-    def __init__(self, lookups: Mapping[Symbol, Lookup], shape: tuple[int, ...], buffers: Buffers) -> None:
-        self.lookups, self.shape, self.buffers = lookups, shape, buffers
+    def __init__(
+        self, lookups: Mapping[Symbol, Lookup], shape: tuple[int, ...], buffers: Buffers, wide: bool = True
+    ) -> None:
+        self.lookups, self.shape, self.buffers, self.wide = lookups, shape, buffers, wide
         self.names: dict[Symbol, str] = {}
         self.variables: dict[Symbol, TileVariable] = {}
         self.reduced: dict[int, str] = {}
@@ -452,6 +454,8 @@ class TermEmitter:
 
         def make(target: Scope) -> str:
             value = self.emit(lookup.term, target, guarding)
+            if lookup.inside:
+                return f"({value}).to(tl.int64)" if self.wide else value
             extent = self.index(lookup.extent, target)
             at = self.buffers.fresh("d")
             target.lines.append(f"{at} = ox_wrapped({value}, {extent})")
