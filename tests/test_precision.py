@@ -7,6 +7,7 @@ unit times the number of stages on the longest way through the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from onnxc.frontends import onnx_file
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph, Node
 from onnxc.ir.text import constants, from_text, to_text
+from onnxc.ir.types import TensorType
 from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.passes.precision import convert_precision, kept, summary
 from onnxc.passes.precision_rules import HALVES
@@ -417,3 +419,17 @@ def test_constants_are_added_up_as_kernels_do(dtype: dtypes.DType) -> None:
     for out, wanted in zip(graph.outputs, (wide.sum(0), wide.T @ wide, wide.cumsum(0)), strict=True):
         assert out.node is not None and out.node.op == "constant"
         np.testing.assert_allclose(out.node.attrs["value"].astype(np.float64), wanted, rtol=1.01 * unit)
+
+
+def test_what_folding_drops_does_not_count() -> None:
+    """A chain of results is folded where two of them fit into the budget; what would not fit at all is left."""
+    b = Builder()
+    first = x = b.input(TensorType(F32, (1 << 10, 3)))
+    for _ in range(20):
+        x = b.neg(x)
+    graph = b.graph([x])
+    known = Node("constant", (), [first], {"value": np.ones((1 << 10, 3), np.float32)})
+    graph = replace(graph, inputs=[], nodes=[known, *graph.nodes])
+    size = 3 << 12
+    assert [n.op for n in fold_constants(graph, 2 * size).nodes] == ["constant"]
+    assert "neg" in [n.op for n in fold_constants(graph, size - 1).nodes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from onnxc.primitives.symbols import symbols_of_node
 
 FOLD_GROWTH = 4  # a folded result may be this many times larger than what it is computed from ...
 FOLD_FREE_BYTES = 1 << 20  # ... or this large
+_NOTHING = Node("constant", (), [], {})
 
 
 def eliminate_dead(graph: Graph) -> Graph:
@@ -139,9 +141,15 @@ def _static_bytes(v: Value) -> int:
 
 
 def fold_constants(graph: Graph, budget: int) -> Graph:
-    """Evaluates what depends on constants alone, as long as the results fit in `budget` bytes and do not grow much."""
+    """Evaluates what depends on constants alone, as long as the results fit in `budget` bytes and do not grow much.
+
+    A result counts until all that read it have been evaluated too: then nothing needs it any more.
+    """
     r = Rewriter(graph)
     uses = graph.uses()
+    readers = Counter(v.id for node in graph.nodes for v in node.operands)
+    readers.update(v.id for v in graph.outputs)
+    made: dict[int, int] = {}  # where the constants of results are, by the ids of these
     for node in graph.nodes:
         arrays = [constant_of(r.value(v)) for v in node.inputs]
         primitive = lookup(node.op)
@@ -161,10 +169,17 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
             continue
         results = result if isinstance(result, tuple) else (result,)
         budget -= size
+        for v in node.operands:
+            readers[v.id] -= 1
+            if readers[v.id] == 0 and v.id in made:
+                budget += _static_bytes(v)
+                r.nodes[made.pop(v.id)] = _NOTHING
         for old, array in zip(node.outputs, results, strict=True):
             value = Value(old.type, old.name, old.data)
             r.nodes.append(
                 Node("constant", (), [value], {"value": np.asarray(array, old.t.dtype.numpy)}, (), node.origin)
             )
+            made[old.id] = len(r.nodes) - 1
             r.replace(old, value)
+    r.nodes = [node for node in r.nodes if node is not _NOTHING]
     return r.result()
