@@ -64,8 +64,9 @@ def _check_field(a: AttributeProto, kind: int, what: str) -> None:
     """ModelError where an attribute's value is not of the type that it says it is: what it says would read as 0."""
     has = [k for field, k in _FIELD_KINDS if a.HasField(field) and getattr(a, field)]
     has += [k for field, k in _LIST_KINDS if len(getattr(a, field))]
-    if has and kind not in has:
-        said, found = (AttributeProto.AttributeType.Name(k) for k in (kind, has[0]))
+    others = [k for k in has if k != kind]
+    if others:
+        said, found = (AttributeProto.AttributeType.Name(k) for k in (kind, others[0]))
         raise ModelError(f"{what} is said to be of type {said}, but its value is one of {found}")
 
 

@@ -147,6 +147,28 @@ def test_attributes_out_of_their_domain(text: str, says: str) -> None:
         built(parse(text, opset=23))
 
 
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [("Add (, x)", "Add lacks its input 0, 'x'"), ("com.microsoft.BiasGelu (, x)", "BiasGelu lacks its input 0"),
+     ("com.microsoft.BiasGelu (x)", "BiasGelu lacks its input 1"), ("Where (x, , x)", "Where lacks its input 1")],
+)  # fmt: skip
+def test_inputs_that_an_op_cannot_do_without(node: str, says: str) -> None:
+    model = parse(f"(float[3] x) => (y) {{ y = {node} }}")
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    if "Where" in node:
+        model.graph.input[0].type.tensor_type.elem_type = TensorProto.BOOL
+    with pytest.raises(ModelError, match=f"{says}.*node n0 "):
+        built(model)
+
+
+def test_an_attribute_of_two_types() -> None:
+    model = parse("(float[3] x) => (y) { y = Softmax <axis = 0> (x) }")
+    model.graph.node[0].attribute[0].f = 1
+    model.graph.node[0].attribute[0].i = -1
+    with pytest.raises(ModelError, match=r"of type INT, but its value is one of FLOAT .*n0 Softmax"):
+        built(model)
+
+
 def test_directions_of_a_scan() -> None:
     text = """(float[2] z, float[3,2] x) => (e, y) { e, y = Scan <num_scan_inputs = 1, scan_input_directions = [DIR],
         body = b (float[2] s, float[2] u) => (float[2] t, float[2] o) { t = Add (s, u) o = Identity (t) }> (z, x) }"""

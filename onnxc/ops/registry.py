@@ -168,7 +168,19 @@ def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value 
         args.pop()
     if len(args) > count and not variadic:
         raise ModelError(f"{definition.name} takes at most {count} inputs, got {len(args)}")
-    return args + [None] * (count - len(args))
+    args += [None] * (count - len(args))
+    lacking = [place for place in _needed(definition.define) if args[place[0]] is None]
+    if lacking:
+        raise ModelError(f"{definition.name} lacks its input {lacking[0][0]}, {lacking[0][1]!r}")
+    return args
+
+
+@cache
+def _needed(define: Definition) -> Sequence[tuple[int, str]]:
+    """The inputs that a definition cannot do without, by place and name: those that are a `Value`, and never None."""
+    parameters = list(inspect.signature(define).parameters.values())[1:]
+    given = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    return [(i, p.name) for i, p in enumerate(given) if p.annotation in ("Value", Value)]
 
 
 def checked_attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict[str, Any]:
