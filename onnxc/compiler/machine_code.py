@@ -20,7 +20,7 @@ from onnxc.runtime.toolchain import Compiler, Source, compile_library, compile_o
 
 # Headers of which a part is compiled apart from programs (`ONNXC_APART` in vec.h), where the linker can leave out what
 # a program does not use.
-APART = ("attention.h", "conv.h", "matmul.h", "matmul_strassen.h") if sys.platform.startswith("linux") else ()
+APART = ("attention.h", "conv.h", "matmul.h", "matmul_strassen.h", "tile.h") if sys.platform.startswith("linux") else ()
 
 _INCLUDED = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)  # the nodes of a kernel, in a comment

@@ -31,7 +31,8 @@ template <class T, class R> OX void tile_turn(T *dst, const R &rows, int ni, int
 }
 
 // Rows that lie `stride` elements apart.
-template <class T> static __attribute__((noinline)) void tile_load(T *dst, const T *src, i64 stride, int ni, int nj) {
+template <class T>
+__attribute__((noclone)) OX_APART void tile_load(T *dst, const T *src, i64 stride, int ni, int nj) {
   if constexpr (!__is_class(T)) {
     tile_turn(dst, [=](int i) OX_LAMBDA { return src + i * stride; }, ni, nj);
   } else { // what is narrower than its lanes is moved as it is
@@ -41,7 +42,7 @@ template <class T> static __attribute__((noinline)) void tile_load(T *dst, const
 }
 
 // Rows that lie anywhere.
-template <class T> static __attribute__((noinline)) void tile_gather(T *dst, const T *const *rows, int ni, int nj) {
+template <class T> __attribute__((noclone)) OX_APART void tile_gather(T *dst, const T *const *rows, int ni, int nj) {
   if constexpr (!__is_class(T)) {
     tile_turn(dst, [=](int i) OX_LAMBDA { return rows[i]; }, ni, nj);
   } else {
@@ -49,3 +50,8 @@ template <class T> static __attribute__((noinline)) void tile_gather(T *dst, con
     tile_turn((word *)dst, [=](int i) OX_LAMBDA { return (const word *)rows[i]; }, ni, nj);
   }
 }
+
+#ifdef ONNXC_APART
+ONNXC_APART void tile_load<f32>(f32 *, const f32 *, i64, int, int);
+ONNXC_APART void tile_gather<f32>(f32 *, const f32 *const *, int, int);
+#endif
