@@ -134,6 +134,9 @@ ATTRIBUTES = {
     "heads that there are not": (
         "(float[1,2,3,4] x) => (y) { y = Attention <q_num_heads = 7> (x, x, x) }", "q_num_heads 7, .* has 2 heads",
     ),
+    "a negative part to turn": (
+        "(float[1,2,3,4] x, float[3,1] c) => (y) { y = RotaryEmbedding <rotary_embedding_dim = -2> (x, c, c) }", "-2",
+    ),
     "of a node that waits": ("(float[k] x, int64[n] s) => (y) { y = Reshape <allowzero = 2> (x, s) }", "0 or 1"),
     "a window of other axes": (
         "(float[1,1,4] x, int64[1,1,4] i) => (y) { y = MaxUnpool <kernel_shape = [2], pads = [0,0,0]> (x, i) }", "pads",
@@ -166,6 +169,14 @@ def test_an_attribute_of_two_types() -> None:
     model.graph.node[0].attribute[0].f = 1
     model.graph.node[0].attribute[0].i = -1
     with pytest.raises(ModelError, match=r"of type INT, but its value is one of FLOAT .*n0 Softmax"):
+        built(model)
+
+
+def test_bits_that_an_element_does_not_have() -> None:
+    node = "com.microsoft.GatherBlockQuantized <bits = 7, block_size = 16> (t, i, s)"
+    model = parse(f"(int4[4,32] t, int64[2] i, float[4,2] s) => (y) {{ y = {node} }}", opset=21)
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(ModelError, match=r"has 7 bits; there are 4 .*node n0 "):
         built(model)
 
 

@@ -190,8 +190,8 @@ def rotary(
         x = b.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
     head_size = x.shape[3]
     width = size or static_dim(head_size, "the rotated size of RotaryEmbedding")
-    if width % 2:
-        raise ShapeError(f"RotaryEmbedding of {x.t}: the rotated size {width} must be even")
+    if width % 2 or width < 0:
+        raise ShapeError(f"RotaryEmbedding of {x.t}: the rotated size {width} must be even, and not negative")
     if positions is not None:
         cos, sin = b.gather(cos, positions, 0), b.gather(sin, positions, 0)
     place = 2 if flat else 1

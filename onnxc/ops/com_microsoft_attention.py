@@ -57,6 +57,8 @@ def m_rotary_embedding(
     stream = _streams(mrope_section, bool(mrope_layout))
     if not always_equal(len(stream), static_dim(cos.shape[1], "the width of the caches of MRotaryEmbedding")):
         raise ShapeError(f"MRotaryEmbedding: mrope_section {mrope_section} does not fit the caches {cos.t}")
+    if rotary_embedding_dim not in (0, 2 * len(stream)):
+        raise ModelError(f"MRotaryEmbedding has rotary_embedding_dim {rotary_embedding_dim} and caches {cos.t}")
     turned = [b.gather(t, position_ids, 0) for t in (cos, sin)]  # [3, batch, sequence, pairs]
     chosen = []
     for t in turned:

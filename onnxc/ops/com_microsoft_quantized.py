@@ -284,6 +284,8 @@ def gather_block_quantized(
             raise UnsupportedError(f"GatherBlockQuantized with {bits} bits is not supported")
         codes = unpacked_last(b, data, bits)
         zeros = b.scalar(1 << (bits - 1), dtypes.uint8) if zeros is None else unpacked_last(b, zeros, bits)
+    elif data.dtype.bits == 4 != bits:
+        raise ModelError(f"GatherBlockQuantized of {data.t} has {bits} bits; there are 4 in an element")
     if zeros is not None and zeros.rank:
         zeros = b.slice(zeros, zeros.rank - 1, 0, scales.shape[-1])
     table = dequantize_linear(b, codes, scales, zeros, axis=quantized, block_size=block_size)

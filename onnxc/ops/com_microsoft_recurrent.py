@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxc.errors import ModelError
+from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops.com_microsoft import MS
@@ -27,6 +27,8 @@ def dynamic_quantize_lstm(
     """
     if r.rank != 3 or not isinstance(r.shape[1], int):
         raise ModelError(f"DynamicQuantizeLSTM needs recurrent weights [directions, hidden, 4 * hidden], not {r.t}")
+    if hidden_size not in (0, r.shape[1]):
+        raise ShapeError(f"DynamicQuantizeLSTM has the hidden_size {hidden_size} and recurrent weights {r.t}")
     if lens is not None:  # steps behind the longest sequence do not widen the range of x
         longest = b.reduce("max", b.cast(lens, dtypes.int64), [0])
         x = b.where(b.lt(b.reshape(b.iota(x.shape[0]), (x.shape[0], 1, 1)), longest), x, 0.0)
