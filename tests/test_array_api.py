@@ -455,3 +455,17 @@ def test_errors_begin_with_the_function_that_was_called(name: str, called: str) 
         _called(name)
     assert str(caught.value).count(f"{called}: ") <= 1
     assert str(caught.value).startswith(caught.value.args[0])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "asinh", "atan", "atanh"])
+def test_inverse_functions_of_the_greatest_and_least_complex_numbers(name: str, dtype: str, interpreted: None) -> None:
+    parts = [0.0, -0.0, 1.0, -2.5, 1e30, -1e30, np.inf, -np.inf, np.nan, 1e-40, 3e38]
+    x = np.array([complex(re, im) for re in parts for im in parts], dtype)
+    found, expected = getattr(xp, name)(xp.asarray(x)).numpy(), getattr(np, "arc" + name[1:])(x)
+    for part in ("real", "imag"):  # the sign beside a NaN is open
+        a, b = getattr(found, part), getattr(expected, part)
+        open_sign = np.isnan(found.real) | np.isnan(found.imag)
+        a, b = (np.where(open_sign, np.abs(v), v) for v in (a, b))
+        least = np.finfo(dtype)
+        np.testing.assert_allclose(a, b, rtol=16 * least.eps, atol=least.tiny, err_msg=part)

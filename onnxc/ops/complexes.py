@@ -151,7 +151,7 @@ def acos(b: Builder, x: Complex) -> Complex:
     found = _either(b, _is_large(b, x), far, Complex(re, im))
     flat = b.and_(b.isnan(x.im), b.eq(x.re, 0.0))
     re = b.where(flat, _like(b, x.re, math.pi / 2), found.re)
-    wide = b.where(b.one("isinf", x.re), _like(b, x.re, -math.inf), found.im)
+    wide = b.where(b.one("isinf", x.re), reals.copysign(b, _like(b, x.re, math.inf), b.neg(x.im)), found.im)
     return Complex(b.where(b.isnan(x.re), x.re, re), _unknown(b, x, wide))
 
 
@@ -179,6 +179,9 @@ def atanh(b: Builder, x: Complex) -> Complex:
     square = b.mul(q, q)
     re = b.mul(reals.log1p(b, b.div(b.mul(p, 4.0), b.add(b.mul(less, less), square))), 0.25)
     im = b.mul(reals.atan2(b, b.mul(q, 2.0), b.sub(b.mul(less, b.add(p, 1.0)), square)), 0.5)
+    beside = b.and_(b.eq(p, 1.0), b.lt(q, 1e-10))  # the pole, where the square may be less than all numbers
+    height = b.where(beside, q, _like(b, q, 1.0))  # elsewhere its logarithm has a derivative too
+    re = b.where(beside, b.mul(b.sub(math.log(2), b.unary("log", height)), 0.5), re)
     pole = b.and_(b.eq(p, 1.0), b.eq(q, 0.0))
     re, im = b.where(pole, _like(b, re, math.inf), re), b.where(pole, q, im)
     size = reals.hypot(b, x.re, x.im)
@@ -186,7 +189,7 @@ def atanh(b: Builder, x: Complex) -> Complex:
     distant = b.div(b.div(b.abs(x.re), divisor), divisor)
     distant = b.where(b.one("isinf", size), _like(b, size, 0.0), distant)
     re = b.where(far, distant, re)
-    im = b.where(far, b.where(b.isnan(x.im), x.im, _like(b, im, math.pi / 2)), im)
+    im = b.where(far, _unknown(b, x, b.where(b.isnan(x.im), x.im, _like(b, im, math.pi / 2))), im)
     flat = b.and_(b.isnan(x.im), b.eq(x.re, 0.0))
     re = b.where(flat, _like(b, re, 0.0), re)
     return Complex(reals.copysign(b, re, x.re), reals.copysign(b, im, x.im))
