@@ -27,6 +27,9 @@ from onnxc.torch.arrays import Array
 
 MOST_SITES = 512
 _MAJOR = 1  # version of DLPack
+# How long a worker waits for the next call before it sleeps. Dynamo takes longer between two calls than the runtime
+# waits by itself (50 us), and to wake a worker takes 10 us, and more on a busy machine, where it waits for less.
+_SPIN = 300_000  # nanoseconds
 
 _p, _i, _l, _o = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.py_object
 _OF_PYTHON = (
@@ -125,6 +128,8 @@ def _bridge() -> _Bridge | None:
         bridge = _Bridge(load_library(MachineCode(cache).library([source], level()), "tensors.so"), exchange.read)
     except OnnxcError:
         return None
+    runtime = load_runtime()
+    runtime.library.ox_pool_set_spin(runtime.pool, _SPIN)
     return bridge if bridge.holds() else None
 
 
