@@ -162,6 +162,11 @@ def test_what_data_places_is_no_epilogue(simulator: Simulator) -> None:
         answer = simulator.run(built.SerializeToString(), [x, np.ascontiguousarray(table[:, :n])])
         assert answer.kinds == ["matmul"]
         near(answer.outputs[0], wanted + table[found, :n], "float32", k)
+    two = helper.make_node("TopK", ["table", "i"], ["g", "at"])  # one of several results
+    built = model([product, two, last], "float32", {"x": [m, k], "table": [m, n]}, w=w, i=np.array([n]))
+    answer = simulator.run(built.SerializeToString(), [x, np.ascontiguousarray(table[:, :n])])
+    assert answer.kinds == ["opaque", "matmul"]
+    near(answer.outputs[0], wanted - np.sort(-table[:, :n], 1), "float32", k)
 
 
 def test_erf_of_halves(simulator: Simulator) -> None:

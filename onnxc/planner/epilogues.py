@@ -130,14 +130,15 @@ class Epilogues:
         if len(indices) != 1:
             return None
         own = self.draft.clusters.of(group.node)  # type: ignore[arg-type]
-        others = [v.node for v in node.operands if v.id not in at and v.node is not None]
-        for other in others:
-            if constant_of(other.output if len(other.outputs) == 1 else None) is None:
-                target = self.draft.clusters.of(other)
-                if target == own or self.draft.clusters.reaches([own], target):
-                    return None
-                if self.draft.machine.plain and self._looks_up(other.output, node.output.t.size):
-                    return None
+        for value in (v for v in node.operands if v.id not in at):
+            other = value.node
+            if other is None or constant_of(value) is not None:
+                continue
+            target = self.draft.clusters.of(other)
+            if target == own or self.draft.clusters.reaches([own], target):
+                return None
+            if self.draft.machine.plain and self._looks_up(value, node.output.t.size):
+                return None
         return indices.pop()
 
     def _looks_up(self, value: Value, results: Dim) -> bool:
