@@ -20,6 +20,7 @@ from onnxc.primitives.movement import VIEWS
 MOST_FACTORS = 2  # of an axis: two loops that an exporter has made one
 MOST_ADDED = 4  # sums that make up an index
 LARGEST = 1 << 24  # elements of a constant that is looked at
+WORD = 32  # bits that kernels compute places with at least
 _KEPT = 1 << 12
 
 Progression = tuple[tuple[int, int], ...]  # from the inside: so many steps, each so long
@@ -73,11 +74,13 @@ def is_known(node: Node) -> bool:
 
 
 def lies_inside(where: Value, extent: Dim) -> bool:
-    """Whether the content of an index is known, and all of it from 0 on below so many."""
+    """Whether the content of an index is known, and all of it from 0 on below so many. Not that of narrow integers,
+    which kernels would multiply as they are.
+    """
     while where.node is not None and where.node.op in VIEWS:
         where = where.node.operands[0]
     array = constant_of(where)
-    if array is None or not isinstance(extent, int) or not 0 < array.size <= LARGEST:
+    if array is None or not isinstance(extent, int) or not 0 < array.size <= LARGEST or where.dtype.bits < WORD:
         return False
     return bool(array.min() >= 0 and array.max() < extent)
 
