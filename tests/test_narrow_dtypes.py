@@ -154,7 +154,7 @@ def test_powers_of_two(mode: str, saturate: int) -> None:
 
 
 def test_a_rounding_that_there_is_not() -> None:
-    with pytest.raises(ModelError, match="round_mode is up, down or nearest, not 'odd'"):
+    with pytest.raises(ModelError, match="round_mode of Cast is 'odd', not 'up', 'down' or 'nearest'"):
         casts(dtypes.float32, [POWERS], round_mode="odd")
 
 
