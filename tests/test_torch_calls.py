@@ -1,6 +1,6 @@
 """Quick calls of compiled graphs: answers and errors as by way of arrays, and nothing that changed is missed."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -64,13 +64,19 @@ def test_weights_that_change_are_seen(way):
     agree(f, module, x)
 
 
-@pytest.mark.parametrize("change", ["memory", "version", "object"])
-def test_a_look_at_the_weights_finds_each_change(change):
+def quick_program():
+    """A module, its input, and its program, whose calls are quick from now on."""
     module, x = Scale(), torch.randn(2, 3)
     f = compiled(module)
     f(x), f(x)
     program = the_program()
     assert program.quick((module.weight, x)) is not None
+    return module, x, program
+
+
+@pytest.mark.parametrize("change", ["memory", "version", "object"])
+def test_a_look_at_the_weights_finds_each_change(change):
+    module, x, program = quick_program()
     weight = module.weight
     if change == "memory":
         weight.data = weight.data.clone()
@@ -95,11 +101,7 @@ def test_arguments_in_other_forms(way):
 
 @pytest.mark.parametrize("other", [torch.ones(2, 2), torch.ones(2, 3, dtype=torch.float64), torch.ones(6)])
 def test_without_dynamos_guards_a_wrong_argument_is_an_error(other):
-    module, x = Scale(), torch.randn(2, 3)
-    f = compiled(module)
-    f(x), f(x)
-    program = the_program()
-    assert program.quick((module.weight, x)) is not None
+    module, x, program = quick_program()
     with pytest.raises(InputError):
         program((module.weight, other))
     assert program.quick((module.weight, torch.ones(2, 3, device="meta"))) is None
@@ -146,11 +148,8 @@ def test_many_threads():
             if not torch.equal(y, x * module.weight + 1) or s != x.sum():
                 wrong.append((seed, k))
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert not wrong
 
 

@@ -45,7 +45,9 @@ SEARCHED = 1 << 14  # elements that one program's registers hold, by 32 bits
 SHORT = 256  # elements of a row that are compared with each other at once
 SCARCE = 4  # times as many elements as are wanted, at least, for these to be looked for first
 IDLE = 256  # programs that leave multiprocessors idle
-LOOSE = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64")
+LOOSE = (  # dtypes whose order 64 bits hold
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"
+)  # fmt: skip
 
 
 def divide_routines(graph: Graph, layout: Layout) -> tuple[Graph, Layout]:
