@@ -101,7 +101,7 @@ def test_arguments_in_other_forms(way):
 
 @pytest.mark.parametrize("other", [torch.ones(2, 2), torch.ones(2, 3, dtype=torch.float64), torch.ones(6)])
 def test_without_dynamos_guards_a_wrong_argument_is_an_error(other):
-    module, x, program = quick_program()
+    module, _, program = quick_program()
     with pytest.raises(InputError):
         program((module.weight, other))
     assert program.quick((module.weight, torch.ones(2, 3, device="meta"))) is None
