@@ -165,3 +165,32 @@ def test_results_that_autograd_hands_on_are_not_cut_short():
     for _ in range(3):
         for a, b in zip((*f(x.copy_(y)), x), (*function(y.clone()), y + 1), strict=True):
             torch.testing.assert_close(a, b)
+
+
+class Marked(torch.Tensor):
+    """A class of tensors that keeps its name through ops, as vision's and audio's libraries have them."""
+
+
+@pytest.mark.parametrize("of", ["argument", "weight"])
+def test_classes_of_tensors(of):
+    """The first call is made within a dispatch mode of AOTAutograd's that refuses classes it does not know."""
+    module, x = Scale(), torch.randn(3, 3)
+    if of == "weight":
+        module.weight = torch.nn.Parameter(module.weight.as_subclass(Marked))
+    else:
+        x = x.as_subclass(Marked)
+
+    def function(x):
+        return *module(x), torch.linalg.inv(x), x.view(9)  # a program, an op of PyTorch's, a view of the argument
+
+    f = torch.compile(function, backend="onnxc")
+    for _ in range(3):
+        agree(f, function, x)
+        assert [type(y) for y in f(x)] == [type(y) for y in function(x)]
+    module.weight.mul_(2)
+    agree(f, function, x)
+    with torch.enable_grad():
+        given = x.clone().requires_grad_()
+        for h in (f, function):
+            h(given)[0].sin().sum().backward()
+        torch.testing.assert_close(given.grad, 2 * torch.autograd.grad(function(given)[0].sin().sum(), given)[0])

@@ -27,6 +27,23 @@ def has_own_dtype(tensor: torch.Tensor) -> bool:
     return tensor.dtype not in _FOREIGN
 
 
+def plain(value: Any) -> Any:
+    """A tensor of a class of its own as a plain one in the same memory; all else as it is.
+
+    So programs and PyTorch's ops are called outside of what such a class, or a dispatch mode that refuses classes that
+    it does not know, makes of a call. Classes that take ops apart themselves (``__torch_dispatch__``) stay.
+    """
+    if type(value) in _PLAIN or not isinstance(value, torch.Tensor):
+        return value
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return value
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return value.as_subclass(torch.Tensor)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def array_of(tensor: torch.Tensor) -> Array:
     """A view of a tensor on the CPU, with its strides; a copy where its elements stand conjugated or negated."""
     if tensor.requires_grad:

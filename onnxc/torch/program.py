@@ -21,7 +21,7 @@ from onnxc.compiler import compile
 from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOpError
 from onnxc.frontends.torch_fx import Imported, Sizes, imported, is_size, memory_order, source_line, unsupported
 from onnxc.runtime.face import CompiledModel
-from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, reals_of, tensor_of
+from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, plain, reals_of, tensor_of
 from onnxc.torch.calls import Calls, Watch
 from onnxc.torch.draws import is_draw, set_draws_apart
 from onnxc.torch.stages import must_run, stages
@@ -111,7 +111,7 @@ class Program:
         ready = self._ready
         if ready is None or not ready.guard.holds(args):
             ready = self._prepared(args)
-        return ready.run(args)
+        return ready.run(tuple(map(plain, args)))
 
     def quick(self, args: tuple[Any, ...]) -> list[Any] | None:
         """The results, where one program is all, and the call is like one before: a single look at the arguments."""
@@ -132,7 +132,7 @@ class Program:
         self.compiles += 1
         guard, watch = Guard(frozen), Watch(frozen)
         self.models = []
-        constants = {self.placeholders[k]: array_of(t) for k, t in frozen.items()}
+        constants = {self.placeholders[k]: array_of(plain(t)) for k, t in frozen.items()}
         sources = self._sources()
         ends = set(self._needed())
         steps: list[Any] = []
