@@ -113,13 +113,17 @@ def _decoded(cached: str, crossed: str) -> str:
         logits = ReduceSum<keepdims = 0>(weighted, final)"""
 
 
-def t5(seed: int, words: int, first: bool, hidden: bool, whole: bool) -> tuple[onnx.GraphProto, onnx.GraphProto]:
+def t5(
+    seed: int, words: int, first: bool, hidden: bool, whole: bool, ids: bool = False, sound: bool = False
+) -> tuple[onnx.GraphProto, onnx.GraphProto]:
     """An encoder and a decoder of one layer.
 
     Args:
         first: the encoder also takes the first words.
         hidden: the decoder takes hidden states.
         whole: it takes all words so far.
+        ids: it takes the words of the encoder.
+        sound: the encoder takes numbers [batch, WIDTH, length] in the place of words, and there is no mask.
     """
     rng = np.random.default_rng(seed)
     shapes = {"words": (words, WIDTH), "head": (words, WIDTH)} | dict.fromkeys(
@@ -132,6 +136,9 @@ def t5(seed: int, words: int, first: bool, hidden: bool, whole: bool) -> tuple[o
     mask = """
         ones = Cast<to = 1>(encoder_attention_mask)
         seen = Unsqueeze(ones, axes)"""
+    heard = "int32[batch, length] encoder_attention_mask"
+    if sound:
+        mask, heard = "seen = Constant<value = float[1] {1.0}>()", ""
     own, other = (
         (f"float[batch, {HEADS}, {n}, {SIZE}]", f"key_{kind}_0", f"value_{kind}_0")
         for kind, n in (("self", "past"), ("cross", "length"))
@@ -142,28 +149,33 @@ def t5(seed: int, words: int, first: bool, hidden: bool, whole: bool) -> tuple[o
         return ", ".join(f"{t} {prefix}_{name}" for name in rest)
 
     encoded = _heads("states", "wck", "present_key_cross_0") + _heads("states", "wcv", "present_value_cross_0")
-    head = "int32[batch, length] encoder_input_ids, int32[batch, length] encoder_attention_mask"
+    head = f"int32[batch, length] encoder_input_ids, {heard}"
+    states = "Gather(words, encoder_input_ids)"
+    if sound:
+        head = f"float[batch, {WIDTH}, length] encoder_input_ids"
+        states = "Transpose<perm = [0, 2, 1]>(encoder_input_ids)"
     if first:
         started = _heads("x", "wk", "present_key_self_0") + _heads("x", "wv", "present_value_self_0")
         text = f"""
-        encoder ({head}, int32[batch, 1] decoder_input_ids)
-            => (float[batch, 1, {words}] logits, float[batch, length, {WIDTH}] encoder_hidden_states,
+        encoder ({head}, int32[batch, first] decoder_input_ids)
+            => (float[batch, first, {words}] logits, float[batch, length, {WIDTH}] encoder_hidden_states,
                 {caches("present", own)}, {caches("present", other)}) {{
-            states = Gather(words, encoder_input_ids) {encoded} {mask}
+            states = {states} {encoded} {mask}
             encoder_hidden_states = Identity(states)
             last = Identity(decoder_input_ids) {_decoded(started, "present")}
         }}"""
     else:
-        states = f"states = Gather(words, encoder_input_ids) {encoded}"
-        text = f"encoder ({head}) => ({caches('present', other)}) {{ {states} }}"
-    extra = f"float[batch, length, {WIDTH}] encoder_hidden_states, " if hidden else ""
+        text = f"encoder ({head}) => ({caches('present', other)}) {{ states = {states} {encoded} }}"
+    memory = ["int32[batch, length] encoder_input_ids"] if ids else []
+    memory += [heard] if heard else []
+    memory += [f"float[batch, length, {WIDTH}] encoder_hidden_states"] if hidden else []
     longer = "".join(
         _heads("x", f"w{k[0]}", f"new_{k}") + f"\n present_{k}_self_0 = Concat<axis = 2>(past_{k}_self_0, new_{k})"
         for k in ("key", "value")
     )
     decoder = f"""
-    decoder (int32[batch, {"n" if whole else 1}] input_ids, int32[batch, length] encoder_attention_mask,
-             {extra}{caches("past", own)}, {caches("past", other)})
+    decoder (int32[batch, {"n" if whole else 1}] input_ids, {", ".join([*memory, caches("past", own)])},
+             {caches("past", other)})
         => (float[batch, 1, {words}] logits, {caches("present", own)}) {{ {mask}
         last = {"Slice(input_ids, before, end, one)" if whole else "Identity(input_ids)"}
         {_decoded(longer, "past")}
@@ -174,10 +186,11 @@ def t5(seed: int, words: int, first: bool, hidden: bool, whole: bool) -> tuple[o
 def model(
     op: str, given: Sequence[str], constants: Mapping[str, Any], attrs: Mapping[str, Any], outputs: Mapping[str, int]
 ) -> onnx.ModelProto:
-    """One node over the input `ids` [batch, length]; of the other inputs `given` names, constants are known."""
+    """One node over the input `ids` [batch, length] or `sound`; of the other inputs `given`, constants are known."""
     node = helper.make_node(op, list(given), list(outputs), domain="com.microsoft", **attrs)
-    kinds = {"ids": ["batch", "length"], "max": [1]}
-    inputs = [helper.make_tensor_value_info(k, 6, s) for k, s in kinds.items() if k not in constants]
+    kinds = {"ids": (6, ["batch", "length"]), "sound": (1, ["batch", WIDTH, "length"]), "max": (6, [1])}
+    kinds["start"] = (6, ["batch", "first"])
+    inputs = [helper.make_tensor_value_info(k, *v) for k, v in kinds.items() if k in given and k not in constants]
     graph = helper.make_graph(
         [node], "g", inputs, [helper.make_tensor_value_info(k, t, None) for k, t in outputs.items()],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],

@@ -109,6 +109,13 @@ def multi_head_attentions() -> Iterator[Case]:
         inputs = [*one, mask, bias5, *long, i32(4), None, None, projection]
         yield fixed("DecoderMaskedMultiHeadAttention", inputs, shared, outputs=3)
     yield fixed("DecoderMaskedMultiHeadAttention", [one[0], f32(2, 2, 6, 4), f32(2, 2, 6, 4)], {"num_heads": 2})
+    beams = [f32(4, 1, 8) for _ in range(3)], [f32(4, 2, 9, 4), f32(4, 2, 9, 4)], bits(2, 2, 9)
+    yield mha([*beams[0], None, None, None, *beams[1], i32(4), beams[2]], outputs=3)
+    yield mha([*beams[0], None, bits(4, 5), f32(1, 2, 1, 5), *beams[1], i32(4), beams[2]], outputs=3)
+    inputs = [*beams[0], None, None, *beams[1], i32(4), i32(2), beams[2], f32(24)]
+    yield fixed("DecoderMaskedMultiHeadAttention", inputs, shared, outputs=3)
+    cross = [one[0], f32(2, 2, 6, 4), f32(2, 2, 6, 4), None, None, None, None, None, i32(4), bits(1, 2, 9)]
+    yield mha(cross)
 
 
 def grouped_queries() -> Iterator[Case]:
@@ -568,6 +575,20 @@ def test_integers() -> None:
     np.testing.assert_array_equal(z, (x.astype(np.int32) - 3) * (y.astype(np.int32) + 4))
     (z,) = run(ms("ReduceSumInteger", [x], {"axes": [1], "keepdims": 0}))
     np.testing.assert_array_equal(z, x.astype(np.int32).sum(1))
+
+
+def test_attributes_that_onnxruntime_passes_over() -> None:
+    """Its LayerNormalization of opsets before the standard's: there are models that misspell epsilon."""
+    text = (
+        '<ir_version: 8, opset_import: ["" : {}]> g (float[2, 4] x, float[4] s) => (float[2, 4] y) {{ y = {} (x, s) }}'
+    )
+    for op in ("LayerNormalization <epsion = 0.5>", "SimplifiedLayerNormalization <stash = 1>"):
+        case = onnx.parser.parse_model(text.format(16, op))
+        x, s = f32(2, 4), f32(4)
+        session = ort.InferenceSession(case.SerializeToString())
+        np.testing.assert_allclose(onnxc.compile(case)(x, s)["y"], session.run(None, {"x": x, "s": s})[0], 1e-5, 1e-6)
+    with pytest.raises(OnnxcError, match="has no attribute epsion in opset 17"):
+        onnxc.compile(onnx.parser.parse_model(text.format(17, "LayerNormalization <epsion = 0.5>")))
 
 
 def test_is_all_finite() -> None:

@@ -168,6 +168,18 @@ TABLE = {
 }""",
         [{"t": int64(t), "x": floats(n, 2)} for t in (0, 1, 3) for n in SIZES],
     ),
+    "loop-that-counts-in-vectors": (
+        """(float[n, 3] x) => (y, s) {
+  t = Shape <end = 1> (x)
+  go = Constant <value = bool {1}> ()
+  zero = Constant <value = float[3] {0, 0, 0}> ()
+  axis = Constant <value = int64[1] {0}> ()
+  y, s = Loop (t, go, zero) <body = b (int64[1] i, bool c, float[3] a) => (bool c_out, float[3] o, float[3] p) {
+    k = Squeeze (i, axis)  row = Gather <axis = 0> (x, k)  o = Add (a, row)  p = Neg (o)  c_out = Identity (c)
+  }>
+}""",
+        [{"x": floats(n, 3)} for n in (1, 4)],
+    ),
     "loop-nested": (
         """(int64 t, float[n] x) => (float[m] y) {
   y = Loop (t, "", x) <body = b (int64 i, bool cc, float[q] a) => (bool co, float[r] o) {

@@ -81,8 +81,8 @@ def test_sampling() -> None:
     check(made, {"ids": PROMPTS, "max": np.array([20], I32)})
 
 
-@pytest.mark.parametrize("form", [(True, True, False), (False, False, True)])
-def test_behind_an_encoder(form: tuple[bool, bool, bool]) -> None:
+@pytest.mark.parametrize("form", [(True, True, False), (False, False, True, True)])
+def test_behind_an_encoder(form: tuple[bool, ...]) -> None:
     encoder, decoder = t5(3, WORDS, *form)
     constants = {k: np.array([v], I32) for k, v in {"min": 0, "beams": 2, "count": 2}.items()}
     constants["power"] = np.array([1.0], F)
@@ -90,6 +90,26 @@ def test_behind_an_encoder(form: tuple[bool, bool, bool]) -> None:
     attrs |= {"encoder": encoder, "decoder": decoder}
     made = model("BeamSearch", ["ids", "max", *constants], constants, attrs, {"sequences": INT, "marks": FLOAT})
     check(made, {"ids": PROMPTS, "max": np.array([8], I32)})
+
+
+@pytest.mark.parametrize("op", ["BeamSearch", "WhisperBeamSearch"])
+def test_sound(op: str) -> None:
+    """An encoder of sound, as Whisper has it, and first words of its own. (onnxruntime's hidden states have their shape
+    alone: the decoder only takes them.)
+    """
+    named = op == "BeamSearch"
+    encoder, decoder = t5(4, WORDS, first=True, hidden=True, whole=False, sound=True)
+    constants = {k: np.array([v], I32) for k, v in {"min": 0, "beams": 2, "count": 2}.items()}
+    constants["power"] = np.array([1.0], F)
+    attrs = {**COMMON, "decoder_start_token_id": 2, "encoder": encoder, "decoder": decoder}
+    attrs |= {"model_type": 2} if named else {"no_timestamps_token_id": 4}
+    given = ["sound", "max", *constants, *([""] * 4), "start"]
+    made = model(op, given, constants, attrs, {"sequences": INT, "marks": FLOAT})
+    sound = np.random.default_rng(1).standard_normal((3, 8, 5)).astype(F)
+    check(made, {"sound": sound, "max": np.array([8], I32), "start": PROMPTS[:, :1]})
+    if named:
+        with pytest.raises(UnsupportedError, match="model_type 1 with decoder_input_ids"):
+            onnxc.compile(model(op, given, constants, attrs | {"model_type": 1}, {"sequences": INT}))
 
 
 def test_what_does_not_fit() -> None:

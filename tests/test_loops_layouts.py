@@ -12,6 +12,7 @@ import pytest
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import Sym
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
@@ -112,6 +113,21 @@ REDUCTIONS = [
 def test_reductions_to_few_results(op: str, cpu: Level) -> None:
     graphs = [graph(lambda b, x, a=axes: b.reduce(op, b.mul(x, 0.5), a), shape) for shape, axes in REDUCTIONS]
     same_on_all_threads(graphs, cpu, 1e-5)
+
+
+@pytest.mark.parametrize("cpu", LEVELS, ids=lambda cpu: cpu.name)
+def test_the_error_of_long_sums_does_not_grow_with_them(cpu: Level) -> None:
+    """Of equal numbers, whose sum in one accumulator is off by 1e-4 and more. The sizes are not known, so that nothing
+    else divides the sums.
+    """
+    n, m = Sym("s0"), Sym("s1")
+    sums = [((n, 3), [0]), ((n,), [0]), ((3, n, 1), [1]), ((n, 17), [0]), ((n, m, 5), [0, 1]), ((2, n, m), [1, 2])]
+    graphs = [graph(lambda b, x, a=axes: b.reduce("sum", x, a), shape) for shape, axes in sums]
+    for p, (shape, axes) in zip(compile_graphs(graphs, cpu=cpu), sums, strict=True):
+        size = tuple({n: 700_001 if m not in shape else 1709, m: 419}.get(d, d) for d in shape)
+        x = np.full(size, 0.1, np.float32)
+        (found,) = p(x)
+        np.testing.assert_allclose(found, x.astype(np.float64).sum(tuple(axes)), 2e-5)
 
 
 def test_a_nan_reaches_the_result_of_both_stages() -> None:

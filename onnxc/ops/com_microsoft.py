@@ -149,7 +149,7 @@ def fused_conv(
 
 
 @op("SimplifiedLayerNormalization", 1, domain=MS)
-@op("SimplifiedLayerNormalization", 1)  # onnxruntime has it in ONNX's own domain
+@op("SimplifiedLayerNormalization", 1, unchecked=True)  # onnxruntime has it in ONNX's own domain
 def simplified_layer_normalization(
     b: Builder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1,
 ) -> list[Value]:  # fmt: skip

@@ -22,6 +22,7 @@ from onnxc.ops.attention import (
 )
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.common import TABLE_ELEMENTS, along, static_dim
+from onnxc.ops.control import scalar
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
@@ -92,8 +93,6 @@ def multi_head_attention(
     scale: float | None = None, unidirectional: Flag = 0,
 ) -> list[Value]:  # fmt: skip
     """q [batch, sequence, hidden]; k and v alike, or already in heads, or all three packed in q."""
-    if cache_indirection is not None:
-        raise UnsupportedError("MultiHeadAttention with cache_indirection is not supported")
     if q.rank == 5:  # packed [batch, sequence, heads, 3, size]
         q, k, v = (b.reshape(t, (*q.shape[:2], q.shape[2] * q.shape[4])) for t in b.split(q, 3, [1, 1, 1]))
     elif k is not None and k.rank == 5:  # keys and values packed in the same way
@@ -105,8 +104,12 @@ def multi_head_attention(
     qh = split_heads(b, q, num_heads)
     kh, vh = (t if t.rank == 4 else split_heads(b, t, num_heads) for t in (k, v))
     past: Dim = 0
-    if past_sequence_length is not None:
+    present = None
+    if past_sequence_length is not None and past_key is not None:
         kh, vh, attention_bias = _in_shared_cache(b, kh, vh, past_key, past_value, past_sequence_length, attention_bias)
+        present = kh, vh
+        if cache_indirection is not None:
+            kh, vh = (_by_beams(b, t, cache_indirection, past_sequence_length, q.shape[1]) for t in (kh, vh))
         if key_padding_mask is not None and key_padding_mask.rank > 1:
             key_padding_mask = to_width(b, key_padding_mask, kh.shape[2])
     elif past_key is not None and past_value is not None:
@@ -114,7 +117,22 @@ def multi_head_attention(
         kh, vh = b.concat([past_key, kh], 2), b.concat([past_value, vh], 2)
     mask = _masked(b, qh, kh, key_padding_mask, mask_filter_value, past if unidirectional else None, attention_bias)
     y, scores = attend(b, qh, kh, vh, mask, scale)
-    return [merge_heads(b, y), kh, vh, scores]
+    return [merge_heads(b, y), *(present or (kh, vh)), scores]
+
+
+def _by_beams(b: Builder, cache: Value, indirection: Value, count: Value, queries: Dim) -> Value:
+    """A cache [batch * beams, heads, room, size] as each beam sees it: its first `count` rows are those of the beams
+    that `indirection` [batch, beams, room] names. onnxruntime does so for one query at a time.
+    """
+    rows, room = cache.shape[0], cache.shape[2]
+    batch, beams, _ = indirection.shape
+    first = b.mul(b.reshape(b.iota(batch), (batch, 1, 1)), b.size_as(beams, dtypes.int64))
+    named = b.reshape(b.add(b.cast(indirection, dtypes.int64), first), (rows, room))
+    before = b.lt(b.iota(room), b.cast(scalar(b, count), dtypes.int64))
+    held = b.and_(before, b.eq(b.size_as(queries, dtypes.int64), 1))
+    index = b.where(b.reshape(held, (1, room)), named, b.reshape(b.iota(rows), (rows, 1)))
+    at = b.expand(b.reshape(index, (rows, 1, room, 1)), cache.shape)
+    return b.one("gather_elements", cache, at, axis=0)
 
 
 def _in_shared_cache(

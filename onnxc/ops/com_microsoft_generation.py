@@ -25,10 +25,11 @@ from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.host import on_host
 
-GPT, ENCODER_DECODER = 0, 1
+GPT, ENCODER_DECODER, WHISPER = 0, 1, 2
 MOST_BEAMS, MOST_WORDS = 128, 4096  # as in onnxruntime
 NEVER = float(np.finfo(np.float32).min)  # the score of a word that is not to come
 OTHER_BEAMS = -1e9  # at first, when all beams are the same
+HIDDEN_STATES = "encoder_hidden_states"  # as onnxruntime calls them
 
 Decoder = Callable[[Builder, Value, Value, list[Value]], "tuple[Value, list[Value]]"]
 """(builder, last words [rows, 1], sequences [rows, length], caches) to (logits [rows, n, words], caches)."""
@@ -311,43 +312,76 @@ def gpt(
 def encoder_decoder(
     b: Builder, ids: Value, mask: Value | None, fill: int, start: int, beams: int, encoder: Graph, decoder: Graph
 ) -> tuple[Value, Value, list[Value], Decoder]:
-    """A decoder behind an encoder, as T5 has them: of input_ids, encoder_attention_mask, encoder_hidden_states (which
-    may be missing), the caches [rows, heads, length, size] of its own attention, two a layer, and those of the encoder.
+    """A decoder behind an encoder, as T5 has them. It reads words, what it names of the encoder's inputs and hidden
+    states, the caches [rows, heads, length, size] of its own attention, two a layer, and those of the encoder.
 
     The encoder takes ids and mask and gives its caches, or takes the first words as well, and gives logits, hidden
     states, and both kinds of caches. Returns as :func:`gpt`.
     """
-    own = len(decoder.outputs) - 1
-    hidden = len(decoder.inputs) - 2 * own - 2
-    known = {2: own, 3: 2 + 2 * own}.get(len(encoder.inputs))
-    if hidden not in (0, 1) or own < 2 or known != len(encoder.outputs) or start < 0 or (hidden and known == own):
-        raise UnsupportedError(
-            f"an encoder of {len(encoder.inputs)} inputs and {len(encoder.outputs)} outputs, a decoder of "
-            f"{len(decoder.inputs)} and {len(decoder.outputs)}, and the decoder_start_token_id {start} do not fit"
-        )
     ids = b.cast(ids, dtypes.int32)
     if mask is None:  # padding is what stands to the left
         there = b.cast(b.not_(b.eq(ids, fill)), dtypes.int32)
         mask = b.lt(0, b.one("cumsum", there, axis=1, exclusive=False, reverse=False))
     mask = b.cast(mask, dtypes.int32)
-    words = b.full((ids.shape[0], 1), b.scalar(start, dtypes.int32), dtypes.int32)
-    given = lower(b, encoder, b, [ids, mask, words][: len(encoder.inputs)])
-    mask, words, *given = [repeated(b, v, beams) for v in (mask, words, *given)]
+    words = _first_words(b, start, ids.shape[0])
+    known = {"encoder_input_ids": ids, "encoder_attention_mask": mask}
+    return _behind(b, [ids, mask, words][: len(encoder.inputs)], words, known, beams, encoder, decoder)
+
+
+def whisper(
+    b: Builder, features: Value, words: Value | None, start: int, beams: int, encoder: Graph, decoder: Graph
+) -> tuple[Value, Value, list[Value], Decoder]:
+    """The same for sound: the encoder takes features [batch, size, length] and the first words [batch, n]."""
+    words = _first_words(b, start, features.shape[0]) if words is None else b.cast(words, dtypes.int32)
+    return _behind(b, [features, words], words, {}, beams, encoder, decoder)
+
+
+def _first_words(b: Builder, start: int, rows: Dim) -> Value:
+    if start < 0:
+        raise ModelError(f"the decoder_start_token_id is {start}: it must not be negative")
+    return b.full((rows, 1), b.scalar(start, dtypes.int32), dtypes.int32)
+
+
+def _behind(
+    b: Builder, inputs: list[Value], words: Value, known: dict[str, Value], beams: int, encoder: Graph, decoder: Graph
+) -> tuple[Value, Value, list[Value], Decoder]:
+    """An encoder that is given `inputs`, and a decoder that reads of it what it names."""
+    own = len(decoder.outputs) - 1
+    at = len(decoder.inputs) - 2 * own
+    memory = [v.name for v in decoder.inputs[1:at]]
+    makes_words = len(encoder.outputs) == 2 + 2 * own
+    readable = {*known, HIDDEN_STATES} if makes_words else {*known}
+    if own < 2 or at < 1 or len(encoder.inputs) != len(inputs) or len(encoder.outputs) not in (own, 2 + 2 * own):
+        raise UnsupportedError(
+            f"an encoder of {len(encoder.inputs)} inputs and {len(encoder.outputs)} outputs, and a decoder of "
+            f"{len(decoder.inputs)} and {len(decoder.outputs)}, do not fit"
+        )
+    unknown = [name for name in memory if name not in readable]
+    if unknown:
+        raise UnsupportedError(
+            f"a decoder that reads {unknown[0]!r} of its encoder; known are {', '.join(sorted(readable))}"
+        )
+    given = lower(b, encoder, b, inputs)
+    words, *given = [repeated(b, v, beams) for v in (words, *given)]
+    held = {name: repeated(b, v, beams) for name, v in known.items() if name in memory}
+    if makes_words:
+        held[HIDDEN_STATES] = given[1]
+    states = [held[name] for name in memory]
     whole = (decoder.metadata.get("input_types", {}).get(decoder.inputs[0].name) or ["", None])[1]
     reads_all = whole is not None and len(whole) == 2 and whole[1] != 1
 
     def step(i: Builder, last: Value, sequences: Value, caches: list[Value]) -> tuple[Value, list[Value]]:
         past = caches[0].shape[2]
         held = [i.slice(v, 2, 0, past) for v in caches]
-        logits, *after = lower(b, decoder, i, [sequences if reads_all else last, mask, *states, *held, *cross])
+        logits, *after = lower(b, decoder, i, [sequences if reads_all else last, *states, *held, *cross])
         return logits, after
 
-    if known == own:
-        states, cross = [], given
-        empty = [_no_cache(b, decoder, v.name, words.shape[0]) for v in decoder.inputs[2 : 2 + own]]
-        logits, *caches = lower(b, decoder, b, [words, mask, *empty, *cross])
+    if makes_words:
+        logits, caches, cross = given[0], given[2 : 2 + own], given[2 + own :]
     else:
-        logits, states, caches, cross = given[0], given[1 : 1 + hidden], given[2 : 2 + own], given[2 + own :]
+        cross = given
+        empty = [_no_cache(b, decoder, v.name, words.shape[0]) for v in decoder.inputs[at : at + own]]
+        logits, *caches = lower(b, decoder, b, [words, *states, *empty, *cross])
     return logits, words, caches, step
 
 
@@ -395,12 +429,12 @@ def beam_search(
     pad_token_id: int, vocab_size: int = -1, n_outputs: int,
 ) -> list[Value | None]:  # fmt: skip
     """The best sequences [batch, returned, max_length], their marks, and the scores of all words at each step."""
-    if model_type not in (GPT, ENCODER_DECODER) or (encoder is None) != (model_type == GPT):
+    if model_type not in (GPT, ENCODER_DECODER, WHISPER) or (encoder is None) != (model_type == GPT):
         raise UnsupportedError(
             f"BeamSearch of the model_type {model_type}, {'with' if encoder else 'without'} an encoder"
         )
-    if decoder_input_ids is not None:
-        raise UnsupportedError("BeamSearch with decoder_input_ids is not supported")
+    if decoder_input_ids is not None and model_type != WHISPER:
+        raise UnsupportedError(f"BeamSearch of the model_type {model_type} with decoder_input_ids is not supported")
     if logits_processor is not None and any(b.static_ints(logits_processor, "the logits_processor")):
         raise UnsupportedError("BeamSearch with a logits_processor of its own is not supported")
     beams, count = _beam_count(b, num_beams, num_return_sequences)
@@ -410,24 +444,67 @@ def beam_search(
     )  # fmt: skip
     penalty = b.scalar(1.0, dtypes.float32) if length_penalty is None else scalar(b, length_penalty)
     strategy = Beams(rules, bool(early_stopping), b.cast(penalty, dtypes.float32), n_outputs > 2)
-    most, batch = _length(b, max_length, 1 if encoder else ids.shape[1]), ids.shape[0]
+    start, pad = decoder_start_token_id, pad_token_id
     if encoder is None:
-        run = gpt(b, ids, attention_mask, pad_token_id, beams, decoder, init_decoder)
+        run = gpt(b, ids, attention_mask, pad, beams, decoder, init_decoder)
+    elif model_type == WHISPER:
+        run = whisper(b, ids, decoder_input_ids, start, beams, encoder, decoder)
     else:
-        run = encoder_decoder(b, ids, attention_mask, pad_token_id, decoder_start_token_id, beams, encoder, decoder)
+        run = encoder_decoder(b, ids, attention_mask, pad, start, beams, encoder, decoder)
+    sequences = run[1]
+    most = _length(b, max_length, sequences.shape[1])
+    outputs = _best(b, strategy, run, 0 if encoder else 1, ids.shape[0], most, pad, count)
+    if n_outputs > 2:
+        scores = outputs.pop()
+        outputs.append(_filled(b, scores, 0, most - sequences.shape[1], b.scalar(0.0, scores.dtype)))
+    return [*outputs[:n_outputs]]
+
+
+def _best(
+    b: Builder, strategy: Beams, run: tuple[Value, Value, list[Value], Decoder], axis: int, batch: Dim, most: Dim,
+    fill: int, count: int,
+) -> list[Value]:  # fmt: skip
+    """The best `count` sequences of each input, their marks, and what the strategy has collected."""
     logits, sequences, caches, step = run
-    start = sequences.shape[1]
-    found = generate(b, strategy, logits, sequences, caches, 1 if encoder is None else 0, batch, most, step)
+    found = generate(b, strategy, logits, sequences, caches, axis, batch, most, step)
     types = [TensorType(dtypes.int32, (batch, count, most)), TensorType(dtypes.float32, (batch, count))]
     sums, *kept = found.state
-    best, marks = on_host(
-        b, "ms_beam_result", [sums, found.sequences, *kept, strategy.penalty], types, fill=pad_token_id, count=count
-    )
-    outputs: list[Value | None] = [best, marks]
-    if n_outputs > 2:
-        (scores,) = found.results
-        outputs.append(_filled(b, scores, 0, most - start, b.scalar(0.0, scores.dtype)))
-    return outputs[:n_outputs]
+    given = [sums, found.sequences, *kept, strategy.penalty]
+    return [*on_host(b, "ms_beam_result", given, types, fill=fill, count=count), *found.results]
+
+
+@op("WhisperBeamSearch", 1, domain=MS)
+def whisper_beam_search(
+    b: Builder, features: Value, max_length: Value, min_length: Value | None, num_beams: Value,
+    num_return_sequences: Value, length_penalty: Value | None = None, repetition_penalty: Value | None = None,
+    vocab_mask: Value | None = None, prefix_vocab_mask: Value | None = None, attention_mask: Value | None = None,
+    decoder_input_ids: Value | None = None, logits_processor: Value | None = None,
+    cross_qk_layer_head: Value | None = None, extra_decoding_ids: Value | None = None,
+    temperature: Value | None = None, *, decoder: Graph, encoder: Graph, init_decoder: Graph | None = None,
+    decoder_output_cross_qk: Flag = 0, decoder_start_token_id: int = -1, early_stopping: Flag = 0, eos_token_id: int,
+    model_type: int = WHISPER, no_repeat_ngram_size: int = 0, pad_token_id: int, vocab_size: int = -1,
+    translate_token_id: int = -1, transcribe_token_id: int = -1, start_of_lm_token_id: int = -1,
+    no_speech_token_id: int = -1, no_timestamps_token_id: int = -1, beginning_timestamp_token_id: int = -1,
+    n_outputs: int,
+) -> list[Value | None]:  # fmt: skip
+    """BeamSearch of Whisper. The tokens by their roles only matter to what is not supported: rules for time stamps,
+    the attention to the sound, and how probable it is that nobody speaks.
+    """
+    known = None if temperature is None else constant_of(temperature)
+    if decoder_output_cross_qk or extra_decoding_ids is not None or n_outputs > 3:
+        raise UnsupportedError("WhisperBeamSearch with cross_qk, extra_decoding_ids or no_speech_probs")
+    if temperature is not None and (known is None or known.ravel().tolist() != [1.0]):
+        raise UnsupportedError("WhisperBeamSearch with a temperature other than 1")
+    if model_type != WHISPER:
+        raise ModelError(f"WhisperBeamSearch has the model_type {model_type}; it must be {WHISPER}")
+    return beam_search(
+        b, features, max_length, min_length, num_beams, num_return_sequences, length_penalty, repetition_penalty,
+        vocab_mask, prefix_vocab_mask, attention_mask, decoder_input_ids, logits_processor, decoder=decoder,
+        init_decoder=init_decoder, encoder=encoder, decoder_start_token_id=decoder_start_token_id,
+        early_stopping=early_stopping, eos_token_id=eos_token_id, model_type=model_type,
+        no_repeat_ngram_size=no_repeat_ngram_size, pad_token_id=pad_token_id, vocab_size=vocab_size,
+        n_outputs=n_outputs,
+    )  # fmt: skip
 
 
 def _filled(b: Builder, x: Value, axis: int, size: Dim, value: Value) -> Value:

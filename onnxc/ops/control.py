@@ -309,11 +309,18 @@ def loop(
         )
 
     def run(inner: Builder, number: Value, go: Value, carried: list[Value]) -> tuple[Value, list[Value], list[Value]]:
-        first, *rest = lower(b, body, inner, [number, go, *carried])
+        told = [_as_declared(inner, body, k, v) for k, v in enumerate((number, go))]
+        first, *rest = lower(b, body, inner, [*told, *carried])
         return scalar(inner, first), rest[: len(values)], rest[len(values) :]
 
     states, results = iterate(b, trip, condition, values, run)
     return [*states, *results]
+
+
+def _as_declared(b: Builder, body: Graph, at: int, x: Value) -> Value:
+    """The number or the condition of an iteration: a scalar, but of rank 1 where the body says so, as exporters do."""
+    _, shape = (body.metadata.get("input_types", {}).get(body.inputs[at].name) or ("", None))[:2]
+    return b.reshape(x, (1,)) if isinstance(shape, (list, tuple)) and len(shape) == 1 else x
 
 
 # ---------------------------------------------------------------- Scan

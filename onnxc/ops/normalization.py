@@ -112,7 +112,8 @@ def stash_of(x: Value, stash_type: int) -> DType:
     return stash if x.dtype.bits < stash.bits else x.dtype
 
 
-@op("LayerNormalization", 1)  # onnxruntime takes it at every opset
+@op("LayerNormalization", 17)
+@op("LayerNormalization", 1, 16, unchecked=True)  # onnxruntime has it before the standard
 def layer_normalization(
     b: Builder, x: Value, scale: Value, bias: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5,
     stash_type: int = 1,

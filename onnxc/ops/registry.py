@@ -47,7 +47,11 @@ _OWN = "onnxc."
 
 @dataclass(frozen=True)
 class OpDef:
-    """One operator over a range of opset versions of its domain."""
+    """One operator over a range of opset versions of its domain.
+
+    Attributes:
+        unchecked: whether a node may have attributes that nobody defined, which mean nothing.
+    """
 
     name: str
     domain: str
@@ -55,6 +59,7 @@ class OpDef:
     last: int | None
     define: Definition
     gradient: Gradient | None = None
+    unchecked: bool = False
 
     def covers(self, opset: int) -> bool:
         """Whether it is the meaning at this opset version."""
@@ -74,15 +79,17 @@ _TABLE: dict[tuple[str, str], list[OpDef]] = {}
 
 
 def op(
-    name: str, first: int, last: int | None = None, domain: str = "", *, gradient: Gradient | None = None
-) -> Callable[[F], F]:
+    name: str, first: int, last: int | None = None, domain: str = "", *, gradient: Gradient | None = None,
+    unchecked: bool = False,
+) -> Callable[[F], F]:  # fmt: skip
     """Registers the decorated function as the meaning of an op from opset `first` to `last` (None: to the newest).
 
-    Its derivative is that of what it builds, or what `gradient` builds.
+    Its derivative is that of what it builds, or what `gradient` builds. With `unchecked`, attributes that it does not
+    know are passed over: onnxruntime has a few such operators, and there are models that count on it.
     """
 
     def add(define: F) -> F:
-        made = OpDef(name, domain, first, last, define, gradient)
+        made = OpDef(name, domain, first, last, define, gradient, unchecked)
         if not made.is_own:
             _replace(made)
         _TABLE.setdefault((domain, name), []).append(made)
@@ -186,7 +193,7 @@ def _needed(define: Definition) -> Sequence[tuple[int, str]]:
 def checked_attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict[str, Any]:
     """The attributes of a node, checked against its definition's parameters. Raises ModelError and UnsupportedError."""
     _, _, keywords = _parameters(definition.define)
-    given = {k: v for k, v in attrs.items() if k not in _HINTS}
+    given = {k: v for k, v in attrs.items() if k not in _HINTS and not (definition.unchecked and k not in keywords)}
     unknown = sorted(set(given) - set(keywords))
     if unknown:
         more = f" (and {len(unknown) - _SHOWN} more)" if len(unknown) > _SHOWN else ""

@@ -39,14 +39,19 @@ MOST_TAPS, MOST_STRIDE, LEAST_ROW, LONGEST_ROW = 32, 4, 8, 2048  # of windows th
 
 @dataclass
 class _Loop:
-    """A loop of a reduction's operand; several of them may make up one axis."""
+    """A loop of a reduction's operand; several may make up one axis. The extent of one that stays may be open."""
 
     symbol: Symbol
-    extent: int
+    extent: Dim
     axis: int
     stride: int = 0
     stage: int = 0  # the one that reduces it; 0 where it stays
     filled: int = 0  # elements by which this loop and the next one, a part of it, are longer than what they divide
+
+    @property
+    def least(self) -> int:
+        """Its extent, or as little as that may be: of a batch that is not known, one."""
+        return self.extent if isinstance(self.extent, int) else 1
 
 
 def split_reductions(graph: Graph, layout: Layout, machine: Machine = CPU) -> tuple[Graph, Layout]:
@@ -72,7 +77,7 @@ def split_reductions(graph: Graph, layout: Layout, machine: Machine = CPU) -> tu
 class _Split(Rewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.divided: dict[tuple[int, tuple[int, ...], str], Value] = {}
+        self.divided: dict[tuple[int, tuple[Dim, ...], str], Value] = {}
         self.wide: dict[int, Value] = {}
 
     def split(self, node: Node, loops: list[_Loop], order: dict[int, tuple[int, ...]]) -> None:
@@ -177,17 +182,17 @@ def _has_rows(node: Node, layout: Layout) -> bool:
 def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     """The loops of a reduction with the stage of each, in the operand's order; None where one stage is well."""
     (x,) = node.operands
-    size = x.t.size
-    if not isinstance(size, int) or size < machine.leaping or (_is_narrow(x) and not machine.widen):
+    if _least_size(x) < machine.leaping or (_is_narrow(x) and not machine.widen):
         return None
     loops = _loops(node, layout, machine)
     if loops is None:
         return None
+    size = math.prod(p.least for p in loops)
     inward = sorted(loops, key=lambda p: p.stride)
     kept = [p for p in inward if p.axis not in node.attrs["axes"]]
     run = _innermost(inward, kept)
     leaps = _leaps(inward, kept, run, machine)
-    items = math.prod(p.extent for p in [*kept, *(run if leaps else ())])
+    items = math.prod(p.least for p in [*kept, *(run if leaps else ())])
     if leaps or not run:
         items = -(-items // machine.columns)
     few = items < machine.few_items and size >= max(machine.large, items * machine.long)
@@ -202,7 +207,7 @@ def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
 
 def _leaps(inward: list[_Loop], kept: list[_Loop], run: list[_Loop], machine: Machine) -> bool:
     """Whether few of the elements that are added up follow each other in memory, and others lie beyond what stays."""
-    short = bool(run) and bool(kept) and math.prod(p.extent for p in run) < machine.short_run
+    short = bool(run) and bool(kept) and math.prod(p.least for p in run) < machine.short_run
     return short and any(p.stride > kept[0].stride and p not in kept for p in inward)
 
 
@@ -239,16 +244,17 @@ def _cut(loops: list[_Loop], parts: int, uneven: bool) -> list[_Loop]:
     for p in sorted((p for p in loops if p.stage == 1), key=lambda p: -p.stride):
         if parts < 2:
             break
-        if p.extent <= parts:
-            p.stage, parts = 2, parts // p.extent
+        extent = p.least
+        if extent <= parts:
+            p.stage, parts = 2, parts // extent
             continue
-        count = max(c for c in range(1, parts + 1) if p.extent % c == 0)
+        count = max(c for c in range(1, parts + 1) if extent % c == 0)
         if uneven and 2 * count <= parts:
-            count = -(-p.extent // -(-p.extent // parts))
+            count = -(-extent // -(-extent // parts))
         if 2 * count > parts:
-            inner = -(-p.extent // count)
+            inner = -(-extent // count)
             at = loops.index(p)
-            outer = _Loop(p.symbol, count, p.axis, p.stride * inner, 2, inner * count - p.extent)
+            outer = _Loop(p.symbol, count, p.axis, p.stride * inner, 2, inner * count - extent)
             loops = [*loops[:at], outer, replace(p, extent=inner), *loops[at + 1 :]]
             break
     return loops
@@ -263,7 +269,7 @@ def _loops(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
         _Loop(next(iter(symbols(v))), d, axis) for axis, (v, d) in enumerate(zip(own, x.shape, strict=True)) if d != 1
     ]
     source = _source(x, at, machine)
-    if source is None or not all(isinstance(p.extent, int) for p in loops):
+    if source is None or not all(isinstance(p.extent, int) or p.axis not in node.attrs["axes"] for p in loops):
         return None
     address = layout.address(*source)
     for _ in range(8):
@@ -272,14 +278,13 @@ def _loops(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
             break
         k = next((k for k, p in enumerate(loops) if p.symbol == found[0]), None)
         by = found[1]
-        if k is None or not isinstance(by, int) or loops[k].extent % by:
+        extent = loops[k].extent if k is not None else None
+        if k is None or not isinstance(by, int) or not isinstance(extent, int) or extent % by:
             return None
-        outer, inner = fresh("i", loops[k].extent // by), fresh("i", by)
+        outer, inner = fresh("i", extent // by), fresh("i", by)
         address = substitute(address, {found[0]: outer * by + inner})
-        pair = [
-            _Loop(next(iter(symbols(v))), d, loops[k].axis) for v, d in ((outer, loops[k].extent // by), (inner, by))
-        ]
-        loops[k : k + 1] = pair
+        parts = ((outer, extent // by), (inner, by))
+        loops[k : k + 1] = [_Loop(next(iter(symbols(v))), d, loops[k].axis) for v, d in parts]
     for p in loops:
         stride = coefficient(address, p.symbol)
         if not isinstance(stride, int) or stride <= 0:
@@ -311,4 +316,9 @@ def _source(x: Value, at: Index, machine: Machine) -> tuple[Value, Index] | None
 
 
 def _larger(a: Value, b: Value) -> bool:
-    return isinstance(a.t.size, int) and isinstance(b.t.size, int) and a.t.size > b.t.size
+    return _least_size(a) > _least_size(b)
+
+
+def _least_size(x: Value) -> int:
+    """How many elements a value has where each dim that is not known is one."""
+    return math.prod(d for d in x.shape if isinstance(d, int))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp import spelling, windows
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim
 from onnxc.loops.terms import Reduced, Reduction
 
+LONG = 2048  # numbers that an accumulator adds up, one after the other: the error of a sum grows with them
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": "v_min({}, {})"}
 
 
@@ -39,6 +42,12 @@ class Accumulator:
     def place(self) -> str:
         """The integer of a position: as wide as a lane, so that one mask selects both."""
         return "i64" if self.lane in ("i64", "u64", "f64") else "i32"
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it adds up floats in any order, so that long sums are better made of parts."""
+        r = self.reduction
+        return r.op == "sum" and r.across is None and r.body.dtype.is_float
 
     def copy(self, k: int) -> str:
         """The name of the k-th of several accumulators."""
@@ -106,6 +115,43 @@ class Accumulator:
             scope.lines.append(f"const V<{lane}> {name} = bc<{self.lane}>(h_{self.op}<{self.lane}>({self.name}));")
         scope.terms[Reduced(r.value.dtype, r.key)] = name
         scope.available.add(("reduced", r.key))
+
+
+@dataclass
+class Parts:
+    """Long sums, in parts: every `block` turns of one loop, what accumulators hold is added to sums of their own.
+
+    Attributes:
+        loop: which loop, from the innermost on.
+        block: how many of its turns make a part.
+    """
+
+    sums: list[Accumulator]
+    loop: int
+    block: int
+
+    def declared(self) -> list[str]:
+        """The statements that begin the sums."""
+        return [f"V<{a.lane}> {a.name}_sum = {a.identity};" for a in self.sums]
+
+    def taken(self) -> list[str]:
+        """Those that end a part."""
+        return [f"{a.name}_sum = {a.name}_sum + {a.name}; {a.name} = {a.identity};" for a in self.sums]
+
+    def ended(self) -> list[str]:
+        """Those that end the sums."""
+        return [f"{a.name} = {a.name}_sum;" for a in self.sums]
+
+
+def parts_of(accumulators: Sequence[Accumulator], turns: Sequence[Dim]) -> Parts | None:
+    """How to add up in parts, in loops of so many turns from the innermost on; None where sums are short."""
+    sums = [a for a in accumulators if a.is_rounded]
+    count = 1
+    for at, n in enumerate(turns if sums else ()):
+        if not isinstance(n, int) or count * n > LONG:
+            return Parts(sums, at, max(1, LONG // count))
+        count *= max(n, 1)
+    return None
 
 
 def lane_of(r: Reduction) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxc.codegen.cpp import spelling, windows
-from onnxc.codegen.cpp.accumulators import Accumulator, lane_of
+from onnxc.codegen.cpp.accumulators import Accumulator, Parts, lane_of, parts_of
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
 from onnxc.codegen.cpp.shape import (
     COSTS,
@@ -115,29 +115,49 @@ class PhaseEmitter:
             self.emitter.name_loop(s)
             scopes.append(scopes[-1].child({s}))
         inner = scopes[-1]
+        own = next((d for s, d in phase.loops if s in (vector, partner)), 1)
+        own = own if partner is not None else ceildiv(own, UNROLL * self.lanes)
+        parts = parts_of(accumulators, [own, *(d for _, d in reversed(loops))])
+        if parts:
+            scope.lines += parts.declared()
         if vector is not None and any(s == vector for s, _ in phase.loops):
-            self._innermost(phase, inner, vector, "0", self._top(dict(phase.loops)[vector]), accumulators)
+            most = self._top(dict(phase.loops)[vector])
+            self._innermost(phase, inner, vector, "0", most, accumulators, parts=parts)
         elif staged is not None:
             base, inside = f"{self.emitter.name_loop(staged.partner)}_0", inner.child()
             self._tiles(phase, inside, accumulators, "", staged)
             extent = self._top(dict(phase.loops)[staged.partner])
             inner.lines += [
                 f"for (i64 {base} = 0; {base} < {extent}; {base} += VL) {{",
-                *indent(inside.lines),
+                *indent([*inside.lines, *(parts.taken() if parts and parts.loop == 0 else ())]),
                 "}",
             ]
         elif self.outer_vector:
             self._body(phase, inner, accumulators, "")
         else:
             self._one_lane(phase, inner, accumulators)
-        for (s, d), outer_scope, body in reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True))):
-            name = self.emitter.names[s]
+        around = reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True)))
+        for k, ((s, d), outer_scope, body) in enumerate(around, start=1):
             least, most = self._range(s, d, outer_scope)
-            outer_scope.lines += [
-                f"for (i64 {name} = {least}; {name} < {most}; {name}++) {{",
-                *indent(body.lines),
-                "}",
-            ]
+            over = self._loop(
+                self.emitter.names[s], least, most, body.lines, parts if parts and parts.loop == k else None
+            )
+            outer_scope.lines += over
+        if parts:
+            scope.lines += parts.ended()
+
+    @staticmethod
+    def _loop(name: str, least: str, most: str, body: list[str], parts: Parts | None) -> list[str]:
+        """A loop around a body, which may be that of sums in parts."""
+        if parts is None:
+            return [f"for (i64 {name} = {least}; {name} < {most}; {name}++) {{", *indent(body), "}"]
+        part, end = f"{name}_part", f"{name}_end"
+        inner = PhaseEmitter._loop(name, part, end, body, None)
+        return [
+            f"for (i64 {part} = {least}; {part} < {most}; {part} += {parts.block}) {{",
+            *indent([f"const i64 {end} = ox_min({part} + {parts.block}, {most});", *inner, *parts.taken()]),
+            "}",
+        ]
 
     def _masking(self, accumulators: list[Accumulator]) -> set[Symbol]:
         """Loops on which it depends which lanes lie inside a padded window."""
@@ -163,9 +183,10 @@ class PhaseEmitter:
         hi: str,
         accumulators: list[Accumulator],
         staged: Staging | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """The vector loop: full vectors (several at a time into separate accumulators for reductions),
-        then the tail.
+        then the tail. Sums in parts are so many turns of that.
         """
         if vector is None:
             self._one_lane(phase, scope, accumulators)
@@ -185,15 +206,24 @@ class PhaseEmitter:
             "};",
         ]
         i, end = self.emitter.fresh("at"), self.emitter.fresh("end")
-        lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};"]
         several = self._several(phase, inner, name, i, end, hi, body, accumulators)
-        lines += several
         args = "".join(f", {a.name}" for a in accumulators)
         extent = dict(phase.loops)[vector]
+        rest = []
         if not several or not self._whole(extent, UNROLL):
-            lines.append(f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});")
+            rest.append(f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});")
         if not self._whole(extent, 1):
-            lines.append(f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});")
+            rest.append(f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});")
+        if parts is None or parts.loop:
+            lines += [f"i64 {i} = {lo}; const i64 {end} = {hi};", *several, *rest]
+            return
+        part, size = self.emitter.fresh("part"), f"{parts.block * UNROLL} * VL"
+        lines += [
+            f"for (i64 {part} = {lo}; {part} < {hi}; {part} += {size}) {{",
+            f"  i64 {i} = {part}; const i64 {end} = ox_min({part} + {size}, {hi});",
+            *indent([*several, *rest, *parts.taken()]),
+            "}",
+        ]
 
     def _whole(self, extent: Dim, side: int) -> bool:
         """Whether a loop is made of whole turns of `side` vectors: then the compiler sees no code for a rest."""
