@@ -5,14 +5,12 @@ from __future__ import annotations
 from onnxc.codegen.cpp import gathered, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
-from onnxc.codegen.cpp.masks import in_bytes
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
-from onnxc.codegen.cpp.shape import COSTS, apart, extent_of, phase_terms, staging
+from onnxc.codegen.cpp.shape import COSTS, extent_of, phase_terms, staging
 from onnxc.codegen.cpp.splits import turns
-from onnxc.codegen.cpp.writer import KernelSource, Scope, indent, interleave
+from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
-from onnxc.ir.graph import Value
-from onnxc.loops.nest import Nest, Phase
+from onnxc.loops.nest import Phase
 from onnxc.loops.terms import Apply, Load, Reduced, walk
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
@@ -306,33 +304,3 @@ class NestEmitter(PhaseEmitter):
 
 def _size_key(d: Dim) -> int:
     return d if isinstance(d, int) else 1 << 30
-
-
-def emit_sections(nests: list[Nest], lanes: int) -> KernelSource:
-    """A kernel function over one or more sections: their items follow each other."""
-    emitters = [NestEmitter(part, lanes) for n in nests for part in apart(in_bytes(n))]
-    buffers: list[Value] = []
-    lines: list[str] = []
-    counts: list[str] = []
-    size_symbols: set[str] = set()
-    for e in emitters:
-        e.emitter.buffers = buffers  # one numbering for all sections
-        body, items = e.emit()
-        size_symbols |= {s.key for s in e.emitter.size_symbols()}
-        start = " + ".join(counts) or "0"
-        if len(emitters) == 1:
-            lines += body
-        else:
-            lines += [f"{{ const i64 begin = {start}, count = {items};",
-                      "  const i64 base = first, until = last;",
-                      "  const i64 first = ox_max(base - begin, 0), last = ox_min(until - begin, count);",
-                      "  if (first < last) {", *indent(body, 2), "  }", "}"]  # fmt: skip
-        counts.append(f"({items})")
-    includes = frozenset(name for e in emitters for name in e.includes)
-    return KernelSource(
-        text="\n".join(indent(lines)),
-        buffers=buffers,
-        includes=includes,
-        items=" + ".join(counts) or "0",
-        symbols=sorted(size_symbols),
-    )

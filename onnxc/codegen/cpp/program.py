@@ -11,8 +11,8 @@ from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.headers import headers_of
-from onnxc.codegen.cpp.loops import emit_sections
 from onnxc.codegen.cpp.opaque import emit_opaque
+from onnxc.codegen.cpp.sections import emit_sections
 from onnxc.codegen.cpp.templates import emit_template
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.codegen.flow import linked
@@ -241,7 +241,7 @@ class ProgramWriter:
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",
                  "  const ox_call *const a = (const ox_call *)arg; ox_ctx *const ctx = a->ctx; (void)ctx; (void)worker;"]  # fmt: skip
-        for k, v in enumerate(kernel.buffers):
+        for k, v in enumerate(kernel.buffers if kernel.named else ()):
             t = spelling.storage_type(v.dtype)
             lines.append(f"  {t} *const __restrict p{k} = ({t} *)a->p[{k}];")
         for k, (t, _) in enumerate(kernel.weights):

@@ -50,6 +50,7 @@ class KernelSource:
     scratch: str = "0"
     kind: str = "loops"
     choice: Choice | None = None
+    named: bool = True  # whether the function's pointers have names: else the body finds them
     unit: tuple[str, str] | None = None  # of a user's kernel: its name, and a translation unit that defines it
 
 

@@ -18,6 +18,7 @@
 static constexpr int VL = ONNXC_VL;
 #define OX static inline __attribute__((always_inline))
 #define OX_LAMBDA __attribute__((always_inline))
+#define OX_PART __attribute__((noinline))
 // Templates that depend on no kernel, and are large: the compiler of programs compiles them once, into an object that it
 // links to each. ONNXC_APART is then `extern template` in programs and `template` in that object: see machine_code.py.
 #ifdef ONNXC_APART
@@ -31,6 +32,12 @@ OX i64 ox_min(i64 a, i64 b) { return a < b ? a : b; }
 OX i64 ox_max(i64 a, i64 b) { return a > b ? a : b; }
 OX i64 ox_up(i64 a, i64 b) { return (a + b - 1) / b; }                                   // a / b, rounded up
 OX i64 ox_cut(i64 x, i64 n, i64 i) { return x / n * i + ox_min(i, x % n); }  // where part i of n of x begins
+// Items first..last of those of n parts, which have `count` each and begin at `begin`; returns where they end.
+template <class F> OX i64 ox_parts(i64 n, i64 count, i64 begin, i64 first, i64 last, F part) {
+  for (i64 k = count > 0 ? ox_max(first - begin, 0) / count : n; k < n && begin + k * count < last; k++)
+    part(k, ox_max(first - begin - k * count, 0), ox_min(last - begin - k * count, count));
+  return begin + n * count;
+}
 // Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
 OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
 OX i64 ox_mod(i64 a, i64 b) {
