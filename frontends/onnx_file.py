@@ -71,6 +71,7 @@ def load(
     base_dir: str | os.PathLike[str] | None = None,
     input_shapes: InputShapes | None = None,
     keep_inputs: Sequence[str] = (),
+    memory: int | None = None,
 ) -> Graph:
     """The graph of an ONNX model.
 
@@ -80,11 +81,14 @@ def load(
         input_shapes: sizes for dynamic dims, as `{"x": (1, 3, 224, None)}`; None leaves a dim as the model
             has it, a string names it. A size given for a named dim holds wherever the model uses the name.
         keep_inputs: inputs that stay inputs although the model has an initializer (a default) for them.
+        memory: bytes that weights in other files may take; None: any number.
 
     Raises ModelError for a model that is not valid, LimitError for one that claims absurd sizes, InputError
     for `input_shapes` or `keep_inputs` that do not fit the model.
     """
     proto, folder = read_model(model, base_dir)
+    if folder is not None:
+        folder.limit = memory
     try:
         return _Importer(proto, folder, input_shapes or {}, keep_inputs).graph()
     except (UnicodeError, RecursionError) as error:
@@ -263,7 +267,8 @@ class _Importer:
         self._nodes(proto.node, scope, {})
         names = [text(o.name) for o in proto.output]
         if scope.parent is None and len(set(names)) != len(names):  # a subgraph's are told by their places
-            raise ModelError(f"the graph has an output twice: {names}")
+            twice = next(name for k, name in enumerate(names) if name in names[:k])
+            raise ModelError(f"the graph has an output twice: {twice!r}; give one a name of its own by an Identity")
         outputs = [self._value(name, scope, "the graph's outputs") for name in names]
         if not outputs and scope.parent is None:
             raise ModelError("the graph has no outputs")

@@ -39,15 +39,28 @@ class DataFolder:
     download cache the model and its data are links to files that lie together elsewhere. A location is taken
     relative to either folder, and the file that it resolves to must lie inside one of them. Each file is
     mapped once.
+
+    Attributes:
+        limit: bytes that tensors may take together, where the machine has no more memory; None: any number.
     """
 
     def __init__(self, logical: str, real: str) -> None:
+        self.limit: int | None = None
         try:
             self._folders = list(dict.fromkeys((os.path.abspath(logical), os.path.realpath(real))))
             self._allowed = {os.path.realpath(folder) for folder in self._folders}
         except ValueError as error:  # a null byte, a surrogate
             raise InputError(f"no folder can have the name {logical!r} ({error})", cause=error) from error
         self._maps: dict[str, np.ndarray] = {}
+        self._taken: dict[tuple[str, int], int] = {}
+
+    def take(self, location: str, offset: int, length: int, what: str) -> None:
+        """Counts the bytes of a tensor, before they are read. Raises LimitError where they are too many."""
+        place = (location, offset)
+        self._taken[place] = max(length, self._taken.get(place, 0))
+        total = sum(self._taken.values()) if self.limit is not None else 0
+        if self.limit is not None and total > self.limit:
+            raise LimitError(too_large(what, length, total, self.limit))
 
     def map(self, location: str) -> np.ndarray:
         """The bytes of a file, mapped read-only. Raises ModelError where the location is not allowed."""
@@ -98,7 +111,10 @@ def map_file(path: str, what: str) -> np.ndarray:
     with os.fdopen(open_regular(path, what, os.O_NOFOLLOW), "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return np.empty(0, np.uint8)
-        return np.asarray(np.memmap(file, np.uint8, "r"))
+        try:
+            return np.asarray(np.memmap(file, np.uint8, "r"))
+        except (OSError, ValueError) as error:  # no address is left for so much, say
+            raise ModelError(f"{what} cannot be mapped: {error}", cause=error) from error
 
 
 # ---------------------------------------------------------------- tensors
@@ -249,6 +265,7 @@ def external_bytes(tensor: TensorProto, folder: DataFolder | None, what: str) ->
     location, offset, length = external_place(tensor, what)
     if folder is None:
         raise ModelError(f"{what} lies in an external file: give base_dir=, the folder it is in")
+    folder.take(location, offset, length, what)
     try:
         data = folder.map(location)
     except ModelError as error:
@@ -256,6 +273,14 @@ def external_bytes(tensor: TensorProto, folder: DataFolder | None, what: str) ->
     if offset + length > data.size:
         raise ModelError(f"{what} reaches byte {offset + length} of an external file of {data.size} bytes")
     return data[offset : offset + length]
+
+
+def too_large(what: str, size: int, total: int, limit: int) -> str:
+    """What an error says of weights that the machine's memory cannot hold."""
+    return (
+        f"{what} takes {size} bytes, and with the model's other external data {total} bytes: "
+        f"{limit} bytes of memory are there for all"
+    )
 
 
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:

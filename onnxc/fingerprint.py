@@ -7,6 +7,7 @@ counts. So a copy of a model finds what was compiled from the original, and a fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -19,17 +20,17 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxc.errors import CacheError, ModelError, OnnxcError
+from onnxc.errors import CacheError, LimitError, ModelError, OnnxcError
 from onnxc.frontends.onnx_file import Model, open_model, path_of
-from onnxc.frontends.onnx_tensors import DataFolder, all_tensors, external_place, open_regular, text
+from onnxc.frontends.onnx_tensors import DataFolder, all_tensors, external_place, open_regular, text, too_large
 from onnxc.ir.graph import Graph
 from onnxc.ir.text import to_text
 from onnxc.runtime.cache import Cache, digest
-from onnxc.runtime.cpu import available_cpus
+from onnxc.runtime.cpu import available_cpus, memory_bytes
 
 _PIECE = 8 << 20  # bytes hashed at a time, by one thread
 _PARALLEL_FROM = 32 << 20  # bytes; below it starting threads costs more than it saves
-_FILES_KEY = "external data files, 3"
+_FILES_KEY = "external data files, 4"
 
 Span = tuple[int, int]  # of the bytes of a file: the first, and the one after the last
 
@@ -79,6 +80,7 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
     used = _used_files(main, model, data, cache)
     if used and folder is None:
         raise ModelError(f"the model has external data ({used[0].location!r}): give its folder as base_dir")
+    _check_memory(used)
     outside = [_digest_used(file, folder, files) for file in used] if folder else []
     return Fingerprint(digest("model", main, [file.location for file in used], outside), tuple(files.items()))
 
@@ -148,11 +150,29 @@ def _digest_file(
 
 
 def _digest_piece(handle: int, at: int, end: int) -> bytes:
+    if end - at == _PIECE and _is_hole(handle, at, end):
+        return _zeros_digest()
     content = blake3()
     while at < end and (data := os.pread(handle, min(1 << 20, end - at), at)):
         content.update(data)
         at += len(data)
     return content.digest()
+
+
+def _is_hole(handle: int, at: int, end: int) -> bool:
+    """Whether a file has nothing on the disk there, as a sparse one that says to be larger than any disk."""
+    if not hasattr(os, "SEEK_DATA"):
+        return False
+    try:
+        return os.lseek(handle, at, os.SEEK_DATA) >= end
+    except OSError as error:
+        return error.errno == errno.ENXIO  # nothing up to its end; other errors: the file system cannot say
+
+
+@functools.cache
+def _zeros_digest() -> bytes:
+    """The digest of a piece that holds nothing but zeros."""
+    return blake3(bytes(_PIECE)).digest()
 
 
 def _combine(spans: Sequence[Span], piece: Callable[[int, int], bytes]) -> str:
@@ -170,11 +190,16 @@ def _combine(spans: Sequence[Span], piece: Callable[[int, int], bytes]) -> str:
 
 @dataclass(frozen=True)
 class _Used:
-    """What a model uses of an external file: bytes, and a tensor to name in errors."""
+    """What a model uses of an external file: bytes, and the tensor that reaches farthest, to name in errors."""
 
     location: str
     tensor: str
     spans: tuple[Span, ...]
+
+    @property
+    def end(self) -> int:
+        """The bytes that the file must have."""
+        return max((end for _, end in self.spans), default=0)
 
 
 def _used_files(main: str, model: Model, data: bytes | None, cache: Cache | None) -> list[_Used]:
@@ -202,14 +227,16 @@ def _used_files(main: str, model: Model, data: bytes | None, cache: Cache | None
 def _used_by(tensors: Iterable[TensorProto]) -> list[_Used]:
     """By location; of tensors whose place is not understood none, since their import is an error."""
     spans: dict[str, list[Span]] = {}
-    first: dict[str, str] = {}
+    farthest: dict[str, tuple[int, str]] = {}
     for tensor in tensors:
         if tensor.data_location == TensorProto.EXTERNAL:
             with contextlib.suppress(OnnxcError):
                 location, at, size = external_place(tensor)
                 spans.setdefault(location, []).append((at, at + size))
-                first.setdefault(location, text(tensor.name))
-    return [_Used(location, first[location], tuple(_merged(spans[location]))) for location in sorted(spans)]
+                known = farthest.get(location)
+                if known is None or at + size > known[0]:
+                    farthest[location] = (at + size, text(tensor.name))
+    return [_Used(location, farthest[location][1], tuple(_merged(spans[location]))) for location in sorted(spans)]
 
 
 def _merged(spans: Iterable[Span]) -> Iterator[Span]:
@@ -223,14 +250,29 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
     yield begin, reach
 
 
+def _check_memory(used: Sequence[_Used]) -> None:
+    """Raises LimitError for more data than the machine's memory holds, before any is read."""
+    spans = [(end - at, file) for file in used for at, end in file.spans]
+    total, limit = sum(size for size, _ in spans), memory_bytes()
+    if total > limit:
+        size, file = max(spans, key=lambda x: x[0])
+        what = f"tensor {file.tensor!r}" if len(file.spans) == 1 else f"external data {file.location!r}"
+        raise LimitError(too_large(what, size, total, limit))
+
+
 def _digest_used(file: _Used, folder: DataFolder, files: dict[str, tuple[int, ...]]) -> str:
     what = f"tensor {file.tensor!r}"
     try:
         path = folder.path(file.location)
     except ModelError as error:
         raise ModelError(f"{what}: {error.message}", cause=error) from error
-    what = f"{what}: external data {file.location!r}"
-    return _digest_file(open_regular(path, what), path, what, files, file.spans)
+    named = f"{what}: external data {file.location!r}"
+    handle = open_regular(path, named)
+    size = os.fstat(handle).st_size
+    if file.end > size:  # said before anything is read
+        os.close(handle)
+        raise ModelError(f"{what} reaches byte {file.end} of an external file of {size} bytes")
+    return _digest_file(handle, path, named, files, file.spans)
 
 
 def _parse(data: bytes) -> ModelProto | None:

@@ -29,7 +29,7 @@ from onnxc.planner.partition import planned
 from onnxc.primitives.host import is_host
 from onnxc.primitives.places import is_foreign
 from onnxc.primitives.verify import verify
-from onnxc.runtime.cpu import Level, has_byte_products
+from onnxc.runtime.cpu import Level, available_bytes, has_byte_products, memory_bytes
 from onnxc.runtime.mapped import forgetting
 from onnxc.runtime.model import LAYOUT, layout_digest
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from onnxc.codegen.triton.program import Program as GpuProgram
 
 Progress = Callable[[str], None]
+_ASKED = 16  # weights that take less than this part of the memory do not ask how much of it is left
 
 
 @dataclass
@@ -73,9 +74,16 @@ def imported(model: Model | Graph, options: CompileOptions, stages: Stages) -> G
     """The graph of a model, as its file has it."""
     if isinstance(model, Graph):
         return expand_gradients(model)
-    graph = onnx_file.load(
-        model, base_dir=options.base_dir, input_shapes=options.input_shapes, keep_inputs=options.keep_inputs
-    )
+    try:
+        graph = onnx_file.load(
+            model,
+            base_dir=options.base_dir,
+            input_shapes=options.input_shapes,
+            keep_inputs=options.keep_inputs,
+            memory=memory_bytes(),
+        )
+    except MemoryError as error:
+        raise LimitError("the model's weights need more memory than there is", cause=error) from error
     stages.done("import")
     return expand_gradients(graph)
 
@@ -144,7 +152,13 @@ def weights_block(program: Program | GpuProgram, graph: Graph) -> np.ndarray[Any
     """The program's weights as one aligned block of bytes. They are packed from the constants of `graph`: those that
     are mapped from a file leave memory as they have been read, so that large models are not in memory twice.
     """
-    block = np.zeros(program.weights.nbytes + 4096, np.uint8)
+    size = program.weights.nbytes + 4096
+    if size > memory_bytes() // _ASKED and size > available_bytes():  # the system may grant it, and end the process
+        raise LimitError(f"the weights of the program take {size} bytes: {available_bytes()} bytes of memory are left")
+    try:
+        block = np.zeros(size, np.uint8)
+    except MemoryError as error:
+        raise LimitError(f"no memory for the weights of the program: {size} bytes", cause=error) from error
     start = -block.ctypes.data % 4096
     block = block[start : start + program.weights.nbytes]
     program.weights.fill(block, forgetting(constants(graph)))

@@ -1,0 +1,82 @@
+"""External data that claims more than there is: refused before anything of it is read."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnxc
+from onnxc import fingerprint
+from onnxc.compiler import stages
+from onnxc.errors import LimitError, ModelError
+from onnxc.frontends import onnx_file
+
+TIB = 1 << 40
+
+
+def gathered(folder: Path, size: int, elements: int) -> Path:
+    """A model that reads two elements of a weight in a file of `size` bytes, none of which are on the disk."""
+    with open(folder / "w.bin", "wb") as file:
+        file.truncate(size)
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[elements], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="w.bin")
+    places = helper.make_tensor_value_info("i", TensorProto.INT64, [2])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    graph = helper.make_graph([helper.make_node("Gather", ["w", "i"], ["y"])], "g", [places], [result], [weight])
+    path = folder / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_more_than_the_machine_has(cache: bool, tmp_path: Path, fresh_cache: Path) -> None:
+    path = gathered(tmp_path, TIB, TIB // 4)
+    started = time.process_time()
+    with pytest.raises(LimitError, match=rf"'w' takes {TIB} bytes, .* bytes of memory are there"):
+        onnxc.compile(path, cache=cache)
+    assert time.process_time() - started < 30  # to read a TiB takes minutes
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_file_that_ends_too_soon(cache: bool, tmp_path: Path, fresh_cache: Path) -> None:
+    path = gathered(tmp_path, 100, 26)
+    with pytest.raises(ModelError, match=r"'w' reaches byte 104 of an external file of 100 bytes"):
+        onnxc.compile(path, cache=cache)
+
+
+def test_holes_count_as_the_zeros_that_they_are(tmp_path: Path) -> None:
+    """A sparse file has the digest of one that is written out, and a byte in it is seen."""
+    size = 3 * (8 << 20) + 5
+    path = gathered(tmp_path, size, size // 4)
+    sparse = fingerprint.fingerprint(path, None, None).digest
+    (tmp_path / "w.bin").write_bytes(bytes(size))
+    assert fingerprint.fingerprint(path, None, None).digest == sparse
+    gathered(tmp_path, size, size // 4)
+    with open(tmp_path / "w.bin", "r+b") as file:
+        file.seek(9 << 20)
+        file.write(b"\1")
+    assert fingerprint.fingerprint(path, None, None).digest != sparse
+
+
+def test_a_file_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    path = gathered(tmp_path, 64, 16)
+    monkeypatch.setattr(np, "memmap", refuse)
+    with pytest.raises(ModelError, match=re.escape("external data 'w.bin' cannot be mapped")):
+        onnx_file.load(path)
+
+
+def test_weights_that_the_memory_left_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = gathered(tmp_path, 1 << 20, 1 << 18)
+    monkeypatch.setattr(stages, "memory_bytes", lambda: 2 << 20)
+    monkeypatch.setattr(stages, "available_bytes", lambda: 1 << 19)
+    with pytest.raises(LimitError, match="524288 bytes of memory are left"):
+        onnxc.compile(path, cache=False)
