@@ -1,4 +1,4 @@
-"""External data that claims more than there is: refused before anything of it is read."""
+"""Files beside a model that claim more than there is: refused before anything of it is read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 import onnxc
 from onnxc import fingerprint
 from onnxc.compiler import stages
-from onnxc.errors import LimitError, ModelError
+from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.frontends import onnx_file
+from onnxc.tools import inputs
 
 TIB = 1 << 40
 
@@ -80,3 +81,20 @@ def test_weights_that_the_memory_left_cannot_hold(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(stages, "available_bytes", lambda: 1 << 19)
     with pytest.raises(LimitError, match="524288 bytes of memory are left"):
         onnxc.compile(path, cache=False)
+
+
+def test_archives_that_are_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few bytes on the disk, and more than there is of memory."""
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=np.zeros(1 << 20, np.float32), y=np.zeros(4, np.float32))
+    assert path.stat().st_size < 1 << 14
+    assert set(inputs.read_inputs(path, ["x", "y"])) == {"x", "y"}
+    monkeypatch.setattr(inputs, "available_bytes", lambda: 1 << 20)
+    with pytest.raises(LimitError, match=r"unpacked, 4194432 of them in 'x': 1048576 bytes of memory are left"):
+        inputs.read_inputs(path, ["x", "y"])
+
+
+@pytest.mark.parametrize("size", ["9" * 19, "-" + "9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}"])
+def test_sizes_of_too_many_digits(size: str) -> None:
+    with pytest.raises(InputError, match="up to 18 digits"):
+        inputs.parse_shapes([f"x=1,{size}"])

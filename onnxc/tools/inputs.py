@@ -14,9 +14,10 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxc.errors import InputError, about_file
+from onnxc.errors import InputError, LimitError, about_file
 from onnxc.frontends.onnx_file import MAX_BYTES
 from onnxc.random_inputs import Array, Arrays
+from onnxc.runtime.cpu import available_bytes
 
 
 def read_inputs(
@@ -74,6 +75,7 @@ def _read_npz(path: Path) -> Arrays:
     if not zipfile.is_zipfile(path):  # numpy would take it for a pickle
         raise InputError(f"{os.fspath(path)!r} is not an .npz file: it is no archive of arrays")
     try:
+        _check_unpacked(path)
         with np.load(path, allow_pickle=False) as stored:
             members = {name: f"{name}.npy" for name in stored.files}  # "x.npy" is the file of "x", or a tensor's name
             found = {name: stored[m if m in stored else name] for name, m in members.items()}
@@ -83,6 +85,21 @@ def _read_npz(path: Path) -> Arrays:
         return _with_lists(found)
     except _UNREADABLE as error:
         raise InputError(f"{os.fspath(path)!r} is not an .npz file with plain arrays ({error})", cause=error) from error
+
+
+def _check_unpacked(path: Path) -> None:
+    """Raises LimitError for an archive that says to be larger, unpacked, than the memory that is left: no more than it
+    says is read of a member.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    total, left = sum(m.file_size for m in members), available_bytes()
+    if total > left:
+        largest = max(members, key=lambda m: m.file_size)
+        raise LimitError(
+            f"{os.fspath(path)!r} has {total} bytes, unpacked, {largest.file_size} of them in "
+            f"{largest.filename.removesuffix('.npy')!r}: {left} bytes of memory are left"
+        )
 
 
 def check_regular(path: Path) -> None:
@@ -159,7 +176,11 @@ def parse_shapes(options: Sequence[str]) -> dict[str, tuple[int | str | None, ..
 
 
 def _dim(text: str) -> int | str | None:
-    return int(text) if re.fullmatch(r"-?\d+", text) else None if text in ("?", "") else text
+    if re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+        return int(text)
+    if re.fullmatch(r"-?\d+", text):
+        raise InputError(f"the size of a dim has up to 18 digits, 0 to 9, and is not {text[:40]!r}")
+    return None if text in ("?", "") else text
 
 
 def parse_dims(options: Sequence[str]) -> dict[str, int]:
