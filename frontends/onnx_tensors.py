@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from onnxc.errors import InputError, LimitError, ModelError
 from onnxc.ir import dtypes
@@ -284,34 +284,32 @@ def too_large(what: str, size: int, total: int, limit: int) -> str:
 
 
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """The tensors of a model, wherever they stand: weights, and those in attributes of nodes, functions, subgraphs."""
-    yield from _graph_tensors(model.graph)
+    """The tensors of a model, wherever they stand: weights, and those in attributes of nodes, functions, subgraphs,
+    however deep these lie in each other.
+    """
+    graphs = [model.graph]
     for function in model.functions:
-        yield from _attribute_tensors(function.attribute_proto)
-        yield from _node_tensors(function.node)
+        yield from _attribute_tensors(function.attribute_proto, graphs)
+        for node in function.node:
+            yield from _attribute_tensors(node.attribute, graphs)
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            yield from _attribute_tensors(node.attribute, graphs)
 
 
-def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    for node in nodes:
-        yield from _attribute_tensors(node.attribute)
-
-
-def _attribute_tensors(attributes: Iterable[AttributeProto]) -> Iterator[TensorProto]:
+def _attribute_tensors(attributes: Iterable[AttributeProto], graphs: list[GraphProto]) -> Iterator[TensorProto]:
+    """Those of attributes themselves; the graphs among them are added to a list."""
     for a in attributes:
         if a.HasField("t"):
             yield a.t
         yield from a.tensors
         for sparse in (*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors):
             yield from (sparse.values, sparse.indices)
-        for graph in (*([a.g] if a.HasField("g") else []), *a.graphs):
-            yield from _graph_tensors(graph)
+        graphs += [*([a.g] if a.HasField("g") else []), *a.graphs]
 
 
 def _natural(value: str, what: str, key: str) -> int:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import onnxc
 from onnxc import fingerprint
 from onnxc.compiler import stages
-from onnxc.errors import InputError, LimitError, ModelError
+from onnxc.errors import InputError, LimitError, ModelError, OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.tools import inputs
 
@@ -63,6 +63,20 @@ def test_holes_count_as_the_zeros_that_they_are(tmp_path: Path) -> None:
         file.seek(9 << 20)
         file.write(b"\1")
     assert fingerprint.fingerprint(path, None, None).digest != sparse
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_subgraphs_deeper_than_python_calls(cache: bool, fresh_cache: Path) -> None:
+    """A ModelProto may be deeper than what protobuf reads from a file."""
+    model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 18)])
+    graph = model.graph
+    graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    for _ in range(2000):
+        node = graph.node.add(op_type="If", input=["c"], output=["y"])
+        graph.output.add(name="y")
+        graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+    with pytest.raises(OnnxcError, match=r"deep|nested|in each other|read"):
+        onnxc.compile(model, cache=cache)
 
 
 def test_a_file_that_cannot_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
