@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import onnxc.runtime.cache
 from onnxc.errors import CacheError
 from onnxc.runtime.cache import Cache, default_root, digest
 
@@ -118,13 +119,13 @@ def test_a_directory_that_went_away(tmp_path: Path) -> None:
 
 
 def test_the_entries_used_longest_ago_go(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, limit=10_000)
+    cache = Cache(tmp_path)
     keys = [digest(n) for n in range(20)]
     for age, key in enumerate(keys):
         path = cache.put(key, bytes(1000))
         os.utime(path, (time.time() - 100_000 + age, time.time() - 100_000 + age))
     assert cache.get(keys[0]) is not None, "using an entry makes it young"
-    removed = cache.trim()
+    removed = cache.trim(10_000)
     assert removed == 11_000
     assert cache.size() == 9000
     assert [cache.get(key) is not None for key in keys] == [True] + [False] * 11 + [True] * 8
@@ -135,6 +136,23 @@ def test_writing_trims_by_itself(tmp_path: Path) -> None:
     for n in range(200):
         cache.put(digest(n), bytes(1000))
     assert cache.size() <= 50_000 + 32_000
+
+
+def test_looks_at_the_size_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One when a process begins to write, if no other has looked lately, and one for each part of the limit: however
+    many objects there are for one folder (each compile makes one), and however many entries.
+    """
+    looks: list[int] = []
+    trim = Cache.trim
+    monkeypatch.setattr(Cache, "trim", lambda self: looks.append(trim(self)))
+    Cache(tmp_path)  # makes its folders, which changes the time of the root
+    os.utime(tmp_path, (0, 0))
+    for n in range(100):
+        Cache(tmp_path, limit=320_000).put(digest(n), bytes(1000))
+    assert len(looks) == 1 + 9  # after the first, and after each eleven
+    monkeypatch.setattr(onnxc.runtime.cache, "_unseen", {})  # another process
+    Cache(tmp_path).put(digest(0), bytes(1000))
+    assert len(looks) == 10
 
 
 def test_abandoned_files_go(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ _LAYOUT = "v1"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY_LIFE = 24 * 3600.0  # seconds after which a temporary file has lost its writer
 _TOUCH_AFTER = 60.0  # seconds: an entry used again sooner keeps its time
-_TRIM_EVERY = 32  # writes of one process between two looks at the size
+_LOOK_AFTER = 60.0  # seconds: a process that begins to write does not look at the size if somebody has since then
+_LOOK_PARTS = 32  # a process looks again when it has written this part of the limit
+_unseen: dict[str, int] = {}  # bytes that this process has written to a cache since it last looked, by root
 
 Buffer = bytes | bytearray | memoryview
 
@@ -89,7 +91,6 @@ class Cache:
         self.limit = limit
         self._entries = self.root / _LAYOUT
         self._temporary = self.root / "tmp"
-        self._writes = 0
         _private_directory(self.root, parents=True)
         _private_directory(self._entries)
         _private_directory(self._temporary)
@@ -156,6 +157,7 @@ class Cache:
         temporary = self._temporary / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             yield temporary
+            size = temporary.stat().st_size
             _private_directory(final.parent)
             os.replace(temporary, final)
         except OSError as error:
@@ -163,9 +165,20 @@ class Cache:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        self._writes += 1
-        if self._writes % _TRIM_EVERY == 1:
+        self._look_sometimes(size)
+
+    def _look_sometimes(self, size: int) -> None:
+        """After a write of so many bytes. To look takes 7 us an entry: too long for each compile, or each process."""
+        begins = str(self.root) not in _unseen
+        unseen = _unseen[str(self.root)] = _unseen.get(str(self.root), 0) + size
+        if unseen > self.limit // _LOOK_PARTS or (begins and not self._seen_lately()):
             self.trim()
+
+    def _seen_lately(self) -> bool:
+        """By any process: `trim` marks the root, in which nothing else changes."""
+        with contextlib.suppress(OSError):
+            return 0 <= time.time() - self.root.stat().st_mtime < _LOOK_AFTER
+        return False
 
     def remove(self, key: str) -> None:
         """Remove an entry (one that turned out to be damaged, say); it need not be there."""
@@ -181,6 +194,9 @@ class Cache:
 
         Returns the bytes removed. Stops at nine tenths of the limit, so that not every write trims.
         """
+        _unseen[str(self.root)] = 0
+        with contextlib.suppress(OSError):
+            os.utime(self.root)
         self._remove_abandoned()
         limit = self.limit if limit is None else limit
         entries = sorted(self._list())
