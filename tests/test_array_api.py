@@ -406,6 +406,12 @@ def test_derivatives(name: str) -> None:
     assert found == pytest.approx((up - down) / 2e-6, rel=1e-6, abs=1e-6)
 
 
+def _held_by_itself() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -417,11 +423,18 @@ def test_derivatives(name: str) -> None:
         (lambda x: xp.reshape(x, (1 << 70,)), "reshape"),
         (lambda x: xp.add(x), r"add\(\) missing 1 required positional argument: 'x2'"),
         (lambda x: xp.from_dlpack(3), "from_dlpack"),
+        (lambda x: xp.tril(x[:, None], k=float("nan")), "tril: the argument k is the float nan, and has to be int"),
+        (lambda x: xp.fft.rfftfreq(3, d=0), "rfftfreq: samples at the distance zero"),
+        (lambda x: xp.asarray(_held_by_itself()), "asarray: the lists are too deep"),
     ],
 )
 def test_arguments_of_wrong_types(call: Callable[[Any], Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         call(xp.zeros(3))
+
+
+def test_differences_end_where_nothing_is_left() -> None:
+    assert xp.diff(xp.zeros(3), n=1 << 40).shape == (0,)
 
 
 def test_namespaces_show_what_is_in_the_standard() -> None:

@@ -277,15 +277,23 @@ def test_equal_objects_that_hold_other_types_are_other_programs(quick):
     [
         {"static_argnums": 2},
         {"static_argnums": "x"},
+        {"static_argnums": 1.5},
+        {"static_argnums": (0, True)},
+        {"static_argnums": None},
         {"static_argnames": "z"},
+        {"static_argnames": 3},
         {"speed": "high"},
         {"most_programs": 0},
+        {"most_programs": float("nan")},
         {"model": None},
         {"dynamic": 5},
+        {"dynamic": {"x": "ab"}},
+        {"dynamic": {"x": [float("nan")]}},
+        {"dynamic": {"x": {0: 5}}},
     ],
 )
 def test_wrong_options(options):
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=next(iter(options))):
         onnxc.jit(lambda x, y: x, **options)
     with pytest.raises(InputError, match="functions"):
         onnxc.jit(3)
@@ -360,6 +368,13 @@ def test_wrong_dynamic(quick):
         onnxc.jit(lambda x: x, dynamic={"z": 0})(X)
     with pytest.raises(InputError, match="axis 2"):
         onnxc.jit(lambda x: x, dynamic={0: 2})(X)
+
+
+def test_sizes_that_do_not_fit_are_named_as_the_function_does():
+    f = onnxc.jit(lambda table, y0: table["w"] + y0, dynamic={"table": {0: "n", 1: "n"}})
+    with pytest.raises(InputError, match=r"'table.w'.*\[n, n\].* dim 1 \(n\)"):
+        f({"w": X}, 1.0)
+    assert f({"w": X @ X.T}, 1.0).shape == (2, 2)
 
 
 # ---------------------------------------------------------------- what a function reads from outside

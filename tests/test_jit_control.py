@@ -196,6 +196,11 @@ def test_dynamic_length():
         (lambda x: onnxc.scan(lambda s, a: (s, a), x, {"a": x, "b": x[:2]}), r"'a'.*5.*'b'.*2"),
         (lambda x: onnxc.scan(lambda s, a: (s, a), x, x, length=4), "length"),
         (lambda x: onnxc.scan(lambda s, a: (s, a), x), "length"),
+        (lambda x: onnxc.scan(None, x, x), "body of scan"),
+        (lambda x: onnxc.cond(x[0] > 0, lambda: x, 3), "`otherwise` of cond"),
+        (lambda x: onnxc.cond("yes", lambda: x, lambda: x), "condition of cond"),
+        (lambda x: onnxc.while_loop(True, lambda s: s, x), "condition of while_loop"),
+        (lambda x: onnxc.fori_loop(0, 2**70, lambda k, s: s, x), "bound upper of fori_loop"),
     ],
 )
 def test_wrong_uses(f, words):

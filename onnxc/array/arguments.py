@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from onnxc.array.eager import Data
 from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.array.tracing import Leaf, as_data, leaf_of
 from onnxc.errors import InputError
+
+K = TypeVar("K", int, str)
 
 
 @dataclass
@@ -69,16 +71,14 @@ class Arguments:
     def __init__(
         self, f: Callable[..., Any], static_argnums: int | Sequence[int], static_argnames: str | Sequence[str]
     ) -> None:
-        nums = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
-        names = [static_argnames] if isinstance(static_argnames, str) else list(static_argnames)
+        nums = several(static_argnums, int, "static_argnums")
+        names = several(static_argnames, str, "static_argnames")
         parameters = _parameters(f)
         self.positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
         _check_names(names, parameters)
         rest = not parameters or any(p.kind is p.VAR_POSITIONAL for p in parameters)
         for k in nums:
-            if not isinstance(k, int):
-                raise InputError(f"static_argnums has positions, which are ints, not {k!r}")
             if not -len(self.positional) <= k or (k >= len(self.positional) and not rest):
                 raise InputError(f"static_argnums: there is no argument {k}; there are {len(self.positional)}")
         at = {k if k >= 0 else k + len(self.positional) for k in nums}
@@ -127,6 +127,24 @@ class Arguments:
         for k, x in sorted(given.positions.items()):
             args.insert(k, x)
         return f(*args, **named, **given.keywords)
+
+
+def several(given: Any, kind: type[K], what: str) -> list[K]:
+    """One int or string, or the list of those of a sequence. InputError for anything else: it says `what` is wrong."""
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    wrong = [x for x in found if not isinstance(x, _KINDS[kind]) or isinstance(x, bool)]
+    if wrong:
+        raise InputError(f"{what} has to be of the type {kind.__name__}, or a sequence of such, not {wrong[0]!r}")
+    return [kind(x) for x in found]
+
+
+_KINDS: dict[type, tuple[type, ...]] = {int: (int, np.integer), str: (str,)}
+
+
+def checked_function(f: Any, what: str) -> None:
+    """InputError, which says `what` it is to be, where an argument is no function."""
+    if not callable(f):
+        raise InputError(f"{what} is a function, not of the type {type(f).__name__}")
 
 
 def _parameters(f: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.array.arguments import checked_function
 from onnxc.array.core import Array, asarray, call_one, concrete, known, traced, value_of
 from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
@@ -40,6 +41,8 @@ def cond(condition: Any, then: Function, otherwise: Function, *operands: Any) ->
     Raises:
         InputError: the condition is no bool, or the branches return what is not alike: it names the place.
     """
+    checked_function(then, "the branch `then` of cond")
+    checked_function(otherwise, "the branch `otherwise` of cond")
     pred = _condition(condition, "cond")
     decided = known(pred)
     trace = current()
@@ -75,6 +78,8 @@ def while_loop(condition: Function, body: Function, init: Any) -> Any:
     Raises:
         InputError: the body changes what the state is like: it names the place.
     """
+    checked_function(condition, "the condition of while_loop")
+    checked_function(body, "the body of while_loop")
     trace = current()
     if trace is None:
         state = _settled(init, body)
@@ -106,15 +111,16 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any) -> Any:
     Raises:
         InputError: the body changes what the state is like: it names the place.
     """
+    checked_function(body, "the body of fori_loop")
     trace = current()
     if trace is None:
         state = _settled(init, lambda s: body(_number(), s))
-        for k in range(_bound(lower), _bound(upper)):
+        for k in range(int(_bound(lower, "lower")), int(_bound(upper, "upper"))):
             state = _same_state(body(asarray(np.int64(k)), state), state, "fori_loop")
         return state
     b = trace.builder
     with trace.source("fori_loop"):
-        low, high = _int_value(lower, trace), _int_value(upper, trace)
+        low, high = _int_value(lower, "lower", trace), _int_value(upper, "upper", trace)
         trip = b.max(b.sub(high, low), 0)
     start = _State(init, trace, lambda s: body(_number(), s), "fori_loop")
 
@@ -154,6 +160,7 @@ def scan(
     Raises:
         InputError: lengths differ, or the body changes what the state is like.
     """
+    checked_function(body, "the body of scan")
     given, spec = flatten(xs)
     arrays = [asarray(x) for x in given]
     count = _length(arrays, xs, length)
@@ -310,29 +317,34 @@ def _cast(b: Builder, x: Value, *, to: Any) -> Value:
 
 
 def _condition(x: Any, name: str) -> Array:
-    found = asarray(x)
+    found = _said(x, f"the condition of {name}")
     if found.ndim or found.dtype != np.bool_:
         raise InputError(f"the condition of {name} is a bool without axes, not {found.dtype}{list(found.shape)}")
     return found
 
 
+def _said(x: Any, what: str) -> Array:
+    """As `asarray`; the error of what is no array says what it was to be."""
+    try:
+        return asarray(x)
+    except InputError as error:
+        raise InputError(f"{what}: {error.message}") from None
+
+
 # ---------------------------------------------------------------- numbers and steps
 
 
-def _bound(x: Any) -> int:
-    array = asarray(x)
+def _bound(x: Any, name: str) -> Array:
+    array = _said(x, f"the bound {name} of fori_loop")
     if array.ndim or array.dtype.kind not in "iu":
-        raise InputError(f"a bound of fori_loop is an int, not {array.dtype}{list(array.shape)}")
-    return int(array)
+        raise InputError(f"the bound {name} of fori_loop is an int, not {array.dtype}{list(array.shape)}")
+    return array
 
 
-def _int_value(x: Any, trace: Trace) -> Value:
+def _int_value(x: Any, name: str, trace: Trace) -> Value:
     if isinstance(x, Expr):
         return trace.builder.size_as(x, dtypes.int64)
-    array = asarray(x)
-    if array.ndim or array.dtype.kind not in "iu":
-        raise InputError(f"a bound of fori_loop is an int, not {array.dtype}{list(array.shape)}")
-    return trace.builder.cast(value_of(array, trace), dtypes.int64)
+    return trace.builder.cast(value_of(_bound(x, name), trace), dtypes.int64)
 
 
 def _number() -> Array:

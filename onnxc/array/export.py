@@ -11,12 +11,11 @@ from typing import Any
 import onnx
 
 from onnxc.array.arguments import Arguments
-from onnxc.array.dims import Dynamic, dynamic_leaves
+from onnxc.array.dims import Dynamic, dim_names, dynamic_leaves, input_names, plain_name, unique
 from onnxc.array.pytree import places
-from onnxc.array.tracing import Leaf, trace_function
+from onnxc.array.tracing import trace_function
 from onnxc.export.model import to_onnx as export
 from onnxc.gradient import cleaned
-from onnxc.ir.expr import symbols
 
 
 def to_onnx(
@@ -47,7 +46,7 @@ def to_onnx(
     arguments = Arguments(f, static_argnums, static_argnames)
     given = arguments.bind(args, kwargs)
     leaves = dynamic_leaves(dynamic, given) if dynamic else given.leaves
-    names = _unique([_plain(p) for p in given.places()], set())
+    names = input_names(given)
     returned: list[Any] = []
 
     def traced(arrays: Any) -> Any:
@@ -56,47 +55,15 @@ def to_onnx(
 
     name = getattr(f, "__name__", "function")
     graph, result = trace_function(traced, leaves, names, name)
-    outputs = [_plain(p) for p, held in zip(places(returned[0], "result"), result.held, strict=True) if not held]
+    outputs = [plain_name(p) for p, held in zip(places(returned[0], "result"), result.held, strict=True) if not held]
     graph = cleaned(graph)
     graph.name = re.sub(r"\W", "_", name)
-    graph.output_names = _unique(outputs, set(names))
-    graph.dim_names = _dim_names(dynamic, leaves, given.places())
+    graph.output_names = unique(outputs, set(names))
+    graph.dim_names = dim_names(dynamic, leaves, given)
     model = export(graph)
     if path is not None:
         Path(path).write_bytes(model.SerializeToString())
     return model
-
-
-def _plain(place: str) -> str:
-    """A place as a name: `params['w'][0]` is `params.w.0`."""
-    return re.sub(r"\.+", ".", re.sub(r"[^\w.]+", ".", place)).strip(".") or "x"
-
-
-def _unique(names: list[str], taken: set[str]) -> list[str]:
-    found = []
-    for name in names:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        found.append(name)
-    return found
-
-
-def _dim_names(dynamic: Dynamic, leaves: list[Leaf], where: list[str]) -> dict[str, str]:
-    """What symbols are called: as the user does, else by their first place."""
-    found: dict[str, str] = {}
-    for leaf, place in zip(leaves, where, strict=True):
-        root = re.split(r"\W", place)[0]
-        axes = dynamic.get(root) if not isinstance(dynamic, bool) else None
-        for axis, d in enumerate(leaf.type.shape):
-            for s in symbols(d):
-                own = _axis_name(axes, axis, leaf.type.rank)
-                found.setdefault(s.key, own or f"{_plain(place)}_{axis}")
-    return found
-
-
-def _axis_name(axes: Any, axis: int, rank: int) -> str:
-    return (axes.get(axis) or axes.get(axis - rank) or "") if isinstance(axes, dict) else ""
 
 
 __all__ = ["to_onnx"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxc.array.arguments import checked_function, several
 from onnxc.array.core import Array, asarray, call_one, traced, value_of
 from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
@@ -57,9 +58,11 @@ def grad(f: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
 
 def value_and_grad(f: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
     """As :func:`grad`, a function that returns both the result of `f` and the gradient."""
+    checked_function(f, "what is differentiated")
+    positions = several(argnums, int, "argnums")
 
     def traced_both(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        numbers = _numbers(argnums, len(args))
+        numbers = _numbers(positions, len(args))
         line = _Linear(lambda *xs: f(*_with(args, numbers, xs), **kwargs), [args[k] for k in numbers], has_aux)
         y = line.scalar()
         seed = line.b.scalar(1, y.dtype)
@@ -269,13 +272,12 @@ def _pair(found: Any) -> tuple[Any, Any]:
     return found
 
 
-def _numbers(argnums: int | Sequence[int], count: int) -> list[int]:
-    found = [argnums] if isinstance(argnums, int) else list(argnums)
+def _numbers(found: Sequence[int], count: int) -> list[int]:
     for k in found:
         if not -count <= k < count:
             raise InputError(f"argnums: there is no positional argument {k}; the call has {count}")
     if len({k % count for k in found}) < len(found):
-        raise InputError(f"argnums: {found} names an argument twice")
+        raise InputError(f"argnums: {list(found)} names an argument twice")
     return [k % count for k in found]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxc.array.arguments import Arguments, Given
 from onnxc.array.core import Array, asarray, concrete, traced, value_of
-from onnxc.array.dims import Dynamic, dynamic_leaves
+from onnxc.array.dims import Dynamic, check_dynamic, dim_names, dynamic_leaves, input_names, unique
 from onnxc.array.eager import Data, Run, frozen, runner
 from onnxc.array.guards import PLAIN, Guards, guard_key, same
 from onnxc.array.pytree import flatten, shallow, unflatten
@@ -79,10 +79,10 @@ class Jitted:
             raise InputError(f"onnxc.jit has no option {', '.join(map(repr, unknown))}")
         if not callable(f):
             raise InputError(f"onnxc.jit compiles functions, not a {type(f).__name__}")
-        if most_programs < 1:
-            raise InputError(f"most_programs is 1 at least, not {most_programs}")
-        if not isinstance(dynamic, (bool, Mapping)):
-            raise InputError(f"dynamic is True, False or a dict of axes by argument, not {dynamic!r}")
+        most: Any = most_programs
+        if not isinstance(most, int) or most < 1:
+            raise InputError(f"most_programs is an int, 1 at least, not {most_programs!r}")
+        check_dynamic(dynamic)
         functools.update_wrapper(self, f)
         self.__wrapped__ = f
         self._name = getattr(f, "__qualname__", type(f).__name__)
@@ -194,9 +194,12 @@ class Jitted:
             return program
 
     def _compiled(self, given: Given, leaves: Sequence[Leaf], outer: tuple[Any, ...]) -> _Program:
+        names = input_names(given)
         graph, result = trace_function(
-            lambda arrays: self._arguments.apply(self.__wrapped__, given, arrays), leaves, None, self._name
+            lambda arrays: self._arguments.apply(self.__wrapped__, given, arrays), leaves, names, self._name
         )
+        graph.output_names = unique(graph.output_names, set(names))
+        graph.dim_names = dim_names(self._dynamic, leaves, given)
         program = _Program(runner(graph, self._options), result, outer, any(not leaf.type.is_static for leaf in leaves))
         self._note(given, leaves, outer)
         return program

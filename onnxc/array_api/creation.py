@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -57,9 +58,12 @@ def asarray(
         return copied(x) if copy else x
     if copy is False:
         return from_dlpack(obj, copy=False) if hasattr(obj, "__dlpack__") else _no_view(obj)
-    if isinstance(obj, (list, tuple)) and _has_traced(obj):
-        return stack([asarray(x, dtype=dtype) for x in obj])
-    return _of_data(obj, wanted)
+    try:
+        if isinstance(obj, (list, tuple)) and _has_traced(obj):
+            return stack([asarray(x, dtype=dtype) for x in obj])
+        return _of_data(obj, wanted)
+    except RecursionError:
+        raise ValueError("the lists are too deep: one may hold itself") from None
 
 
 def _no_view(obj: Any) -> Array:
@@ -238,7 +242,7 @@ def _half(name: str, x: Array, k: int) -> Array:
     x = array(x, name)
     if x.ndim < 2:
         raise InputError(f"{name} is of matrices, not of the shape {x.shape}")
-    return call(_triangle, x, name=name, k=k, upper=name == "triu")  # type: ignore[no-any-return]
+    return call(_triangle, x, name=name, k=operator.index(k), upper=name == "triu")  # type: ignore[no-any-return]
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:

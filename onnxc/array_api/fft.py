@@ -179,12 +179,18 @@ def _frequencies(values: np.ndarray, dtype: Dtype | None, device: Device) -> Arr
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Dtype | None = None, device: Device = None) -> Array:
     """The frequencies of `fft`, for samples at the distance d."""
-    return _frequencies(np.fft.fftfreq(n, d), dtype, device)
+    return _frequencies(np.fft.fftfreq(n, _distance(d)), dtype, device)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Dtype | None = None, device: Device = None) -> Array:
     """The frequencies of `rfft`, for samples at the distance d."""
-    return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
+    return _frequencies(np.fft.rfftfreq(n, _distance(d)), dtype, device)
+
+
+def _distance(d: float) -> float:
+    if d == 0:
+        raise ValueError("samples at the distance zero have no frequencies")
+    return d
 
 
 def _shifted(name: str, x: Array, axes: Axes | None, inverse: bool) -> Array:

@@ -153,10 +153,12 @@ def position(size: Dim, k: Any) -> Dim:
 
 def sliced(size: Dim, k: slice) -> tuple[Dim, Dim, int]:
     """First position, number of elements and step of a slice."""
-    step = 1 if k.step is None else operator.index(k.step)
+    step = 1 if k.step is None else _whole(k.step, "step")
     if step == 0:
         raise ValueError("a slice has a step of zero")
-    start, stop = (v if v is None or isinstance(v, Expr) else operator.index(v) for v in (k.start, k.stop))
+    start, stop = (
+        v if v is None or isinstance(v, Expr) else _whole(v, end) for v, end in ((k.start, "start"), (k.stop, "stop"))
+    )
     if isinstance(size, int) and not isinstance(start, Expr) and not isinstance(stop, Expr):
         found = range(*slice(start, stop, step).indices(size))
         return (found.start if found else 0), len(found), step
@@ -165,6 +167,12 @@ def sliced(size: Dim, k: slice) -> tuple[Dim, Dim, int]:
     last = _bound(size, stop, low, high, high if step > 0 else low)
     count = ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step)
     return first, maximum(count, 0), step
+
+
+def _whole(v: Any, what: str) -> int:
+    if not hasattr(v, "__index__"):
+        raise TypeError(f"the {what} of a slice is an int, not of the type {type(v).__name__}")
+    return operator.index(v)
 
 
 def _bound(size: Dim, at: Dim | None, low: Dim, high: Dim, default: Dim) -> Dim:
