@@ -68,6 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = there
 
 
+def pytest_collection_finish() -> None:
+    """What is there when the tests begin stays to the end: no later collection of garbage is to look through it."""
+    gc.collect()
+    gc.freeze()
+
+
 def _runs_on_gpu(item: pytest.Item, target: str) -> bool:
     if item.get_closest_marker("gpu") is not None:
         return target == "cuda"
