@@ -46,12 +46,14 @@ def meet(cores: Sequence[Node], position: Mapping[int, int], uses: Uses, outputs
     return False
 
 
-def runs_beside(node: Node, at: Collection[int]) -> bool:
-    """Whether a pointwise node computes one element from one of each of these values (their ids) that it reads."""
+def runs_beside(node: Node, at: Collection[int], *, wide: bool = False) -> bool:
+    """Whether a pointwise node computes one element from one of each of these values (their ids) that it reads. `wide`:
+    of integers of 64 bits too.
+    """
     mine = [v for v in node.operands if v.id in at]
     if lookup(node.op).kind is not Kind.POINTWISE or node.op == "iota":
         return False
-    if any(v.dtype.bits > 32 and v.dtype.is_integer for v in node.operands):
+    if not wide and any(v.dtype.bits > 32 and v.dtype.is_integer for v in node.operands):
         return False
     return all(always_equal(v.t.size, node.output.t.size) for v in mine)
 

@@ -1,4 +1,6 @@
-"""What follows a template (matmul, convolution, attention) becomes part of its kernel: the epilogue."""
+"""What follows a template (matmul, convolution, attention) becomes part of its kernel: the epilogue. On GPUs a running
+sum has one too.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,7 @@ class Epilogues:
         mine = [v for v in node.operands if v.id in at]
         if node.op in ("reshape", "transpose"):
             return pushed_index(node, at[mine[0].id])
-        if not runs_beside(node, at) or self.draft.is_turned(mine[0], [node]):
+        if not runs_beside(node, at, wide=group.finishes) or self.draft.is_turned(mine[0], [node]):
             return None
         indices = {(0,) * (node.output.rank - v.rank) + at[v.id] for v in mine}
         if len(indices) != 1:
@@ -181,7 +183,7 @@ class Epilogues:
         for value in self.draft.needed(cores, [n for n in group.nodes if not group.is_for(n)]):
             section.stores[value.id] = section.demands[value.id][0]
             section.values[value.id] = value
-            self.draft.note_stored(value, f"{group.node.op} is a template")
+            self.draft.note_stored(value, f"{group.node.op} is a {'routine' if group.finishes else 'template'}")
 
 
 def _is_of(node: Node, value: Value, others: list[Node]) -> bool:

@@ -16,6 +16,7 @@ from onnxc.planner.horizontal import divided, merge_small
 from onnxc.planner.in_place import is_step, late_nodes, share_buffers
 from onnxc.planner.layout import Layout, assign
 from onnxc.planner.machine import CPU, Machine
+from onnxc.planner.operands import finishes
 from onnxc.planner.parts import ordered, place_parts
 from onnxc.planner.placing import Placing
 from onnxc.planner.split import split_reductions
@@ -60,9 +61,12 @@ def _planned(draft: Draft) -> Plan:
             group = Group("template" if template else kind.name.lower(), node, nodes=[node])
             draft.groups.append(group)
             draft.homes[id(node)] = [group]
-            if template:
+            group.finishes = draft.machine.opens and finishes(node)
+            if template or group.finishes:
                 epilogues.open(group)
-            elif kind is Kind.CONTROL:
+            if draft.machine.opens:
+                placing.open_operands(group)
+            if group.kind == "control":
                 group.region = _planned_region(node, draft)
     for node in reversed(draft.graph.nodes):
         if node.op != "constant" and id(node) not in draft.homes:

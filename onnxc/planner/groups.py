@@ -69,6 +69,8 @@ class Group:
     chain: list[Group] = field(default_factory=list)  # template groups that run band by band, this one's node last
     stages: list[Section] = field(default_factory=list)  # that run before the section, image by image
     twin: Node | None = None  # another product of the same left operand, whose result the epilogue reads too
+    operands: dict[int, Section] = field(default_factory=dict)  # by id of the value: what a routine reads element-wise
+    finishes: bool = False  # whether a routine has an epilogue, the first of the sections
 
     @property
     def cores(self) -> tuple[Node, ...]:
@@ -92,7 +94,7 @@ class Group:
     def stored(self) -> list[Value]:
         """Values that this kernel writes."""
         out: dict[int, Value] = {}
-        if self.kind in ("opaque", "control") and self.node is not None:
+        if self.kind in ("opaque", "control") and self.node is not None and not self.finishes:
             out.update({v.id: v for v in self.node.outputs})
         for k, section in enumerate(self.sections):
             if k in self.placements:
@@ -120,7 +122,7 @@ def group_reads(group: Group) -> set[int]:
         between = {v.id for g in group.chain[:-1] for v in g.stored()}
         return set[int]().union(*(group_reads(g) for g in group.chain)) - between
     found: set[int] = set()
-    for v in (v for core in group.cores for v in core.operands):
+    for v in (v for core in group.cores for v in core.operands if v.id not in group.operands):
         chain = v
         found.add(chain.id)
         while chain.node is not None and chain.node.op in VIEWS:

@@ -34,6 +34,7 @@ class Machine:
         together: bytes that a kernel without sums writes at most, of a training step, that is merged with others.
         apart: bytes that a kernel with sums reads at least, of a training step, that is not merged; None: all are.
         window: kernels of a training step between two that are merged.
+        opens: whether routines (`planner/operands.py`) compute the elements that they read, and finish their results.
         beside: whether sums of different values are made in one pass where these are computed from the same, and what
             else a training step gains from where reading takes the time.
     """
@@ -56,6 +57,7 @@ class Machine:
     pairs: bool = False
     late: int | None = None
     plain: bool = False
+    opens: bool = False
     beside: bool = False
     together: int = 1 << 20
     apart: int | None = None
@@ -67,5 +69,5 @@ CPU = Machine()
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
     narrow=16, staged=True, pointers=40, depth=512, inline=True, pairs=True, late=6, plain=True,
-    beside=True, together=1 << 25, apart=1 << 21, window=24,
+    opens=True, beside=True, together=1 << 25, apart=1 << 21, window=24,
 )  # fmt: skip

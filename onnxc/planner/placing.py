@@ -8,6 +8,7 @@ from onnxc.loops.access import Index
 from onnxc.loops.known import is_known
 from onnxc.planner.draft import Draft
 from onnxc.planner.groups import Group, Placement
+from onnxc.planner.operands import CHEAP, follows, opened, takes
 from onnxc.planner.section import FULL, Section, cost
 from onnxc.planner.siblings import siblings
 from onnxc.planner.templates import operand_is_direct
@@ -63,10 +64,18 @@ class Placing:
         if node.op not in VIEWS and node.operands and self._is_full(node, takers):
             self._open(node, needed or FULL)
             return
-        for group in takers:
+        fitting = [g for g in takers if node.op not in VIEWS or self._keeps_neighbours(node, g)]
+        for group in fitting:
             self._inline(node, group)
+        if len(fitting) < len(takers):
+            needed = needed or "a routine reads neighbours"
         if needed:
             self._open(node, needed)
+
+    def _keeps_neighbours(self, view: Node, group: Group) -> bool:
+        """Whether what a routine reads through a view lies side by side where its lanes do."""
+        found = ((s, at) for s in group.operands.values() for at in s.demands.get(view.output.id, ()))
+        return all(follows(self.draft, s, v, i) for s, at in found for v, i in s.reads(view, at))
 
     def _place_computed(self, node: Node, readers: list[Node], takers: list[Group], needed: str) -> None:
         """What costs something goes into one of the kernels that read it, or beside one that reads the same, or into
@@ -148,9 +157,11 @@ class Placing:
             if id(r) not in self.draft.homes:
                 continue
             for group in self.draft.homes[id(r)]:
-                if group.is_for(r) and group.kind in ("opaque", "control"):
+                if not group.is_for(r) or value.id in group.operands:
+                    continue
+                if group.kind in ("opaque", "control"):
                     return f"an operand of {r.op}"
-                if group.is_for(r) and not (node.op in VIEWS and self._stays_direct(r, value)):
+                if not (node.op in VIEWS and self._stays_direct(r, value)):
                     return f"an operand of {r.op}"
         return ""
 
@@ -176,7 +187,9 @@ class Placing:
 
     def _note_template_readers(self, node: Node, readers: list[Node]) -> None:
         """A template that reads a view reads the stored value behind it."""
-        templates = [r.op for r in readers for g in self.draft.homes.get(id(r), ()) if g.is_for(r)]
+        own = node.output.id
+        homes = ((r, g) for r in readers for g in self.draft.homes.get(id(r), ()))
+        templates = [r.op for r, g in homes if g.is_for(r) and own not in g.operands]
         if node.output.id in self.through_views:
             templates.append(self.through_views[node.output.id])
         if templates:
@@ -205,11 +218,11 @@ class Placing:
         if not self.draft.options.vertical:
             return False
         sections = [s for s in group.sections if node.output.id in s.demands]
-        if len(sections) != 1:
+        if len(sections) != 1 and not (group.operands and sections and cost(node) <= CHEAP):
+            return False
+        if not all(self._may_join(node, group, s, store) for s in sections):
             return False
         kind = lookup(node.op).kind
-        if group.kind == "template" and (kind is Kind.REDUCTION or node.op in ("concat", "pad") or store):
-            return False
         if store and (kind is Kind.INDEXED or node.op in ("concat", "pad")):
             return False
         if node.op == "concat" and len(node.inputs) > 4:
@@ -218,11 +231,22 @@ class Placing:
             return False
         if store and self.draft.beside and sections[0].reductions and self._is_woven(node):
             return False
-        if sections[0].accepts(node, store):
+        if any(s.accepts(node, store) for s in sections):
             return False
-        self._add(node, group, sections[0], store)
+        for section in sections:
+            section.split_for(node)
+            section.add(node, store)
+        self.draft.put(node, group)
         group.reasons.append(f"{node.op} is computed where it is used" + (", and stored for others" if store else ""))
         return True
+
+    def _may_join(self, node: Node, group: Group, section: Section, store: bool) -> bool:
+        """Whether a kernel of this kind computes such a node there: templates and routines store nothing on the way."""
+        if group.node is None:
+            return True
+        if any(section is s for s in group.operands.values()):
+            return not store and takes(self.draft, group, section, node)
+        return not (store or lookup(node.op).kind is Kind.REDUCTION or node.op in ("concat", "pad"))
 
     def _is_woven(self, node: Node) -> bool:
         """Whether a value is put together of parts, and to find an element's takes tests, or functions are computed for
@@ -264,10 +288,10 @@ class Placing:
             return False
         if sum(not _is_small(v, node.output) for v in node.operands) > 1:
             return False
-        sections = [s for g in takers for s in g.sections if node.output.id in s.demands]
-        if any(s.accepts(node, False) for s in sections):
+        sections = [(g, s) for g in takers for s in g.sections if node.output.id in s.demands]
+        if any(s.accepts(node, False) or not self._may_join(node, g, s, False) for g, s in sections):
             return False
-        for section in sections:
+        for _, section in sections:
             section.split_for(node)
         for group in takers:
             self._inline(node, group)
@@ -301,6 +325,15 @@ class Placing:
         assert not problem, f"{node} cannot be a root: {problem}"
         section.split_for(node)
         section.add(node, True)
+
+    def open_operands(self, group: Group) -> None:
+        """Gives a routine a section for each operand that it reads element by element."""
+        for v in opened(group.node) if group.node is not None else ():
+            section = self.draft.section(v)
+            section.stores.clear()
+            group.sections.append(section)
+            group.operands[v.id] = section
+            self.copied.setdefault(v.id, []).append(group)
 
     def _open_concat(self, group: Group, node: Node) -> None:
         offset: Dim = 0

@@ -8,12 +8,14 @@ binary search; where few of many are wanted, it finds them first, in any order.
 
 from __future__ import annotations
 
-from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton.kernel import Kernel, indent, power
-from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
+from onnxc.codegen.triton.lines import Lines, as_term
+from onnxc.codegen.triton.terms import TileVariable
+from onnxc.codegen.triton.writer import Writer, kept, loaded
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import ceildiv
 from onnxc.ir.graph import Node
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 
 BLOCK = 128  # elements that a program places
@@ -22,43 +24,52 @@ THREADS = 1024  # elements of a line for each 32 threads that look for its best
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
 
 
-def top_k(node: Node, layout: Layout) -> list[Kernel]:
+def top_k(group: Group, layout: Layout) -> list[Kernel]:
+    """The kernel of the best along an axis."""
+    node = group.node
+    assert node is not None
     if node.attrs.get("loose"):
-        return [_in_any_order(node, layout)]
-    (x,), (values, at), axis = node.operands, node.outputs, node.attrs["axis"]
-    strides = [layout.strides(v) for v in (x, values, at)]
-    n, k = x.shape[axis], values.shape[axis]
-    reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
+        return [_in_any_order(group, layout)]
+    lines = Lines(group, layout)
+    (x,), n, k = node.operands, lines.n, node.outputs[0].shape[lines.axis]
     block, piece = (min(b, power(n)) if isinstance(n, int) else b for b in (BLOCK, PIECE))
-    w = Writer(layout, (x, values, at), n)
+    w = lines.writer()
     blocks = ceildiv(n, block)
     w.lines.append(f"line = pid // {w.size(blocks)}")
+    lines.divide(w, "line")
     w.lanes("i", f"pid % {w.size(blocks)} * {block}", block, "[:, None]")
     kind = ".to(tl.int64)" if w.wide else ""
     w.lines.append(f"im = i < {w.size(n)}")
-    source, target, places = w.offsets("line", reach)
-    steps = [w.size(s[axis]) for s in strides]
-    line = f"{w.start(x)} + {source}"
-    order = "ox_above" if node.attrs["largest"] else "ox_below"
-    w.lines.append(f"v = {loaded(f'{line} + i * {steps[0]}', 'im', x.dtype)}")
+    text, found = lines.read(w, (block, 1), TileVariable("i", 0, block, "im"))
+    w.lines += [*text, as_term("v", found, x)]
     if "runs" in node.attrs:
-        piece = _searched(w, node, f"{line} + {{}} * {steps[0]}", block)
+        piece = _searched(w, node, f"{lines.start(w, x)} + {{}} * {w.size(layout.strides(x)[lines.axis])}", block)
     else:
+        order = "ox_above" if node.attrs["largest"] else "ox_below"
+        text, found = lines.read(w, (1, piece), TileVariable("j", 1, piece, "jm"))
         w.lines += [
             f"lane = tl.arange(0, {piece}){kind}[None, :]", f"ahead = tl.zeros(({block}, {piece}), tl.int32)",
             f"for j0 in range(0, {w.size(n)}, {piece}):",
             *indent([
-                "j = j0 + lane", f"jm = j < {w.size(n)}", f"u = {loaded(f'{line} + j * {steps[0]}', 'jm', x.dtype)}",
+                "j = j0 + lane", f"jm = j < {w.size(n)}", *text, as_term("u", found, x),
                 f"ahead += (jm & ({order}(u, v) | (ox_same(u, v) & (j < i)))).to(tl.int32)",
             ]),
             f"place = ox_sum(ahead, 1){kind}",
         ]  # fmt: skip
     w.lines += [
         f"chosen = im & (place < {w.size(k)})",
-        f"tl.store({w.start(values)} + {target} + place * {steps[1]}, {kept('v', x.dtype)}, mask=chosen)",
-        f"tl.store({w.start(at)} + {places} + place * {steps[2]}, i.to(tl.int64), mask=chosen)",
+        *_stored(w, lines, kept("v", x.dtype)),
     ]
-    return [w.kernel(reach.count * blocks, block * piece)]
+    return [w.kernel(lines.count * blocks, block * piece)]
+
+
+def _stored(w: Writer, lines: Lines, value: str) -> list[str]:
+    """Statements that store the elements that are `chosen`, and their positions `i`, at their `place`."""
+    assert lines.group.node is not None
+    targets = [
+        f"{lines.start(w, v)} + place * {w.size(lines.layout.strides(v)[lines.axis])}" for v in lines.group.node.outputs
+    ]
+    return [f"tl.store({t}, {v}, mask=chosen)" for t, v in zip(targets, (value, "i.to(tl.int64)"), strict=True)]
 
 
 def _searched(w: Writer, node: Node, at: str, block: int) -> int:
@@ -91,22 +102,21 @@ def _searched(w: Writer, node: Node, at: str, block: int) -> int:
 # ---------------------------------------------------------------- in any order
 
 
-def _in_any_order(node: Node, layout: Layout) -> Kernel:
+def _in_any_order(group: Group, layout: Layout) -> Kernel:
     """A program holds a line, as integers in the order of its elements, and finds the k-th of them bit by bit: the
     greatest number that k elements reach. Then it writes what is above, and after that its equals, up to k.
     """
-    (x,), (values, at), axis = node.operands, node.outputs, node.attrs["axis"]
-    strides = [layout.strides(v) for v in (x, values, at)]
-    n, k = x.shape[axis], node.attrs["k"]
-    reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
-    w = Writer(layout, (x, values, at), n)
+    node, lines = group.node, Lines(group, layout)
+    assert node is not None
+    (x,), n, k = node.operands, lines.n, node.attrs["k"]
+    w = lines.writer()
     assert isinstance(n, int)
     lanes = power(n)
-    w.lines.append(f"line = pid{'.to(tl.int64)' if w.wide else ''}")
-    source, target, places = w.offsets("line", reach)
-    steps = [w.size(s[axis]) for s in strides]
+    lines.divide(w, "pid")
     w.lanes("i", "0", lanes)
-    w.lines += [f"im = i < {n}", f"v = tl.load({w.start(x)} + {source} + i * {steps[0]}, mask=im, other=0)"]
+    w.lines.append(f"im = i < {n}")
+    text, found = lines.read(w, (lanes,), TileVariable("i", 0, lanes, "im"))
+    w.lines += [*text, f"v = {found}"]
     bits, kind = _keys(w, x.dtype)
     w.lines += [] if node.attrs["largest"] else ["key = ~key"]
     w.lines += [
@@ -123,11 +133,10 @@ def _in_any_order(node: Node, layout: Layout) -> Kernel:
         "before = tl.sum(above.to(tl.int32), 0)",
         "place = tl.where(above, ranks % 65536, before + ranks // 65536) - 1",
         f"chosen = above | (same & (place < {k}))",
-        f"tl.store({w.start(values)} + {target} + place * {steps[1]}, v, mask=chosen)",
-        f"tl.store({w.start(at)} + {places} + place * {steps[2]}, i.to(tl.int64), mask=chosen)",
+        *_stored(w, lines, "v"),
     ]  # fmt: skip
     warps = max(1, min(16, lanes // THREADS))
-    return Kernel(w.lines, w.buffers, reach.count, warps, kind="opaque", wide=w.wide)
+    return Kernel(w.lines, w.buffers, lines.count, warps, kind="opaque", wide=w.wide)
 
 
 def _keys(w: Writer, dtype: DType) -> tuple[int, str]:

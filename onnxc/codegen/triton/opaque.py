@@ -2,8 +2,7 @@
 
 None of them needs atomics, and results do not depend on the order in which programs run:
 
-- A running sum has a tile [lines, positions], and a carry from piece to piece of a long line.
-- The best of a line: see `best.py`.
+- Running sums and the best of a line: see `running.py` and `best.py`.
 - Updates of a scatter that reach one element are joined by the first of them: a program compares a block of updates
   with all of their line, in order. So each element is written once, and floats are added in the order of the CPU. Where
   nothing is joined, the last of them is written.
@@ -19,6 +18,7 @@ from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.best import top_k
 from onnxc.codegen.triton.kernel import Kernel, indent, power
+from onnxc.codegen.triton.running import running_sums
 from onnxc.codegen.triton.user import emit_user
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.errors import UnsupportedError
@@ -31,7 +31,6 @@ from onnxc.primitives.builder import constant_of
 from onnxc.primitives.indexing import scatter_depth
 from onnxc.primitives.kernels import USER
 
-SCANNED = 2048  # elements of a tile of a running sum
 BLOCK = 128  # elements (updates) that a program places
 PIECE = 32  # others that it compares them with at a time
 COPIED = 1024  # elements that a program copies
@@ -46,71 +45,13 @@ MANY = 8  # rows among these places, above which they are not looked for one by 
 def emit_opaque(group: Group, layout: Layout) -> list[Kernel]:
     """The kernels of an opaque group, in the order in which they run."""
     assert group.node is not None
+    own = _OPEN.get(group.node.op)
+    if own is not None:
+        return own(group, layout)
     emitter = _EMITTERS.get(group.node.op)
     if emitter is None:
         raise UnsupportedError(f"no GPU kernel for {group.node.op}", node=", ".join(map(str, group.origin)))
     return emitter(group.node, layout)
-
-
-# ---------------------------------------------------------------- running sums
-
-
-def _cumsum(node: Node, layout: Layout) -> list[Kernel]:
-    (x,), y, axis = node.operands, node.output, node.attrs["axis"]
-    if x.dtype.name == "bool":
-        raise UnsupportedError("a running sum of bool", node=", ".join(map(str, node.origin)))
-    strides = [layout.strides(v) for v in (x, y)]
-    n = x.shape[axis]
-    reach = Reach.of(without(x.shape, axis), *(without(s, axis) for s in strides))
-    width = min(SCANNED, power(n)) if isinstance(n, int) else SCANNED // 4
-    whole = isinstance(n, int) and n <= width
-    side_by_side = bool(reach.sizes) and not always_equal(strides[0][axis], 1)
-    if side_by_side and not whole:
-        width = min(width, 128)
-    many = power(reach.count) if isinstance(reach.count, int) else 32
-    rows = max(1, min(32 if side_by_side else 8, SCANNED // width, many))
-    w = Writer(layout, (x, y), n)
-    w.lanes("x", f"pid * {rows}", rows, "[:, None]")
-    w.lines.append(f"xm = x < {w.size(reach.count)}")
-    source, target = w.spread("x", reach)
-    kind = spelling.computed(x.dtype)
-    nothing = "-0.0" if x.dtype.is_float else "0"  # -0.0 + x is x, whatever the x
-    turn = _scanned_piece(w, node, (x, y), (source, target), [s[axis] for s in strides])
-    if whole:
-        w.lanes("r", "0", width, "[None, :]")
-        w.lines += [*turn, f"tl.store(at, {kept('s', y.dtype)}, mask=inside)"]
-    else:
-        kind64 = ".to(tl.int64)" if w.wide else ""
-        w.lines += [
-            f"carry = tl.full(({rows}, 1), {nothing}, {kind})",
-            f"lane = tl.arange(0, {width}){kind64}[None, :]",
-            f"for r0 in range(0, {w.size(n)}, {width}):",
-            *indent([
-                "r = r0 + lane", *turn, f"s = (s + carry).to({kind})",
-                f"tl.store(at, {kept('s', y.dtype)}, mask=inside)",
-                f"carry = ox_sum(tl.where(lane == {width - 1}, s, {nothing}), 1).to({kind})",
-            ]),
-        ]  # fmt: skip
-    return [w.kernel(ceildiv(reach.count, rows), rows * width)]
-
-
-def _scanned_piece(
-    w: Writer, node: Node, values: tuple[Value, Value], lines: tuple[str, str], steps: list[Dim]
-) -> list[str]:
-    """Statements that compute the sums `s` of a piece of lines, positions `r`, with the addresses `at` of results."""
-    x = values[0]
-    n = w.size(x.shape[node.attrs["axis"]])
-    shift = 1 if node.attrs.get("exclusive") else 0
-    back = bool(node.attrs.get("reverse"))
-    place = [f"({n} - 1 - {r})" if back else r for r in (f"(r - {shift})" if shift else "r", "r")]
-    at = [f"{w.start(v)} + {o} + {p} * {w.size(s)}" for v, o, p, s in zip(values, lines, place, steps, strict=True)]
-    read = f"inside & (r >= {shift})" if shift else "inside"
-    return [
-        f"inside = xm & (r < {n})",
-        f"v = {loaded(at[0], read, x.dtype)}",
-        f"s = tl.associative_scan(v, 1, ox_add).to({spelling.computed(x.dtype)})",
-        f"at = {at[1]}",
-    ]
 
 
 # ---------------------------------------------------------------- scatters
@@ -390,7 +331,5 @@ def _user(node: Node, layout: Layout) -> list[Kernel]:
     return [emit_user(node, layout, w.wide, w.buffers, [w.size(d) for d in sizes], starts)]
 
 
-_EMITTERS = {
-    "cumsum": _cumsum, "top_k": top_k, "scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd,
-    USER: _user,
-}  # fmt: skip
+_OPEN = {"cumsum": running_sums, "top_k": top_k}  # what they read, and what they make of it, is in their groups
+_EMITTERS = {"scatter_elements": _scatter_elements, "scatter_nd": _scatter_nd, USER: _user}
