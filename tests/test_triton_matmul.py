@@ -96,6 +96,16 @@ def test_programs_that_take_several_tiles(
     assert ("make_tensor_descriptor" in answer.source) == aligned
 
 
+@pytest.mark.parametrize("blocks", [PLAIN, RESIDENT])
+@pytest.mark.parametrize(("split", "way", "kind"), [(2, "constant", "float16"), (3, "given", "float32")])
+def test_sums_in_parts(simulator: Simulator, blocks: dict[str, int], split: int, way: str, kind: str) -> None:
+    """Each part has programs of its own; another kernel adds them up in order."""
+    for descriptors in (False, True):
+        more = {"blocks": {**blocks, "split": split}, "descriptors": descriptors, "wide": split == 2}
+        answer = product(simulator, 40, 96, 72, kind, way, False, **more)
+        assert "k1(" in answer.source
+
+
 def test_what_has_no_descriptors_is_read_through_pointers(simulator: Simulator) -> None:
     """Batches, float32, and rows so short that there may be more than 32 bits count."""
     x, w = numbers("float16", 3, 40, 32), numbers("float16", 3, 32, 48)
@@ -120,7 +130,7 @@ def test_constants_with_odd_rows_are_packed(simulator: Simulator, n: int, turned
         assert f"* {width}" in answer.source or f"[{width}, 1]" in answer.source
 
 
-@pytest.mark.parametrize("blocks", [PLAIN, RESIDENT])
+@pytest.mark.parametrize("blocks", [PLAIN, RESIDENT, {**PLAIN, "split": 4}])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
 def test_epilogues(simulator: Simulator, blocks: dict[str, int], kind: str) -> None:
     """A bias, a function, a residual, and a scale for each row."""
@@ -208,6 +218,11 @@ def test_candidates() -> None:
     assert few.m * few.n <= 64 * 64 and not few.resident
     assert any(b.m == 16 for b in candidates(facts(1, 4096, 4096)))
     assert all(b.k <= 32 for b in candidates(facts(64, 64, 20)))
+    assert all(b.split == 1 for shape in ((512, 2048, 5632), (128, 768, 768)) for b in candidates(facts(*shape)))
+    long = candidates(facts(512, 2048, 5632, described=True, divisible=True))  # few tiles, and a long sum
+    assert long[0].split == 2 and any(b.split == 1 for b in long)
+    for shape in ((512, 4096, 11008), (512, 2048, 2048), (128, 768, 3072), (64, 4096, 4096), (4096, 4096, 4096)):
+        assert candidates(facts(*shape, described=True, divisible=True))[0].split == 1
 
 
 # ---------------------------------------------------------------- machine code

@@ -6,6 +6,9 @@ has the means, operands are read through tensor descriptors, and the next tile i
 
 Two products of the same rows whose results meet (`planner/pairs.py`) are one with a matrix that has the columns of both
 in turns: neighbouring sums are those of either, in the same thread, and the epilogue takes them apart.
+
+Where there are few tiles and sums are long, parts of a sum have programs of their own, which store what they found. A
+second kernel adds the parts up, always in the same order, and has the epilogue.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.product_tiles import Blocks, Facts
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
+from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, prod
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
@@ -35,12 +39,19 @@ GROUP = 8  # rows of tiles whose programs follow each other
 VECTOR = 16  # bytes: rows are read fastest that begin at multiples of it, and descriptors know no others
 PADDED = 256  # columns that rows of a packed constant are a multiple of, if there are as many
 LONG = 128  # elements of a row of both operands
+JOINS = (16, 256, 8)  # rows and columns of a tile of sums in parts that are added up, and warps
 
 
-def emit_matmul(group: Group, layout: Layout, options: Options, blocks: Blocks | None = None) -> Kernel:
-    """The kernel of a matmul group. `blocks` is how it runs, where that is not left to the cost model."""
+def emit_matmul(group: Group, layout: Layout, options: Options, blocks: Blocks | None = None) -> list[Kernel]:
+    """The kernels of a matmul group. `blocks` is how it runs, where that is not left to the cost model."""
     product = Product(group, layout, options)
-    return product.kernel(blocks or candidates(product.facts())[0])
+    blocks = blocks or candidates(product.facts())[0]
+    if blocks.split == 1:
+        return [product.kernel(blocks)]
+    parts = Value(TensorType(dtypes.float32, (blocks.split, product.m, product.n)))
+    joining = Product(group, layout, options)
+    product.wide = joining.wide = product.wide or is_wide([parts])
+    return [product.kernel(blocks, parts), joining.joining(parts)]
 
 
 def matmul_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks]:
@@ -153,7 +164,7 @@ class Product:
         """What the choice of a tile depends on."""
         return Facts(
             self.m, self.n, self.k, self.batch, self.dtype, self.exact, self.is_described(),
-            beside=self.beside, pair=self.sums == 2,
+            beside=self.beside, pair=self.sums == 2, divisible=not self.access.batch and self.sums == 1,
         )  # fmt: skip
 
     def is_described(self) -> bool:
@@ -164,13 +175,16 @@ class Product:
             return False
         return self.k > 0 and self.k + self.n >= LONG and all(o.is_described() for o in self.operands)
 
-    def kernel(self, blocks: Blocks) -> Kernel:
-        """The kernel with a tile."""
+    def kernel(self, blocks: Blocks, parts: Value | None = None) -> Kernel:
+        """The kernel with a tile. `parts`: [split, M, N], where the sums of parts go, if these are not made as one."""
         self.blocks = blocks
         resident = blocks.resident if self.is_described() else 0
-        order = _order(self.tile, (self.m, self.n), blocks, self.access.batch, "turn" if resident else "pid")
-        tiles = ceildiv(self.m, blocks.m) * ceildiv(self.n, blocks.n) * self.batch
+        number = "turn" if resident else "pid"
+        part, number = self._part(number) if parts is not None else ([], number)
+        order = [*part, *_order(self.tile, (self.m, self.n), blocks, self.access.batch, number)]
+        tiles = ceildiv(self.m, blocks.m) * ceildiv(self.n, blocks.n) * self.batch * blocks.split
         zero = self.zero_of()
+        end = self._end if parts is None else lambda: self._kept(parts)
         lanes, pointed = self._lanes(), self.pointed()
         if resident:
             reads = ["if ox_descriptors:", *indent(self._described()), "else:", *indent([*lanes, *pointed])]
@@ -178,13 +192,51 @@ class Product:
             lines = [
                 "if ox_descriptors:", *indent(self._descriptors()),
                 f"for step in tl.range(pid, {count}, tl.num_programs(0), flatten=ox_descriptors):",
-                *indent([f"turn = ox_turn(step, {count}, back)", *order, zero, *reads, *lanes, *self._end()]),
+                *indent([f"turn = ox_turn(step, {count}, back)", *order, zero, *reads, *lanes, *end()]),
             ]  # fmt: skip
         else:
-            lines = [*order, *lanes, zero, *pointed, *self._end()]
+            lines = [*order, *lanes, zero, *pointed, *end()]
         return Kernel(
-            lines, self.buffers, tiles, blocks.warps, blocks.stages, "matmul", self.wide, resident=resident
+            lines, self.buffers, tiles, blocks.warps, blocks.stages, "matmul", self.wide, resident=resident,
+            scratch=() if parts is None else (parts,),
         )  # fmt: skip
+
+    # ------------------------------------------------------------ sums in parts
+
+    def _part(self, number: str) -> tuple[list[str], str]:
+        """Where the part of a program's number begins along the sum, and the number of its tile."""
+        return [f"start = {number} % {self.blocks.split} * {self._depth()}"], f"({number} // {self.blocks.split})"
+
+    def _depth(self) -> int:
+        """Elements of a part of the sum; they are whole turns of the loop."""
+        assert isinstance(self.k, int)
+        return self.k // self.blocks.split
+
+    def _kept(self, parts: Value) -> list[str]:
+        """The end of a part: its sums."""
+        masks = " & ".join(f"{x.name}m" for x in self._results() if self.mask(x, x.size))
+        m, n = (self.tile.index(d) for d in (self.m, self.n))
+        at = f"{self.buffers.pointer(parts)} + (start // {self._depth()} * {m} + m) * {n} + n"
+        return [f"tl.store({at}, acc{f', mask={masks}' if masks else ''})"]
+
+    def joining(self, parts: Value) -> Kernel:
+        """The kernel that adds up the sums of parts, always in the same order, and finishes them."""
+        m, n = (power(d) if isinstance(d, int) else d for d in (self.m, self.n))
+        assert isinstance(m, int) and isinstance(n, int)
+        columns = min(n, JOINS[1])
+        self.blocks = Blocks(min(m, JOINS[0] * JOINS[1] // columns), columns, 1, JOINS[2], 1)
+        across, lines = self.tile.index(ceildiv(self.n, columns)), self._lanes()
+        masks = " & ".join(f"{x.name}m" for x in self._results() if self.mask(x, x.size))
+        masked = f", mask={masks}, other=0.0" if masks else ""
+        sums, apart = self.buffers.pointer(parts), self.tile.index(self.m * self.n)
+        own = f"m * {self.tile.index(self.n)} + n"
+        each = [f"tl.load({sums} + {k} * {apart} + {own}{masked})" for k in range(parts.shape[0])]
+        lines = [
+            f"row = pid // {across} * {self.blocks.m}", f"column = pid % {across} * {columns}", *lines,
+            f"acc = {each[0]}", *(f"acc += {x}" for x in each[1:]), *self._end(),
+        ]  # fmt: skip
+        programs = ceildiv(self.m, self.blocks.m) * ceildiv(self.n, columns)
+        return Kernel(lines, self.buffers, programs, JOINS[2], 1, "matmul", self.wide)
 
     def axes(self) -> list[Axis]:
         """Rows and columns of the sum."""
@@ -227,9 +279,12 @@ class Product:
         """The loop over K, through pointers."""
         depth = self.blocks.k
         known = self.k if isinstance(self.k, int) else None
+        begin = ""
+        if self.blocks.split > 1:
+            known, begin = self._depth(), "start + "
         rest = depth if known is None or known < depth else known % depth  # of the sum, that a mask is needed for
         size = self.tile.index(self.k)
-        lines, loads, masked, steps = [f"tk = tl.arange(0, {depth})"], list[str](), list[str](), list[str]()
+        lines, loads, masked, steps = [f"tk = {begin}tl.arange(0, {depth})"], list[str](), list[str](), list[str]()
         for axis, along in zip(self.axes(), ("tk[None, :]", "tk[:, None]"), strict=True):
             x = axis.operand
             place = _sum(self.line(x, axis.name), _times(along, self.tile.index(x.inner)))
@@ -271,13 +326,15 @@ class Product:
     def _described(self) -> list[str]:
         """The loop over K, through descriptors. What lies outside of a matrix is 0."""
         loads = []
+        along = "k0" if self.blocks.split == 1 else f"{self._short('start')} + k0"
         for axis in self.axes():
             x = axis.operand
             start = self._short(axis.start)
-            place = f"[{start}, k0]" if x.is_inward() else f"[k0, {start}]"
+            place = f"[{start}, {along}]" if x.is_inward() else f"[{along}, {start}]"
             turned = ".T" if x.is_inward() == (x.name == "b") else ""  # `a` has rows of the result, `b` its columns
             loads.append(f"{x.name} = {x.name}_tile.load({place}){turned}")
-        loop = f"for k0 in range(0, {self.tile.index(self.k)}, {self.blocks.k}):"
+        depth = self.tile.index(self.k) if self.blocks.split == 1 else self._depth()
+        loop = f"for k0 in range(0, {depth}, {self.blocks.k}):"
         return [loop, *indent([*loads, f"acc = tl.dot(a, b, acc{self.dot})"])]
 
     # ------------------------------------------------------------ the end

@@ -17,6 +17,11 @@ from onnxc.ir.expr import Dim
 
 MULTIPROCESSORS = 132
 CANDIDATES = 8
+SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
+LEAST_PART = 256  # of a sum that one has
+JOIN, JOIN_PART = 3.0, 0.35  # microseconds for the kernel that joins parts, and for each of them
+JOINED = 9e6  # bytes of parts that are written and read in a microsecond
+READ = 4e6  # bytes of operands that are read in a microsecond
 BESIDE = 0.15  # what the time of one tile counts of a product that runs beside others
 
 
@@ -31,6 +36,7 @@ class Blocks:
         stages: pieces of the sum that are in shared memory at once.
         resident: programs for each multiprocessor, which take one tile after the other and read through descriptors;
             0 for a program for each tile.
+        split: parts of the sum, each of which has programs of its own, and whose sums another kernel adds up.
     """
 
     m: int
@@ -39,6 +45,7 @@ class Blocks:
     warps: int
     stages: int
     resident: int = 0
+    split: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Facts:
         turns: of the loop around the sum: taps of a window.
         most: elements of the sum that are read at a time, where not as many as a tile may.
         beside: whether other kernels run beside this one, and nothing waits for it.
+        divisible: whether a sum may be made in parts.
         pair: whether a tile's sums are twice as many columns as its result has: those of two products.
         unknown: what a size counts as that is known at run time only, and what a number of products does.
     """
@@ -68,6 +76,7 @@ class Facts:
     turns: int = 1
     most: int | None = None
     beside: bool = False
+    divisible: bool = False
     pair: bool = False
     unknown: tuple[int, int] = (1 << 10, 16)
 
@@ -84,17 +93,34 @@ class Cost:
     step: float
     alone: float = 0.0
 
-    def time(self, facts: Facts) -> float:
-        """Of a product."""
-        blocks, (size, count) = fitted(self.blocks, facts), facts.unknown
+    def time(self, facts: Facts, split: int = 1) -> float:
+        """Of a product, with sums in so many parts."""
+        blocks, size = fitted(self.blocks, facts), facts.unknown[0]
         m, n, k = (d if isinstance(d, int) else size for d in (facts.m, facts.n, facts.k))
-        tiles = -(-m // blocks.m) * -(-n // blocks.n) * (facts.count if isinstance(facts.count, int) else count)
+        tiles = self.tiles(facts) * split
         each = -(-tiles // MULTIPROCESSORS)
-        steps = facts.turns * -(-k // blocks.k) * blocks.k / 64
+        steps = facts.turns * -(-k // blocks.k) * blocks.k / 64 / split
+        kernel, sums = self.kernel, (self.step + self.alone) * steps
+        if split > 1:
+            kernel += JOIN + JOIN_PART * split + m * n * (4 * 2 * split + facts.dtype.itemsize) / JOINED
+            sums = max(sums, (m + n) * k * facts.dtype.itemsize / READ)
         if facts.beside:
-            work = tiles * (self.tile + self.step * steps) / MULTIPROCESSORS
-            return self.kernel + work + BESIDE * (self.tile + (self.step + self.alone) * steps)
-        return self.kernel + max(self.tile + (self.step + self.alone) * steps, each * (self.tile + self.step * steps))
+            return kernel + tiles * (self.tile + self.step * steps) / MULTIPROCESSORS + BESIDE * (self.tile + sums)
+        return kernel + max(self.tile + sums, each * (self.tile + self.step * steps))
+
+    def tiles(self, facts: Facts) -> int:
+        """How many a product has."""
+        blocks, (size, count) = self.blocks, facts.unknown
+        m, n = (d if isinstance(d, int) else size for d in (facts.m, facts.n))
+        return -(-m // blocks.m) * -(-n // blocks.n) * (facts.count if isinstance(facts.count, int) else count)
+
+    def splits(self, facts: Facts) -> list[int]:
+        """In how many equal parts, each long enough, a sum may be made: those for which there are multiprocessors."""
+        k, step = facts.k, fitted(self.blocks, facts).k
+        if not (facts.divisible and isinstance(k, int) and isinstance(facts.m, int) and isinstance(facts.n, int)):
+            return [1]
+        most = min(MULTIPROCESSORS // max(1, self.tiles(facts)), k // LEAST_PART)
+        return [1, *(s for s in SPLITS if s <= most and k % (s * step) == 0)]
 
 
 # Of float32 on ordinary units, which need no large tiles.
@@ -107,9 +133,10 @@ EXACT = (
 
 def candidates(halves: Iterable[Cost], facts: Facts) -> list[Blocks]:
     """Tiles that are worth measuring, the cost model's choice first; no tile twice. `halves`: of matrix units."""
-    ranked = sorted(EXACT if facts.exact else halves, key=lambda cost: cost.time(facts))
-    found = (fitted(c.blocks, facts) for c in ranked if facts.described or not c.blocks.resident)
-    return list(dict.fromkeys(found))[:CANDIDATES]
+    costs = [c for c in (EXACT if facts.exact else halves) if facts.described or not c.blocks.resident]
+    ways = [(c.time(facts, s), replace(fitted(c.blocks, facts), split=s)) for c in costs for s in c.splits(facts)]
+    ranked = (blocks for _, blocks in sorted(ways, key=lambda way: way[0]))
+    return list(dict.fromkeys(ranked))[:CANDIDATES]
 
 
 def fitted(blocks: Blocks, facts: Facts) -> Blocks:

@@ -20,7 +20,7 @@ def template_ways(group: Group, layout: Layout, options: Options) -> Ways:
     match group.node.op:
         case "matmul":
             blocks = matmul_candidates(group, layout, options)
-            return Ways(blocks, lambda choice: [emit_matmul(group, layout, options, choice)])
+            return Ways(blocks, lambda choice: emit_matmul(group, layout, options, choice))
         case "matmul_quantized":
             packed = packed_candidates(group, layout, options)
             return Ways(packed, lambda choice: emit_packed(group, layout, options, choice))
