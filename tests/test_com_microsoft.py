@@ -579,9 +579,7 @@ def test_integers() -> None:
 
 def test_attributes_that_onnxruntime_passes_over() -> None:
     """Its LayerNormalization of opsets before the standard's: there are models that misspell epsilon."""
-    text = (
-        '<ir_version: 8, opset_import: ["" : {}]> g (float[2, 4] x, float[4] s) => (y) {{ y = {} (x, s) }}'
-    )
+    text = '<ir_version: 8, opset_import: ["" : {}]> g (float[2, 4] x, float[4] s) => (y) {{ y = {} (x, s) }}'
     for op in ("LayerNormalization <epsion = 0.5>", "SimplifiedLayerNormalization <stash = 1>"):
         case = onnx.parser.parse_model(text.format(16, op))
         x, s = f32(2, 4), f32(4)

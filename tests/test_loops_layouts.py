@@ -101,6 +101,18 @@ def test_groups_of_neighbouring_channels(cpu: Level) -> None:
     same_on_all_threads([graph(group_norm(g), s, (s[1], 1, 1)) for s, g in cases], cpu, 2e-5)
 
 
+@pytest.mark.parametrize("cpu", LEVELS, ids=lambda cpu: cpu.name)
+def test_groups_of_an_open_batch(cpu: Level) -> None:
+    """Numbers for each group of an image are looked up once for its rows: an item may hold rows of two images."""
+    cases = [((96, 32, 33), 32), ((24, 9, 7), 8), ((288, 8, 8), 32), ((40, 5, 1), 10)]
+    opened = [graph(group_norm(g), (Sym("s0"), *s), (s[0], 1, 1)) for s, g in cases]
+    for p, (shape, groups) in zip(compile_graphs(opened, cpu=cpu), cases, strict=True):
+        for batch in (1, 3):
+            x, scale = (RNG.standard_normal(s).astype(np.float32) for s in ((batch, *shape), (shape[0], 1, 1)))
+            (right,) = in_float64(graph(group_norm(groups), x.shape, scale.shape), [x, scale])
+            compare(p(x, scale)[0], right.astype(np.float32), 2e-5, 2e-5 * float(np.abs(right).max()))
+
+
 REDUCTIONS = [
     ((1 << 17,), [0]), ((3, 70001), [1]), ((90000, 3), [0]), ((5, 131, 137), [1, 2]), ((2, 3, 128, 128), [0, 2, 3]),
     ((509, 509), [0, 1]), ((97, 1024), [0]), ((1, 64, 64, 48), [1, 2]), ((64, 64, 6, 5), [0, 1, 3]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxc.ir.expr import Dim, always_equal
+from onnxc.ir.expr import Dim, always_equal, is_nonnegative
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
 from onnxc.loops.known import is_known
@@ -367,4 +367,4 @@ def _is_trivial(node: Node) -> bool:
 def _is_small(operand: Value, result: Value) -> bool:
     """Whether reading an operand costs little beside reading the result."""
     mine, whole = operand.t.size, result.t.size
-    return mine == 1 or (isinstance(mine, int) and isinstance(whole, int) and mine * 16 <= whole)
+    return mine == 1 or is_nonnegative(whole - 16 * mine)

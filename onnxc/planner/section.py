@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, of, prod, substitute, symbols
+from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, is_nonnegative, of, prod, substitute, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast, flatten, fresh, unflatten, view_index
 from onnxc.loops.known import gathered_at, is_known
@@ -222,7 +222,7 @@ class Section:
     def _dwarfs(self, node: Node) -> bool:
         """Whether the section is large and the reduction small: its rows should not become the section's loops."""
         mine, whole = node.operands[0].t.size, self.root.t.size
-        return isinstance(mine, int) and isinstance(whole, int) and whole >= LARGE and mine * 4 <= whole
+        return self.root.t.known_size >= LARGE and is_nonnegative(whole - 4 * mine)
 
     def split_for(self, node: Node) -> None:
         """Splits loops as the node wants it, which `accepts` has looked at."""

@@ -182,7 +182,7 @@ def _has_rows(node: Node, layout: Layout) -> bool:
 def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     """The loops of a reduction with the stage of each, in the operand's order; None where one stage is well."""
     (x,) = node.operands
-    if _least_size(x) < machine.leaping or (_is_narrow(x) and not machine.widen):
+    if x.t.known_size < machine.leaping or (_is_narrow(x) and not machine.widen):
         return None
     loops = _loops(node, layout, machine)
     if loops is None:
@@ -316,9 +316,4 @@ def _source(x: Value, at: Index, machine: Machine) -> tuple[Value, Index] | None
 
 
 def _larger(a: Value, b: Value) -> bool:
-    return _least_size(a) > _least_size(b)
-
-
-def _least_size(x: Value) -> int:
-    """How many elements a value has where each dim that is not known is one."""
-    return math.prod(d for d in x.shape if isinstance(d, int))
+    return a.t.known_size > b.t.known_size

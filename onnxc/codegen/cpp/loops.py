@@ -6,7 +6,7 @@ from onnxc.codegen.cpp import gathered, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
-from onnxc.codegen.cpp.shape import COSTS, extent_of, phase_terms, staging
+from onnxc.codegen.cpp.shape import COSTS, ROWS, extent_of, phase_terms, staging
 from onnxc.codegen.cpp.splits import turns
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
@@ -221,12 +221,11 @@ class NestEmitter(PhaseEmitter):
         per_row = self._phase_work(Phase([], [], phase.stores)) * (CHUNK if chunked else extent)
         per_row = per_row * self.lanes if staged else per_row  # a row is then as many rows
         previous, self.emitter.vector = self.emitter.vector, vector
-        grain, head = self._grain(per_row), list[str]()
+        grain, head, outer = self._grain(per_row), list[str](), list[tuple[Symbol, Dim]]()
         scope = self.function.child({s for s, _ in loops})
         if vector is not None and isinstance(extent, int) and loops and not staged and not chunked:
-            found = tables.terms(self.emitter, phase, vector), tables.indices(self.emitter, phase, vector)
-            head = tables.fill(self.emitter, *found, vector, extent, (self.function, scope), self.lanes)
-            grain = f"ox_max({grain}, {tables.ROWS})" if head else grain
+            head, outer = self._tables(phase, vector, extent, loops, scope)
+            grain = f"ox_max({grain}, {ROWS})" if head else grain
         if vector is not None and not staged and not head:
             shared = gathered.shared(self.emitter, phase, vector)
             if shared is not None:
@@ -256,10 +255,36 @@ class NestEmitter(PhaseEmitter):
         self._innermost(phase, scope, vector, lo, hi, [], staged)
         self.emitter.vector = previous
         self.emitter.tables = {}
-        text = [f"const i64 rows = {rows}, grain = {grain};", *head,
-                "for (i64 row = item * grain; row < ox_min((item + 1) * grain, rows); row++) {",
-                *indent(scope.lines), "}"]  # fmt: skip
-        return text, f"ox_up({rows}, {grain})"
+        first, last = "i64 row = item * grain", "ox_min((item + 1) * grain, rows)"
+        text = [*head, f"for ({first}; row < {last}; row++) {{", *indent(scope.lines), "}"]
+        if outer:
+            inner = self._top(prod(d for _, d in loops[len(outer) :]))
+            text = [f"for ({first}, stop = {last}; row < stop;) {{", *indent([
+                f"const i64 next = ox_min((row / {inner} + 1) * {inner}, stop);",
+                *self._decode(self._named(outer), f"(row / {inner})"), *head,
+                "for (; row < next; row++) {", *indent(scope.lines), "}",
+            ]), "}"]  # fmt: skip
+        return [f"const i64 rows = {rows}, grain = {grain};", *text], f"ox_up({rows}, {grain})"
+
+    def _tables(
+        self, phase: Phase, vector: Symbol, extent: int, loops: list[tuple[Symbol, Dim]], scope: Scope
+    ) -> tuple[list[str], list[tuple[Symbol, Dim]]]:
+        """The statements that make tables for the rows of `scope`, and the loops around them; both may be empty."""
+        found = [
+            (
+                outer,
+                tables.terms(self.emitter, phase, vector, outer),
+                tables.indices(self.emitter, phase, vector, outer),
+            )
+            for outer in tables.around(loops)
+        ]
+        for outer, computed, data in sorted(found, key=lambda f: -len(f[1]) - len(f[2])):
+            around = self._named(loops[: len(outer)])
+            outside = self.function.child(set(outer))
+            head = tables.fill(self.emitter, computed, data, vector, extent, (outside, scope), self.lanes)
+            if head:
+                return [*outside.lines, *head], around
+        return [], []
 
     def _shares_lines(self, phase: Phase) -> bool:
         """Whether lanes of a load lie apart, so that other rows read the same lines of the cache."""

@@ -18,6 +18,7 @@ from onnxc.ir.expr import (
     is_nonnegative,
     mod,
     of,
+    prod,
     recombine,
     substitute,
     symbols,
@@ -44,6 +45,7 @@ NEAR = 16  # elements between lanes that lie in neighbouring lines
 MAX_SPLITS = 6
 LONG_RUN = 8  # neighbouring elements for which a loop is divided
 SHORT = 64  # turns of a loop that is better joined with the one around it
+ROWS = 32  # that have something in common, for it to be worth a table
 ACROSS = 12  # the price of combining the lanes of a vector, relative to a load
 COSTS = {
     "exp": 8,
@@ -154,12 +156,17 @@ def ordered(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup
 
 
 def merge(
-    loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup], keep: Iterable[Symbol] = ()
+    loops: list[Loop],
+    phases: list[Phase],
+    lookups: dict[Symbol, Lookup],
+    keep: Iterable[Symbol] = (),
+    plain: bool = False,
 ) -> tuple[list[Loop], dict[Symbol, Dim]]:
     """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old
     symbols.
 
-    Loops in `keep` stay (other phases walk them too, with other neighbours).
+    Loops in `keep` stay (other phases walk them too, with other neighbours). Loops that are `plain` may have tables
+    inside the outermost of them.
     """
     pinned = _pinned(phases, lookups).union(keep)
     every = [e for p in phases for e in addresses(p, lookups)]
@@ -169,7 +176,8 @@ def merge(
     k = len(merged) - 2
     while k >= 0:
         (a, ea), (b, eb) = merged[k], merged[k + 1]
-        leaps = None if {a, b} & pinned else _leaps((a, b), eb, every, written)
+        known = {a, b, *(_outermost(merged, k) if plain else ())}
+        leaps = None if {a, b} & pinned else _leaps((a, b), eb, every, written, known)
         if leaps is not None:
             both = fresh("i", ea * eb)
             (symbol,) = symbols(both)
@@ -183,9 +191,23 @@ def merge(
     return merged, values
 
 
-def _leaps(pair: tuple[Symbol, Symbol], extent: Dim, every: list[Dim], written: list[Dim]) -> list[Dim] | None:
+def _outermost(loops: list[Loop], pair: int) -> list[Symbol]:
+    """The outermost loops, before the pair at `pair`, that leave enough rows inside."""
+    found = []
+    for k in range(pair):
+        inside = [d for _, d in (*loops[k + 1 : pair], *loops[pair + 2 :])]
+        rows = prod(inside)
+        if not inside or (isinstance(rows, int) and rows < ROWS):
+            break
+        found.append(loops[k][0])
+    return found
+
+
+def _leaps(
+    pair: tuple[Symbol, Symbol], extent: Dim, every: list[Dim], written: list[Dim], known: set[Symbol]
+) -> list[Dim] | None:
     """Accesses that do not walk two loops as one; None where the two must stay. Where the inner loop is short, what
-    depends on the two alone may leap: a kernel reads it once, before its other loops.
+    depends on the `known` loops alone may leap: a kernel reads it once, before its other loops.
     """
     leaps = [e for e in every if not _contiguous(e, *pair, extent)]
     if not leaps:
@@ -193,7 +215,7 @@ def _leaps(pair: tuple[Symbol, Symbol], extent: Dim, every: list[Dim], written: 
     short = isinstance(extent, int) and 0 < extent < SHORT
     if not short or any(not _contiguous(e, *pair, extent) for e in written):
         return None
-    others = [e for e in every if {s for s in symbols(e) if s.key[0] != "s"} - set(pair)]
+    others = [e for e in every if {s for s in symbols(e) if s.key[0] != "s"} - known]
     if any(e in leaps for e in others) or not any(coefficient(e, pair[1]) == 1 for e in others):
         return None
     return leaps
@@ -275,7 +297,7 @@ def normalise(nest: Nest) -> None:
             continue  # sums that have an order
         shared = {s for other in groups if other != own for s in other & own}
         loops = ordered(phases[0].loops, phases, nest.lookups)
-        loops, values = merge(loops, phases, nest.lookups, shared)
+        loops, values = merge(loops, phases, nest.lookups, shared, is_plain(nest))
         for phase in phases:
             phase.loops = list(loops)
         if values:
@@ -367,7 +389,8 @@ def _price(nest: Nest, s: Symbol, lanes: int) -> float | None:
 
 
 def _accesses_price(nest: Nest, phase: Phase, s: Symbol, lanes: int, outer: bool) -> float:
-    staged = staging(phase, nest.lookups, s, lanes) if outer or is_plain(nest) else None
+    plain = is_plain(nest)
+    staged = staging(phase, nest.lookups, s, lanes) if outer or plain else None
     turned = {x.index[0] for x in staged.loads} if staged else set()
     tile = 3.0
     if staged:
@@ -376,15 +399,26 @@ def _accesses_price(nest: Nest, phase: Phase, s: Symbol, lanes: int, outer: bool
     stores = [x.address for x in phase.stores]
     loads = addresses(phase, nest.lookups)[: -len(stores) or None]
     return sum(
-        tile if e in turned else 1.0 if _hoisted(e, phase, s, nest.lookups) else _access_price(e, s, nest.lookups)
+        tile if e in turned
+        else 1.0 if _hoisted(e, phase, s, nest.lookups, plain)
+        else _access_price(e, s, nest.lookups)
         for e in loads
-    ) + sum(1.0 if _hoisted(e, phase, s, nest.lookups) else _access_price(e, s, nest.lookups) for e in stores)
+    ) + sum(1.0 if _hoisted(e, phase, s, nest.lookups, False) else _access_price(e, s, nest.lookups)
+            for e in stores)  # fmt: skip
 
 
-def _hoisted(address: Dim, phase: Phase, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> bool:
-    """Whether an access moves with loop `s` alone, and the phase has others: it is made before them."""
-    inner = [x for x, _ in phase.loops if x != s]
-    return bool(inner) and varies(address, s, lookups) and not any(varies(address, x, lookups) for x in inner)
+def _hoisted(address: Dim, phase: Phase, s: Symbol, lookups: Mapping[Symbol, Lookup], plain: bool) -> bool:
+    """Whether an access moves with loop `s` alone, and the phase has others: it is made before them. Where these are
+    `plain` loops, the outermost of them may move it too (codegen/cpp/tables.py), if there are enough rows inside.
+    """
+    others = [(x, d) for x, d in phase.loops if x != s]
+    moving = [k for k, (x, _) in enumerate(others) if varies(address, x, lookups)]
+    if not others or not varies(address, s, lookups):
+        return False
+    if not moving:
+        return True
+    rows = prod(d for _, d in others[moving[-1] + 1 :])
+    return plain and (not isinstance(rows, int) or rows >= ROWS)
 
 
 def _access_price(address: Dim, s: Symbol, lookups: Mapping[Symbol, Lookup]) -> float:

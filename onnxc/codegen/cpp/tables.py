@@ -5,19 +5,22 @@ Where rows of channels are scaled by a number for each group of six channels, th
 
     for (i64 c = 0; c < 192; c += VL) ...table[c] = 1 / sqrt(variance[c / 6] + epsilon)...
     for (i64 row = ...) for (i64 c = 0; c < 192; c += VL) ...ldl(table + c, lanes)...
+
+Where it is another number for each image of a batch, the tables are made anew for each image that an item comes to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import COSTS, phase_terms
+from onnxc.codegen.cpp.shape import COSTS, ROWS, phase_terms
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope, indent
-from onnxc.ir.expr import Symbol
-from onnxc.loops.nest import Phase
+from onnxc.ir.expr import Symbol, prod
+from onnxc.loops.nest import Loop, Phase
 from onnxc.loops.terms import Apply, Guard, Load, Term, children, index_symbols, walk
 
-ROWS = 32  # rows of an item at least, for its tables to be worth their making
 BYTES = 1 << 15  # of all tables of an item
 TABLE_WEIGHT = 5  # cost of a term that is worth a table
 
@@ -32,8 +35,18 @@ def costs(term: Term, least: int) -> bool:
     return False
 
 
-def terms(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Term]:
-    """Terms that move with the vector loop alone and cost more than a load; none that a guard may leave out."""
+def around(loops: Sequence[Loop]) -> Iterator[frozenset[Symbol]]:
+    """The loops that tables may be made in, the fewest first: so many of the outermost that enough rows remain."""
+    for k in range(len(loops)):
+        rows = prod(d for _, d in loops[k:])
+        if k == 0 or not isinstance(rows, int) or rows >= ROWS:
+            yield frozenset(s for s, _ in loops[:k])
+
+
+def terms(emitter: TermEmitter, phase: Phase, vector: Symbol, outer: frozenset[Symbol]) -> list[Term]:
+    """Terms that move with the vector loop, and else with `outer` alone, and cost more than a load; none that a guard may
+    leave out.
+    """
     found: list[Term] = []
     pending, seen = [s.term for s in phase.stores], set[Term]()
     while pending:
@@ -41,7 +54,7 @@ def terms(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Term]:
         if isinstance(term, Guard) or term in seen:
             continue
         seen.add(term)
-        if emitter.deps(term) == {vector} and is_dear(emitter, term):
+        if vector in emitter.deps(term) <= {vector, *outer} and is_dear(emitter, term):
             found.append(term)
         else:
             pending += children(term)
@@ -57,13 +70,14 @@ def is_dear(emitter: TermEmitter, term: Term) -> bool:
     return costs(term, TABLE_WEIGHT) or any(is_dear(emitter, t) for t in term.args)
 
 
-def indices(emitter: TermEmitter, phase: Phase, vector: Symbol) -> list[Symbol]:
-    """Indices that are data and move with the vector loop alone; none where a guard may leave some out."""
+def indices(emitter: TermEmitter, phase: Phase, vector: Symbol, outer: frozenset[Symbol]) -> list[Symbol]:
+    """Indices that are data and move like such terms; none where a guard may leave some out."""
     every = phase_terms(phase, dict(emitter.lookups))
     if any(isinstance(t, Guard) for t in every):
         return []
     used = {s for t in every for s in index_symbols(t) if s in emitter.lookups}
-    return [s for s in sorted(used, key=lambda s: s.key) if emitter.deps(emitter.lookups[s].term) == {vector}]
+    moving = {s: emitter.deps(emitter.lookups[s].term) for s in used}
+    return [s for s in sorted(used, key=lambda s: s.key) if vector in moving[s] <= {vector, *outer}]
 
 
 def fill(
@@ -73,13 +87,13 @@ def fill(
     """Statements that make the tables; what is emitted in the second scope (of a row) then reads them. Empty where
     there are none, or too many.
 
-    The first scope is that of the function. A table has whole vectors of `lanes` elements.
+    The first scope is that which they stand in. A table has whole vectors of `lanes` elements.
     """
     if not 0 < 4 * extent * (len(computed) + 2 * len(data)) <= BYTES:
         return []
-    function, row = scopes
+    outside, row = scopes
     name, size = emitter.name_loop(vector), -(-extent // lanes) * lanes
-    inner, lines, tables = function.child({vector}), list[str](), dict[Term, str]()
+    inner, lines, tables = outside.child({vector}), list[str](), dict[Term, str]()
     for term in computed:
         table = emitter.fresh("table")
         lines.append(f"alignas(64) {spelling.lane_type(term.dtype)} {table}[{size}];")
