@@ -15,7 +15,7 @@ from onnxc.planner.layout import Layout, channels_last
 from onnxc.planner.templates import is_template
 from onnxc.primitives.builder import constant_of
 
-LEAST_BYTES = 800_000  # between two convolutions: what is smaller stays in the caches of the cores anyway
+LEAST_BYTES = 800_000  # of an image between two convolutions: what is smaller stays in the caches of the cores anyway
 MOST_WEIGHTS = 512 * 1024  # bytes of a 1x1 convolution: every band passes over them
 
 
@@ -97,7 +97,7 @@ class _Chains:
     def _fits(self, value: Value, node: Node) -> bool:
         whole = self.layout.storage(value) is value and value.id not in self.outputs
         lies = self.layout.order_of(value) == channels_last(value.rank) and value.shape == node.output.shape
-        return whole and lies and isinstance(value.t.nbytes, int) and value.t.nbytes >= LEAST_BYTES
+        return whole and lies and value.t.known_size * value.dtype.itemsize >= LEAST_BYTES
 
 
 def _chained(links: list[Group]) -> Group:
