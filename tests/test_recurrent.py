@@ -156,3 +156,21 @@ def test_one_compile_runs_any_number_of_steps(op: str) -> None:
     compiled = onnxc.compile(model)
     for steps in (1, 2, 9):
         agrees(model, steps, compiled)
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_what_lies_batch_by_batch_is_one_product(op: str) -> None:
+    """A transposed input, as of a batch that comes first: its rows are multiplied in the order in which they lie."""
+    model = recurrent_model(op, 2, {}, direction="bidirectional")
+    (node,), (x,) = model.graph.node, model.graph.input
+    node.input[0] = "turned"
+    model.graph.node.insert(0, helper.make_node("Transpose", ["X"], ["turned"], perm=[1, 0, 2]))
+    for dim, name in zip(x.type.tensor_type.shape.dim, ("n", "t"), strict=False):
+        dim.dim_param = name
+    compiled = onnxc.compile(model)
+    primitives = decompose(onnx_file.load(model))
+    assert any(n.op == "matmul" and n.operands[0] is primitives.inputs[0] for n in primitives.nodes)
+    for batch, steps in ((1, 4), (3, 5)):
+        fed = np.random.default_rng(4).standard_normal((batch, steps, INPUT)).astype(np.float32)
+        for a, b in zip(compiled.run(None, {"X": fed}), unoptimized(model, fed), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)

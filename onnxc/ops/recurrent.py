@@ -92,6 +92,13 @@ def _reverse(b: Builder, x: Value, lens: Value | None) -> Value:
     return b.one("gather_elements", x, index, axis=0)
 
 
+def _batch_first(x: Value) -> Value | None:
+    """The sequences [B, T, n] of which x is the turned view."""
+    node = x.node
+    turned = node is not None and node.op == "transpose" and node.attrs["perm"] == (1, 0, 2) and x.shape[1] != 1
+    return node.operands[0] if node is not None and turned else None
+
+
 class Recurrence:
     """What the three ops share: layout, directions, sequence lengths. `hidden` is the size of the state."""
 
@@ -147,10 +154,14 @@ class Recurrence:
         return _reverse(self.b, self.x, self.lens) if self.backwards[d] else self.x
 
     def projected(self, d: int, w: Value, bias: Value | None) -> Value:
-        """x W^T + bias for all steps: [T, B, gates * hidden]."""
+        """x W^T + bias for all steps: [T, B, gates * hidden]. What lies batch by batch in memory is multiplied in that
+        order: then all rows are one product.
+        """
         b = self.b
-        y = b.matmul(self.ordered(d), b.swap(self.part(w, d), 0, 1))
-        return y if bias is None else b.add(y, bias)
+        lies = _batch_first(self.x) if not self.backwards[d] else None
+        y = b.matmul(lies or self.ordered(d), b.swap(self.part(w, d), 0, 1))
+        y = y if bias is None else b.add(y, bias)
+        return b.swap(y, 0, 1) if lies is not None else y
 
     def alive(self, b: Builder, t: Operand, lens: Value | None) -> Value | None:
         """A mask [B, 1] of the sequences that have a step t."""
