@@ -53,14 +53,15 @@ class DataFolder:
             raise InputError(f"no folder can have the name {logical!r} ({error})", cause=error) from error
         self._maps: dict[str, np.ndarray] = {}
         self._taken: dict[tuple[str, int], int] = {}
+        self._total = 0
 
     def take(self, location: str, offset: int, length: int, what: str) -> None:
         """Counts the bytes of a tensor, before they are read. Raises LimitError where they are too many."""
-        place = (location, offset)
-        self._taken[place] = max(length, self._taken.get(place, 0))
-        total = sum(self._taken.values()) if self.limit is not None else 0
-        if self.limit is not None and total > self.limit:
-            raise LimitError(too_large(what, length, total, self.limit))
+        before = self._taken.get((location, offset), 0)
+        self._taken[location, offset] = max(length, before)
+        self._total += max(length - before, 0)
+        if self.limit is not None and self._total > self.limit:
+            raise LimitError(too_large(what, length, self._total, self.limit))
 
     def map(self, location: str) -> np.ndarray:
         """The bytes of a file, mapped read-only. Raises ModelError where the location is not allowed."""

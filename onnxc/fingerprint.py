@@ -30,7 +30,7 @@ from onnxc.runtime.cpu import available_cpus, memory_bytes
 
 _PIECE = 8 << 20  # bytes hashed at a time, by one thread
 _PARALLEL_FROM = 32 << 20  # bytes; below it starting threads costs more than it saves
-_FILES_KEY = "external data files, 4"
+_FILES_KEY = "external data files, 5"
 
 Span = tuple[int, int]  # of the bytes of a file: the first, and the one after the last
 
@@ -190,10 +190,13 @@ def _combine(spans: Sequence[Span], piece: Callable[[int, int], bytes]) -> str:
 
 @dataclass(frozen=True)
 class _Used:
-    """What a model uses of an external file: bytes, and the tensor that reaches farthest, to name in errors."""
+    """What a model uses of an external file: bytes, and tensors to name in errors: the one that reaches `farthest`, and
+    the `largest`.
+    """
 
     location: str
-    tensor: str
+    farthest: str
+    largest: str
     spans: tuple[Span, ...]
 
     @property
@@ -209,7 +212,8 @@ def _used_files(main: str, model: Model, data: bytes | None, cache: Cache | None
     if known:
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             return [
-                _Used(str(name), str(of), tuple((int(a), int(b)) for a, b in s)) for name, of, s in json.loads(known)
+                _Used(str(name), str(far), str(large), tuple((int(a), int(b)) for a, b in spans))
+                for name, far, large, spans in json.loads(known)
             ]
     if isinstance(model, ModelProto):
         proto: ModelProto | None = model
@@ -220,23 +224,24 @@ def _used_files(main: str, model: Model, data: bytes | None, cache: Cache | None
     found = _used_by(all_tensors(proto)) if proto else []
     if cache:
         with contextlib.suppress(CacheError):  # looked for again next time
-            cache.put(key, json.dumps([[f.location, f.tensor, f.spans] for f in found]).encode())
+            cache.put(key, json.dumps([[f.location, f.farthest, f.largest, f.spans] for f in found]).encode())
     return found
 
 
 def _used_by(tensors: Iterable[TensorProto]) -> list[_Used]:
     """By location; of tensors whose place is not understood none, since their import is an error."""
-    spans: dict[str, list[Span]] = {}
-    farthest: dict[str, tuple[int, str]] = {}
+    found: dict[str, list[tuple[Span, str]]] = {}
     for tensor in tensors:
         if tensor.data_location == TensorProto.EXTERNAL:
             with contextlib.suppress(OnnxcError):
                 location, at, size = external_place(tensor)
-                spans.setdefault(location, []).append((at, at + size))
-                known = farthest.get(location)
-                if known is None or at + size > known[0]:
-                    farthest[location] = (at + size, text(tensor.name))
-    return [_Used(location, farthest[location][1], tuple(_merged(spans[location]))) for location in sorted(spans)]
+                found.setdefault(location, []).append(((at, at + size), text(tensor.name)))
+    used = []
+    for location, places in sorted(found.items()):
+        _, farthest = max(places, key=lambda p: p[0][1])
+        _, largest = max(places, key=lambda p: p[0][1] - p[0][0])
+        used.append(_Used(location, farthest, largest, tuple(_merged(span for span, _ in places))))
+    return used
 
 
 def _merged(spans: Iterable[Span]) -> Iterator[Span]:
@@ -252,16 +257,15 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
 
 def _check_memory(used: Sequence[_Used]) -> None:
     """Raises LimitError for more data than the machine's memory holds, before any is read."""
-    spans = [(end - at, file) for file in used for at, end in file.spans]
-    total, limit = sum(size for size, _ in spans), memory_bytes()
+    sizes = [(sum(end - at for at, end in file.spans), file) for file in used]
+    total, limit = sum(size for size, _ in sizes), memory_bytes()
     if total > limit:
-        size, file = max(spans, key=lambda x: x[0])
-        what = f"tensor {file.tensor!r}" if len(file.spans) == 1 else f"external data {file.location!r}"
-        raise LimitError(too_large(what, size, total, limit))
+        size, file = max(sizes, key=lambda x: x[0])
+        raise LimitError(too_large(f"external data {file.location!r} (tensor {file.largest!r})", size, total, limit))
 
 
 def _digest_used(file: _Used, folder: DataFolder, files: dict[str, tuple[int, ...]]) -> str:
-    what = f"tensor {file.tensor!r}"
+    what = f"tensor {file.farthest!r}"
     try:
         path = folder.path(file.location)
     except ModelError as error:

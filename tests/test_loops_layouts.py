@@ -139,7 +139,8 @@ def test_the_error_of_long_sums_does_not_grow_with_them(cpu: Level) -> None:
         size = tuple({n: 700_001 if m not in shape else 1709, m: 419}.get(d, d) for d in shape)
         x = np.full(size, 0.1, np.float32)
         (found,) = p(x)
-        np.testing.assert_allclose(found, x.astype(np.float64).sum(tuple(axes)), 5e-5)
+        # Of a CPU, 1e-5; a lane of a GPU adds up 700 of them.
+        np.testing.assert_allclose(found, x.astype(np.float64).sum(tuple(axes)), 3e-5)
 
 
 def test_a_nan_reaches_the_result_of_both_stages() -> None:

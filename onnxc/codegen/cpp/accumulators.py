@@ -12,7 +12,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim
 from onnxc.loops.terms import Reduced, Reduction
 
-LONG = 2048  # numbers that an accumulator adds up, one after the other: the error of a sum grows with them
+LONG = 512  # numbers that an accumulator adds up, one after the other: the error of a sum grows with them
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "v_max({}, {})", "min": "v_min({}, {})"}
 
 
@@ -144,7 +144,9 @@ class Parts:
 
 
 def parts_of(accumulators: Sequence[Accumulator], turns: Sequence[Dim]) -> Parts | None:
-    """How to add up in parts, in loops of so many turns from the innermost on; None where sums are short."""
+    """How to add up in parts, in loops of so many turns from the innermost on; None where sums are short. The parts of
+    one sum are added up one after the other, however many they are.
+    """
     sums = [a for a in accumulators if a.is_rounded]
     count = 1
     for at, n in enumerate(turns if sums else ()):

@@ -116,7 +116,7 @@ class PhaseEmitter:
             scopes.append(scopes[-1].child({s}))
         inner = scopes[-1]
         own = next((d for s, d in phase.loops if s in (vector, partner)), 1)
-        own = own if partner is not None else ceildiv(own, UNROLL * self.lanes)
+        own = own if partner else ceildiv(own, UNROLL * self.lanes)
         parts = parts_of(accumulators, [own, *(d for _, d in reversed(loops))])
         if parts:
             scope.lines += parts.declared()
@@ -152,10 +152,10 @@ class PhaseEmitter:
         if parts is None:
             return [f"for (i64 {name} = {least}; {name} < {most}; {name}++) {{", *indent(body), "}"]
         part, end = f"{name}_part", f"{name}_end"
-        inner = PhaseEmitter._loop(name, part, end, body, None)
+        begin = f"i64 {name} = {part}, {end} = ox_min({part} + {parts.block}, {most})"
         return [
             f"for (i64 {part} = {least}; {part} < {most}; {part} += {parts.block}) {{",
-            *indent([f"const i64 {end} = ox_min({part} + {parts.block}, {most});", *inner, *parts.taken()]),
+            *indent([f"for ({begin}; {name} < {end}; {name}++) {{", *indent(body), "}", *parts.taken()]),
             "}",
         ]
 
