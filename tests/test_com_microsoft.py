@@ -104,6 +104,7 @@ def multi_head_attentions() -> Iterator[Case]:
     one = [f32(2, 1, 8) for _ in range(3)]
     long = [f32(2, 2, 9, 4), f32(2, 2, 9, 4)]
     yield mha([*one, None, None, None, *long, i32(4)], outputs=3)
+    yield mha([*same, None, None, None, *long, i32(4)], {"unidirectional": 1}, outputs=3)
     shared = {"num_heads": 2, "past_present_share_buffer": 1}
     for mask, bias5, projection in ((None, None, None), (bits(2, 5), None, None), (None, f32(1, 2, 1, 5), f32(24))):
         inputs = [*one, mask, bias5, *long, i32(4), None, None, projection]

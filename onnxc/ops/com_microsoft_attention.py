@@ -103,11 +103,11 @@ def multi_head_attention(
         q, k, v = _with_biases(b, q, k, v, bias)
     qh = split_heads(b, q, num_heads)
     kh, vh = (t if t.rank == 4 else split_heads(b, t, num_heads) for t in (k, v))
-    past: Dim = 0
+    past: Dim | Value = 0
     present = None
     if past_sequence_length is not None and past_key is not None:
         kh, vh, attention_bias = _in_shared_cache(b, kh, vh, past_key, past_value, past_sequence_length, attention_bias)
-        present = kh, vh
+        present, past = (kh, vh), b.cast(scalar(b, past_sequence_length), dtypes.int64)
         if cache_indirection is not None:
             kh, vh = (_by_beams(b, t, cache_indirection, past_sequence_length, q.shape[1]) for t in (kh, vh))
         if key_padding_mask is not None and key_padding_mask.rank > 1:
@@ -188,14 +188,16 @@ def head_scale(q: Value) -> float:
 
 
 def _masked(
-    b: Builder, q: Value, k: Value, mask: Value | None, filtered: float, past: Dim | None, bias: Value | None
+    b: Builder, q: Value, k: Value, mask: Value | None, filtered: float, past: Dim | Value | None, bias: Value | None
 ) -> Value | None:
     """What is added to the scores: for padded keys, for keys to come (where `past`, their first, is given), a bias."""
     total = _padding_mask(b, q, k, mask, filtered)
     if past is not None:
-        offset = b.size_as(past, dtypes.int64)
+        offset = past if isinstance(past, Value) else b.size_as(past, dtypes.int64)
         causal = window_mask(b, q.shape[2], k.shape[2], offset, -1, 0)
-        if not always_equal(q.shape[2] + past, k.shape[2]):  # the last query of a cross attention sees all, as there
+        if not isinstance(past, Value) and not always_equal(
+            q.shape[2] + past, k.shape[2]
+        ):  # the last query of a cross attention sees all, as there
             last = b.eq(b.iota(q.shape[2]), b.size_as(q.shape[2] - 1, dtypes.int64))
             causal = b.or_(causal, along(b, last, 2, 0))
         total = _both(b, total, additive(b, causal, q.dtype, -np.inf))
