@@ -283,6 +283,20 @@ def test_results_of_no_iterations_have_the_shape_that_is_known() -> None:
     assert found["s"].shape == (0, 2, 3) and found["q"].shape == (0,)
 
 
+def test_a_number_that_is_declared_and_not_read() -> None:
+    """A loop whose body does not count keeps no numbers, of whatever rank they are declared."""
+    text = """g (float[3] x) => (y) {
+  t = Constant <value = int64 {100}> ()
+  go = Constant <value = bool {1}> ()
+  y = Loop (t, go, x) <body = b (int64[1] i, bool c, float[3] a) => (bool d, float[3] o) {
+    o = Sin (a)  d = Identity (c)
+  }>
+}"""
+    (scan,) = [n for n in decompose(onnx_file.load(parsed(text))).nodes if n.op == "scan"]
+    assert not any(v.shape == (100,) for v in scan.inputs)
+    check(text, {"x": floats(3)})
+
+
 def test_a_rank_that_grows_with_each_iteration() -> None:
     """Each rank is compiled when it comes."""
     model = onnxc.compile(parsed("g " + TABLE["loop-that-changes-rank"][0]))

@@ -363,10 +363,10 @@ def _behind(
         )
     given = lower(b, encoder, b, inputs)
     words, *given = [repeated(b, v, beams) for v in (words, *given)]
-    held = {name: repeated(b, v, beams) for name, v in known.items() if name in memory}
+    read = {name: repeated(b, v, beams) for name, v in known.items() if name in memory}
     if makes_words:
-        held[HIDDEN_STATES] = given[1]
-    states = [held[name] for name in memory]
+        read[HIDDEN_STATES] = given[1]
+    states = [read[name] for name in memory]
     whole = (decoder.metadata.get("input_types", {}).get(decoder.inputs[0].name) or ["", None])[1]
     reads_all = whole is not None and len(whole) == 2 and whole[1] != 1
 

@@ -140,10 +140,12 @@ class _Typed:
         return all(_fits(x.type, y.type, self.loose) for x, y in zip(self.carried, self.after, strict=True))
 
     def counts(self) -> bool:
-        """Whether it reads the number of its iteration."""
-        number = self.inner.inputs[0]
-        read = (v for n in self.inner.nodes for v in n.inputs)
-        return any(v is number for v in (*read, *self.after, *self.results))
+        """Whether what it gives depends on the number of its iteration."""
+        needed = {v.id for v in (self.condition, *self.after, *self.results)}
+        for node in reversed(self.inner.nodes):
+            if any(v.id in needed for v in node.outputs):
+                needed |= {v.id for v in node.inputs if v is not None}
+        return self.inner.inputs[0].id in needed
 
     def always_goes_on(self) -> bool:
         """Whether the body says so, whatever is computed."""
