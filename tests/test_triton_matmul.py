@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnxc.codegen.triton.cubin import compile_program
+from onnxc.codegen.triton.cubin import compile_program, load
 from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.product_tiles import Facts
 from onnxc.ir import dtypes
@@ -244,3 +245,21 @@ def test_machine_code(architecture: int) -> None:
     without = replace(program, functions=[replace(program.functions[0], loose=(0,))])
     (loose,) = compile_program(without, architecture, 1)
     assert loose.resident == 0 and loose.scratch == 0
+
+
+def test_what_is_added_does_not_begin_the_sum() -> None:
+    """As Triton has it where one turn makes the sum: digits would be lost beside a mask of -10000."""
+    from triton import compile as compile_triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Add", ["t", "z"], ["y"])]
+    built = model(nodes, "float32", {"x": [3, 16], "w": [16, 20], "z": [3, 20]})
+    _, program = program_of(Request(built.SerializeToString(), []))
+    ((call, step),) = zip(program.calls, program.steps, strict=True)
+    assert call.kind == "matmul"
+    function = program.functions[step.kernel]
+    source = ASTSource(load(program.source)[function.name], dict(function.parameters), {}, {})
+    options = {"num_warps": function.warps, "enable_fp_fusion": True}
+    text = compile_triton(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ttir"]
+    assert re.search(r"tt\.dot %\w+, %\w+, %cst", text) and "arith.addf" in text

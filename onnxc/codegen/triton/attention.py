@@ -240,7 +240,7 @@ class _Stream:
         self.keys = access.sizes[1]
         self.deep = max(16, power(int(str(access.sizes[2]))))
         self.described = bool(blocks.described) and is_described(access, wide)
-        self.dot = f', input_precision="{options.dot}"' if self.dtype is dtypes.float32 else ""
+        self.dot = options.of_dot(self.dtype)
         self.band: Band | None = None  # that hides keys
         self.partial: Band | None = None  # that lowers their scores
         self.bias = None if mask.nothing or access.bias is None else access.bias

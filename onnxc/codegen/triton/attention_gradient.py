@@ -89,7 +89,7 @@ class _Stream:
         self.queries, self.keys, self.depth, self.columns = access.sizes
         self.dtype = node.operands[0].dtype
         self.half = "" if self.dtype is dtypes.float32 else f".to({spelling.stored(self.dtype)})"
-        self.dot = f', input_precision="{options.dot}"' if self.dtype is dtypes.float32 else ""
+        self.dot = options.of_dot(self.dtype)
         self.scale = float(node.attrs.get("scale", 1.0))
         self.fill: float | None = node.attrs.get("fill")
         self.wide = is_wide(touched(group, layout))

@@ -79,7 +79,7 @@ class _Product:
         self.pairs = self.channels * self.taps if few and isinstance(self.channels, int) else 0
         self.planar = self.pairs > 0 and not always_equal(image.strides[1], 1) and self.channels != 1
         self.exact = node.output.dtype.name == "float32" and options.dot == "ieee"
-        self.dot = f', input_precision="{options.dot}"' if node.output.dtype.name == "float32" else ""
+        self.dot = options.of_dot(node.output.dtype)
         self.buffers = Buffers()
         self.m, self.n, self.g = fresh("m", self.rows), fresh("n", self.outputs), fresh("g", self.groups)
         self.place = unflatten(self.m, self.result)

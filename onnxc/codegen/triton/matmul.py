@@ -146,7 +146,7 @@ class Product:
         self.dtype = node.output.dtype
         self.exact = self.dtype.name == "float32" and options.dot == "ieee"
         self.beside = options.beside
-        self.dot = f', input_precision="{options.dot}"' if self.dtype.name == "float32" else ""
+        self.dot = options.of_dot(self.dtype)
         a, b = access.a, access.b
         left = Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
         self.operands = (left, self.right(b) if access.c is None else _woven(b, access.c, self.k, self.n))

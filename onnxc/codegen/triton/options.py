@@ -27,6 +27,16 @@ class Options:
         """Triton's name of the precision."""
         return {"float32": "ieee"}.get(self.precision, self.precision)
 
+    def of_dot(self, dtype: DType) -> str:
+        """Further arguments of `tl.dot` for matrices of a dtype, with a comma before each.
+
+        Triton makes `dot(a, b, 0) + x` into `dot(a, b, x)`, whose sum begins with x: -10000 of a mask would leave three
+        digits of each product. It does not where a dot says how many terms may be added imprecisely, which means
+        nothing for any dtype but 8-bit floats.
+        """
+        precision = f', input_precision="{self.dot}"' if dtype.name == "float32" else ""
+        return f"{precision}, max_num_imprecise_acc={1 << 20}"
+
 
 PRECISIONS = ("float32", "tf32", "tf32x3")
 ATTENTION = ("attention", "attention_norm", "attention_gradient")
