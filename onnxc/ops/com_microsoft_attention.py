@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -115,8 +116,8 @@ def multi_head_attention(
     elif past_key is not None and past_value is not None:
         past = past_key.shape[2]
         kh, vh = b.concat([past_key, kh], 2), b.concat([past_value, vh], 2)
-    mask = _masked(b, qh, kh, key_padding_mask, mask_filter_value, past if unidirectional else None, attention_bias)
-    y, scores = attend(b, qh, kh, vh, mask, scale)
+    added = _added(b, qh, kh, key_padding_mask, mask_filter_value, past if unidirectional else None, attention_bias)
+    y, scores = attend(b, qh, kh, vh, added, scale)
     return [merge_heads(b, y), *(present or (kh, vh)), scores]
 
 
@@ -175,10 +176,12 @@ def to_width(b: Builder, bias: Value, keys: Dim) -> Value:
     return bias if always_equal(gap, 0) else b.pad(bias, (0,) * bias.rank, (*(0,) * (bias.rank - 1), gap), 0)
 
 
-def attend(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: float | None) -> tuple[Value, Value]:
-    """softmax(q k' * scale + mask) v, for [batch, heads, sequence, size]; and what the softmax is taken of."""
+def attend(
+    b: Builder, q: Value, k: Value, v: Value, added: Sequence[Value], scale: float | None
+) -> tuple[Value, Value]:  # fmt: skip
+    """softmax(q k' * scale + added) v, for [batch, heads, sequence, size]; and what the softmax is taken of."""
     scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale or head_scale(q))
-    scores = scores if mask is None else b.add(scores, mask)
+    scores = reduce(b.add, added, scores)
     return b.matmul(b.softmax(scores, 3), share_heads(b, v, q.shape[1])), scores
 
 
@@ -187,10 +190,13 @@ def head_scale(q: Value) -> float:
     return 1 / math.sqrt(static_dim(q.shape[3], "the size of a head") or 1)
 
 
-def _masked(
+def _added(
     b: Builder, q: Value, k: Value, mask: Value | None, filtered: float, past: Dim | Value | None, bias: Value | None
-) -> Value | None:
-    """What is added to the scores: for padded keys, for keys to come (where `past`, their first, is given), a bias."""
+) -> list[Value]:
+    """What is added to the scores: a bias; for padded keys, and for keys to come (where `past`, their first, is given).
+
+    In this order, as onnxruntime does it: where all keys of a query are padded, scores less 10000 keep three digits.
+    """
     total = _padding_mask(b, q, k, mask, filtered)
     if past is not None:
         offset = past if isinstance(past, Value) else b.size_as(past, dtypes.int64)
@@ -200,12 +206,9 @@ def _masked(
         ):  # the last query of a cross attention sees all, as there
             last = b.eq(b.iota(q.shape[2]), b.size_as(q.shape[2] - 1, dtypes.int64))
             causal = b.or_(causal, along(b, last, 2, 0))
-        total = _both(b, total, additive(b, causal, q.dtype, -np.inf))
-    return total if bias is None else _both(b, total, bias)
-
-
-def _both(b: Builder, x: Value | None, y: Value) -> Value:
-    return y if x is None else b.add(x, y)
+        hidden = additive(b, causal, q.dtype, -np.inf)
+        total = hidden if total is None else b.add(total, hidden)
+    return [x for x in (bias, total) if x is not None]
 
 
 def _with_biases(b: Builder, q: Value, k: Value, v: Value, bias: Value) -> tuple[Value, Value, Value]:
@@ -277,7 +280,8 @@ def projected_attention(
     present = []
     if k.shape == v.shape:
         present = [b.concat([b.reshape(t, (1, *t.shape)) for t in (k, v)], 0)]
-    y, _ = attend(b, q, k, v, _masked(b, q, k, mask, filtered, before if causal else None, bias), scale)
+    added = _added(b, q, k, mask, filtered, before if causal else None, bias)
+    y, _ = attend(b, q, k, v, added, scale)
     return [merge_heads(b, y), *present]
 
 
