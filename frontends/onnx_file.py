@@ -15,7 +15,6 @@ A model comes from a stranger: whatever is wrong with it is a ModelError (or Lim
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
@@ -267,9 +266,6 @@ class _Importer:
         scope.declared = declared_names(proto)
         self._nodes(proto.node, scope, {})
         names = [text(o.name) for o in proto.output]
-        if scope.parent is None and len(set(names)) != len(names):  # a subgraph's are told by their places
-            ((twice, _),) = Counter(names).most_common(1)
-            raise ModelError(f"the graph has an output twice: {twice!r}; give one a name of its own by an Identity")
         outputs = [self._value(name, scope, "the graph's outputs") for name in names]
         if not outputs and scope.parent is None:
             raise ModelError("the graph has no outputs")

@@ -97,13 +97,16 @@ class GraphWriter(NodeWriter):
     def body(self, graph: Graph, output_names: Sequence[str]) -> None:
         """Nodes. A node's output that is a graph output has its name at once, all else goes through an Identity."""
         made = {v.id for n in graph.nodes if n.op != "constant" for v in n.outputs}
-        wanted: dict[int, str] = {}
+        ends: dict[str, Value] = {}
         for value, name in zip(graph.outputs, output_names, strict=True):
+            ends.setdefault(name, value)  # one may be listed twice
+        wanted: dict[int, str] = {}
+        for name, value in ends.items():
             if value.id in made:
                 wanted.setdefault(value.id, name)
         for node in graph.nodes:
             self.write(node, wanted)
-        for value, name in zip(graph.outputs, output_names, strict=True):
+        for name, value in ends.items():
             if wanted.get(value.id) != name and self.names[value.id] != name:  # an input may be an output as it is
                 self.nodes.append(helper.make_node("Identity", [self.names[value.id]], [name]))
 
