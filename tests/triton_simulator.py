@@ -24,6 +24,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from tests.triton_quick import quicken
+
 Array = np.ndarray[Any, Any]
 MULTIPROCESSORS = 2
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,6 +172,7 @@ class Memory:
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.ends: list[int] = []
+        self._sorted: tuple[Array, Array] | None = None
         self._kept: list[Array] = []
 
     def place(self, nbytes: int, content: Array | None = None) -> Array:
@@ -182,17 +185,19 @@ class Memory:
         self._kept.append(block)
         self.starts.append(found.ctypes.data)
         self.ends.append(found.ctypes.data + nbytes)
+        self._sorted = None
         return found
 
     def check(self, addresses: Array, width: int, mask: Array) -> None:
         """Raises where an address that counts lies in no buffer."""
-        used = np.broadcast_to(addresses, np.broadcast_shapes(addresses.shape, mask.shape))[
-            np.broadcast_to(mask, np.broadcast_shapes(addresses.shape, mask.shape))
-        ]
+        shape = np.broadcast_shapes(addresses.shape, mask.shape)
+        used = np.broadcast_to(addresses, shape)[np.broadcast_to(mask, shape)]
         if not used.size:
             return
-        order = np.argsort(self.starts)
-        starts, ends = (np.array(x, np.uint64)[order] for x in (self.starts, self.ends))
+        if self._sorted is None:
+            order = np.argsort(self.starts)
+            self._sorted = np.array(self.starts, np.uint64)[order], np.array(self.ends, np.uint64)[order]
+        starts, ends = self._sorted
         at = np.searchsorted(starts, used, side="right").astype(np.int64) - 1
         bad = (at < 0) | (used + np.uint64(width) > ends[at])
         if bad.any():
@@ -207,6 +212,7 @@ class Interpreter:
 
         self.interpreter = interpreter
         self.memory = Memory()
+        quicken(interpreter)
         self._patch_builder()
         self._patch_reductions()
         self.library = self._library()
