@@ -10,6 +10,7 @@ import numpy as np
 from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
+from onnxc.ir.expr import prod
 from onnxc.ir.graph import Value
 from onnxc.ir.types import MapType, SequenceType, TensorType
 from onnxc.ops.ml_common import ML, as_float32, row
@@ -80,11 +81,15 @@ def normalizer(b: Builder, x: Value, *, norm: str = "MAX") -> Value:
 
 @op("FeatureVectorizer", 1, domain=ML)
 def feature_vectorizer(b: Builder, *xs: Value, inputdimensions: list[int] | None = None) -> Value:
-    """Inputs [rows, features], or [features] of a single row, side by side in float32."""
+    """Inputs [rows, features], or [features] of a single row, side by side in float32. Further axes are features too,
+    as onnxruntime has it.
+    """
+    if not all(x.rank for x in xs):
+        raise ModelError("FeatureVectorizer takes at least vectors")
     parts = []
     for x in xs:
-        wide = as_float32(b, x)
-        parts.append(b.reshape(wide, (1, *x.shape)) if x.rank == 1 else wide)
+        rows, *features = x.shape if x.rank > 1 else (1, *x.shape)
+        parts.append(b.reshape(as_float32(b, x), (rows, prod(features))))
     for part, size in zip(parts, inputdimensions or (), strict=False):
         if isinstance(part.shape[1], int) and part.shape[1] != size:
             raise ModelError(f"FeatureVectorizer: an input has {part.shape[1]} features, not {size}")
