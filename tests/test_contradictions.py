@@ -153,7 +153,8 @@ def test_attributes_out_of_their_domain(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("node", "says"),
     [("Add (, x)", "Add lacks its input 0, 'x'"), ("com.microsoft.BiasGelu (, x)", "BiasGelu lacks its input 0"),
-     ("com.microsoft.BiasGelu (x)", "BiasGelu lacks its input 1"), ("Where (x, , x)", "Where lacks its input 1")],
+     ("com.microsoft.BiasGelu (x)", "BiasGelu lacks its input 1"), ("Where (x, , x)", "Where lacks its input 1"),
+     ("Mean (, x)", "Mean lacks its input 0"), ("Concat <axis = 0> (x, , x)", "Concat lacks its input 1")],
 )  # fmt: skip
 def test_inputs_that_an_op_cannot_do_without(node: str, says: str) -> None:
     model = parse(f"(float[3] x) => (y) {{ y = {node} }}")

@@ -179,6 +179,9 @@ def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value 
     lacking = [place for place in _needed(definition.define) if args[place[0]] is None]
     if lacking:
         raise ModelError(f"{definition.name} lacks its input {lacking[0][0]}, {lacking[0][1]!r}")
+    gap = next((k for k in range(count, len(args)) if args[k] is None), None)
+    if gap is not None and not _has_gaps(definition.define):
+        raise ModelError(f"{definition.name} lacks its input {gap}")
     return args
 
 
@@ -188,6 +191,13 @@ def _needed(define: Definition) -> Sequence[tuple[int, str]]:
     parameters = list(inspect.signature(define).parameters.values())[1:]
     given = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     return [(i, p.name) for i, p in enumerate(given) if p.annotation in ("Value", Value)]
+
+
+@cache
+def _has_gaps(define: Definition) -> bool:
+    """Whether an input of a variadic tail may be missing."""
+    tail = [p for p in inspect.signature(define).parameters.values() if p.kind is p.VAR_POSITIONAL]
+    return any(p.annotation not in ("Value", Value) for p in tail)
 
 
 def checked_attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) -> dict[str, Any]:

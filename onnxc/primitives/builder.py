@@ -215,6 +215,8 @@ class Builder:
 
     def scalar(self, value: float | int | bool | str | np.generic, dtype: DType) -> Value:
         """A 0-d constant, one node for equal ones. A number as a string is the empty one."""
+        if value is None:
+            raise TypeError("an operand is missing")  # numpy would make it NaN
         if dtype is dtypes.string and not isinstance(value, str):
             value = ""
         array = np.asarray(value).astype(dtype.numpy)
