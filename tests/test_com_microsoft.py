@@ -649,6 +649,8 @@ REFUSED = [
     ms("FusedConv", [f32(1, 1, 3, 3), f32(1, 1, 1, 1)], {"activation": "Nothing"}),
     ms("Attention", [f32(2, 3, 8), f32(8, 24), f32(24), i32(1, 2, 3)], {"num_heads": 2}),
     ms("GroupNorm", [f32(1, 2, 2, 4), f32(4), f32(4)], {"groups": 3, "activation": 0}),
+    ms("MultiHeadAttention", [f32(1, 2, 4), f32(1, 2, 4), f32(3, 2, 4)], {"num_heads": 2}),
+    Case("Attention", [f32(1, 2, 2, 4), f32(3, 2, 2, 4), f32(3, 2, 2, 4)], opset=23),
 ]  # fmt: skip
 
 

@@ -30,6 +30,13 @@ def merge_heads(b: Builder, x: Value) -> Value:
     return b.reshape(b.swap(x, 1, 2), (batch, sequence, heads * size))
 
 
+def check_batch(q: Value, k: Value, v: Value) -> None:
+    """ShapeError where keys or values are of other batches than the queries: one of 1 would be broadcast."""
+    for what, x in (("keys", k), ("values", v)):
+        if never_equal(q.shape[0], x.shape[0]):
+            raise ShapeError(f"queries of a batch of {q.shape[0]} and {what} of a batch of {x.shape[0]}")
+
+
 def share_heads(b: Builder, x: Value, heads: Dim) -> Value:
     """Keys or values of fewer heads than the queries: each serves a run of neighbouring query heads."""
     own = x.shape[1]
@@ -126,6 +133,7 @@ def attention(
     for what, told, x in (("q_num_heads", q_num_heads, q), ("kv_num_heads", kv_num_heads, k)):
         if told is not None and told > 0 and never_equal(told, x.shape[1]):
             raise ModelError(f"Attention has {what} {told}, but its tensor has {x.shape[1]} heads")
+    check_batch(q, k, v)
     past: Dim = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]

@@ -14,6 +14,7 @@ from onnxc.ir.expr import Dim, always_equal, maximum
 from onnxc.ir.graph import Value
 from onnxc.ops.attention import (
     additive,
+    check_batch,
     merge_heads,
     rotary,
     scaled_scores,
@@ -104,6 +105,7 @@ def multi_head_attention(
         q, k, v = _with_biases(b, q, k, v, bias)
     qh = split_heads(b, q, num_heads)
     kh, vh = (t if t.rank == 4 else split_heads(b, t, num_heads) for t in (k, v))
+    check_batch(qh, kh, vh)
     past: Dim | Value = 0
     present = None
     if past_sequence_length is not None and past_key is not None:
