@@ -137,6 +137,7 @@ ATTRIBUTES = {
     "a negative part to turn": (
         "(float[1,2,3,4] x, float[3,1] c) => (y) { y = RotaryEmbedding <rotary_embedding_dim = -2> (x, c, c) }", "-2",
     ),
+    "more than matrices": ("(float[3,4,4] x, float[4,4] w) => (y) { y = Gemm <transA = 1> (x, w) }", "two matrices"),
     "of a node that waits": ("(float[k] x, int64[n] s) => (y) { y = Reshape <allowzero = 2> (x, s) }", "0 or 1"),
     "a window of other axes": (
         "(float[1,1,4] x, int64[1,1,4] i) => (y) { y = MaxUnpool <kernel_shape = [2], pads = [0,0,0]> (x, i) }", "pads",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxc.errors import ShapeError
+from onnxc.errors import ModelError, ShapeError
 from onnxc.ir.graph import Value
 from onnxc.ops.common import within
 from onnxc.ops.registry import Flag, op
@@ -31,6 +31,8 @@ def gemm(
     transA: Flag = 0, transB: Flag = 0,
 ) -> Value:  # fmt: skip
     """alpha * x' @ y' + beta * c. A factor of one is left out, and c with a factor of zero is not read."""
+    if (x.rank, y.rank) != (2, 2):
+        raise ModelError(f"Gemm multiplies two matrices, not {x.t} and {y.t}")
     x = b.swap(x, 0, 1) if transA else x
     y = b.swap(y, 0, 1) if transB else y
     out = b.matmul(x, y)
