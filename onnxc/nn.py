@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxc import random
+from onnxc.array.arguments import size_of, whole
 from onnxc.array.core import Array, asarray, call, call_one
 from onnxc.array.faces import named_all
 from onnxc.array.tracing import NUMBERS
@@ -76,12 +77,12 @@ def softplus(x: Any) -> Array:
 
 def softmax(x: Any, axis: int = -1) -> Array:
     """exp(x) / sum(exp(x)) along an axis."""
-    return _onnx("Softmax", [_float("softmax", x)], axis=axis)
+    return _onnx("Softmax", [_float("softmax", x)], axis=whole(axis, "axis"))
 
 
 def log_softmax(x: Any, axis: int = -1) -> Array:
     """The logarithm of :func:`softmax`."""
-    return _onnx("LogSoftmax", [_float("log_softmax", x)], axis=axis)
+    return _onnx("LogSoftmax", [_float("log_softmax", x)], axis=whole(axis, "axis"))
 
 
 # ---------------------------------------------------------------- norms
@@ -93,6 +94,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, axis: int = -1, epsi
     Computed in float32 for narrower floats.
     """
     x, scale, bias = _floats("layer_norm", x, scale, bias)
+    axis = whole(axis, "axis")
     if scale is None:
         scale = _ones(x, axis)
     return _onnx("LayerNormalization", [x, scale, bias], axis=axis, epsilon=float(epsilon))
@@ -101,6 +103,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, axis: int = -1, epsi
 def rms_norm(x: Any, scale: Any = None, axis: int = -1, epsilon: float = 1e-5) -> Array:
     """x / sqrt(mean(x^2) + epsilon) * scale, over `axis` and all after it. Computed in float32 for narrower floats."""
     x, scale = _floats("rms_norm", x, scale)
+    axis = whole(axis, "axis")
     return _onnx("RMSNormalization", [x, _ones(x, axis) if scale is None else scale], axis=axis, epsilon=float(epsilon))
 
 
@@ -129,7 +132,7 @@ def batch_norm(
 def group_norm(x: Any, groups: int, scale: Any, bias: Any, epsilon: float = 1e-5) -> Array:
     """Each group of channels by its own mean and variance, then each channel times scale plus bias, [channels]."""
     x, scale, bias = _floats("group_norm", x, scale, bias)
-    return _onnx("GroupNormalization", [x, scale, bias], num_groups=int(groups), epsilon=float(epsilon))
+    return _onnx("GroupNormalization", [x, scale, bias], num_groups=whole(groups, "groups"), epsilon=float(epsilon))
 
 
 def _ones(x: Array, axis: int) -> Array:
@@ -161,7 +164,7 @@ def conv(
     if n < 1 or w.ndim != x.ndim:
         raise InputError(f"conv: an image {x.shape} and weights {w.shape}; both have two axes and the spatial ones")
     return _onnx(
-        "Conv", [x, w, bias], group=int(groups), strides=_each(stride, n, "stride"),
+        "Conv", [x, w, bias], group=whole(groups, "groups"), strides=_each(stride, n, "stride"),
         dilations=_each(dilation, n, "dilation"), **_pads(padding, n),
     )  # fmt: skip
 
@@ -178,7 +181,7 @@ def conv_transpose(
     if n < 1 or w.ndim != x.ndim:
         raise InputError(f"conv_transpose: an image {x.shape} and weights {w.shape}")
     return _onnx(
-        "ConvTranspose", [x, w, bias], group=int(groups), strides=_each(stride, n, "stride"),
+        "ConvTranspose", [x, w, bias], group=whole(groups, "groups"), strides=_each(stride, n, "stride"),
         dilations=_each(dilation, n, "dilation"), output_padding=_each(output_padding, n, "output_padding"),
         pads=_each(padding, n, "padding") * 2,
     )  # fmt: skip
@@ -213,10 +216,10 @@ def _pool(name: str, x: Any, window: Each, stride: Each | None, padding: Any, di
 
 
 def _each(value: Each, n: int, what: str) -> tuple[int, ...]:
-    found = (value,) * n if isinstance(value, int) else tuple(value)
-    if len(found) != n or not all(isinstance(k, int) for k in found):
+    found = tuple(value) if isinstance(value, Sequence) else (value,) * n
+    if len(found) != n:
         raise InputError(f"{what} is an int, or {n} of them, not {value!r}")
-    return found
+    return tuple(whole(k, what) for k in found)
 
 
 def _pads(padding: Any, n: int) -> Mapping[str, Any]:
@@ -226,10 +229,10 @@ def _pads(padding: Any, n: int) -> Mapping[str, Any]:
         return {"auto_pad": "VALID"}
     if isinstance(padding, str):
         raise InputError(f"padding is a number, 'same' or 'valid', not {padding!r}")
-    if not isinstance(padding, int) and any(isinstance(p, (tuple, list)) for p in padding):
+    if isinstance(padding, Sequence) and any(isinstance(p, (tuple, list)) for p in padding):
         if len(padding) != n or any(len(p) != 2 for p in padding):
             raise InputError(f"padding is {n} pairs (before, after), not {padding!r}")
-        return {"pads": tuple(int(p[k]) for k in (0, 1) for p in padding)}
+        return {"pads": tuple(whole(p[k], "padding") for k in (0, 1) for p in padding)}
     return {"pads": _each(padding, n, "padding") * 2}
 
 
@@ -281,7 +284,7 @@ def _rows(b: Builder, index: Value, table: Value) -> Value:
 def one_hot(indices: Any, n: int, dtype: Any = np.float32) -> Array:
     """Ints [...] as rows of zeros with a one, [..., n]. Those that are not in 0 to n - 1 are rows of zeros."""
     to = dtypes.from_numpy(np.dtype(dtype))
-    return call_one(_one_hot, _ints("one_hot", indices), name="one_hot", n=n, to=to)
+    return call_one(_one_hot, _ints("one_hot", indices), name="one_hot", n=size_of(n, "n"), to=to)
 
 
 def _one_hot(b: Builder, index: Value, *, n: int, to: DType) -> Value:
@@ -307,7 +310,7 @@ def cross_entropy(
         raise InputError(f"cross_entropy: reduction is 'mean', 'sum' or 'none', not {reduction!r}")
     return call_one(
         _cross_entropy, _float("cross_entropy", scores), _ints("cross_entropy", labels), name="cross_entropy",
-        axis=axis, reduction=reduction, ignore=ignore,
+        axis=whole(axis, "axis"), reduction=reduction, ignore=None if ignore is None else whole(ignore, "ignore"),
     )  # fmt: skip
 
 

@@ -10,13 +10,14 @@ A key is used once: for one draw, or to be split. Numbers come from Threefry, a 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from onnxc.array.arguments import size_of, whole
 from onnxc.array.core import Array, asarray, call_one
+from onnxc.array.faces import named_all
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
@@ -56,7 +57,7 @@ def _to_key(b: Builder, x: Value) -> Value:
 
 def split(key: Any, n: int = 2) -> Array:
     """`n` keys in the place of one: an array [n], which can be unpacked."""
-    return call_one(_split, key_array(key), name="split", n=_count(n))
+    return call_one(_split, key_array(key), name="split", n=whole(n, "the number of keys", 0))
 
 
 def _split(b: Builder, k: Value, *, n: int) -> Value:
@@ -119,19 +120,14 @@ def _bernoulli(b: Builder, k: Value, p: Value, *, shape: tuple[Any, ...]) -> Val
 def randint(key: Any, shape: Sequence[Any], low: int, high: int, dtype: Any = np.int64) -> Array:
     """Ints from low to high - 1, by the remainder of 63 bits: all equally likely but for high - low in 2^63."""
     to = dtypes.from_numpy(np.dtype(dtype))
+    low, high = whole(low, "low"), whole(high, "high")
     if not low < high:
-        raise InputError(f"randint: low is less than high, not {low!r} and {high!r}")
-    if not to.is_integer or low < to.limits[0] or high - 1 > to.limits[1] or high - low >= 1 << 63:
+        raise InputError(f"randint: low is less than high, not {low} and {high}")
+    if not to.is_integer or low < to.limits[0] or high - 1 > to.limits[1]:
         raise InputError(f"randint: {to} does not hold {low} to {high - 1}")
-    return call_one(
-        _randint,
-        key_array(key),
-        name="randint",
-        shape=_shape(shape),
-        low=operator.index(low),
-        high=operator.index(high),
-        to=to,
-    )
+    if high - low >= 1 << 63:
+        raise InputError(f"randint: of at most 2^63 - 1 numbers, not of {low} to {high - 1}")
+    return call_one(_randint, key_array(key), name="randint", shape=_shape(shape), low=low, high=high, to=to)
 
 
 def _randint(b: Builder, k: Value, *, shape: tuple[Any, ...], low: int, high: int, to: DType) -> Value:
@@ -146,12 +142,13 @@ def categorical(key: Any, scores: Any, axis: int = -1) -> Array:
     given = asarray(scores)
     if not dtypes.from_numpy(given.dtype).is_float or not given.ndim:
         raise InputError(f"categorical: scores are floats with an axis, not {given.dtype}{list(given.shape)}")
-    return call_one(_categorical, key_array(key), given, name="categorical", axis=axis)
+    return call_one(_categorical, key_array(key), given, name="categorical", axis=whole(axis, "axis"))
 
 
 def _categorical(b: Builder, k: Value, scores: Value, *, axis: int) -> Value:
     wide = b.cast(scores, _wide(scores.dtype))
-    drawn = b.add(unit(b, k, scores.shape, wide.dtype), 2.0**-25)  # never 0 (nor 1: 1 - 2^-24 + 2^-25)
+    half = 2.0**-54 if wide.dtype is dtypes.float64 else 2.0**-25  # of the distance of two numbers
+    drawn = b.min(b.add(unit(b, k, scores.shape, wide.dtype), half), 1 - 2 * half)  # neither 0 nor 1: logs are finite
     noise = b.neg(b.log(b.neg(b.log(drawn))))
     return b.one("argmax", b.add(wide, noise), axis=b.axis(axis, scores.rank), last=False)
 
@@ -183,18 +180,11 @@ def _float_type(dtype: Any) -> DType:
     return found
 
 
-def _count(n: Any) -> int:
-    if not isinstance(n, (int, np.integer)) or n < 0:
-        raise InputError(f"a number of keys is an int from 0 on, not {n!r}")
-    return int(n)
-
-
 def _shape(shape: Any) -> tuple[Any, ...]:
-    found = (shape,) if isinstance(shape, (int, np.integer, Expr)) else tuple(shape)
-    for d in found:
-        if not isinstance(d, (int, np.integer, Expr)) or (not isinstance(d, Expr) and d < 0):
-            raise InputError(f"a shape is made of ints from 0 on, not {found!r}")
-    return tuple(d if isinstance(d, Expr) else int(d) for d in found)
+    given = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, Expr) else (shape,)
+    return tuple(size_of(d, f"each size of the shape {shape!r}") for d in given)
 
 
 __all__ = ["bernoulli", "categorical", "fold_in", "key", "normal", "randint", "split", "uniform"]
+
+named_all(globals(), __all__)

@@ -482,3 +482,25 @@ def test_inverse_functions_of_the_greatest_and_least_complex_numbers(name: str, 
         a, b = (np.where(open_sign, np.abs(v), v) for v in (a, b))
         least = np.finfo(dtype)
         np.testing.assert_allclose(a, b, rtol=16 * least.eps, atol=least.tiny, err_msg=part)
+
+
+def test_ints_of_numpy_are_ints(interpreted: None) -> None:
+    x, one = xp.asarray(np.arange(12.0).reshape(3, 4)), np.int64(1)
+    assert xp.arange(np.int64(6), None, np.int32(2)).dtype == np.int64
+    for found, expected in (
+        (xp.roll(x, one), xp.roll(x, 1)),
+        (xp.roll(x, (one, 2), axis=(0, 1)), xp.roll(x, (1, 2), axis=(0, 1))),
+        (xp.linalg.diagonal(x, offset=one), xp.linalg.diagonal(x, offset=1)),
+        (xp.tensordot(x, x.T, axes=one), xp.tensordot(x, x.T, axes=1)),
+        (xp.fft.fft(x, n=np.int32(5)), xp.fft.fft(x, n=5)),
+    ):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+def test_numbers_are_written_as_those_of_numpy() -> None:
+    x = xp.asarray(1.25)
+    assert f"{x:.1f} {xp.asarray(7):03d} {xp.ones(2)}" == "1.2 007 Array([1., 1.], dtype=float64)"
+    with pytest.raises(TypeError, match="without axes"):
+        f"{xp.ones(2):.1f}"
+    with pytest.raises(TypeError):
+        [1, 2][xp.asarray(True)]

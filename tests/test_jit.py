@@ -190,7 +190,7 @@ def test_recompiles_say_why(quick):
 
 
 def test_programs_are_bounded(quick):
-    f = onnxc.jit(lambda x: x + 1, most_programs=3)
+    f = onnxc.jit(lambda x: x + 1, most_programs=np.int64(3))
     for n in [1, 2, 3, 4, 5, 1]:
         assert f(np.zeros(n, f32)).shape == (n,)
     assert len(f._programs) == len(f._shortcuts) == 3
@@ -285,6 +285,7 @@ def test_equal_objects_that_hold_other_types_are_other_programs(quick):
         {"speed": "high"},
         {"most_programs": 0},
         {"most_programs": float("nan")},
+        {"most_programs": True},
         {"model": None},
         {"dynamic": 5},
         {"dynamic": {"x": "ab"}},

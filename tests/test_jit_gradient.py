@@ -159,6 +159,11 @@ def test_trees_argnums_aux():
     assert aux["y"].shape == (3, 2)
 
 
+def test_argnums_of_numpy():
+    found = onnxc.grad(lambda a, b: a * b, np.int64(1))(2.0, 3.0)
+    assert found.item() == 2
+
+
 def test_vjp():
     y, back = onnxc.vjp(lambda a, b: {"p": a * b, "s": xp.sum(a)}, X, 2 * X)
     da, db = back({"p": np.ones_like(X), "s": np.float64(3)})

@@ -176,6 +176,14 @@ def test_batch_norm_keeps_statistics(interpreted):
     np.testing.assert_allclose(variance.numpy(), 0.75 * C[3] + 0.25 * IMAGE.var((0, 2, 3)), rtol=1e-4)
 
 
+def test_ints_of_numpy_are_ints(interpreted):
+    two = np.int64(2)
+    pooled = nn.max_pool(nn.conv(IMAGE, W, stride=two, padding=np.int32(1), groups=two), two)
+    np.testing.assert_array_equal(pooled, nn.max_pool(nn.conv(IMAGE, W, stride=2, padding=1, groups=2), 2))
+    np.testing.assert_array_equal(nn.one_hot(LABELS, np.int64(9)), nn.one_hot(LABELS, 9))
+    np.testing.assert_array_equal(nn.softmax(X, np.int64(0)), nn.softmax(X, 0))
+
+
 def test_one_hot(interpreted):
     found = nn.one_hot(np.array([[2, 0], [-1, 3]], np.int32), 3, np.int8)
     assert found.dtype == np.int8
@@ -196,6 +204,9 @@ def test_empty(interpreted):
         (lambda: nn.conv(X[0], W), r"\(5, 7\)"),
         (lambda: nn.conv(IMAGE, W, stride=(1, 2, 3)), "stride"),
         (lambda: nn.conv(IMAGE, W, padding="full"), "full"),
+        (lambda: nn.conv(IMAGE, W, stride=True), "stride is an int"),
+        (lambda: nn.softmax(X, axis=1.0), "axis is an int"),
+        (lambda: nn.one_hot(LABELS, -1), "n is an int"),
         (lambda: nn.gelu(X, "erf"), "erf"),
         (lambda: nn.embedding(S, X), "ints"),
         (lambda: nn.cross_entropy(X, LABELS, reduction="max"), "reduction"),

@@ -104,6 +104,10 @@ def test_in_loops():
         lambda: random.bernoulli(random.key(0), np.full((3,), 0.5), (2,)),
         lambda: random.categorical(random.key(0), np.arange(3)),
         lambda: random.split(random.key(0), -1),
+        lambda: random.split(random.key(0), True),
+        lambda: random.normal(random.key(0), (2, True)),
+        lambda: random.normal(random.key(0), 3.0),
+        lambda: random.randint(random.key(0), (2,), 0.0, 3),
     ],
 )
 def test_wrong_arguments(call):
@@ -115,3 +119,12 @@ def test_empty_and_large_keys():
     assert random.normal(random.key((1 << 64) - 1), (0, 3)).shape == (0, 3)
     assert random.split(random.key(0), 0).shape == (0,)
     assert random.key(np.arange(3)).shape == (3,)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_greatest_draw_picks_no_class_that_cannot_be(monkeypatch, dtype):
+    last = 1 - (2.0**-53 if dtype is np.float64 else 2.0**-24)
+    monkeypatch.setattr(random, "unit", lambda b, k, shape, to: b.full(shape, b.scalar(last, to), to))
+    scores = np.array([[-np.inf, 0], [-50, 0]], dtype)
+    found = onnxc.jit(lambda key: random.categorical(key, scores))(random.key(0))
+    np.testing.assert_array_equal(found.numpy(), [1, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from onnxc.array.eager import Data
 from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.array.tracing import Leaf, as_data, leaf_of
 from onnxc.errors import InputError
+from onnxc.ir.expr import Expr
 
 K = TypeVar("K", int, str)
 
@@ -139,6 +141,22 @@ def several(given: Any, kind: type[K], what: str) -> list[K]:
 
 
 _KINDS: dict[type, tuple[type, ...]] = {int: (int, np.integer), str: (str,)}
+
+
+def whole(x: Any, what: str, least: int | None = None) -> int:
+    """An int of Python or numpy that is no bool. InputError for anything else, or for less than `least`."""
+    try:
+        found = None if isinstance(x, (bool, np.bool_)) else operator.index(x)
+    except TypeError:
+        found = None
+    if found is None or (least is not None and found < least):
+        raise InputError(f"{what} is an int{'' if least is None else f', {least} at least'}, not {x!r}")
+    return found
+
+
+def size_of(x: Any, what: str) -> Any:
+    """A number of elements: a dynamic size as it is, else an int from 0 on. InputError for anything else."""
+    return x if isinstance(x, Expr) else whole(x, what, 0)
 
 
 def checked_function(f: Any, what: str) -> None:

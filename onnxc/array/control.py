@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.arguments import checked_function
+from onnxc.array.arguments import checked_function, size_of
 from onnxc.array.core import Array, asarray, call_one, concrete, known, traced, value_of
 from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
@@ -386,7 +386,7 @@ def _length(arrays: Sequence[Array], xs: Any, length: int | None) -> Any:
             raise InputError(f"scan: {place} has no axis to step over")
         sizes.append((place, x.shape[0]))
     if length is not None:
-        sizes.append(("length", length))
+        sizes.append(("length", size_of(length, "scan: length")))
     if not sizes:
         raise InputError("scan: without xs there must be a length")
     for place, size in sizes[1:]:

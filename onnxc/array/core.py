@@ -147,6 +147,10 @@ class Array:
         text = np.array2string(self._data, separator=", ", prefix="Array(")
         return f"Array({text}, dtype={self.dtype})"
 
+    def __format__(self, spec: str) -> str:
+        """As numpy: of an array without axes its number."""
+        return format(self._scalar("a format", "return the array, and write it outside"), spec) if spec else str(self)
+
     # ------------------------------------------------------------ content
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -194,7 +198,7 @@ class Array:
 
     def __index__(self) -> int:
         found = self._scalar("a Python index", "use onnxc.fori_loop (for `range`), or array_api.take (to index)")
-        return operator.index(found.item())
+        return operator.index(found)
 
     def item(self) -> Any:
         """The only element, as a number of Python."""

@@ -7,7 +7,7 @@ one the function is traced, compiled and run in each call; `jit` saves the traci
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def value_and_grad(f: Function, argnums: int | Sequence[int] = 0, has_aux: bool 
         seed = line.b.scalar(1, y.dtype)
         found = line.back([seed])
         value = line.result if not has_aux else (line.result, line.aux)
-        return value, (found[0] if isinstance(argnums, int) else tuple(found))
+        return value, (tuple(found) if isinstance(argnums, Iterable) else found[0])
 
     @functools.wraps(f)
     def both(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from onnxc.array.arguments import Arguments, Given
+from onnxc.array.arguments import Arguments, Given, whole
 from onnxc.array.core import Array, asarray, concrete, traced, value_of
 from onnxc.array.dims import Dynamic, check_dynamic, dim_names, dynamic_leaves, input_names, unique
 from onnxc.array.eager import Data, Run, frozen, runner
@@ -79,15 +79,13 @@ class Jitted:
             raise InputError(f"onnxc.jit has no option {', '.join(map(repr, unknown))}")
         if not callable(f):
             raise InputError(f"onnxc.jit compiles functions, not a {type(f).__name__}")
-        most: Any = most_programs
-        if not isinstance(most, int) or most < 1:
-            raise InputError(f"most_programs is an int, 1 at least, not {most_programs!r}")
         check_dynamic(dynamic)
         functools.update_wrapper(self, f)
         self.__wrapped__ = f
         self._name = getattr(f, "__qualname__", type(f).__name__)
         self._arguments = Arguments(f, static_argnums, static_argnames)
-        self._dynamic, self._most, self._options = dynamic, most_programs, dict(options or {})
+        self._dynamic, self._options = dynamic, dict(options or {})
+        self._most = whole(most_programs, "most_programs", 1)
         self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
         self._shortcuts: dict[Hashable, _Program] = {}  # by shapes and dtypes, where all arguments are plain arrays
         self._history: list[Recompile] = []

@@ -174,7 +174,8 @@ def arange(
 ) -> Array:  # fmt: skip
     """start, start + step, ... up to, not with, stop. In a trace with dynamic dims `start` and `stop` may be sizes."""
     checked_device(device)
-    start, stop = (0, start) if stop is None else (start, stop)
+    given: tuple[Any, ...] = (0, start, step) if stop is None else (start, stop, step)
+    start, stop, step = (int(v) if isinstance(v, np.integer) else v for v in given)
     whole = all(isinstance(v, (int, Expr)) for v in (start, stop, step))
     found = DEFAULTS["integral" if whole else "real floating"] if dtype is None else checked_dtype(dtype)
     if step == 0:

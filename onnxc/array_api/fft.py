@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,6 +14,7 @@ from onnxc.array_api.creation import Device
 from onnxc.array_api.data_types import DEFAULTS, Dtype, array, checked_device, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of, roll
 from onnxc.errors import UnsupportedError
+from onnxc.ir.expr import Expr
 from onnxc.ops import fourier, numbers
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each
@@ -48,8 +50,9 @@ def _checked(name: str, x: Array, norm: str, *kinds: str) -> Array:
 
 def _length(name: str, x: Array, n: int | None, at: int) -> int:
     size = x.shape[at] if n is None else n
-    if not isinstance(size, int):
+    if isinstance(size, Expr):
         raise UnsupportedError(f"{name} along an axis of dynamic size needs n=")
+    size = operator.index(size)
     if size < 1:
         raise ValueError(f"{name} of the length {size}")
     return size

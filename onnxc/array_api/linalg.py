@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -167,7 +168,7 @@ def _tolerance(name: str, x: Array, rtol: Any) -> Array:
         if not isinstance(m, int) or not isinstance(n, int):
             raise InputError(f"{name} of matrices of dynamic size needs rtol=")
         rtol = float(max(m, n) * np.finfo(part).eps)
-    if isinstance(rtol, (int, float)):
+    if isinstance(rtol, (int, float, np.integer)):
         return as_number(float(rtol), part)
     return astype(array(rtol, name, "real floating"), part, copy=False)
 
@@ -280,7 +281,7 @@ def _any_matrices(name: str, x: Array) -> Array:
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     """The elements on a diagonal, above (below, where it is negative) the main one."""
-    return call(_diagonal, _any_matrices("diagonal", x), name="diagonal", offset=offset)  # type: ignore[no-any-return]
+    return call(_diagonal, _any_matrices("diagonal", x), name="diagonal", offset=operator.index(offset))  # type: ignore[no-any-return]
 
 
 def trace(x: Array, /, *, offset: int = 0, dtype: Dtype | None = None) -> Array:

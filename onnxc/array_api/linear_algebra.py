@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from onnxc.array.core import Array, call
 from onnxc.array_api.data_types import array, promoted
 from onnxc.array_api.manipulation import axis_of
@@ -63,7 +65,7 @@ def _tensordot(b: Builder, x: Number, y: Number, *, first: tuple[int, ...], seco
 def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Array:
     """The sums of products along pairs of axes: the last ones of x1 with the first of x2, or those that are named."""
     x, y = promoted("tensordot", array(x1, "tensordot"), array(x2, "tensordot"), kinds=("numeric",))
-    if isinstance(axes, int):
+    if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(x.ndim, y.ndim):
             raise ValueError(f"tensordot along {axes} axes of the shapes {x.shape} and {y.shape}")
         first, second = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))

@@ -165,7 +165,8 @@ def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
         raise ValueError("stack of no arrays")
     if builtins.any(x.shape != given[0].shape for x in given):
         raise ValueError(f"stack of different shapes: {', '.join(str(x.shape) for x in given)}")
-    return concat([expand_dims(x, axis) for x in given], axis=axis_of(axis, given[0].ndim + 1, "stack"))
+    at = axis_of(axis, given[0].ndim + 1, "stack")
+    return concat([expand_dims(x, at) for x in given], axis=at)
 
 
 def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
@@ -228,14 +229,16 @@ def flip(x: Array, /, *, axis: Axes | None = None) -> Array:
 def roll(x: Array, /, shift: int | Sequence[int], *, axis: Axes | None = None) -> Array:
     """Moved along axes, where what leaves at the end comes in at the start; without an axis, all elements in a row."""
     x = array(x, "roll")
+    several = isinstance(shift, (tuple, list))
+    given: Any = shift if several else (shift,)
+    shifts = tuple(s if isinstance(s, Expr) else operator.index(s) for s in given)
     if axis is None:
-        if not isinstance(shift, int):
+        if several:
             raise ValueError("roll by several shifts needs as many axes")
         flat = reshape(x, (x.size,))
-        return reshape(call(_roll, flat, name="roll", shifts=(shift,), axes=(0,)), x.shape)
-    given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple(axis_of(a, x.ndim, "roll") for a in given)
-    shifts = tuple(shift) if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+        return reshape(call(_roll, flat, name="roll", shifts=shifts, axes=(0,)), x.shape)
+    axes = tuple(axis_of(a, x.ndim, "roll") for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+    shifts = shifts if several else shifts * len(axes)
     if len(shifts) != len(axes):
         raise ValueError(f"roll by {shift} along {axis}: their numbers differ")
     return call(_roll, x, name="roll", shifts=shifts, axes=axes)  # type: ignore[no-any-return]
