@@ -325,6 +325,7 @@ def test_dynamic_dims() -> None:
             xp.reshape(x, (n * 2, -1)), x[1:-1, ::-1], xp.roll(x, 1, axis=0), x + steps[:, None], xp.flip(x, axis=0),
             xp.var(x, axis=0, correction=1), xp.concat([x, xp.zeros((n, 1))], axis=1), xp.cumulative_sum(x, axis=0),
             xp.sort(x, axis=0), xp.tile(x, (2, 1)), xp.repeat(x, 2, axis=0), xp.linalg.vector_norm(x),
+            xp.eye(n, 4, k=1), xp.linspace(-1, 2, n), xp.linspace(0, 1, 2 * n, endpoint=False),
         ]  # fmt: skip
 
     for n in (5, 3, 8):
@@ -333,9 +334,27 @@ def test_dynamic_dims() -> None:
             x.reshape(n * 2, -1), x[1:-1, ::-1], np.roll(x, 1, 0), x + np.arange(n)[:, None], x[::-1],
             x.var(0, ddof=1), np.concatenate([x, np.zeros((n, 1))], 1), x.cumsum(0), np.sort(x, 0), np.tile(x, (2, 1)),
             np.repeat(x, 2, 0), np.asarray(np.linalg.norm(x)),
+            np.eye(n, 4, 1), np.linspace(-1, 2, n), np.linspace(0, 1, 2 * n, endpoint=False),
         ]  # fmt: skip
         _compare(f(xp.asarray(x)), wanted, f"n = {n}")
     assert len(f.explain_recompiles()) == 1
+
+
+def _shifted(x: Array) -> Array:
+    y = xp.asarray(x, copy=True)
+    y[1:] = x[:-1]
+    return y
+
+
+def test_dynamic_sizes_that_a_call_compares() -> None:
+    f = onnxc.jit(lambda x: xp.reshape(x, (2, -1)), dynamic=True)
+    for n in (6, 8):
+        np.testing.assert_array_equal(f(np.arange(n)).numpy(), np.arange(n).reshape(2, -1))
+    shift = onnxc.jit(_shifted, dynamic=True)
+    for n in (5, 1, 2):
+        np.testing.assert_array_equal(shift(np.arange(n)).numpy(), [0, *range(n - 1)])
+    with pytest.raises(InputError, match="elements differ"):
+        f(np.arange(5))
 
 
 # ---------------------------------------------------------------- the rest

@@ -159,6 +159,11 @@ def test_trees_argnums_aux():
     assert aux["y"].shape == (3, 2)
 
 
+def test_bounds_of_clip():
+    found = onnxc.grad(lambda x: xp.sum(xp.clip(x, 1, 2)))(np.array([0.5, 1, 1.5, 2, 3]))
+    np.testing.assert_array_equal(found.numpy(), [0, 1, 1, 1, 0])  # as of Clip, and of PyTorch
+
+
 def test_argnums_of_numpy():
     found = onnxc.grad(lambda a, b: a * b, np.int64(1))(2.0, 3.0)
     assert found.item() == 2

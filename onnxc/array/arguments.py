@@ -107,7 +107,7 @@ class Arguments:
                 hash(x)
             except TypeError:
                 raise InputError(
-                    f"the static argument {n!r} is a {type(x).__name__}, which cannot be hashed (a tuple can)"
+                    f"the static argument {n!r} is of the type {type(x).__name__}, which cannot be hashed (a tuple can)"
                 ) from None
         rest = tuple(x for k, x in enumerate(args) if k not in self.numbers)
         names = [self.name(k) for k in range(len(args)) if k not in self.numbers]

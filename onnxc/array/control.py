@@ -171,7 +171,9 @@ def scan(
     def step(tree: Any, slices: Sequence[Array]) -> Any:
         found = body(tree, unflatten(spec, slices))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise InputError(f"the body of scan returns a pair (state, y), not a {type(found).__name__}")
+            raise InputError(
+                f"the body of scan returns a pair (state, y), not what is of the type {type(found).__name__}"
+            )
         return found
 
     b = trace.builder
@@ -413,7 +415,9 @@ def _scan_in_python(
     for k in reversed(range(count)) if reverse else range(count):
         found = body(state, unflatten(spec, [asarray(_data(x)[k]) for x in arrays]))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise InputError(f"the body of scan returns a pair (state, y), not a {type(found).__name__}")
+            raise InputError(
+                f"the body of scan returns a pair (state, y), not what is of the type {type(found).__name__}"
+            )
         state = _same_state(found[0], state, "scan")
         leaves, own = flatten(found[1])
         if y_spec is not None and own != y_spec:

@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 
-from onnxc.array.arguments import Arguments
-from onnxc.array.dims import Dynamic, dim_names, dynamic_leaves, input_names, plain_name, unique
+from onnxc.array.arguments import Arguments, checked_function
+from onnxc.array.dims import Dynamic, check_dynamic, dim_names, dynamic_leaves, input_names, plain_name, unique
 from onnxc.array.pytree import places
 from onnxc.array.tracing import trace_function
 from onnxc.export.model import to_onnx as export
@@ -43,6 +43,8 @@ def to_onnx(
     >>> [v.name for v in (*model.graph.input, *model.graph.output)]
     ['x', 'result.twice']
     """
+    checked_function(f, "what is exported")
+    check_dynamic(dynamic)
     arguments = Arguments(f, static_argnums, static_argnames)
     given = arguments.bind(args, kwargs)
     leaves = dynamic_leaves(dynamic, given) if dynamic else given.leaves

@@ -181,7 +181,9 @@ class _Linear:
 
     def _float(self, y: Any, k: int) -> Value:
         if not isinstance(y, (Array, np.ndarray, np.generic, *NUMBERS)):
-            raise InputError(f"{places(self.result, 'result')[k]} is a {type(y).__name__}, which has no derivative")
+            raise InputError(
+                f"{places(self.result, 'result')[k]} is of the type {type(y).__name__}, which has no derivative"
+            )
         value = value_of(asarray(y), self.trace)
         if not value.dtype.is_float:
             raise InputError(f"{places(self.result, 'result')[k]} is {value.t}; only floats have a derivative")
@@ -215,7 +217,7 @@ def _own(trace: Trace, leaves: Sequence[Any], primals: Sequence[Any]) -> list[Va
         is_array = isinstance(leaf, (Array, np.ndarray, np.generic, float, complex))
         value = value_of(asarray(leaf), trace) if is_array else None
         if value is None or not value.dtype.is_float:
-            what = value.t if value is not None else f"a {type(leaf).__name__}"
+            what = value.t if value is not None else f"of the type {type(leaf).__name__}"
             raise InputError(
                 f"{places(tuple(primals), 'argument')[k]} is {what}; a function is differentiated by floats only"
             )
@@ -268,7 +270,7 @@ def _matching(tree: Any, like: Sequence[Value], spec: Spec, what: str, trace: Tr
 
 def _pair(found: Any) -> tuple[Any, Any]:
     if not isinstance(found, tuple) or len(found) != 2:
-        raise InputError(f"with has_aux=True a function returns a pair, not a {type(found).__name__}")
+        raise InputError(f"with has_aux=True a function returns a pair, not what is of the type {type(found).__name__}")
     return found
 
 

@@ -78,7 +78,7 @@ class Jitted:
         if unknown:
             raise InputError(f"onnxc.jit has no option {', '.join(map(repr, unknown))}")
         if not callable(f):
-            raise InputError(f"onnxc.jit compiles functions, not a {type(f).__name__}")
+            raise InputError(f"onnxc.jit compiles functions, not what is of the type {type(f).__name__}")
         check_dynamic(dynamic)
         functools.update_wrapper(self, f)
         self.__wrapped__ = f

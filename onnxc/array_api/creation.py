@@ -190,8 +190,21 @@ def arange(
     return concrete(np.arange(start, stop, step, dtype=found))
 
 
+def _spaced(
+    b: Builder, *, start: float, stop: float, size: Dim, endpoint: builtins.bool, dtype: str
+) -> Value:  # fmt: skip
+    """As numpy's: the last number is `stop` itself."""
+    number = b.iota(size)
+    steps = b.size_as(maximum(size - 1, 1) if endpoint else size, dtypes.float64)
+    found = b.add(b.mul(b.cast(number, dtypes.float64), b.div(b.scalar(stop - start, dtypes.float64), steps)), start)
+    if endpoint:
+        is_last = b.and_(b.eq(number, b.size_as(size - 1, dtypes.int64)), b.lt(0, number))
+        found = b.where(is_last, stop, found)
+    return b.cast(found, dtypes.BY_NAME[dtype])
+
+
 def linspace(
-    start: complex, stop: complex, /, num: int, *, dtype: Dtype | None = None, device: Device = None,
+    start: complex, stop: complex, /, num: int | Expr, *, dtype: Dtype | None = None, device: Device = None,
     endpoint: builtins.bool = True,
 ) -> Array:  # fmt: skip
     """`num` numbers, evenly spaced from start to stop, with stop among them where it is the `endpoint`."""
@@ -200,18 +213,34 @@ def linspace(
     found = DEFAULTS["complex floating" if complex_ else "real floating"] if dtype is None else checked_dtype(dtype)
     if complex_ and not is_kind(found, "complex floating"):
         raise TypeError(f"linspace between complex numbers cannot be of {found}")
+    if isinstance(num, Expr):
+        if complex_ or not is_kind(found, "real floating"):
+            raise TypeError("linspace of a dynamic size is of real floats")
+        ends = {"start": float(start.real), "stop": float(stop.real)}
+        return call(  # type: ignore[no-any-return]
+            _spaced, name="linspace", size=num, endpoint=bool(endpoint), dtype=name_of(found), **ends
+        )
     if num < 0:
         raise ValueError(f"linspace of {num} numbers")
     return concrete(np.linspace(start, stop, num, dtype=found, endpoint=endpoint))
 
 
 def eye(
-    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Dtype | None = None, device: Device = None
+    n_rows: Dim, n_cols: Dim | None = None, /, *, k: int = 0, dtype: Dtype | None = None, device: Device = None
 ) -> Array:
     """Ones on the diagonal k, zeros elsewhere."""
     checked_device(device)
     found = DEFAULTS["real floating"] if dtype is None else checked_dtype(dtype)
+    n_cols = n_rows if n_cols is None else n_cols
+    if isinstance(n_rows, Expr) or isinstance(n_cols, Expr):
+        shape = dims((n_rows, n_cols))
+        return call(_eye, name="eye", shape=shape, k=operator.index(k), dtype=name_of(found))  # type: ignore[no-any-return]
     return concrete(np.eye(n_rows, n_cols, k, dtype=found))
+
+
+def _eye(b: Builder, *, shape: tuple[Dim, Dim], k: int, dtype: str) -> Value:
+    row = b.reshape(b.add(b.iota(shape[0]), k), (shape[0], 1))
+    return b.cast(b.eq(row, b.iota(shape[1])), dtypes.BY_NAME[dtype])
 
 
 def meshgrid(*arrays: Array, indexing: Literal["xy", "ij"] = "xy") -> list[Array]:

@@ -255,7 +255,7 @@ def minimum(x1: Operand, x2: Operand, /) -> Array:
 def clip(x: Array, /, min: Operand | Expr | None = None, max: Operand | Expr | None = None) -> Array:
     """Limited to [min, max], in the dtype of x; NaN where x or a limit is."""
     x = array(x, "clip", *_REAL)
-    for name, limit in (("maximum", min), ("minimum", max)):
+    for name, limit in (("max", min), ("min", max)):
         if limit is None:
             continue
         if isinstance(limit, Expr):
@@ -265,8 +265,13 @@ def clip(x: Array, /, min: Operand | Expr | None = None, max: Operand | Expr | N
             bound = astype(limit, x.dtype, copy=False)
         else:
             bound = number(limit, promoted("clip", x, limit)[0].dtype)
-        x = call(_pointwise, x, bound, name="clip", op=name)
+        x = call(_limited, x, bound, name="clip", op=name)
     return same(x)
+
+
+def _limited(b: Builder, x: Value, bound: Value, *, op: str) -> Value:
+    """The derivative by x is 1 at the bound, as that of Clip."""
+    return b.max(x, bound, tie=1.0) if op == "max" else b.min(x, bound, tie=1.0)
 
 
 # ---------------------------------------------------------------- rounding

@@ -12,8 +12,8 @@ import numpy as np
 from onnxc.array.core import Array, call, concrete, content, elements, known
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
-from onnxc.array_api.manipulation import axis_of, broadcast_to, reshape
-from onnxc.errors import InputError, ShapeError
+from onnxc.array_api.manipulation import axis_of, broadcast_to, broadcasts, reshape
+from onnxc.errors import InputError
 from onnxc.frontends.trace import current
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Expr, ceildiv, is_nonnegative, maximum, minimum, prod
@@ -362,11 +362,7 @@ def _fitted(new: Array, shape: tuple[Dim, ...]) -> Array:
     """Without leading axes of size 1 that are more than the selection has. ValueError for what does not broadcast."""
     while new.ndim > len(shape) and new.shape[0] == 1:
         new = reshape(new, new.shape[1:])
-    try:
-        fits = new.ndim <= len(shape) and broadcast_shapes(new.shape, shape) == tuple(shape)
-    except ShapeError:
-        fits = False
-    if not fits:
+    if not broadcasts(new.shape, shape):
         raise ValueError(f"values of the shape {new.shape} for elements of the shape {shape}")
     return new
 

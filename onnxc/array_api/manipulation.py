@@ -13,8 +13,9 @@ from onnxc.array.core import Array, call, content
 from onnxc.array_api.data_types import array, astype, copied, result_type, same
 from onnxc.errors import InputError, ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Expr, always_equal, prod
+from onnxc.ir.expr import Dim, Expr, always_equal, never_equal, prod
 from onnxc.ops import numbers
+from onnxc.ops.shape import remaining
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each
@@ -112,28 +113,32 @@ def reshape(x: Array, /, shape: Dim | Sequence[Dim], *, copy: bool | None = None
         raise ValueError(f"reshape to {wanted}: one size may be -1, none less")
     if free:
         wanted = _completed(x, wanted, free[0])
-    if not always_equal(prod(wanted), x.size):
+    if never_equal(prod(wanted), x.size):  # others that differ, a call finds
         raise ValueError(f"reshape of the shape {x.shape} to {wanted}: the numbers of elements differ")
     out = same(x) if wanted == x.shape else call(_reshape, x, name="reshape", shape=wanted)
     return copied(out) if copy else out
 
 
 def _completed(x: Array, wanted: tuple[Dim, ...], free: int) -> tuple[Dim, ...]:
-    others = prod(d for k, d in enumerate(wanted) if k != free)
-    if isinstance(others, int) and others == 0:
+    others = (*wanted[:free], *wanted[free + 1 :])
+    if always_equal(prod(others), 0):
         raise ValueError(f"reshape of the shape {x.shape} to {wanted}: -1 beside a size of 0")
-    left = x.size // others
-    return (*wanted[:free], left, *wanted[free + 1 :])
+    try:
+        return (*wanted[:free], remaining(x.shape, others), *wanted[free + 1 :])
+    except ShapeError:
+        raise ValueError(f"reshape of the shape {x.shape} to {wanted}: the numbers of elements differ") from None
+
+
+def broadcasts(shape: Sequence[Dim], wanted: Sequence[Dim]) -> builtins.bool:
+    """Whether a shape broadcasts to another one; sizes that may be equal, a call compares."""
+    pairs = zip(shape, wanted[len(wanted) - len(shape) :], strict=False)
+    return len(shape) <= len(wanted) and not builtins.any(d != 1 and never_equal(d, w) for d, w in pairs)
 
 
 def broadcast_to(x: Array, /, shape: tuple[Dim, ...]) -> Array:
     """Repeated to a shape that it broadcasts to."""
     x, wanted = array(x, "broadcast_to"), dims(shape)
-    try:
-        fits = len(wanted) >= x.ndim and broadcast_shapes(x.shape, wanted) == wanted
-    except ShapeError:
-        fits = False
-    if not fits:
+    if not broadcasts(x.shape, wanted):
         raise ValueError(f"the shape {x.shape} does not broadcast to {wanted}")
     return call(_expand, x, name="broadcast_to", shape=wanted)  # type: ignore[no-any-return]
 

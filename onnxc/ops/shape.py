@@ -51,11 +51,11 @@ def reshape(b: Builder, x: Value, shape: Value, *, allowzero: Flag = 0) -> Value
     if len(free) > 1 or any(wanted[i] != -1 for i in free):
         raise ModelError(f"Reshape to {wanted}: one dim may be -1, and none less")
     if free:
-        wanted[free[0]] = _remaining(x.shape, [d for i, d in enumerate(wanted) if i != free[0]])
+        wanted[free[0]] = remaining(x.shape, [d for i, d in enumerate(wanted) if i != free[0]])
     return b.reshape(x, wanted)
 
 
-def _remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:
+def remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:
     """The dim that -1 stands for; equal dims cancel first, so that what cannot be divided stays whole."""
     left, used = list(own), list(others)
     for d in others:
