@@ -256,7 +256,7 @@ def checked(
         try:
             torch.manual_seed(0)
             compiled = _through(function, flat, spec, outcome, gradient, dynamic)
-            found = _with_gradients(compiled, _fresh(flat), gradient)
+            found = _with_gradients(compiled, _fresh(flat), gradient, has_one=True)
             message = differences(found, expected, values=not outcome.draws)
             if message and not _as_near(found, expected, function, flat, spec, gradient):
                 outcome.wrong.append(f"sample {number}: {message}")
@@ -280,8 +280,13 @@ def _fresh(flat: Sequence[Any]) -> list[Any]:
     return [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in flat]
 
 
-def _with_gradients(f: Callable[[list[Any]], Any], flat: list[Any], gradient: bool) -> tuple[Any, Any]:
-    """The results and, for cotangents that depend on shapes alone, the gradients of the leaves that ask for them."""
+def _with_gradients(
+    f: Callable[[list[Any]], Any], flat: list[Any], gradient: bool, has_one: bool = False
+) -> tuple[Any, Any]:
+    """The results and, for cotangents that depend on shapes alone, the gradients of the leaves that ask for them.
+
+    None where there is no gradient; with `has_one` zeros: `aot_function` forgets that a result has a gradient of zeros.
+    """
     if not gradient:
         with torch.no_grad():
             return f(flat), None
@@ -289,10 +294,10 @@ def _with_gradients(f: Callable[[list[Any]], Any], flat: list[Any], gradient: bo
     given = [x.clone() if isinstance(x, torch.Tensor) and x.requires_grad else x for x in flat]  # may be written to
     found = f(given)
     ends = [y for y in pytree.tree_leaves(found) if isinstance(y, torch.Tensor) and y.requires_grad]
-    if not ends or not asked:
+    if not asked or (not ends and not has_one):
         return None, None
     seeds = [torch.cos(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape).to(y.dtype) for y in ends]
-    gradients = torch.autograd.grad(ends, asked, seeds, allow_unused=True)
+    gradients = torch.autograd.grad(ends, asked, seeds, allow_unused=True) if ends else [None] * len(asked)
     results = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, found)
     return results, [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, asked, strict=True)]
 

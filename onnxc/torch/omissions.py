@@ -5,12 +5,14 @@ Found by looking for parameters that the functions of onnxscript's ``torch_lib``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from onnxc.errors import UnsupportedError
 
@@ -22,6 +24,8 @@ def check_nothing_left_out(program: ExportedProgram) -> None:
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]  # those of branches too
     for node in (n for graph in graphs for n in graph.nodes):
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            for number in _shortened(node):
+                raise UnsupportedError(f"PyTorch's exporter writes the number {number!r} of {node.target} as a float32")
             omission = _OMISSIONS.get(str(node.target))
             if omission is not None:
                 schema = node.target._schema.arguments
@@ -30,6 +34,15 @@ def check_nothing_left_out(program: ExportedProgram) -> None:
                 name, is_left_out = omission
                 if is_left_out(given):
                     raise UnsupportedError(f"PyTorch's exporter leaves out {name} of {node.target}")
+
+
+def _shortened(node: fx.Node) -> Iterator[float]:
+    """Numbers of Python beside float64 that float32, as which the exporter writes them, does not hold."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    if any(isinstance(v, torch.Tensor) and v.dtype in (torch.float64, torch.complex128) for v in values):
+        for x in pytree.tree_leaves((node.args, node.kwargs)):
+            if isinstance(x, float) and math.isfinite(x) and torch.tensor(x, dtype=torch.float32).item() != x:
+                yield x
 
 
 def _is_other_range(given: Given) -> bool:
