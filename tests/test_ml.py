@@ -275,6 +275,11 @@ def test_take_and_extract_check_positions() -> None:
         ml.ml_take(np.array([2]), ("a", "b"))
     with pytest.raises(RunError):
         ml.ml_extract(strings("a"), np.array([1]))
+    compiled = onnxc.compile(one_op("ArrayFeatureExtractor", [np.arange(3.0), np.array([0])], {}, [DOUBLE]))
+    assert compiled(np.arange(3.0), np.array([2]))[0].tolist() == [[2.0]]
+    for outside in (3, -1):
+        with pytest.raises(RunError, match="out of bounds"):
+            compiled(np.arange(3.0), np.array([outside]))
 
 
 def test_maps_that_are_none() -> None:

@@ -98,13 +98,15 @@ def feature_vectorizer(b: Builder, *xs: Value, inputdimensions: list[int] | None
 
 @op("ArrayFeatureExtractor", 1, domain=ML)
 def array_feature_extractor(b: Builder, x: Value, index: Value) -> Value:
-    """The elements of the last axis at these positions; of a vector as a row."""
+    """The elements of the last axis at these positions, none of which counts from the end; of a vector as a row."""
     if not x.rank:
         raise ModelError("ArrayFeatureExtractor takes at least a vector")
     if x.dtype is dtypes.string:
         shape = (*(x.shape[:-1] if x.rank > 1 else (1,)), index.t.size)
         return on_host(b, "ml_extract", [x, index], [TensorType(dtypes.string, shape)])[0]
-    y = b.gather(x, b.reshape(index, (index.t.size,)), x.rank - 1)
+    low = b.sub(index, b.size_as(x.shape[-1], index.dtype))  # out of bounds
+    at = b.where(b.lt(index, 0), low, index)
+    y = b.gather(x, b.reshape(at, (index.t.size,)), x.rank - 1)
     return b.reshape(y, (1, *y.shape)) if x.rank == 1 else y
 
 
