@@ -106,6 +106,28 @@ def test_a_concatenation_of_convolutions_needs_no_kernel() -> None:
     assert [k.split()[0] for k in found] == ["loops", "conv", "conv", "conv"]
 
 
+def test_a_routine_reads_and_writes_other_shapes_where_they_lie() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "wide"], ["a"]),
+        helper.make_node("CumSum", ["a", "axis"], ["b"]),
+        helper.make_node("Reshape", ["b", "long"], ["y"]),
+        helper.make_node("Relu", ["b"], ["r"]),
+        helper.make_node("Reshape", ["r", "wide"], ["c"]),
+        helper.make_node("CumSum", ["c", "axis"], ["d"]),
+        helper.make_node("Reshape", ["d", "long"], ["e"]),
+        helper.make_node("Sqrt", ["e"], ["s"]),
+    ]
+    numbers = {"wide": np.array([4, 9]), "long": np.array([36]), "axis": np.array(1)}
+    m = model(nodes, {"x": [2, 3, 6]}, ["y", "e", "s", "r"], numbers)
+    assert kinds(m) == ["cumsum", "loops", "cumsum", "loops"]
+    x = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)
+    b = np.cumsum(x.reshape(4, 9), 1)
+    e = np.cumsum(np.maximum(b, 0), 1).ravel()
+    got = onnxc.compile(m)(x)
+    for name, wanted in {"y": b.ravel(), "e": e, "s": np.sqrt(e), "r": np.maximum(b, 0)}.items():
+        np.testing.assert_allclose(got[name], wanted, 1e-5, 1e-5)
+
+
 def test_equal_layers_share_their_functions() -> None:
     nodes, weights, last = [], {}, "x"
     for k in range(4):

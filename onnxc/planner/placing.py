@@ -8,11 +8,13 @@ from onnxc.loops.access import Index
 from onnxc.loops.known import is_known
 from onnxc.planner.draft import Draft
 from onnxc.planner.groups import Group, Placement
+from onnxc.planner.layout import Layout
 from onnxc.planner.operands import CHEAP, follows, opened, takes
 from onnxc.planner.section import FULL, Section, cost
 from onnxc.planner.siblings import siblings
 from onnxc.planner.templates import operand_is_direct
 from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.builder import constant_of
 from onnxc.primitives.movement import VIEWS
 
 MOST_BESIDE = 3  # sums of different values in one pass: sums of neighbouring layers would all be found
@@ -40,6 +42,8 @@ class Placing:
             return
         if self.draft.is_turned(value, readers):
             self._open(node, "a copy turns it")
+            return
+        if self._is_made_in_place(node, readers):
             return
         needed = self._reason_to_store(node, readers)
         if node.op in VIEWS and not needed:
@@ -159,6 +163,8 @@ class Placing:
             for group in self.draft.homes[id(r)]:
                 if not group.is_for(r) or value.id in group.operands:
                     continue
+                if group.kind == "opaque" and _is_flat(node, self.draft.layout):
+                    continue
                 if group.kind in ("opaque", "control"):
                     return f"an operand of {r.op}"
                 if not (node.op in VIEWS and self._stays_direct(r, value)):
@@ -185,11 +191,28 @@ class Placing:
             node = value_behind.node
         return True
 
+    def _is_made_in_place(self, node: Node, readers: list[Node]) -> bool:
+        """Whether an output of the graph is what a routine makes in another shape: the routine then writes it."""
+        value, layout = node.output, self.draft.layout
+        if readers or value.id not in self.draft.outputs or not _is_flat(node, layout):
+            return False
+        (made,) = node.operands
+        homes = self.draft.homes.get(id(made.node), ())
+        if made.id in self.draft.outputs or made.id in layout.shared or value.id in self.draft.updated:
+            return False
+        if not any(g.kind == "opaque" and not g.finishes for g in homes):
+            return False
+        layout.shared[made.id] = value
+        self.draft.note_stored(made, "an output of the model")
+        return True
+
     def _note_template_readers(self, node: Node, readers: list[Node]) -> None:
-        """A template that reads a view reads the stored value behind it."""
+        """A template that reads a view reads the stored value behind it, and so does a routine that reads a flat one."""
         own = node.output.id
-        homes = ((r, g) for r in readers for g in self.draft.homes.get(id(r), ()))
+        homes = [(r, g) for r in readers for g in self.draft.homes.get(id(r), ())]
         templates = [r.op for r, g in homes if g.is_for(r) and own not in g.operands]
+        if any(g.kind == "opaque" and g.is_for(r) and own not in g.operands for r, g in homes):
+            self.draft.layout.shared[own] = node.operands[0]
         if node.output.id in self.through_views:
             templates.append(self.through_views[node.output.id])
         if templates:
@@ -313,6 +336,7 @@ class Placing:
     def _open(self, node: Node, reason: str) -> None:
         """A new kernel that stores the node's value."""
         self.draft.note_stored(node.output, reason)
+        self.draft.layout.shared.pop(node.output.id, None)
         group = Group("loops", nodes=[node])
         self.draft.groups.append(group)
         self.draft.homes.setdefault(id(node), []).append(group)
@@ -347,6 +371,17 @@ class Placing:
             group.placements[len(group.sections)] = Placement(node.output, start)
             group.sections.append(section)
             offset = offset + v.shape[axis]
+
+
+def _is_flat(node: Node, layout: Layout) -> bool:
+    """Whether a view has the elements of a value that is computed or given, in the same order in memory."""
+    if node.op != "reshape":
+        return False
+    (source,) = node.operands
+    if constant_of(source) is not None or (source.node is not None and source.node.op in VIEWS):
+        return False
+    plain = all(layout.order_of(v) == tuple(range(v.rank)) for v in (source, node.output))
+    return plain and source.id not in layout.pitches and node.output.id not in layout.pitches
 
 
 def _is_widened(node: Node) -> bool:
