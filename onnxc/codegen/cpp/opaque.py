@@ -23,6 +23,7 @@ from onnxc.primitives.kernels import USER
 
 # Rows that go through each of the trees together.
 TREE_BLOCK = 64
+LONG_ROW = 2048  # elements of neighbouring lines that are summed up at once: the row before is still in the L1 cache
 TOP_K_WORK = 4  # operations for an element of a line of which the best are found
 
 
@@ -63,7 +64,7 @@ class CumsumEmitter(RoutineEmitter):
     def _columns(self, loops: list[Axis], starts: list[str], along: str, types: str, n: Dim) -> KernelSource:
         *outer, inner = loops
         decode, at = self.decode("(t / chunks)", outer)
-        sizes = chunks_of(self, inner.size)
+        sizes = chunks_of(self, inner.size, LONG_ROW)
         x, y = (f"{p}{o} + from" for p, o in zip(starts, at, strict=False))
         each = [*PICK_CHUNK, *decode, call(f"cumsum_columns<{types}>", x, y, along, "w")]
         head, loop = self.over_units(f"{self.count(outer)} * chunks", f"{self.size(n)} * chunk", each)

@@ -120,14 +120,16 @@ class RoutineEmitter(TemplateEmitter):
         return [f"if (!({left} {relation} {right})) {{ {fail} return; }}"]
 
 
+CHUNK = 256  # elements of the inner dim that a unit takes at most
 # The chunk of the inner dim that unit t takes: w elements.
 PICK_CHUNK = ["const i64 from = t % chunks * chunk, w = routines::least(chunk, width - from);"]
 
 
-def chunks_of(emitter: RoutineEmitter, width: Dim) -> list[str]:
-    """Statements that divide an inner dim into chunks."""
+def chunks_of(emitter: RoutineEmitter, width: Dim, limit: int = CHUNK) -> list[str]:
+    """Statements that divide an inner dim into chunks of at most so many elements."""
     return [
-        f"const i64 width = {emitter.size(width)}, chunk = routines::columns_per_unit(width, ctx->threads);",
+        f"const i64 width = {emitter.size(width)};",
+        f"const i64 chunk = routines::columns_per_unit(width, ctx->threads, {limit});",
         "const i64 chunks = routines::up(width, chunk);",
     ]
 

@@ -18,8 +18,8 @@ OX i64 up(i64 a, i64 b) { return (a + b - 1) / b; }
 static constexpr i64 GRAIN = 16384;
 // Units of `work` elements each that one item takes.
 OX i64 units_per_item(i64 work) { return most(1, GRAIN / most(1, work)); }
-// How many of `width` neighbouring elements one unit takes, so that all threads have some.
-OX i64 columns_per_unit(i64 width, int threads) { return most(16, least(256, up(width, threads))); }
+// How many of `width` neighbouring elements one unit takes, so that all threads have some: at most `limit`.
+OX i64 columns_per_unit(i64 width, int threads, i64 limit) { return most(16, least(limit, up(width, threads))); }
 
 // ------------------------------------------------------------------------------------------- elements
 
