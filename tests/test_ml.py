@@ -152,6 +152,9 @@ def encoders() -> Iterator[Case]:
         yield Case("LabelEncoder", [real], {"keys_floats": [2.0], "values_int64s": [1]}, (INT,), opset)
     many = {"keys_int64s": list(range(-3, 1000, 7)), "values_int64s": list(range(len(range(-3, 1000, 7))))}
     yield Case("LabelEncoder", [np.arange(-10, 1010)], many, (INT,))
+    ends = np.array([-(2**63), 1 - 2**63, -1, 0, 2**63 - 2, 2**63 - 1])
+    for keys in ([2**63 - 1, 2**63 - 2], [-(2**63), 2 - 2**63, 1 - 2**63], [-(2**63), 2**63 - 1, 0], [0]):
+        yield Case("LabelEncoder", [ends], {"keys_int64s": keys, "values_int64s": list(range(len(keys)))}, (INT,))
     tensors = {
         "keys_tensor": np.array([2.0, -1.0]), "values_tensor": np.array([0.3, 0.4]), "default_tensor": np.array([9.0]),
     }  # fmt: skip

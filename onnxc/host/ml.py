@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from onnxc.errors import RunError
 from onnxc.host.registry import host_function
 
 Array = np.ndarray[Any, Any]
+MOST_KEPT = 16  # tables that are kept from call to call
 
 
 def _strings(values: Sequence[str], shape: tuple[int, ...]) -> Array:
@@ -40,9 +43,17 @@ def _key(value: Any) -> Any:
 @host_function
 def ml_encode(x: Array, keys: tuple[Any, ...], values: tuple[Any, ...], default: Any, to: str) -> Array:
     """Each element by the table from keys to values; `default` where it has none. `to` is ``string`` or a dtype."""
-    table = {_key(k): v for k, v in reversed(list(zip(keys, values, strict=True)))}
-    found = [table.get(_key(v), default) for v in x.ravel().tolist()]
-    return _column(found, to).reshape(x.shape)
+    elements = x.ravel().tolist()
+    if x.dtype.kind == "f":
+        elements = [_key(v) for v in elements]
+    at = np.fromiter(map(_places(keys).get, elements, itertools.repeat(len(keys))), np.intp, len(elements))
+    return _column((*values, default), to)[at].reshape(x.shape)
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _places(keys: tuple[Any, ...]) -> dict[Any, int]:
+    """Where each key is; of a repeated one the first place."""
+    return {_key(k): at for at, k in reversed(list(enumerate(keys)))}
 
 
 @host_function

@@ -142,7 +142,7 @@ def tfidf_vectorizer(
     for n in sorted(n for n in trees.grams if min_gram_length <= n <= min(max_gram_length, length)):
         for step in range(1, 2 if n == 1 else min(max_skip_count + 1, (length - 1) // (n - 1)) + 1):
             rows, places = trees.found(items, n, step)
-            np.add.at(counts, (rows, places), np.float32(1))
+            counts += np.bincount(rows * width + places, minlength=counts.size).reshape(counts.shape)
     if mode == "IDF":
         counts = np.minimum(counts, 1)
     if mode != "TF" and weights:
@@ -169,8 +169,8 @@ class _Among:
         if self.table is None:
             at = np.searchsorted(self.keys, x)
             return np.where(self.keys[np.minimum(at, self.keys.size - 1)] == x, at, self.keys.size)
-        inside = (x >= self.keys[0]) & (x <= self.keys[-1])
-        return self.table[np.where(inside, x - self.low, self.table.size - 1)]
+        at = (x - self.low).view(np.uint64)  # what lies below the first key wraps around, and is far above the last
+        return self.table.take(np.minimum(at, np.uint64(self.table.size - 1)).view(np.int64))
 
 
 class _Trees:

@@ -18,6 +18,8 @@ from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import on_host
 
+SPREAD, SHORT = 8, 4096  # integers are looked up in a table of so many entries for each of them, or so many in all
+
 
 def _fits(x: Value, values: Sequence[float], what: str) -> None:
     """Values for each feature of x, or one for all."""
@@ -138,9 +140,11 @@ def one_hot_encoder(
 
 def search(b: Builder, x: Value, keys: np.ndarray) -> tuple[Value, Value]:
     """Where x is among keys, which are in order and differ: (whether it is there, its position). NaN is no key."""
+    if x.dtype.is_integer and int(keys[-1]) - int(keys[0]) < max(SPREAD * len(keys), SHORT):
+        return _look_up(b, x, keys)
     count = len(keys)
-    table, at = b.constant(keys), b.mul(b.cast(x, dtypes.int64), 0) if x.dtype.is_integer else None
-    at = b.expand(b.scalar(0, dtypes.int64), x.shape) if at is None else at
+    table = b.constant(keys)
+    at = b.expand(b.scalar(0, dtypes.int64), x.shape)
     step = 1 << max(count.bit_length() - 1, 0)
     while step:
         further = b.add(at, step)
@@ -149,6 +153,20 @@ def search(b: Builder, x: Value, keys: np.ndarray) -> tuple[Value, Value]:
         step //= 2
     at = b.clip(at, 0, count - 1)
     return b.eq(b.gather(table, at, 0), x), at
+
+
+def _look_up(b: Builder, x: Value, keys: np.ndarray) -> tuple[Value, Value]:
+    """As `search`, for integers that lie close together: by a table of the positions of all from the first to the last.
+    """
+    low, high = int(keys[0]), int(keys[-1])
+    near = b.clip(x, low, high)
+    at, there = b.sub(b.cast(near, dtypes.int64), low), b.eq(near, x)
+    if high - low + 1 == len(keys):
+        return there, at
+    table = np.full(high - low + 1, -1, np.int64)
+    table[keys.astype(np.int64) - low] = np.arange(len(keys))
+    found = b.gather(b.constant(table), at, 0)
+    return b.and_(there, b.le(b.scalar(0, dtypes.int64), found)), b.max(found, 0)
 
 
 def encoded(
