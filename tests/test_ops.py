@@ -863,9 +863,10 @@ def samplings() -> Iterator[Case]:
         inside, infinite = np.array([[0, 0, 4, 4], [1, 1, 6, 6]], np.float32), f32(1, 2, 6, 6)
         infinite[0, 0, 2, 2] = np.inf  # where neighbours of a weight of 0 may be
         yield Case("RoiAlign", [infinite, inside, i64(0, 0)], {**attrs, "mode": "max"}, opset=16, atol=1e-5)
-    offsets = f32(2, 2 * 2 * 4, 4, 5)
-    inputs = [f32(2, 4, 5, 6), f32(6, 2, 2, 2), offsets, f32(6), pos(2, 2 * 4, 4, 5)]
-    yield Case("DeformConv", inputs, {"group": 2, "offset_group": 2}, opset=19, dynamic=False, rtol=1e-4, atol=1e-4)
+    for group, own in ((2, 2), (1, 2), (2, 1), (4, 2), (2, 4)):
+        inputs = [f32(2, 4, 5, 6), f32(8, 4 // group, 2, 2), f32(2, own * 2 * 4, 4, 5), f32(8), pos(2, own * 4, 4, 5)]
+        attrs = {"group": group, "offset_group": own}
+        yield Case("DeformConv", inputs, attrs, opset=19, dynamic=False, rtol=1e-4, atol=1e-4)
     yield Case("Col2Im", [f32(2, 12, 20), i64(5, 6), i64(2, 2)], const=[1, 2], opset=18, dynamic=False)
     strided = {"strides": [2, 1], "pads": [1, 0, 1, 2], "dilations": [1, 2]}
     yield Case("Col2Im", [f32(2, 12, 18), i64(5, 6), i64(2, 2)], strided, const=[1, 2], opset=18, dynamic=False)

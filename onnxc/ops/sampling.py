@@ -268,9 +268,14 @@ def deform_conv(
     columns = weighted_sum(b, each, axes)
     if mask is not None:
         columns = b.mul(columns, b.reshape(mask, (n * offset_group, 1, taps, *out)))
-    columns = b.reshape(columns, (n, group, channels // group * taps, prod(out)))
-    weights = b.reshape(w, (1, group, w.shape[0] // group, w.shape[1] * taps))
-    return with_bias(b, b.reshape(b.matmul(weights, columns), (n, w.shape[0], *out)), bias)
+    # Rows of channels, which lie side by side where they are read.
+    rows = b.reshape(b.transpose(columns, (0, 3, 4, 2, 1)), (n, offset_group, prod(out), taps, channels // offset_group))
+    rows = b.reshape(b.transpose(rows, (0, 2, 3, 1, 4)), (n, prod(out), taps, group, channels // group))
+    rows = b.reshape(b.transpose(rows, (0, 3, 1, 2, 4)), (n, group, prod(out), taps * (channels // group)))
+    filters, wide = w.shape[0] // group, taps * w.shape[1]
+    weights = b.transpose(b.reshape(w, (group, filters, w.shape[1], taps)), (0, 3, 2, 1))
+    y = b.matmul(rows, b.reshape(weights, (1, group, wide, filters)))
+    return with_bias(b, b.reshape(b.transpose(y, (0, 1, 3, 2)), (n, w.shape[0], *out)), bias)
 
 
 @op("Col2Im", 18)
