@@ -156,8 +156,7 @@ def search(b: Builder, x: Value, keys: np.ndarray) -> tuple[Value, Value]:
 
 
 def _look_up(b: Builder, x: Value, keys: np.ndarray) -> tuple[Value, Value]:
-    """As `search`, for integers that lie close together: by a table of the positions of all from the first to the last.
-    """
+    """As `search`, for integers that lie close together: by a table of all from the first key to the last."""
     low, high = int(keys[0]), int(keys[-1])
     near = b.clip(x, low, high)
     at, there = b.sub(b.cast(near, dtypes.int64), low), b.eq(near, x)

@@ -257,7 +257,7 @@ def deform_conv(
     out = offset.shape[2:]
     taps = limited(prod(kernel), "DeformConv")
     moved = b.reshape(offset, (n * offset_group, taps, 2, *out))
-    each = b.reshape(x, (n * offset_group, channels // offset_group, *x.shape[2:]))
+    images = b.reshape(x, (n * offset_group, channels // offset_group, *x.shape[2:]))
     axes = []
     for i in range(2):
         move = b.reshape(b.slice(moved, 2, i, i + 1), (n * offset_group, taps, *out))
@@ -265,11 +265,12 @@ def deform_conv(
         start = b.sub(b.mul(b.iota(out[i]), window.strides[i]), b.size_as(window.low[i], dtypes.int64))
         grid = b.add(along(b, b.constant(of_tap.astype(np.int64)), 3, 0), along(b, start, 2, i))
         axes.append(linear_taps(b, b.add(b.cast(grid, x.dtype), move), x.shape[i + 2]))
-    columns = weighted_sum(b, each, axes)
+    columns = weighted_sum(b, images, axes)
     if mask is not None:
         columns = b.mul(columns, b.reshape(mask, (n * offset_group, 1, taps, *out)))
     # Rows of channels, which lie side by side where they are read.
-    rows = b.reshape(b.transpose(columns, (0, 3, 4, 2, 1)), (n, offset_group, prod(out), taps, channels // offset_group))
+    each = (n, offset_group, prod(out), taps, channels // offset_group)
+    rows = b.reshape(b.transpose(columns, (0, 3, 4, 2, 1)), each)
     rows = b.reshape(b.transpose(rows, (0, 2, 3, 1, 4)), (n, prod(out), taps, group, channels // group))
     rows = b.reshape(b.transpose(rows, (0, 3, 1, 2, 4)), (n, group, prod(out), taps * (channels // group)))
     filters, wide = w.shape[0] // group, taps * w.shape[1]

@@ -207,7 +207,7 @@ class Placing:
         return True
 
     def _note_template_readers(self, node: Node, readers: list[Node]) -> None:
-        """A template that reads a view reads the stored value behind it, and so does a routine that reads a flat one."""
+        """A template that reads a view reads the stored value behind it; so does a routine that reads a flat one."""
         own = node.output.id
         homes = [(r, g) for r in readers for g in self.draft.homes.get(id(r), ())]
         templates = [r.op for r, g in homes if g.is_for(r) and own not in g.operands]
