@@ -497,6 +497,22 @@ def test_scatters(simulator: Simulator, reduction: str, dtype: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float16])
+def test_scatters_of_many(simulator: Simulator, reduction: str, dtype: Any) -> None:
+    """Along an axis that is not the last one, and of slices; in a program for some of the places."""
+    m, c, n = ("M", "C", "N") if dtype is np.float32 else ("70", "3", "7")
+    x, u, i = (f32(4, 3, 7) * 3).astype(dtype), (f32(70, 3, 7) * 2).astype(dtype), ints(-4, 4, 70, 3, 7)
+    name = {np.float32: "float", np.int64: "int64", np.float16: "float16"}[dtype]
+    body = f'y = ScatterElements<axis = 0, reduction = "{reduction}">(x, i, u)'
+    graph = f"g ({name}[4,{c},{n}] x, int64[{m},{c},{n}] i, {name}[{m},{c},{n}] u) => ({name}[4,{c},{n}] y)"
+    means(simulator, f"{graph} {{ {body} }}", x, i, u)
+    index = np.stack([ints(-4, 4, 70, 2), ints(-3, 3, 70, 2)], -1)
+    body = f'y = ScatterND<reduction = "{reduction}">(x, i, u)'
+    graph = f"g ({name}[4,{c},{n}] x, int64[{m},2,2] i, {name}[{m},2,{n}] u) => ({name}[4,{c},{n}] y)"
+    means(simulator, f"{graph} {{ {body} }}", x, index, u[:, :2])
+
+
 @pytest.mark.parametrize("words", [40, 8, 1])
 def test_many_rows_are_added_up(simulator: Simulator, words: int) -> None:
     """As an embedding's gradient: some rows go to one place, or all of them."""
@@ -511,6 +527,17 @@ def test_many_rows_to_a_wrong_index(simulator: Simulator) -> None:
     text = f"g (float[5,7] x, int64[70,1] i, float[70,7] u) => (float[5,7] y) {{ {body} }}"
     answer = simulator.run(parsed(text).SerializeToString(), [f32(5, 7), np.full((70, 1), 5), f32(70, 7)])
     assert answer.error[0] == 3 and answer.error[2] == 5
+
+
+@pytest.mark.parametrize("reduction", ["none", "max"])
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+def test_many_to_a_wrong_index(simulator: Simulator, op: str, reduction: str) -> None:
+    shape = "70,1" if op == "ScatterND" else "70,7"
+    body = f'y = {op}<reduction = "{reduction}">(x, i, u)'
+    text = f"g (float[5,7] x, int64[{shape}] i, float[70,7] u) => (float[5,7] y) {{ {body} }}"
+    index = np.full([int(d) for d in shape.split(",")], -6)
+    answer = simulator.run(parsed(text).SerializeToString(), [f32(5, 7), index, f32(70, 7)])
+    assert answer.error[0] == 3 and answer.error[2] == -6
 
 
 def test_scatter_to_a_wrong_index(simulator: Simulator) -> None:
