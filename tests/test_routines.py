@@ -12,8 +12,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx.parser
 import pytest
 
+import onnxc
 from onnxc.errors import OnnxcError, RunError, ShapeError
 from onnxc.frontends.onnx_file import load
 from onnxc.ir import dtypes
@@ -328,3 +330,29 @@ def test_onnx_operators() -> None:
         actual = program(*ops_harness.feeds(case).values())
         for a, e in zip(actual, ops_harness.expected(case), strict=True):
             compare(a, e, 1e-6, 1e-6, str(case))
+
+
+@pytest.mark.parametrize("rows", ["7, 3, 5", "M, C, N"])
+def test_an_index_that_is_repeated_along_rows(rows: str) -> None:
+    """As graph networks add up what comes along edges; where the rows are narrower than the data's it stays as it is."""
+    m, c, n = rows.split(", ")
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[4,{c},{n}] x, int64[{m}] i, float[{m},{c},{n}] u, float[{m},2,{n}] v)
+        => (float[4,{c},{n}] added, float[4,{c},{n}] written, float[4,{c},{n}] some) {{
+        axes = Constant <value_ints = [1, 2]> ()
+        j = Unsqueeze (i, axes)  us = Shape (u)  vs = Shape (v)  k = Expand (j, us)  l = Expand (j, vs)
+        added = ScatterElements <axis = 0, reduction = "add"> (x, k, u)
+        written = ScatterElements <axis = 0> (x, k, u)
+        some = ScatterElements <axis = 0> (x, l, v)
+    }}"""
+    model = onnxc.compile(onnx.parser.parse_model(text))
+    x, u, v, i = reals(4, 3, 5), reals(7, 3, 5), reals(7, 2, 5), indices(4, 7)
+    added, written, some = x.copy(), x.copy(), x.copy()
+    np.add.at(added, i, u)
+    for k, at in enumerate(i):
+        written[at] = u[k]
+        some[at, :2] = v[k]
+    got = model(x, i, u, v)
+    np.testing.assert_allclose(got["added"], added, 1e-6, 1e-6)
+    np.testing.assert_array_equal(got["written"], written)
+    np.testing.assert_array_equal(got["some"], some)

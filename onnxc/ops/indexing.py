@@ -10,6 +10,7 @@ from onnxc.errors import ModelError, NeedsContentError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
+from onnxc.ir.types import same_shape
 from onnxc.ops.common import along, constant_input, scalar_of, static_dim
 from onnxc.ops.computed import positions_where, unravelled
 from onnxc.ops.registry import Flag, op
@@ -47,7 +48,22 @@ def _reduction(name: str) -> str:
 def scatter_elements(
     b: Builder, x: Value, index: Value, updates: Value, *, axis: int = 0, reduction: str = "none",
 ) -> Value:  # fmt: skip
-    return b.one("scatter_elements", x, index, updates, axis=b.axis(axis, x.rank), reduction=_reduction(reduction))
+    axis, joined = b.axis(axis, x.rank), _reduction(reduction)
+    rows = _whole_rows(x, index, updates, axis)
+    if rows is not None:
+        return b.one("scatter_nd", x, b.reshape(rows, (index.shape[0], 1)), updates, reduction=joined)
+    return b.one("scatter_elements", x, index, updates, axis=axis, reduction=joined)
+
+
+def _whole_rows(x: Value, index: Value, updates: Value, axis: int) -> Value | None:
+    """What an index along the first axis repeats for all elements of a row, as graph networks have it; else None."""
+    node = index.node
+    if axis or x.rank < 2 or x.dtype is dtypes.string or node is None or node.op != "expand":
+        return None
+    (given,) = node.operands
+    repeats = same_shape(given.shape, (index.shape[0], *(1,) * (x.rank - 1)))
+    whole = same_shape(index.shape[1:], x.shape[1:]) and same_shape(index.shape, updates.shape)
+    return given if repeats and whole else None
 
 
 @op("ScatterND", 11)

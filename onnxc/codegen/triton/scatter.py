@@ -42,7 +42,7 @@ SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
 MANY = 8  # rows among these places, above which they are not looked for one by one
 COMPARED = 8192  # rows of float32 up to which each is compared with all others
 OWNERS = 512  # programs that have places to themselves
-LINES = (64, 64)  # lines, and updates of each, that a program looks at at a time
+LINES, SEEN = 64, 4096  # lines, and updates of all of them, that a program looks at at a time
 
 
 def _copy(layout: Layout, source: Value, target: Value, marks: Value | None = None) -> Kernel:
@@ -88,7 +88,9 @@ def scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
     out, axis = node.output, node.attrs["axis"]
     distinct = _distinct(index, axis, out.shape[axis])
     if not distinct and not _are_few(index.shape[axis]):
-        return _marked_elements(node, layout) if _overwrites(node) else _owned_elements(node, layout)
+        if _overwrites(node) or _is_atomic(node):
+            return _marked_elements(node, layout)
+        return _owned_elements(node, layout)
     tensors = (data, out, index, updates)
     strides = [layout.strides(v) for v in tensors]
     m, n = index.shape[axis], out.shape[axis]
@@ -154,7 +156,7 @@ def scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     strides = {v.id: layout.strides(v) for v in (data, out, index, updates)}
     count = prod(index.shape[:-1])
     if not _are_few(count):
-        if _overwrites(node):
+        if _overwrites(node) or _is_atomic(node):
             return _marked_rows(node, layout, depth)
         return [
             _copy(layout, data, out),
@@ -198,6 +200,11 @@ def _overwrites(node: Node) -> bool:
     return bool(node.attrs["reduction"] == "none")
 
 
+def _is_atomic(node: Node) -> bool:
+    """Whether updates are joined by one instruction, and in whatever order with the same result."""
+    return node.output.dtype.name in ("int32", "int64") and node.attrs["reduction"] in ("add", "max", "min")
+
+
 def _are_few(count: Dim) -> bool:
     return isinstance(count, int) and count <= FEW
 
@@ -205,8 +212,11 @@ def _are_few(count: Dim) -> bool:
 def _is_compared(node: Node) -> bool:
     """Whether each row is compared with all others, for those that belong together to be added up at a time."""
     count = prod(node.operands[1].shape[:-1])
-    few = isinstance(count, int) and count <= COMPARED
-    return few and node.attrs["reduction"] == "add" and node.output.dtype.name == "float32"
+    return isinstance(count, int) and count <= COMPARED and _is_sum(node)
+
+
+def _is_sum(node: Node) -> bool:
+    return bool(node.attrs["reduction"] == "add" and node.output.dtype.name == "float32")
 
 
 def _summed_rows(node: Node, layout: Layout, depth: int) -> Kernel:
@@ -268,8 +278,10 @@ def _offsets_of(w: Writer, name: str, rows: Reach) -> tuple[list[str], str]:
     return inner.lines, at_updates
 
 
-def _places(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]], j: str) -> list[str]:
-    """Statements that find which rows `j` go to the same place as `i`, as ``same_j``, and where they lie, ``at_j``."""
+def _places(
+    w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]], j: str, to: str = "to"
+) -> list[str]:
+    """Statements that find which rows `j` go to the place `to`, as ``same_j``, and where they lie, ``at_j``."""
     data, index, _ = node.operands
     inner = Writer(w.layout, ())
     inner.buffers, inner.wide, inner._sizes = w.buffers, w.wide, w._sizes
@@ -279,7 +291,7 @@ def _places(w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, t
         at = f"{w.start(index)} + {at_index} + {w.size(d * strides[index.id][-1])} + tl.zeros_like({j})"
         found = f"ox_wrapped(tl.load({at}, mask=inside_{j}, other=0), {w.size(data.shape[d])})"
         inner.lines.append(f"there_{j}{d} = {found}")
-        tests.append(f"(there_{j}{d} == to{d})")
+        tests.append(f"(there_{j}{d} == {to}{d})")
     inside = f"inside_{j} = {j} < {w.size(rows.count)}"
     return [inside, *inner.lines, f"same_{j} = {' & '.join(tests)}", f"at_{j} = {at_updates} + tl.zeros_like({j})"]
 
@@ -319,13 +331,22 @@ def _marks(places: Dim, updates: Dim) -> Value:
     return Value(TensorType(kind, (places,)))
 
 
-def _mark(w: Writer, marks: Value, at: str, number: str) -> None:
+def _mark(w: Writer, marks: Value, at: str, number: str) -> str:
     kind = spelling.computed(marks.dtype)
-    w.lines.append(f"tl.atomic_max({w.start(marks)} + {at}, ({number} + 1).to({kind}), mask=good, sem='relaxed')")
+    return f"tl.atomic_max({w.start(marks)} + {at}, ({number} + 1).to({kind}), mask=good, sem='relaxed')"
 
 
-def _look(w: Writer, marks: Value, at: str, number: str) -> None:
-    w.lines.append(f"last = good & (tl.load({w.start(marks)} + {at}, mask=good, other=0) == {number} + 1)")
+def _looked(w: Writer, marks: Value, at: str, number: str) -> str:
+    return f"last = good & (tl.load({w.start(marks)} + {at}, mask=good, other=0) == {number} + 1)"
+
+
+def _written(at: str, update: str, mask: str) -> list[str]:
+    return [f"u = tl.load({update}, mask={mask}, other=0)", f"tl.store({at}, u, mask={mask})"]
+
+
+def _joined_at_once(node: Node, at: str, update: str, mask: str) -> list[str]:
+    atomic = f"tl.atomic_{node.attrs['reduction']}({at}, u, mask={mask}, sem='relaxed')"
+    return [f"u = tl.load({update}, mask={mask}, other=0)", atomic]
 
 
 def _marked_elements(node: Node, layout: Layout) -> list[Kernel]:
@@ -336,9 +357,10 @@ def _marked_elements(node: Node, layout: Layout) -> list[Kernel]:
     lines = _row_major([1 if here else d for here, d in zip(along, index.shape, strict=True)], n)
     apart = [[0 if here else s for here, s in zip(along, each, strict=True)] for each in (lines, layout.strides(out))]
     reach = Reach.of(index.shape, *(layout.strides(v) for v in (index, updates)), *apart, along)
+    atomic = _is_atomic(node)
     marks = _marks(prod(without(index.shape, axis)) * n, m)
-    kernels = [_copy(layout, data, out, marks)]
-    for writes in (False, True):
+    kernels = [_copy(layout, data, out, None if atomic else marks)]
+    for writes in (True,) if atomic else (False, True):
         w = Writer(layout, (out, index, updates, marks), reach.count)
         w.lanes("x", f"pid * {COPIED}", COPIED)
         w.lines.append(f"xm = x < {w.size(reach.count)}")
@@ -348,15 +370,15 @@ def _marked_elements(node: Node, layout: Layout) -> list[Kernel]:
             f"raw = tl.load({w.start(index)} + {at_index}, mask=xm, other=0)", f"to = ox_wrapped(raw, {extent})",
             f"good = xm & (to >= 0) & (to < {extent})",
         ]  # fmt: skip
-        if writes:
-            _look(w, marks, f"{at_mark} + to", i)
-            w.lines += [
-                f"u = tl.load({w.start(updates)} + {at_update}, mask=last, other=0)",
-                f"tl.store({w.start(out)} + {at_out} + to * {w.size(step)}, u, mask=last)",
-            ]
-        else:
+        if atomic or not writes:
             w.report_index(f"xm & ((to < 0) | (to >= {extent}))", "raw")
-            _mark(w, marks, f"{at_mark} + to", i)
+        update, place = f"{w.start(updates)} + {at_update}", f"{w.start(out)} + {at_out} + to * {w.size(step)}"
+        if atomic:
+            w.lines += _joined_at_once(node, place, update, "good")
+        elif writes:
+            w.lines += [_looked(w, marks, f"{at_mark} + to", i), *_written(place, update, "last")]
+        else:
+            w.lines.append(_mark(w, marks, f"{at_mark} + to", i))
         kernels.append(w.kernel(ceildiv(reach.count, COPIED), COPIED))
     return kernels
 
@@ -380,12 +402,15 @@ def _marked_rows(node: Node, layout: Layout, depth: int) -> list[Kernel]:
     place = _row_major(data.shape[:depth])
     names = [f"to{d}" for d in range(depth)]
 
-    w = Writer(layout, (data, out, index, updates, marks), rows.count)
-    w.lanes("i", f"pid * {COPIED}", COPIED)
-    w.lines.append(f"im = i < {w.size(rows.count)}")
-    _rows(w, node, depth, rows, strides)
-    _mark(w, marks, f"{w.along(names, place)} + tl.zeros_like(i)", "i")
-    kernels = [_copy(layout, data, out, marks), w.kernel(ceildiv(rows.count, COPIED), COPIED)]
+    atomic = _is_atomic(node)
+    kernels = [_copy(layout, data, out, None if atomic else marks)]
+    if not atomic:
+        w = Writer(layout, (data, out, index, updates, marks), rows.count)
+        w.lanes("i", f"pid * {COPIED}", COPIED)
+        w.lines.append(f"im = i < {w.size(rows.count)}")
+        _rows(w, node, depth, rows, strides)
+        w.lines.append(_mark(w, marks, f"{w.along(names, place)} + tl.zeros_like(i)", "i"))
+        kernels.append(w.kernel(ceildiv(rows.count, COPIED), COPIED))
 
     w = Writer(layout, (data, out, index, updates, marks), rows.count * slices.count)
     width = min(SLICE, power(slices.count)) if isinstance(slices.count, int) else SLICE
@@ -394,14 +419,15 @@ def _marked_rows(node: Node, layout: Layout, depth: int) -> list[Kernel]:
     w.lanes("i", f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
     w.lines += [f"qm = q < {w.size(slices.count)}", f"im = i < {w.size(rows.count)}"]
     to_out, from_updates = w.spread("q", slices)
-    _rows(w, node, depth, rows, strides, reports=False)
-    _look(w, marks, f"{w.along(names, place)} + tl.zeros_like(i)", "i")
+    _rows(w, node, depth, rows, strides, reports=atomic)
     found, at_updates = _offsets_of(w, "i", rows)
+    at = f"{w.start(out)} + at_out + {to_out}"
     update = f"{w.start(updates)} + {at_updates} + tl.zeros_like(i) + {from_updates}"
-    w.lines += [
-        *found, f"u = tl.load({update}, mask=last & qm, other=0)",
-        f"tl.store({w.start(out)} + at_out + {to_out}, u, mask=last & qm)",
-    ]  # fmt: skip
+    if atomic:
+        w.lines += [*found, *_joined_at_once(node, at, update, "good & qm")]
+    else:
+        last = _looked(w, marks, f"{w.along(names, place)} + tl.zeros_like(i)", "i")
+        w.lines += [last, *found, *_written(at, update, "last & qm")]
     return [*kernels, w.kernel(ceildiv(rows.count, block) * blocks, COPIED)]
 
 
@@ -426,11 +452,10 @@ def _owned_elements(node: Node, layout: Layout) -> list[Kernel]:
     tensors = (out, index, updates)
     strides = [layout.strides(v) for v in tensors]
     reach = Reach.of(without(index.shape, axis), *(without(s, axis) for s in strides))
-    lines, piece = (
-        min(most, power(d)) if isinstance(d, int) else most for most, d in zip(LINES, (reach.count, m), strict=True)
-    )
+    lines = min(LINES, power(reach.count)) if isinstance(reach.count, int) else LINES
+    piece = min(SEEN // lines, power(m)) if isinstance(m, int) else SEEN // lines
     blocks = ceildiv(reach.count, lines)
-    parts: Dim = max(1, OWNERS // max(1, blocks)) if isinstance(blocks, int) else OWNERS // LINES[0]
+    parts: Dim = max(1, OWNERS // max(1, blocks)) if isinstance(blocks, int) else OWNERS // LINES
     parts = maximum(1, minimum(parts, n))
     w = Writer(layout, (data, *tensors), reach.count * m)
     kind = ".to(tl.int64)" if w.wide else ""
@@ -486,13 +511,14 @@ def _owned_rows(node: Node, layout: Layout, depth: int) -> Kernel:
     whole = Reach.of(data.shape[:depth], strides[out.id][:depth])
     digits, at_out = _digits(w, "place", whole)
     to, update = f"{w.start(out)} + {at_out} + {to_out}", f"{w.start(updates)} + {at_updates} + {from_updates}"
+    together = _added_together(w, node, depth, rows, strides, (*digits, to), from_updates) if _is_sum(node) else []
     w.lines += [
         f"for j0 in range(0, {count}, {SEARCHED}):",
         *indent([
             "i = j0 + lane", f"im = i < {count}", *inner.lines,
             f"to = {w.along([f'to{d}' for d in range(depth)], _row_major(data.shape[:depth]))} + tl.zeros_like(i)",
             "mine = good & (to >= low) & (to < high)", "found = ox_count(mine)",
-            f"last = ox_least(mine, i, j0 + {SEARCHED}) - 1", "for turn in range(0, found):",
+            *together, f"last = ox_least(mine, i, j0 + {SEARCHED}) - 1", "for turn in range(0, found):",
             *indent([
                 f"last = ox_least(mine & (i > last), i, j0 + {SEARCHED})",
                 "place = tl.sum(tl.sum(tl.where(i == last, to, 0), 1), 0)", *found, *digits,
@@ -501,6 +527,34 @@ def _owned_rows(node: Node, layout: Layout, depth: int) -> Kernel:
         ]),
     ]  # fmt: skip
     return w.kernel(blocks * parts, SEARCHED)
+
+
+def _added_together(
+    w: Writer, node: Node, depth: int, rows: Reach, strides: dict[int, tuple[Dim, ...]], place: Sequence[str],
+    from_updates: str,
+) -> list[str]:  # fmt: skip
+    """Statements that add up those of a program's rows that go where the first of them goes, some at a time, where they
+    are many: a padding's, say. They are `mine` no more.
+    """
+    *digits, at = place
+    piece, kind = SUMMED[0], ".to(tl.int64)" if w.wide else ""
+    first = [f"there{d} = tl.max(tl.max(tl.where(i == first, to{d}, 0), 1), 0)" for d in range(depth)]
+    again = _places(w, node, depth, rows, strides, "k", "there")
+    return [
+        f"first = ox_least(mine, i, j0 + {SEARCHED})", "place = tl.sum(tl.sum(tl.where(i == first, to, 0), 1), 0)",
+        "alike = ox_count(mine & (to == place))", f"if alike > {MANY}:",
+        *indent([
+            *first, *digits, "tl.debug_barrier()", f"acc = tl.load({at}, mask=qm, other=0.0)",
+            f"for k0 in range(j0, j0 + {SEARCHED}, {piece}):",
+            *indent([
+                f"k = k0 + tl.arange(0, {piece}){kind}[:, None]", *again,
+                f"u = tl.load({w.start(node.operands[2])} + at_k + {from_updates}, mask=same_k & qm, other=0.0)",
+                "acc += ox_sum(u, 0)",
+            ]),
+            f"tl.store({at}, acc, mask=qm)",
+        ]),
+        f"mine = mine & ((to != place) | (alike <= {MANY}))", "found = ox_count(mine)",
+    ]  # fmt: skip
 
 
 def _digits(w: Writer, name: str, reach: Reach) -> tuple[list[str], str]:
