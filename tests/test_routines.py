@@ -334,7 +334,7 @@ def test_onnx_operators() -> None:
 
 @pytest.mark.parametrize("rows", ["7, 3, 5", "M, C, N"])
 def test_an_index_that_is_repeated_along_rows(rows: str) -> None:
-    """As graph networks add up what comes along edges; where the rows are narrower than the data's it stays as it is."""
+    """As graph networks add up what comes along edges. Rows that are narrower than the data's stay as they are."""
     m, c, n = rows.split(", ")
     text = f"""<ir_version: 10, opset_import: ["" : 18]>
     g (float[4,{c},{n}] x, int64[{m}] i, float[{m},{c},{n}] u, float[{m},2,{n}] v)
