@@ -25,6 +25,8 @@ WIDTH = 5
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 Array = np.ndarray[Any, Any]
 
+pytestmark = pytest.mark.every_target
+
 
 def agree(model: onnx.ModelProto, x: Array, rtol: float = 1e-5, atol: float = 1e-5, compiled: bool = False) -> None:
     """numpy's meaning of the model's primitives gives onnxruntime's answers, and so does the compiled model."""

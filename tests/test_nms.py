@@ -14,6 +14,8 @@ from onnxc.errors import ModelError, RunError
 from onnxc.primitives.base import lookup
 from tests.staging_harness import check, int64, parsed, same
 
+pytestmark = pytest.mark.every_target
+
 f32 = np.float32
 ALL = """g (float[b, n, 4] boxes, float[b, c, n] scores, int64[1] most, float[1] iou, float[1] least) => (y) {
   y = NonMaxSuppression <center_point_box = %d> (boxes, scores, most, iou, least)

@@ -581,7 +581,7 @@ class Libdevice:
         self._functions: dict[str, Callable[..., Array]] = {
             **{name: getattr(np, name) for name in same.split()},
             "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
-            "atanh": np.arctanh, "pow": np.power, "sqrt_rn": np.sqrt,
+            "atanh": np.arctanh, "pow": np.power, "sqrt_rn": np.sqrt, "mul_rn": np.multiply,
             "erf": np.vectorize(math.erf, otypes=[np.float64]),
         }  # fmt: skip
 

@@ -499,7 +499,7 @@ def ox_below(a, b):
 
 @triton.jit
 def ox_report(error, bad, code, call, value):
-    """Writes down that something was out of bounds (code 3) or divided by zero (code 4).
+    """Writes down what went wrong: codes of runtime.h, and a value that says more.
 
     One report is kept, with the words of one lane: that which draws number 0. Once one has, others need not draw.
     """
@@ -511,3 +511,39 @@ def ox_report(error, bad, code, call, value):
     tl.store(error + zero, nothing + code, mask=first)
     tl.store(error + 1 + zero, nothing + call, mask=first)
     tl.store(error + 2 + zero, nothing + value, mask=first)
+
+
+# ---------------------------------------------------------------- boxes and trees
+
+
+@triton.jit
+def ox_score_key(score, at):
+    """Integers that are greater for higher scores, and of equal ones (-0 is 0) for lower positions."""
+    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    return (order << 32) | (4294967295 - at.to(tl.int64))
+
+
+@triton.jit
+def ox_in_order(a, b):
+    """The lower of two ends, and the higher one."""
+    return tl.where(a >= b, b, a), tl.where(a >= b, a, b)
+
+
+@triton.jit
+def ox_overlaps(ax0, ax1, ay0, ay1, bx0, bx1, by0, by1, limit):
+    """Whether what boxes have in common is more than `limit` of what they cover. Each step is rounded."""
+    area, other = libdevice.mul_rn(ax1 - ax0, ay1 - ay0), libdevice.mul_rn(bx1 - bx0, by1 - by0)
+    left, right = tl.where(ax0 < bx0, bx0, ax0), tl.where(bx1 < ax1, bx1, ax1)
+    low, high = tl.where(ay0 < by0, by0, ay0), tl.where(by1 < ay1, by1, ay1)
+    common = libdevice.mul_rn(right - left, high - low)
+    both = area + other - common
+    apart = (right <= left) | (high <= low) | (common <= 0) | (area <= 0) | (other <= 0) | (both <= 0)
+    return (tl.div_rn(common, both) > limit) & (apart == 0)
+
+
+@triton.jit
+def ox_double(words):
+    """A float64 that lies in two words."""
+    low, high = tl.load(words).to(tl.uint32, bitcast=True), tl.load(words + 1).to(tl.uint32, bitcast=True)
+    return (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.float64, bitcast=True)

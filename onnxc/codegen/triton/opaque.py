@@ -1,14 +1,17 @@
-"""Kernels of the primitives that are no loop nests: running sums, the best along an axis, scatters, kernels of users.
+"""Kernels of the primitives that are no loop nests: running sums, the best of a line, scatters, boxes, trees.
 
-Results do not depend on the order in which programs run: see `running.py`, `best.py` and `scatter.py`.
+Results do not depend on the order in which programs run: see `running.py`, `best.py`, `scatter.py`, `boxes.py`
+and `trees.py`.
 """
 
 from __future__ import annotations
 
 from onnxc.codegen.triton.best import top_k
+from onnxc.codegen.triton.boxes import suppression
 from onnxc.codegen.triton.kernel import Kernel
 from onnxc.codegen.triton.running import running_sums
 from onnxc.codegen.triton.scatter import scatter_elements, scatter_nd
+from onnxc.codegen.triton.trees import leaves
 from onnxc.codegen.triton.user import emit_user
 from onnxc.codegen.triton.writer import Writer
 from onnxc.errors import UnsupportedError
@@ -38,4 +41,7 @@ def _user(node: Node, layout: Layout) -> list[Kernel]:
 
 
 _OPEN = {"cumsum": running_sums, "top_k": top_k}  # what they read, and what they make of it, is in their groups
-_EMITTERS = {"scatter_elements": scatter_elements, "scatter_nd": scatter_nd, USER: _user}
+_EMITTERS = {
+    "nms": suppression, "scatter_elements": scatter_elements, "scatter_nd": scatter_nd, "tree_leaves": leaves,
+    USER: _user,
+}  # fmt: skip

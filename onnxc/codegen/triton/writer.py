@@ -14,7 +14,7 @@ from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
 from onnxc.planner.layout import Layout
 
-ERR_INDEX = 3
+ERR_INDEX, ERR_SHAPE, ERR_VALUE = 3, 5, 6  # as in runtime.h
 
 
 @dataclass(frozen=True)
