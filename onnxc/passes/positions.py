@@ -24,11 +24,12 @@ def expand_positions(graph: Graph) -> Graph:
         (size,) = mask.shape
         ones = b.cast(mask, dtypes.int64)
         before = b.one("cumsum", ones, axis=0, exclusive=True, reverse=False)
-        # What is not wanted is written to one place beyond the end.
-        target = b.where(mask, before, b.size_as(size, dtypes.int64))
-        room = b.full((size + 1,), 0, dtypes.int64)
-        places = b.one("scatter_elements", room, target, b.iota(size), axis=0, reduction="none")
-        found = b.slice(places, 0, 0, size), b.reduce("sum", ones, [0])
+        count = b.reduce("sum", ones, [0])
+        # What is not wanted is written behind what is: each element has a place of its own.
+        target = b.where(mask, before, b.add(b.sub(b.iota(size), before), count))
+        room = b.full((size,), 0, dtypes.int64)
+        places = b.one("scatter_elements", room, target, b.iota(size), axis=0, reduction="none", distinct=True)
+        found = places, count
         rewriter.nodes += b.nodes
         for old, new in zip(node.outputs, found, strict=True):
             rewriter.replace(old, new)

@@ -83,7 +83,9 @@ def _check_scattered(types: Sequence[TensorType]) -> None:
 
 
 def _scatter_elements(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """out[..., index[p], ...] = updates[p] at `axis`, for each place p of the index, in order."""
+    """out[..., index[p], ...] = updates[p] at `axis`, for each place p of the index, in order. `distinct` says that no
+    two of a line are the same.
+    """
     data, index, updates = (t.shape for t in types)
     _check_scattered(types)
     _check_reach(data, index, attrs["axis"])
@@ -116,7 +118,7 @@ def _scatter_nd_eval(x: np.ndarray, index: np.ndarray, updates: np.ndarray, redu
 
 
 def _scatter_elements_eval(
-    x: np.ndarray, index: np.ndarray, updates: np.ndarray, axis: int, reduction: str
+    x: np.ndarray, index: np.ndarray, updates: np.ndarray, axis: int, reduction: str, distinct: bool = False
 ) -> np.ndarray:
     out = x.copy()
     grid: list[np.ndarray] = list(np.indices(index.shape))

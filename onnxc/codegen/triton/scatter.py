@@ -86,7 +86,7 @@ def scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
     """The kernels of a scatter along one axis."""
     data, index, updates = node.operands
     out, axis = node.output, node.attrs["axis"]
-    distinct = _distinct(index, axis, out.shape[axis])
+    distinct = node.attrs.get("distinct", False) or _distinct(index, axis, out.shape[axis])
     if not distinct and not _are_few(index.shape[axis]):
         if _overwrites(node) or _is_atomic(node):
             return _marked_elements(node, layout)
