@@ -13,6 +13,8 @@ from onnxc.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+from torch.ao.quantization.fx import _decomposed  # noqa: E402, F401  (has the ops of quantized_decomposed)
+
 from onnxc.torch.omissions import check_nothing_left_out  # noqa: E402
 
 
