@@ -51,6 +51,8 @@ demo: $(VENV)/.user
 	@mkdir -p $(DEMO)
 	@BIN=$(BIN) OUT=$(DEMO) bash models/demo.sh
 
+# With KEEP=1, what an earlier such run compiled of the same text is not compiled again.
+test: export ONNXC_TESTS_KEEP ?= $(KEEP)
 test: $(VENV)/.dev zoo
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(TESTS)
 

@@ -6,6 +6,7 @@ runs the tests of answers on this machine's GPU (`tests/targets.py`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -24,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from models.zoo import store
-from tests import cuda_kernels, targets
+from tests import compiled_before, cuda_kernels, targets
 from tests.fake_cuda import FakeDriver
 from tests.triton_simulator import Simulator
 
@@ -120,6 +121,14 @@ def private_cache(session_folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def machine_code_of_earlier_runs(private_cache: Path) -> Iterator[None]:
+    """With ``$ONNXC_TESTS_KEEP``, what an earlier run compiled of the same text is not compiled again."""
+    kept = compiled_before.folder()
+    with kept.installed() if kept else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def sessions_of_one_thread() -> Iterator[None]:
     """onnxruntime, the oracle, computes in the thread that calls it.
 
@@ -159,9 +168,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
 @pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty ``$ONNXC_CACHE`` for one test, where what is in the cache is the point."""
+    """An empty ``$ONNXC_CACHE`` for one test, where what is in the cache is the point; all is compiled in it."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
+    compiled_before.compile_anew(monkeypatch)
     monkeypatch.setenv("ONNXC_CACHE", str(cache))
     return cache
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from onnxc.codegen import cpp
+from tests import compiled_before
 
 INCLUDE = Path(cpp.__file__).parent / "include"
 FLAGS = ("-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi")
@@ -32,11 +33,17 @@ def native_library(session_folder: Path, source: str, flags: Sequence[str], afte
         if not library.exists():
             text.write_text(source)
             made = library.with_suffix(".new")
-            built = subprocess.run(
-                [*command, "-o", str(made), str(text), *after], capture_output=True, text=True, check=False
-            )
-            if built.returncode and "-march" in built.stderr:
-                pytest.skip(f"the compiler does not know {' '.join(flags)}")
-            assert built.returncode == 0, built.stderr
+
+            def compiled() -> bytes:
+                built = subprocess.run(
+                    [*command, "-o", str(made), str(text), *after], capture_output=True, text=True, check=False
+                )
+                if built.returncode and "-march" in built.stderr:
+                    pytest.skip(f"the compiler does not know {' '.join(flags)}")
+                assert built.returncode == 0, built.stderr
+                return made.read_bytes()
+
+            before = compiled_before.folder()
+            made.write_bytes(before.native(source, command, after, compiled, INCLUDE) if before else compiled())
             made.rename(library)
     return library
