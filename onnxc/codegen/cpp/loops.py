@@ -161,10 +161,9 @@ class NestEmitter(PhaseEmitter):
         self._phases(inner)
         several = interleave(inner.lines, name, name, [], UNROLL) if self._wide_enough() else None
         self.side = UNROLL if several else 1
-        blocks = self._top(ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
-        turn = f"row % {blocks}" if outer else "row"
-        lines = [f"const i64 {name}{'_0' if several else ''} = {turn} * {self.side} * VL;"]
-        lines += [*self._decode(outer, f"(row / {blocks})"), *scope.lines]
+        rest, turn = self._divided("row", ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
+        lines = [f"const i64 {name}{'_0' if several else ''} = {turn if outer else 'row'} * {self.side} * VL;"]
+        lines += [*self._decode(outer, rest), *scope.lines]
         lines += [
             f"const auto block = [&](const i64 {name}, auto lanes) OX_LAMBDA {{",
             *indent(inner.lines),
@@ -189,9 +188,23 @@ class NestEmitter(PhaseEmitter):
         """Definitions of loop variables from the number of a turn."""
         lines = []
         for k, (s, d) in reversed(list(enumerate(outer))):
-            lines.append(f"const i64 {self.emitter.names[s]} = {rest}{f' % {self._top(d)}' if k else ''};")
-            rest = f"({rest} / {self._top(d)})"
+            before, here = self._divided(rest, d)
+            lines.append(f"const i64 {self.emitter.names[s]} = {here if k else rest};")
+            rest = before
         return lines
+
+    def _divided(self, number: str, d: Dim) -> tuple[str, str]:
+        """Quotient and rest of a number that is not negative. A size that is known at run time alone becomes a factor
+        first: to divide by it takes as long as to compute dozens of elements.
+        """
+        size = self._top(d)
+        if isinstance(d, int):
+            return f"({number} / {size})", f"{number} % {size}"
+        if size not in self.divisors:
+            self.divisors[size] = self.emitter.fresh("by")
+            self.function.lines.append(f"const ox_divisor {self.divisors[size]}({size});")
+        by = self.divisors[size]
+        return f"{by}.quotient({number})", f"{by}.rest({number})"
 
     # ------------------------------------------------------------ plain loops (no reduction)
 
@@ -236,20 +249,21 @@ class NestEmitter(PhaseEmitter):
         rest = "row"
         lo, hi = "0", self._top(extent)
         if chunked:
-            chunk, rest = (f"row % {self._top(chunks)}", f"(row / {self._top(chunks)})") if loops else ("row", "row")
+            rest, chunk = self._divided("row", chunks) if loops else ("row", "row")
             if loops and self._shares_lines(phase):  # what lies between its lanes is read by the rows that follow
-                chunk, rest = f"row / {self._top(total)}", f"(row % {self._top(total)})"
+                chunk, rest = self._divided("row", total)
             scope.lines.append(f"const i64 lo = {chunk} * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});")
             lo, hi = "lo", "hi"
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
-            value = f"{rest}{f' % {self._top(d)}' if k else ''}"
+            before, here = self._divided(rest, d)
+            value = here if k else rest
             scope.lines.append(
                 f"const i64 {name}_0 = {value} * VL;"
                 if staged and s == staged.partner
                 else f"const i64 {name} = {value};"
             )
-            rest = f"({rest} / {self._top(d)})"
+            rest = before
         if staged:
             scope.available.discard(staged.partner)
         self._innermost(phase, scope, vector, lo, hi, [], staged)

@@ -43,6 +43,7 @@ class PhaseEmitter:
         self.includes: set[str] = set()
         self.caches = PhaseCaches(self.emitter, lanes)
         self.bounds: dict[Symbol, tuple[list[Dim], list[Dim]]] = {}  # of loops that stay inside a padded window
+        self.divisors: dict[str, str] = {}  # names of what divides by a size, by the size
         self.function = Scope()
         self.function.lines.append("const Full lanes{}; (void)lanes;")
 

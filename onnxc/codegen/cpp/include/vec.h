@@ -40,6 +40,18 @@ template <class F> OX i64 ox_parts(i64 n, i64 count, i64 begin, i64 first, i64 l
 }
 // Divisors are sizes: where one is zero there are no elements, and the quotient does not matter.
 OX i64 ox_div(i64 a, i64 b) { if (b == 0) return 0; i64 q = a / b; return q - (a % b && (a < 0) != (b < 0)); }
+// Divides numbers that are not negative by a size that is known at run time: a product where both have 32 bits at most.
+// With m = (2^64 + e) / d, e < d, the product n m / 2^64 exceeds n / d by less than n / 2^64, which is less than 1 / d.
+struct ox_divisor {
+  i64 d;
+  u64 m;
+  explicit ox_divisor(i64 size) : d(size), m(size > 1 ? ~0ull / (u64)size + 1 : 0) {}
+  i64 quotient(i64 n) const {
+    if (__builtin_expect(((n | d) >> 32) == 0 && d != 1, 1)) return (i64)((unsigned __int128)m * (u64)n >> 64);
+    return d == 1 ? n : n / d;
+  }
+  i64 rest(i64 n) const { return n - quotient(n) * d; }
+};
 OX i64 ox_mod(i64 a, i64 b) {
   if (b == 0) return 0;
   i64 r = a % b;
