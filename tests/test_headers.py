@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from onnxc.runtime.cpu import JUMPS_APART, level
 from onnxc.runtime.library import NATIVE
 from onnxc.runtime.toolchain import find_compiler
 from tests.compile_harness import generate
+from tests.native_library import native_library
 
 HEADERS = sorted(path.name for path in INCLUDE.glob("*.h"))
 OF_FUNCTIONS = sorted({header for headers in defined().values() for header in headers})
@@ -64,3 +66,22 @@ def test_a_program_has_the_headers_of_its_functions() -> None:
     program = generate(prepare(b.graph([b.exp(x), b.one("mod", k, b.constant(np.array([3])))])), None, level())
     found = re.findall('#include "(.*)"', program.source)
     assert found == ["divisors.h", "program.h", "vec.h", "vexp.h", "vint.h"]
+
+
+def test_a_divisor_is_exact(session_folder: Path) -> None:
+    """By a product where both numbers have 32 bits at most, else by the machine's own division."""
+    source = """#include "vec.h"
+    extern "C" void divide(const i64 *n, const i64 *d, i64 *q, i64 *r, i64 count) {
+      for (i64 k = 0; k < count; k++) { const ox_divisor by(d[k]); q[k] = by.quotient(n[k]); r[k] = by.rest(n[k]); }
+    }"""
+    library = ctypes.CDLL(str(native_library(session_folder, source, ["-DONNXC_VL=4"])))
+    ends = [1, 2, 3, 7, 10, 641, 65535, 65537, 2**31 - 1, 2**32 - 1, 2**32, 2**32 + 1, 2**40 + 7]
+    rng = np.random.default_rng(0)
+    sizes = np.array([*ends, *rng.integers(1, 2**32, 300), *rng.integers(1, 1000, 300)])
+    near = (sizes[:, None] * rng.integers(0, 2**31, 8) % 2**62 // sizes[:, None] * sizes[:, None]).ravel()
+    numbers = np.array([*ends, 0, *rng.integers(0, 2**32, 40), *rng.choice(near, 300), *(rng.choice(near, 300) + 1)])
+    n, d = (np.ascontiguousarray(v.ravel()) for v in np.meshgrid(np.abs(numbers), sizes))
+    quotient, rest = np.empty_like(n), np.empty_like(n)
+    library.divide(*(ctypes.c_void_p(v.ctypes.data) for v in (n, d, quotient, rest)), ctypes.c_int64(n.size))
+    np.testing.assert_array_equal(quotient, n // d)
+    np.testing.assert_array_equal(rest, n % d)
