@@ -33,7 +33,6 @@ from onnxc.primitives.builder import constant_of
 from onnxc.primitives.indexing import scatter_depth
 
 BLOCK = 128  # elements (updates) that a program places
-PIECE = 32  # others that it compares them with at a time
 COPIED = 1024  # elements that a program copies
 SLICE = 64  # neighbouring elements of a slice in a tile
 FEW = 64  # updates of a line that are compared with each other
@@ -42,7 +41,7 @@ SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
 MANY = 8  # rows among these places, above which they are not looked for one by one
 COMPARED = 8192  # rows of float32 up to which each is compared with all others
 OWNERS = 512  # programs that have places to themselves
-LINES, SEEN = 64, 4096  # lines, and updates of all of them, that a program looks at at a time
+LINES, SEEN = 8, 512  # lines, and updates of all of them, that a program looks at at a time
 
 
 def _copy(layout: Layout, source: Value, target: Value, marks: Value | None = None) -> Kernel:
