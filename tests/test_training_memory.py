@@ -118,6 +118,20 @@ def test_a_value_that_is_still_needed_is_not_overwritten(
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_routine_does_not_write_over_what_it_reads_in_a_buffer_of_others() -> None:
+    """What is scattered lies in the buffer of a running sum."""
+    text = """(float[6,8] x, float[6,8] z, int64[6,8] i, float w) => (float[6,1] y, float w2)
+    <int64[1] o = {1}, int64 ax = {1}> {
+        a = CumSum (x, ax)  b = Exp (a)  c = ScatterElements <axis = 0> (z, i, b)  y = ReduceSum (c, o)  w2 = Neg (w)
+    }"""
+    x, z, w = normal(6, 8), normal(6, 8), normal()
+    i = np.argsort(normal(6, 8), 0)
+    wanted = z.copy()
+    np.put_along_axis(wanted, i, np.exp(np.cumsum(x, 1)), 0)
+    y, *_ = run(text, {"w2": "w"}, x, z, i, w)
+    np.testing.assert_allclose(y, wanted.sum(1, keepdims=True), 1e-5)
+
+
 def test_two_inputs_that_change_places() -> None:
     text = "(float[9] p, float[9] q) => (float[9] a, float[9] b) { a = Add(q, one) b = Mul(p, q) }"
     text = text.replace("{ a", "<float one = {1.0}> { a")

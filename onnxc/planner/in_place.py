@@ -71,7 +71,7 @@ def share_buffers(plan: Plan, *, reuse: bool = True) -> Plan:
     updates = updates_of(plan.graph)
     if not updates:
         return plan
-    order, layout, check = _Order(plan), plan.layout, Overwriting(plan.layout)
+    order, layout, check = _Order(plan), plan.layout, Overwriting(plan)
     for v in plan.graph.outputs:
         k = order.writer(v) if v.id in updates else None
         if k is not None and check.is_legal(plan.groups[k], v, updates[v.id]) and order.put_last(k, updates[v.id]):
@@ -156,8 +156,9 @@ class _Use:
 class Overwriting:
     """Which results kernels can write over which operands."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, plan: Plan) -> None:
+        self.layout = plan.layout
+        self._values = {v.id: v for v in plan.graph.values()}
         self._uses: dict[int, _Use] = {}  # of a section, by its identity
 
     def is_legal(self, group: Group, result: Value, source: Value) -> bool:
@@ -170,9 +171,10 @@ class Overwriting:
         layout = self.layout
         if result.dtype is not source.dtype or not always_equal(layout.nbytes(result), layout.nbytes(source)):
             return False
-        if group.chain or group.kind in ("control", "opaque"):
-            return group.kind == "opaque" and source.id not in group_reads(group)
         buffer = layout.storage(source)
+        if group.chain or group.kind in ("control", "opaque"):
+            read = (self._values[i] for i in group_reads(group))
+            return group.kind == "opaque" and all(layout.storage(v) is not buffer for v in read)
         if any(layout.storage(v) is buffer for core in group.cores for v in _behind(core.operands)):
             return False
         uses = [self._use(group, k) for k in range(len(group.sections))]

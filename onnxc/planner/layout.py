@@ -28,7 +28,8 @@ class Layout:
     order: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
     stored: set[int] = field(default_factory=set)  # values that a kernel writes, as far as the planner has decided
-    shared: dict[int, Value] = field(default_factory=dict)  # values that are written over another (see in_place.py)
+    # Values that lie where another does: written over it (see in_place.py), or the same elements in another shape.
+    shared: dict[int, Value] = field(default_factory=dict)
     pitches: dict[int, tuple[int, int]] = field(default_factory=dict)  # of rows that are apart: length, and to the next
 
     def order_of(self, value: Value) -> tuple[int, ...]:

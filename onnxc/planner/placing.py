@@ -197,7 +197,7 @@ class Placing:
         if readers or value.id not in self.draft.outputs or not _is_flat(node, layout):
             return False
         (made,) = node.operands
-        homes = self.draft.homes.get(id(made.node), ())
+        homes = self.draft.homes.get(id(made.node), ()) if made.node is not None else ()
         if made.id in self.draft.outputs or made.id in layout.shared or value.id in self.draft.updated:
             return False
         if not any(g.kind == "opaque" and not g.finishes for g in homes):
