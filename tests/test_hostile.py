@@ -258,7 +258,6 @@ def test_refused_with_the_node_and_its_shapes(make: Callable[[], onnx.ModelProto
 
 
 WIRING: dict[str, Callable[[], onnx.ModelProto]] = {
-    "output twice": lambda: model([helper.make_node("Relu", ["x"], ["y"])], [info("x", [2])], [info("y", None)] * 2),
     "two makers": lambda: model(
         [helper.make_node(op, ["x"], ["y"]) for op in ("Relu", "Exp")], [info("x", [2])], [info("y", None)]
     ),

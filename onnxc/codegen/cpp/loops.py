@@ -161,8 +161,9 @@ class NestEmitter(PhaseEmitter):
         self._phases(inner)
         several = interleave(inner.lines, name, name, [], UNROLL) if self._wide_enough() else None
         self.side = UNROLL if several else 1
-        rest, turn = self._divided("row", ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side))
-        lines = [f"const i64 {name}{'_0' if several else ''} = {turn if outer else 'row'} * {self.side} * VL;"]
+        blocks = ceildiv(extent_of(self.nest, self.vector), self.lanes * self.side)
+        rest, turn = self._divided("row", blocks) if outer else ("", "row")
+        lines = [f"const i64 {name}{'_0' if several else ''} = {turn} * {self.side} * VL;"]
         lines += [*self._decode(outer, rest), *scope.lines]
         lines += [
             f"const auto block = [&](const i64 {name}, auto lanes) OX_LAMBDA {{",
@@ -188,9 +189,8 @@ class NestEmitter(PhaseEmitter):
         """Definitions of loop variables from the number of a turn."""
         lines = []
         for k, (s, d) in reversed(list(enumerate(outer))):
-            before, here = self._divided(rest, d)
-            lines.append(f"const i64 {self.emitter.names[s]} = {here if k else rest};")
-            rest = before
+            rest, here = self._divided(rest, d) if k else ("", rest)
+            lines.append(f"const i64 {self.emitter.names[s]} = {here};")
         return lines
 
     def _divided(self, number: str, d: Dim) -> tuple[str, str]:
@@ -256,14 +256,12 @@ class NestEmitter(PhaseEmitter):
             lo, hi = "lo", "hi"
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
-            before, here = self._divided(rest, d)
-            value = here if k else rest
+            rest, value = self._divided(rest, d) if k else ("", rest)
             scope.lines.append(
                 f"const i64 {name}_0 = {value} * VL;"
                 if staged and s == staged.partner
                 else f"const i64 {name} = {value};"
             )
-            rest = before
         if staged:
             scope.available.discard(staged.partner)
         self._innermost(phase, scope, vector, lo, hi, [], staged)
