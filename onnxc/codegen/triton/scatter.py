@@ -4,8 +4,10 @@ Results do not depend on the order in which programs run:
 
 - Where nothing is joined, the last of the updates that reach one element is written. A first kernel marks each place
   with the greatest number of its updates (an atomic maximum of integers), a second one writes those that were marked.
-- Many updates that are joined: each program has some of the places to itself. It looks at the places of all updates,
-  some at a time, and joins those that are its own, in the order of the CPU.
+  Integers that are added or compared are joined by atomics instead, in whatever order.
+- Many updates that are joined otherwise: each program has some of the places to itself. It looks at the places of all
+  updates, some at a time, and joins those that are its own, in the order of the CPU; but many rows of float32 that are
+  added up in one place, some at a time.
 - Few updates that are joined: the first of those that reach one element joins them all. A program compares a block of
   updates with all of their line, in order.
 - Rows of float32 that are added up, as of an embedding's gradient, have a program for each row: where it is the first
@@ -320,7 +322,7 @@ def _rows(
     ]
 
 
-# ---------------------------------------------------------------- many updates, of which the last is written
+# ---------------------------------------------------------------- many updates that need no order
 
 
 def _marks(places: Dim, updates: Dim) -> Value:
@@ -349,6 +351,7 @@ def _joined_at_once(node: Node, at: str, update: str, mask: str) -> list[str]:
 
 
 def _marked_elements(node: Node, layout: Layout) -> list[Kernel]:
+    """Each update by itself: joined at once, or marked, and then written where it is the last."""
     data, index, updates = node.operands
     out, axis = node.output, node.attrs["axis"]
     n, m, step = out.shape[axis], index.shape[axis], layout.strides(out)[axis]
@@ -392,6 +395,7 @@ def _row_major(shape: Sequence[Dim], step: Dim = 1) -> list[Dim]:
 
 
 def _marked_rows(node: Node, layout: Layout, depth: int) -> list[Kernel]:
+    """The same of slices."""
     data, index, updates = node.operands
     out, lead = node.output, index.rank - 1
     strides = {v.id: layout.strides(v) for v in (data, out, index, updates)}
