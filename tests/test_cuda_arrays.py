@@ -16,6 +16,7 @@ from onnxc import errors
 from onnxc.optim import SGD
 from onnxc.runtime.cuda import dlpack
 from onnxc.runtime.cuda import driver as driver_module
+from onnxc.runtime.cuda import graph as graph_module
 from onnxc.runtime.cuda import model as model_module
 from onnxc.runtime.cuda.arrays import DeviceArray, Incoming, is_dense, stream_of
 from onnxc.runtime.cuda.copies import densify
@@ -110,6 +111,56 @@ def test_a_failed_update_is_made_up_for(gpu: FakeDriver, monkeypatch: pytest.Mon
     y = model(x)["y"]  # all is where it was, but in one of the nodes
     assert y.address == address
     np.testing.assert_array_equal(y.numpy(), expected(rows(3)))
+
+
+def test_places_that_come_again_have_graphs_of_their_own(gpu: FakeDriver) -> None:
+    model = CudaModel(*two_steps())
+    sets = [Foreign(gpu, rows(5, k)) for k in range(4)]
+    for _ in range(2):
+        for x in sets:
+            model(x)
+    updates, graphs = gpu.calls["cuGraphExecKernelNodeSetParams"], gpu.calls["cuGraphInstantiate"]
+    assert graphs > 1
+    for turn in range(3):
+        for k, x in enumerate(sets):
+            np.testing.assert_array_equal(model(x)["y"].numpy(), expected(rows(5, k)), err_msg=f"{turn} {k}")
+    assert gpu.calls["cuGraphExecKernelNodeSetParams"] == updates
+    assert gpu.calls["cuGraphInstantiate"] == graphs <= 5
+
+
+def test_graphs_of_places_that_come_no_more_make_room(gpu: FakeDriver) -> None:
+    model = CudaModel(*two_steps())
+    for phase in range(3):
+        sets = [Foreign(gpu, rows(3, 7 * phase + k)) for k in range(graph_module.MOST_SETTLED)]
+        for _ in range(6):
+            for k, x in enumerate(sets):
+                np.testing.assert_array_equal(model(x)["y"].numpy(), expected(rows(3, 7 * phase + k)))
+    made, gone = gpu.calls["cuGraphInstantiate"], gpu.calls["cuGraphExecDestroy"]
+    assert made > graph_module.MOST_SETTLED and gone > 0 and made - gone <= graph_module.MOST_SETTLED + 1
+    (y,), _, _ = model.timed((sets[0],))
+    np.testing.assert_array_equal(y.numpy(), expected(rows(3, 14)))
+    model.trim()
+    assert gpu.calls["cuGraphExecDestroy"] == gpu.calls["cuGraphInstantiate"]
+
+
+@pytest.mark.parametrize("failing", ["cuGraphExecKernelNodeSetParams", "cuGraphInstantiate"])
+def test_a_graph_that_cannot_be_had_a_second_time(
+    gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    model = CudaModel(*two_steps())
+    sets = [Foreign(gpu, rows(5, k)) for k in range(3)]
+    for x in sets:
+        model(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, failing, lambda *_: (CUresult.CUDA_ERROR_OUT_OF_MEMORY,))
+        if failing == "cuGraphInstantiate":  # then the one that there is does
+            np.testing.assert_array_equal(model(sets[1])["y"].numpy(), expected(rows(5, 1)))
+        else:
+            with pytest.raises(errors.LimitError):
+                model(sets[1])
+    for _ in range(3):
+        for k, x in enumerate(sets):
+            np.testing.assert_array_equal(model(x)["y"].numpy(), expected(rows(5, k)))
 
 
 def test_many_calls_under_way(gpu: FakeDriver) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from onnxc.runtime.cuda.needs import needs
 from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Pointer
 
 MOST_NODES = 1 << 16  # of a graph; a longer program is launched step by step
+MOST_SETTLED = 8  # graphs of a program besides the one that is updated
+MOST_SETTLED_NODES = 1 << 12  # of these together
 MOST_BRANCHED = 1 << 11  # nodes of a graph with branches; others follow each other
 _PLENTY = 48 << 10  # bytes of shared memory above which a kernel must ask
 _WIDE_CLUSTER = 8  # above which a kernel must ask
@@ -242,8 +245,20 @@ class FillNode:
         self._driver("cuMemsetD8Async", self._to, 0, self._step.nbytes, stream)
 
 
+class Executable:
+    """An instantiated graph, and where its nodes have the bases: None where that is not known."""
+
+    def __init__(self, handle: Any, addresses: list[int]) -> None:
+        self.handle = handle
+        self.addresses: list[int] | None = addresses
+        self.used = 0  # the number of the last binding that found the bases there
+
+
 class Replay:
     """The nodes of a program for one set of sizes, as a graph where they are not too many.
+
+    Inputs and outputs at other places cost an update of each node that uses them, 3 us of the host. So places that come
+    again, as arrays do that are used in turn, are given an instantiated graph of their own: nothing is updated then.
 
     Args:
         device: where. Its context is current, here and in all methods.
@@ -252,64 +267,120 @@ class Replay:
         addresses: of the bases.
     """
 
-    def __init__(self, device: Device, kernels: Kernels, flat: Flat, addresses: Sequence[int]) -> None:
+    def __init__(self, device: Device, kernels: Kernels, flat: Flat, addresses: list[int]) -> None:
         self._device = device
         self._launch = device.driver.function("cuGraphLaunch")
-        self.nodes: list[Node] = [_node(device, kernels, step) for step in flat.steps]
+        self._nodes: list[Node] = [_node(device, kernels, step) for step in flat.steps]
         self._users: dict[int, list[Node]] = {}
-        for node in self.nodes:
+        for node in self._nodes:
             node.place(addresses)
             for base in node.bases():
                 self._users.setdefault(base, []).append(node)
-        self._addresses: list[int] | None = list(addresses)
-        count = len(self.nodes)
+        count = len(self._nodes)
         branches = flat.branches and count <= MOST_BRANCHED
         self._before = needs(flat.steps) if branches else [[k - 1] if k else [] for k in range(count)]
-        self._executable: Any = None
-        if 0 < len(self.nodes) <= MOST_NODES:
-            self._executable = self._instantiated()
+        self._first = addresses  # as the nodes are added
+        self._addresses: list[int] | None = addresses  # of the next run; None where binding failed midway
+        self._graph: Any = None  # which the nodes belong to
+        self._now: Executable | None = None  # of the next run
+        self._roaming: Executable | None = None  # the one that is updated
+        self._settled: dict[tuple[int, ...], Executable] = {}  # the others, by their places
+        self._passing: deque[tuple[int, ...]] = deque(maxlen=4 * MOST_SETTLED)  # places that came of late
+        self._bindings = 0
+        if 0 < count <= MOST_NODES:
+            self._now = self._roaming = Executable(self._built(), addresses)
+
+    def _built(self) -> Any:
+        """The graph, instantiated."""
+        driver = self._device.driver
+        graph = self._graph = driver("cuGraphCreate", 0)
+        added: list[Any] = []
+        for node, before in zip(self._nodes, self._before, strict=True):
+            added.append(node.add(graph, [added[k] for k in before]))
+        return self._instantiated()
 
     def _instantiated(self) -> Any:
-        driver = self._device.driver
-        graph = driver("cuGraphCreate", 0)
         try:
-            added: list[Any] = []
-            for node, before in zip(self.nodes, self._before, strict=True):
-                added.append(node.add(graph, [added[k] for k in before]))
-            return driver("cuGraphInstantiate", graph, 0)
+            return self._device.driver("cuGraphInstantiate", self._graph, 0)
         except LimitError as error:
-            raise LimitError(f"the GPU has no memory for a graph of {len(self.nodes)} steps", cause=error) from error
-        finally:
-            self._graph = graph  # which the nodes belong to
+            raise LimitError(f"the GPU has no memory for a graph of {len(self._nodes)} steps", cause=error) from error
 
     def bind(self, addresses: list[int]) -> None:
         """The bases are here from the next run on."""
-        known = self._addresses
-        if addresses == known:
+        if addresses == self._addresses:
             return
-        self._addresses = None  # should something fail midway, all are set the next time
+        self._addresses = None
+        if self._roaming is not None:
+            self._now = self._found(tuple(addresses), addresses)
+        self._addresses = addresses
+
+    def _found(self, key: tuple[int, ...], addresses: list[int]) -> Executable:
+        """The instantiated graph that has the bases here, now if not before."""
+        assert self._roaming is not None
+        self._bindings += 1
+        found = self._settled.get(key)
+        if found is None:
+            settling = self._settling(key) if self._roaming.addresses != addresses else None
+            found = settling or self._roaming
+            self._update(found, addresses)
+            if settling is not None:
+                self._settled[key] = settling
+        found.used = self._bindings
+        return found
+
+    def _settling(self, key: tuple[int, ...]) -> Executable | None:
+        """A new graph for places that have come before, if there is room for one."""
+        if key not in self._passing:
+            self._passing.append(key)
+            return None
+        if len(self._nodes) * (len(self._settled) + 1) > MOST_SETTLED_NODES:
+            return None
+        if len(self._settled) >= MOST_SETTLED:
+            old = min(self._settled, key=lambda k: self._settled[k].used)
+            if self._bindings - self._settled[old].used <= 2 * MOST_SETTLED:
+                return None  # all are in use
+            self._destroy(self._settled.pop(old))
+        try:
+            found = Executable(self._instantiated(), self._first)
+        except LimitError:
+            return None
+        self._passing.remove(key)
+        return found
+
+    def _update(self, executable: Executable, addresses: list[int]) -> None:
+        known, executable.addresses = executable.addresses, None  # should something fail, all are set the next time
         moved = [u for base, u in self._users.items() if known is None or known[base] != addresses[base]]
-        executable = self._executable
         for node in moved[0] if len(moved) == 1 else dict.fromkeys(itertools.chain(*moved)):
             node.place(addresses)
-            if executable is not None:
-                node.update(executable)
-        self._addresses = addresses
+            node.update(executable.handle)
+        executable.addresses = addresses
+
+    def placed(self) -> list[Node]:
+        """The nodes, where the last binding has the bases, for those who run them one by one."""
+        assert self._addresses is not None
+        for node in self._nodes:
+            node.place(self._addresses)
+        return self._nodes
 
     def run(self, stream: Any) -> None:
         """One run, on a stream."""
-        if self._executable is not None:
-            self._launch(self._executable, stream)
+        if self._now is not None:
+            self._launch(self._now.handle, stream)
         else:
-            for node in self.nodes:
+            for node in self.placed():
                 node.enqueue(stream)
 
     def close(self) -> None:
-        """Frees the graph. (The driver waits with that for launches under way.)"""
-        executable, self._executable = self._executable, None
-        if executable is not None:
-            self._device.driver.attempt("cuGraphExecDestroy", executable)
+        """Frees the graphs. (The driver waits with that for launches under way.)"""
+        executables = [*self._settled.values(), *([self._roaming] if self._roaming else [])]
+        self._settled, self._now, self._roaming = {}, None, None
+        for executable in executables:
+            self._destroy(executable)
+        if executables:
             self._device.driver.attempt("cuGraphDestroy", self._graph)
+
+    def _destroy(self, executable: Executable) -> None:
+        self._device.driver.attempt("cuGraphExecDestroy", executable.handle)
 
 
 def _node(device: Device, kernels: Kernels, step: Launch | Copy | Fill) -> Node:

@@ -400,7 +400,7 @@ class CudaModel(Attachable, CompiledModel):
                 self._launch(site, addresses, self._own, stream)
             replay = self._bound(site, addresses)
             clock = Clock(self._device, stream)
-            times = [clock.times(replay.nodes, calls) for _ in range(warm_up + runs)][warm_up:]
+            times = [clock.times(replay.placed(), calls) for _ in range(warm_up + runs)][warm_up:]
             self._timeline.check()
             peaks = gpu_peaks(self._device)
             del outputs  # which the kernels have written to until now
@@ -415,7 +415,7 @@ class CudaModel(Attachable, CompiledModel):
             handle = self._space.handle(stream)
             site, addresses, outputs = self._ready(args, [self._space.read(x, stream) for x in args], stream, handle)
             replay = self._bound(site, addresses)
-            times = Clock(self._device, handle).times(replay.nodes, len(self.manifest.get("kernels") or ()))
+            times = Clock(self._device, handle).times(replay.placed(), len(self.manifest.get("kernels") or ()))
             self._timeline.record(stream, handle)
             self._timeline.check()
         return outputs, times, site.values
