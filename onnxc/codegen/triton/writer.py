@@ -43,6 +43,12 @@ class Writer:
         self.wide = is_wide([layout.storage(v) for v in values], *dims)
         self._sizes = TermEmitter({}, (), self.buffers)
 
+    def aside(self) -> Writer:
+        """A writer of lines that come elsewhere in the same kernel: in a loop, say."""
+        found = Writer(self.layout, ())
+        found.buffers, found.wide, found._sizes = self.buffers, self.wide, self._sizes
+        return found
+
     def size(self, d: Dim) -> str:
         """A size, or a sum of products of such."""
         return self._sizes.index(d, Scope())
