@@ -15,6 +15,7 @@ import onnxc
 from onnxc.errors import PackageError
 from onnxc.report import Kernel, Memory, Origin, Report
 from onnxc.reports.figures import count, size
+from tests.small_models import parse
 
 MANIFEST = {
     "name": "net",
@@ -144,3 +145,10 @@ def test_the_example_is_one_template_and_one_fused_kernel(tmp_path: Path) -> Non
     assert "c++" in report.stages and report.memory.weights >= 64 * 32 * 4
     model.save(tmp_path / "m.onnxc")
     assert onnxc.load(tmp_path / "m.onnxc").explain().kernels == report.kernels
+
+
+def test_a_result_in_another_shape_is_written_and_not_read() -> None:
+    text = """(float[4, 6] x) => (float[24] y) {
+      k = Constant<value_ints = [-1]>() axis = Constant<value = int64 {1}>() s = CumSum(x, axis) y = Reshape(s, k) }"""
+    (kernel,) = onnxc.compile(parse(text)).explain().kernels
+    assert (kernel.reads, kernel.writes) == (96, 96)

@@ -47,7 +47,7 @@ def plan_of(graph: Graph) -> Plan:
 def in_place(graph: Graph) -> list[bool]:
     """Of each update, whether it is written over its input."""
     found = plan_of(graph)
-    return [vid in found.layout.shared for vid in updates_of(found.graph)]
+    return [vid in found.layout.overwrites for vid in updates_of(found.graph)]
 
 
 def run(text: str, updates: dict[str, str], *arrays: Array) -> list[Array]:
@@ -360,7 +360,7 @@ def test_all_parameters_and_states_are_updated_in_place() -> None:
     found = planned(prepared_step(AdamW()), FusionOptions())
     updates = updates_of(found.graph)
     assert len(updates) == 3 * len(SHAPES)
-    apart = [v for v in found.graph.outputs if v.id in updates and v.id not in found.layout.shared]
+    apart = [v for v in found.graph.outputs if v.id in updates and v.id not in found.layout.overwrites]
     assert all(v.rank == 1 for v in apart), "only what shares a kernel with another reader may be apart"
     # The gradient of a weight that is used once is never in memory.
     late = late_nodes(found.graph)
@@ -373,7 +373,7 @@ def test_what_switches_switch_off() -> None:
         graph = prepared_step(AdamW(), layers(6))
         graph.metadata[BUDGET] = budget
         found = planned(graph, FusionOptions(**switches))
-        assert bool(found.layout.shared) == switches.get("in_place", True)
+        assert bool(found.layout.overwrites) == switches.get("in_place", True)
         buffers = lifetimes(found)
         return assign_offsets([int(b.nbytes) for b in buffers], [(b.first, b.last) for b in buffers])[1]
 
@@ -393,7 +393,9 @@ def test_buffers_that_live_together_do_not_overlap() -> None:
             if span[0] <= there[1] and there[0] <= span[1]:
                 assert at + size <= other
     owners = {b.value.id for b in buffers}
-    assert not owners & found.layout.shared.keys(), "a value that lies in another's buffer has one of its own"
+    assert not owners & (found.layout.overwrites.keys() | found.layout.reshaped.keys()), (
+        "a value that lies in another's buffer has one of its own"
+    )
 
 
 def test_a_failed_call_changes_nothing() -> None:

@@ -76,7 +76,7 @@ def kernel_call(
     """
     stored = group.stored()
     boundaries = tuple((str(v.type), plan.boundaries.get(v.id, "")) for v in stored)
-    written = {plan.layout.storage(v).id for v in stored if v.id not in plan.layout.shared}
+    written = {plan.layout.storage(v).id for v in stored if v.id not in plan.layout.overwrites}
     needed = elements_read(group.nodes, plan.layout)
     reads: Dim = 0
     weights = packed

@@ -75,8 +75,8 @@ def share_buffers(plan: Plan, *, reuse: bool = True) -> Plan:
     for v in plan.graph.outputs:
         k = order.writer(v) if v.id in updates else None
         if k is not None and check.is_legal(plan.groups[k], v, updates[v.id]) and order.put_last(k, updates[v.id]):
-            layout.shared[v.id] = updates[v.id]
-    plan = replace(plan, groups=order.early(set(layout.shared)))
+            layout.overwrites[v.id] = updates[v.id]
+    plan = replace(plan, groups=order.early(set(layout.overwrites)))
     if reuse:
         _reuse(plan, updates, check)
     return plan
@@ -116,11 +116,11 @@ class _Order:
         self.after.add_edges_from((r, k) for r in others)
         return True
 
-    def early(self, shared: set[int]) -> list[Group]:
+    def early(self, overwriting: set[int]) -> list[Group]:
         """The kernels in order. Those that only overwrite inputs take no memory, and free some: they come as early as
         they can.
         """
-        only = [all(v.id in shared for v in group.stored()) for group in self.groups]
+        only = [all(v.id in overwriting for v in group.stored()) for group in self.groups]
         found = nx.lexicographical_topological_sort(self.after, key=lambda k: (not only[k], k))
         return [self.groups[k] for k in found]
 
@@ -225,7 +225,7 @@ def _reuse(plan: Plan, updates: dict[int, Value], check: Overwriting) -> None:
                 continue
             for source in ends:
                 if check.is_legal(group, result, source):
-                    layout.shared[result.id] = source
+                    layout.overwrites[result.id] = source
                     last[source.id] = last.pop(result.id)
                     ends.remove(source)
                     break

@@ -28,8 +28,9 @@ class Layout:
     order: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
     stored: set[int] = field(default_factory=set)  # values that a kernel writes, as far as the planner has decided
-    # Values that lie where another does: written over it (see in_place.py), or the same elements in another shape.
-    shared: dict[int, Value] = field(default_factory=dict)
+    overwrites: dict[int, Value] = field(default_factory=dict)  # value id -> what it is written over: see in_place.py
+    # value id -> another value that has the same elements, in another shape, and the buffer: see placing.py
+    reshaped: dict[int, Value] = field(default_factory=dict)
     pitches: dict[int, tuple[int, int]] = field(default_factory=dict)  # of rows that are apart: length, and to the next
 
     def order_of(self, value: Value) -> tuple[int, ...]:
@@ -67,8 +68,12 @@ class Layout:
 
     def storage(self, value: Value) -> Value:
         """The value that owns the buffer."""
-        below = self.parts[value.id][0] if value.id in self.parts else self.shared.get(value.id)
+        below = self.parts[value.id][0] if value.id in self.parts else self.placed_on(value)
         return value if below is None else self.storage(below)
+
+    def placed_on(self, value: Value) -> Value | None:
+        """The value in whose place it lies as a whole: it overwrites that one, or has its elements in another shape."""
+        return self.overwrites.get(value.id, self.reshaped.get(value.id))
 
     def address(self, value: Value, at: Index) -> Dim:
         """Position of an element in its storage, in elements."""

@@ -198,11 +198,11 @@ class Placing:
             return False
         (made,) = node.operands
         homes = self.draft.homes.get(id(made.node), ()) if made.node is not None else ()
-        if made.id in self.draft.outputs or made.id in layout.shared or value.id in self.draft.updated:
+        if made.id in self.draft.outputs or made.id in layout.reshaped or value.id in self.draft.updated:
             return False
         if not any(g.kind == "opaque" and not g.finishes for g in homes):
             return False
-        layout.shared[made.id] = value
+        layout.reshaped[made.id] = value
         self.draft.note_stored(made, "an output of the model")
         return True
 
@@ -212,7 +212,7 @@ class Placing:
         homes = [(r, g) for r in readers for g in self.draft.homes.get(id(r), ())]
         templates = [r.op for r, g in homes if g.is_for(r) and own not in g.operands]
         if any(g.kind == "opaque" and g.is_for(r) and own not in g.operands for r, g in homes):
-            self.draft.layout.shared[own] = node.operands[0]
+            self.draft.layout.reshaped[own] = node.operands[0]
         if node.output.id in self.through_views:
             templates.append(self.through_views[node.output.id])
         if templates:
@@ -336,7 +336,7 @@ class Placing:
     def _open(self, node: Node, reason: str) -> None:
         """A new kernel that stores the node's value."""
         self.draft.note_stored(node.output, reason)
-        self.draft.layout.shared.pop(node.output.id, None)
+        self.draft.layout.reshaped.pop(node.output.id, None)
         group = Group("loops", nodes=[node])
         self.draft.groups.append(group)
         self.draft.homes.setdefault(id(node), []).append(group)

@@ -67,14 +67,16 @@ def _stored(plan: Plan, value: Value) -> Tap | None:
     layout = plan.layout
     if layout.storage(value) is value:
         return Tap(value, value, (0,) * value.rank, layout.order_of(value), "stored")
-    if value.id in layout.shared:
-        return None  # another value lies there, later or before
+    if layout.placed_on(value) is not None:
+        return None  # another value lies there, later or before; or it has another shape there
     start: Index = (0,) * value.rank
     buffer = value
     while buffer.id in layout.parts:
         buffer, at = layout.parts[buffer.id]
         start = tuple(a + b for a, b in zip(start, at, strict=True))
-    return Tap(value, buffer, start, layout.order_of(buffer), "stored") if buffer.id not in layout.shared else None
+    if layout.placed_on(buffer) is not None:
+        return None
+    return Tap(value, buffer, start, layout.order_of(buffer), "stored")
 
 
 def _inside(plan: Plan, value: Value) -> Tap | None:

@@ -90,8 +90,8 @@ class ProgramWriter:
             base = len(self.symbols)
             places |= {b.value.id: f"arena + s[{base + 1 + k}]" for k, b in enumerate(self.buffers)}
         layout = self.plan.layout
-        shared = [v for v in self.plan.graph.values() if v.id in layout.shared]
-        return places | {v.id: places[layout.storage(v).id] for v in shared}
+        guests = [v for v in self.plan.graph.values() if layout.placed_on(v) is not None]
+        return places | {v.id: places[layout.storage(v).id] for v in guests}
 
     def place(self, storage: Value) -> str:
         """The C++ expression of a buffer's address."""
@@ -125,7 +125,7 @@ class ProgramWriter:
         """Copies what could not be written over its input there."""
         if not self.updates:
             return None
-        apart = [v for v in self.plan.graph.outputs if v.id in self.updates and v.id not in self.plan.layout.shared]
+        apart = [v for v in self.plan.graph.outputs if v.id in self.updates and v.id not in self.plan.layout.overwrites]
         self.lines += ["if (ox_failed(ctx)) return ctx->error.code;"] if apart else []
         self.lines += [self._copy(self.place(self.updates[v.id]), self.place(v), v) for v in apart]
         position = {v.id: k for k, v in enumerate(self.plan.graph.inputs)}
@@ -217,7 +217,7 @@ class ProgramWriter:
 
     def _call(self, kernel: KernelSource, group: Group) -> None:
         number = len(self.calls)
-        if any(v.id in self.updates and v.id in self.plan.layout.shared for v in group.stored()):
+        if any(v.id in self.updates and v.id in self.plan.layout.overwrites for v in group.stored()):
             self._overwriting.append(number)
         name = self.functions.setdefault(self._function(kernel), f"k{len(self.functions)}")
         self.includes |= kernel.includes

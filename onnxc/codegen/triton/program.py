@@ -200,8 +200,8 @@ class ProgramWriter:
         self._places = {v.id: Place("input", k) for k, v in enumerate(graph.inputs)}
         self._places |= {v.id: Place("output", k) for k, (_, v) in enumerate(own_outputs(graph))}
         self._places |= {b.value.id: Place("arena", k) for k, b in enumerate(self.buffers)}
-        over = [v for v in graph.values() if v.id in plan.layout.shared]
-        self._places |= {v.id: self._places[plan.layout.storage(v).id] for v in over}
+        guests = [v for v in graph.values() if plan.layout.placed_on(v) is not None]
+        self._places |= {v.id: self._places[plan.layout.storage(v).id] for v in guests}
 
     def write(self) -> Program:
         """The whole program."""
@@ -228,7 +228,7 @@ class ProgramWriter:
         updates = updates_of(graph)
         if not updates:
             return None
-        apart = [v for v in graph.outputs if v.id in updates and v.id not in self.plan.layout.shared]
+        apart = [v for v in graph.outputs if v.id in updates and v.id not in self.plan.layout.overwrites]
         self.steps += [self._copy(updates[v.id], v) for v in apart]
         position = {v.id: k for k, v in enumerate(graph.inputs)}
         return Updates(tuple(sorted({position[v.id] for v in updates.values()})), 0)
