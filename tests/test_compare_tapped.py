@@ -248,3 +248,13 @@ def test_numbers_that_an_epilogue_only_reads_are_not_stored_there() -> None:
     found = compare(model, {"x": r.standard_normal((2, 4, 8, 8), np.float32)}, layers=True)
     assert found.agree and not found.faults and "f" in {t.name for t in found.layers}
     assert "m" not in {t.name for t in found.layers if t.tap == "inside"}
+
+
+def test_what_a_routine_writes_into_an_output_of_another_shape_is_shown() -> None:
+    text = """(float[N, 6] x) => (float[M] y) {
+      k = Constant<value_ints = [-1]>() axis = Constant<value = int64 {1}>() s = CumSum(x, axis) y = Reshape(s, k) }"""
+    model, x = parse(text), floats(3, 6)
+    found = compare(model, {"x": x}, layers=True)
+    assert found.agree and "s" in {t.name for t in found.layers if t.tap == "stored"}
+    (y,), shown = TappedProgram(model, CompileOptions()).run({"x": x}, ["s"])
+    assert shown["s"].shape == (3, 6) and np.array_equal(shown["s"].ravel(), y)

@@ -25,15 +25,16 @@ class Tap:
 
     Attributes:
         value: what is tapped.
-        buffer: the value whose buffer it lies in: itself, or the whole that it is written into (a concatenation).
-        start: where it begins in `buffer`, in each dim.
+        buffer: the value whose buffer it lies in: itself, the whole that it is written into (a concatenation), or an
+            output that has its elements in another shape.
+        start: where it begins in `buffer`, in each dim; None where it is all of it in another shape.
         order: the memory order of `buffer`, from the outermost dim to the innermost.
         how: "stored", where a kernel stores it anyway; "inside", where a kernel got a store for it.
     """
 
     value: Value
     buffer: Value
-    start: Index
+    start: Index | None
     order: tuple[int, ...]
     how: Literal["stored", "inside"]
 
@@ -67,8 +68,11 @@ def _stored(plan: Plan, value: Value) -> Tap | None:
     layout = plan.layout
     if layout.storage(value) is value:
         return Tap(value, value, (0,) * value.rank, layout.order_of(value), "stored")
+    output = layout.reshaped.get(value.id)
+    if output is not None and layout.storage(output) is output:
+        return Tap(value, output, None, layout.order_of(output), "stored")
     if layout.placed_on(value) is not None:
-        return None  # another value lies there, later or before; or it has another shape there
+        return None  # another value lies there, later or before
     start: Index = (0,) * value.rank
     buffer = value
     while buffer.id in layout.parts:

@@ -178,9 +178,12 @@ def _values(signature: Signature, given: Arrays) -> dict[str, int]:
 
 
 def _cut(
-    buffer: Array, order: Sequence[int], start: Sequence[Size], shape: Sequence[Size], values: Mapping[str, int]
+    buffer: Array, order: Sequence[int], start: Sequence[Size] | None, shape: Sequence[Size], values: Mapping[str, int]
 ) -> Array:
-    """A tensor, in its own shape, out of the buffer that it lies in."""
+    """A tensor, in its own shape, out of the buffer that it lies in: a part of it from `start` on, or all of it."""
+    sizes = [evaluate(d, values) for d in shape]
+    if start is None:
+        return buffer.reshape(sizes)
     whole = buffer if not order else buffer.transpose(np.argsort(order))
-    begins, sizes = ([evaluate(d, values) for d in dims] for dims in (start, shape))
+    begins = [evaluate(d, values) for d in start]
     return whole[tuple(slice(a, a + n) for a, n in zip(begins, sizes, strict=True))]

@@ -106,7 +106,8 @@ class TappedPlans:
         """The program that shows some tensors: manifest, sections but for the weights, and what these are made of.
 
         The manifest's `taps` say how many outputs the program has more, and of each tensor its name, the output that
-        it lies in, that one's memory order, where it begins there, and its shape.
+        it lies in, that one's memory order, where it begins there (None: it is all of it in another shape), and its
+        shape.
         """
         plan, taps = self._plan_of(set(wanted))
         cpu, options = self._level, self.options
@@ -123,9 +124,10 @@ class TappedPlans:
         stored = _permuted(plan.graph, orders)
         manifest = manifest_of(stored, program, layout_of(stored, program), cpu, options.memory_limit or 0, {})
         places = {v.id: k for k, v in enumerate(plan.graph.outputs)}
+        starts = [None if t.start is None else [*map(encode, t.start)] for t in taps]
         shown = [
-            [t.value.name, places[t.buffer.id], list(t.order), [*map(encode, t.start)], [*map(encode, t.value.shape)]]
-            for t in taps
+            [t.value.name, places[t.buffer.id], list(t.order), start, [*map(encode, t.value.shape)]]
+            for t, start in zip(taps, starts, strict=True)
         ]
         manifest["taps"] = {"outputs": len(places) - len(self.graph.outputs), "shown": shown}
         runtime = load_runtime(self.cache)
