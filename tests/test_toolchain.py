@@ -116,19 +116,28 @@ def test_no_place_for_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_source(scratch: Path) -> None:
-    code = compile_library([Source("one.cpp", EXPORT + "int f(int x) { return x + VALUE; }")], flags=["-DVALUE=41"])
-    assert load_library(code).f(1) == 42
+    source = Source("one.cpp", EXPORT + "int f(int x) { return x + VALUE; }", ("-DVALUE=41",))
+    assert load_library(compile_library([source])).f(1) == 42
     assert list(scratch.iterdir()) == [], "no temporary file stays"
 
 
 def test_several_sources_and_a_header() -> None:
-    sources = [Source(f"k{n}.cpp", f'#include "common.h"\nint k{n}() {{ return {n} * STEP; }}') for n in range(5)]
+    text = '#include "common.h"\nint k{0}() {{ return N * STEP; }}'
+    sources = [Source(f"k{n}.cpp", text.format(n), (f"-DN={n}",)) for n in range(5)]
     main = Source("main.cpp", EXPORT + "int f() { return " + " + ".join(f"k{n}()" for n in range(5)) + "; }")
     header = "#define STEP 10\n" + "\n".join(f"int k{n}();" for n in range(5))
     main = Source("main.cpp", '#include "common.h"\n' + main.text)
     for jobs in (1, 3):
         code = compile_library([*sources, main], headers={"common.h": header}, jobs=jobs)
         assert load_library(code).f() == 100
+
+
+def test_many_reads_by_index_have_flags_of_their_own() -> None:
+    gathers, gcc = "const vl d = ox_indices<i64>(ctx, t, 80, (int)lanes);", find_compiler()
+    assert not machine_code._own_flags(gathers, gcc)
+    flags = machine_code._own_flags(gathers * 100, gcc)
+    assert bool(flags) == (gcc.kind == "gcc")
+    assert load_library(compile_library([Source("one.cpp", EXPORT + "int f() { return 3; }", flags)])).f() == 3
 
 
 APART = """#pragma once

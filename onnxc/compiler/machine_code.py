@@ -25,6 +25,11 @@ APART = ("attention.h", "conv.h", "matmul.h", "matmul_strassen.h", "tile.h") if 
 _INCLUDED = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)  # the nodes of a kernel, in a comment
 
+# What takes half of the time where many vectors are read at places that data gives (binary searches in tables, say),
+# and gains nothing there.
+_MANY_GATHERS = 32
+_GATHERING = ("-fno-gcse", "--param=sccvn-max-alias-queries-per-access=50")
+
 _objects: dict[str, bytes] = {}  # of this process
 
 
@@ -68,7 +73,7 @@ class MachineCode:
         apart = [name for name in APART if name in included]
         with self._objects(apart, cpu, compiler) as objects:
             code = compile_library(
-                [Source(f"part{k}.cpp", text) for k, text in enumerate(sources)],
+                [Source(f"part{k}.cpp", text, _own_flags(text, compiler)) for k, text in enumerate(sources)],
                 include=[INCLUDE, NATIVE],
                 flags=[*cpu.flags, *(["-DONNXC_APART=extern template"] if apart else [])],
                 link_flags=[] if bare else ["-Wl,-z,defs"],
@@ -104,6 +109,11 @@ class MachineCode:
         future: Future[bytes] = Future()
         future.set_result(known)
         return future
+
+
+def _own_flags(text: str, compiler: Compiler) -> tuple[str, ...]:
+    """The flags that a source of a program has beside the others."""
+    return _GATHERING if compiler.kind == "gcc" and text.count("ox_indices<") > _MANY_GATHERS else ()
 
 
 def _included(sources: Sequence[str]) -> set[str]:

@@ -63,10 +63,13 @@ _LIBRARIES_BARE = ("-lm", "-lc", "-lgcc")
 
 @dataclass(frozen=True)
 class Source:
-    """One translation unit: a file name of our choice (letters, digits, underscores; .cpp) and its text."""
+    """One translation unit: a file name of our choice (letters, digits, underscores; .cpp), its text, and flags of its
+    own.
+    """
 
     name: str
     text: str
+    flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _SOURCE_NAME.fullmatch(self.name):
@@ -226,7 +229,7 @@ def compile_library(
         link, libraries = _link_options(bare)
         library = folder / "library.so"
         if len(sources) == 1 and all(made.done() for made in objects):
-            files = [*options, str(folder / sources[0].name)]
+            files = [*options, *sources[0].flags, str(folder / sources[0].name)]
         else:
             files = _compile_objects(run, sources, options, folder, jobs or available_cpus())
         files += _written(objects, folder)
@@ -304,7 +307,7 @@ def _compile_objects(
 
     def compile_one(source: Source) -> None:
         file = folder / source.name
-        run([*options, "-c", str(file), "-o", str(file.with_suffix(".o"))], folder)
+        run([*options, *source.flags, "-c", str(file), "-o", str(file.with_suffix(".o"))], folder)
 
     longest_first = sorted(sources, key=lambda source: len(source.text), reverse=True)
     with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, min(jobs, len(sources)))) as pool:
