@@ -24,7 +24,7 @@ def graph(
         [helper.make_empty_tensor_value_info(o) for o in outputs],
         [numpy_helper.from_array(a, n) for n, a in (weights or {}).items()],
     )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("acme", 1)]
+    opsets = [helper.make_opsetid(*o) for o in (("", opset), ("acme", 1), ("com.microsoft", 1))]
     return decompose(load(helper.make_model(proto, opset_imports=opsets, ir_version=10)))
 
 
@@ -55,6 +55,19 @@ def test_errors_name_the_node_and_its_shapes():
 def test_what_a_definition_cannot_be_built_from_is_a_model_error():
     with pytest.raises(ModelError, match="do not fit LpPool: "):
         graph([node("LpPool", ["x"], ["y"], kernel_shape=[1], p=0)], [1, 1, 4], ["y"])
+
+
+def test_misfits_are_told_in_the_words_of_models():
+    grid = {"g": np.zeros((), np.float32)}
+    with pytest.raises(ModelError, match="do not fit GridSample: an input of another rank"):
+        graph([node("GridSample", ["x", "g"], ["y"])], [1, 1, 4, 4], ["y"], grid)
+    with pytest.raises(ModelError, match="do not fit MultiHeadAttention: a dim, or an attribute, is 0"):
+        attention = helper.make_node("MultiHeadAttention", ["x", "x", "x"], ["y"], domain="com.microsoft", num_heads=0)
+        graph([attention], [1, 2, 4], ["y"])
+    with pytest.raises(ModelError, match="axis of Softmax is a tensor, not of the type int"):
+        graph([node("Softmax", ["x"], ["y"], axis=numpy_helper.from_array(np.ones(2)))], [4], ["y"])
+    with pytest.raises(ModelError, match="Concat takes at least 1 input, not 0"):
+        graph([node("Concat", [], ["y"], axis=0)], [4], ["y"])
 
 
 def test_an_unknown_attribute_is_refused():

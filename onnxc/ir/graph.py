@@ -76,8 +76,9 @@ class Value:
     def t(self) -> TensorType:
         """The type, where it must be known and a tensor's."""
         if type(self.type) is not TensorType:
-            what = "a value of unknown type" if self.type is None else f"a {self.type}"
-            raise ShapeError(f"a tensor is expected, and {what} was given")
+            raise ShapeError(
+                f"a tensor is expected, not {'a value of unknown type' if self.type is None else self.type}"
+            )
         return self.type
 
     @property

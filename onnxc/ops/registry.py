@@ -216,7 +216,8 @@ def checked_attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) 
     for k, v in given.items():
         if not _fits(v, kinds[k]):
             wanted = _wanted(kinds[k], keywords[k].annotation)
-            raise ModelError(f"the attribute {k} of {definition.name} is {shortened(repr(v))}, not {wanted}")
+            shown = shortened(repr(v)) if isinstance(v, (*_SCALARS, list)) else _OTHERS.get(type(v).__name__, "another")
+            raise ModelError(f"the attribute {k} of {definition.name} is {shown}, not {wanted}")
     return given
 
 
@@ -269,6 +270,7 @@ def _wanted(kind: Any, annotation: Any) -> str:
 
 
 _SCALARS = (int, float, str, tuple)
+_OTHERS = {"Graph": "a graph", "ndarray": "a tensor"}  # attributes of other types, in an error
 _SHOWN = 8  # unknown attributes, in an error
 _HINTS = ("consumed_inputs",)  # of opsets 1 to 5: which buffers may be written over
 _FILLED = ("opset", "n_outputs")

@@ -43,6 +43,7 @@ _MISFITS = (
     AssertionError,
     AttributeError,
 )
+_ANY_NUMBER = 2**31 - 1  # of inputs: how the standard's schemas say it
 
 
 MOST_BUILDS = 2048  # of one subgraph: more than the elements that SequenceMap writes out (ops/sequence.py)
@@ -186,7 +187,8 @@ class _Decomposer:
             _place(error, node, inputs)
             raise
         except _MISFITS as error:
-            wrapped = ModelError(f"its inputs or attributes do not fit {definition.name}: {error}", cause=error)
+            reason = _misfit(error)
+            wrapped = ModelError(f"its inputs or attributes do not fit {definition.name}: {reason}", cause=error)
             _place(wrapped, node, inputs)
             raise wrapped from error
 
@@ -372,6 +374,19 @@ def _formals(domain: str, name: str, version: int) -> tuple[int, int, tuple[Form
     return fewest, schema.max_input, tuple(found)
 
 
+def _inputs(count: int) -> str:
+    return f"{count} input{'s'[: count != 1]}"
+
+
+def _misfit(error: Exception) -> str:
+    """What an error of Python's says of a node, in the words of models."""
+    if isinstance(error, ZeroDivisionError):
+        return "a dim, or an attribute, is 0 where something is divided by it"
+    if "to unpack" in str(error) or "index out of range" in str(error):
+        return "an input of another rank, or an attribute of another length, is needed"
+    return str(error)
+
+
 def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: int) -> None:
     """The number of inputs and their kinds of dtypes are those of the standard, equal where it says so.
 
@@ -382,7 +397,10 @@ def _check_operands(definition: OpDef, inputs: Sequence[Value | None], version: 
         return
     fewest, most, formals = found
     if not fewest <= len(inputs) <= most:
-        takes = f"{fewest} to {most} inputs" if fewest < most else f"{most} input{'s'[: most != 1]}"
+        if most >= _ANY_NUMBER:
+            takes = f"at least {_inputs(fewest)}"
+        else:
+            takes = f"{fewest} to {_inputs(most)}" if fewest < most else _inputs(most)
         raise ModelError(f"{definition.name} takes {takes}, not {len(inputs)}")
     bound: dict[str, DType] = {}
     for i, v in enumerate(inputs):
