@@ -65,6 +65,16 @@ OX_EXPORT int try_region(const ox_api *api, ox_pool *pool, int threads, ox_i64 i
   for (int i = 0; i < MOST; i++) if (j.seen[i] != (i < items)) j.bad++;
   return j.bad ? -1 : j.calls;
 }
+// The same by a region that is `small`, behind another one where that is asked for.
+OX_EXPORT int try_small(const ox_api *api, ox_pool *pool, int threads, ox_i64 items, int behind) {
+  static Job zero;
+  Job j = zero, other = zero;
+  j.api = other.api = api, j.pool = other.pool = pool, j.threads = other.threads = threads;
+  if (behind) api->parallel(pool, threads, threads, check, &other);
+  api->parallel_small(pool, threads, items, check, &j);
+  for (int i = 0; i < MOST; i++) if (j.seen[i] != (i < items)) j.bad++;
+  return j.bad ? -1 : j.calls;
+}
 static void rendezvous(void *p, ox_i64 first, ox_i64 last, int) {
   Job *j = (Job *)p;
   __atomic_fetch_add(&j->calls, (int)(last - first), __ATOMIC_RELAXED);
@@ -194,6 +204,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Native:
     program = load_library(code)
     pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
     program.try_region.argtypes = [pointer, pointer, integer, long, integer]
+    program.try_small.argtypes = [pointer, pointer, integer, long, integer]
     program.meet.argtypes = [pointer, pointer, integer]
     program.count_items.argtypes = [pointer, pointer, long]
     program.count_items.restype = long
@@ -288,6 +299,27 @@ def test_without_spinning(native: Native) -> None:
     try:
         for _ in range(200):
             assert native.region(3, 20) > 0
+    finally:
+        library.ox_pool_set_spin(pool, 50_000)
+
+
+def test_a_small_region_wakes_nobody_unless_many_follow(native: Native) -> None:
+    library, pool, api = native.runtime.library, native.runtime.pool, native.runtime.api
+    small = native.program.try_small
+
+    def together(behind: int) -> int:
+        before = library.ox_pool_regions(pool)
+        assert small(api, pool, 2, 20, behind) > 0
+        return int(library.ox_pool_regions(pool)) - before
+
+    library.ox_pool_set_spin(pool, 0)
+    try:
+        for _ in range(3):
+            time.sleep(0.02)  # asleep by then, and the last one is long ago
+            assert small(api, pool, 2, 20, 0) == 1
+        assert any(together(0) for _ in range(1000))  # they come fast
+        library.ox_pool_set_spin(pool, 1_000_000_000)
+        assert any(together(1) == 2 for _ in range(1000))  # a worker waits for work behind the region before
     finally:
         library.ox_pool_set_spin(pool, 50_000)
 

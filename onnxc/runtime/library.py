@@ -19,7 +19,7 @@ from onnxc.runtime.cache import Buffer, Cache, digest
 from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Compiler, Source, compile_library, find_compiler
 
-ABI = 3  # OX_ABI of runtime.h
+ABI = 4  # OX_ABI of runtime.h
 POISON = 1  # OX_POISON
 # Never unloaded: its threads run to the end of the process.
 _LINK_FLAGS = ("-Wl,-z,nodelete", "-lpthread") if sys.platform.startswith("linux") else ("-lpthread",)

@@ -49,12 +49,12 @@ class TemplateEmitter:
         return lines
 
     def source(
-        self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str
+        self, body: list[str], items: str, include: str, scratch: str, before: list[str], kind: str, few: str = "0"
     ) -> KernelSource:
         return KernelSource(
             text="\n".join(indent(body)), buffers=self.buffers, items=items, symbols=sorted(s.key for s in self.sizes),
             weights=self.packed, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,
-            choice=self.choice,
+            choice=self.choice, few=few,
         )  # fmt: skip
 
     def loops(self, loops: list[tuple[Symbol, Dim]], counter: str, names: dict[Symbol, str]) -> list[str]:

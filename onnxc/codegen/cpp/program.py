@@ -231,7 +231,7 @@ class ProgramWriter:
             f"{{ // {number}: {comment}",
             f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
             "  ox_call c = {ctx, p, s, scratch};",
-            *indent(kernel.before), f"  ox_for(ctx, {kernel.items}, {name}, &c);", f"  ox_lap(ctx, {number});",
+            *indent(kernel.before), f"  {_region(kernel, name)}", f"  ox_lap(ctx, {number});",
             *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; return ctx->error.code; }}"] if _can_fail(kernel) else []), "}",
         ]  # fmt: skip
         packed = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
@@ -295,6 +295,13 @@ def _balanced(kernels: dict[str, str]) -> list[dict[str, str]]:
         parts[k][name] = body
         sizes[k] += len(body)
     return parts
+
+
+def _region(kernel: KernelSource, name: str) -> str:
+    """The call of a kernel's function for all of its items."""
+    if kernel.few == "0" or kernel.items == "1":
+        return f"ox_for(ctx, {kernel.items}, {name}, &c);"
+    return f"ox_for_few(ctx, {kernel.items}, {name}, &c, {kernel.few});"
 
 
 def _can_fail(kernel: KernelSource) -> bool:

@@ -80,7 +80,7 @@ class MatmulEmitter(TemplateEmitter):
         batch = self.size(prod(d for _, d in access.batch))
         long_runs = not a.startswith("MmRows") or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
         divide, least = ("mm_short_grid", "") if short else ("mm_coarse_grid", ", 16") if long_runs else ("mm_grid", "")
-        grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least}{self._often});"
+        grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least}{self._work(batch)});"
         lines = self._out(end, access, names)
         halves = self._halves(access) if a.startswith("MmRows") and not (short or before or batch != "1") else None
         if halves is not None:
@@ -94,7 +94,7 @@ class MatmulEmitter(TemplateEmitter):
                 f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  {task}", "}"]  # fmt: skip
         scratch = f"ctx->threads * (MM_SCRATCH * {self.bytes}) + {workspace}"
-        return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul")
+        return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid, *before], "matmul", "mm_few(g)")
 
     def _each_item(self, items: str) -> list[str]:
         """The beginning of a loop over the items: in a loop of the program in turns forth and back."""
@@ -147,6 +147,10 @@ class MatmulEmitter(TemplateEmitter):
     def _often(self) -> str:
         return ", MM_OFTEN" if self.options.often else ""
 
+    def _work(self, batch: str) -> str:
+        """The last arguments of a grid: how much work is a task, and whether there is one product alone."""
+        return self._often or (", MM_ONCE, true" if batch == "1" else "")
+
     @property
     def _vector(self) -> str:
         return {"f32": "vf", "f64": "vd"}[self.element]
@@ -176,16 +180,16 @@ class MatmulEmitter(TemplateEmitter):
         loose = f"MmLoose<{t}>{{{b}, {self.size(access.b.row)}, {self.size(access.b.col)}}}"
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         epilogue = self.epilogue(end)
-        grid = f"const MmGrid g = mm_loose_grid({m}, {n}, {k}, ctx->threads{self._often});"
+        batch = self.size(prod(d for _, d in access.batch))
+        grid = f"const MmGrid g = mm_loose_grid({m}, {n}, {k}, ctx->threads{self._work(batch)});"
         room = self.size(panels * PANEL[self.lanes] * access.sizes[2])
         body = [grid, f"{t} *const scratch = ({t} *)(a->scratch + worker * ((MM_SCRATCH + {room}) * {self.bytes}));",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
                 f"  const auto epi = [=](i64 m, i64 n, {self._vector} acc, auto lanes) OX_LAMBDA {{ (void)m; (void)n;", *indent(epilogue, 2), "  };",
                 f"  mm_loose_task(g, t % g.tasks, {a}, {loose}, {m}, {n}, {k}, {panels}, scratch + MM_SCRATCH, scratch, epi"
                 f"{self._out(end, access, names)});", "}"]  # fmt: skip
-        batch = self.size(prod(d for _, d in access.batch))
         scratch = f"ctx->threads * ((MM_SCRATCH + {room}) * {self.bytes})"
-        return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid], "matmul")
+        return self.source(body, f"g.tasks * {batch}", "matmul.h", scratch, [grid], "matmul", "mm_few(g)")
 
     def _column(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
         """A matrix times a vector."""

@@ -48,6 +48,7 @@ class KernelSource:
     includes: frozenset[str] = frozenset()
     before: list[str] = field(default_factory=list)  # statements of the program ahead of the call
     scratch: str = "0"
+    few: str = "0"  # C++ expression: fewer items than this take less time than to wake a thread
     kind: str = "loops"
     choice: Choice | None = None
     named: bool = True  # whether the function's pointers have names: else the body finds them

@@ -7,7 +7,7 @@
 #ifndef ONNXC_RUNTIME_H
 #define ONNXC_RUNTIME_H
 
-#define OX_ABI 3
+#define OX_ABI 4
 #define OX_ALIGN 64        // every block of memory starts on a cache line
 #define OX_MAX_THREADS 256 // a region never has more members than this
 
@@ -99,6 +99,8 @@ struct ox_api {
   void (*lap)(ox_ctx *ctx, ox_i64 kernel);
   // Of a loop, now and then: lets handlers of signals run. They may end the call, which then has failed.
   void (*turn)(ox_ctx *ctx);
+  // As parallel, for work that takes less time than to wake a worker; see ox_parallel_small in runtime.c.
+  void (*parallel_small)(ox_pool *pool, int threads, ox_i64 items, ox_body body, void *arg);
 };
 
 // Whether some part of this call has failed: what a long loop asks before it goes on.
@@ -129,6 +131,14 @@ static __attribute__((noinline, unused)) void ox_for(const ox_ctx *ctx, ox_i64 i
   if (items <= 0) return;
   if (items == 1 || ctx->threads <= 1) body(arg, 0, items, 0);
   else ctx->api->parallel(ctx->pool, ctx->threads, items, body, arg);
+}
+
+// The same; fewer than `few` items take less time than to wake a thread.
+static __attribute__((noinline, unused)) void ox_for_few(
+    const ox_ctx *ctx, ox_i64 items, ox_body body, void *arg, ox_i64 few) {
+  if (items > 1 && items < few && ctx->threads > 1)
+    ctx->api->parallel_small(ctx->pool, ctx->threads, items, body, arg);
+  else ox_for(ctx, items, body, arg);
 }
 
 #endif

@@ -47,7 +47,7 @@ static constexpr bool MM_BROAD = true;
 #else
 static constexpr bool MM_BROAD = false;
 #endif
-static constexpr int MM_BROAD_FROM = 8;     // rows
+static constexpr int MM_BROAD_FROM = MM_MR + 1;  // rows: fewer fit into a tile of one panel, which reads B once
 static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
 static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
 static constexpr i64 MM_NEAR = 8192;        // nor does it gain where B is so small that it stays in L1
@@ -505,7 +505,9 @@ OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64
 // ---- division of work ----------------------------------------------------------------------------------
 // A grid of gm row ranges by gp panel ranges, of whole pairs of panels if `unit` is 2. K is never divided, so the bits
 // do not depend on it.
-struct MmGrid { i64 gm, gp, tasks, unit = 1; };
+// `small`: all of it takes less time than to wake a thread.
+struct MmGrid { i64 gm, gp, tasks, unit = 1; bool small = false; };
+OX i64 mm_few(const MmGrid &g) { return g.small ? g.tasks + 1 : 0; }  // for ox_for_few
 OX i64 mm_first(const MmGrid &g, i64 P, i64 i) {  // the first of P panels that belongs to range i
   return ox_min(P, ox_cut(ox_up(P, g.unit), g.gp, i) * g.unit);
 }
@@ -519,25 +521,30 @@ OX i64 mm_unit(i64 M, i64 P, i64 threads) {
 static constexpr i64 MM_TASKS = 12;
 // 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
 // task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
-// In a loop around products (`work` is MM_OFTEN) the threads are awake, and a fifth of that is worth a task.
+// In a loop around products (`work` is MM_OFTEN) the threads are awake, and a fifth of that is worth a task. Elsewhere they
+// may be: a product `alone` that is too small to wake them for is divided all the same, into a task for each at most.
 static constexpr i64 MM_ONCE = 1000000, MM_OFTEN = 200000;
 OX i64 mm_worth(i64 M, i64 N, i64 K, i64 work) { return ox_min(1 << 20, K * mm_panels(N) * MM_NR * (M + 8) / work); }
-static __attribute__((noinline)) MmGrid mm_coarse_grid(i64 M, i64 N, i64 K, i64 threads, i64 least = 4, i64 work = MM_ONCE) {
+static __attribute__((noinline)) MmGrid mm_coarse_grid(
+    i64 M, i64 N, i64 K, i64 threads, i64 least = 4, i64 work = MM_ONCE, bool alone = false) {
   i64 unit = mm_unit(M, mm_panels(N), threads), P = ox_up(mm_panels(N), unit), worth = mm_worth(M, N, K, work);
   i64 blocks = ox_up(M, MM_MC), n = threads * 4;
   while (n > threads && (n > worth || n > blocks * (P * unit / least))) n /= 2;
   n = ox_min(n, worth);
+  const bool small = alone && n <= 1;
+  if (small) n = ox_min(threads, mm_worth(M, N, K, MM_OFTEN));
   if (n <= 1 || M <= 0 || P <= 0) return {1, 1, 1};
   i64 gm = ox_min(n, blocks);
   while (n % gm) gm--;
   i64 gp = ox_min(n / gm, P);
   gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
-  return {gm, gp, gm * gp, unit};
+  return {gm, gp, gm * gp, unit, small};
 }
-static __attribute__((noinline)) MmGrid mm_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
+static __attribute__((noinline)) MmGrid mm_grid(
+    i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE, bool alone = false) {
   i64 unit = mm_unit(M, mm_panels(N), threads), P = ox_up(mm_panels(N), unit);
   i64 n = threads > 1 ? ox_min(threads * MM_TASKS, mm_worth(M, N, K, work) / 2) : 0;
-  if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads, 4, work);
+  if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads, 4, work, alone);
   i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
   gp = ox_up(P, ox_up(P, gp));  // as many panels for all
   // Broad tiles are few, and share the fetching of B: rows divided further would fetch it more often than it can be hidden
@@ -566,11 +573,11 @@ OX void mm_task(const MmGrid &g, i64 t, const A &a, MmRight<T> b, i64 M, i64 N, 
 // `room`, panels * MM_NR * K elements, and multiplies while they are in its cache: they never see the memory. It pays
 // where columns alone are divided, so that each panel is packed once.
 template <class T> struct MmLoose { const T *p; i64 sk, sn; };
-OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
-  const MmGrid g = mm_coarse_grid(M, N, K, threads, 4, work);
+OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE, bool alone = false) {
+  const MmGrid g = mm_coarse_grid(M, N, K, threads, 4, work, alone);
   const i64 gp = ox_min(g.tasks, ox_up(mm_panels(N), g.unit));
   const i64 gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
-  return {gm, gp, gm * gp, g.unit};
+  return {gm, gp, gm * gp, g.unit, g.small};
 }
 template <class T, class A, class E>
 OX void mm_loose_task(const MmGrid &g, i64 t, const A &a, MmLoose<T> b, i64 M, i64 N, i64 K, i64 panels, T *room,
@@ -609,8 +616,8 @@ static __attribute__((noinline)) void mm_short_rows(const T *a, i64 lda, const T
   else mm_short_tile<T, R, MM_NV>(a, lda, b, K, c);
 }
 // Takes the place of mm_grid and mm_task for rows of A and a packed B. Blocks of 32 rows: their part of C stays in L1.
-OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE) {
-  return mm_coarse_grid(M, N, ox_max(K, MM_SHORT), threads, 1, work);
+OX MmGrid mm_short_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE, bool alone = false) {
+  return mm_coarse_grid(M, N, ox_max(K, MM_SHORT), threads, 1, work, alone);
 }
 template <class T, class E>
 static void mm_short(const MmGrid &g, i64 t, const MmRows<T> &a, const T *b, i64 M, i64 N, i64 K, const E &epi) {
