@@ -103,19 +103,14 @@ def compile_training(
     if schedule is not None and not callable(schedule):
         raise InputError(f"schedule is a function from the number of steps before to a rate, and not {schedule!r}")
     budget = _budget(memory_budget)
-    products = precision if precision in PRODUCTS else "float32"
-    precision = "float32" if precision in PRODUCTS else precision
-    scaling = scaling_of(precision, loss_scale)
+    products, precision = (precision, "float32") if precision in PRODUCTS else ("float32", precision)
+    update = Update(optimizer, clip_norm, clip_value, accumulate, scaling_of(precision, loss_scale))
     imported = onnx_file.load(model, base_dir=base_dir, input_shapes=input_shapes)
     imported = continued(with_batch_statistics(imported) if batch_statistics else imported)
-    both = _differentiated(
-        imported, loss, wrt, stop_gradient, precision, scaled=scaling is not None, on_gpu=target != "cpu"
-    )
-    update = Update(optimizer, clip_norm, clip_value, accumulate, scaling)
+    scaled, on_gpu = update.scaling is not None, target != "cpu"
+    both = _differentiated(imported, loss, wrt, stop_gradient, precision, scaled=scaled, on_gpu=on_gpu)
     slots = slots_of(both, update)
-    graphs = [step_graph(both, update, slots, last=last) for last in ((False, True) if accumulate > 1 else (True,))]
-    for graph in graphs:
-        graph.metadata |= {BUDGET: budget, KEPT: precision != "float32"}
+    graphs = _step_graphs(both, update, slots, {BUDGET: budget, KEPT: precision != "float32"})
     programs = [
         compile_model(graph, target=target, precision=products, threads=threads, cache=cache, fusion=fusion)
         for graph in graphs
@@ -123,6 +118,17 @@ def compile_training(
     changed = [changed_slots(graph, slots) for graph in graphs]
     source = Source(model, base_dir, tuple(imported.input_names), tuple(imported.output_names))
     return TrainingStep(source, programs, changed, slots, update, schedule, seed)
+
+
+def _step_graphs(both: Joint, update: Update, slots: Sequence[Slot], metadata: Mapping[str, Any]) -> list[Graph]:
+    """The graphs of a step: one that updates the parameters, after one that adds to the gradients if there are steps
+    that only do that.
+    """
+    kinds = (False, True) if update.steps > 1 else (True,)
+    graphs = [step_graph(both, update, slots, last=last) for last in kinds]
+    for graph in graphs:
+        graph.metadata |= metadata
+    return graphs
 
 
 def _differentiated(

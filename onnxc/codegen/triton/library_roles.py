@@ -126,6 +126,36 @@ def ox_based(high, unit):
 
 
 @gluon.jit
+def ox_begun(
+    q, buffers, full, free, turns, n, start, blocks, m, sizes, unit: gl.constexpr, stages: gl.constexpr,
+    groups: gl.constexpr, group: gl.constexpr, paced: gl.constexpr, ends: gl.constexpr, above: gl.constexpr,
+    below: gl.constexpr,
+):  # fmt: skip
+    """The last of the `blocks` of keys from `start` on: exponentials, greatest scores, and sums of rows."""
+    q_at, k_at, _v_at = buffers
+    _q_full, k_full, _v_full = full
+    _q_free, k_free, _v_free = free
+    rank: gl.constexpr = len(k_at.shape)
+    block: gl.constexpr = [k_at.shape[rank - 2], k_at.shape[rank - 1]]
+    step: gl.constexpr = block[0]
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step, 16])
+    slot = n % stages
+    mbarrier.wait(k_full.index(slot), (n // stages) & 1)
+    if paced:
+        mbarrier.wait(turns.index(group), n & 1)
+    k = k_at.index(slot).reshape(block).permute((1, 0))
+    s = warpgroup_mma(q, k, gl.zeros((OX_GROUP, step), gl.float32, scores), use_acc=False, is_async=True)
+    if paced:
+        mbarrier.arrive(turns.index((group + 1) % groups))
+    s = warpgroup_mma_wait(0, [s])
+    mbarrier.arrive(k_free.index(slot))
+    s = ox_scored(s, start + (blocks - 1) * step, m, sizes, ends, above, below)
+    top = gl.max(s, 1)
+    p = ox_exp2_near(s * unit - ox_based(top, unit)[:, None])
+    return p.to(q_at.dtype), top, gl.sum(p, 1)
+
+
+@gluon.jit
 def ox_attended(
     state, q, buffers, full, free, turns, k0, m, sizes, unit: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
     group: gl.constexpr, paced: gl.constexpr, tested: gl.constexpr, ends: gl.constexpr, above: gl.constexpr,
@@ -170,6 +200,42 @@ def ox_attended(
 
 
 @gluon.jit
+def ox_ended(acc, half, total, v_at, v_full, v_free, n, stages: gl.constexpr, guard: gl.constexpr):
+    """The values of the last block are added up, and all divided by the sums. `guard`: rows without keys become 0."""
+    rank: gl.constexpr = len(v_at.shape)
+    block: gl.constexpr = [v_at.shape[rank - 2], v_at.shape[rank - 1]]
+    slot = n % stages
+    mbarrier.wait(v_full.index(slot), (n // stages) & 1)
+    acc = warpgroup_mma(half, v_at.index(slot).reshape(block), acc, is_async=True)
+    if guard:
+        some = (total == total) & (total != 0)
+        share = gl.where(some, 1.0 / gl.where(some, total, 1.0), 0.0)
+    else:
+        share = 1.0 / total
+    acc, half = warpgroup_mma_wait(0, [acc, half])
+    mbarrier.arrive(v_free.index(slot))
+    acc = acc * gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if guard:
+        acc = gl.where(gl.convert_layout(some, gl.SliceLayout(1, acc.type.layout))[:, None], acc, 0.0)
+    return acc
+
+
+@gluon.jit
+def ox_written(acc, out, row0, stride, count, rows: gl.constexpr):
+    """Stores results from the address `out` on, of the rows that there are. `rows`: these are all."""
+    depth: gl.constexpr = acc.shape[1]
+    stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // depth, depth // 8], [4, 1], [1, 0])
+    y = gl.convert_layout(acc, stored)
+    r = row0 + gl.arange(0, OX_GROUP, gl.SliceLayout(1, stored))
+    c = gl.arange(0, depth, gl.SliceLayout(0, stored))
+    where = out + r[:, None] * stride + c[None, :]
+    if rows:
+        gl.store(where, y)
+    else:
+        gl.store(where, y, mask=(r < count)[:, None])
+
+
+@gluon.jit
 def ox_attend(
     span, place, out_pointer, buffers, full, free, turns, sizes, unit: gl.constexpr, stages: gl.constexpr,
     groups: gl.constexpr, group: gl.constexpr, paced: gl.constexpr, more: gl.constexpr, ends: gl.constexpr,
@@ -181,16 +247,12 @@ def ox_attend(
     groups begin products in turns.
     """
     q_at, k_at, v_at = buffers
-    q_full, k_full, v_full = full
-    q_free, k_free, v_free = free
-    rank: gl.constexpr = len(k_at.shape)
-    block: gl.constexpr = [k_at.shape[rank - 2], k_at.shape[rank - 1]]
-    step: gl.constexpr = block[0]
-    depth: gl.constexpr = block[1]
+    q_full, _k_full, v_full = full
+    q_free, _k_free, v_free = free
+    step: gl.constexpr = k_at.shape[len(k_at.shape) - 2]
+    depth: gl.constexpr = k_at.shape[len(k_at.shape) - 1]
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, depth, 16])
-    factor: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    stored: gl.constexpr = gl.BlockedLayout([1, 8], [256 // depth, depth // 8], [4, 1], [1, 0])
     held: gl.constexpr = q_at.shape[0] // groups
     turn = 0
     n = 0
@@ -200,24 +262,14 @@ def ox_attend(
         row0 += group * OX_GROUP
         m = row0 + gl.arange(0, OX_GROUP, gl.SliceLayout(1, scores))
         acc = gl.zeros((OX_GROUP, depth), gl.float32, sums)
-        slot = n % stages
         at = group + turn % held * groups
         q = q_at.index(at).reshape([OX_GROUP, depth])
         mbarrier.wait(q_full.index(at), turn // held & 1)
-        mbarrier.wait(k_full.index(slot), (n // stages) & 1)
-        if paced:
-            mbarrier.wait(turns.index(group), n & 1)
-        k = k_at.index(slot).reshape(block).permute((1, 0))
-        s = warpgroup_mma(q, k, gl.zeros((OX_GROUP, step), gl.float32, scores), use_acc=False, is_async=True)
-        if paced:
-            mbarrier.arrive(turns.index((group + 1) % groups))
-        s = warpgroup_mma_wait(0, [s])
-        mbarrier.arrive(k_free.index(slot))
-        s = ox_scored(s, start + (blocks - 1) * step, m, sizes, ends, above, below)
-        top = gl.max(s, 1)
-        p = ox_exp2_near(s * unit - ox_based(top, unit)[:, None])
-        total = gl.sum(p, 1)
-        half = gl.convert_layout(p.to(q_at.dtype), factor)
+        p, top, total = ox_begun(
+            q, buffers, full, free, turns, n, start, blocks, m, sizes, unit, stages, groups, group, paced, ends,
+            above, below,
+        )  # fmt: skip
+        half = gl.convert_layout(p, gl.DotOperandLayout(0, sums, 2))
         if more:
             for j in range(1, tested):
                 acc, half, top, total, n = ox_attended(
@@ -230,26 +282,7 @@ def ox_attend(
                 unit, stages, groups, group, paced, False, False, False, False,
             )  # fmt: skip
         mbarrier.arrive(q_free.index(at))
-        slot = n % stages
-        mbarrier.wait(v_full.index(slot), (n // stages) & 1)
-        acc = warpgroup_mma(half, v_at.index(slot).reshape(block), acc, is_async=True)
-        if guard:
-            some = (total == total) & (total != 0)
-            share = gl.where(some, 1.0 / gl.where(some, total, 1.0), 0.0)
-        else:
-            share = 1.0 / total
-        acc, half = warpgroup_mma_wait(0, [acc, half])
-        mbarrier.arrive(v_free.index(slot))
+        acc = ox_ended(acc, half, total, v_at, v_full, v_free, n, stages, guard)
         n += 1
         turn += 1  # noqa: SIM113
-        acc = acc * gl.convert_layout(share, gl.SliceLayout(1, sums))[:, None]
-        if guard:
-            acc = gl.where(gl.convert_layout(some, gl.SliceLayout(1, sums))[:, None], acc, 0.0)
-        y = gl.convert_layout(acc.to(q_at.dtype), stored)
-        r = row0 + gl.arange(0, OX_GROUP, gl.SliceLayout(1, stored))
-        c = gl.arange(0, depth, gl.SliceLayout(0, stored))
-        where = out_pointer + out + r[:, None] * sizes[5] + c[None, :]
-        if rows:
-            gl.store(where, y)
-        else:
-            gl.store(where, y, mask=(r < sizes[1])[:, None])
+        ox_written(acc.to(q_at.dtype), out_pointer + out, row0, sizes[5], sizes[1], rows)
