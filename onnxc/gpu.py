@@ -42,6 +42,7 @@ from onnxc.planner.pitch import align_rows
 from onnxc.planner.relay import relayed
 from onnxc.planner.templates import ENABLED
 from onnxc.runtime import sizes
+from onnxc.runtime.cuda.driver import device, devices
 from onnxc.tuned import Record, gpu_place, gpu_places
 
 IMAGES = "cubins:"  # section of the machine code for an architecture
@@ -81,8 +82,6 @@ def parse_target(target: str, precision: str) -> GpuTarget:
 
 
 def _capability() -> int:
-    from onnxc.runtime.cuda.driver import device
-
     major, minor = device().capability
     return int(major) * 10 + int(minor)
 
@@ -115,8 +114,6 @@ def local_architecture(target: GpuTarget) -> int:
 
 def local_place(architecture: int) -> str:
     """How a record calls this machine's GPU."""
-    from onnxc.runtime.cuda.driver import device
-
     return gpu_place(device().name, architecture, _triton_version())
 
 
@@ -147,8 +144,6 @@ def _decisions(record: Record | None, architecture: int) -> Decisions:
 
 def _here(architecture: int) -> str | None:
     """The place of this machine's GPU; None where it has none of this architecture, or none at all."""
-    from onnxc.runtime.cuda.driver import devices
-
     try:
         return local_place(architecture) if devices() and _capability() == architecture else None
     except CudaError:

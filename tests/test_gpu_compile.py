@@ -84,7 +84,7 @@ def test_wrong_targets(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(ordinal: int = 0) -> Any:
         raise CudaError("there is no GPU")
 
-    monkeypatch.setattr(driver, "device", nothing)
+    monkeypatch.setattr(gpu, "device", nothing)
     with pytest.raises((InputError, CudaError)):
         onnxc.compile(parse(ADD), target=target, cache=False)
 

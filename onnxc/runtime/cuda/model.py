@@ -34,6 +34,7 @@ from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shap
 from onnxc.runtime.cuda.driver import Device
 from onnxc.runtime.cuda.graph import Kernels, Replay
 from onnxc.runtime.cuda.memory import Block, Timeline, Watched
+from onnxc.runtime.cuda.profile import Clock, gpu_peaks
 from onnxc.runtime.cuda.program import Program
 from onnxc.runtime.cuda.site import Site
 from onnxc.runtime.cuda.workspace import VECTOR, Attachable, Workspace, element_of, is_crooked
@@ -379,8 +380,6 @@ class CudaModel(Attachable, CompiledModel):
                 self._timeline.synchronize()
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
-        from onnxc.runtime.cuda.profile import Clock, gpu_peaks
-
         args = self._signature.bind(self._to_profile(inputs, runs, warm_up), {})
         calls = len(self.manifest.get("kernels") or ())
         self.attach()
@@ -408,8 +407,6 @@ class CudaModel(Attachable, CompiledModel):
 
     def timed(self, args: tuple[Any, ...]) -> tuple[tuple[DeviceArray, ...], list[int], dict[str, int]]:
         """A call with a clock around every kernel: outputs, nanoseconds of each kernel, values of the dynamic dims."""
-        from onnxc.runtime.cuda.profile import Clock
-
         with self._space.lock, self._device.current():
             stream = next((x.stream for x in args if isinstance(x, DeviceArray)), self._own)
             handle = self._space.handle(stream)

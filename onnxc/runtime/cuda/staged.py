@@ -19,6 +19,7 @@ import numpy as np
 from onnxc.errors import InputError
 from onnxc.runtime.cuda.arrays import LEGACY, DeviceArray, Incoming, stream_of
 from onnxc.runtime.cuda.model import CudaModel
+from onnxc.runtime.cuda.profile import gpu_peaks
 from onnxc.runtime.cuda.workspace import Attachable, Workspace
 from onnxc.runtime.face import CUDA, CompiledModel, Outputs
 from onnxc.runtime.signature import Tensor
@@ -244,8 +245,6 @@ class CudaStagedModel(Attachable, StagedModel):
             super().trim()
 
     def _peaks(self) -> Peaks:
-        from onnxc.runtime.cuda.profile import gpu_peaks
-
         self.attach()
         with self._space.device.current():
             return gpu_peaks(self._space.device)
