@@ -24,6 +24,7 @@ import onnxruntime
 import pytest
 from hypothesis import HealthCheck, settings
 
+import onnxc
 from models.zoo import store
 from tests import compiled_before, cuda_kernels, targets
 from tests.fake_cuda import FakeDriver
@@ -193,3 +194,37 @@ def zoo() -> Callable[[str], store.ZooModel]:
 def digits() -> Path:
     """The directory with digits.onnx and digits_test.npz (arrays ``image`` and ``label``)."""
     return store.ROOT / "models" / "digits"
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """Functions over arrays that are called outside of traces compile nothing."""
+    onnxc.set_eager("interpreted")
+    yield
+    onnxc.set_eager("compiled")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jitted functions are traced as ever, and interpreted."""
+    from onnxc.array import jit
+
+    runner = jit.runner
+
+    def interpreting(graph: Any, options: Any) -> Any:
+        onnxc.set_eager("interpreted")
+        try:
+            return runner(graph)
+        finally:
+            onnxc.set_eager("compiled")
+
+    monkeypatch.setattr(jit, "runner", interpreting)
+
+
+@pytest.fixture
+def no_trace_is_left() -> Iterator[None]:
+    """Whatever a test does with traced functions, none is being traced at its end."""
+    from onnxc.frontends.trace import current
+
+    yield
+    assert current() is None

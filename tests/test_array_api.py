@@ -17,7 +17,6 @@ import pytest
 import onnxc
 from onnxc import array_api as xp
 from onnxc.array.core import Array
-from onnxc.array.eager import set_eager
 from onnxc.errors import InputError, OnnxcError, TraceError
 from tests.array_api_cases import ALL, CASES, Case, flat, operands
 
@@ -32,13 +31,6 @@ def _version() -> Iterator[None]:
     with np.errstate(all="ignore"):
         yield
     strict.reset_array_api_strict_flags()
-
-
-@pytest.fixture
-def interpreted() -> Iterator[None]:
-    set_eager("interpreted")
-    yield
-    set_eager("compiled")
 
 
 # Names of array-api-strict that are no part of the standard.

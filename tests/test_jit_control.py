@@ -9,14 +9,9 @@ import onnxc
 from onnxc import array_api as xp
 from onnxc.errors import InputError, OnnxcError
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 X = np.arange(1, 6, dtype=np.float32)
-
-
-@pytest.fixture(autouse=True)
-def interpreted():
-    onnxc.set_eager("interpreted")
-    yield
-    onnxc.set_eager("compiled")
 
 
 def both(f, *args):

@@ -12,16 +12,11 @@ from onnxc import array_api as xp
 from onnxc import nn, random
 from onnxc.errors import InputError, TraceError
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((3, 5)).astype(np.float32)
 PARAMS = {"w": [RNG.standard_normal((5, 4)).astype(np.float32), RNG.standard_normal((4, 4))], "b": np.float32(0.5)}
-
-
-@pytest.fixture(autouse=True)
-def interpreted():
-    onnxc.set_eager("interpreted")
-    yield
-    onnxc.set_eager("compiled")
 
 
 def by_onnxruntime(model, feeds):

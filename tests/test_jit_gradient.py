@@ -12,16 +12,11 @@ from onnxc import array_api as xp
 from onnxc import nn
 from onnxc.errors import InputError, OnnxcError
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 RNG = np.random.default_rng(0)
 X, W = RNG.standard_normal((3, 5)), RNG.standard_normal((5, 2))
 V = np.array([0.5, -1.25, 2.0])
-
-
-@pytest.fixture(autouse=True)
-def interpreted():
-    onnxc.set_eager("interpreted")
-    yield
-    onnxc.set_eager("compiled")
 
 
 def differences(f, x, step=1e-6):

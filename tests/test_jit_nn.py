@@ -115,13 +115,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def interpreted():
-    onnxc.set_eager("interpreted")
-    yield
-    onnxc.set_eager("compiled")
-
-
 @pytest.mark.parametrize("name", [name for name in CASES if name != "max_pool"])  # numpy is slow to find the places
 def test_against_torch(interpreted, name):
     """Result and gradients of a weighted sum."""

@@ -10,12 +10,7 @@ import onnxc
 from onnxc import random
 from onnxc.errors import OnnxcError
 
-
-@pytest.fixture(autouse=True)
-def interpreted():
-    onnxc.set_eager("interpreted")
-    yield
-    onnxc.set_eager("compiled")
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 N = 20_000
