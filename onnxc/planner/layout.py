@@ -1,4 +1,5 @@
-"""How values lie in memory: the order of their dims, and values that are parts of larger ones.
+"""How values lie in memory: the order of their dims, and values that have no buffer of their own: they are parts of
+larger ones, are written over others, or have the elements of others in another shape.
 
 Logical shapes never change; a value's memory order is a permutation of its dims from outermost to innermost.
 Convolutions and pooling run channels-last, so their values, and the pointwise values between them, are stored
@@ -28,9 +29,8 @@ class Layout:
     order: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[Value, Index]] = field(default_factory=dict)  # value id -> (whole, offset of the part)
     stored: set[int] = field(default_factory=set)  # values that a kernel writes, as far as the planner has decided
-    overwrites: dict[int, Value] = field(default_factory=dict)  # value id -> what it is written over: see in_place.py
-    # value id -> another value that has the same elements, in another shape, and the buffer: see placing.py
-    reshaped: dict[int, Value] = field(default_factory=dict)
+    overwrites: dict[int, Value] = field(default_factory=dict)  # value id -> what it is written over (in_place.py)
+    reshaped: dict[int, Value] = field(default_factory=dict)  # value id -> its elements in another shape (placing.py)
     pitches: dict[int, tuple[int, int]] = field(default_factory=dict)  # of rows that are apart: length, and to the next
 
     def order_of(self, value: Value) -> tuple[int, ...]:
