@@ -123,9 +123,12 @@ def test_keys_that_make_a_quicksort_slow() -> None:
 def test_wrong_data() -> None:
     model = onnxc.compile(parsed(ALL % 0))
     feed = CASES[1]
-    for wrong in ({"boxes": feed["boxes"][:1]}, {"scores": feed["scores"][..., :5]}, {"iou": f32([1.5])}):
+    for wrong in ({"boxes": feed["boxes"][:1]}, {"scores": feed["scores"][..., :5]}):
         with pytest.raises((RunError, onnxc.errors.InputError)):
             model(**{**feed, **wrong})
+    for iou in (1.5, -0.1, np.nan):
+        with pytest.raises(RunError, match="the iou_threshold is not in 0 to 1"):
+            model(**{**feed, "iou": f32([iou])})
     with pytest.raises(ModelError, match="iou_threshold"):
         onnxc.compile(
             parsed((ALL % 0).replace(", float[1] iou", "").replace("=> (y) {", "=> (y) <float[1] iou = {1.5}> {"))

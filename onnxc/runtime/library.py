@@ -192,7 +192,7 @@ _MEANINGS: dict[int, tuple[type[OnnxcError], str]] = {
     3: (RunError, "the index {value} is out of bounds"),
     4: (RunError, "integer division by zero"),
     5: (RunError, "the size {value} does not fit"),
-    6: (RunError, "the value {value} is not allowed here"),
+    6: (RunError, "the iou_threshold is not in 0 to 1"),
     8: (RunError, "a user's kernel failed: it returned {value}"),
 }
 

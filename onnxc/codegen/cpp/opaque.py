@@ -178,7 +178,7 @@ class NmsEmitter(RoutineEmitter):
             "  };", f"  ox_for(ctx, {batches} * {classes}, select, &c);", "}",
         ]  # fmt: skip
         checks.append(
-            f"if (!({overlap} >= 0 && {overlap} <= 1)) {{ ctx->api->fail(ctx, OX_ERR_VALUE, 0, 0); return; }}"
+            f"if (!({overlap} >= 0 && {overlap} <= 1)) {{ ctx->api->fail(ctx, OX_ERR_OVERLAP, 0, 0); return; }}"
         )
         end = f"*({self.start(count)}) = nms::close_up({self.start(rows)}, room, counts, units);"
         scratch = f"ctx->threads * ({each}) + {batches} * {classes} * 8"

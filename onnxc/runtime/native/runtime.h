@@ -40,7 +40,7 @@ enum ox_code {
   OX_ERR_INDEX = 3,    // value: the index out of bounds
   OX_ERR_DIVIDE = 4,   // integer division by zero
   OX_ERR_SHAPE = 5,    // value: the size that does not fit
-  OX_ERR_VALUE = 6,    // value: an attribute-like input that is not allowed
+  OX_ERR_OVERLAP = 6,  // the share of an overlap that is not in 0 to 1
   OX_ERR_INTERNAL = 7, // the compiler's own fault
   OX_ERR_USER = 8,     // value: what the kernel of a user returned
   OX_ERR_SIGNAL = 9,   // a handler of a signal raised an exception: ox_exception hands it out
