@@ -15,7 +15,6 @@ from onnxc.loops.terms import Apply, Load, Reduced, walk
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
-FEW_ITEMS = 8  # fewer are done before a thread that sleeps has come
 MANY_ITEMS = 16  # parallel items enough for the threads of a machine
 LINES = 4  # rows of windows that go through lines together
 

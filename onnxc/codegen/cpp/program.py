@@ -299,7 +299,7 @@ def _balanced(kernels: dict[str, str]) -> list[dict[str, str]]:
 
 def _region(kernel: KernelSource, name: str) -> str:
     """The call of a kernel's function for all of its items."""
-    if kernel.few == "0" or kernel.items == "1":
+    if kernel.few == "0":
         return f"ox_for(ctx, {kernel.items}, {name}, &c);"
     return f"ox_for_few(ctx, {kernel.items}, {name}, &c, {kernel.few});"
 

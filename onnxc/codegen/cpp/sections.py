@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.loops import FEW_ITEMS, NestEmitter
+from onnxc.codegen.cpp.loops import NestEmitter
 from onnxc.codegen.cpp.masks import in_bytes
 from onnxc.codegen.cpp.shape import apart
 from onnxc.codegen.cpp.writer import KernelSource, indent
@@ -56,7 +56,6 @@ def _source(emitters: list[NestEmitter], lines: list[str], buffers: list[Value],
         buffers=buffers,
         includes=frozenset(name for e in emitters for name in e.includes),
         items=items,
-        few=str(FEW_ITEMS),
         symbols=sorted({s.key for e in emitters for s in e.emitter.size_symbols()}),
     )
 
