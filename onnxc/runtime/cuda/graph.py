@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from onnxc.errors import CudaError, LimitError, PackageError
+from onnxc.errors import CudaError, LimitError, OnnxcError, PackageError
 from onnxc.runtime.cuda.driver import INVALID_VALUE, Device, DriverError
 from onnxc.runtime.cuda.needs import needs
 from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Pointer
@@ -67,7 +67,7 @@ class Kernels:
                 if error.code != INVALID_VALUE:
                     return
                 has = False
-            except CudaError:
+            except OnnxcError:
                 return
             if has != wanted:
                 raise PackageError(f"the machine code of {name!r} does not take {arguments} arguments")
@@ -322,7 +322,12 @@ class Replay:
         if found is None:
             settling = self._settling(key) if self._roaming.addresses != addresses else None
             found = settling or self._roaming
-            self._update(found, addresses)
+            try:
+                self._update(found, addresses)
+            except OnnxcError:
+                if settling is not None:
+                    self._destroy(settling)
+                raise
             if settling is not None:
                 self._settled[key] = settling
         found.used = self._bindings
