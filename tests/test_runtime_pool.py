@@ -312,13 +312,16 @@ def test_a_small_region_wakes_nobody_unless_many_follow(native: Native) -> None:
         assert small(api, pool, 2, 20, behind) > 0
         return int(library.ox_pool_regions(pool)) - before
 
+    def alone() -> bool:
+        time.sleep(0.005)  # the last one is long ago
+        return bool(small(api, pool, 2, 20, 0) == 1)
+
     library.ox_pool_set_spin(pool, 0)
     try:
-        for _ in range(3):
-            time.sleep(0.02)  # asleep by then, and the last one is long ago
-            assert small(api, pool, 2, 20, 0) == 1
-        assert any(together(0) for _ in range(1000))  # they come fast
+        assert any(alone() for _ in range(1000))  # as soon as the workers of other tests sleep
+        assert all(together(0) == 0 for _ in range(100))  # without spinning, none would be awake for the next
         library.ox_pool_set_spin(pool, 1_000_000_000)
+        assert any(together(0) for _ in range(1000))  # they come fast
         assert any(together(1) == 2 for _ in range(1000))  # a worker waits for work behind the region before
     finally:
         library.ox_pool_set_spin(pool, 50_000)

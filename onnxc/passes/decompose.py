@@ -19,6 +19,7 @@ from onnxc.errors import (
     OnnxcError,
     ShapeError,
     UnsupportedOpError,
+    shortened,
 )
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
@@ -382,8 +383,12 @@ def _misfit(error: Exception) -> str:
     """What an error of Python's says of a node, in the words of models."""
     if isinstance(error, ZeroDivisionError):
         return "a dim, or an attribute, is 0 where something is divided by it"
-    if "to unpack" in str(error) or "index out of range" in str(error):
+    if "unpack" in str(error) or "index out of range" in str(error):
         return "an input of another rank, or an attribute of another length, is needed"
+    if isinstance(error, KeyError):
+        return f"an input or attribute has no such value as {shortened(str(error))}"
+    if isinstance(error, (AttributeError, TypeError)) or not str(error):
+        return "an input is missing, or an input or attribute is of another kind than is needed"
     return str(error)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,8 +22,9 @@ from onnxc.runtime.cuda.needs import needs
 from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Pointer
 
 MOST_NODES = 1 << 16  # of a graph; a longer program is launched step by step
-MOST_SETTLED = 8  # graphs of a program besides the one that is updated
-MOST_SETTLED_NODES = 1 << 12  # of these together
+MOST_SETTLED = 8  # graphs of a program, for one set of sizes, besides the one that is updated
+MOST_SETTLED_NODES = 1 << 13  # of all these graphs of a model together
+PATIENCE = 4 * MOST_SETTLED  # calls for which a graph has not served before another takes its place
 MOST_BRANCHED = 1 << 11  # nodes of a graph with branches; others follow each other
 _PLENTY = 48 << 10  # bytes of shared memory above which a kernel must ask
 _WIDE_CLUSTER = 8  # above which a kernel must ask
@@ -45,6 +46,7 @@ class Kernels:
         self._code = memoryview(code)
         self._functions: dict[int, Any] = {}
         self._modules: list[Any] = []
+        self.spare = MOST_SETTLED_NODES  # nodes that graphs of settled places may have yet
 
     def function(self, kernel: int, arguments: int) -> Any:
         """The loaded function, to be launched with so many arguments."""
@@ -67,7 +69,7 @@ class Kernels:
                 if error.code != INVALID_VALUE:
                     return
                 has = False
-            except OnnxcError:
+            except CudaError:
                 return
             if has != wanted:
                 raise PackageError(f"the machine code of {name!r} does not take {arguments} arguments")
@@ -268,7 +270,7 @@ class Replay:
     """
 
     def __init__(self, device: Device, kernels: Kernels, flat: Flat, addresses: list[int]) -> None:
-        self._device = device
+        self._device, self._kernels = device, kernels
         self._launch = device.driver.function("cuGraphLaunch")
         self._nodes: list[Node] = [_node(device, kernels, step) for step in flat.steps]
         self._users: dict[int, list[Node]] = {}
@@ -285,24 +287,23 @@ class Replay:
         self._now: Executable | None = None  # of the next run
         self._roaming: Executable | None = None  # the one that is updated
         self._settled: dict[tuple[int, ...], Executable] = {}  # the others, by their places
-        self._passing: deque[tuple[int, ...]] = deque(maxlen=4 * MOST_SETTLED)  # places that came of late
-        self._bindings = 0
+        self._passing: OrderedDict[tuple[int, ...], None] = OrderedDict()  # places that came of late
+        self._bindings, self._patience = 0, PATIENCE
+        self._settles = True  # until one cannot be had
         if 0 < count <= MOST_NODES:
             self._now = self._roaming = Executable(self._built(), addresses)
 
     def _built(self) -> Any:
         """The graph, instantiated."""
         driver = self._device.driver
-        graph = self._graph = driver("cuGraphCreate", 0)
-        added: list[Any] = []
-        for node, before in zip(self._nodes, self._before, strict=True):
-            added.append(node.add(graph, [added[k] for k in before]))
-        return self._instantiated()
-
-    def _instantiated(self) -> Any:
         try:
-            return self._device.driver("cuGraphInstantiate", self._graph, 0)
+            graph = self._graph = driver("cuGraphCreate", 0)
+            added: list[Any] = []
+            for node, before in zip(self._nodes, self._before, strict=True):
+                added.append(node.add(graph, [added[k] for k in before]))
+            return driver("cuGraphInstantiate", graph, 0)
         except LimitError as error:
+            self._drop_graph()
             raise LimitError(f"the GPU has no memory for a graph of {len(self._nodes)} steps", cause=error) from error
 
     def bind(self, addresses: list[int]) -> None:
@@ -310,7 +311,10 @@ class Replay:
         if addresses == self._addresses:
             return
         self._addresses = None
-        if self._roaming is not None:
+        if self._roaming is None:
+            for node in self._nodes:
+                node.place(addresses)
+        else:
             self._now = self._found(tuple(addresses), addresses)
         self._addresses = addresses
 
@@ -320,37 +324,51 @@ class Replay:
         self._bindings += 1
         found = self._settled.get(key)
         if found is None:
-            settling = self._settling(key) if self._roaming.addresses != addresses else None
-            found = settling or self._roaming
-            try:
-                self._update(found, addresses)
-            except OnnxcError:
-                if settling is not None:
-                    self._destroy(settling)
-                raise
-            if settling is not None:
-                self._settled[key] = settling
+            found = self._roaming
+            if found.addresses != addresses and self._comes_again(key):
+                found = self._settle(key, addresses) or found
+            self._update(found, addresses)
         found.used = self._bindings
         return found
 
-    def _settling(self, key: tuple[int, ...]) -> Executable | None:
-        """A new graph for places that have come before, if there is room for one."""
-        if key not in self._passing:
-            self._passing.append(key)
+    def _comes_again(self, key: tuple[int, ...]) -> bool:
+        """Whether these places came before, not long ago."""
+        again = key in self._passing
+        self._passing[key] = None
+        if len(self._passing) > PATIENCE:
+            self._passing.popitem(last=False)
+        return again
+
+    def _settle(self, key: tuple[int, ...], addresses: list[int]) -> Executable | None:
+        """A new graph for these places, if there is room for one, or one that has long not served makes room. Each time
+        one does, the next must have waited twice as long: to instantiate graphs takes longer than to update them.
+        """
+        full = len(self._settled) >= MOST_SETTLED or self._kernels.spare < len(self._nodes)
+        oldest = min(self._settled, key=lambda k: self._settled[k].used, default=None)
+        if full and (oldest is None or self._bindings - self._settled[oldest].used <= self._patience):
             return None
-        if len(self._nodes) * (len(self._settled) + 1) > MOST_SETTLED_NODES:
+        if not self._settles:
             return None
-        if len(self._settled) >= MOST_SETTLED:
-            old = min(self._settled, key=lambda k: self._settled[k].used)
-            if self._bindings - self._settled[old].used <= 2 * MOST_SETTLED:
-                return None  # all are in use
-            self._destroy(self._settled.pop(old))
         try:
-            found = Executable(self._instantiated(), self._first)
-        except LimitError:
+            found = Executable(self._device.driver("cuGraphInstantiate", self._graph, 0), self._first)
+        except (CudaError, LimitError):  # memory, perhaps: the one that there is does as well
+            self._settles = False
             return None
-        self._passing.remove(key)
+        try:
+            self._update(found, addresses)
+        except OnnxcError:
+            self._destroy(found)
+            raise
+        if full and oldest is not None:
+            self._patience *= 2
+            self._unsettle(oldest)
+        self._settled[key] = found
+        self._kernels.spare -= len(self._nodes)
         return found
+
+    def _unsettle(self, key: tuple[int, ...]) -> None:
+        self._destroy(self._settled.pop(key))
+        self._kernels.spare += len(self._nodes)
 
     def _update(self, executable: Executable, addresses: list[int]) -> None:
         known, executable.addresses = executable.addresses, None  # should something fail, all are set the next time
@@ -372,20 +390,25 @@ class Replay:
         if self._now is not None:
             self._launch(self._now.handle, stream)
         else:
-            for node in self.placed():
+            for node in self._nodes:
                 node.enqueue(stream)
 
     def close(self) -> None:
         """Frees the graphs. (The driver waits with that for launches under way.)"""
-        executables = [*self._settled.values(), *([self._roaming] if self._roaming else [])]
-        self._settled, self._now, self._roaming = {}, None, None
-        for executable in executables:
-            self._destroy(executable)
-        if executables:
-            self._device.driver.attempt("cuGraphDestroy", self._graph)
+        for key in list(self._settled):
+            self._unsettle(key)
+        roaming, self._now, self._roaming = self._roaming, None, None
+        if roaming is not None:
+            self._destroy(roaming)
+            self._drop_graph()
 
     def _destroy(self, executable: Executable) -> None:
         self._device.driver.attempt("cuGraphExecDestroy", executable.handle)
+
+    def _drop_graph(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            self._device.driver.attempt("cuGraphDestroy", graph)
 
 
 def _node(device: Device, kernels: Kernels, step: Launch | Copy | Fill) -> Node:

@@ -133,7 +133,7 @@ struct ox_pool {
   int spin;       // nanoseconds, as the machine's load advises
   int calls;      // model calls in progress that may use workers
   int in_row;     // small regions that found no worker awake, each soon after the one before
-  ox_i64 alone;   // when the last of them began
+  ox_i64 alone;   // when the last of them ended
   ox_i64 regions; // regions that had more than one member (read by tests)
   worker workers[OX_MAX_THREADS];
 };
@@ -268,10 +268,10 @@ static void grow(ox_pool *pool, int wanted) {
   pthread_mutex_unlock(&lock);
 }
 
-// Offer a seat (or STOP) to a worker. Returns whether the worker was free.
-static int offer(worker *w, u64 what) {
+// Offer a seat (or STOP) to a worker, to one that sleeps only with `wake`. Returns whether the worker was free.
+static int offer(worker *w, u64 what, int wake) {
   u64 state = __atomic_load_n(&w->mailbox, __ATOMIC_RELAXED);
-  while (state == IDLE || state == ASLEEP) {
+  while (state == IDLE || (state == ASLEEP && wake)) {
     if (!__atomic_compare_exchange_n(&w->mailbox, &state, what, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
     if (state == ASLEEP) {
       __atomic_fetch_add(&w->bell, 1, __ATOMIC_RELEASE);
@@ -310,12 +310,7 @@ static u64 share(ox_i64 groups, int team, int k) {
   return (u64)(groups * (k + 1) / team) << 32 | (u64)(groups * k / team);
 }
 
-// Run body over the items with at most `threads` members, the caller among them (as number 0).
-//
-// Several threads may call at once: each gets the workers that are free at that moment, and none waits for
-// another's; with no worker free the caller does everything itself. A call from inside a body runs serially
-// on its thread, as member 0. With one item or one thread the body is called directly.
-OX_EXPORT void ox_parallel(ox_pool *pool, int threads, ox_i64 items, ox_body body, void *arg) {
+static void run_region(ox_pool *pool, int threads, ox_i64 items, ox_body body, void *arg, int wake) {
   if (items <= 0) return;
   if (threads > OX_MAX_THREADS) threads = OX_MAX_THREADS;
   ox_i64 group = (items >> 30) + 1, groups = (items + group - 1) / group;
@@ -333,7 +328,7 @@ OX_EXPORT void ox_parallel(ox_pool *pool, int threads, ox_i64 items, ox_body bod
   int count = __atomic_load_n(&pool->count, __ATOMIC_ACQUIRE), next = 0;
   u32 absent = 0;
   for (int k = 1; k < threads; k++) {
-    while (next < count && !offer(&pool->workers[next], (u64)&seats[k])) next++;
+    while (next < count && !offer(&pool->workers[next], (u64)&seats[k], wake)) next++;
     asked[k] = next < count ? &pool->workers[next++] : (worker *)0;
     absent += !asked[k];
   }
@@ -350,32 +345,54 @@ OX_EXPORT void ox_parallel(ox_pool *pool, int threads, ox_i64 items, ox_body bod
   finish(pool, &r, asked);
 }
 
-// A forked child has this thread and no other: forget the workers, the next region starts new ones.
-#define SMALL_ROW 4       // small regions in a row for which workers are woken
-#define SMALL_GAP 50000   // nanoseconds from one to the next, at most
-
-static int some_awake(ox_pool *pool) {
-  int count = __atomic_load_n(&pool->count, __ATOMIC_ACQUIRE);
-  for (int k = 0; k < count; k++)
-    if (__atomic_load_n(&pool->workers[k].mailbox, __ATOMIC_RELAXED) == IDLE) return 1;
-  return 0;
+// Run body over the items with at most `threads` members, the caller among them (as number 0).
+//
+// Several threads may call at once: each gets the workers that are free at that moment, and none waits for
+// another's; with no worker free the caller does everything itself. A call from inside a body runs serially
+// on its thread, as member 0. With one item or one thread the body is called directly.
+OX_EXPORT void ox_parallel(ox_pool *pool, int threads, ox_i64 items, ox_body body, void *arg) {
+  run_region(pool, threads, items, body, arg, 1);
 }
 
-static int small_in_row(ox_pool *pool) {
-  ox_i64 now = ox_now(), last = __atomic_exchange_n(&pool->alone, now, __ATOMIC_RELAXED);
-  if (now - last <= SMALL_GAP) return __atomic_add_fetch(&pool->in_row, 1, __ATOMIC_RELAXED) >= SMALL_ROW;
+#define SMALL_ROW 4       // small regions in a row for which workers are woken
+#define SMALL_LONG 20000  // nanoseconds after which one was not small on this machine: the next wakes workers
+
+static int count_idle(ox_pool *pool) {
+  int count = __atomic_load_n(&pool->count, __ATOMIC_ACQUIRE), idle = 0;
+  for (int k = 0; k < count; k++) idle += __atomic_load_n(&pool->workers[k].mailbox, __ATOMIC_RELAXED) == IDLE;
+  return idle;
+}
+
+// Whether small regions follow each other so closely that workers, woken for one, are awake for the next.
+static int small_in_row(ox_pool *pool, ox_i64 now) {
+  ox_i64 spin = __atomic_load_n(&pool->spin, __ATOMIC_RELAXED);
+  if (__atomic_load_n(&pool->calls, __ATOMIC_RELAXED)) spin *= 4;
+  if (now - __atomic_load_n(&pool->alone, __ATOMIC_RELAXED) < spin)
+    return __atomic_add_fetch(&pool->in_row, 1, __ATOMIC_RELAXED) >= SMALL_ROW;
   __atomic_store_n(&pool->in_row, 0, __ATOMIC_RELAXED);
   return 0;
 }
 
 // As ox_parallel, for work that is done before a worker that sleeps has come: to wake it costs the caller 5 to 10 us,
-// and it begins some 20 us later. Where none is awake the caller does all of it, unless it makes one such region after
-// the other: then workers that are woken will be awake for the next.
+// and it begins some 20 us later. So those that are awake take part. Where none is the caller does all of it, unless it
+// makes one such region after the other: then workers that are woken will be awake for the next.
 OX_EXPORT void ox_parallel_small(ox_pool *pool, int threads, ox_i64 items, ox_body body, void *arg) {
-  if (items > 0 && !inside_region && !some_awake(pool) && !small_in_row(pool)) body(arg, 0, items, 0);
-  else ox_parallel(pool, threads, items, body, arg);
+  if (items <= 0) return;
+  int idle = inside_region ? 0 : count_idle(pool);
+  if (idle || inside_region) {
+    run_region(pool, threads <= idle ? threads : idle + 1, items, body, arg, 0);
+    return;
+  }
+  ox_i64 begin = ox_now();
+  int wake = small_in_row(pool, begin);
+  if (wake) run_region(pool, threads, items, body, arg, 1);
+  else body(arg, 0, items, 0);
+  ox_i64 end = ox_now();
+  if (!wake && end - begin > SMALL_LONG) __atomic_store_n(&pool->in_row, SMALL_ROW, __ATOMIC_RELAXED);
+  __atomic_store_n(&pool->alone, end, __ATOMIC_RELAXED);
 }
 
+// A forked child has this thread and no other: forget the workers, the next region starts new ones.
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_parent(void) { pthread_mutex_unlock(&lock); }
 static void after_fork_child(void) {
@@ -409,7 +426,7 @@ OX_EXPORT void ox_pool_stop(ox_pool *pool) {
   pthread_mutex_lock(&lock);
   for (int i = 0; i < pool->count; i++) {
     worker *w = &pool->workers[i];
-    while (!offer(w, STOP)) pause_cpu();
+    while (!offer(w, STOP, 1)) pause_cpu();
     pthread_join(w->thread, 0);
   }
   __atomic_store_n(&pool->count, 0, __ATOMIC_RELEASE);

@@ -521,8 +521,9 @@ OX i64 mm_unit(i64 M, i64 P, i64 threads) {
 static constexpr i64 MM_TASKS = 12;
 // 4, 2 or 1 tasks for each thread, of a million multiplications (about 10 us) and `least` panels (sixteen if every
 // task packs its own A) and more. Rows are divided first. (M + 8: B has to be read, too.)
-// In a loop around products (`work` is MM_OFTEN) the threads are awake, and a fifth of that is worth a task. Elsewhere they
-// may be: a product `alone` that is too small to wake them for is divided all the same, into a task for each at most.
+// In a loop around products (`work` is MM_OFTEN) the threads are awake, and a fifth of that is worth a task. Elsewhere
+// they may be: a product `alone` that is too small to wake them for is divided all the same, into a task for each at
+// most.
 static constexpr i64 MM_ONCE = 1000000, MM_OFTEN = 200000;
 OX i64 mm_worth(i64 M, i64 N, i64 K, i64 work) { return ox_min(1 << 20, K * mm_panels(N) * MM_NR * (M + 8) / work); }
 static __attribute__((noinline)) MmGrid mm_coarse_grid(
