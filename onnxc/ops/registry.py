@@ -216,7 +216,8 @@ def checked_attributes(definition: OpDef, attrs: Mapping[str, Any], opset: int) 
     for k, v in given.items():
         if not _fits(v, kinds[k]):
             wanted = _wanted(kinds[k], keywords[k].annotation)
-            shown = shortened(repr(v)) if isinstance(v, (*_SCALARS, list)) else _OTHERS.get(type(v).__name__, "of another kind")
+            other = _OTHERS.get(type(v).__name__, "of another kind")
+            shown = shortened(repr(v)) if isinstance(v, (*_SCALARS, list)) else other
             raise ModelError(f"the attribute {k} of {definition.name} is {shown}, not {wanted}")
     return given
 
