@@ -224,7 +224,7 @@ def test_max_autotune_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(ordinal: int = 0) -> Any:
         raise CudaError("no driver")
 
-    monkeypatch.setattr(driver_module, "device", nothing)
+    monkeypatch.setattr(gpu, "device", nothing)
     for target in ("cuda", "cuda:sm_90"):
         with pytest.raises(CudaError, match="no driver"):
             onnxc.compile(parse(DOUBLED), target=target, mode="max-autotune")

@@ -106,7 +106,7 @@ def test_products_of_steps_are_divided() -> None:
     """The threads are awake in a loop: less work is worth a task there. The bits are the same."""
     compiled = agrees_in(recurrent_model("LSTM", 1, {}, hidden=160))
     grids = {line.split("(")[1] for line in compiled.source.splitlines() if "const MmGrid g" in line}
-    assert grids == {"3, 640, 160, ctx->threads, MM_OFTEN);", "15, 640, 4, ctx->threads);"}
+    assert grids == {"3, 640, 160, ctx->threads, MM_OFTEN);", "15, 640, 4, ctx->threads, MM_ONCE, true);"}
 
 
 def agrees_in(model: onnx.ModelProto) -> onnxc.CompiledModel:
