@@ -343,11 +343,11 @@ class Replay:
         """A new graph for these places, if there is room for one, or one that has long not served makes room. Each time
         one does, the next must have waited twice as long: to instantiate graphs takes longer than to update them.
         """
+        if not self._settles:
+            return None
         full = len(self._settled) >= MOST_SETTLED or self._kernels.spare < len(self._nodes)
         oldest = min(self._settled, key=lambda k: self._settled[k].used, default=None)
         if full and (oldest is None or self._bindings - self._settled[oldest].used <= self._patience):
-            return None
-        if not self._settles:
             return None
         try:
             found = Executable(self._device.driver("cuGraphInstantiate", self._graph, 0), self._first)
