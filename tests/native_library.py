@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from onnxc.codegen import cpp
+from onnxc.runtime.toolchain import FUSED
 from tests import compiled_before
 
 INCLUDE = Path(cpp.__file__).parent / "include"
-FLAGS = ("-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi")
+FLAGS = ("-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", FUSED, "-fPIC", "-shared", "-Wno-psabi")
 
 
 def native_library(session_folder: Path, source: str, flags: Sequence[str], after: Sequence[str] = ()) -> Path:

@@ -45,6 +45,9 @@ _STDERR_KEPT = 6000  # characters of a compiler's complaint that an error shows
 # -O3 gains nothing over -O2. Never -ffast-math: NaN, infinities, -0.0 and denormals must behave, and with
 # -shared it would switch denormals off for the whole process.
 _OPTIMIZE = ("-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
+# For AMD's cores gcc leaves multiplications and additions apart where a loop has few sums: tiles of few rows would give
+# other bits than those of many, and other machines other bits than these.
+FUSED = "--param=avoid-fma-max-bits=0"
 # Nothing of what follows is used by generated code, and each costs compile time or bytes.
 _LEAN = (
     "-pipe",
@@ -286,7 +289,8 @@ def _options(folder: Path, flags: Sequence[str], include: Sequence[Path], compil
         flags = [spelled if flag == JUMPS_APART else flag for flag in flags]
         if not _assembler_takes(compiler.command, spelled):
             flags.remove(spelled)
-    return [*_OPTIMIZE, *_LEAN, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
+    fused = [FUSED] if compiler.kind == "gcc" else []
+    return [*_OPTIMIZE, *_LEAN, *fused, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
 
 
 def _written(objects: Sequence[Future[bytes]], folder: Path) -> list[str]:

@@ -32,7 +32,12 @@ static constexpr i64 MM_A_ROOM = 163840;    // elements of packed A: about half 
 static constexpr int MM_MR = 6;
 static constexpr i64 MM_A_ROOM = 65536;
 #endif
-static constexpr int MM_KC = 256;           // longest chain of additions
+// Longest chain of additions, and what a tile goes through of a panel of B.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+static constexpr int MM_KC = 384;
+#else
+static constexpr int MM_KC = 256;
+#endif
 static constexpr int MM_AS = MM_KC + 16;    // row stride of a packed block of A
 static constexpr int MM_MC = 144;           // most rows of a block
 static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn
@@ -47,6 +52,16 @@ static constexpr bool MM_BROAD = true;
 #else
 static constexpr bool MM_BROAD = false;
 #endif
+// Swept panels: with many rows a strip of them takes MM_SWEPT panels in turn, of as many terms as MM_SWEPT_ROOM elements of
+// B hold, which stay in the second level of the cache for all strips. The other order keeps one panel in the first level,
+// where it is in the way of what else is read, and has to fetch the next by instructions in the tiles. With 8 lanes, where
+// two threads of a core share its units and its caches, this takes 0.90 to 0.97 of the time, alone on a core 0.96 to 1.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+static constexpr int MM_SWEPT = 4;
+#else
+static constexpr int MM_SWEPT = 0;
+#endif
+static constexpr i64 MM_SWEPT_FROM = 48, MM_SWEPT_ROOM = 49152;
 static constexpr int MM_BROAD_FROM = MM_MR + 1;  // rows: fewer fit into a tile of one panel, which reads B once
 static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
 static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
@@ -202,8 +217,8 @@ template <class T> struct MmTile {
   i64 cs;
   bool add;
 };
-// For R rows and P panels of NV vectors.
-template <class T, int R, int P, int NV>
+// For R rows and P panels of NV vectors. FETCH: something is.
+template <class T, int R, int P, int NV, bool FETCH = true>
 static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
   constexpr int W = VRL<T>, N = NV * VL / W;  // registers of a row of B in a panel
   VR<T> s[R][P * N];
@@ -223,7 +238,7 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
     OX_UNROLL for (int q = 0; q < P; q++)
       OX_UNROLL for (int j = 0; j < N; j++) {
         const T *y = b + q * bs + j * W;
-        if (j * W * sizeof(T) % 64 == 0) __builtin_prefetch(near + q * bs + j * W, 0, P > 1 ? 3 : 2);
+        if (FETCH && j * W * sizeof(T) % 64 == 0) __builtin_prefetch(near + q * bs + j * W, 0, P > 1 ? 3 : 2);
         v[q * N + j] = ldr(y);
       }
     OX_UNROLL for (int i = 0; i < R; i++)
@@ -304,6 +319,11 @@ template <class T> static constexpr int mm_rows = MM_MR / mm_registers<T> < 6 ? 
 template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
+// Of swept strips, which have 4 or 6 rows: without fetching.
+template <class T> static __attribute__((noinline)) void mm_near_tiles(i64 r, bool half, i64 kc, const MmTile<T> &x) {
+  if (r == 6) half ? mm_tile<T, 6, 1, 1, false>(kc, x) : mm_tile<T, 6, 1, MM_NV, false>(kc, x);
+  else half ? mm_tile<T, 4, 1, 1, false>(kc, x) : mm_tile<T, 4, 1, MM_NV, false>(kc, x);
+}
 // The most rows of broad tiles, which have these or two less; 0: there are none.
 template <class T> static constexpr int mm_broad = MM_BROAD && mm_registers<T> == 1 ? 6 : 0;
 template <class T> static __attribute__((noinline)) void mm_broad_tiles(i64 r, i64 kc, const MmTile<T> &x) {
@@ -372,6 +392,28 @@ template <class T> OX bool mm_is_broad(const MmRun<T> &x) {
   return mm_broad<T> && x.me >= MM_BROAD_FROM && !x.b.rows;
 }
 
+// Whether strips of rows take several panels in turn.
+template <class T> static constexpr int mm_swept = mm_registers<T> == 1 ? MM_SWEPT : 0;
+template <class T> OX bool mm_is_swept(const MmRun<T> &x, i64 rows) {
+  return mm_swept<T> && rows >= MM_SWEPT_FROM && !x.b.rows;
+}
+
+// Strip `it` of the nt strips of a block, at its row r0: how many rows are computed, how many of them count, and whether
+// tiles read them where A lies. There a row that is missing at the end is the row above the strip, computed `again` and
+// dropped; in scratch it is zeros.
+struct MmStrip { i64 r, valid, again; bool in_place; };
+template <class T> OX MmStrip mm_strip(const MmRun<T> &x, i64 it, i64 nt, i64 r0) {
+  const i64 r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0, valid = ox_min(r, x.mn - r0);
+  const bool in_place = x.rows && x.mb + r0 >= r - valid;
+  return {r, valid, in_place ? r - valid : 0, in_place};
+}
+// Where tiles find K block q of a strip. `at`: the block's place in scratch, into which it is read first if `read`.
+template <class T> OX const T *mm_find(const MmRun<T> &x, const MmStrip &s, i64 r0, i64 q, T *at, bool read) {
+  if (s.in_place) return x.rows + (x.mb + r0 - s.again) * x.lda + q * x.kstep;
+  if (read) x.read(x.a, at + r0 * MM_AS, x.mb + r0, s.valid, q * x.kstep, mm_kc(x, q));
+  return at + r0 * MM_AS;
+}
+
 // K block q of np panels from p: all strips of rows, and after the last K block the epilogue of each.
 template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T *at, T *c, bool read) {
   bool half = x.N - p * MM_NR <= VL, in_place = x.b.rows && (p + np) * MM_NR <= x.N, broad = np > 1 && mm_is_broad(x);
@@ -383,27 +425,49 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
   const i64 each = ox_up(nt, np), part = n * bk / each;  // tiles that fetch for one panel, what each of them does
   const T *near = b + (!shared ? (in_place ? 32 * bk : MM_AHEAD / mm_registers<T> / np)
                        : q + 1 < x.nk ? n * bk : n * bk + (np - 1) * bs);  // after the last block, other panels come
-  for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
-    r = x.me == 1 ? 1 : ox_cut(x.me / 2, nt, it + 1) * 2 - r0;
-    i64 valid = ox_min(r, x.mn - r0);
-    const T *a = at + r0 * MM_AS;
-    i64 as = MM_AS, again = 0;
-    if (x.rows && x.mb + r0 >= r - valid)  // where a row is missing, the row above is computed again, and dropped
-      again = r - valid, a = x.rows + (x.mb + r0 - again) * x.lda + q * x.kstep, as = x.lda;
-    else if (read)
-      x.read(x.a, at + r0 * MM_AS, x.mb + r0, valid, q * x.kstep, n);
+  for (i64 it = 0, r0 = 0; it < nt; it++) {
+    const MmStrip s = mm_strip(x, it, nt, r0);
+    const T *a = mm_find(x, s, r0, q, at, read);
     for (i64 j = 0; j < last; j++)
-      for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+      for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, s.valid, (p + j) * MM_NR, x.N);
     T *const own = x.nk > 1 ? c + r0 * MM_NR : c;  // sums that nothing is added to can share a place
     const T *own_near = shared ? near + it / each * bs + it % each * part : near;
+    const i64 as = s.in_place ? x.lda : MM_AS;
     MmTile<T> tile{a, as, b, bk, bs, own_near, shared ? ox_up(bk, each) : bk, own, x.me * MM_NR, q > 0};
     if (broad) {
-      if constexpr (mm_broad<T> > 0) mm_broad_tiles<T>(r, n, tile);
+      if constexpr (mm_broad<T> > 0) mm_broad_tiles<T>(s.r, n, tile);
     } else {
-      mm_tiles<T>(r, half ? 0 : np, n, tile);
+      mm_tiles<T>(s.r, half ? 0 : np, n, tile);
     }
     for (i64 j = 0; j < last; j++)
-      x.finish(x.epi, own + (j * x.me + again) * MM_NR, x.mb + r0, valid, (p + j) * MM_NR, x.N);
+      x.finish(x.epi, own + (j * x.me + s.again) * MM_NR, x.mb + r0, s.valid, (p + j) * MM_NR, x.N);
+    r0 += s.r;
+  }
+}
+
+// K blocks [q0, q1) of panels [p0, p1) of a packed B, strip by strip: what a strip reads of A stays in the first level of the
+// cache, and the panels come from the second one after the other, as hardware foresees. The first strip fetches them.
+template <class T> OX void mm_sweep(const MmRun<T> &x, i64 p0, i64 p1, i64 q0, i64 q1, T *at, T *c, bool read) {
+  const i64 nt = ox_up(x.me, MM_MR);
+  const bool last = q1 == x.nk;
+  for (i64 it = 0, r0 = 0; it < nt; it++) {
+    const MmStrip s = mm_strip(x, it, nt, r0);
+    for (i64 p = p0; p < p1; p++) {
+      const bool half = x.N - p * MM_NR <= VL;
+      const i64 bk = half ? VL : MM_NR;
+      T *const own = c + (x.nk > q1 - q0 ? ((p - p0) * x.me + r0) * MM_NR : 0);
+      if (last)
+        for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, s.valid, p * MM_NR, x.N);
+      for (i64 q = q0; q < q1; q++) {
+        const T *a = mm_find(x, s, r0, q, at + (q - q0) * x.me * MM_AS, read && p == p0);
+        const T *b = x.b.packed + p * MM_NR * x.K + q * x.kstep * bk;
+        const MmTile<T> tile{a, s.in_place ? x.lda : MM_AS, b, bk, 0, b + MM_AHEAD, bk, own, 0, q > 0};
+        if (it == 0) mm_tiles<T>(s.r, half ? 0 : 1, mm_kc(x, q), tile);
+        else mm_near_tiles<T>(s.r, half, mm_kc(x, q), tile);
+      }
+      if (last) x.finish(x.epi, own + s.again * MM_NR, x.mb + r0, s.valid, p * MM_NR, x.N);
+    }
+    r0 += s.r;
   }
 }
 
@@ -417,7 +481,20 @@ template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, 
     for (i64 q = kg; q < ke; q++) {
       T *at = x.scratch + (q - kg) * x.me * MM_AS;
       if (!x.by_strips) x.read(x.a, at, x.mb, x.mn, q * x.kstep, mm_kc(x, q));
-      for (i64 i = 0; i < MM_AS && x.me > x.mn; i += VL) st(at + x.mn * MM_AS + i, V<T>{});
+      const bool missing = x.me > x.mn && !(x.rows && x.me > MM_MR);  // a row that no strip finds in place
+      for (i64 i = 0; i < MM_AS && missing; i += VL) st(at + x.mn * MM_AS + i, V<T>{});
+    }
+    if (mm_is_swept(x, x.me)) {
+      if constexpr (mm_swept<T> > 0) {
+        const i64 pieces = ox_max(1, ox_up((ke - kg) * x.kstep * mm_swept<T> * MM_NR, MM_SWEPT_ROOM));
+        for (i64 p = p0; p < p1; p += mm_swept<T>)
+          for (i64 i = 0; i < pieces; i++) {
+            const i64 q = kg + ox_cut(ke - kg, pieces, i), end = kg + ox_cut(ke - kg, pieces, i + 1);
+            T *const c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
+            mm_sweep(x, p, ox_min(p1, p + mm_swept<T>), q, end, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
+          }
+      }
+      continue;
     }
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= ox_min(p1, whole) ? wide : 1;
@@ -475,9 +552,12 @@ OX_APART void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
     for (i64 n = p0 * MM_NR; n < end; n += MM_ROW_COLUMNS) mm_row(x, m0, n, ox_min(n + MM_ROW_COLUMNS, end));
     return;
   }
-  i64 nm = ox_up(m1 - m0, MM_MC), most = mm_even(ox_up(m1 - m0, nm));
-  i64 ks = ox_min(x.nk, ox_max(1, MM_A_ROOM / (most * MM_AS)));
-  i64 group = nm > 1 ? MM_GROUP : p1 - p0;
+  // What is swept in place needs no room but for partial sums, and the panels of a group stay for all blocks of rows.
+  const bool swept = x.rows && mm_is_swept(x, m1 - m0);
+  const i64 nm = ox_up(m1 - m0, swept ? MM_C_ROOM / (ox_max(1, mm_swept<T>) * MM_NR) : MM_MC);
+  const i64 most = mm_even(ox_up(m1 - m0, nm));
+  const i64 ks = swept ? x.nk : ox_min(x.nk, ox_max(1, MM_A_ROOM / (most * MM_AS)));
+  i64 group = nm == 1 ? p1 - p0 : swept ? mm_swept<T> : MM_GROUP;
   if (ks < x.nk) group = ox_min(group, MM_C_ROOM / (most * MM_NR));
   for (i64 p = p0; p < p1; p += group)
     for (i64 im = 0; im < nm; im++) {
@@ -503,7 +583,7 @@ OX void matmul_block(const A &a, MmRight<T> b, i64 N, i64 K, i64 m0, i64 m1, i64
 }
 
 // ---- division of work ----------------------------------------------------------------------------------
-// A grid of gm row ranges by gp panel ranges, of whole pairs of panels if `unit` is 2. K is never divided, so the bits
+// A grid of gm row ranges by gp panel ranges, of whole groups of `unit` panels. K is never divided, so the bits
 // do not depend on it.
 // `small`: all of it takes less time than to wake a thread.
 struct MmGrid { i64 gm, gp, tasks, unit = 1; bool small = false; };
@@ -511,9 +591,10 @@ OX i64 mm_few(const MmGrid &g) { return g.small ? g.tasks + 1 : 0; }  // for ox_
 OX i64 mm_first(const MmGrid &g, i64 P, i64 i) {  // the first of P panels that belongs to range i
   return ox_min(P, ox_cut(ox_up(P, g.unit), g.gp, i) * g.unit);
 }
-// Pairs where tiles take two panels, unless that left threads without work.
+// Pairs where tiles take two panels, and as many as are swept, unless that left threads without work.
 OX i64 mm_unit(i64 M, i64 P, i64 threads) {
-  return MM_BROAD && M >= MM_BROAD_FROM && ox_up(M, MM_MC) * ox_up(P, 2) >= 2 * threads ? 2 : 1;
+  const i64 unit = MM_BROAD && M >= MM_BROAD_FROM ? 2 : MM_SWEPT && M >= MM_SWEPT_FROM ? MM_SWEPT : 1;
+  return ox_up(M, MM_MC) * ox_up(P, unit) >= 2 * threads ? unit : 1;
 }
 // Twelve tasks for each thread where A is read in place, which costs next to nothing to begin with: threads seldom run
 // at one speed, and the last tasks even that out (with four, 2 to 5 % of the time of BERT was waiting). Twice as many

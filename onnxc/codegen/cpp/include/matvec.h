@@ -1,12 +1,13 @@
 // Matrix times vector: C[M, 1] = A[M, K] b[K], where the rows of A and b are contiguous. Lanes run along K, so A is read
 // once, as it lies; a tile would use one lane of its panel. Each element is the sum of two vectors of partial sums (the
-// even and the odd vectors of its row), fresh ones for every MM_KC of each: its bits depend on K alone.
+// even and the odd vectors of its row), fresh ones for every MV_KC of each: its bits depend on K alone.
 #pragma once
 #include "matmul.h"
 #include "vreduce.h"
 
 static constexpr int MV_ROWS = 4;  // at once: eight chains of additions
-static constexpr i64 MV_BLOCK = 2 * VL * MM_KC;
+static constexpr int MV_KC = 256;  // longest chain of additions
+static constexpr i64 MV_BLOCK = 2 * VL * MV_KC;
 
 template <class T, int R> OX void mv_block(const T *a, i64 lda, const T *b, i64 K, T *sum) {
   constexpr int W = VRL<T>, N = VL / W;  // registers of a vector
@@ -53,7 +54,7 @@ static void mv_task(i64 t, i64 parts, const MmRows<T> &a, const T *b, i64 M, i64
 // C[M, N] = A[M, K] B[K, N] of few rows, where the rows of A and the columns of B are contiguous: to turn B into panels
 // would cost more than to multiply it. Lanes run along K here too. The lanes of each sum are added up at its end, those
 // of a register of columns side by side. An element's bits depend on K alone: one sum for each lane, a fresh one for
-// every MM_KC terms of it.
+// every MV_KC terms of it.
 static constexpr int MV_FEW_ROWS = MM_MR > 6 ? 4 : 2;  // at once: with four columns, as many sums as registers allow
 
 // Column n of B is at p + n * ld.
@@ -107,8 +108,8 @@ static __attribute__((noinline)) void mv_few_rows(const T *a, i64 lda, MvColumns
     OX_UNROLL for (int i = 0; i < C; i++) column[i] = b.p + (n + ox_min(i * G + g, w - 1)) * b.ld;
     i64 k = 0;
     do {
-      mv_dots<T, R, C>(a, lda, column, k, ox_min(K, k + W * MM_KC), &sum[0][g], G, k > 0);
-      k += W * MM_KC;
+      mv_dots<T, R, C>(a, lda, column, k, ox_min(K, k + W * MV_KC), &sum[0][g], G, k > 0);
+      k += W * MV_KC;
     } while (k < K);
   }
   OX_UNROLL for (int i = 0; i < R; i++) str(c + i * VL, mv_fold<T, G>(sum[i]));

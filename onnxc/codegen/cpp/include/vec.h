@@ -79,6 +79,13 @@ template <class T> using VM = V<typename int_of<sizeof(T)>::s>;
 // All lanes set to x. x - 0 is x for every x, -0.0 too, and becomes one broadcast (a loop over the lanes would
 // become a chain of inserts).
 template <class T> OX V<T> bc(T x) { return x - V<T>{}; }
+// sum += a * b, in the register that the sum is in: where a loop over many sums is unrolled, gcc has them change places,
+// copies them to do so, and loads operands for each use. With 32 registers it does not.
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+OX void add_product(vf &sum, vf a, vf b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
+#else
+OX void add_product(vf &sum, vf a, vf b) { sum += a * b; }
+#endif
 
 // A number that a compiler knows nothing about: a product that is not joined with a sum, in which it would not be
 // rounded. Vectors that take more than one register are halved.
