@@ -217,8 +217,8 @@ template <class T> struct MmTile {
   i64 cs;
   bool add;
 };
-// For R rows and P panels of NV vectors. FETCH: something is.
-template <class T, int R, int P, int NV, bool FETCH = true>
+// For R rows and P panels of NV vectors.
+template <class T, int R, int P, int NV>
 static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
   constexpr int W = VRL<T>, N = NV * VL / W;  // registers of a row of B in a panel
   VR<T> s[R][P * N];
@@ -238,7 +238,7 @@ static __attribute__((noinline)) void mm_tile(i64 kc, const MmTile<T> &x) {
     OX_UNROLL for (int q = 0; q < P; q++)
       OX_UNROLL for (int j = 0; j < N; j++) {
         const T *y = b + q * bs + j * W;
-        if (FETCH && j * W * sizeof(T) % 64 == 0) __builtin_prefetch(near + q * bs + j * W, 0, P > 1 ? 3 : 2);
+        if (j * W * sizeof(T) % 64 == 0) __builtin_prefetch(near + q * bs + j * W, 0, P > 1 ? 3 : 2);
         v[q * N + j] = ldr(y);
       }
     OX_UNROLL for (int i = 0; i < R; i++)
@@ -319,10 +319,40 @@ template <class T> static constexpr int mm_rows = MM_MR / mm_registers<T> < 6 ? 
 template <class T> static __attribute__((noinline)) void mm_tiles(i64 r, i64 np, i64 kc, const MmTile<T> &x) {
   mm_pick<T, mm_rows<T>>(r, np, kc, x);
 }
-// Of swept strips, which have 4 or 6 rows: without fetching.
-template <class T> static __attribute__((noinline)) void mm_near_tiles(i64 r, bool half, i64 kc, const MmTile<T> &x) {
-  if (r == 6) half ? mm_tile<T, 6, 1, 1, false>(kc, x) : mm_tile<T, 6, 1, MM_NV, false>(kc, x);
-  else half ? mm_tile<T, 4, 1, 1, false>(kc, x) : mm_tile<T, 4, 1, MM_NV, false>(kc, x);
+// A tile of a swept strip, of 4 or 6 rows by one panel: a line is fetched for four k.
+template <class T, int R, int NV> static __attribute__((noinline)) void mm_swept_tile(i64 kc, const MmTile<T> &x) {
+  constexpr int W = VRL<T>, N = NV * VL / W, SOME = 4;
+  VR<T> s[R][N];
+  const T *b = x.b, *near = x.near, *row[R];
+  OX_UNROLL for (int i = 0; i < R; i++) {
+    row[i] = x.a + i * x.as;
+    asm("" : "+r"(row[i]));  // hidden, or the compiler makes one of another in each k
+  }
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < N; j++) s[i][j] = VR<T>{};
+  const auto products = [&](i64 k, int of) OX_LAMBDA {
+    VR<T> v[N];
+    OX_UNROLL for (int j = 0; j < N; j++) v[j] = ldr(b + of * NV * VL + j * W);
+    OX_UNROLL for (int i = 0; i < R; i++) {
+      const VR<T> a = row[i][k] - VR<T>{};
+      OX_UNROLL for (int j = 0; j < N; j++) add_product(s[i][j], v[j], a);
+    }
+  };
+  i64 k = 0;
+  for (; k + SOME <= kc; k += SOME, b += SOME * NV * VL, near += SOME * x.step) {
+    __builtin_prefetch(near, 0, 2);
+    OX_UNROLL for (int i = 0; i < SOME; i++) products(k + i, i);
+  }
+  for (; k < kc; k++, b += NV * VL) products(k, 0);
+  OX_UNROLL for (int i = 0; i < R; i++)
+    OX_UNROLL for (int j = 0; j < N; j++) {
+      T *d = x.c + i * MM_NR + j * W;
+      str(d, x.add ? ldr(d) + s[i][j] : s[i][j]);
+    }
+}
+template <class T> static __attribute__((noinline)) void mm_swept_tiles(i64 r, bool half, i64 kc, const MmTile<T> &x) {
+  if (r == 6) half ? mm_swept_tile<T, 6, 1>(kc, x) : mm_swept_tile<T, 6, MM_NV>(kc, x);
+  else half ? mm_swept_tile<T, 4, 1>(kc, x) : mm_swept_tile<T, 4, MM_NV>(kc, x);
 }
 // The most rows of broad tiles, which have these or two less; 0: there are none.
 template <class T> static constexpr int mm_broad = MM_BROAD && mm_registers<T> == 1 ? 6 : 0;
@@ -446,24 +476,31 @@ template <class T> OX void mm_strips(const MmRun<T> &x, i64 p, i64 np, i64 q, T 
 }
 
 // K blocks [q0, q1) of panels [p0, p1) of a packed B, strip by strip: what a strip reads of A stays in the first level of the
-// cache, and the panels come from the second one after the other, as hardware foresees. The first strip fetches them.
-template <class T> OX void mm_sweep(const MmRun<T> &x, i64 p0, i64 p1, i64 q0, i64 q1, T *at, T *c, bool read) {
+// cache, and the panels come from the second one after the other, as hardware foresees. Each strip fetches its share of the
+// K blocks or panels that come next; the `first` ones, which nothing has fetched, are by the first strip.
+template <class T>
+OX void mm_sweep(const MmRun<T> &x, i64 p0, i64 p1, i64 q0, i64 q1, T *at, T *c, bool read, bool first) {
   const i64 nt = ox_up(x.me, MM_MR);
   const bool last = q1 == x.nk;
   for (i64 it = 0, r0 = 0; it < nt; it++) {
     const MmStrip s = mm_strip(x, it, nt, r0);
     for (i64 p = p0; p < p1; p++) {
       const bool half = x.N - p * MM_NR <= VL;
-      const i64 bk = half ? VL : MM_NR;
+      const i64 bk = half ? VL : MM_NR, next = last ? (p1 - p0) * MM_NR * x.K - q0 * x.kstep * bk : (q1 - q0) * x.kstep * bk;
       T *const own = c + (x.nk > q1 - q0 ? ((p - p0) * x.me + r0) * MM_NR : 0);
       if (last)
         for (const MmLines &some : x.lines) mm_fetch(some, x.mb + r0, s.valid, p * MM_NR, x.N);
       for (i64 q = q0; q < q1; q++) {
         const T *a = mm_find(x, s, r0, q, at + (q - q0) * x.me * MM_AS, read && p == p0);
         const T *b = x.b.packed + p * MM_NR * x.K + q * x.kstep * bk;
-        const MmTile<T> tile{a, s.in_place ? x.lda : MM_AS, b, bk, 0, b + MM_AHEAD, bk, own, 0, q > 0};
-        if (it == 0) mm_tiles<T>(s.r, half ? 0 : 1, mm_kc(x, q), tile);
-        else mm_near_tiles<T>(s.r, half, mm_kc(x, q), tile);
+        const i64 n = mm_kc(x, q);
+        MmTile<T> tile{a, s.in_place ? x.lda : MM_AS, b, bk, 0, b + next + it * n / nt * bk, ox_up(bk, nt), own, 0, q > 0};
+        if (first && it == 0) {
+          tile.near = b + MM_AHEAD, tile.step = bk;
+          mm_tiles<T>(s.r, half ? 0 : 1, n, tile);
+        } else {
+          mm_swept_tiles<T>(s.r, half, n, tile);
+        }
       }
       if (last) x.finish(x.epi, own + s.again * MM_NR, x.mb + r0, s.valid, p * MM_NR, x.N);
     }
@@ -491,7 +528,8 @@ template <class T> OX void mm_rows_by_panels(const MmRun<T> &x, i64 p0, i64 p1, 
           for (i64 i = 0; i < pieces; i++) {
             const i64 q = kg + ox_cut(ke - kg, pieces, i), end = kg + ox_cut(ke - kg, pieces, i + 1);
             T *const c = x.scratch + MM_A_ROOM + (ks == x.nk ? 0 : (p - p0) * x.me * MM_NR);
-            mm_sweep(x, p, ox_min(p1, p + mm_swept<T>), q, end, x.scratch + (q - kg) * x.me * MM_AS, c, x.by_strips && p == p0);
+            mm_sweep(x, p, ox_min(p1, p + mm_swept<T>), q, end, x.scratch + (q - kg) * x.me * MM_AS, c,
+                     x.by_strips && p == p0, p == p0 && i == 0);
           }
       }
       continue;

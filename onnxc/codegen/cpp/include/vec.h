@@ -83,9 +83,8 @@ template <class T> OX V<T> bc(T x) { return x - V<T>{}; }
 // copies them to do so, and loads operands for each use. With 32 registers it does not.
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 OX void add_product(vf &sum, vf a, vf b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
-#else
-OX void add_product(vf &sum, vf a, vf b) { sum += a * b; }
 #endif
+template <class X> OX void add_product(X &sum, X a, X b) { sum += a * b; }
 
 // A number that a compiler knows nothing about: a product that is not joined with a sum, in which it would not be
 // rounded. Vectors that take more than one register are halved.
