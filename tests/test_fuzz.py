@@ -21,7 +21,7 @@ from tests.fuzz.oracle import Oracle, Refused, reads
 from tests.fuzz.shrink import shrink
 from tests.fuzz.store import replay, save
 
-CHUNK = 48  # models of a test
+CHUNK = 24  # models of a test
 
 
 @pytest.fixture(scope="module")
