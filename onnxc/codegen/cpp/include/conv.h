@@ -93,12 +93,12 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
 // by each tile, a line now and then: in bursts, or by the first tile alone, memory would be awaited and then idle.
 // They stop in the second level (2, as __builtin_prefetch counts): what a tile multiplies fills the first, which would
 // lose it to them; with 8 lanes, which read weights twice as often as 16, this takes up to a fifth of the time.
-// The next piece alone is fetched, and several terms go together, with a line (with 16 lanes two) for all of them:
+// The next piece alone is fetched, and several terms go together, with a line (of pairs two) for all of them:
 // instructions that are no multiplications are what limits the tile. Of larger shares some lines are left to hardware. With
 // 16 lanes pairs take 5 to 8 % less time than single terms do where weights are in the second level, and 3 to 7 % where they
 // come from memory. With 8 lanes fours take 2 to 13 % less alone on a core, and 15 to 25 % less where another thread of the
 // core takes its share of the instructions (on Zen 3).
-static constexpr int CONV_TERMS = VL >= 16 ? 2 : 4;
+static constexpr int CONV_TERMS = OX_SUMS_STAY ? 4 : 2;
 static constexpr int CONV_AHEAD = 1024;  // floats
 static constexpr int CONV_LEVEL = 2;
 

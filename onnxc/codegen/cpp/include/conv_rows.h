@@ -56,7 +56,7 @@ template <int CI, int KW, int SX, int CO, int OW> static i64 conv_row_scratch(co
 // them pixel by pixel.
 template <int P, int NV, int LEN, int STEP, class E>
 OX void cr_sums(const f32 *a, i64 down, i64 runs, const f32 *w, const E &end) {
-  constexpr int TERMS = VL >= 16 ? 1 : 3;  // at a time: of 8 lanes, what is no multiplication takes a fifth of the time
+  constexpr int TERMS = OX_SUMS_STAY ? 3 : 1;  // at a time: of 8 lanes, what is no multiplication takes a fifth of the time
   vf acc[P][NV];
   OX_UNROLL for (int r = 0; r < P; r++)
     OX_UNROLL for (int j = 0; j < NV; j++) acc[r][j] = vf{};

@@ -33,7 +33,7 @@ static constexpr int MM_MR = 6;
 static constexpr i64 MM_A_ROOM = 65536;
 #endif
 // Longest chain of additions, and what a tile goes through of a panel of B.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if OX_SUMS_STAY
 static constexpr int MM_KC = 384;
 #else
 static constexpr int MM_KC = 256;
@@ -56,7 +56,7 @@ static constexpr bool MM_BROAD = false;
 // B hold, which stay in the second level of the cache for all strips. The other order keeps one panel in the first level,
 // where it is in the way of what else is read, and has to fetch the next by instructions in the tiles. With 8 lanes, where
 // two threads of a core share its units and its caches, this takes 0.90 to 0.97 of the time, alone on a core 0.96 to 1.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if OX_SUMS_STAY
 static constexpr int MM_SWEPT = 4;
 #else
 static constexpr int MM_SWEPT = 0;

@@ -82,7 +82,10 @@ template <class T> OX V<T> bc(T x) { return x - V<T>{}; }
 // sum += a * b, in the register that the sum is in: where a loop over many sums is unrolled, gcc has them change places,
 // copies them to do so, and loads operands for each use. With 32 registers it does not.
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+#define OX_SUMS_STAY 1
 OX void add_product(vf &sum, vf a, vf b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
+#else
+#define OX_SUMS_STAY 0
 #endif
 template <class X> OX void add_product(X &sum, X a, X b) { sum += a * b; }
 
