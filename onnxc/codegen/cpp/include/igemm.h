@@ -24,6 +24,8 @@ static constexpr int IG_MR = 6;
 static constexpr i64 IG_A_ROOM = 65536;  // elements (of 32 bits) of a block of A: a quarter of the L2 cache and more
 static constexpr i64 IG_MC = 144;        // most rows of a block
 static constexpr int IG_AHEAD = 4096;    // elements of B between use and prefetch (as MM_AHEAD of matmul.h)
+// Tiles of many rows go without where lanes are 8: hardware sees what comes, and 2 to 4 % of the time is saved.
+template <int P> static constexpr bool IG_FETCHES = VL >= 16 || P > 1;
 static constexpr i64 IG_C = (IG_MC + IG_MR) * IG_NR;  // elements of the sums of a block of rows by one panel
 static constexpr i64 IG_SLACK = 32;      // elements that a reader may write behind the last row
 
@@ -190,7 +192,7 @@ static __attribute__((noinline)) void ig_tile(
     OX_UNROLL for (int q = 0; q < P; q++)
       OX_UNROLL for (int j = 0; j < IG_NV; j++) {
         const i32 *x = b + q * bs + j * VL;
-        if (j * VL % 16 == 0) __builtin_prefetch(x + IG_AHEAD / P, 0, P > 1 ? 3 : 2);
+        if (IG_FETCHES<P> && j * VL % 16 == 0) __builtin_prefetch(x + IG_AHEAD / P, 0, P > 1 ? 3 : 2);
         v[q * IG_NV + j] = ld(x);
       }
     OX_UNROLL for (int i = 0; i < R; i++) {
