@@ -7,6 +7,7 @@ Where onnxruntime has no kernel for an op or a type, onnx's reference evaluator 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -24,6 +26,26 @@ from tests.targets import evaluate
 Array = np.ndarray
 # The highest opset that the installed onnxruntime takes without a warning.
 NEWEST = 24
+# Operators in which onnxruntime multiplies uint8 by int8.
+OF_BYTES = frozenset({
+    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention",
+    "QGemm", "QLinearConv", "QLinearMatMul",
+})  # fmt: skip
+
+
+@functools.cache
+def onnxruntime_multiplies_bytes() -> bool:
+    """Whether its products of uint8 and int8 are exact: without VNNI they are added in pairs that saturate at 16 bits.
+
+    Where they are not, int8 operands of tests keep to 7 bits, with which no pair does.
+    """
+    node = helper.make_node("MatMulInteger", ["a", "b"], ["y"])
+    infos = [helper.make_tensor_value_info(n, t, d) for n, t, d in (("a", 2, [4, 64]), ("b", 3, [64, 16]), ("y", 6, None))]
+    graph = helper.make_graph([node], "bytes", infos[:2], infos[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 16), 127, np.int8)})
+    return bool((y == 64 * 255 * 127).all())
 
 
 @dataclass
@@ -49,6 +71,9 @@ class Case:
 
     def __post_init__(self) -> None:
         self.inputs = [None if x is None else np.asarray(x) for x in self.inputs]
+        if self.op in OF_BYTES and self.oracle == "onnxruntime" and not onnxruntime_multiplies_bytes():
+            narrow = [x is not None and x.dtype == np.int8 for x in self.inputs]
+            self.inputs = [np.asarray(np.clip(x, -64, 64)) if n else x for x, n in zip(self.inputs, narrow, strict=True)]
 
     def __str__(self) -> str:
         shapes = "-".join("x".join(map(str, x.shape)) or "scalar" if x is not None else "none" for x in self.inputs)
@@ -97,6 +122,10 @@ def expected(case: Case) -> list[Array]:
             ort.capi.onnxruntime_pybind11_state.InvalidGraph,
         ):
             pass
+        except ort.capi.onnxruntime_pybind11_state.Fail as error:
+            if "not yet supported on this hardware" in str(error):
+                pytest.skip(f"onnxruntime's {case.op} wants another CPU")
+            raise
         except RuntimeError as error:
             if "Numpy type" not in str(error):  # onnxruntime cannot hand out bfloat16 and the like
                 raise
