@@ -28,8 +28,8 @@ Array = np.ndarray
 NEWEST = 24
 # Operators in which onnxruntime multiplies uint8 by int8.
 OF_BYTES = frozenset({
-    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QAttention",
-    "QGemm", "QLinearConv", "QLinearMatMul",
+    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
 })  # fmt: skip
 
 
@@ -40,7 +40,8 @@ def onnxruntime_multiplies_bytes() -> bool:
     Where they are not, int8 operands of tests keep to 7 bits, with which no pair does.
     """
     node = helper.make_node("MatMulInteger", ["a", "b"], ["y"])
-    infos = [helper.make_tensor_value_info(n, t, d) for n, t, d in (("a", 2, [4, 64]), ("b", 3, [64, 16]), ("y", 6, None))]
+    shapes = (("a", 2, [4, 64]), ("b", 3, [64, 16]), ("y", 6, None))
+    infos = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in shapes]
     graph = helper.make_graph([node], "bytes", infos[:2], infos[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -72,13 +73,16 @@ class Case:
     def __post_init__(self) -> None:
         self.inputs = [None if x is None else np.asarray(x) for x in self.inputs]
         if self.op in OF_BYTES and self.oracle == "onnxruntime" and not onnxruntime_multiplies_bytes():
-            narrow = [x is not None and x.dtype == np.int8 for x in self.inputs]
-            self.inputs = [np.asarray(np.clip(x, -64, 64)) if n else x for x, n in zip(self.inputs, narrow, strict=True)]
+            self.inputs = [_narrow(x) for x in self.inputs]
 
     def __str__(self) -> str:
         shapes = "-".join("x".join(map(str, x.shape)) or "scalar" if x is not None else "none" for x in self.inputs)
         attrs = ",".join(f"{k}={v}" for k, v in self.attrs.items() if not isinstance(v, Array))
         return f"{self.op}@{self.opset}-{shapes}-{attrs}"[:120]
+
+
+def _narrow(x: Array | None) -> Array | None:
+    return np.asarray(np.clip(x, -64, 64)) if x is not None and x.dtype == np.int8 else x
 
 
 def build(case: Case, dynamic: bool) -> onnx.ModelProto:
