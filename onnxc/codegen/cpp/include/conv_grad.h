@@ -20,6 +20,9 @@ template <class S> struct GradShape : S { i64 yns, yds, yrs, yps, ycs; };
 static constexpr i64 GRAD_KC = VL >= 16 ? 192 : 256;               // pixels of a chunk: the longest chain of additions
 static constexpr i64 GRAD_ROWS = VL >= 16 ? 128 : 96;              // most rows of a block
 static constexpr i64 GRAD_ROOM = (VL >= 16 ? 256 : 128) * 1024;    // bytes of sums that a block aims at
+// Floats of a packed strip of dy: whole vectors are written of a pixel's rows, and what they have too much belongs to the next
+// pixel, which is written later; behind the last one there must be room.
+static constexpr i64 GRAD_PACKED = GRAD_KC * CONV_MR + VL;
 static constexpr i64 GRAD_FINISH = 8;                              // rows of an item of the second step
 
 static constexpr i64 GRAD_AHEAD = 8;                               // pixels between a use of x and its prefetch
@@ -58,7 +61,7 @@ struct GradPixel { const f32 *x, *dy; i64 iz, iy, ix; };
 template <class S> static i64 grad_scratch(const S &s) {
   GradPlan p = grad_plan(s);
   i64 strips = ox_up(p.rows, CONV_MR) + 1, row = cround(p.channels * p.taps, VL) + VL;
-  return 4 * (strips * GRAD_KC * CONV_MR + GRAD_KC * CONV_NR + 4 * VL + grad_sums(p) + row) +
+  return 4 * (strips * GRAD_PACKED + GRAD_KC * CONV_NR + 4 * VL + grad_sums(p) + row) +
          (i64)sizeof(GradPixel) * (GRAD_KC + GRAD_AHEAD) + 64;
 }
 template <class S> static i64 grad_room(const S &s) {
@@ -130,7 +133,7 @@ OX void grad_copy(const f32 *p, i64 s, i64 n, f32 *d) {
   if (i < n) st(d + i, ldn(p + i, int(n - i)));
 }
 
-// Rows [m, m + rows) of dy as strips: A[strip][k][CONV_MR]. A pixel's rows are neighbours: all are read before the next.
+// Rows [m, m + rows) of dy as strips of GRAD_PACKED: [k][CONV_MR]. A pixel's rows are neighbours: all are read before the next.
 template <class S>
 static void grad_rows(const GradShape<S> &s, const GradPixel *q, i64 kc, i64 m, i64 rows, f32 *A) {
   ConvTiles T = conv_tiles(rows);
@@ -138,7 +141,7 @@ static void grad_rows(const GradShape<S> &s, const GradPixel *q, i64 kc, i64 m, 
   for (i64 k = 0; k < kc; k++, A += CONV_MR) {
     const f32 *p = q[k].dy + m * s.ycs;
     f32 *d = A;
-    for (i64 t = 0; t < T.count; d += GRAD_KC * CONV_MR, p += T.size(t++) * step) grad_copy(p, step, T.size(t), d);
+    for (i64 t = 0; t < T.count; d += GRAD_PACKED, p += T.size(t++) * step) grad_copy(p, step, T.size(t), d);
   }
 }
 
@@ -213,7 +216,7 @@ static void grad_panel(
 struct GradScratch { f32 *A, *B, *D, *row; GradPixel *pixels; };
 OX GradScratch grad_divide(const GradPlan &p, void *scratch) {
   GradPixel *q = (GradPixel *)scratch;
-  f32 *A = (f32 *)(q + GRAD_KC + GRAD_AHEAD), *B = A + (ox_up(p.rows, CONV_MR) + 1) * GRAD_KC * CONV_MR;
+  f32 *A = (f32 *)(q + GRAD_KC + GRAD_AHEAD), *B = A + (ox_up(p.rows, CONV_MR) + 1) * GRAD_PACKED;
   f32 *D = B + GRAD_KC * CONV_NR + 4 * VL;
   return {A, B, D, D + grad_sums(p), q};
 }
@@ -243,7 +246,7 @@ __attribute__((noinline)) static void grad_sum(const GradShape<S> &s, const Grad
       grad_panel(s, w.pixels, kc, b.g * p.cig + b.c, b.channels, first, end, w.B);
       f32 *d = D + j * h * CONV_NR;
       for (i64 t = 0; t < T.count; d += T.size(t++) * CONV_NR)
-        grad_tile_rows(T.size(t), kc, w.A + t * GRAD_KC * CONV_MR, w.B, d, q > 0);
+        grad_tile_rows(T.size(t), kc, w.A + t * GRAD_PACKED, w.B, d, q > 0);
     }
   }
 }
