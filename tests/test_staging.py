@@ -503,7 +503,9 @@ def test_each_program_is_tuned(tmp_path: Path) -> None:
     model = onnxc.compile(parsed(text), mode="max-autotune", record=record, cache=False)
     assert record.exists() and any(k.choice is not None for k in model.explain().kernels)
     plain = onnxc.compile(parsed(text), tuned=False)
-    same(model(floats(1, 16, 9, 9), int64([1]))["y"], plain(floats(1, 16, 9, 9), int64([1]))["y"], "y")
+    found, wanted = (m(floats(1, 16, 9, 9), int64([1]))["y"] for m in (model, plain))
+    # What is fastest here may be an algorithm of Winograd's: the agreement of whole models holds for it.
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
     path = tmp_path / "model.onnx"
     onnx.save(parsed(text), path)
     with pytest.raises(InputError, match="max-autotune"):

@@ -88,8 +88,7 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
   return {runs, len, ox_up(len, pieces), CONV_FLUSH, false};
 }
 
-// Weights come from the last cache level or from memory. A tile fetches what it will need a little later; and
-// while the tiles of one piece of weights (a panel, or a point of it) are multiplied, the next piece is fetched, a share
+// Weights come from the last cache level or from memory. While the tiles of one piece of weights (a panel, or a point of it) are multiplied, the next piece is fetched, a share
 // by each tile, a line now and then: in bursts, or by the first tile alone, memory would be awaited and then idle.
 // They stop in the second level (2, as __builtin_prefetch counts): what a tile multiplies fills the first, which would
 // lose it to them; with 8 lanes, which read weights twice as often as 16, this takes up to a fifth of the time.
@@ -98,7 +97,7 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
 // 16 lanes pairs take 5 to 8 % less time than single terms do where weights are in the second level, and 3 to 7 % where they
 // come from memory. With 8 lanes fours take 2 to 13 % less alone on a core, and 15 to 25 % less where another thread of the
 // core takes its share of the instructions (on Zen 3).
-static constexpr int CONV_TERMS = OX_SUMS_STAY ? 4 : 2;
+static constexpr int CONV_TERMS = OX_SUMS_STAY ? 4 : VL >= 16 ? 2 : 1;
 static constexpr int CONV_AHEAD = 1024;  // floats
 static constexpr int CONV_LEVEL = 2;
 
@@ -689,7 +688,7 @@ __attribute__((noinline)) static void conv_tile_short(
     if constexpr (CONV_TERMS > 2)
       for (; k + CONV_TERMS <= R.len; far += CONV_TERMS * next.step) {
         conv_fetch_lines(far);
-        OX_UNROLL for (int i = 0; i < CONV_TERMS; i++) CONV_TERM()
+        OX_UNROLL for (int t = 0; t < CONV_TERMS; t++) CONV_TERM()
       }
     while (k < R.len) {
       __builtin_prefetch(far, 0, CONV_LEVEL);

@@ -25,7 +25,7 @@ static constexpr i64 IG_A_ROOM = 65536;  // elements (of 32 bits) of a block of 
 static constexpr i64 IG_MC = 144;        // most rows of a block
 static constexpr int IG_AHEAD = 4096;    // elements of B between use and prefetch (as MM_AHEAD of matmul.h)
 // Tiles of many rows go without where lanes are 8: hardware sees what comes, and 2 to 4 % of the time is saved.
-template <int P> static constexpr bool IG_FETCHES = VL >= 16 || P > 1;
+template <int P> static constexpr bool IG_FETCHES = VL != 8 || P > 1;
 static constexpr i64 IG_C = (IG_MC + IG_MR) * IG_NR;  // elements of the sums of a block of rows by one panel
 static constexpr i64 IG_SLACK = 32;      // elements that a reader may write behind the last row
 

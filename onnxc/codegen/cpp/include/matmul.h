@@ -10,8 +10,8 @@
 //
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
 // that start at zero and run over one K block of at most MM_KC. A block of A rows stays in L2 while the
-// panels of B stream past it. Where the rows of A are contiguous, tiles read them where they lie (to copy them
-// costs 3 to 10 %), the last one of an odd number of rows from the row above it on; what else A may be is read into
+// panels of B stream past it (or the other way round: see MM_SWEPT). Where the rows of A are contiguous, tiles read
+// them where they lie (to copy them costs 3 to 10 %), the last one of an odd number of rows from the row above it on; what else A may be is read into
 // scratch first, in rows of constant stride. Partial sums of the K blocks are added
 // in scratch: fresh accumulators for every block keep the rounding error of long sums low. The order of additions
 // of an element depends on K alone: not on tile, task, thread count or M.
@@ -39,8 +39,8 @@ static constexpr int MM_KC = 384;
 static constexpr int MM_KC = 256;
 #endif
 static constexpr int MM_AS = MM_KC + 16;    // row stride of a packed block of A
-static constexpr int MM_MC = 144;           // most rows of a block
-static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn
+static constexpr int MM_MC = 144;           // most rows of a block that is not swept in place
+static constexpr int MM_GROUP = 64;         // panels that all blocks of rows use in turn, unless swept
 // Elements of B between use and prefetch. Of many rows it stops in the second level of the cache, since the first is full
 // of what is multiplied: with 8 lanes, which read B twice as often as 16, this takes up to a tenth of the time.
 static constexpr int MM_AHEAD = 4096;
@@ -62,6 +62,8 @@ static constexpr int MM_SWEPT = 4;
 static constexpr int MM_SWEPT = 0;
 #endif
 static constexpr i64 MM_SWEPT_FROM = 48, MM_SWEPT_ROOM = 49152;
+static_assert(MM_SWEPT * MM_NR * MM_KC <= MM_SWEPT_ROOM, "a K block of swept panels fits");
+static_assert(!MM_SWEPT || MM_MR == 6, "swept tiles have 4 or 6 rows");
 static constexpr int MM_BROAD_FROM = MM_MR + 1;  // rows: fewer fit into a tile of one panel, which reads B once
 static constexpr int MM_SHORT = 32;         // up to so many terms, a sum is short (see mm_short)
 static constexpr int MM_FEW = 2 * MM_MR;    // up to so many rows of A, packing B costs more than it gains
@@ -583,7 +585,7 @@ template <class T> static __attribute__((noinline)) void mm_row(const MmRun<T> &
 template <class T>
 OX_APART void mm_blocks(MmRun<T> x, i64 m0, i64 m1, i64 p0, i64 p1) {
   if (m1 <= m0 || p1 <= p0) return;
-  x.nk = ox_max(1, ox_up(x.K, MM_KC / mm_registers<T>));  // of B, 32 KB for a panel
+  x.nk = ox_max(1, ox_up(x.K, MM_KC / mm_registers<T>));  // of B, 24 or 32 KB for a panel
   x.kstep = ox_up(ox_up(x.K, x.nk), 4) * 4;
   if (m1 - m0 == 1 && x.b.rows) {
     const i64 end = ox_min(p1 * MM_NR, x.N);
@@ -634,6 +636,10 @@ OX i64 mm_unit(i64 M, i64 P, i64 threads) {
   const i64 unit = MM_BROAD && M >= MM_BROAD_FROM ? 2 : MM_SWEPT && M >= MM_SWEPT_FROM ? MM_SWEPT : 1;
   return ox_up(M, MM_MC) * ox_up(P, unit) >= 2 * threads ? unit : 1;
 }
+// The most ranges of rows: where panels are swept, each has rows enough for that.
+OX i64 mm_row_parts(i64 M, i64 unit) {
+  return MM_SWEPT && unit == MM_SWEPT ? ox_max(1, M / MM_SWEPT_FROM) : ox_up(M, 2 * MM_MR);
+}
 // Twelve tasks for each thread where A is read in place, which costs next to nothing to begin with: threads seldom run
 // at one speed, and the last tasks even that out (with four, 2 to 5 % of the time of BERT was waiting). Twice as many
 // where columns alone are divided: 1 % more; rows divided further would read B again.
@@ -657,7 +663,7 @@ static __attribute__((noinline)) MmGrid mm_coarse_grid(
   i64 gm = ox_min(n, blocks);
   while (n % gm) gm--;
   i64 gp = ox_min(n / gm, P);
-  gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
+  gm = ox_max(gm, ox_min(n / gp, mm_row_parts(M, unit)));
   return {gm, gp, gm * gp, unit, small};
 }
 static __attribute__((noinline)) MmGrid mm_grid(
@@ -667,9 +673,9 @@ static __attribute__((noinline)) MmGrid mm_grid(
   if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads, 4, work, alone);
   i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
   gp = ox_up(P, ox_up(P, gp));  // as many panels for all
-  // Broad tiles are few, and share the fetching of B: rows divided further would fetch it more often than it can be hidden
+  // Broad tiles, and those of swept panels, are few, and share the fetching of B: rows divided further would fetch it more often than it can be hidden
   // (of 77 rows, 2048 terms and 512 columns a fifth of the time).
-  if (unit == 1 || gm * gp < 4 * threads) gm = ox_max(gm, ox_min(n / gp, ox_up(M, 2 * MM_MR)));
+  if (unit == 1 || gm * gp < 4 * threads) gm = ox_max(gm, ox_min(n / gp, mm_row_parts(M, unit)));
   if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K, work)))), gp = ox_up(P, ox_up(P, gp));
   return {gm, gp, gm * gp, unit};
 }
@@ -696,7 +702,7 @@ template <class T> struct MmLoose { const T *p; i64 sk, sn; };
 OX MmGrid mm_loose_grid(i64 M, i64 N, i64 K, i64 threads, i64 work = MM_ONCE, bool alone = false) {
   const MmGrid g = mm_coarse_grid(M, N, K, threads, 4, work, alone);
   const i64 gp = ox_min(g.tasks, ox_up(mm_panels(N), g.unit));
-  const i64 gm = ox_max(1, ox_min(g.tasks / gp, ox_up(M, 2 * MM_MR)));
+  const i64 gm = ox_max(1, ox_min(g.tasks / gp, mm_row_parts(M, g.unit)));
   return {gm, gp, gm * gp, g.unit, g.small};
 }
 template <class T, class A, class E>
