@@ -493,19 +493,17 @@ BRANCHES = """g (bool c, float[n] x) => (y) {
 
 
 def test_each_program_is_tuned(tmp_path: Path) -> None:
-    """With what it is given in a call of the model."""
+    """With what it is given in a call of the model; among algorithms that only sum, whichever is fastest here."""
     weights = ", ".join(f"{w:g}" for w in floats(9 * 256).ravel())
     text = f"""g (float[1, 16, 9, 9] x, int64[1] k) => (y)
     <float[16, 16, 3, 3] w = {{{weights}}}, int64[1] zero = {{0}}> {{
   c = Conv <pads = [1, 1, 1, 1]> (x, w) p = Slice(c, zero, k) y = Neg(p)
 }}"""
     record = tmp_path / "record.json"
-    model = onnxc.compile(parsed(text), mode="max-autotune", record=record, cache=False)
+    model = onnxc.compile(parsed(text), mode="max-autotune", accuracy="strict", record=record, cache=False)
     assert record.exists() and any(k.choice is not None for k in model.explain().kernels)
-    plain = onnxc.compile(parsed(text), tuned=False)
-    found, wanted = (m(floats(1, 16, 9, 9), int64([1]))["y"] for m in (model, plain))
-    # What is fastest here may be an algorithm of Winograd's: the agreement of whole models holds for it.
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
+    plain = onnxc.compile(parsed(text), accuracy="strict", tuned=False)
+    same(model(floats(1, 16, 9, 9), int64([1]))["y"], plain(floats(1, 16, 9, 9), int64([1]))["y"], "y")
     path = tmp_path / "model.onnx"
     onnx.save(parsed(text), path)
     with pytest.raises(InputError, match="max-autotune"):

@@ -11,8 +11,8 @@
 // Three levels. A register tile of R rows (1 to MM_MR) by one panel of NR = 2 VL columns: 2 R accumulators
 // that start at zero and run over one K block of at most MM_KC. A block of A rows stays in L2 while the
 // panels of B stream past it (or the other way round: see MM_SWEPT). Where the rows of A are contiguous, tiles read
-// them where they lie (to copy them costs 3 to 10 %), the last one of an odd number of rows from the row above it on; what else A may be is read into
-// scratch first, in rows of constant stride. Partial sums of the K blocks are added
+// them where they lie (to copy them costs 3 to 10 %), the last one of an odd number of rows from the row above it on;
+// what else A may be is read into scratch first, in rows of constant stride. Partial sums of the K blocks are added
 // in scratch: fresh accumulators for every block keep the rounding error of long sums low. The order of additions
 // of an element depends on K alone: not on tile, task, thread count or M.
 //
@@ -673,8 +673,8 @@ static __attribute__((noinline)) MmGrid mm_grid(
   if (M <= MM_FEW || n <= threads * 4) return mm_coarse_grid(M, N, K, threads, 4, work, alone);
   i64 gm = ox_min(n, ox_up(M, MM_MC)), gp = ox_min(P, ox_max(1, n / gm));
   gp = ox_up(P, ox_up(P, gp));  // as many panels for all
-  // Broad tiles, and those of swept panels, are few, and share the fetching of B: rows divided further would fetch it more often than it can be hidden
-  // (of 77 rows, 2048 terms and 512 columns a fifth of the time).
+  // Broad tiles, and those of swept panels, are few, and share the fetching of B: rows divided further would fetch it
+  // more often than it can be hidden (of 77 rows, 2048 terms and 512 columns a fifth of the time).
   if (unit == 1 || gm * gp < 4 * threads) gm = ox_max(gm, ox_min(n / gp, mm_row_parts(M, unit)));
   if (gm == 1) gp = ox_max(gp, ox_min(P, ox_min(2 * threads * MM_TASKS, mm_worth(M, N, K, work)))), gp = ox_up(P, ox_up(P, gp));
   return {gm, gp, gm * gp, unit};
