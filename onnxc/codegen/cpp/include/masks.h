@@ -11,6 +11,6 @@ template <class T> OX V<T> ox_part(V<T> x, V<T> other, Part l) {
   return v_sel(range_mask<T>(0, l.n, all_lanes{}), x, other);
 }
 template <class L> OX vi ox_ldbool(const u8 *p, L lanes) {
-  return __builtin_convertvector(ldl((const i8 *)p, lanes) != V<i8>{}, vi);
+  return conv<i32, i8>(ldl((const i8 *)p, lanes) != V<i8>{});
 }
-template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, __builtin_convertvector(m & 1, V<u8>), lanes); }
+template <class L> OX void ox_stbool(u8 *p, vi m, L lanes) { stl(p, conv<u8, i32>(m & 1), lanes); }

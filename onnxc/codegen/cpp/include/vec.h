@@ -314,17 +314,16 @@ template <class A> OX A v_sel(mask_of<A> m, A a, A b) {
 }
 template <class T> OX V<T> sel(VM<T> m, V<T> a, V<T> b) { return v_sel(m, a, b); }
 
-// Conversion of every lane. g++ knows how to double or halve the width of a vector's lanes, and takes more than one
-// step at once lane by lane: so bytes go through 16 and 32 bits.
+#include "vwidths.h"
+
+// Conversion of every lane. Bytes and 16 bits go through 32 on their way to and from more, and floats.
 template <class R, class T> OX V<R> conv(V<T> v) {
-  if constexpr (sizeof(T) == 1 && sizeof(R) > 2) {
-    return conv<R, i32>(__builtin_convertvector(__builtin_convertvector(v, V<i16>), V<i32>));
-  } else if constexpr (sizeof(R) == 1 && sizeof(T) > 2) {
-    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(v, V<i32>), V<i16>), V<R>);
-  } else if constexpr (sizeof(R) == 2 && sizeof(T) > 2) {
-    return __builtin_convertvector(__builtin_convertvector(v, V<i32>), V<R>);
-  } else if constexpr (sizeof(T) == 2 && sizeof(R) == 8) {
-    return __builtin_convertvector(__builtin_convertvector(v, V<i32>), V<R>);
+  if constexpr (sizeof(T) < 4 && sizeof(R) > sizeof(T)) {
+    if constexpr (sizeof(R) == 4 || sizeof(R) == 8) return __builtin_convertvector(widen_lanes<i32, T>(v), V<R>);
+    else return (V<R>)widen_lanes<i16, T>(v);
+  } else if constexpr (sizeof(R) < 4 && sizeof(T) > sizeof(R)) {
+    if constexpr (sizeof(T) > 2) return (V<R>)narrow_lanes<i32, R>(__builtin_convertvector(v, V<i32>));
+    else return (V<R>)narrow_lanes<i16, R>((V<i16>)v);
   } else {
     return __builtin_convertvector(v, V<R>);
   }

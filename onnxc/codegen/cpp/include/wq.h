@@ -112,7 +112,7 @@ struct WqHalf {  // float16
 #elif defined(__F16C__) && ONNXC_VL == 8
     return __builtin_ia32_vcvtph2ps256(ld(p));
 #else
-    vi h = __builtin_convertvector(ld(p), vi), sign = (h & 0x8000) << 16;
+    vi h = conv<i32, i16>(ld(p)), sign = (h & 0x8000) << 16;
     vf x = bits<vf>((h & 0x7fff) << 13) * 0x1p112f;  // denormals too
     vi inf = (h & 0x7c00) == 0x7c00;
     return bits<vf>(sign | (inf & (0x7f800000 | (h & 0x3ff) << 13)) | (~inf & bits<vi>(x)));
@@ -122,7 +122,7 @@ struct WqHalf {  // float16
 struct WqBf16 {
   static constexpr int U = 2;
   OX vf get(const u8 *unit, int v, int j) {
-    return bits<vf>(__builtin_convertvector(ld((const i16 *)unit + (j * WQ_NV + v) * VL), vi) << 16);
+    return bits<vf>(conv<i32, i16>(ld((const i16 *)unit + (j * WQ_NV + v) * VL)) << 16);
   }
 };
 
