@@ -101,6 +101,17 @@ def test_matmul_without_constants(cpu: str) -> None:
 
 
 @pytest.mark.parametrize("cpu", LEVELS)
+@pytest.mark.parametrize("left", BYTES)
+def test_matmul_of_many_rows(cpu: str, left: Any) -> None:
+    """Blocks of rows that CPUs with matrix registers divide into parts of 16 rows at most, and sums into runs of 64."""
+    sizes = [(4, 64, 320), (15, 127, 33), (16, 128, 64), (17, 1024, 31), (31, 1100, 70), (33, 200, 1), (47, 333, 65),
+             (48, 64, 64), (49, 2052, 40), (135, 129, 96), (145, 72, 33), (290, 1090, 35)]  # fmt: skip
+    cases = [matmul_case(numbers((m, k), left), numbers((k, n), np.int8, 1)) for m, k, n in sizes]
+    cases += [matmul_case(numbers((m, k), left), numbers((k, n), np.int8, 1), constant=False) for m, k, n in sizes[3:8]]
+    check(cases, cpu, "integer matmul")
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
 def test_matmul_through_views(cpu: str) -> None:
     cases = []
     for constant in (False, True):
@@ -168,6 +179,10 @@ def test_conv_shapes(cpu: str) -> None:
         conv_case((1, 2, 5, 5), (3, 2, 3, 3), types=(np.uint8, np.int16), low=1, high=1, fill=255),
         conv_case((1, 2, 5, 5), (3, 2, 3, 3), types=(np.int16, np.int8), low=1, high=1, fill=-999),
         conv_case((0, 2, 5, 5), (3, 2, 3, 3)),
+        conv_case((1, 64, 7, 7), (70, 64, 1, 1)),  # the last part of rows would reach behind the image
+        conv_case((2, 64, 7, 9), (33, 64, 3, 3), stride=2, low=1, high=1, fill=40),
+        conv_case((1, 36, 12, 13), (64, 36, 3, 3), types=(np.int8, np.int8), low=1, high=1, fill=-77),
+        conv_case((1, 128, 5, 9), (96, 64, 1, 1), groups=2),
     ]
     check(cases, cpu, "integer conv")
 

@@ -28,6 +28,7 @@ static constexpr int IG_AHEAD = 4096;    // elements of B between use and prefet
 template <int P> static constexpr bool IG_FETCHES = VL != 8 || P > 1;
 static constexpr i64 IG_C = (IG_MC + IG_MR) * IG_NR;  // elements of the sums of a block of rows by one panel
 static constexpr i64 IG_SLACK = 32;      // elements that a reader may write behind the last row
+static constexpr i64 IG_SPARE = 8;       // rows that a block may have behind its last one (igemm_amx.h)
 
 typedef i32 ig_i32 __attribute__((may_alias));
 typedef i16 ig_i16 __attribute__((may_alias));
@@ -219,6 +220,17 @@ static __attribute__((noinline)) void ig_tiles(i64 r, int wide, i64 kc, const ig
   }
 }
 
+// Any number of rows by one panel.
+template <int D>
+static void ig_strip(i64 rows, i64 kc, const ig_i32 *a, i64 as, const i32 *b, const i32 *init, i32 *c) {
+  for (i64 n; rows > 0; rows -= n, a += n * as, c += n * IG_NR) {
+    n = ox_min(IG_MR, rows > 1 ? rows & ~1 : 1);
+    ig_tiles<D, IG_MR>(n, 1, kc, a, as, b, 0, init, c, 0);
+  }
+}
+
+#include "igemm_amx.h"
+
 // ---- blocks ---------------------------------------------------------------------------------------------------
 // One product. The reader and the epilogue are called through pointers, so that the loops around the tiles are
 // compiled once for all products of a file; the epilogue once for a block of rows by a panel.
@@ -254,7 +266,7 @@ OX i64 ig_row(i64 K, int D) { return ox_up(ox_up(K, D), 16) * 16 + 16; }
 OX i64 ig_rows(i64 K, int D) { return ox_max(IG_MR, ox_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
 // Bytes of scratch of a thread; where B is packed by tasks, ig_room more.
 OX i64 ig_room(i64 K, int D) { return IG_MOST_WIDE * IG_NR * ox_up(K, D) * 4; }
-OX i64 ig_scratch(i64 K, int D) { return ox_up((ig_rows(K, D) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
+OX i64 ig_scratch(i64 K, int D) { return ox_up(((ig_rows(K, D) + IG_SPARE) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
 
 // Rows [m0, m1) by panels [p0, p1) of C.
 template <int D>
@@ -264,24 +276,29 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
   ig_i32 *const packed = (ig_i32 *)scratch + IG_C, *const room = (ig_i32 *)((char *)scratch + ig_scratch(x.K, D));
   for (i64 im = 0; im < nm; im++) {
     i64 mb = m0 + ox_cut(m1 - m0, nm, im), mn = m0 + ox_cut(m1 - m0, nm, im + 1) - mb, me = ig_even(mn);
+    const IgxPlan plan = D == 4 ? igx_plan(mn, KP, p1 - p0) : IgxPlan{};
+    if (plan.parts) me = plan.parts * plan.rows;
     i64 as = ig_row(x.K, D);
     const ig_i32 *at = x.in_place(x.a, mb, me, as);
     if (!at) {
       x.read(x.a, packed, as, mb, mn);
-      for (i64 k = 0; k < as && me > mn; k++) packed[mn * as + k] = 0;
+      for (i64 i = mn * as; i < me * as; i++) packed[i] = 0;
       at = packed;
     }
     i64 nt = ox_up(me, IG_MR);
     int wide = ig_wide(mn);
+    if (plan.parts) igx_configure(plan.rows);
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= p1 ? wide : 1;
       const i32 *b = x.pack ? x.pack(x.b, p, np, room) : x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
-      for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
+      if (plan.parts) igx_panel(plan, KP, at, as, b, init, c);
+      for (i64 it = 0, r, r0 = 0; it < nt && !plan.parts; it++, r0 += r) {
         r = me == 1 ? 1 : ox_cut(me / 2, nt, it + 1) * 2 - r0;
         ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
       }
       for (i64 j = 0; j < np; j++) x.finish(x.epi, c + j * me * IG_NR, mb, mn, (p + j) * IG_NR, x.N);
     }
+    if (plan.parts) igx_release();
   }
 }
 
