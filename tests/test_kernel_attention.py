@@ -354,12 +354,14 @@ def test_any_split_of_the_rows_gives_the_same_bits(lib: ctypes.CDLL, group: int,
 
 
 def test_work_items(lib: ctypes.CDLL) -> None:
-    """Whole heads where there are enough of them, else ranges: two items a thread for long sequences."""
+    """Whole heads where there are enough of them, else ranges: six items a thread for long sequences, or two."""
     assert lib.rows_per_item(1500, 12, 2) >= 1500
+    assert 750 <= lib.rows_per_item(1500, 6, 2) < 800
+    assert lib.rows_per_item(128, 6, 2) >= 128
     assert lib.rows_per_item(4096, 1, 1) >= 4096
     for threads in (2, 8, 64):
         rows = lib.rows_per_item(1 << 16, 1, threads)
-        assert -(-(1 << 16) // rows) in range(2 * threads - 1, 2 * threads + 1)
+        assert -(-(1 << 16) // rows) in range(min(6 * threads, 256) * 9 // 10, 6 * threads + 1)
     assert lib.rows_per_item(1, 1, 64) >= 1
 
 

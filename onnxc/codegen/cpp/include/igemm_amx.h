@@ -10,7 +10,7 @@ struct IgxPlan { i64 parts = 0, rows = 0; };  // parts of so many rows each; non
 
 #if OX_MATRICES && ONNXC_VL == 16
 static constexpr i64 IGX_ROWS = 16, IGX_K = 16;  // of a register: rows, and elements of 32 bits of a row
-static constexpr i64 IGX_KC = 256;               // such a piece of a panel stays in the first level of the cache
+static constexpr i64 IGX_KC = 128;               // such a piece of a panel stays in the first level of the cache
 static constexpr i64 IGX_WORTH = 2048;           // elements of A times panels
 
 OX IgxPlan igx_plan(i64 rows, i64 kc, i64 panels) {
