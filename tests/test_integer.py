@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxc
+from onnxc.codegen.cpp.integer import byte_shifts
 from onnxc.frontends import onnx_file
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
@@ -112,6 +113,28 @@ def test_matmul_of_many_rows(cpu: str, left: Any) -> None:
 
 
 @pytest.mark.parametrize("cpu", LEVELS)
+@pytest.mark.parametrize("left", BYTES)
+def test_matmul_of_shifted_bytes(cpu: str, left: Any) -> None:
+    """Weights less their zero points: columns of 256 numbers in a row, each from elsewhere on."""
+    cases = []
+    for m, k, n in [(1, 9, 3), (3, 70, 33), (50, 129, 40), (150, 64, 65)]:
+        first = np.random.default_rng(n).integers(-3000, 3000, n)
+        first[::3] = -128
+        y = (numbers((k, n), np.uint8, 1) + first).astype(np.int16)
+        cases.append(matmul_case(numbers((m, k), left), y))
+    check(cases, cpu, "integer matmul")
+
+
+def test_which_weights_are_bytes() -> None:
+    columns = np.array([[-128, 0, 256, -255], [127, 255, 511, 0]], np.int16)
+    shifts = byte_shifts(columns)
+    assert shifts is not None and shifts.tolist() == [0, 128, 384, -127]
+    assert np.array_equal((columns - shifts).astype(np.int8) + shifts, columns)
+    assert byte_shifts(np.array([[-128], [128]], np.int16)) is None
+    assert byte_shifts(np.zeros((0, 3), np.uint8)) is not None
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
 def test_matmul_through_views(cpu: str) -> None:
     cases = []
     for constant in (False, True):
@@ -183,6 +206,8 @@ def test_conv_shapes(cpu: str) -> None:
         conv_case((2, 64, 7, 9), (33, 64, 3, 3), stride=2, low=1, high=1, fill=40),
         conv_case((1, 36, 12, 13), (64, 36, 3, 3), types=(np.int8, np.int8), low=1, high=1, fill=-77),
         conv_case((1, 128, 5, 9), (96, 64, 1, 1), groups=2),
+        conv_case((1, 64, 8, 9), (70, 32, 3, 3), types=(np.uint8, np.uint8), groups=2, low=1, high=1, fill=9),
+        conv_case((1, 32, 9, 9), (40, 32, 3, 3), types=(np.int8, np.uint8), low=1, high=1, fill=-3),
     ]
     check(cases, cpu, "integer conv")
 

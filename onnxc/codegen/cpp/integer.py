@@ -30,11 +30,26 @@ def pack_depth(matrix: np.ndarray, panel: int, depth: int) -> np.ndarray:
     return np.ascontiguousarray(full.reshape(rows, depth, panels, panel).transpose(2, 0, 3, 1))
 
 
+def byte_shifts(matrix: np.ndarray) -> np.ndarray | None:
+    """What each column of [K, N] is taken less, to fit into int8; None where the numbers of one are too far apart."""
+    if matrix.dtype == np.int8 or matrix.size == 0:
+        return np.zeros(matrix.shape[1], np.int64)
+    low, high = matrix.min(0).astype(np.int64), matrix.max(0).astype(np.int64)
+    if (high - low > 255).any():
+        return None
+    return np.where((low >= -128) & (high <= 127), 0, low + 128)
+
+
 def offsets_of_signed(matrix: np.ndarray, panel: int) -> np.ndarray:
     """What makes up for the 128 that int8 rows are read with: -128 times each column's sum, for whole panels."""
-    sums = np.zeros(-(-matrix.shape[1] // panel) * panel, np.int64)
-    sums[: matrix.shape[1]] = -128 * matrix.astype(np.int64).sum(0)
-    return (sums & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+    return whole_panels(-128 * matrix.astype(np.int64).sum(0), panel)
+
+
+def whole_panels(columns: np.ndarray, panel: int) -> np.ndarray:
+    """A number for each column, modulo 2^32, and zeros to the end of the last panel."""
+    out = np.zeros(-(-len(columns) // panel) * panel, np.int64)
+    out[: len(columns)] = columns
+    return (out & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
 def pack_depthwise(w: np.ndarray, dilation: int, lanes: int) -> np.ndarray:
@@ -62,35 +77,44 @@ def pack_winograd(w: np.ndarray, panel: int) -> np.ndarray:
 class _IntegerEmitter(TemplateEmitter):
     """What both kernels share: the depth of a dot product, and packed weights."""
 
-    def depth(self, left: Value, weights: np.ndarray | None) -> int:
-        """Products that a lane adds at a time: four bytes where the CPU can and the weights are int8, else two."""
-        quads = self.options.vnni and weights is not None and weights.dtype == np.int8 and left.dtype.bits == 8
-        return 4 if quads else 2
+    def depth(self, left: Value, matrix: np.ndarray | None) -> int:
+        """Products that a lane adds at a time: four bytes where the CPU can and the weights [K, N] are bytes, else two."""
+        if matrix is None or not self.options.vnni or left.dtype.bits != 8:
+            return 2
+        return 2 if byte_shifts(matrix) is None else 4
 
     def depth_at_run_time(self, left: Value, right: Value) -> int:
         """The same where the right operand is packed at run time, and nobody knows the sums of its columns."""
         return 4 if self.options.vnni and (left.dtype, right.dtype) == (dtypes.uint8, dtypes.int8) else 2
 
-    def pack(self, key: object, matrices: list[np.ndarray], depth: int, signed: bool) -> tuple[str, str]:
-        """The names of packed matrices, one after the other, and of what the sums of their columns start with."""
+    def pack(self, key: object, matrices: list[np.ndarray], depth: int, signed: bool) -> str:
+        """Packed matrices, one after the other, what the sums of their columns start with, and what the sums of rows are
+        multiplied by: three arguments."""
         panel = 2 * self.lanes
         k, n = matrices[0].shape
         key = (key, len(matrices), k, n)
         columns = -(-n // panel) * panel
+        shifts = [byte_shifts(m) for m in matrices] if depth == 4 else []
 
         def write(out: np.ndarray) -> None:
             parts = out.reshape(len(matrices), -1)
-            for part, matrix in zip(parts, matrices, strict=True):
-                part[:] = pack_depth(matrix, panel, depth).reshape(-1).view(np.uint8)
+            for i, (part, matrix) in enumerate(zip(parts, matrices, strict=True)):
+                whole = matrix - shifts[i] if shifts else matrix
+                part[:] = pack_depth(whole, panel, depth).reshape(-1).view(np.uint8)
 
         def write_offsets(out: np.ndarray) -> None:
             out.view(np.int32)[:] = np.concatenate([offsets_of_signed(m, panel) for m in matrices])
 
-        rows = -(-k // depth)
-        name = self._packed(("integer", key, depth), len(matrices) * columns * rows * 4, write)
-        if depth == 2 or not signed:
-            return name, "nullptr"
-        return name, self._packed(("integer offsets", key), len(matrices) * columns * 4, write_offsets)
+        def write_slopes(out: np.ndarray) -> None:
+            out.view(np.int32)[:] = np.concatenate([whole_panels(s, panel) for s in shifts if s is not None])
+
+        rows, room = -(-k // depth), len(matrices) * columns * 4
+        found = [self._packed(("integer", key, depth), room * rows, write), "nullptr", "nullptr"]
+        if depth == 4 and signed:
+            found[1] = self._packed(("integer offsets", key), room, write_offsets)
+        if any(s is not None and s.any() for s in shifts):
+            found[2] = self._packed(("integer slopes", key), room, write_slopes)
+        return ", ".join(found)
 
     def _packed(self, key: object, nbytes: int, write: object) -> str:
         self.packed.append(("i32", self.weights.add_packed(key, nbytes, write)))  # type: ignore[arg-type]
@@ -119,10 +143,10 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         if matrix is None:
             depth = self.depth_at_run_time(access.a.value, access.b.value)
             b, before, workspace = self._pack_at_run_time(access, names, depth)
-            start = self._right(access.b, names, k, n)
+            b = f"{b}, {self._right(access.b, names, k, n)}"
         else:
-            b, start = self.pack((access.b.value.id, access.b.base, access.b.row, access.b.col), [matrix], depth,
-                                 access.a.value.dtype is dtypes.int8)  # fmt: skip
+            b = self.pack((access.b.value.id, access.b.base, access.b.row, access.b.col), [matrix], depth,
+                          access.a.value.dtype is dtypes.int8)  # fmt: skip
             before, workspace = [], "0"
         epilogue = self.epilogue(
             Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
@@ -133,7 +157,7 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         body = [grid, f"void *const scratch = a->scratch + worker * {room};",
                 "for (i64 t = first; t < last; t++) {", *indent(decode),
                 "  const auto epi = [=](i64 m, i64 n, vi acc, auto lanes) OX_LAMBDA { (void)m; (void)n;", *indent(epilogue, 2), "  };",
-                f"  ig_task<{depth}>(g, t % g.tasks, {left}, {b}, {start}, {m}, {n}, {k}, scratch, epi);", "}"]  # fmt: skip
+                f"  ig_task<{depth}>(g, t % g.tasks, {left}, {b}, {m}, {n}, {k}, scratch, epi);", "}"]  # fmt: skip
         scratch = f"ctx->threads * {room} + {workspace}"
         return self.source(body, f"g.tasks * {batch}", "igemm.h", scratch, [grid, *before], "integer matmul")
 
@@ -221,13 +245,13 @@ class IntegerConvEmitter(_IntegerEmitter):
     ) -> KernelSource:
         groups = node.attrs["groups"]
         co, ci, kh, kw = w.shape
-        depth = self.depth(node.operands[0], w)
+        depth = self.depth(node.operands[0], w.reshape(co, -1).T)
         parts = w.reshape(groups, co // groups, ci, kh, kw).transpose(0, 3, 4, 2, 1).reshape(groups, kh * kw * ci, -1)
-        packed, start = self.pack(("conv", node.operands[1].id, groups), list(parts), depth,
-                                  node.operands[0].dtype is dtypes.int8)  # fmt: skip
+        packed = self.pack(("conv", node.operands[1].id, groups), list(parts), depth,
+                           node.operands[0].dtype is dtypes.int8)  # fmt: skip
         scratch = f"ig_scratch({kh * kw * ci}, {depth})"
         body = [*head, "const IgGrid g = iconv::grid(z, ctx->threads);", "for (i64 t = first; t < last; t++)",
-                f"  iconv::task<{depth}, {element}>(z, g, t, {image}, {packed}, {start}, a->scratch + worker * {scratch}, epi);"]  # fmt: skip
+                f"  iconv::task<{depth}, {element}>(z, g, t, {image}, {packed}, a->scratch + worker * {scratch}, epi);"]  # fmt: skip
         items = f"iconv::grid({shape}, ctx->threads).tasks * {groups}"
         return self.source(body, items, "iconv.h", f"ctx->threads * {scratch}", [], "integer conv")
 
@@ -252,9 +276,11 @@ class IntegerConvEmitter(_IntegerEmitter):
         """Where a quarter of the products is less work, and sums are small enough for it to be exact."""
         a, x = node.attrs, node.operands[0]
         plain = all(n == 1 for n in (*a["strides"], *a["dilations"], a["groups"])) and w.shape[2:] == (3, 3)
-        if not plain or x.dtype.bits > 8 or np.abs(w.astype(np.int32)).max() > 255 or self.depth(x, w) != 2:
+        if not plain or x.dtype.bits > 8 or np.abs(w.astype(np.int32)).max() > 255:
             return False
         if w.shape[1] % (2 * self.lanes) or w.shape[1] < 32 or w.shape[0] < 2 * self.lanes:
+            return False
+        if self.depth(x, w.reshape(len(w), -1).T) == 4:
             return False
         n, _, oh, ow = node.output.shape
         if not all(isinstance(d, int) for d in (n, oh, ow)) or n * -(-oh // 4) * -(-ow // 4) < WINOGRAD_TILES:

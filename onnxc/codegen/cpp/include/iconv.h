@@ -85,16 +85,17 @@ template <class E> static void finish(const void *epi, const i32 *d, i64 m, i64 
 OX i64 depth(const Shape &s) { return s.KH * s.KW * (s.CI / s.G); }  // products of a sum
 OX IgGrid grid(const Shape &s, i64 threads) { return ig_grid(s.N * s.OH * s.OW, s.CO / s.G, depth(s), threads); }
 
-// Task t of grid.tasks * G. x ends at `end`; init: null, or numbers for the columns of each group's panels.
+// Task t of grid.tasks * G. x ends at `end`; init, slope: null, or numbers for the columns of each group's panels.
 template <int D, class S, class E>
 static void task(const Shape &s, const IgGrid &g, i64 t, const S *x, S fill, const S *end, const i32 *w,
-                 const i32 *init, void *scratch, const E &epi) {
+                 const i32 *init, const i32 *slope, void *scratch, const E &epi) {
   i64 group = t / g.tasks, len = s.CI / s.G, co = s.CO / s.G, K = depth(s), M = s.N * s.OH * s.OW, P = ig_panels(co);
   i64 im = t % g.tasks / g.gp, ip = t % g.gp;
   Patches<S> a = {s, x, end, group * len, len, fill};
   PixelEpilogue<E> e = {s, group * co, epi};
   const i32 *b = w + group * P * IG_NR * ox_up(K, D), *start = init ? init + group * P * IG_NR : nullptr;
-  IgRun run = {ig_read<D, Patches<S>>, ig_in_place<D, Patches<S>>, finish<E>, &a, &e, b, start, co, K};
+  const i32 *rise = slope ? slope + group * P * IG_NR : nullptr;
+  IgRun run = {ig_read<D, Patches<S>>, ig_in_place<D, Patches<S>>, finish<E>, &a, &e, b, start, rise, co, K};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
 

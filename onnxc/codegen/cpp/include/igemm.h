@@ -5,7 +5,9 @@
 //   D = 2: pairs of int16. 8 bit operands are widened as they are packed. vpmaddwd, and with VNNI vpdpwssd. A sum
 //          of two products wraps in one case only, (-2^15)^2 twice, and then modulo 2^32: as it should.
 //   D = 4: four uint8 of A by four int8 of B, vpdpbusd: only where the CPU has VNNI. int8 rows of A are read with
-//          128 added; `init`, -128 times the sum of each column of B, makes up for it.
+//          128 added; `init`, -128 times the sum of each column of B, makes up for it. Columns of B whose numbers lie in
+//          another range of 256 (uint8, less a zero point or not) are packed less a number of their own, which `slope`
+//          times the sum of a row of A adds again.
 // vpmaddubsw, which saturates at 16 bits, is used nowhere.
 //
 // B is packed as [ceil(N / NR)][ceil(K / D)][NR][D], zero padded. A block of rows of A is packed as rows of K, zero
@@ -239,7 +241,7 @@ struct IgRun {
   const ig_i32 *(*in_place)(const void *a, i64 m, i64 rows, i64 &as);
   void (*finish)(const void *epi, const i32 *c, i64 m, i64 rows, i64 n, i64 N);
   const void *a, *epi;
-  const i32 *bp, *init;  // init may be null
+  const i32 *bp, *init, *slope;  // the latter two may be null
   i64 N, K;
   const i32 *(*pack)(const void *b, i64 p, i64 np, ig_i32 *room);  // null: all of B is in bp
   const void *b;
@@ -268,6 +270,26 @@ OX i64 ig_rows(i64 K, int D) { return ox_max(IG_MR, ox_min(IG_MC, IG_A_ROOM / ig
 OX i64 ig_room(i64 K, int D) { return IG_MOST_WIDE * IG_NR * ox_up(K, D) * 4; }
 OX i64 ig_scratch(i64 K, int D) { return ox_up(((ig_rows(K, D) + IG_SPARE) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
 
+// Sums of the bytes of packed rows; and what they add to the sums of a panel.
+static __attribute__((noinline)) void ig_row_sums(const ig_i32 *a, i64 as, i64 rows, i64 kc, i32 *sums) {
+  const vi ones = bc<i32>(0x01010101);
+  for (i64 i = 0; i < rows; i++, a += as) {
+    vi s = {};
+    i64 k = 0;
+    for (; k + VL <= kc; k += VL) s = ig_dot4(s, ld((const i32 *)a + k), ones);
+    if (k < kc) s = ig_dot4(s, ldn((const i32 *)a + k, (int)(kc - k)), ones);
+    u32 sum = 0;
+    for (int j = 0; j < VL; j++) sum += (u32)s[j];
+    sums[i] = (i32)sum;
+  }
+}
+static __attribute__((noinline)) void ig_add_rows(const i32 *sums, i64 rows, const i32 *slope, i32 *c) {
+  ig_u by[IG_NV];
+  OX_UNROLL for (int j = 0; j < IG_NV; j++) by[j] = (ig_u)ld(slope + j * VL);
+  for (i64 i = 0; i < rows; i++, c += IG_NR)
+    OX_UNROLL for (int j = 0; j < IG_NV; j++) st(c + j * VL, (vi)((ig_u)ld(c + j * VL) + by[j] * (u32)sums[i]));
+}
+
 // Rows [m0, m1) by panels [p0, p1) of C.
 template <int D>
 static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i64 p0, i64 p1, void *scratch) {
@@ -285,6 +307,8 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
       for (i64 i = mn * as; i < me * as; i++) packed[i] = 0;
       at = packed;
     }
+    i32 sums[IG_MC + IG_MR];
+    if (D == 4 && x.slope) ig_row_sums(at, as, mn, KP, sums);
     i64 nt = ox_up(me, IG_MR);
     int wide = ig_wide(mn);
     if (plan.parts) igx_configure(plan.rows);
@@ -296,7 +320,10 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
         r = me == 1 ? 1 : ox_cut(me / 2, nt, it + 1) * 2 - r0;
         ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
       }
-      for (i64 j = 0; j < np; j++) x.finish(x.epi, c + j * me * IG_NR, mb, mn, (p + j) * IG_NR, x.N);
+      for (i64 j = 0; j < np; j++) {
+        if (D == 4 && x.slope) ig_add_rows(sums, mn, x.slope + (p + j) * IG_NR, c + j * me * IG_NR);
+        x.finish(x.epi, c + j * me * IG_NR, mb, mn, (p + j) * IG_NR, x.N);
+      }
     }
     if (plan.parts) igx_release();
   }
@@ -320,12 +347,12 @@ static __attribute__((noinline)) IgGrid ig_grid(i64 M, i64 N, i64 K, i64 threads
 }
 // Whether tasks pack B themselves: each panel for one block of rows.
 OX bool ig_packs(const IgGrid &g, i64 M, i64 K, int D) { return g.gm == 1 && M <= ig_rows(K, D); }
-// Task t. bp: packed B; init: null or one number for each column of the panels. epi(m, n, vi sums, lanes).
+// Task t. bp: packed B; init and slope: null or one number for each column of the panels. epi(m, n, vi sums, lanes).
 template <int D, class A, class E>
-OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *init, i64 M, i64 N, i64 K, void *scratch,
-                const E &epi) {
+OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *init, const i32 *slope, i64 M, i64 N, i64 K,
+                void *scratch, const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
-  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, N, K, nullptr, nullptr};
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, slope, N, K, nullptr, nullptr};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
 // The same with B packed at run time: all of it before, at bp, or by the tasks.
@@ -333,7 +360,7 @@ template <int D, class A, class S, class E>
 OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const IgColumns<S> &b, i64 M, i64 N, i64 K,
                 void *scratch, const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
-  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, nullptr, N, K,
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, nullptr, nullptr, N, K,
                ig_packs(g, M, K, D) ? ig_pack_now<D, S> : nullptr, &b};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
