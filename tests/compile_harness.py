@@ -92,14 +92,16 @@ class CompiledForGpu:
 
 
 def _fence(nbytes: int) -> np.ndarray:
-    """A block of bytes that ends where an inaccessible page begins: what reads or writes past it crashes."""
+    """A block of bytes that ends where an inaccessible page begins: what reads or writes past it crashes. Where it takes
+    whole pages, so does what comes before it."""
     page = mmap.PAGESIZE
     usable = -(-max(nbytes, 1) // page) * page
-    pages = mmap.mmap(-1, usable + page)
+    pages = mmap.mmap(-1, usable + 2 * page)
     block = np.frombuffer(pages, np.uint8)  # keeps the mapping alive
-    if _libc.mprotect(block.ctypes.data + usable, page, 0):
-        raise OSError(ctypes.get_errno(), "mprotect")
-    return block[usable - nbytes : usable]
+    for fence in (0, usable + page):
+        if _libc.mprotect(block.ctypes.data + fence, page, 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    return block[usable + page - nbytes : usable + page]
 
 
 def _fenced(array: np.ndarray) -> np.ndarray:

@@ -105,8 +105,8 @@ def test_matmul_without_constants(cpu: str) -> None:
 @pytest.mark.parametrize("left", BYTES)
 def test_matmul_of_many_rows(cpu: str, left: Any) -> None:
     """Blocks of rows that CPUs with matrix registers divide into parts of 16 rows at most, and sums into runs of 64."""
-    sizes = [(4, 64, 320), (15, 127, 33), (16, 128, 64), (17, 1024, 31), (31, 1100, 70), (33, 200, 1), (47, 333, 65),
-             (48, 64, 64), (49, 2052, 40), (135, 129, 96), (145, 72, 33), (290, 1090, 35)]  # fmt: skip
+    sizes = [(4, 1024, 70), (15, 511, 70), (16, 512, 64), (17, 1024, 31), (31, 1100, 70), (33, 400, 33), (47, 333, 65),
+             (48, 256, 64), (49, 2052, 40), (135, 129, 96), (145, 72, 33), (290, 1090, 35)]  # fmt: skip
     cases = [matmul_case(numbers((m, k), left), numbers((k, n), np.int8, 1)) for m, k, n in sizes]
     cases += [matmul_case(numbers((m, k), left), numbers((k, n), np.int8, 1), constant=False) for m, k, n in sizes[3:8]]
     check(cases, cpu, "integer matmul")
@@ -146,6 +146,15 @@ def test_matmul_through_views(cpu: str) -> None:
         square = b.one("matmul", b.swap(left, 1, 2), left, wide=True)
         cases.append((b.graph([out, square]), [x] if constant else [x, y]))
     check(cases, cpu)
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_rows_from_the_last_to_the_first(rows: int) -> None:
+    """Nothing is read before the first row, where inaccessible memory lies: a block may take rows behind its end."""
+    x, y = numbers((rows, 512), np.uint8), numbers((512, 70), np.int8, 1)
+    b = Builder()
+    out = b.one("matmul", b.flip(b.input(of_array(x), "x"), [0]), b.constant(y), wide=True)
+    check([(b.graph([out]), [x])], "native", "integer matmul")
 
 
 def test_no_products_and_no_rows() -> None:
@@ -205,7 +214,7 @@ def test_conv_shapes(cpu: str) -> None:
         conv_case((1, 64, 7, 7), (70, 64, 1, 1)),  # the last part of rows would reach behind the image
         conv_case((2, 64, 7, 9), (33, 64, 3, 3), stride=2, low=1, high=1, fill=40),
         conv_case((1, 36, 12, 13), (64, 36, 3, 3), types=(np.int8, np.int8), low=1, high=1, fill=-77),
-        conv_case((1, 128, 5, 9), (96, 64, 1, 1), groups=2),
+        conv_case((1, 128, 9, 11), (96, 64, 1, 1), groups=2),
         conv_case((1, 64, 8, 9), (70, 32, 3, 3), types=(np.uint8, np.uint8), groups=2, low=1, high=1, fill=9),
         conv_case((1, 32, 9, 9), (40, 32, 3, 3), types=(np.int8, np.uint8), low=1, high=1, fill=-3),
     ]

@@ -81,14 +81,17 @@ OX i64 scratch_floats(i64 d, i64 dv) {
   return 2 * MR * LD + 2 * NR + keys * d + (keys + rows) * up(dv, VL) + 2 * (rows + VL) + 16;
 }
 
-// Rows per work item: whole heads if that makes two items a thread, else ranges of whole tiles (each item packs the keys
-// for itself, which costs about as much as the work on 6 rows). Long ranges are divided, since threads are rarely equally
-// fast: into six items a thread, of PART rows and more.
+// Rows per work item: whole heads if that makes two items a thread, else ranges of whole tiles (each item packs the
+// keys for itself, which costs about as much as the work on 6 rows). Long heads are divided further, into ranges of PART
+// rows and more, until there are six items a thread: threads are rarely equally fast.
 static constexpr i64 PART = 256;
 OX i64 rows_per_item(i64 rows, i64 heads, i64 threads) {
-  if (threads <= 1 || heads <= 0) return up(rows > 4 * MR ? rows : 4 * MR, MR);
-  i64 parts = (2 * threads + heads - 1) / heads, more = lesser((6 * threads + heads - 1) / heads, rows / PART);
-  if (more > parts) parts = more;
+  i64 parts = 1;
+  if (threads > 1 && heads > 0) {
+    i64 more = lesser((6 * threads + heads - 1) / heads, rows / PART);
+    parts = (2 * threads + heads - 1) / heads;
+    parts = parts > more ? parts : more;
+  }
   i64 n = up((rows + parts - 1) / parts, MR);
   return n > 4 * MR ? n : 4 * MR;
 }

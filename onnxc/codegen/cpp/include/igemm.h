@@ -112,10 +112,10 @@ template <int D> OX void ig_finish_row(typename ig_packed<D>::type *d, i64 K) {
   for (i64 j = K; j % D; j++) d[j] = 0;
 }
 
-// Whether rows from p on, `row` bytes apart, are as a packed block has them: quads of uint8 need no change. Not where all
-// would fall into one set of the cache.
+// Whether rows from p on, `row` bytes apart, are as a packed block has them: quads of uint8 need no change. Not where
+// all would fall into one set of the cache, nor from the last to the first: a block may ask for rows behind its end.
 template <int D, class S> OX bool ig_is_packed(const S *p, i64 row, i64 K) {
-  return D == 4 && (S)-1 > 0 && ((i64)p | row | K) % 4 == 0 && row % 4096 != 0;
+  return D == 4 && (S)-1 > 0 && row >= 0 && ((i64)p | row | K) % 4 == 0 && row % 4096 != 0;
 }
 
 // A reader writes rows [m, m + rows) of A to d, `as` elements apart; or it tells where they lie, `as` apart, if they need
@@ -268,7 +268,9 @@ OX i64 ig_row(i64 K, int D) { return ox_up(ox_up(K, D), 16) * 16 + 16; }
 OX i64 ig_rows(i64 K, int D) { return ox_max(IG_MR, ox_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
 // Bytes of scratch of a thread; where B is packed by tasks, ig_room more.
 OX i64 ig_room(i64 K, int D) { return IG_MOST_WIDE * IG_NR * ox_up(K, D) * 4; }
-OX i64 ig_scratch(i64 K, int D) { return ox_up(((ig_rows(K, D) + IG_SPARE) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64; }
+OX i64 ig_scratch(i64 K, int D) {
+  return ox_up(((ig_rows(K, D) + IG_SPARE) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64;
+}
 
 // Sums of the bytes of packed rows; and what they add to the sums of a panel.
 static __attribute__((noinline)) void ig_row_sums(const ig_i32 *a, i64 as, i64 rows, i64 kc, i32 *sums) {
@@ -314,11 +316,15 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
     if (plan.parts) igx_configure(plan.rows);
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= p1 ? wide : 1;
-      const i32 *b = x.pack ? x.pack(x.b, p, np, room) : x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
-      if (plan.parts) igx_panel(plan, KP, at, as, b, init, c);
-      for (i64 it = 0, r, r0 = 0; it < nt && !plan.parts; it++, r0 += r) {
-        r = me == 1 ? 1 : ox_cut(me / 2, nt, it + 1) * 2 - r0;
-        ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
+      const i32 *b = x.pack ? x.pack(x.b, p, np, room) : x.bp + p * IG_NR * KP;
+      const i32 *init = x.init ? x.init + p * IG_NR : nullptr;
+      if (plan.parts) {
+        igx_panel(plan, KP, at, as, b, init, c);
+      } else {
+        for (i64 it = 0, r, r0 = 0; it < nt; it++, r0 += r) {
+          r = me == 1 ? 1 : ox_cut(me / 2, nt, it + 1) * 2 - r0;
+          ig_tiles<D, IG_MR>(r, (int)np, KP, at + r0 * as, as, b, IG_NR * KP, init, c + r0 * IG_NR, me * IG_NR);
+        }
       }
       for (i64 j = 0; j < np; j++) {
         if (D == 4 && x.slope) ig_add_rows(sums, mn, x.slope + (p + j) * IG_NR, c + j * me * IG_NR);

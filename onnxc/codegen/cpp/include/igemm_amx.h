@@ -1,8 +1,9 @@
-// Blocks of rows by a panel of igemm.h in Intel's matrix registers: up to 32 rows by the 32 columns of a panel at a time,
-// with B as igemm.h packs it for VNNI. The sums are the same numbers: they are exact.
+// Blocks of rows by a panel of igemm.h in Intel's matrix registers: up to 32 rows by the 32 columns of a panel at a
+// time, with B as igemm.h packs it for VNNI. The sums are the same numbers: they are exact.
 //
 // To configure the registers takes as long as twenty of their products. So a block of rows is divided into parts of one
-// height, with rows behind its end that do not count; and what sums are longer than a multiple of 64 bytes is vectors' work.
+// height, with rows behind its end that do not count, IG_SPARE at most; and what sums are longer than a multiple of 64
+// bytes is vectors' work.
 #pragma once
 #include "amx.h"
 
@@ -10,8 +11,9 @@ struct IgxPlan { i64 parts = 0, rows = 0; };  // parts of so many rows each; non
 
 #if OX_MATRICES && ONNXC_VL == 16
 static constexpr i64 IGX_ROWS = 16, IGX_K = 16;  // of a register: rows, and elements of 32 bits of a row
-static constexpr i64 IGX_KC = 128;               // such a piece of a panel stays in the first level of the cache
+static constexpr i64 IGX_KC = 128;               // elements of K of a piece of a panel, which stays in L1
 static constexpr i64 IGX_WORTH = 2048;           // elements of A times panels
+static_assert((IG_MC + IGX_ROWS - 1) / IGX_ROWS - 1 <= IG_SPARE, "parts end before the room of a block does");
 
 OX IgxPlan igx_plan(i64 rows, i64 kc, i64 panels) {
   if (rows < 4 || kc < IGX_K || rows * kc * panels < IGX_WORTH || !ox_matrices_allowed()) return {};
@@ -28,8 +30,8 @@ OX_PART static void igx_configure(i64 rows) {
 
 OX void igx_release() { OX_MATRIX_RELEASE(); }
 
-// c += a b for one or two parts of rows, kc a multiple of IGX_K. Meanwhile `lines` lines from near on are fetched for each
-// step, which a later pass uses: hardware does not see that rows of B follow each other.
+// c += a b for one or two parts of rows, kc a multiple of IGX_K. Meanwhile `lines` lines from near on are fetched for
+// each step, which a later pass uses: hardware does not see that rows of B follow each other.
 template <bool TWO>
 static void igx_sums(i64 rows, i64 kc, const ig_i32 *a, i64 as, const i32 *b, i32 *c, const i32 *near, i64 lines) {
   const ig_i32 *lower = a + rows * as;
@@ -72,7 +74,8 @@ static __attribute__((noinline)) void igx_panel(
     const i32 *at = b + k * IG_NR, *near = at + kn * IG_NR;
     for (i64 i = 0; i < plan.parts; i += 2, near += lines * kn / IGX_K * 16) {
       i64 m = i * plan.rows;
-      (i + 2 > plan.parts ? igx_sums<false> : igx_sums<true>)(plan.rows, kn, a + m * as + k, as, at, c + m * IG_NR, near, lines);
+      const auto sums = i + 2 > plan.parts ? igx_sums<false> : igx_sums<true>;
+      sums(plan.rows, kn, a + m * as + k, as, at, c + m * IG_NR, near, lines);
     }
   }
 }

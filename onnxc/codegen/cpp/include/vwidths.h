@@ -1,9 +1,9 @@
 // Lanes of integers made wider (with their sign, if they have one) and narrower (their low bits), between 8, 16 and 32
-// bits. g++ doubles or two_longs the width of lanes by two_longs of a vector, and takes more than one step at once lane by
+// bits. g++ doubles or halves the width of lanes by halves of a vector, and takes more than one step at once lane by
 // lane. Where the CPU has an instruction for all of it, this is that instruction. A part of vec.h, which includes it.
 #pragma once
 
-#if !defined(__clang__) && ONNXC_VL == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if ONNXC_VL == 16 && defined(__AVX512BW__) && defined(__AVX512VL__)
 typedef char bytes_of_16 __attribute__((vector_size(16)));
 template <class R, class T> OX V<R> widen_lanes(V<T> v) {
   constexpr bool is_signed = (T)-1 < (T)0;
@@ -25,7 +25,7 @@ template <class T, class R> OX V<R> narrow_lanes(V<T> v) {
   else if constexpr (sizeof(R) == 2) return (V<R>)__builtin_ia32_pmovdw512_mask(v, V<i16>{}, all);
   else return (V<R>)__builtin_ia32_pmovdb512_mask(v, bytes_of_16{}, all);
 }
-#elif !defined(__clang__) && ONNXC_VL == 8 && defined(__AVX2__)
+#elif ONNXC_VL == 8 && defined(__AVX2__)
 typedef char bytes_of_16 __attribute__((vector_size(16)));
 typedef char bytes_of_32 __attribute__((vector_size(32)));
 typedef long long two_longs __attribute__((vector_size(16)));
@@ -51,13 +51,13 @@ template <class T, class R> OX V<R> narrow_lanes(V<T> v) {
     return (V<R>)((two_longs)__builtin_ia32_pshufb128((bytes_of_16)v, low))[0];
   } else if constexpr (sizeof(R) == 2) {
     const bytes_of_32 low = {0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,
-                               0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1};
+                             0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1};
     typedef long long quarters __attribute__((vector_size(32)));
     const quarters x = (quarters)__builtin_ia32_pshufb256((bytes_of_32)v, low);
     return (V<R>)__builtin_shufflevector(x, x, 0, 2);
   } else {
     const bytes_of_32 low = {0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
-                               0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+                             0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
     const V<i32> x = (V<i32>)__builtin_ia32_pshufb256((bytes_of_32)v, low);
     return (V<R>)((two_longs)__builtin_shufflevector(x, x, 0, 4, 1, 1))[0];
   }

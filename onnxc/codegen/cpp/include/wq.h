@@ -85,20 +85,7 @@ struct WqHigh {
 template <class Q> static constexpr f32 wq_lift = 1.0f;
 template <> constexpr f32 wq_lift<WqHigh> = 0x1p28f;
 // Signed bytes as floats.
-OX vf wq_bytes(const i8 *p) {
-#if defined(__AVX512F__) && ONNXC_VL == 16
-  typedef char v16 __attribute__((vector_size(16)));
-  return __builtin_convertvector((vi)__builtin_ia32_pmovsxbd512_mask(bits<v16>(ld(p)), vi{}, (u16)-1), vf);
-#elif defined(__AVX2__) && ONNXC_VL == 8
-  typedef char v16 __attribute__((vector_size(16)));
-  typedef i64 v2 __attribute__((vector_size(16)));
-  i64 low;
-  __builtin_memcpy(&low, p, 8);
-  return __builtin_convertvector((vi)__builtin_ia32_pmovsxbd256((v16)v2{low, 0}), vf);
-#else
-  return __builtin_convertvector(ld(p), vf);
-#endif
-}
+OX vf wq_bytes(const i8 *p) { return conv<f32, i8>(ld(p)); }
 template <> struct WqInt<8> {
   static constexpr int U = 4;
   OX vf get(const u8 *unit, int v, int j) { return wq_bytes((const i8 *)unit + (j * WQ_NV + v) * VL); }
