@@ -92,8 +92,9 @@ class CompiledForGpu:
 
 
 def _fence(nbytes: int) -> np.ndarray:
-    """A block of bytes that ends where an inaccessible page begins: what reads or writes past it crashes. Where it takes
-    whole pages, so does what comes before it."""
+    """A block of bytes that ends where an inaccessible page begins: what reads or writes past it crashes. Where it
+    takes whole pages, so does what goes before it.
+    """
     page = mmap.PAGESIZE
     usable = -(-max(nbytes, 1) // page) * page
     pages = mmap.mmap(-1, usable + 2 * page)
