@@ -99,7 +99,8 @@ class _IntegerEmitter(TemplateEmitter):
         def write(out: np.ndarray) -> None:
             parts = out.reshape(len(matrices), -1)
             for i, (part, matrix) in enumerate(zip(parts, matrices, strict=True)):
-                whole = matrix - shifts[i] if shifts else matrix
+                shift = shifts[i] if shifts else None
+                whole = matrix - shift.astype(np.int32) if shift is not None and shift.any() else matrix
                 part[:] = pack_depth(whole, panel, depth).reshape(-1).view(np.uint8)
 
         def write_offsets(out: np.ndarray) -> None:
