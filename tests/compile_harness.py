@@ -32,7 +32,7 @@ from onnxc.planner.offsets import assign_offsets
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.interpret import bind_sizes, interpret
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.cpu import Level, has_byte_products, level
+from onnxc.runtime.cpu import Level, has_byte_products, has_matrix_products, level
 from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.library import NativeModel, call_exception, load_runtime
 from onnxc.runtime.package import load_library
@@ -149,7 +149,7 @@ def compile_graphs(
 def generate(graph: Graph, options: FusionOptions | None, cpu: Level, *, exact: bool = False) -> Program:
     """The program of one prepared graph."""
     kernels, made = (
-        KernelOptions(vnni=has_byte_products(cpu)),
+        KernelOptions(vnni=has_byte_products(cpu), matrices=has_matrix_products(cpu)),
         plan(graph, assign(graph, ENABLED), options, exact=exact),
     )
     return ProgramWriter(made, cpu.vector_length, kernels).write()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.interpret import interpret
 from onnxc.primitives.verify import verify
-from onnxc.runtime.cpu import level, missing_features
+from onnxc.runtime.cpu import has_byte_products, level, missing_features
 from tests.compile_harness import Compiled, CompiledForGpu, compile_graphs
 from tests.targets import is_gpu
 
@@ -252,6 +253,21 @@ def test_winograd_shapes(cpu: str) -> None:
         conv_case((3, 32, 8, 8), (70, 32, 3, 3), low=2, high=2),
     ]
     check(cases, cpu, "winograd")
+
+
+def test_winograd_beside_products_of_bytes() -> None:
+    """Where VNNI multiplies bytes it takes more tiles to be worth it; matrix registers are quicker still."""
+    native = level("native")
+    cpu = replace(native, features=native.features - {"amx_tile", "amx_int8"})
+    if not has_byte_products(cpu):
+        pytest.skip("the CPU does not multiply bytes")
+    cases = [conv_case((1, 32, size, size), (40, 32, 3, 3), (np.uint8, weights), low=1, high=1, fill=9)
+             for weights in BYTES for size in (12, 24)]  # fmt: skip
+    for compiled, (graph, inputs) in zip(compile_graphs([g for g, _ in cases], cpu=cpu), cases, strict=True):
+        if isinstance(compiled, Compiled):
+            assert any("winograd" in call.kind for call in compiled.program.calls) == (inputs[0].shape[2] == 24)
+        for got, want in zip(compiled(*inputs), interpret(graph, inputs), strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("cpu", LEVELS)

@@ -29,7 +29,7 @@ from onnxc.planner.partition import planned
 from onnxc.primitives.host import is_host
 from onnxc.primitives.places import is_foreign
 from onnxc.primitives.verify import verify
-from onnxc.runtime.cpu import Level, available_bytes, has_byte_products, memory_bytes
+from onnxc.runtime.cpu import Level, available_bytes, has_byte_products, has_matrix_products, memory_bytes
 from onnxc.runtime.mapped import forgetting
 from onnxc.runtime.model import LAYOUT, layout_digest
 
@@ -139,7 +139,7 @@ def written(
         fused = planned(graph, options)
     stages.done("plan")
     with no_surprises("code generation"):
-        kernels = replace(kernels, vnni=has_byte_products(cpu))
+        kernels = replace(kernels, vnni=has_byte_products(cpu), matrices=has_matrix_products(cpu))
         program = ProgramWriter(fused, cpu.vector_length, kernels).write()
         layout = layout_of(graph, program)
         text = layout_digest(layout, program.weights.nbytes)

@@ -118,6 +118,11 @@ def has_byte_products(of: Level) -> bool:
     return of.vector_length == 8 and ("avx_vnni" in of.features or {"avx512_vnni", "avx512vl"} <= of.features)
 
 
+def has_matrix_products(of: Level) -> bool:
+    """True where matrix registers multiply bytes (AMX) that are packed for vectors of 16 lanes."""
+    return of.vector_length == 16 and {"amx_tile", "amx_int8"} <= of.features
+
+
 def missing_features(features: Iterable[str]) -> list[str]:
     """Those of the features that this machine lacks, sorted."""
     return sorted(set(features) - machine_features())

@@ -17,12 +17,14 @@ class KernelOptions:
             than a direct sum does: see docs/accuracy.md. Likewise 1x1 kernels and products by Strassen's algorithm.
         tuned: measured decisions by subject, which go before the cost model's.
         vnni: the CPU multiplies and adds four pairs of bytes in one step.
+        matrices: it has matrix registers for that (AMX).
         often: the kernel is called again and again by a loop of the program, whose threads are awake meanwhile.
     """
 
     winograd: bool = True
     tuned: tuple[tuple[str, str], ...] = ()
     vnni: bool = False
+    matrices: bool = False
     often: bool = False
 
     def decide(self, subject: str, costs: Mapping[str, float]) -> Choice:

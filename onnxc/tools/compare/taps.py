@@ -27,7 +27,7 @@ from onnxc.planner.groups import Plan
 from onnxc.planner.partition import planned
 from onnxc.planner.taps import Tap, tapped
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.cpu import available_cpus, has_byte_products, level
+from onnxc.runtime.cpu import available_cpus, has_byte_products, has_matrix_products, level
 from onnxc.runtime.library import load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE
 from onnxc.runtime.signature import Tensor
@@ -118,7 +118,9 @@ class TappedPlans:
             decided = tuple(sorted(record.best(place).items())) if record is not None else ()
         elif options.tuned:
             decided = tuple(sorted(options.tuned.items()))
-        kernels = replace(options.kernels, vnni=has_byte_products(cpu), tuned=decided)
+        kernels = replace(
+            options.kernels, vnni=has_byte_products(cpu), matrices=has_matrix_products(cpu), tuned=decided
+        )
         orders = {v.id: plan.layout.order_of(v) for v in plan.graph.outputs}
         program = ProgramWriter(plan, cpu.vector_length, kernels).write()
         stored = _permuted(plan.graph, orders)

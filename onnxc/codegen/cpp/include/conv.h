@@ -89,7 +89,8 @@ OX ConvRuns conv_runs(i64 runs, i64 len) {
 }
 
 // Weights come from the last cache level or from memory. While the tiles of one piece of weights (a panel, or a point of
-// it) are multiplied, the next piece is fetched, a share by each tile, a line now and then: in bursts, or by the first tile alone, memory would be awaited and then idle.
+// it) are multiplied, the next piece is fetched, a share by each tile, a line now and then: in bursts, or by the first
+// tile alone, memory would be awaited and then idle.
 // They stop in the second level (2, as __builtin_prefetch counts): what a tile multiplies fills the first, which would
 // lose it to them; with 8 lanes, which read weights twice as often as 16, this takes up to a fifth of the time.
 // The next piece alone is fetched, and several terms go together, with a line (of pairs two) for all of them:
