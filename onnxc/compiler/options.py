@@ -19,6 +19,7 @@ from onnxc.passes.pipeline import PassOptions
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime.binding import name_list
 from onnxc.runtime.cache import Cache
+from onnxc.runtime.cpu import byte_table_cost, level
 
 MODES = ("default", "max-autotune")
 ACCURACIES = ("default", "strict")
@@ -134,6 +135,7 @@ class CompileOptions:
             widen=not gpu,
             positions=not gpu,
             rows=not gpu,
+            table_cost=None if gpu or not self.fusion_options.tables else byte_table_cost(level(self.cpu)),
         )
 
     @property

@@ -86,6 +86,12 @@ def _quantize(w: NodeWriter, node: Node, xs: list[str]) -> str:
     return w.cast(w.one("Clip", y, w.scalar(a["low"], to), w.scalar(a["high"], to)), dtypes.int32)
 
 
+def _byte_table(w: NodeWriter, node: Node, xs: list[str]) -> str:
+    """Negative positions count from the end, where the table has the bytes of negative numbers."""
+    table = w.constant(np.array(node.attrs["numbers"], node.attrs["to"].numpy))
+    return w.one("Gather", table, w.cast(xs[0], dtypes.int32), axis=0)
+
+
 def _threefry(w: NodeWriter, node: Node, xs: list[str]) -> str:
     """In uint32, whose sums onnxruntime has as int64 alone."""
     word = dtypes.uint32
@@ -143,6 +149,7 @@ SPELLINGS: dict[str, Spelling] = {
     "shl": _shift("LEFT"),
     "shr": _shift("RIGHT"),
     "quantize": _quantize,
+    "byte_table": _byte_table,
     "threefry": _threefry,
     "random_state": lambda w, node, xs: w.constant(np.zeros(2, np.uint64)),
 }

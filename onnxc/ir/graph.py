@@ -40,6 +40,7 @@ class Source:
 Origin = tuple[Source, ...]
 
 
+UPDATES = "updates"  # in the metadata of a training step: which input each output replaces, by name
 MOST_SOURCES = 1000  # of one node or kernel: a longer list tells nobody more
 
 

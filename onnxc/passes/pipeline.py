@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxc.ir.graph import Graph
 from onnxc.passes.attention import FLOAT32, HALF, fuse_attention
+from onnxc.passes.byte_tables import tabulate_bytes
 from onnxc.passes.decompose import decompose
 from onnxc.passes.gated_products import divide_gated_products
 from onnxc.passes.merge_products import merge_products
@@ -47,6 +48,8 @@ class PassOptions:
         positions: where a vector is true is found by a routine.
         widen: smooth arithmetic of float16 and bfloat16 is done in float32, where `dtype` asks for no halves.
         rows: convolutions of few outputs read graph inputs as these lie.
+        table_cost: instructions for a vector that a table of 256 bytes takes: functions of one byte that take more are
+            looked up. None: none is.
     """
 
     fold_bytes: int = 1 << 28
@@ -67,11 +70,12 @@ class PassOptions:
     positions: bool = True
     widen: bool = True
     rows: bool = True
+    table_cost: int | None = 36
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Every pass with its name: from a graph as imported to one that the planner takes."""
-    gpu = options.packed_halves
+    gpu, table_cost = options.packed_halves, options.table_cost
     pipeline: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("decompose", decompose),
         ("random-state", lift_random_state),
@@ -82,6 +86,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         *([("keep-weights-packed", lambda g: keep_weights_packed(g, gpu))] if options.weight_only else []),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
         ("share-common", share_common),
+        *([("byte-tables", lambda g: tabulate_bytes(g, table_cost))] if table_cost is not None else []),
         *([("weight-gradients", find_weight_gradients)] if options.weight_gradients else []),
         *([("weight-products", weight_products)] if options.weight_products else []),
         ("sink-constants", sink_constants),

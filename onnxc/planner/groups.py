@@ -27,6 +27,8 @@ class FusionOptions:
         walks: on GPUs: kernels begin at the end of a large buffer, where the one before them has ended.
         branches: of training steps on GPUs: kernels run beside others that they do not need.
         pairs: on GPUs: two products of one matrix whose results meet in a function, as the gate and what it opens.
+        tables: a function from bytes to bytes, as of a quantized model's activations, in one step: its 256 results are
+            looked up.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -41,6 +43,7 @@ class FusionOptions:
     walks: bool = True
     branches: bool = True
     pairs: bool = True
+    tables: bool = True
     recompute: bool = True
 
 

@@ -17,15 +17,13 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from onnxc.ir.expr import Dim, always_equal
-from onnxc.ir.graph import Graph, Value
+from onnxc.ir.graph import UPDATES, Graph, Value
 from onnxc.loops.nest import Nest, Store
 from onnxc.loops.terms import Load, Term, walk
 from onnxc.planner.groups import Group, Plan, group_reads
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
 from onnxc.primitives.movement import VIEWS
-
-UPDATES = "updates"
 
 
 def updates_of(graph: Graph) -> dict[int, Value]:

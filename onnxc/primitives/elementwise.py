@@ -191,6 +191,20 @@ def _quantize(x: np.ndarray, scale: float, zero: int, low: int, high: int) -> np
     return np.asarray(np.where(np.isnan(y), low, np.clip(y, low, high)).astype(np.int32))
 
 
+def _byte_table_type(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
+    (least, greatest), numbers = attrs["to"].limits, attrs["numbers"]
+    if types[0].dtype not in (dtypes.uint8, dtypes.int8) or attrs["to"] not in (dtypes.uint8, dtypes.int8):
+        raise ShapeError(f"a table of bytes, to {attrs['to']}, for {types[0]}: it is for uint8 and int8")
+    if len(numbers) != 256 or min(numbers) < least or max(numbers) > greatest:
+        raise ShapeError(f"a table of {attrs['to']} has 256 such numbers; these are {len(numbers)}")
+    return (types[0].with_dtype(attrs["to"]),)
+
+
+def _byte_table(x: np.ndarray, numbers: tuple[int, ...], to: dtypes.DType) -> np.ndarray:
+    """The number at the place that a byte's bits tell."""
+    return np.array(numbers, to.numpy)[x.view(np.uint8)]
+
+
 UNARY: dict[str, Callable[..., Any]] = {
     "neg": np.negative, "abs": np.abs, "sign": np.sign, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
@@ -240,6 +254,7 @@ for _name, _f in COMPARE.items():
 # The same values in a buffer of their own. Further operands are those that a hint says how to differentiate by.
 register(Primitive("copy", Kind.POINTWISE, _same, _quiet(lambda x, *rest: np.copy(x))))
 register(Primitive("quantize", Kind.POINTWISE, _quantize_type, _quantize))
+register(Primitive("byte_table", Kind.POINTWISE, _byte_table_type, _byte_table))
 register(Primitive("isnan", Kind.POINTWISE, _predicate, np.isnan))
 register(Primitive("isinf", Kind.POINTWISE, _predicate, _isinf))
 register(Primitive("where", Kind.POINTWISE, _where, _where_eval, True))

@@ -123,6 +123,13 @@ def has_matrix_products(of: Level) -> bool:
     return of.vector_length == 16 and {"amx_tile", "amx_int8"} <= of.features
 
 
+def byte_table_cost(of: Level) -> int:
+    """Instructions that it takes to look up a vector of bytes in a table of 256: see vbytes.h."""
+    if of.vector_length == 16 and {"avx512vbmi", "avx512vl"} <= of.features:
+        return 12
+    return 20 if of.vector_length == 16 and {"avx512bw", "avx512vl"} <= of.features else 36
+
+
 def missing_features(features: Iterable[str]) -> list[str]:
     """Those of the features that this machine lacks, sorted."""
     return sorted(set(features) - machine_features())

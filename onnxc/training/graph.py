@@ -11,11 +11,10 @@ import numpy as np
 from onnxc.errors import InputError, UnsupportedError
 from onnxc.gradient import Joint, cleaned
 from onnxc.ir import dtypes
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.graph import UPDATES, Graph, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.optim import Clock, Optimizer
 from onnxc.passes.simplify import Rewriter
-from onnxc.planner.in_place import UPDATES
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import is_host
 from onnxc.training.precision import SCALE, SKIPPED, LossScale, all_finite

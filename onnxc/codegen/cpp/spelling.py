@@ -210,6 +210,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Mapping
         return args[0]
     if op == "pow" and attrs.get("even"):
         return f"ox_power<{lane}>({', '.join(args)})"
+    if op == "byte_table":
+        return _byte_table(args[0], lane, attrs["numbers"], dtype)
     if op in _MATH:
         return f"v_{op}({', '.join(args)})"
     return _OTHER[op](args, lane, attrs)
@@ -260,6 +262,13 @@ def _quantize(args: list[str], lane: str, attrs: Mapping[str, object]) -> str:
     limits = ", ".join(_float(float(np.float32((x - zero) * scale)), "f32") for x in (low, high))
     inverse = _float(float(np.float32(1) / np.float32(scale)), "f32")
     return f"v_quantize({args[0]}, {_float(float(scale), 'f32')}, {inverse}, {limits}, {int(zero)})"
+
+
+def _byte_table(x: str, lane: str, numbers: object, to: DType) -> str:
+    """The table is a string literal."""
+    assert isinstance(numbers, tuple)
+    content = "".join(f"\\{n & 255:03o}" for n in numbers)
+    return f'v_byte_table<{lane_type(to)}, {lane}>({x}, "{content}")'
 
 
 _OTHER: dict[str, Callable[[list[str], str, Mapping[str, object]], str]] = {

@@ -17,9 +17,9 @@ from onnxc.errors import InputError, UnsupportedError
 from onnxc.export.model import to_onnx
 from onnxc.frontends import onnx_file
 from onnxc.gradient import backward, joint
+from onnxc.ir.graph import UPDATES
 from onnxc.optim import Optimizer
 from onnxc.passes.decompose import decompose
-from onnxc.planner.in_place import UPDATES
 from onnxc.random_inputs import random_inputs
 from onnxc.tools.compare.bounds import Tolerances
 from onnxc.tools.compare.core import compare
