@@ -133,4 +133,5 @@ class _Pass:
             if not (np.isfinite(arrays[0]) & (arrays[0] >= least) & (arrays[0] <= greatest)).all():
                 return None
         found = lookup(node.op).evaluate(*arrays, **node.attrs)  # type: ignore[misc]
-        return np.asarray(np.broadcast_to(found, (256,)))
+        result: np.ndarray = np.broadcast_to(np.asarray(found), (256,))
+        return result
