@@ -118,7 +118,8 @@ class _Pass:
 
     def _computed(self, v: Value) -> np.ndarray | None:
         if v.id not in self.functions:
-            return np.arange(256, dtype=np.uint8).view(v.dtype.numpy)
+            every: np.ndarray = np.arange(256, dtype=np.uint8).view(v.dtype.numpy)
+            return every
         node = v.node
         assert node is not None
         arrays = []
@@ -132,6 +133,4 @@ class _Pass:
             least, greatest = v.dtype.limits if v.dtype.is_integer else (0, 0)
             if not (np.isfinite(arrays[0]) & (arrays[0] >= least) & (arrays[0] <= greatest)).all():
                 return None
-        found = lookup(node.op).evaluate(*arrays, **node.attrs)  # type: ignore[misc]
-        result: np.ndarray = np.broadcast_to(np.asarray(found), (256,))
-        return result
+        return np.asarray(lookup(node.op).evaluate(*arrays, **node.attrs))  # type: ignore[misc]
