@@ -23,6 +23,10 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder, constant_of
 
 BYTES = (dtypes.uint8, dtypes.int8)
+COMPUTED = frozenset({
+    dtypes.boolean, dtypes.float32, dtypes.float64, *(dtypes.BY_NAME[f"{kind}{bits}"] for kind in ("int", "uint")
+    for bits in (8, 16, 32, 64)),
+})  # fmt: skip
 # Instructions for a vector of numbers, roughly; what is not named takes one.
 COSTS = {
     "quantize": 8, "exp": 14, "log": 16, "sqrt": 6, "div": 6, "tanh": 20, "erf": 20, "sin": 20, "cos": 20, "pow": 40,
@@ -88,7 +92,7 @@ class _Pass:
         """What the node's output is of one value's bytes; None where it is more than that."""
         if lookup(node.op).kind is not Kind.POINTWISE or lookup(node.op).evaluate is None or len(node.outputs) != 1:
             return None
-        if node.op in FAILING and not node.output.dtype.is_float:
+        if node.output.dtype not in COMPUTED or (node.op in FAILING and not node.output.dtype.is_float):
             return None
         root, steps = None, {node}
         for x in node.operands:
