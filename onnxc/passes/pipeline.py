@@ -70,7 +70,7 @@ class PassOptions:
     positions: bool = True
     widen: bool = True
     rows: bool = True
-    table_cost: int | None = 36
+    table_cost: int | None = 24
 
 
 def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:

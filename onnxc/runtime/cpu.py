@@ -127,7 +127,7 @@ def byte_table_cost(of: Level) -> int:
     """Instructions that it takes to look up a vector of bytes in a table of 256: see vbytes.h."""
     if of.vector_length == 16 and {"avx512vbmi", "avx512vl"} <= of.features:
         return 12
-    return 20 if of.vector_length == 16 and {"avx512bw", "avx512vl"} <= of.features else 36
+    return 16 if of.vector_length == 16 and {"avx512bw", "avx512vl"} <= of.features else 24
 
 
 def missing_features(features: Iterable[str]) -> list[str]:
