@@ -13,6 +13,7 @@ from onnxruntime import InferenceSession
 
 import onnxc
 from onnxc.errors import ShapeError
+from onnxc.export import to_onnx
 from onnxc.frontends import onnx_file
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
@@ -152,6 +153,66 @@ def test_what_follows_from_more_than_a_byte_is_computed() -> None:
           y = QuantizeLinear(c, scale, zero)
         }}""")
         assert "byte_table" not in ops(passed(model, table_cost=12))
+
+
+def test_bytes_that_are_needed_anyway_are_where_functions_begin() -> None:
+    """What follows from them by one instruction is no table of its own."""
+    model = quantized(ACTIVATIONS["silu"])
+    model.graph.node.extend(onnx.parser.parse_graph("g (uint8 y, uint8 c) => (uint8 z) { z = BitwiseXor(y, c) }").node)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.uint8(128), "c"))
+    alone, both = onnx.ModelProto(), onnx.ModelProto()
+    for m, last in ((alone, False), (both, True)):
+        m.CopyFrom(model)
+        z = onnx.helper.make_tensor_value_info("z", onnx.TensorProto.UINT8, [2, 40, 31])
+        m.graph.output.append(z)
+        if not last:
+            del m.graph.output[0]
+    assert ops(passed(alone, table_cost=12)) == ["quantize", "cast", "byte_table"]
+    assert ops(passed(both, table_cost=12)) == ["quantize", "cast", "byte_table", "bitxor"]
+
+
+@pytest.mark.parametrize("fold_bytes", [1 << 28, 0])
+def test_constants_of_many_bytes_are_no_roots(fold_bytes: int) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]>
+    g (uint8[300000] z) => (uint8[300000] w) <float scale = {0.01}, uint8 zero = {3}> {
+      a = Cast <to = 11> (c)
+      b = Tanh(a)
+      f = Cast <to = 1> (b)
+      y = QuantizeLinear(f, scale, zero)
+      w = Max(y, z)
+    }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.resize(EVERY, 300000), "c"))
+    compiled = onnxc.compile(model, fold_bytes=fold_bytes)
+    (want,) = InferenceSession(model.SerializeToString()).run(None, {"z": np.zeros(300000, np.uint8)})
+    np.testing.assert_array_equal(compiled(z=np.zeros(300000, np.uint8))["w"], want)
+
+
+def test_in_loops_and_in_onnx() -> None:
+    """The body of a loop; and the model written out as ONNX, which onnxruntime runs, for signed bytes too."""
+    for dtype in ("uint8", "int8"):
+        model = quantized(ACTIVATIONS["silu"], dtype, shape="40, 31")
+        x = np.random.default_rng(3).normal(0, 4, (40, 31)).astype(np.float32)
+        graph = passed(model, table_cost=12)
+        (want,) = interpret(graph, [x])
+        (got,) = InferenceSession(to_onnx(graph).SerializeToString()).run(None, {"x": x})
+        np.testing.assert_array_equal(got, want)
+
+        body = onnx.GraphProto()
+        body.CopyFrom(model.graph)
+        body.node.append(onnx.helper.make_node("DequantizeLinear", ["y", "sy", "zy"], ["back"]))
+        loop = onnx.parser.parse_model(
+            f"""<ir_version: 9, opset_import: ["" : 19]>
+        g (float[40, 31] start) => ({dtype}[3, 40, 31] all) <int64 trips = {{3}}> {{
+          end, all = Loop <body = b (int64 i, bool go, float[40, 31] x) => (bool on, float[40, 31] back,
+            {dtype}[40, 31] y) {{ on = Identity(go) }}> (trips, "", start)
+        }}""".replace('"", start', ", start")
+        )
+        inner = loop.graph.node[0].attribute[0].g
+        inner.node.extend(body.node)
+        loop.graph.initializer.extend(model.graph.initializer)
+        compiled = onnxc.compile(loop)
+        (want,) = InferenceSession(loop.SerializeToString()).run(None, {"start": x})
+        assert np.abs(compiled(start=x)["all"].astype(int) - want.astype(int)).max() <= 1
 
 
 def test_in_the_kernel_of_a_convolution() -> None:

@@ -4,8 +4,8 @@ Quantized models compute their activations between two quantizers: bytes are deq
 quantized half way, and quantized again. Each byte of the result follows from one byte, so that there are 256 results.
 They are computed here, by what the primitives mean to numpy, and a kernel looks them up.
 
-Before: quantizers are `quantize` primitives, constants are folded. After: the same bytes, but where a float is so near
-to the middle of two that the last bit of a function decides.
+Before: quantizers are `quantize` primitives, constants are folded. After: the same bytes, but where the last bit of a
+float decides (near the middle between two integers, in a comparison).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxc.ir import dtypes
-from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import always_equal
 from onnxc.ir.graph import UPDATES, Graph, Node, Value, merge_origins
 from onnxc.passes.simplify import Rewriter
@@ -30,8 +29,8 @@ COMPUTED = frozenset({
 # Instructions for a vector of numbers, roughly; what is not named takes one.
 COSTS = {
     "quantize": 8, "exp": 14, "log": 16, "sqrt": 6, "div": 6, "tanh": 20, "erf": 20, "sin": 20, "cos": 20, "pow": 40,
-    "tan": 100, "asin": 100, "acos": 100, "atan": 100, "sinh": 100, "cosh": 100, "asinh": 100, "acosh": 100,
-    "atanh": 100,
+    "mod": 20, "fmod": 20, "tan": 100, "asin": 100, "acos": 100, "atan": 100, "sinh": 100, "cosh": 100, "asinh": 100,
+    "acosh": 100, "atanh": 100,
 }  # fmt: skip
 ELEMENTS = 512  # of fewer nothing is gained
 MOST_NODES = 64
@@ -45,10 +44,6 @@ class Function:
     root: Value
     steps: frozenset[Node]
 
-    def cost(self, table: int) -> int:
-        """Instructions for a vector, where a table takes so many."""
-        return sum(table if n.op == "byte_table" else COSTS.get(n.op, 1) for n in self.steps)
-
 
 def tabulate_bytes(graph: Graph, table: int) -> Graph:
     """The graph with `byte_table` for what computes bytes from bytes and takes more instructions than a table. Training
@@ -59,34 +54,31 @@ def tabulate_bytes(graph: Graph, table: int) -> Graph:
 
 class _Pass:
     def __init__(self, graph: Graph, table: int) -> None:
-        self.table = table
-        self.r = Rewriter(graph)
-        self.b = Builder()
-        self.b.nodes = self.r.nodes
-        self.functions: dict[int, Function] = {}  # by id of the value, in the new graph
+        self.graph, self.table = graph, table
+        self.uses = graph.uses()
+        self.outputs = {v.id for v in graph.outputs}
+        self.functions: dict[int, Function] = {}  # by id of the value
         self.numbers: dict[int, np.ndarray | None] = {}  # its results for the bytes 0 to 255
 
     def run(self) -> Graph:
-        for node in self.r.graph.nodes:
+        r, b = Rewriter(self.graph), Builder()
+        b.nodes = r.nodes
+        for node in self.graph.nodes:
+            function = self._function(node)
+            if function is not None:
+                self.functions[node.output.id] = function
+                if self._pays(node, function) and (numbers := self._numbers(node.output)) is not None:
+                    root = r.value(function.root)
+                    assert root is not None
+                    with b.from_origin(merge_origins(n.origin for n in function.steps)):
+                        table = b.one("byte_table", root, numbers=tuple(numbers.tolist()), to=node.output.dtype)
+                    r.replace(node.output, table)
+                    continue
             if node.regions:
                 regions = [tabulate_bytes(g, self.table) for g in node.regions]
                 node = Node(node.op, node.inputs, node.outputs, node.attrs, regions, node.origin)
-            kept = self.r.keep(node)
-            function = self._function(kept)
-            if function is None:
-                continue
-            self.functions[kept.output.id] = function
-            if self._pays(kept.output, function) and (numbers := self._numbers(kept.output)) is not None:
-                self.r.replace(node.output, self._table(function, numbers, kept.output.dtype))
-        return self.r.result()
-
-    def _table(self, function: Function, numbers: np.ndarray, to: DType) -> Value:
-        """The table, which is a step of the same function: what follows from it may become a table in its place."""
-        with self.b.from_origin(merge_origins(n.origin for n in function.steps)):
-            found = self.b.one("byte_table", function.root, numbers=tuple(numbers.tolist()), to=to)
-        assert found.node is not None
-        self.functions[found.id] = Function(function.root, frozenset({found.node}))
-        return found
+            r.keep(node)
+        return r.result()
 
     def _function(self, node: Node) -> Function | None:
         """What the node's output is of one value's bytes; None where it is more than that."""
@@ -100,7 +92,7 @@ class _Pass:
             if constant is not None and constant.size == 1:
                 continue
             function = self.functions.get(x.id) or (Function(x, frozenset()) if x.dtype in BYTES else None)
-            if function is None or root not in (None, function.root):
+            if constant is not None or function is None or root not in (None, function.root):
                 return None
             root = function.root
             steps |= function.steps
@@ -109,10 +101,24 @@ class _Pass:
         same = all(always_equal(a, b) for a, b in zip(node.output.shape, root.shape, strict=True))
         return Function(root, frozenset(steps)) if same else None
 
-    def _pays(self, output: Value, function: Function) -> bool:
-        size = output.t.size
+    def _pays(self, node: Node, function: Function) -> bool:
+        size = node.output.t.size
         large = not isinstance(size, int) or size >= ELEMENTS
-        return output.dtype in BYTES and large and function.cost(self.table) > self.table
+        return node.output.dtype in BYTES and large and self._cost(node, function) > self.table
+
+    def _cost(self, node: Node, function: Function) -> int:
+        """Instructions for a vector of a node's output, from its root or from bytes between that are needed anyway."""
+        pending, seen = [node], {node}
+        while pending:
+            for x in pending.pop().operands:
+                if x.node in function.steps and x.node not in seen and not self._is_needed(x, function):
+                    seen.add(x.node)
+                    pending.append(x.node)
+        return sum(COSTS.get(n.op, 1) for n in seen)
+
+    def _is_needed(self, x: Value, function: Function) -> bool:
+        others = (n for n in self.uses.get(x.id, ()) if n not in function.steps)
+        return x.dtype in BYTES and (x.id in self.outputs or next(others, None) is not None)
 
     def _numbers(self, v: Value) -> np.ndarray | None:
         """The results of a function, in the order of its root's bytes; None where numpy may not say what kernels do."""
@@ -133,8 +139,8 @@ class _Pass:
             if array is None:
                 return None
             arrays.append(array)
-        if node.op == "cast" and arrays[0].dtype.kind == "f" and not v.dtype.is_float:
-            least, greatest = v.dtype.limits if v.dtype.is_integer else (0, 0)
-            if not (np.isfinite(arrays[0]) & (arrays[0] >= least) & (arrays[0] <= greatest)).all():
+        if node.op == "cast" and arrays[0].dtype.kind == "f" and v.dtype.is_integer:
+            least, greatest = v.dtype.limits
+            if not ((arrays[0] >= least) & (arrays[0] < greatest + 1)).all():  # what of others is the platform's choice
                 return None
-        return np.asarray(lookup(node.op).evaluate(*arrays, **node.attrs))  # type: ignore[misc]
+        return np.asarray(lookup(node.op).evaluate(*arrays, **node.attrs), v.dtype.numpy)  # type: ignore[misc]

@@ -48,6 +48,9 @@ _OPTIMIZE = ("-O2", "-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 # For AMD's cores gcc leaves multiplications and additions apart where a loop has few sums: tiles of few rows would give
 # other bits than those of many, and other machines other bits than these.
 FUSED = "--param=avoid-fma-max-bits=0"
+# Vectors of 64-bit lanes take several registers, and gcc copies them through memory, by 16 bytes unless it is told
+# otherwise: what reads 32 of them waits until all are in the cache. (A CPU without such moves takes what it has.)
+WHOLE_MOVES = ("-mmove-max=512", "-mstore-max=512")
 # Nothing of what follows is used by generated code, and each costs compile time or bytes.
 _LEAN = (
     "-pipe",
@@ -94,6 +97,12 @@ class Compiler:
     kind: str
     version: str
     identity: str
+
+    @property
+    def major(self) -> int:
+        """The first number of its version, as in ``g++ (Debian 12.2.0-14) 12.2.0``; 0 where none is found."""
+        found = re.search(r"(\d+)\.\d+\S*$", self.version) or re.search(r" (\d+)\.\d", self.version)
+        return int(found[1]) if found else 0
 
 
 def find_compiler(cache: Cache | None = None) -> Compiler:
@@ -289,8 +298,9 @@ def _options(folder: Path, flags: Sequence[str], include: Sequence[Path], compil
         flags = [spelled if flag == JUMPS_APART else flag for flag in flags]
         if not _assembler_takes(compiler.command, spelled):
             flags.remove(spelled)
-    fused = [FUSED] if compiler.kind == "gcc" else []
-    return [*_OPTIMIZE, *_LEAN, *fused, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
+    own = [FUSED] if compiler.kind == "gcc" else []
+    own += WHOLE_MOVES if compiler.kind == "gcc" and compiler.major >= 12 and machine() == "x86_64" else []
+    return [*_OPTIMIZE, *_LEAN, *own, *flags, f"-I{folder}", *(f"-I{path}" for path in include)]
 
 
 def _written(objects: Sequence[Future[bytes]], folder: Path) -> list[str]:
