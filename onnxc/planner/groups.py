@@ -27,6 +27,7 @@ class FusionOptions:
         walks: on GPUs: kernels begin at the end of a large buffer, where the one before them has ended.
         branches: of training steps on GPUs: kernels run beside others that they do not need.
         pairs: on GPUs: two products of one matrix whose results meet in a function, as the gate and what it opens.
+        libraries: on GPUs: products by cuBLASLt, where they were measured to take less time.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -41,6 +42,7 @@ class FusionOptions:
     walks: bool = True
     branches: bool = True
     pairs: bool = True
+    libraries: bool = True
     recompute: bool = True
 
 
@@ -114,6 +116,7 @@ class Plan:
     layout: Layout
     walks: bool = True  # as of FusionOptions
     branches: bool = True
+    libraries: bool = True
 
 
 def group_reads(group: Group) -> set[int]:
