@@ -44,7 +44,7 @@ from onnxc.planner.pitch import align_rows
 from onnxc.planner.relay import relayed
 from onnxc.planner.templates import ENABLED
 from onnxc.runtime import sizes
-from onnxc.runtime.cuda.cublaslt import loaded
+from onnxc.runtime.cuda import cublaslt
 from onnxc.runtime.cuda.driver import device, devices
 from onnxc.tuned import Record, gpu_place, gpu_places
 
@@ -155,7 +155,7 @@ def _here(architecture: int) -> str | None:
 
 def measurable(candidates: Iterable[str]) -> list[str]:
     """Those candidates that can be measured on this machine: not a library's where there is no library."""
-    return [c for c in candidates if not c.startswith(Extern.called) or loaded() is not None]
+    return [c for c in candidates if not c.startswith(Extern.called) or cublaslt.loaded() is not None]
 
 
 # ---------------------------------------------------------------- the stages
@@ -325,7 +325,7 @@ class Variants:
     images: dict[str, Image | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if loaded() is None:  # there is nothing to measure of it
+        if cublaslt.loaded() is None:  # there is nothing to measure of it
             self.plan = replace(self.plan, libraries=False)
 
     def prepare(self, decided: Sequence[Mapping[str, str]]) -> None:

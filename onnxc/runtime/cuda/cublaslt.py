@@ -11,6 +11,7 @@ transposes: of what is `a` here, it hears as its second factor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import functools
@@ -227,7 +228,8 @@ class Library:
             try:
                 self.run(described, choice, places, self.stream)
             except LibraryError:
-                self.driver.attempt("cuStreamEndCapture", self.stream)
+                with contextlib.suppress(CudaError):
+                    self.driver.attempt("cuGraphDestroy", self.driver("cuStreamEndCapture", self.stream))
                 raise
             return self.driver("cuStreamEndCapture", self.stream)
 
