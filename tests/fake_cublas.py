@@ -18,7 +18,6 @@ from tests.fake_cuda import FakeDriver
 
 INVALID, NOT_SUPPORTED = 7, 15
 KINDS = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}
-WORKSPACE = 512  # bytes that each product asks for, and writes over
 Array = np.ndarray[Any, Any]
 
 
@@ -101,12 +100,12 @@ class FakeCublas:
         count: Any,
     ) -> int:  # fmt: skip
         said = self._of(preference).numbers
-        assert said[3] == 2 and all(said[k] in (2, 4, 8, 16) for k in (5, 6, 7, 8))
+        assert said[1] == 0 and said[3] == 2 and all(said[k] in (2, 4, 8, 16) for k in (5, 6, 7, 8))
         if not self._agree(operation, a, b, c, d):
             return NOT_SUPPORTED
         count._obj.value = min(wanted, self.suggested)
         for rank, result in enumerate(results[: count._obj.value]):
-            result.algorithm.data[0], result.workspace = rank + 1, min(WORKSPACE, said[1])
+            result.algorithm.data[0], result.workspace = rank + 1, 0
         return 0
 
     def _agree(self, operation: Any, *layouts: Any) -> bool:
@@ -121,7 +120,7 @@ class FakeCublas:
         d: int, ld: Any, algorithm: Any, workspace: int | None, nbytes: int, stream: Any,
     ) -> int:  # fmt: skip
         op, rank = dict(self._of(operation).numbers), algorithm._obj.data[0]
-        if not self._agree(operation, la, lb, lc, ld) or not rank or bool(nbytes) != bool(workspace):
+        if not self._agree(operation, la, lb, lc, ld) or not rank or nbytes or workspace:
             return INVALID
         self.calls += 1
         one, more = alpha._obj.value, beta._obj.value
@@ -130,8 +129,6 @@ class FakeCublas:
 
         def work() -> None:
             self.algorithms.append(rank)
-            if workspace:
-                self.driver.view(workspace, nbytes).fill(0xFF)
             left, right = (v().astype(np.float32) for v in (x, y))
             left, right = (v.swapaxes(1, 2) if op[k] else v for v, k in ((left, 3), (right, 4)))
             found = one * (left @ right)

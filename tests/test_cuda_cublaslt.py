@@ -34,7 +34,7 @@ from onnxc.runtime.cuda import driver as driver_module
 from onnxc.runtime.cuda.driver import Driver
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.tuned import FILE, Record
-from tests.fake_cublas import WORKSPACE, FakeCublas
+from tests.fake_cublas import FakeCublas
 from tests.fake_cuda import FakeDriver, cubin
 from tests.small_models import parse
 from tests.targets import needs_triton, this_gpu
@@ -306,7 +306,7 @@ def test_the_cost_model_never_takes_it_and_options_leave_it_out(machine: Machine
     assert not set(NAMES) & set(choices(exact)[0].candidates)
     preferred[0] = ""
     (choice,) = choices(compiled(case, arrays))
-    assert choice.candidates[-3:] == NAMES and choice.chosen == choice.candidates[0]
+    assert choice.candidates[1:4] == NAMES and choice.chosen == choice.candidates[0]
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
@@ -369,18 +369,6 @@ def test_a_profile_runs_it_step_by_step(machine: Machine, preferred: list[str]) 
     (kernel,) = report.kernels
     assert kernel.times is not None and kernel.choice is not None and kernel.choice.chosen == NAMES[0]
     assert machine.library.calls >= 4 and not machine.driver.launches
-
-
-def test_the_workspace_is_memory_of_the_arena_and_none_where_that_is_limited(
-    machine: Machine, preferred: list[str]
-) -> None:
-    case = CASES["bias"]
-    arrays = case.arrays("float16")
-    for limit, nbytes in ((None, WORKSPACE), (1 << 20, 0)):
-        model = compiled(case, arrays, memory_limit=limit)
-        check(model(*case.given(arrays))["y"], case.wanted(arrays))
-        (site,) = model._sites.values()
-        assert site.flat.arena == nbytes
 
 
 def test_several_models_at_once(machine: Machine, preferred: list[str]) -> None:

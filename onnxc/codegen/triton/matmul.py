@@ -62,10 +62,13 @@ def emit_matmul(group: Group, layout: Layout, options: Options, way: Blocks | Ex
 
 
 def matmul_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks | Extern]:
-    """The ways to run a matmul group that are worth measuring, the cost model's choice first, a library's last."""
+    """The ways to run a matmul group that are worth measuring, the cost model's choice first. Those of a library come
+    next: they need no compiling.
+    """
     product = Product(group, layout, options)
+    first, *others = candidates(product.facts())
     library = options.libraries and product.multiplication() is not None
-    return [*candidates(product.facts()), *(Extern(rank) for rank in range(1, RANKS + 1) if library)]
+    return [first, *(Extern(rank) for rank in range(1, RANKS + 1) if library), *others]
 
 
 def numbering(

@@ -1,9 +1,12 @@
 """Products of matrices by cuBLASLt, NVIDIA's library: the few functions of it that a product takes, through ctypes.
 
 The library is looked for when a model first wants it, and a model runs without it: by its own kernels. Nothing of a
-file is handed to it but numbers that were looked at (`Product.check`); which of its algorithms multiplies, it is asked
-for each set of sizes, and an algorithm stays what it is for as long as the graph that was made with it: the same bits
-from run to run. Sums in parts that are added up in an order of chance, or as halves, are not among those asked for.
+file is handed to it but numbers that were looked at (`Product.check`). Which of its algorithms multiplies, it is asked
+for each set of sizes, and that one stays for as long as the graph that is made with it.
+
+It is given no workspace. So each sum is made as one, by one program, and has the same bits in every run; and a product
+is one kernel. (Most algorithms with a workspace use it as a counter, which is set to zero before. On an H200 that takes
+as long as they gain, and a graph with such fills in it takes the host 10 us more to launch.)
 
 Matrices have their rows one behind the other here, and their columns there. So the library is given the product of the
 transposes: of what is `a` here, it hears as its second factor.
@@ -30,7 +33,6 @@ from onnxc.runtime.cuda.driver import Device
 
 NAME = "cublaslt"  # what its candidates are called begins so
 MAJORS = (13, 12)  # versions of the library whose functions these are
-WORKSPACE = 32 << 20  # bytes that an algorithm may ask for
 ABSENT = "cuBLASLt was not found: pip install nvidia-cublas (for CUDA 12: nvidia-cublas-cu12)"
 _MOST_KNOWN = 1 << 12  # products whose algorithm is kept
 VECTOR = 16  # bytes: algorithms ask for no more of addresses
@@ -47,7 +49,7 @@ PRECISIONS = {"float32": _SUMS, "tf32": _TF32}
 _TRANSPOSED_A, _TRANSPOSED_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _COUNT, _APART = 5, 6
 _MOST_BYTES, _REDUCTIONS, _ALIGNMENT = 1, 3, (5, 6, 7, 8)
-_WHOLE_SUMS = 2  # parts of a sum are float32 in the workspace, and added up in order
+_WHOLE_SUMS = 2  # no parts of sums that are added up as halves, or in the result
 
 
 class _Algorithm(ctypes.Structure):
@@ -121,12 +123,8 @@ class Product:
                 raise ValueError(f"rows that are {x.apart} elements apart, matrices that are {x.batch}")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The algorithm that the library takes for a product, and the bytes of memory that it needs."""
-
-    algorithm: bytes
-    workspace: int
+Algorithm = bytes
+"""An algorithm of the library's, as it writes one down."""
 
 
 @dataclass(slots=True)
@@ -138,7 +136,6 @@ class Places:
     d: int
     c: int = 0
     bias: int = 0
-    workspace: int = 0
 
 
 class Library:
@@ -157,7 +154,8 @@ class Library:
     def __init__(self, functions: Any, device: Device) -> None:
         self.functions, self.driver = functions, device.driver
         self.lock = threading.Lock()
-        self._known: dict[tuple[Product, int, int], Choice | None] = {}
+        self._known: dict[tuple[Product, int], Algorithm | None] = {}
+        self._loaded: set[tuple[Product, Algorithm]] = set()
         self._handle = ctypes.c_void_p()
         self.call("cublasLtCreate", ctypes.byref(self._handle))
         self.stream = device.driver("cuStreamCreate", 1)  # CU_STREAM_NON_BLOCKING
@@ -168,19 +166,19 @@ class Library:
         if status:
             raise LibraryError(f"{name}: status {status}")
 
-    def choose(self, product: Product, most: int = WORKSPACE, rank: int = 1) -> Choice | None:
-        """The algorithm for a product that the library suggests at a rank (or the last, if it has fewer), with at most
-        so many bytes of memory; None where there is none.
+    def choose(self, product: Product, rank: int = 1) -> Algorithm | None:
+        """The algorithm for a product that the library suggests at a rank (or the last, if it has fewer); None where
+        there is none.
         """
-        key = (product, most, rank)
+        key = (product, rank)
         with self.lock:
             if key not in self._known:
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
-                self._known[key] = next(reversed(self._ask(product, most, rank)), None)
+                self._known[key] = next(reversed(self._ask(product, rank)), None)
             return self._known[key]
 
-    def _ask(self, product: Product, most: int, wanted: int) -> list[Choice]:
+    def _ask(self, product: Product, wanted: int) -> list[Algorithm]:
         """The algorithms that the library thinks best, the fastest first."""
         product.check()
         results, count = (_Heuristic * wanted)(), ctypes.c_int()
@@ -188,7 +186,7 @@ class Library:
         self.call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         try:
             with Described(self, product) as described:
-                self._prefer(preference, _MOST_BYTES, ctypes.c_uint64(most))
+                self._prefer(preference, _MOST_BYTES, ctypes.c_uint64(0))
                 self._prefer(preference, _REDUCTIONS, ctypes.c_uint32(_WHOLE_SUMS))
                 second, first, *others = product.aligned
                 for attribute, aligned in zip(_ALIGNMENT, (first, second, *others), strict=True):
@@ -201,32 +199,44 @@ class Library:
             return []
         finally:
             self.functions.cublasLtMatmulPreferenceDestroy(preference)
-        good = (r for r in results[: count.value] if not r.state and r.workspace <= most)
-        return [Choice(bytes(r.algorithm), int(r.workspace)) for r in good]
+        return [bytes(r.algorithm) for r in results[: count.value] if not r.state and not r.workspace]
 
     def _prefer(self, preference: ctypes.c_void_p, attribute: int, value: Any) -> None:
         size = ctypes.sizeof(value)
         self.call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, ctypes.byref(value), size)
 
-    def run(self, described: Described, choice: Choice, places: Places, stream: Any) -> None:
+    def run(self, described: Described, algorithm: Algorithm, places: Places, stream: Any) -> None:
         """Has a stream multiply. LibraryError where the library refuses."""
         if described.product.bias:
             described.set(_BIAS_POINTER, ctypes.c_void_p(places.bias))
         a, b = described.layouts[:2]
-        algorithm = _Algorithm.from_buffer_copy(choice.algorithm)
+        given = _Algorithm.from_buffer_copy(algorithm)
         c = places.c if described.product.c is not None else places.d
         self.call(
             "cublasLtMatmul", self._handle, described.operation, ctypes.byref(_ONE), places.b, a, places.a, b,
             ctypes.byref(described.beta), c, described.layouts[2], places.d, described.layouts[3],
-            ctypes.byref(algorithm), places.workspace or None, choice.workspace, ctypes.c_void_p(int(stream)),
+            ctypes.byref(given), None, 0, ctypes.c_void_p(int(stream)),
         )  # fmt: skip
 
-    def captured(self, described: Described, choice: Choice, places: Places) -> Any:
+    def load(self, described: Described, algorithm: Algorithm, places: Places) -> None:
+        """Has the kernel of a product be on the GPU, without a run of it."""
+        key = (described.product, algorithm)
+        if key in self._loaded:
+            return
+        graph = self.captured(described, algorithm, places)
+        try:
+            self.driver("cuGraphExecDestroy", self.driver("cuGraphInstantiate", graph, 0))
+        finally:
+            self.driver.attempt("cuGraphDestroy", graph)
+        if len(self._loaded) < _MOST_KNOWN:
+            self._loaded.add(key)
+
+    def captured(self, described: Described, algorithm: Algorithm, places: Places) -> Any:
         """A run as a graph of its own, which the caller destroys."""
         with self.lock:
             self.driver("cuStreamBeginCapture", self.stream, self.driver.module.CUstreamCaptureMode(2))  # relaxed
             try:
-                self.run(described, choice, places, self.stream)
+                self.run(described, algorithm, places, self.stream)
             except LibraryError:
                 with contextlib.suppress(CudaError):
                     self.driver.attempt("cuGraphDestroy", self.driver("cuStreamEndCapture", self.stream))

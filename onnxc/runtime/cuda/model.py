@@ -31,7 +31,7 @@ from onnxc.errors import InputError, LimitError, OnnxcError, PackageError, Sizes
 from onnxc.ir.dtypes import DType
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shape, is_dense, stream_of
-from onnxc.runtime.cuda.cublaslt import WORKSPACE, Library, library, told
+from onnxc.runtime.cuda.cublaslt import Library, library, told
 from onnxc.runtime.cuda.driver import Device
 from onnxc.runtime.cuda.graph import Kernels, Replay
 from onnxc.runtime.cuda.memory import Block, Timeline, Watched
@@ -181,9 +181,7 @@ class CudaModel(Attachable, CompiledModel):
         signature = self._signature
         values = signature.solve(shapes)
         signature.check(values)
-        workspace = 0 if self._limit else WORKSPACE
-        there = (self._architecture, self._device.multiprocessors)
-        flat = self._program.at(values, *there, self._products, workspace)
+        flat = self._program.at(values, self._architecture, self._device.multiprocessors, self._products)
         if self._limit and flat.arena > self._limit:
             raise LimitError(f"{flat.arena} bytes of memory are above the limit")
         outputs = signature.output_shapes(values)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from onnxc.errors import CudaError, LimitError, PackageError
 from onnxc.planner.offsets import assign_offsets
-from onnxc.runtime.cuda.cublaslt import MOST_RANK, VECTOR, WORKSPACE, Choice, Factor, Product
+from onnxc.runtime.cuda.cublaslt import MOST_RANK, VECTOR, Algorithm, Factor, Product
 from onnxc.runtime.signature import MOST_BYTES
 from onnxc.runtime.sizes import Size, evaluate
 
@@ -117,17 +117,16 @@ def _span(at: Pointer, nbytes: int, written: bool) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """A product by a library: what it is told, the algorithm, and where the matrices are; workspace last."""
+    """A product by a library: what it is told, the algorithm, and where the matrices are."""
 
     call: int
     product: Product
-    choice: Choice
+    algorithm: Algorithm
     a: Pointer
     b: Pointer
     d: Pointer
     c: Pointer | None
     bias: Pointer | None
-    workspace: Pointer | None
     spans: tuple[Span, ...] = ()
 
 
@@ -137,8 +136,8 @@ Step = Launch | Multiply | Copy | Fill
 class Chooses(Protocol):
     """A library that products may be given to."""
 
-    def choose(self, product: Product, most: int, rank: int) -> Choice | None:
-        """The algorithm for a product, with at most so many bytes of memory; None where there is none."""
+    def choose(self, product: Product, rank: int) -> Algorithm | None:
+        """The algorithm for a product; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -218,14 +217,12 @@ class Program:
         return _has_product(self._own.get(architecture, self._steps))
 
     def at(
-        self, values: Mapping[str, int], architecture: str, multiprocessors: int, library: Chooses | None = None,
-        workspace: int = WORKSPACE,
-    ) -> Flat:  # fmt: skip
+        self, values: Mapping[str, int], architecture: str, multiprocessors: int, library: Chooses | None = None
+    ) -> Flat:
         """The steps for these values of the dynamic dims, on a GPU with so many multiprocessors.
 
         Args:
             library: which products are given to, where it takes them; others are kernels.
-            workspace: bytes that a product may take.
 
         Raises:
             LimitError: the arena, a grid or the number of steps would be absurdly large.
@@ -234,7 +231,7 @@ class Program:
         try:
             steps = self._own.get(architecture, self._steps)
             images = self.images[architecture]
-            return _Flattening(self, dict(values), images, multiprocessors, library, workspace).run(steps)
+            return _Flattening(self, dict(values), images, multiprocessors, library).run(steps)
         except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
@@ -264,9 +261,9 @@ class Flat:
     instead: frozenset[int] = frozenset()
 
 
-def _has_product(steps: Sequence[Any]) -> bool:
-    inner = (s for s in steps if isinstance(s, Mapping))
-    return any("product" in s or ("loop" in s and _has_product(s.get("steps") or ())) for s in inner)
+def _has_product(steps: Any) -> bool:
+    inner = [s for s in steps if isinstance(s, Mapping)] if isinstance(steps, list) else []
+    return any("product" in s or _has_product(s.get("steps")) for s in inner)
 
 
 class _Flattening:
@@ -274,10 +271,10 @@ class _Flattening:
 
     def __init__(
         self, program: Program, values: dict[str, int], images: Sequence[Image], multiprocessors: int,
-        library: Chooses | None, workspace: int,
+        library: Chooses | None,
     ) -> None:  # fmt: skip
         self._program, self._values, self._images = program, values, images
-        self._multiprocessors, self._library, self._workspace = multiprocessors, library, workspace
+        self._multiprocessors, self._library = multiprocessors, library
         self._offsets, self._arena, self._nbytes = program.layout(values)
         self._scratch = 0  # bytes behind the arena's buffers that launches need
         self._free = 0  # of these, where the next launch's begin
@@ -345,27 +342,22 @@ class _Flattening:
         m, n, k, count = (self._natural(size) for size in step["product"])
         if not m * n * count:
             return
-        product = choice = None
+        product = algorithm = None
         bias = self._pointer(step["bias"]) if step["bias"] else None
         if self._library is not None and k and (bias is None or bias.offset % VECTOR == 0):
             product = self._described(step, (m, n, k, count))
-            choice = self._library.choose(product, self._workspace, min(max(1, int(step["rank"])), MOST_RANK))
-        if product is None or choice is None:
+            algorithm = self._library.choose(product, min(max(1, int(step["rank"])), MOST_RANK))
+        if product is None or algorithm is None:
             self._instead.add(self._call)
             for launch in step["instead"]:
                 self._launch(launch)
             return
         a, b, d, c = (self._pointer(step[name][0]) if step[name] else None for name in "abdc")
         assert a is not None and b is not None and d is not None
-        workspace = None
-        own: tuple[Span, ...] = ()
-        if choice.workspace:
-            workspace = Pointer(self._program.bases.arena, self._arena + self._taken(choice.workspace))
-            own = (_span(workspace, choice.workspace, True),)
         read = [step[name][0] for name in "abc" if step[name]] + ([step["bias"]] if bias else [])
         spans = [self._whole(x, False) for x in read] + [self._whole(step["d"][0], True)]
         found = tuple(s for s in spans if s)
-        self._add(Multiply(self._call, product, choice, a, b, d, c, bias, workspace, (*own, *found)))
+        self._add(Multiply(self._call, product, algorithm, a, b, d, c, bias, found))
 
     def _described(self, step: Mapping[str, Any], sizes: tuple[int, int, int, int]) -> Product:
         """What the library is told. ValueError where it cannot be told that."""
