@@ -303,7 +303,8 @@ class Described:
             functions.cublasLtMatrixLayoutDestroy(layout)
         if self.operation.value:
             functions.cublasLtMatmulDescDestroy(self.operation)
-        self.layouts, self.operation = [], ctypes.c_void_p()
+        self.layouts.clear()
+        self.operation.value = None
 
     def __del__(self) -> None:
         self.close()
@@ -385,7 +386,8 @@ def _paths() -> Iterator[str]:
 
 
 def _packages() -> list[str]:
-    return list(dict.fromkeys([*sys.path, *site.getsitepackages(), site.getusersitepackages()]))
+    found = dict.fromkeys([*sys.path, *site.getsitepackages(), site.getusersitepackages()])
+    return [folder for folder in found if os.path.isabs(folder)]
 
 
 def _declare(functions: Any) -> None:
