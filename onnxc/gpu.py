@@ -16,12 +16,14 @@ from onnxc.choices import Decisions
 from onnxc.codegen.calls import KernelCall
 from onnxc.codegen.triton.attention_mask import without_masks
 from onnxc.codegen.triton.cubin import INSTALL, Image, KernelError, compile_each, compile_program
+from onnxc.codegen.triton.extern import Extern
 from onnxc.codegen.triton.options import Options, check_precision, is_template
 from onnxc.codegen.triton.program import (
     VERSION,
     Function,
     Launch,
     Loop,
+    Product,
     Program,
     ProgramWriter,
     Shared,
@@ -42,6 +44,7 @@ from onnxc.planner.pitch import align_rows
 from onnxc.planner.relay import relayed
 from onnxc.planner.templates import ENABLED
 from onnxc.runtime import sizes
+from onnxc.runtime.cuda import cublaslt
 from onnxc.runtime.cuda.driver import device, devices
 from onnxc.tuned import Record, gpu_place, gpu_places
 
@@ -150,6 +153,11 @@ def _here(architecture: int) -> str | None:
         return None
 
 
+def measurable(candidates: Iterable[str]) -> list[str]:
+    """Those candidates that can be measured on this machine: not a library's where there is no library."""
+    return [c for c in candidates if not c.startswith(Extern.called) or cublaslt.loaded() is not None]
+
+
 # ---------------------------------------------------------------- the stages
 
 
@@ -160,7 +168,7 @@ def planned(graph: Graph, fusion: FusionOptions) -> Plan:
 
     def make(g: Graph, copies: Mapping[int, int]) -> Plan:
         found = plan(g, _layout(g), options, is_template, GPU)
-        found = replace(found, walks=options.walks, branches=options.branches)
+        found = replace(found, walks=options.walks, branches=options.branches, libraries=options.libraries)
         return relayed(found) if options.relay else found
 
     return partitioned(graph, make, worth=APART, fast=True) if fusion.recompute else make(graph, {})
@@ -300,6 +308,8 @@ def launches(steps: Iterable[Step]) -> Iterable[Launch]:
     for step in steps:
         if isinstance(step, Launch):
             yield step
+        elif isinstance(step, Product):
+            yield from step.instead
         elif isinstance(step, Loop):
             yield from launches(step.steps)
 
@@ -313,6 +323,10 @@ class Variants:
     architecture: int
     shared: Shared = field(default_factory=Shared)
     images: dict[str, Image | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if cublaslt.loaded() is None:  # there is nothing to measure of it
+            self.plan = replace(self.plan, libraries=False)
 
     def prepare(self, decided: Sequence[Mapping[str, str]]) -> None:
         """Compiles what several of them need, side by side."""

@@ -97,6 +97,7 @@ class FakeDriver:
 
     CUresult = CUresult
     CUstream = Handle
+    CUstreamCaptureMode = int
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16,
@@ -113,6 +114,7 @@ class FakeDriver:
         self.memory, self.devices, self.capability = memory, devices, capability
         self.kernels: dict[str, tuple[int, Kernel]] = {}
         self.calls: Counter[str] = Counter()
+        self.graphs = 0  # that were captured and not destroyed
         self.misused = 0  # waits for events that are gone
         self.failing: dict[str, CUresult] = {}
         self.launches: list[str] = []
@@ -124,6 +126,7 @@ class FakeDriver:
         self._contexts = threading.local()
         self._handles = 1000
         self._random = random.Random(0)
+        self._captured: dict[int, list[Callable[[], None]]] = {}  # work of streams that are captured
         self._busy: set[int] = set()  # streams that wait for others
         self._clock = 0.0
 
@@ -159,8 +162,8 @@ class FakeDriver:
         return address
 
     def push(self, stream: int, work: Callable[[], None]) -> None:
-        """Gives a stream work."""
-        self._queue(stream).append(work)
+        """Gives a stream work, or the graph that it is captured into."""
+        self._captured.get(stream, self._queue(stream)).append(work)
 
     # ------------------------------------------------------------ inside
 
@@ -383,6 +386,17 @@ class FakeDriver:
         self._drain(stream)
 
     @api
+    def cuStreamBeginCapture(self, stream: Any, mode: int) -> Any:
+        assert not self._queue(stream) and int(stream) not in self._captured
+        self._captured[int(stream)] = []
+
+    @api
+    def cuStreamEndCapture(self, stream: Any) -> Any:
+        self.graphs += 1
+        works = self._captured.pop(int(stream))
+        return (SimpleNamespace(nodes=[SimpleNamespace(work=w, after=[]) for w in works], captured=True),)
+
+    @api
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> Any:
         token, source = event.token, event.stream
 
@@ -508,6 +522,18 @@ class FakeDriver:
     def cuGraphAddMemsetNode(self, graph: Any, after: list[Any], count: int, params: Any, context: Any) -> Any:
         return self._node(graph, after, count, self._fill_work(params))
 
+    def _part_work(self, part: Any) -> Callable[[], None]:
+        works = [n.work for n in part.nodes]
+        return lambda: [work() for work in works] and None
+
+    @api
+    def cuGraphAddChildGraphNode(self, graph: Any, after: list[Any], count: int, part: Any) -> Any:
+        return self._node(graph, after, count, self._part_work(part))
+
+    @api
+    def cuGraphExecChildGraphNodeSetParams(self, executable: Any, node: Any, part: Any) -> Any:
+        self._update(executable, node, self._part_work(part))
+
     @api
     def cuGraphKernelNodeSetAttribute(self, node: Any, attribute: int, value: Any) -> Any:
         self.clusters.append(value.clusterDim.x)
@@ -542,7 +568,8 @@ class FakeDriver:
     def cuGraphExecDestroy(self, executable: Any) -> Any: ...
 
     @api
-    def cuGraphDestroy(self, graph: Any) -> Any: ...
+    def cuGraphDestroy(self, graph: Any) -> Any:
+        self.graphs -= getattr(graph, "captured", False)
 
 
 def _late_first(nodes: list[Any]) -> list[Any]:

@@ -132,7 +132,15 @@ class Job:
             return True
         assert self.record is not None
         rows = self.record.rows(self.request.place())
-        return all(s in rows and not rows[s].lacks(names) for s, names in subjects.items())
+        return all(s in rows and not rows[s].lacks(self._measurable(names)) for s, names in subjects.items())
+
+    def _measurable(self, candidates: Sequence[str]) -> Sequence[str]:
+        """Those that can be measured on this machine."""
+        if self.request.gpu is None:
+            return candidates
+        from onnxc import gpu
+
+        return gpu.measurable(candidates)
 
     # ------------------------------------------------------------ without it
 

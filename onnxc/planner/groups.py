@@ -29,6 +29,7 @@ class FusionOptions:
         pairs: on GPUs: two products of one matrix whose results meet in a function, as the gate and what it opens.
         tables: a function from bytes to bytes, as of a quantized model's activations, in one step: its 256 results are
             looked up.
+        libraries: on GPUs: products by cuBLASLt, where they were measured to take less time.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -44,6 +45,7 @@ class FusionOptions:
     branches: bool = True
     pairs: bool = True
     tables: bool = True
+    libraries: bool = True
     recompute: bool = True
 
 
@@ -117,6 +119,7 @@ class Plan:
     layout: Layout
     walks: bool = True  # as of FusionOptions
     branches: bool = True
+    libraries: bool = True
 
 
 def group_reads(group: Group) -> set[int]:

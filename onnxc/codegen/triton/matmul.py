@@ -9,6 +9,8 @@ in turns: neighbouring sums are those of either, in the same thread, and the epi
 
 Where there are few tiles and sums are long, parts of a sum have programs of their own, which store what they found. A
 second kernel adds the parts up, always in the same order, and has the epilogue.
+
+What a library has the epilogue for, too, may be its product (`extern.py`), if measurements say so.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
+from onnxc.codegen.triton.extern import RANKS, Extern, Multiplication, multiplication
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.options import Options
@@ -42,10 +45,14 @@ LONG = 128  # elements of a row of both operands
 JOINS = (16, 256, 8)  # rows and columns of a tile of sums in parts that are added up, and warps
 
 
-def emit_matmul(group: Group, layout: Layout, options: Options, blocks: Blocks | None = None) -> list[Kernel]:
-    """The kernels of a matmul group. `blocks` is how it runs, where that is not left to the cost model."""
+def emit_matmul(group: Group, layout: Layout, options: Options, way: Blocks | Extern | None = None) -> list[Kernel]:
+    """The kernels of a matmul group. `way` is how it runs, where that is not left to the cost model."""
     product = Product(group, layout, options)
-    blocks = blocks or candidates(product.facts())[0]
+    blocks = way if isinstance(way, Blocks) else candidates(product.facts())[0]
+    if isinstance(way, Extern):
+        first, *rest = emit_matmul(group, layout, options, blocks)
+        work = product.multiplication()
+        return [replace(first, extern=(way, work) if work is not None else None), *rest]
     if blocks.split == 1:
         return [product.kernel(blocks)]
     parts = Value(TensorType(dtypes.float32, (blocks.split, product.m, product.n)))
@@ -54,9 +61,14 @@ def emit_matmul(group: Group, layout: Layout, options: Options, blocks: Blocks |
     return [product.kernel(blocks, parts), joining.joining(parts)]
 
 
-def matmul_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks]:
-    """The ways to run a matmul group that are worth measuring, the cost model's choice first."""
-    return candidates(Product(group, layout, options).facts())
+def matmul_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks | Extern]:
+    """The ways to run a matmul group that are worth measuring, the cost model's choice first. Those of a library come
+    next: they need no compiling.
+    """
+    product = Product(group, layout, options)
+    first, *others = candidates(product.facts())
+    library = options.libraries and product.multiplication() is not None
+    return [first, *(Extern(rank) for rank in range(1, RANKS + 1) if library), *others]
 
 
 def numbering(
@@ -139,7 +151,7 @@ class Product:
         access = matmul_access(layout, node, group.twin)
         if access is None:
             raise InternalError("a matmul's operand is behind a view that it cannot read through")
-        self.group, self.layout, self.access = group, layout, access
+        self.group, self.layout, self.options, self.access = group, layout, options, access
         self.m, self.n, self.k = access.sizes
         self.sums = len(group.results)  # columns of the sum for one of the result
         self.batch = prod(d for _, d in access.batch)
@@ -166,6 +178,10 @@ class Product:
             self.m, self.n, self.k, self.batch, self.dtype, self.exact, self.is_described(),
             beside=self.beside, pair=self.sums == 2, divisible=not self.access.batch and self.sums == 1,
         )  # fmt: skip
+
+    def multiplication(self) -> Multiplication | None:
+        """The product as a library can do it."""
+        return multiplication(self.group, self.layout, self.options, self.access, self.operands)
 
     def is_described(self) -> bool:
         """Whether the operands can be read through descriptors. These count with 32 bits: rows that are more have no

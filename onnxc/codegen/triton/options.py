@@ -17,10 +17,12 @@ class Options:
     Attributes:
         precision: how float32 matrices are multiplied: ``float32`` exactly, or ``tf32`` or ``tf32x3`` on matrix units.
         beside: whether a kernel runs beside others, and nothing waits for it: it need not fill the GPU by itself.
+        libraries: whether a product may be a library's, where that was measured to be fastest.
     """
 
     precision: str = "float32"
     beside: bool = False
+    libraries: bool = True
 
     @property
     def dot(self) -> str:

@@ -1,7 +1,7 @@
 """Writes the program of a plan for a GPU: Triton source, and the steps that launch its kernels.
 
 The source is one Python text: what `library.py` holds, then a function for each distinct kernel. The steps (launches,
-copies, loops) are data: the runtime evaluates their sizes, and records them as one CUDA graph.
+products by a library, copies, loops) are data: the runtime evaluates their sizes, and records them as one CUDA graph.
 
 What was measured for an architecture may choose other kernels for it than for another one: `write_programs` writes a
 program for each, which differ in kernels and grids, and share buffers, weights and the numbers of calls.
@@ -17,6 +17,7 @@ from typing import Any
 from onnxc.choices import Choice, Decisions
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.flow import linked
+from onnxc.codegen.triton.extern import Extern, Lies, Multiplication
 from onnxc.codegen.triton.kernel import OWN, Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.opaque import emit_opaque
@@ -42,7 +43,7 @@ from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 12
+VERSION = 13
 
 WHOLE = 256  # bytes that weights begin at multiples of: a row of a tile is then a line of the cache, not parts of two
 
@@ -118,7 +119,42 @@ class Loop:
     steps: tuple[Step, ...]
 
 
-Step = Launch | Copy | Fill | Loop
+@dataclass(frozen=True)
+class Matrix:
+    """How a matrix lies: where it begins, and elements from row to row and from one of a batch to the next; `turned`
+    where it is from column to column.
+    """
+
+    place: Place
+    apart: Dim
+    batch: Dim
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product by cuBLASLt (see `extern.py`): factors, result, and what is added. `instead` does the same without it.
+
+    Attributes:
+        sizes: rows, columns, length of the sums, number of products.
+        rank: of the algorithms that the library suggests, from 1 on.
+    """
+
+    call: int
+    sizes: tuple[Dim, Dim, Dim, Dim]
+    a: Matrix
+    b: Matrix
+    d: Matrix
+    c: Matrix | None
+    bias: Place | None
+    epilogue: str
+    dtype: str
+    precision: str
+    rank: int
+    instead: tuple[Launch, ...]
+
+
+Step = Launch | Product | Copy | Fill | Loop
 
 
 @dataclass(frozen=True)
@@ -284,7 +320,8 @@ class ProgramWriter:
             return Ways(relay_candidates(), lambda choice: [emit_relay(group, layout, choice)])
         if group.kind != "loops":
             beside = not self.depth and self._slack[self.at] >= WAITING
-            return template_ways(group, layout, replace(self.options, beside=beside))
+            own = replace(self.options, beside=beside, libraries=self.plan.libraries)
+            return template_ways(group, layout, own)
 
         def nests() -> list[Nest]:  # new ones each time: emitting changes them
             return [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
@@ -340,13 +377,30 @@ class ProgramWriter:
             written |= {v.id for v in cleared}
         scratch += cleared
         launches = [self._launch(kernel, written) for kernel in kernels]
-        self.steps += launches
+        extern = kernels[0].extern
+        self.steps += [self._product(*extern, launches)] if extern is not None else launches
         storages = {s.id: s for kernel in kernels for s in kernel.buffers.storages}.values()
         values = [v for v in storages if not isinstance(v, Packed) and v not in scratch]
         packed = sum(v.nbytes for v in storages if isinstance(v, Packed))
         function = self.functions[launches[0].kernel].name
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
         self.calls.append(facts)
+
+    def _product(self, way: Extern, work: Multiplication, instead: Sequence[Launch]) -> Product:
+        """A product by a library, in place of these launches."""
+
+        def matrix(x: Lies) -> Matrix:
+            return Matrix(self._element(x), x.apart, x.batch, x.turned)
+
+        return Product(
+            len(self.calls), work.sizes, matrix(work.a), matrix(work.b), matrix(work.d),
+            matrix(work.c) if work.c is not None else None, self._element(work.bias) if work.bias is not None else None,
+            work.epilogue, work.dtype, work.precision, way.rank, tuple(instead),
+        )  # fmt: skip
+
+    def _element(self, x: Lies) -> Place:
+        """Where a matrix begins."""
+        return self.place(x.storage).at(x.base * x.storage.dtype.itemsize)
 
     def _clear(self, values: Sequence[Value]) -> None:
         """Finds room for buffers that a kernel wants to be zero, side by side, and fills it."""
@@ -408,7 +462,7 @@ def _defined(name: str, text: str) -> str:
     return f"@{'gluon' if OWN in text else 'triton'}.jit\ndef {name}{text.replace(OWN, f'{name}_')}\n"
 
 
-def encode(steps: list[Step] | tuple[Step, ...], spell: Encode) -> list[dict[str, Any]]:
+def encode(steps: Sequence[Step], spell: Encode) -> list[dict[str, Any]]:
     """The steps as data for a manifest; `spell` encodes sizes."""
     return [_encoded(step, spell) for step in steps]
 
@@ -420,12 +474,26 @@ def _encoded(step: Step, spell: Encode) -> dict[str, Any]:
             grid = [spell(step.programs), 1, 1]
             found = {"launch": step.kernel, "call": step.call, "grid": grid, "args": arguments}
             return {**found, "writes": list(step.written)}
+        case Product():
+            return _encoded_product(step, spell)
         case Copy():
             return {"copy": [_argument(step.to, spell), _argument(step.source, spell), spell(step.nbytes)]}
         case Fill():
             return {"fill": [_argument(step.to, spell), spell(step.nbytes)]}
         case Loop():
             return {"loop": step.counter, "trip": spell(step.trip), "steps": encode(step.steps, spell)}
+
+
+def _encoded_product(step: Product, spell: Encode) -> dict[str, Any]:
+    def matrix(x: Matrix | None) -> list[Any] | None:
+        return None if x is None else [_argument(x.place, spell), spell(x.apart), spell(x.batch), int(x.turned)]
+
+    return {
+        "product": [spell(size) for size in step.sizes], "call": step.call,
+        "a": matrix(step.a), "b": matrix(step.b), "d": matrix(step.d), "c": matrix(step.c),
+        "bias": None if step.bias is None else _argument(step.bias, spell), "epilogue": step.epilogue,
+        "dtype": step.dtype, "precision": step.precision, "rank": step.rank, "instead": encode(step.instead, spell),
+    }  # fmt: skip
 
 
 def _argument(argument: Place | Size | None, spell: Encode) -> list[Any]:

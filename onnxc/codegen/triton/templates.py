@@ -19,8 +19,8 @@ def template_ways(group: Group, layout: Layout, options: Options) -> Ways:
     assert group.node is not None
     match group.node.op:
         case "matmul":
-            blocks = matmul_candidates(group, layout, options)
-            return Ways(blocks, lambda choice: emit_matmul(group, layout, options, choice))
+            found = matmul_candidates(group, layout, options)
+            return Ways(found, lambda choice: emit_matmul(group, layout, options, choice))
         case "matmul_quantized":
             packed = packed_candidates(group, layout, options)
             return Ways(packed, lambda choice: emit_packed(group, layout, options, choice))

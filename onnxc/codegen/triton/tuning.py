@@ -35,6 +35,7 @@ class Ways:
 
 def name(candidate: Any) -> str:
     """A candidate's numbers as text, which tells candidates of one kernel from each other. Defaults are left out.
+    What has a name of its own (`called`) begins with it.
 
     >>> @dataclass(frozen=True)
     ... class Blocks:
@@ -45,7 +46,8 @@ def name(candidate: Any) -> str:
     'm=64 n=128'
     """
     numbers = {f.name: getattr(candidate, f.name) for f in fields(candidate) if getattr(candidate, f.name) != f.default}
-    return " ".join(f"{key}={value}" for key, value in numbers.items()) or "default"
+    words = [*([candidate.called] if hasattr(candidate, "called") else []), *(f"{k}={v}" for k, v in numbers.items())]
+    return " ".join(words) or "default"
 
 
 def subject(group: Group, kernels: Sequence[Kernel]) -> str:

@@ -25,6 +25,7 @@ class Walks:
         large = {key for key, nbytes in sizes.items() if isinstance(nbytes, int) and nbytes >= LARGE}
         if not large:
             return False
-        back = not self._back and kernel.kind in EITHER and not large.isdisjoint(self._large)
+        free = kernel.kind in EITHER and kernel.extern is None  # a library begins where it likes
+        back = not self._back and free and not large.isdisjoint(self._large)
         self._large, self._back = large, back
         return back

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onnxc.errors import CudaError, LimitError, OnnxcError, PackageError
+from onnxc.runtime.cuda.cublaslt import Described, Library, Places
 from onnxc.runtime.cuda.driver import INVALID_VALUE, Device, DriverError
 from onnxc.runtime.cuda.needs import needs
-from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Pointer
+from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Multiply, Pointer, Step
 
 MOST_NODES = 1 << 16  # of a graph; a longer program is launched step by step
 MOST_SETTLED = 8  # graphs of a program, for one set of sizes, besides the one that is updated
@@ -28,6 +29,7 @@ PATIENCE = 4 * MOST_SETTLED  # calls for which a graph has not served before ano
 MOST_BRANCHED = 1 << 11  # nodes of a graph with branches; others follow each other
 _PLENTY = 48 << 10  # bytes of shared memory above which a kernel must ask
 _WIDE_CLUSTER = 8  # above which a kernel must ask
+_MATRICES = ("a", "b", "d", "c", "bias")  # of a product
 _WORD = 4  # bytes of the elements that a fill writes, where they divide it
 
 
@@ -38,10 +40,11 @@ class Kernels:
         device: where. Its context is current.
         images: in order.
         code: the section that they lie in.
+        library: that products are given to, if there is one.
     """
 
-    def __init__(self, device: Device, images: Sequence[Image], code: Any) -> None:
-        self.images = images
+    def __init__(self, device: Device, images: Sequence[Image], code: Any, library: Library | None = None) -> None:
+        self.images, self.library = images, library
         self._device = device
         self._code = memoryview(code)
         self._functions: dict[int, Any] = {}
@@ -181,6 +184,54 @@ class KernelNode:
         attribute.id, attribute.value = self._cluster_attribute()
         config.attrs, config.numAttrs = [attribute], 1
         self._driver("cuLaunchKernelEx", config, self._function, table, 0)
+
+
+class MultiplyNode:
+    """A product by the library: a graph of its own inside the graph, which is captured anew where a matrix moves.
+
+    The library loads a kernel when it is first needed, and that waits for all that the GPU has been given. So it is
+    loaded here, before any of it can wait for the host (as under a profile's clock).
+    """
+
+    def __init__(self, device: Device, library: Library, step: Multiply) -> None:
+        self._driver, self._library, self.call, self._step = device.driver, library, step.call, step
+        self._described = Described(library, step.product)
+        self._names = [name for name in _MATRICES if getattr(step, name) is not None]
+        self._places = Places(0, 0, 0)
+        self._loaded = False
+        self._node: Any = None
+
+    def bases(self) -> set[int]:
+        return {getattr(self._step, name).base for name in self._names}
+
+    def place(self, addresses: Sequence[int]) -> None:
+        for name in self._names:
+            at: Pointer = getattr(self._step, name)
+            setattr(self._places, name, addresses[at.base] + at.offset)
+        if not self._loaded:
+            self._library.load(self._described, self._step.algorithm, self._places)
+            self._loaded = True
+
+    def _captured(self) -> Any:
+        return self._library.captured(self._described, self._step.algorithm, self._places)
+
+    def add(self, graph: Any, after: list[Any]) -> Any:
+        part = self._captured()
+        try:
+            self._node = self._driver("cuGraphAddChildGraphNode", graph, after, len(after), part)  # a copy of it
+        finally:
+            self._driver.attempt("cuGraphDestroy", part)
+        return self._node
+
+    def update(self, executable: Any) -> None:
+        part = self._captured()
+        try:
+            self._driver("cuGraphExecChildGraphNodeSetParams", executable, self._node, part)
+        finally:
+            self._driver.attempt("cuGraphDestroy", part)
+
+    def enqueue(self, stream: Any) -> None:
+        self._library.run(self._described, self._step.algorithm, self._places, stream)
 
 
 class CopyNode:
@@ -411,10 +462,13 @@ class Replay:
             self._device.driver.attempt("cuGraphDestroy", graph)
 
 
-def _node(device: Device, kernels: Kernels, step: Launch | Copy | Fill) -> Node:
+def _node(device: Device, kernels: Kernels, step: Step) -> Node:
     match step:
         case Launch():
             return KernelNode(device, kernels, step)
+        case Multiply():
+            assert kernels.library is not None
+            return MultiplyNode(device, kernels.library, step)
         case Copy():
             return CopyNode(device, step)
         case Fill():

@@ -31,6 +31,7 @@ from onnxc.errors import InputError, LimitError, OnnxcError, PackageError, Sizes
 from onnxc.ir.dtypes import DType
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shape, is_dense, stream_of
+from onnxc.runtime.cuda.cublaslt import Library, library, told
 from onnxc.runtime.cuda.driver import Device
 from onnxc.runtime.cuda.graph import Kernels, Replay
 from onnxc.runtime.cuda.memory import Block, Timeline, Watched
@@ -86,6 +87,7 @@ class CudaModel(Attachable, CompiledModel):
         self._poison = os.environ.get("ONNXC_POISON") == "1"
         self._results = OutputPool(self._poison)
         self._lock = threading.RLock()  # while it is brought to its GPU; calls hold the workspace's
+        self._library: Library | str | None = None  # that products are given to, or why there is none, once it is known
         self._sites: OrderedDict[tuple[Shape, ...], Site] = OrderedDict()
         self._dtypes = [t.dtype for t in self._signature.inputs]
         self._named_stream = "stream" in self._inputs  # an input of that name is one
@@ -105,7 +107,9 @@ class CudaModel(Attachable, CompiledModel):
                 code, weights = self._sections[IMAGES + name], memoryview(self._sections[WEIGHTS]).cast("B")
             except KeyError as error:
                 raise PackageError(f"the model has no section {error}", cause=error) from error
-            self._kernels = Kernels(gpu, self._program.images[name], code)
+            if self._program.wants_library(name):
+                self._library = library(gpu)
+            self._kernels = Kernels(gpu, self._program.images[name], code, self._products)
             self._weights = Block(gpu, weights.nbytes)
             gpu.upload(self._weights.address, weights)
             self._space, self._timeline, self._own = space, space.timeline, space.own
@@ -177,7 +181,7 @@ class CudaModel(Attachable, CompiledModel):
         signature = self._signature
         values = signature.solve(shapes)
         signature.check(values)
-        flat = self._program.at(values, self._architecture, self._device.multiprocessors)
+        flat = self._program.at(values, self._architecture, self._device.multiprocessors, self._products)
         if self._limit and flat.arena > self._limit:
             raise LimitError(f"{flat.arena} bytes of memory are above the limit")
         outputs = signature.output_shapes(values)
@@ -378,6 +382,15 @@ class CudaModel(Attachable, CompiledModel):
         if self._attached:
             with self._device.current():
                 self._timeline.synchronize()
+
+    def explain(self) -> Report:
+        instead = {call for site in list(self._sites.values()) for call in site.flat.instead}
+        return told(super().explain(), self._library, instead)
+
+    @property
+    def _products(self) -> Library | None:
+        """The library that products are given to."""
+        return self._library if isinstance(self._library, Library) else None
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 30, warm_up: int = 3) -> Report:
         args = self._signature.bind(self._to_profile(inputs, runs, warm_up), {})

@@ -7,13 +7,15 @@ with it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 from onnxc.errors import CudaError, LimitError, PackageError
 from onnxc.planner.offsets import assign_offsets
+from onnxc.runtime.cuda.cublaslt import MOST_RANK, VECTOR, Algorithm, Factor, Product
 from onnxc.runtime.signature import MOST_BYTES
 from onnxc.runtime.sizes import Size, evaluate
 
@@ -113,7 +115,29 @@ def _span(at: Pointer, nbytes: int, written: bool) -> Span:
     return Span(at.base, at.offset, at.offset + nbytes, written)
 
 
-Step = Launch | Copy | Fill
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """A product by a library: what it is told, the algorithm, and where the matrices are."""
+
+    call: int
+    product: Product
+    algorithm: Algorithm
+    a: Pointer
+    b: Pointer
+    d: Pointer
+    c: Pointer | None
+    bias: Pointer | None
+    spans: tuple[Span, ...] = ()
+
+
+Step = Launch | Multiply | Copy | Fill
+
+
+class Chooses(Protocol):
+    """A library that products may be given to."""
+
+    def choose(self, product: Product, rank: int) -> Algorithm | None:
+        """The algorithm for a product; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +212,17 @@ class Program:
             )
         return best[2]
 
-    def at(self, values: Mapping[str, int], architecture: str, multiprocessors: int) -> Flat:
+    def wants_library(self, architecture: str) -> bool:
+        """Whether there is any product by a library."""
+        return _has_product(self._own.get(architecture, self._steps))
+
+    def at(
+        self, values: Mapping[str, int], architecture: str, multiprocessors: int, library: Chooses | None = None
+    ) -> Flat:
         """The steps for these values of the dynamic dims, on a GPU with so many multiprocessors.
+
+        Args:
+            library: which products are given to, where it takes them; others are kernels.
 
         Raises:
             LimitError: the arena, a grid or the number of steps would be absurdly large.
@@ -197,7 +230,8 @@ class Program:
         """
         try:
             steps = self._own.get(architecture, self._steps)
-            return _Flattening(self, dict(values), self.images[architecture], multiprocessors).run(steps)
+            images = self.images[architecture]
+            return _Flattening(self, dict(values), images, multiprocessors, library).run(steps)
         except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
@@ -217,34 +251,47 @@ class Flat:
     Attributes:
         steps: in order.
         arena: bytes.
+        instead: calls of products that the library was to do, and kernels do.
         branches: whether steps that do not need each other may run side by side.
     """
 
     steps: list[Step]
     arena: int
     branches: bool = False
+    instead: frozenset[int] = frozenset()
+
+
+def _has_product(steps: Any) -> bool:
+    inner = [s for s in steps if isinstance(s, Mapping)] if isinstance(steps, list) else []
+    return any("product" in s or _has_product(s.get("steps")) for s in inner)
 
 
 class _Flattening:
     """The state of :meth:`Program.at`."""
 
-    def __init__(self, program: Program, values: dict[str, int], images: Sequence[Image], multiprocessors: int) -> None:
+    def __init__(
+        self, program: Program, values: dict[str, int], images: Sequence[Image], multiprocessors: int,
+        library: Chooses | None,
+    ) -> None:  # fmt: skip
         self._program, self._values, self._images = program, values, images
-        self._multiprocessors = multiprocessors
+        self._multiprocessors, self._library = multiprocessors, library
         self._offsets, self._arena, self._nbytes = program.layout(values)
         self._scratch = 0  # bytes behind the arena's buffers that launches need
         self._free = 0  # of these, where the next launch's begin
         self._found: list[Step] = []
+        self._instead: set[int] = set()
         self._call = 0  # of the last launch: copies count as its
 
     def run(self, steps: Sequence[Mapping[str, Any]]) -> Flat:
         self._walk(steps)
-        return Flat(self._found, self._arena + self._scratch, self._program.branches)
+        return Flat(self._found, self._arena + self._scratch, self._program.branches, frozenset(self._instead))
 
     def _walk(self, steps: Sequence[Mapping[str, Any]]) -> None:
         for step in steps:
             if "launch" in step:
                 self._launch(step)
+            elif "product" in step:
+                self._product(step)
             elif "copy" in step:
                 to, source, nbytes = step["copy"]
                 self._copy(self._pointer(to), self._pointer(source), self._natural(nbytes))
@@ -288,6 +335,51 @@ class _Flattening:
         spans = [self._whole(a, k in written) for k, a in enumerate(step["args"])]
         own = (_span(scratch, image.scratch * x * y * z, True),) if isinstance(scratch, Pointer) else ()
         self._add(Launch(kernel, self._call, (x, y, z), (*arguments, scratch, 0), (*own, *(s for s in spans if s))))
+
+    def _product(self, step: Mapping[str, Any]) -> None:
+        """A product by the library, or what there is instead of it."""
+        self._call = int(step["call"])
+        m, n, k, count = (self._natural(size) for size in step["product"])
+        if not m * n * count:
+            return
+        product = algorithm = None
+        bias = self._pointer(step["bias"]) if step["bias"] else None
+        if self._library is not None and k and (bias is None or bias.offset % VECTOR == 0):
+            product = self._described(step, (m, n, k, count))
+            algorithm = self._library.choose(product, min(max(1, int(step["rank"])), MOST_RANK))
+        if product is None or algorithm is None:
+            self._instead.add(self._call)
+            for launch in step["instead"]:
+                self._launch(launch)
+            return
+        a, b, d, c = (self._pointer(step[name][0]) if step[name] else None for name in "abdc")
+        assert a is not None and b is not None and d is not None
+        read = [step[name][0] for name in "abc" if step[name]] + ([step["bias"]] if bias else [])
+        spans = [self._whole(x, False) for x in read] + [self._whole(step["d"][0], True)]
+        found = tuple(s for s in spans if s)
+        self._add(Multiply(self._call, product, algorithm, a, b, d, c, bias, found))
+
+    def _described(self, step: Mapping[str, Any], sizes: tuple[int, int, int, int]) -> Product:
+        """What the library is told. ValueError where it cannot be told that."""
+
+        def factor(name: str) -> Factor:
+            _, apart, batch, turned = step[name]
+            return Factor(self._natural(apart), self._natural(batch), bool(turned))
+
+        product = Product(
+            *sizes, factor("a"), factor("b"), factor("d"), factor("c") if step["c"] else None,
+            bool(step["bias"]), str(step["epilogue"]), str(step["dtype"]), str(step["precision"]),
+        )  # fmt: skip
+        a, b, c, d = (self._aligned(step[x], product.itemsize) if step[x] else VECTOR for x in "abcd")
+        product = replace(product, aligned=(a, b, c, d))
+        product.check()
+        return product
+
+    def _aligned(self, matrix: Sequence[Any], itemsize: int) -> int:
+        """Bytes that the addresses of all rows of a matrix are multiples of: bases are of 16 and more."""
+        place, apart, batch, _ = matrix
+        offset = self._pointer(place).offset
+        return math.gcd(VECTOR, offset, self._natural(apart) * itemsize, self._natural(batch) * itemsize)
 
     def _taken(self, nbytes: int) -> int:
         """Where a launch has so many bytes of scratch memory: the same as others, but for those that run beside it."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxc.errors import InputError
 from onnxc.runtime.cuda.arrays import LEGACY, DeviceArray, Incoming, stream_of
+from onnxc.runtime.cuda.cublaslt import told
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.profile import gpu_peaks
 from onnxc.runtime.cuda.workspace import Attachable, Workspace
@@ -29,6 +30,7 @@ from onnxc.runtime.staged_steps import Part, Sizes, Step, Values
 from onnxc.runtime.staged_values import Array, Plain, as_value, on_host
 
 if TYPE_CHECKING:
+    from onnxc.report import Report
     from onnxc.roofline import Peaks
 
 Calls = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -56,6 +58,9 @@ class CudaStagedModel(Attachable, StagedModel):
 
     def step(self, kind: str) -> type[Step]:
         return CudaPart if kind == "part" else super().step(kind)
+
+    def explain(self) -> Report:
+        return told(super().explain())
 
     def join(self, space: Workspace) -> None:
         """As :meth:`attach`, to a workspace that is shared with others. The GPU's context is current."""

@@ -1,0 +1,271 @@
+"""Products that a library can do: which those are, and what the library is told of one.
+
+A matmul group is one where its epilogue is no more than cuBLASLt's: a bias for each column, a matrix that is added,
+then ReLU or GELU in its tanh form. What a function is, is found out by its values, not by how a model spells it. The
+kernel of the group is written all the same: it runs where the library is not found, or knows no way for the sizes that
+come.
+
+cuBLASLt rounds to halves once, at the end, where the kernel also rounds what the model stores between its ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from onnxc.codegen.cpp.epilogue import mapping, substitute_indices
+from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.terms import Packed
+from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, of, substitute, symbols
+from onnxc.ir.graph import Value
+from onnxc.loops.terms import Apply, Const, Load, Result, Term, children
+from onnxc.planner.groups import Group
+from onnxc.planner.layout import Layout
+from onnxc.planner.lower import Lowering
+from onnxc.planner.templates import MatmulAccess
+from onnxc.primitives.base import lookup
+
+RANKS = 3  # of the library's own suggestions, those that are worth measuring
+FLOATS = ("float32", "float16", "bfloat16")
+PRECISIONS = ("float32", "tf32")  # of Options, that the library has
+Array = np.ndarray[Any, Any]
+_LIKE = 1e-4  # how far a function may be from one of the library's, as a share: digits of constants in halves
+_PROBES = np.concatenate([np.linspace(-12, 12, 1201), [-300.0, -40.0, 40.0, 300.0]])
+
+
+@dataclass(frozen=True)
+class Extern:
+    """A candidate: the product by cuBLASLt, with the algorithm that it suggests at this rank, from 1 on."""
+
+    called: ClassVar[str] = "cublaslt"
+    rank: int = 1
+
+
+@dataclass(frozen=True)
+class Lies:
+    """A matrix in memory, in elements: where it begins, from row to row, from one of a batch to the next; `turned`
+    where it is from column to column, and those of a column are neighbours.
+    """
+
+    storage: Value | Packed
+    base: Dim
+    apart: Dim
+    batch: Dim
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Multiplication:
+    """d = epilogue(a @ b + c + bias).
+
+    Attributes:
+        sizes: rows and columns of d, length of the sums, and how many products there are.
+        c, bias: None where there is none.
+    """
+
+    sizes: tuple[Dim, Dim, Dim, Dim]
+    a: Lies
+    b: Lies
+    d: Lies
+    c: Lies | None
+    bias: Lies | None
+    epilogue: str
+    dtype: str
+    precision: str
+
+
+def multiplication(
+    group: Group, layout: Layout, options: Options, access: MatmulAccess, operands: Sequence[Any]
+) -> Multiplication | None:
+    """A matmul group as the library can do it; None where it cannot.
+
+    Args:
+        operands: the factors, as the kernel reads them.
+    """
+    node = group.node
+    assert node is not None
+    dtype = node.output.dtype
+    m, n, k = access.sizes
+    if group.twin is not None or len(group.sections) != 1 or dtype.name not in FLOATS or options.dot not in _DOTS:
+        return None
+    if any(always_equal(size, few) for size in (m, n, k) for few in (0, 1)):
+        return None
+    nest = Lowering(group.sections[0], layout, group.results).nest(None)
+    substitute_indices(nest, [mapping(group.sections[0], access.index)])
+    stores = nest.stores()
+    if len(stores) != 1 or nest.lookups or nest.reductions() or stores[0].value.dtype is not dtype:
+        return None
+    (row,), (column,) = symbols(access.m), symbols(access.n)
+    loops = _Loops(row, column, access.batch)
+    found = _epilogue(stores[0].term, dtype.name)
+    d = loops.matrix(stores[0].value, stores[0].address)
+    factors = [loops.factor(x, own) for x, own in zip(operands, (row, column), strict=True)]
+    if found is None or d is None or None in factors:
+        return None
+    name, loads = found
+    bias = [x for load in loads if (x := loops.vector(load.value, load.index[0])) is not None]
+    c = [x for load in loads if (x := loops.matrix(load.value, load.index[0])) is not None]
+    if len(bias) + len(c) != len(loads) or max(len(bias), len(c)) > 1:
+        return None
+    if c and c[0].storage is d.storage and c[0] != d:  # what is written over must lie where it is read
+        return None
+    (a, b), count = factors, loops.count
+    assert a is not None and b is not None
+    return Multiplication(
+        (m, n, k, count), a, b, d, next(iter(c), None), next(iter(bias), None), name, dtype.name, options.precision
+    )
+
+
+_DOTS = ("ieee", "tf32")
+
+
+class _Loops:
+    """The loops of a product, and how matrices lie along them."""
+
+    def __init__(self, row: Symbol, column: Symbol, batch: Sequence[tuple[Symbol, Dim]]) -> None:
+        self.row, self.column, self.batch = row, column, batch
+        self.count: Dim = 1
+        for _, size in batch:
+            self.count = self.count * size
+
+    def matrix(self, value: Value, address: Dim) -> Lies | None:
+        """What has rows one behind the other."""
+        apart, near = coefficient(address, self.row), coefficient(address, self.column)
+        if apart is None or near is None or always_equal(apart, 0) or not always_equal(near, 1):
+            return None
+        return self._lies(value, address, apart, False)
+
+    def vector(self, value: Value, address: Dim) -> Lies | None:
+        """What all rows of all products have in common."""
+        if not always_equal(coefficient(address, self.column) or 0, 1):
+            return None
+        found = self._lies(value, address, 0, False)
+        return found if found is not None and always_equal(found.batch, 0) and self._is_one(address) else None
+
+    def _is_one(self, address: Dim) -> bool:
+        return not symbols(address) & {self.row, *(s for s, _ in self.batch)}
+
+    def factor(self, x: Any, own: Symbol) -> Lies | None:
+        """An operand, as the kernel reads it: `outer` is its stride along the result, `inner` along the sum. Rows are
+        those of the result for the left one, and of the sum for the right one.
+        """
+        left = own is self.row
+        near, far = (x.inner, x.outer) if left else (x.outer, x.inner)
+        if always_equal(near, 1):
+            return self._lies(x.value, x.base, far, False)
+        return self._lies(x.value, x.base, near, True) if always_equal(far, 1) else None
+
+    def _lies(self, value: Value | Packed, address: Dim, apart: Dim, turned: bool) -> Lies | None:
+        step = self._step(address)
+        if step is None:
+            return None
+        loops = (self.row, self.column, *(s for s, _ in self.batch))
+        base = substitute(address, dict.fromkeys(loops, 0))
+        rest = address - base
+        for loop in loops:
+            own = coefficient(address, loop)
+            if own is None:
+                return None
+            rest = rest - of(loop) * own
+        return Lies(value, base, apart, step, turned) if always_equal(rest, 0) else None
+
+    def _step(self, address: Dim) -> Dim | None:
+        """How far products of the batch are apart, if all of them are equally far."""
+        step: Dim = 0
+        size: Dim = 1  # products for each turn of the loop
+        for loop, count in reversed(self.batch):
+            own = coefficient(address, loop)
+            if own is None or (size != 1 and not always_equal(own, step * size)):
+                return None
+            step = own if size == 1 else step
+            size = size * count
+        return step
+
+
+# ---------------------------------------------------------------- what follows the sums
+
+
+def _epilogue(term: Term, dtype: str) -> tuple[str, list[Load]] | None:
+    """Which function of the library's a term is, and what is added to the sums before it."""
+    term = _bare(term, dtype)
+    sums = {t: loads for t in _innermost(term, dtype) if (loads := _added(t, dtype)) is not None}
+    if len(sums) != 1:
+        return None
+    ((inner, loads),) = sums.items()
+    if inner == term:
+        return "", loads
+    try:
+        with np.errstate(all="ignore"):
+            values = _at(term, inner, _PROBES, dtype)
+            like = {name: np.abs(values - f(_PROBES)) <= _LIKE * (1 + np.abs(_PROBES)) for name, f in _KNOWN.items()}
+    except _OtherError:
+        return None
+    return next(((name, loads) for name, close in like.items() if np.all(close)), None)
+
+
+_KNOWN: Mapping[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
+
+
+class _OtherError(Exception):
+    """A term is no function of the sums alone."""
+
+
+def _bare(term: Term, dtype: str) -> Term:
+    """A term without conversions between halves and float32, which the library computes in."""
+    own = (dtype, "float32")
+    while isinstance(term, Apply) and term.op == "cast" and dtype != "float32":
+        if term.dtype.name not in own or term.args[0].dtype.name not in own:
+            break
+        term = term.args[0]
+    return term
+
+
+def _added(term: Term, dtype: str) -> list[Load] | None:
+    """What is added to the result of the product, if the term is no more than that."""
+    term = _bare(term, dtype)
+    if isinstance(term, Result):
+        return []
+    if not isinstance(term, Apply) or term.op != "add":
+        return None
+    for one, other in (term.args, term.args[::-1]):
+        load, before = _bare(other, dtype), _added(one, dtype)
+        if before is not None and isinstance(load, Load) and load.dtype.name == dtype:
+            return [*before, load]
+    return None
+
+
+def _innermost(term: Term, dtype: str) -> Iterator[Term]:
+    """The largest parts of a term that are sums."""
+    stack, seen = [term], set[Term]()
+    while stack:
+        t = _bare(stack.pop(), dtype)
+        if t not in seen:
+            seen.add(t)
+            if _added(t, dtype) is not None:
+                yield t
+            else:
+                stack.extend(children(t))
+
+
+def _at(term: Term, inner: Term, x: Array, dtype: str) -> Array:
+    """A term as a function of one of its parts."""
+    known: dict[Term, Array] = {inner: x}
+
+    def value(t: Term) -> Array:
+        t = _bare(t, dtype)
+        if t not in known:
+            if isinstance(t, Const) and t.dtype.name in FLOATS:
+                known[t] = np.frombuffer(t.raw, t.dtype.numpy).astype(np.float64)
+            elif isinstance(t, Apply) and (evaluate := lookup(t.op).evaluate) is not None:
+                known[t] = np.asarray(evaluate(*map(value, t.args), **dict(t.attrs)))
+            else:
+                raise _OtherError
+        return known[t]
+
+    return value(term)
