@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from onnxc.choices import Choice
-from onnxc.ir.expr import Dim, Symbol, symbols
+from onnxc.ir.expr import Dim, Symbol, substitute, symbols
 from onnxc.ir.graph import Node, Origin, Value
 from onnxc.planner.flops import elements_read, total
 from onnxc.planner.groups import Group, Plan, group_reads
@@ -95,6 +95,21 @@ def kernel_call(
         turns, choice, tuple(sorted(group_reads(group))), tuple(v.id for v in stored),
         steps=tuple(_steps(group.nodes)),
     )  # fmt: skip
+
+
+def for_sizes(call: KernelCall, stored: Sequence[Value], sizes: Mapping[Symbol, Dim]) -> KernelCall:
+    """The call with symbols replaced, which the model does not have: `stored` is what it stores."""
+
+    def named(v: Value) -> str:
+        return str(v.t.with_shape(tuple(substitute(d, sizes) for d in v.shape)))
+
+    types = {str(v.type): named(v) for v in stored}
+    return replace(
+        call,
+        boundaries=tuple((types.get(t, t), why) for t, why in call.boundaries),
+        **{name: substitute(getattr(call, name), sizes) for name in ("reads", "writes", "flops", "pointwise")},
+        steps=tuple(replace(step, work=substitute(step.work, sizes)) for step in call.steps),
+    )
 
 
 def _steps(nodes: Sequence[Node]) -> Iterator[Step]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.loops.access import Index
 from onnxc.planner.layout import Layout
+from onnxc.planner.rows import Apart
 from onnxc.planner.section import Section
 from onnxc.primitives.movement import VIEWS
 
@@ -27,6 +28,7 @@ class FusionOptions:
         walks: on GPUs: kernels begin at the end of a large buffer, where the one before them has ended.
         branches: of training steps on GPUs: kernels run beside others that they do not need.
         pairs: on GPUs: two products of one matrix whose results meet in a function, as the gate and what it opens.
+        rows: on CPUs: each thread takes rows of its own through all steps of a loop, where these do not meet.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -41,6 +43,7 @@ class FusionOptions:
     walks: bool = True
     branches: bool = True
     pairs: bool = True
+    rows: bool = True
     recompute: bool = True
 
 
@@ -71,6 +74,7 @@ class Group:
     twin: Node | None = None  # another product of the same left operand, whose result the epilogue reads too
     operands: dict[int, Section] = field(default_factory=dict)  # by id of the value: what a routine reads element-wise
     finishes: bool = False  # whether a routine has an epilogue, the first of the sections
+    apart: Apart | None = None  # of a control group: where threads divide the rows of its region
 
     @property
     def cores(self) -> tuple[Node, ...]:
