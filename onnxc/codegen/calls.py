@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxc.choices import Choice
 from onnxc.ir.expr import Dim, Symbol, substitute, symbols
@@ -65,7 +65,7 @@ class KernelCall:
 
 def kernel_call(
     plan: Plan, group: Group, name: str, kind: str, buffers: Iterable[Value], packed: int, turns: Dim,
-    choice: Choice | None = None,
+    choice: Choice | None = None, sizes: Mapping[Symbol, Dim] | None = None,
 ) -> KernelCall:  # fmt: skip
     """The facts of a call of the function `name`.
 
@@ -73,9 +73,10 @@ def kernel_call(
         buffers: the storages that it takes.
         packed: bytes of the constants that it takes in an order of its own.
         turns: how often it is called in a run.
+        sizes: what symbols are that the model does not have.
     """
-    stored = group.stored()
-    boundaries = tuple((str(v.type), plan.boundaries.get(v.id, "")) for v in stored)
+    stored, sizes = group.stored(), sizes or {}
+    boundaries = tuple((_type(v, sizes), plan.boundaries.get(v.id, "")) for v in stored)
     written = {plan.layout.storage(v).id for v in stored if v.id not in plan.layout.overwrites}
     needed = elements_read(group.nodes, plan.layout)
     reads: Dim = 0
@@ -90,29 +91,19 @@ def kernel_call(
     for v in stored:
         writes = writes + v.t.nbytes
     flops, pointwise = total(group.nodes)
+    reads, writes, flops, pointwise = (substitute(d, sizes) for d in (reads + weights, writes, flops, pointwise))
     return KernelCall(
-        name, kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, flops, pointwise,
+        name, kind, group.origin, tuple(group.reasons), boundaries, reads, writes, weights, flops, pointwise,
         turns, choice, tuple(sorted(group_reads(group))), tuple(v.id for v in stored),
-        steps=tuple(_steps(group.nodes)),
+        steps=tuple(_steps(group.nodes, sizes)),
     )  # fmt: skip
 
 
-def for_sizes(call: KernelCall, stored: Sequence[Value], sizes: Mapping[Symbol, Dim]) -> KernelCall:
-    """The call with symbols replaced, which the model does not have: `stored` is what it stores."""
-
-    def named(v: Value) -> str:
-        return str(v.t.with_shape(tuple(substitute(d, sizes) for d in v.shape)))
-
-    types = {str(v.type): named(v) for v in stored}
-    return replace(
-        call,
-        boundaries=tuple((types.get(t, t), why) for t, why in call.boundaries),
-        **{name: substitute(getattr(call, name), sizes) for name in ("reads", "writes", "flops", "pointwise")},
-        steps=tuple(replace(step, work=substitute(step.work, sizes)) for step in call.steps),
-    )
+def _type(value: Value, sizes: Mapping[Symbol, Dim]) -> str:
+    return str(value.t.with_shape(tuple(substitute(d, sizes) for d in value.shape)))
 
 
-def _steps(nodes: Sequence[Node]) -> Iterator[Step]:
+def _steps(nodes: Sequence[Node], sizes: Mapping[Symbol, Dim]) -> Iterator[Step]:
     position = {v.id: k for k, node in enumerate(nodes) for v in node.outputs}
     for node in nodes:
         reads = sorted({position[v.id] for v in node.operands if v.id in position})
@@ -120,8 +111,8 @@ def _steps(nodes: Sequence[Node]) -> Iterator[Step]:
         work = flops + pointwise
         for v in node.outputs:
             work = work + v.t.size
-        types = ", ".join(str(v.type) for v in node.outputs)
-        yield Step(node.op, types, tuple(s.number for s in node.origin), tuple(reads), work)
+        types = ", ".join(_type(v, sizes) for v in node.outputs)
+        yield Step(node.op, types, tuple(s.number for s in node.origin), tuple(reads), substitute(work, sizes))
 
 
 def size_symbols(plan: Plan) -> list[str]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnxc.ir.expr import Dim, Sym, always_equal
+from onnxc.ir.expr import Dim, Sym, always_equal, substitute
 from onnxc.ir.graph import Graph, Node, Value
+from onnxc.planner.flops import total
 from onnxc.planner.layout import Layout
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
@@ -31,11 +32,14 @@ class Apart:
 
     region: Graph
     rows: Dim
-    weights: int  # bytes that each step reads, however few its rows are
+    shared: int  # bytes of weights that each step reads, however few its rows are
+    own: int  # and of each row's own
+    products: Dim  # multiplications of each row
+    operations: Dim  # all else
 
 
 def rows_apart(node: Node) -> Apart | str:
-    """What becomes of a scan whose rows threads divide, or why they do not.
+    """What becomes of a scan whose rows threads may divide, or why they cannot.
 
     A scan by the state [2, 3] has the region of a state [s999999, 3]. Rows are found by the states, whose first axis
     they are: what meets one of them along that axis has rows too (a mask of the batch, a scanned slice).
@@ -51,10 +55,14 @@ def rows_apart(node: Node) -> Apart | str:
         return "it has one row"
     found = _Marks(region, rows)
     why = found.mark(states) or _unshared([region.outputs[k] for k in node.attrs["results"]], found)
-    weights = sum(_weights(n, found) for n in region.nodes)
-    if not why and weights > MOST_WEIGHTS:
-        why = f"its weights, {weights} bytes, stay in no thread's cache"
-    return why or Apart(found.region(), rows, weights)
+    shared, own = (sum(_weights(n, found, each) for n in region.nodes) for each in (False, True))
+    if not why and shared + own > MOST_WEIGHTS:
+        why = f"its weights, {shared + own} bytes, stay in no thread's cache"
+    if why:
+        return why
+    step = found.region()
+    products, operations = (substitute(x, {ROWS_SYMBOL: 1}) for x in total(step.nodes))
+    return Apart(step, rows, shared, own, products // 2, operations)
 
 
 def is_apart(region: Graph, stored: Sequence[Value], layout: Layout) -> str:
@@ -73,11 +81,12 @@ def _unshared(results: Sequence[Value], found: _Marks) -> str:
     return "" if all(v.id in found.marked for v in results) else "a result is of all rows"
 
 
-def _weights(node: Node, found: _Marks) -> int:
-    """Bytes of a product's right operand, a constant: of one row, where each has its own."""
+def _weights(node: Node, found: _Marks, each: bool) -> int:
+    """Bytes of a product's right operand, a constant, where all rows share it; of one row's, where each has its own."""
     if node.op != "matmul" or (constant := constant_of(_viewed(node.operands[1]))) is None:
         return 0
-    return constant.nbytes // (constant.shape[0] if node.operands[1].id in found.marked else 1)
+    marked = node.operands[1].id in found.marked
+    return constant.nbytes // (constant.shape[0] if marked else 1) if marked is each else 0
 
 
 def _viewed(value: Value) -> Value:
@@ -136,7 +145,8 @@ class _Marks:
         together = self.together(node)
         if node.op == "iota" or not all(self.has_room(v) for v in together) or marked - {v.id for v in together}:
             return f"{node.op} mixes rows"
-        if node.op in _MOVES and any(v.id not in self.marked for v in node.operands[: None if node.op == "concat" else 1]):
+        moved = node.operands if node.op == "concat" else node.operands[:1] if node.op in _MOVES else ()
+        if any(v.id not in self.marked for v in moved):
             return f"{node.op} makes rows"
         if rules is not None and not rules(node):
             return f"{node.op} moves rows"
@@ -180,7 +190,7 @@ def _reduced(node: Node) -> bool:
     return 0 not in node.attrs.get("axes", (node.attrs.get("axis"),))
 
 
-_MOVES = ("reshape", "transpose", "slice", "pad", "concat")  # whose rows are those of their operand, never a broadcast
+_MOVES = ("reshape", "transpose", "slice", "pad")  # whose rows are those of their operand, never a broadcast
 # By op: whether it leaves the rows where they are. All values of a node that meet have the rows on their first axis.
 _KEEPS: dict[str, Callable[[Node], bool]] = {
     "constant": lambda node: True,
@@ -192,5 +202,3 @@ _KEEPS: dict[str, Callable[[Node], bool]] = {
     "concat": lambda node: node.attrs["axis"] != 0,
     **dict.fromkeys(("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax", "argmin"), _reduced),
 }
-
-

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxc.codegen.calls import KernelCall, Updates, for_sizes, kernel_call, size_symbols
+from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
 from onnxc.codegen.cpp.headers import headers_of
@@ -153,7 +153,8 @@ class ProgramWriter:
         if group.kind == "opaque":
             return emit_opaque(group, layout, self.lanes, self.weights)
         rows = None if self.apart is None else self.apart.rows
-        return emit_template(group, layout, self.lanes, self.weights, replace(self.options, often=self.depth > 0, rows=rows))
+        options = replace(self.options, often=self.depth > 0, rows=rows)
+        return emit_template(group, layout, self.lanes, self.weights, options)
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; between two steps, states and what became of them exchange buffers, or are
@@ -173,13 +174,16 @@ class ProgramWriter:
         rows, name = spelling.index(apart.rows, self._names), ROWS_SYMBOL.key
         each = f"ox_up({_of_rows(rows, [x.replace('ctx->threads', '1') for x in sorted(own)])}, 64) * 64"
         self.scratch.add(f"ox_max({_of_rows(rows, sorted(own))}, ctx->threads * ({each}))")
+        assert group.node is not None and group.region is not None
+        facts = (apart.rows, group.node.attrs["trip"], apart.shared, apart.own, apart.products, apart.operations)
+        step = ", ".join(spelling.index(d, self._names) for d in (*facts, len(group.region.groups)))
         sizes = ", ".join([*(f"s[{k}]" for k in range(len(self.symbols))), name])
         self.lines += [
             "{", "ox_ctx *const shared = ctx;",
             "const auto part = [&](i64 row, i64 end, int worker, ox_ctx *const ctx, char *const scratch) {",
             f"  const i64 {name} = end - row, sizes[] = {{{sizes}}}; (void)scratch;",
-            *indent(_derived(loop, ROWS_SYMBOL, True)), "  const i64 *const s = sizes;", *indent(loop), "};",
-            f"const i64 parts = ox_parts({rows}, ctx->threads, {apart.weights});",
+            *indent(_derived(loop, ROWS_SYMBOL, True)), *indent(loop), "};",
+            f"const i64 parts = {_parts(step)};",
             f"ox_rows(ctx, {rows}, parts, scratch, {each}, part);", f"if (parts > 1) ox_lap(ctx, {len(self.calls) - 1});",
             "if (ox_failed(ctx)) return ctx->error.code;", "}",
         ]  # fmt: skip
@@ -222,8 +226,7 @@ class ProgramWriter:
 
     def _step_of(self, stacked: Value, slice_: Value, t: str) -> str:
         """Where the slice of step `t` is in a stacked tensor."""
-        rows = {} if self.apart is None else {ROWS_SYMBOL: self.apart.rows}
-        nbytes = spelling.index(substitute(slice_.t.nbytes, rows), self._names)
+        nbytes = spelling.index(substitute(slice_.t.nbytes, self._all_rows), self._names)
         return self._from_row(f"(char *)({self.place(stacked)}) + {t} * {nbytes}", slice_)
 
     def _from_row(self, place: str, value: Value) -> str:
@@ -248,6 +251,10 @@ class ProgramWriter:
             turns.append(f"{{ char *const next = {other}; {other} = {one}; {one} = next; }}")
             self._places |= {s.id: one, a.id: other}
         return declared, [*(self._copy(self.place(s), self.place(a), s) for s, a in copied), *turns]
+
+    @property
+    def _all_rows(self) -> dict[Symbol, Dim]:
+        return {} if self.apart is None else {ROWS_SYMBOL: self.apart.rows}
 
     @property
     def _names(self) -> dict[Symbol, str]:
@@ -276,14 +283,14 @@ class ProgramWriter:
         self.lines += [
             f"{{ // {number}: {comment}",
             f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
-            "  ox_call c = {ctx, p, s, scratch};",
+            f"  ox_call c = {{ctx, p, {'s' if self.apart is None else 'sizes'}, scratch}};",
             *indent(kernel.before), f"  {_region(kernel, name)}", f"  ox_lap(ctx, {number});",
             *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; {self._leave} }}"] if _can_fail(kernel) else []), "}",
         ]  # fmt: skip
         packed = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
-        call = kernel_call(self.plan, group, name, kernel.kind, kernel.buffers, packed, self.turns, kernel.choice)
-        if self.apart is not None:
-            call = for_sizes(call, group.stored(), {ROWS_SYMBOL: self.apart.rows})
+        call = kernel_call(
+            self.plan, group, name, kernel.kind, kernel.buffers, packed, self.turns, kernel.choice, self._all_rows
+        )
         self.calls.append(call)
 
     @property
@@ -338,6 +345,11 @@ def _derived(lines: list[str], of: Symbol, with_it: bool) -> list[str]:
     """Definitions of the derived sizes in these lines that depend on a symbol, or of those that do not."""
     found = spelling.derived_in("\n".join(lines))
     return [f"const i64 {name} = {value};" for name, value in found if spelling.derives_from(name, of) is with_it]
+
+
+def _parts(step: str) -> str:
+    """How many parts of a loop's rows there are; 0 for none. The loop is told by the fields of `ox_step`."""
+    return f"ox_parts(ox_step{{{step}}}, ctx->threads)"
 
 
 def _of_rows(rows: str, items: Sequence[str]) -> str:
