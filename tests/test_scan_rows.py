@@ -144,6 +144,9 @@ APART = {
         k = Constant <value = int64[1] {1}> () m1 = ReduceMax <keepdims = 1> (r, k)
         m2 = ReduceMean <keepdims = 1> (s, k)
         d = Sub(s, m2) a = Add(d, m1) y = Max(a, r)""",
+    "a column": """
+        o = Constant <value = int64[1] {1}> () i = Constant <value = int64[1] {0}> ()
+        v = Slice(w, i, o, o) q = MatMul(s, v) h = Mul(q, r) a = Tanh(h) y = Neg(a)""",
     "a state that stays": "a = Identity(s) y = Add(s, r)",
 }
 
@@ -223,6 +226,19 @@ def test_rows_that_meet(form: str) -> None:
     report = onnxc.compile(parsed(text), cache=False).explain()
     assert "const auto part = " not in onnxc.compile(parsed(text)).source
     assert any("threads meet after each kernel of the loop: " in r for k in report.kernels for r in k.reasons)
+
+
+def test_sizes_that_may_differ() -> None:
+    """A dim of another name meets the rows: whether it is as large, or 1, a run tells."""
+    text = """g (float[b, 6] s0, float[t, c, 6] x) => (float[b, 6] last, float[t, b, 6] ys) {
+      last, ys = Scan <num_scan_inputs = 1, body = step (float[b, 6] s, float[c, 6] r)
+        => (float[b, 6] a, float[b, 6] y) { a = Add(s, r) y = Neg(a) }> (s0, x)
+    }"""
+    compiled = onnxc.compile(parsed(text), cache=False)
+    assert "const auto part = " not in compiled.source
+    given = {"s0": numbers(3, 6), "x": numbers(4, 3, 6)}
+    for a, b in zip(compiled(**given), runtime(parsed(text)).run(None, given), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 def only_scan(model: onnx.ModelProto) -> onnxc.ir.graph.Node:

@@ -96,6 +96,13 @@ def _viewed(value: Value) -> Value:
     return value
 
 
+def _aligned(node: Node) -> list[Value]:
+    """The operands whose first axis is that of the result, or 1."""
+    rank = node.outputs[0].rank
+    operands = node.operands[:1] if node.op == "matmul" and rank == 2 else node.operands
+    return [v for v in operands if v.rank == rank > 0]
+
+
 class _Marks:
     """Which values of a region have rows. `marked` are their ids."""
 
@@ -121,14 +128,10 @@ class _Marks:
 
     def together(self, node: Node) -> list[Value]:
         """Values of which all have rows if one of them has: results, and operands that meet them along that axis."""
-        operands: Sequence[Value] = node.operands
-        rank = node.outputs[0].rank
-        if node.op == "matmul":
-            operands = [v for k, v in enumerate(operands) if rank > 2 or k == 0]
-        met = [v for v in operands if v.rank == rank and self.has_room(v)]
+        met: Sequence[Value] = _aligned(node)
         if node.op == "reshape" or lookup(node.op).kind is Kind.REDUCTION:
-            met = [v for v in operands if self.has_room(v)]
-        return [*met, *node.outputs]
+            met = node.operands
+        return [*filter(self.has_room, met), *node.outputs]
 
     def misfit(self, node: Node) -> str:
         """Why rows of this node cannot be computed apart from others; "" where they can, or where it has none."""
@@ -146,11 +149,12 @@ class _Marks:
         if node.op == "iota" or not all(self.has_room(v) for v in together) or marked - {v.id for v in together}:
             return f"{node.op} mixes rows"
         moved = node.operands if node.op == "concat" else node.operands[:1] if node.op in _MOVES else ()
-        if any(v.id not in self.marked for v in moved):
-            return f"{node.op} makes rows"
-        if rules is not None and not rules(node):
-            return f"{node.op} moves rows"
-        return f"{node.op} has no rule for rows" if rules is None and kind is Kind.VIEW else ""
+        others = [v for v in _aligned(node) if v.shape[0] != 1] if rules is None or node.op == "expand" else []
+        if any(v.id not in self.marked for v in (*moved, *others)):
+            return f"{node.op} makes rows of others"
+        if rules is None:
+            return "" if kind is Kind.POINTWISE or node.op == "matmul" else f"{node.op} has no rule for rows"
+        return "" if rules(node) else f"{node.op} moves rows"
 
     def region(self) -> Graph:
         """The region for `ROWS` rows. Nodes without rows are shared."""
