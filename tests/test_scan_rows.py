@@ -18,6 +18,7 @@ from onnxc.errors import OnnxcError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.passes.pipeline import PassOptions, passes
+from onnxc.planner import rows
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.rows import ROWS, Apart, rows_apart
 from onnxc.primitives.interpret import interpret
@@ -38,6 +39,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return f"ox_min(ctx->threads, ox_step{{{step}}}.rows)"
 
     monkeypatch.setattr(program, "_parts", parts)
+    monkeypatch.setattr(rows, "LEAST_WORK", 0)
     yield
 
 
@@ -266,6 +268,7 @@ def test_one_row_and_large_weights_stay_together() -> None:
     model = recurrent_model("LSTM", 1, {}, hidden=32)
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
     assert rows_apart(only_scan(model)) == "it has one row"
+    assert rows_apart(only_scan(recurrent_model("LSTM", 1, {}, hidden=4))) == "a step is little work"
     large = rows_apart(only_scan(recurrent_model("RNN", 1, {}, hidden=800)))
     assert large == "its weights, 2560000 bytes, stay in no thread's cache"
 

@@ -24,6 +24,7 @@ ROWS = Sym("s999999", 1)  # of a part; no model has so many sizes, and all scans
 # Bytes of a step's weights from which on threads rather divide the columns of its products: a thread reads all of the
 # weights for its rows, and more do not stay in a core's second level of the cache.
 MOST_WEIGHTS = 3 << 19
+LEAST_WORK = 1 << 13  # operations of a step, some 200 ns: of less, kernels with fixed sizes cost less than threads gain
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ def rows_apart(node: Node) -> Apart | str:
         return why
     step = found.region()
     products, operations = (substitute(x, {ROWS_SYMBOL: 1}) for x in total(step.nodes))
+    work = rows * (products + operations)
+    if isinstance(work, int) and work < LEAST_WORK:
+        return "a step is little work"
     return Apart(step, rows, shared, own, products // 2, operations)
 
 

@@ -16,7 +16,7 @@ OX i64 ox_step_time(const ox_step &x, i64 rows) {
   return ox_max(reading, reading / 2 + x.products * rows * 3 / (16 * VL)) + x.operations * rows / (2 * VL);
 }
 static constexpr i64 OX_MEETING = 2500;  // nanoseconds that a parallel region takes longer than its work
-static constexpr i64 OX_BEGIN = 8000;    // and until another thread has begun, if it slept
+static constexpr i64 OX_BEGIN = 20000;   // and until another thread has begun, if it slept
 // The number of parts that take their rows through all turns, each by a thread of its own; 0 where threads rather
 // divide each kernel: they read the weights once together, in place of once each. As few parts as take the least time,
 // or nearly.
@@ -26,7 +26,7 @@ static __attribute__((noinline, unused)) i64 ox_parts(const ox_step &x, i64 thre
   const auto time = [&](i64 n) { return ox_step_time(x, ox_up(x.rows, n)) + (n > 1 ? OX_BEGIN / x.turns : 0); };
   i64 least = time(1), parts = 1;
   for (i64 n = 2; n <= most; n++) least = ox_min(least, time(n));
-  while (time(parts) * 10 > least * 11) parts++;
+  while (time(parts) * 5 > least * 6) parts++;
   return time(parts) < together ? parts : 0;
 }
 // Calls part(first, last, worker, ctx, scratch) for all rows. Without parts that is a loop as any other, whose kernels
