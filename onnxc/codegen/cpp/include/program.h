@@ -31,18 +31,19 @@ static __attribute__((noinline, unused)) i64 ox_parts(const ox_step &x, i64 thre
 }
 // Calls part(first, last, worker, ctx, scratch) for all rows. Without parts that is a loop as any other, whose kernels
 // this call's threads divide. Each part has a context of its own, in which its kernels find one thread, and scratch,
-// `each` bytes from that of the next; it reports failures to the caller's context, where the first one also has its
-// clock.
+// `each` bytes from that of the next; it reports failures to the caller's context, where the first part also has its
+// clock, whoever takes it.
 template <class F>
 static inline void ox_rows(ox_ctx *ctx, i64 rows, i64 parts, char *scratch, i64 each, const F &part) {
   if (rows <= 0) return;
   if (!parts) return part(0, rows, 0, ctx, scratch);
+  const ox_ctx begin = *ctx;
   const auto own = [&](i64 first, i64 last, int worker) {
-    ox_ctx apart = *ctx;
-    apart.threads = 1, apart.error = ox_error();
-    if (worker) apart.times = 0;
+    ox_ctx apart = begin;
+    apart.threads = 1;
+    if (first) apart.times = 0;
     part(rows * first / parts, rows * last / parts, worker, &apart, scratch + worker * each);
-    if (!worker) ctx->lap = apart.lap;
+    if (!first) ctx->lap = apart.lap;
   };
   ox_for(ctx, parts, [](void *arg, i64 first, i64 last, int worker) {
     (*(decltype(own) *)arg)(first, last, worker);
