@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 import onnxc
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
+from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.interpret import interpret
 
 pytestmark = pytest.mark.every_target
@@ -104,14 +105,14 @@ def test_gru_reset_before_or_after(linear: int) -> None:
 @pytest.mark.cpu_only("the source of the CPU")
 def test_products_of_steps_are_divided() -> None:
     """The threads are awake in a loop: less work is worth a task there. The bits are the same."""
-    compiled = agrees_in(recurrent_model("LSTM", 1, {}, hidden=160))
+    compiled = agrees_in(recurrent_model("LSTM", 1, {}, hidden=160), fusion=FusionOptions(rows=False))
     grids = {line.split("(")[1] for line in compiled.source.splitlines() if "const MmGrid g" in line}
     assert grids == {"3, 640, 160, ctx->threads, MM_OFTEN);", "15, 640, 4, ctx->threads, MM_ONCE, true);"}
 
 
-def agrees_in(model: onnx.ModelProto) -> onnxc.CompiledModel:
+def agrees_in(model: onnx.ModelProto, fusion: bool | FusionOptions = True) -> onnxc.CompiledModel:
     """As `agrees`, with one thread and with two."""
-    compiled = onnxc.compile(model, threads=2)
+    compiled = onnxc.compile(model, threads=2, fusion=fusion)
     agrees(model, compiled=compiled)
     x = np.random.default_rng(2).standard_normal((STEPS, BATCH, INPUT)).astype(np.float32)
     found = compiled(x)

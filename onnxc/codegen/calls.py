@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxc.choices import Choice
-from onnxc.ir.expr import Dim, Symbol, symbols
+from onnxc.ir.expr import Dim, Symbol, substitute, symbols
 from onnxc.ir.graph import Node, Origin, Value
 from onnxc.planner.flops import elements_read, total
 from onnxc.planner.groups import Group, Plan, group_reads
@@ -65,7 +65,7 @@ class KernelCall:
 
 def kernel_call(
     plan: Plan, group: Group, name: str, kind: str, buffers: Iterable[Value], packed: int, turns: Dim,
-    choice: Choice | None = None,
+    choice: Choice | None = None, sizes: Mapping[Symbol, Dim] | None = None,
 ) -> KernelCall:  # fmt: skip
     """The facts of a call of the function `name`.
 
@@ -73,9 +73,10 @@ def kernel_call(
         buffers: the storages that it takes.
         packed: bytes of the constants that it takes in an order of its own.
         turns: how often it is called in a run.
+        sizes: what symbols are that the model does not have.
     """
-    stored = group.stored()
-    boundaries = tuple((str(v.type), plan.boundaries.get(v.id, "")) for v in stored)
+    stored, sizes = group.stored(), sizes or {}
+    boundaries = tuple((_type(v, sizes), plan.boundaries.get(v.id, "")) for v in stored)
     written = {plan.layout.storage(v).id for v in stored if v.id not in plan.layout.overwrites}
     needed = elements_read(group.nodes, plan.layout)
     reads: Dim = 0
@@ -90,14 +91,19 @@ def kernel_call(
     for v in stored:
         writes = writes + v.t.nbytes
     flops, pointwise = total(group.nodes)
+    reads, writes, flops, pointwise = (substitute(d, sizes) for d in (reads + weights, writes, flops, pointwise))
     return KernelCall(
-        name, kind, group.origin, tuple(group.reasons), boundaries, reads + weights, writes, weights, flops, pointwise,
+        name, kind, group.origin, tuple(group.reasons), boundaries, reads, writes, weights, flops, pointwise,
         turns, choice, tuple(sorted(group_reads(group))), tuple(v.id for v in stored),
-        steps=tuple(_steps(group.nodes)),
+        steps=tuple(_steps(group.nodes, sizes)),
     )  # fmt: skip
 
 
-def _steps(nodes: Sequence[Node]) -> Iterator[Step]:
+def _type(value: Value, sizes: Mapping[Symbol, Dim]) -> str:
+    return str(value.t.with_shape(tuple(substitute(d, sizes) for d in value.shape)))
+
+
+def _steps(nodes: Sequence[Node], sizes: Mapping[Symbol, Dim]) -> Iterator[Step]:
     position = {v.id: k for k, node in enumerate(nodes) for v in node.outputs}
     for node in nodes:
         reads = sorted({position[v.id] for v in node.operands if v.id in position})
@@ -105,8 +111,8 @@ def _steps(nodes: Sequence[Node]) -> Iterator[Step]:
         work = flops + pointwise
         for v in node.outputs:
             work = work + v.t.size
-        types = ", ".join(str(v.type) for v in node.outputs)
-        yield Step(node.op, types, tuple(s.number for s in node.origin), tuple(reads), work)
+        types = ", ".join(_type(v, sizes) for v in node.outputs)
+        yield Step(node.op, types, tuple(s.number for s in node.origin), tuple(reads), substitute(work, sizes))
 
 
 def size_symbols(plan: Plan) -> list[str]:

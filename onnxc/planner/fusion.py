@@ -19,6 +19,7 @@ from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.operands import finishes
 from onnxc.planner.parts import ordered, place_parts
 from onnxc.planner.placing import Placing
+from onnxc.planner.rows import Apart, is_apart, rows_apart
 from onnxc.planner.split import split_reductions
 from onnxc.planner.stages import divide_routines
 from onnxc.planner.templates import ENABLED, is_template
@@ -67,7 +68,7 @@ def _planned(draft: Draft) -> Plan:
             if draft.machine.opens:
                 placing.open_operands(group)
             if group.kind == "control":
-                group.region = _planned_region(node, draft)
+                group.region, group.apart = _planned_region(node, draft)
     for node in reversed(draft.graph.nodes):
         if node.op != "constant" and id(node) not in draft.homes:
             placing.place(node)
@@ -76,7 +77,30 @@ def _planned(draft: Draft) -> Plan:
     return Plan(draft.graph, ordered(draft), draft.boundaries, draft.layout)
 
 
-def _planned_region(node: Node, draft: Draft) -> Plan:
+def _planned_region(node: Node, draft: Draft) -> tuple[Plan, Apart | None]:
+    """The plan of a scan's step; for some of its rows, where each thread takes rows of its own through all steps."""
     (region,) = node.regions
+    if draft.machine is not CPU or draft.exact or not draft.options.rows:
+        return _step(region, draft), None
+    found = rows_apart(node)
+    if isinstance(found, Apart):
+        apart = _step(found.region, draft)
+        why = is_apart(found.region, [v for group in apart.groups for v in group.stored()], apart.layout)
+        if not why:
+            _note(apart, "threads divide the rows of the loop, and do not meet between its steps")
+            return apart, found
+    else:
+        why = found
+    whole = _step(region, draft)
+    _note(whole, f"threads meet after each kernel of the loop: {why}")
+    return whole, None
+
+
+def _step(region: Graph, draft: Draft) -> Plan:
     order = assign(region, ENABLED)
     return plan(region, order, draft.options, draft.is_template, draft.machine, exact=draft.exact)
+
+
+def _note(step: Plan, reason: str) -> None:
+    for group in step.groups:
+        group.reasons.append(reason)

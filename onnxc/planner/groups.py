@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.loops.access import Index
 from onnxc.planner.layout import Layout
+from onnxc.planner.rows import Apart
 from onnxc.planner.section import Section
 from onnxc.primitives.movement import VIEWS
 
@@ -30,6 +31,7 @@ class FusionOptions:
         tables: a function from bytes to bytes, as of a quantized model's activations, in one step: its 256 results are
             looked up.
         libraries: on GPUs: products by cuBLASLt, where they were measured to take less time.
+        rows: on CPUs: each thread takes rows of its own through all steps of a loop, where these do not meet.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -46,6 +48,7 @@ class FusionOptions:
     pairs: bool = True
     tables: bool = True
     libraries: bool = True
+    rows: bool = True
     recompute: bool = True
 
 
@@ -76,6 +79,7 @@ class Group:
     twin: Node | None = None  # another product of the same left operand, whose result the epilogue reads too
     operands: dict[int, Section] = field(default_factory=dict)  # by id of the value: what a routine reads element-wise
     finishes: bool = False  # whether a routine has an epilogue, the first of the sections
+    apart: Apart | None = None  # of a control group: where threads divide the rows of its region
 
     @property
     def cores(self) -> tuple[Node, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxc.ir.expr import Dim
+from onnxc.ir.expr import Dim, substitute
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan, group_reads
 from onnxc.planner.in_place import own_outputs, updates_of
 from onnxc.planner.offsets import ALIGN, aligned, assign_offsets
+from onnxc.planner.rows import ROWS_SYMBOL
 from onnxc.primitives.builder import constant_of
 
 __all__ = ["ALIGN", "Buffer", "aligned", "assign_offsets", "lifetimes", "region_values"]
@@ -45,18 +46,22 @@ def lifetimes(plan: Plan) -> list[Buffer]:
     end = len(plan.groups)  # when what could not be written over an input is copied there
     found = [Buffer(v, plan.layout.nbytes(v), first[i], end if i in at_end else last[i]) for i, v in values.items()]
     for k, group in enumerate(plan.groups):
-        found += [Buffer(v, v.t.nbytes, k, k) for v in region_values(group)]
+        found += [Buffer(v, nbytes, k, k) for v, nbytes in region_values(group)]
     return found
 
 
-def region_values(group: Group) -> list[Value]:
-    """What a control kernel keeps in the arena: the states before and after a step, and the region's intermediates."""
+def region_values(group: Group) -> list[tuple[Value, Dim]]:
+    """What a control kernel keeps in the arena, and the bytes of each: the states before and after a step, and the
+    region's intermediates. Where threads divide rows, all rows have their places there.
+    """
     if group.region is None or group.node is None:
         return []
     region, node = group.region, group.node
     states = region.graph.inputs[: node.attrs["states"]]
     after = {k: region.graph.outputs[k] for k in node.attrs["results"][: node.attrs["states"]]}
-    return [*states, *after.values(), *(b.value for b in lifetimes(region))]
+    found = [*((v, v.t.nbytes) for v in (*states, *after.values())), *((b.value, b.nbytes) for b in lifetimes(region))]
+    rows = {} if group.apart is None else {ROWS_SYMBOL: group.apart.rows}
+    return [(v, substitute(nbytes, rows)) for v, nbytes in found]
 
 
 def _writes(plan: Plan, group: Group, value: Value) -> bool:

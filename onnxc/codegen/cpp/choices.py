@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxc.choices import COST_MODEL, Choice
+from onnxc.ir.expr import Dim
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class KernelOptions:
         vnni: the CPU multiplies and adds four pairs of bytes in one step.
         matrices: it has matrix registers for that (AMX).
         often: the kernel is called again and again by a loop of the program, whose threads are awake meanwhile.
+        rows: of a loop whose rows threads divide: how many there are.
     """
 
     winograd: bool = True
@@ -26,6 +28,7 @@ class KernelOptions:
     vnni: bool = False
     matrices: bool = False
     often: bool = False
+    rows: Dim | None = None
 
     def decide(self, subject: str, costs: Mapping[str, float]) -> Choice:
         """The tuned candidate if it is one of them, else the cheapest by the cost model."""

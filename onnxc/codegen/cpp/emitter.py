@@ -22,6 +22,7 @@ class TemplateEmitter:
         self.choice: Choice | None = None  # between algorithms, where there is one
         self.buffers: list[Value] = []
         self.packed: list[tuple[str, int]] = []
+        self.by_row: dict[int, int] = {}  # of these: bytes of a row, where each has its own
         self.sizes: dict[Symbol, str] = {}
 
     def pointer(self, storage: Value) -> str:
@@ -53,7 +54,7 @@ class TemplateEmitter:
     ) -> KernelSource:
         return KernelSource(
             text="\n".join(indent(body)), buffers=self.buffers, items=items, symbols=sorted(s.key for s in self.sizes),
-            weights=self.packed, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,
+            weights=self.packed, by_row=self.by_row, includes=frozenset({include}), before=before, scratch=scratch, kind=kind,
             choice=self.choice, few=few,
         )  # fmt: skip
 

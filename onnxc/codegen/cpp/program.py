@@ -18,13 +18,14 @@ from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.codegen.flow import linked
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Symbol
+from onnxc.ir.expr import Dim, Symbol, substitute
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.in_place import own_outputs, updates_of
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
-from onnxc.planner.memory import Buffer, assign_offsets, lifetimes
+from onnxc.planner.memory import Buffer, assign_offsets, lifetimes, region_values
+from onnxc.planner.rows import ROWS, ROWS_SYMBOL, Apart
 from onnxc.primitives.builder import constant_of
 
 ENTRY = "onnxc_run"
@@ -70,6 +71,8 @@ class ProgramWriter:
         self.turns: Dim = 1
         self.buffers = lifetimes(plan)
         self.symbols = size_symbols(plan)
+        self.sizes = [*self.symbols, ROWS_SYMBOL.key]  # as kernels find them in a call's `s`; rows are a part's
+        self.apart: Apart | None = None  # of the loop whose calls are written, where threads divide its rows
         self.updates = updates_of(plan.graph)
         self._overwriting: list[int] = []  # calls that write over inputs
         self._places = self._fixed_places()
@@ -100,7 +103,7 @@ class ProgramWriter:
         constant = constant_of(storage)
         if constant is None:
             raise UnsupportedError(f"{storage} has no buffer")
-        return f"weights + {self.weights.add(storage.id, constant)}"
+        return self._from_row(f"weights + {self.weights.add(storage.id, constant)}", storage)
 
     def write(self) -> Program:
         """The whole source."""
@@ -149,44 +152,88 @@ class ProgramWriter:
             return emit_sections(nests, self.lanes)
         if group.kind == "opaque":
             return emit_opaque(group, layout, self.lanes, self.weights)
-        return emit_template(group, layout, self.lanes, self.weights, replace(self.options, often=self.depth > 0))
+        rows = None if self.apart is None else self.apart.rows
+        options = replace(self.options, often=self.depth > 0, rows=rows)
+        return emit_template(group, layout, self.lanes, self.weights, options)
 
     def _scan(self, group: Group) -> None:
         """A loop around the region's kernels; between two steps, states and what became of them exchange buffers, or are
         copied.
         """
+        if group.apart is not None:
+            self._scan_apart(group, group.apart)
+        else:
+            self.lines += ["{", *self._loop(group, "ox_loop(ctx)", "ox_ends(ctx)"), "}"]
+
+    def _scan_apart(self, group: Group, apart: Apart) -> None:
+        """The loop as a function of some rows, which `ox_rows` calls for those of each thread."""
+        outside = self.apart, self.scratch
+        self.apart, self.scratch = apart, {"0"}
+        loop = self._loop(group, "worker ? 0 : ox_loop(shared)", "(worker ? ox_failed(shared) : ox_ends(shared))")
+        own, (self.apart, self.scratch) = self.scratch, outside
+        rows, name = spelling.index(apart.rows, self._names), ROWS_SYMBOL.key
+        each = f"ox_up({_of_rows(rows, [x.replace('ctx->threads', '1') for x in sorted(own)])}, 64) * 64"
+        self.scratch.add(f"ox_max({_of_rows(rows, sorted(own))}, ctx->threads * ({each}))")
+        assert group.node is not None and group.region is not None
+        facts = (apart.rows, group.node.attrs["trip"], apart.shared, apart.own, apart.products, apart.operations)
+        step = ", ".join(spelling.index(d, self._names) for d in (*facts, len(group.region.groups)))
+        sizes = ", ".join([*(f"s[{k}]" for k in range(len(self.symbols))), name])
+        self.lines += [
+            "{", "ox_ctx *const shared = ctx;",
+            "const auto part = [&](i64 row, i64 end, int worker, ox_ctx *const ctx, char *const scratch) {",
+            f"  const i64 {name} = end - row, sizes[] = {{{sizes}}}; (void)scratch;",
+            *indent(_derived(loop, ROWS_SYMBOL, True)), *indent(loop), "};",
+            f"const i64 parts = {_parts(step)};",
+            f"ox_rows(ctx, {rows}, parts, scratch, {each}, part);", f"if (parts > 1) ox_lap(ctx, {len(self.calls) - 1});",
+            "if (ox_failed(ctx)) return ctx->error.code;", "}",
+        ]  # fmt: skip
+
+    def _loop(self, group: Group, begin: str, ends: str) -> list[str]:
+        """The loop of a scan. `begin` gives its first turn, `ends` whether it is to end before the next one."""
         node, region = group.node, group.region
         assert node is not None and region is not None
-        n, m, places = node.attrs["states"], node.attrs["scanned"], node.attrs["results"]
-        operands, inner = node.operands, region.graph
-        t = f"t{self.depth}"
+        n, m = node.attrs["states"], node.attrs["scanned"]
+        operands, inner, t = node.operands, region.graph, f"t{self.depth}"
+        for v, _ in region_values(group) if self.apart else ():
+            self._places[v.id] = self._from_row(self.place(v), v)
         for x, slice_ in zip(operands[n : n + m], inner.inputs[n : n + m], strict=True):
-            self._places[slice_.id] = f"(char *)({self.place(x)}) + {t} * {self._bytes(slice_)}"
+            self._places[slice_.id] = self._step_of(x, slice_, t)
         for x, same in zip(operands[n + m :], inner.inputs[n + m :], strict=True):
-            self._places[same.id] = self.place(x)
-        after = [inner.outputs[k] for k in places]
-        states = inner.inputs[:n]
+            self._places[same.id] = self._from_row(self.place(x), same)
+        after, states = [inner.outputs[k] for k in node.attrs["results"]], inner.inputs[:n]
         declared, moves = self._turns(states, after[:n])
         copies: list[str] = []
         for y, stacked in zip(after[n:], node.outputs[n:], strict=True):
-            place = f"(char *)({self.place(stacked)}) + {t} * {self._bytes(y)}"
+            place = self._step_of(stacked, y, t)
             if y.id in self._places:
                 copies.append(self._copy(place, self.place(y), y))
             else:
                 self._places[y.id] = place
-        outside, self.lines = self.lines, []
+        outside, self.lines = self.lines, ["ctx->turns -= ctx != shared;"] if self.apart else []
         self.depth += 1
         self._run(region)
         self.depth -= 1
         body, self.lines = self.lines, outside
         going = node.attrs.get("going")
         on = "" if going is None else f" && *(const unsigned char *)({self.place(states[going])})"
-        self.lines += [
-            "{", *declared, *(self._copy(self.place(s), self.place(x), s) for s, x in zip(states, operands[:n], strict=True)),
-            f"for (i64 {t} = ox_loop(ctx); {t} < {spelling.index(node.attrs['trip'], self._names)} && !ox_ends(ctx){on}; {t}++) {{", *indent(body), *indent(copies),
-            *indent(moves), "}",
-            *(self._copy(self.place(f), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)), "}",
+        return [
+            *declared,
+            *(self._copy(self.place(s), self._from_row(self.place(x), s), s) for s, x in zip(states, operands[:n], strict=True)),
+            f"for (i64 {t} = {begin}; {t} < {spelling.index(node.attrs['trip'], self._names)} && !{ends}{on}; {t}++) {{",
+            *indent(body), *indent(copies), *indent(moves), "}",
+            *(self._copy(self._from_row(self.place(f), s), self.place(s), s) for f, s in zip(node.outputs[:n], states, strict=True)),
         ]  # fmt: skip
+
+    def _step_of(self, stacked: Value, slice_: Value, t: str) -> str:
+        """Where the slice of step `t` is in a stacked tensor."""
+        nbytes = spelling.index(substitute(slice_.t.nbytes, self._all_rows), self._names)
+        return self._from_row(f"(char *)({self.place(stacked)}) + {t} * {nbytes}", slice_)
+
+    def _from_row(self, place: str, value: Value) -> str:
+        """The place of a part's first row in a value that begins there; of a value without rows, the place itself."""
+        if self.apart is None or not value.rank or value.shape[0] != ROWS:
+            return place
+        return f"{place} + row * {spelling.index(substitute(value.t.nbytes, {ROWS_SYMBOL: 1}), self._names)}"
 
     def _turns(self, states: Sequence[Value], after: Sequence[Value]) -> tuple[list[str], list[str]]:
         """Declarations of variables, in which the buffers of states are from now on, and statements that give each state
@@ -206,8 +253,12 @@ class ProgramWriter:
         return declared, [*(self._copy(self.place(s), self.place(a), s) for s, a in copied), *turns]
 
     @property
+    def _all_rows(self) -> dict[Symbol, Dim]:
+        return {} if self.apart is None else {ROWS_SYMBOL: self.apart.rows}
+
+    @property
     def _names(self) -> dict[Symbol, str]:
-        return {Symbol(s): s for s in self.symbols}
+        return {Symbol(s): s for s in self.sizes}
 
     def _bytes(self, value: Value) -> str:
         return spelling.index(value.t.nbytes, self._names)
@@ -225,18 +276,29 @@ class ProgramWriter:
         self.units |= dict([kernel.unit] if kernel.unit else [])
         sizes = " ".join(self._sizes(kernel, "\n".join(kernel.before)))
         kernel.before = [line.replace("@SIZES@", sizes) for line in kernel.before]
-        pointers = [self.place(v) for v in kernel.buffers] + [f"weights + {at}" for _, at in kernel.weights]
+        pointers = [self.place(v) for v in kernel.buffers]
+        steps = [f" + row * {kernel.by_row[k]}" if k in kernel.by_row else "" for k in range(len(kernel.weights))]
+        pointers += [f"weights + {at}{step}" for (_, at), step in zip(kernel.weights, steps, strict=True)]
         comment = ", ".join(f"n{s.number} {''.join(c for c in s.op_type if c.isalnum())}" for s in group.origin[:12])
         self.lines += [
             f"{{ // {number}: {comment}",
             f"  void *const p[] = {{{', '.join(f'(void *)({x})' for x in pointers) or '0'}}};",
-            "  ox_call c = {ctx, p, s, scratch};",
+            f"  ox_call c = {{ctx, p, {'s' if self.apart is None else 'sizes'}, scratch}};",
             *indent(kernel.before), f"  {_region(kernel, name)}", f"  ox_lap(ctx, {number});",
-            *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; return ctx->error.code; }}"] if _can_fail(kernel) else []), "}",
+            *([f"  if (ox_failed(ctx)) {{ ctx->error.node = {number}; {self._leave} }}"] if _can_fail(kernel) else []), "}",
         ]  # fmt: skip
         packed = sum(self.weights.sizes().get(at, 0) for _, at in kernel.weights)
-        call = kernel_call(self.plan, group, name, kernel.kind, kernel.buffers, packed, self.turns, kernel.choice)
+        call = kernel_call(
+            self.plan, group, name, kernel.kind, kernel.buffers, packed, self.turns, kernel.choice, self._all_rows
+        )
         self.calls.append(call)
+
+    @property
+    def _leave(self) -> str:
+        """After a failure: what ends the run, or a part of a loop."""
+        if self.apart is None:
+            return "return ctx->error.code;"
+        return "if (ctx != shared) ctx->api->fail(shared, ctx->error.code, ctx->error.node, ctx->error.value); return;"
 
     def _function(self, kernel: KernelSource) -> str:
         lines = ["(void *arg, i64 first, i64 last, int worker) {",
@@ -252,7 +314,7 @@ class ProgramWriter:
         """Definitions of the sizes that a function of a kernel names, from its argument `a`."""
         derived = spelling.derived_in(text)
         used = {*kernel.symbols, *(s for _, value in derived for s in re.findall(r"\bs\d+\b", value))}
-        loads = [f"const i64 {s} = a->s[{self.symbols.index(s)}];" for s in sorted(used)]
+        loads = [f"const i64 {s} = a->s[{self.sizes.index(s)}];" for s in sorted(used)]
         return [*loads, *(f"const i64 {name} = {value};" for name, value in derived)]
 
     def _sources(self, kernels: dict[str, str]) -> list[str]:
@@ -272,11 +334,28 @@ class ProgramWriter:
         body = [*(f"scratch_bytes = ox_max(scratch_bytes, {x});" for x in sorted(self.scratch)),
                 "char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
                 "char *const scratch = arena + arena_bytes; (void)scratch;", "ox_lap(ctx, -1);", *self.lines]  # fmt: skip
-        derived = [f"const i64 {name} = {value};" for name, value in spelling.derived_in("\n".join(body))]
+        derived = _derived(body, ROWS_SYMBOL, False)
         return [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
                 "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",
                 *indent(loads), *indent(derived), f"  const i64 arena_bytes = {arena}; i64 scratch_bytes = 0;",
                 *indent(body), "  return ox_failed(ctx);", "}", ""]  # fmt: skip
+
+
+def _derived(lines: list[str], of: Symbol, with_it: bool) -> list[str]:
+    """Definitions of the derived sizes in these lines that depend on a symbol, or of those that do not."""
+    found = spelling.derived_in("\n".join(lines))
+    return [f"const i64 {name} = {value};" for name, value in found if spelling.derives_from(name, of) is with_it]
+
+
+def _parts(step: str) -> str:
+    """How many parts of a loop's rows there are; 0 for none. The loop is told by the fields of `ox_step`."""
+    return f"ox_parts(ox_step{{{step}}}, ctx->threads)"
+
+
+def _of_rows(rows: str, items: Sequence[str]) -> str:
+    """The greatest of several sizes, which are of so many rows."""
+    lines = [*_derived(list(items), ROWS_SYMBOL, True), "i64 most = 0;", *(f"most = ox_max(most, {x});" for x in items)]
+    return f"[&](const i64 {ROWS_SYMBOL.key}) {{ (void){ROWS_SYMBOL.key}; {' '.join(lines)} return most; }}({rows})"
 
 
 # Seconds of compile time, roughly: for each character of a kernel, and for the first use of a template's header.

@@ -97,6 +97,11 @@ def derived_size(atom: Call) -> str:
     return name
 
 
+def derives_from(name: str, symbol: Symbol) -> bool:
+    """Whether a derived size depends on a symbol."""
+    return symbol in symbols(of(_DERIVED[name]))
+
+
 def derived_in(text: str) -> list[tuple[str, str]]:
     """Name and value of every derived size that a text uses, each after those that it is made of."""
     found: dict[str, str] = {}

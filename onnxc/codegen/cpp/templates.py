@@ -19,6 +19,7 @@ from onnxc.errors import UnsupportedError
 from onnxc.ir.expr import Dim, Symbol, always_equal, prod, substitute, symbols
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
+from onnxc.planner.rows import ROWS
 from onnxc.planner.templates import MatmulAccess, Matrix, matmul_access
 from onnxc.primitives.builder import constant_of
 
@@ -236,7 +237,7 @@ class MatmulEmitter(TemplateEmitter):
     def _right(self, access: MatmulAccess, names: dict[Symbol, str], in_place: bool) -> tuple[str, list[str], str]:
         """The packed B: its address, statements that pack it at run time, and the workspace for that."""
         b, (_, n, k) = access.b, access.sizes
-        constant, bases, panel = constant_of(b.value), _bases(access), PANEL[self.lanes]
+        constant, bases, panel = constant_of(b.value), _bases(access, self.options.rows), PANEL[self.lanes]
         if constant is None or not isinstance(n, int) or not isinstance(k, int) or bases is None:
             return self._pack_at_run_time(access, names, in_place)
         each = packed_columns(n, panel) * k * self.bytes
@@ -250,6 +251,8 @@ class MatmulEmitter(TemplateEmitter):
         key = ("matmul", b.value.id, tuple(bases), b.row, b.col, k, n, panel)
         self.packed.append((self.element, self.weights.add_packed(key, len(bases) * each, write)))
         place = f" + {self._position(access, names)} * {each // self.bytes}" if len(bases) > 1 else ""
+        if access.batch and (first := access.batch[0])[1] == ROWS and first in _batch_of_b(access):
+            self.by_row[len(self.packed) - 1] = len(bases) * each // constant.shape[0]
         return f"MmRight<{self.element}>(w{len(self.packed) - 1}{place})", [], "0"
 
     def _position(self, access: MatmulAccess, names: dict[Symbol, str]) -> str:
@@ -298,11 +301,12 @@ def _batch_of_b(access: MatmulAccess) -> list[tuple[Symbol, Dim]]:
     return [(s, d) for s, d in access.batch if s in symbols(access.b.base)]
 
 
-def _bases(access: MatmulAccess) -> list[int] | None:
+def _bases(access: MatmulAccess, rows: Dim | None) -> list[int] | None:
     """Where each of B's matrices begins, in the order of the batch loops; None where that is not known, or where
-    there are very many."""
+    there are very many. Those of all rows, where threads divide them."""
     bases: list[Dim] = [access.b.base]
-    for s, d in _batch_of_b(access):
+    for s, extent in _batch_of_b(access):
+        d = rows if extent == ROWS else extent
         if not isinstance(d, int) or len(bases) * d > MOST_MATRICES:
             return None
         bases = [substitute(base, {s: i}) for base in bases for i in range(d)]

@@ -45,6 +45,7 @@ class KernelSource:
     items: str  # C++ expression over the size symbols: units of parallel work
     symbols: list[str] = field(default_factory=list)  # dynamic dims that the body uses
     weights: list[tuple[str, int]] = field(default_factory=list)  # packed constants w0, w1, ...: element type, offset
+    by_row: dict[int, int] = field(default_factory=dict)  # of packed constants: bytes of a row, where each has its own
     includes: frozenset[str] = frozenset()
     before: list[str] = field(default_factory=list)  # statements of the program ahead of the call
     scratch: str = "0"
