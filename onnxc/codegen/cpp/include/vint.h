@@ -27,6 +27,24 @@ template <class A> OX A wide_idiv(A a, A b) {
     }
     return bits<A>(p);
   }
+#elif OX_256
+  // The sum of 2^52 + 2^51 and a smaller integer has that integer as its last bits.
+  constexpr f64 base = 0x1.8p52;
+  constexpr u64 code = 0x4338ull << 48, half = 1ull << 51;
+  typedef VR<u64> W;
+  typedef long long I __attribute__((vector_size(32)));
+  vec_parts<A> p = bits<vec_parts<A>>(a), d = bits<vec_parts<A>>(b);
+  constexpr u64 below = (elem<A>)-1 < 0 ? half : 0;  // u64 of 2^51 and more are none of these
+  W large = W{};
+  for (int i = 0; i < vec_parts<A>::count; i++) large |= (bits<W>(p.v[i]) + below) | (bits<W>(d.v[i]) + below);
+  if (__builtin_expect(__builtin_ia32_ptestz256(bits<I>(large), bits<I>(W{} - (below ? 2 * half : half))), 1)) {
+    OX_UNROLL for (int i = 0; i < vec_parts<A>::count; i++) {
+      const VR<f64> x = bits<VR<f64>>(bits<W>(p.v[i]) + code) - base, y = bits<VR<f64>>(bits<W>(d.v[i]) + code) - base;
+      const VR<f64> q = __builtin_ia32_roundpd256(x / y, 3) + base;
+      p.v[i] = bits<VR<elem<A>>>(bits<W>(q) - code);
+    }
+    return bits<A>(p);
+  }
 #endif
   return lanes_idiv(a, b);
 }
