@@ -1,6 +1,7 @@
-"""Loops whose rows threads divide: the bits of the loop that they do not divide, for any number of rows and threads.
+"""Loops whose rows threads divide: the same bits for any number of threads, and here also those of undivided loops.
 
-Small loops are not worth a thread, so these tests ask for as many parts as there are threads or rows.
+Small loops are not worth a thread, so most of these tests ask for as many parts as there are threads or rows, however
+narrow rows are.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(program, "_parts", parts)
     monkeypatch.setattr(rows, "LEAST_WORK", 0)
+    monkeypatch.setattr(rows, "NARROWEST", 1)
     yield
 
 
@@ -59,6 +61,24 @@ def same_bits(model: onnx.ModelProto, *feeds: Arrays, threads: Sequence[int] = T
                 assert a.shape == b.shape
                 assert a.tobytes() == b.tobytes(), f"{n} threads, {feed[0].shape}"
         yield wanted
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_bits_do_not_depend_on_where_parts_begin(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may join a product with a sum otherwise in a loop's last vectors. Rows shorter than a vector would lie
+    there or not by the parts.
+    """
+    monkeypatch.setattr(program, "_parts", lambda step: f"ox_min(ctx->threads, ox_step{{{step}}}.rows)")
+    for hidden in (2, 3, 16, 37):
+        model = recurrent_model(op, 1, {}, hidden=hidden)
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "b"
+        compiled = onnxc.compile(model, cache=False)
+        assert ("const auto part = " in compiled.source) == (hidden >= rows.NARROWEST)
+        x = numbers(STEPS, 501, INPUT)
+        found = []
+        for compiled.threads in (1, 2, 3):
+            found.append([np.asarray(y).tobytes() for y in compiled(x)])
+        assert found[0] == found[1] == found[2]
 
 
 def recurrent(batch: int | str) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnxc.ir.expr import Dim, Sym, always_equal, substitute
+from onnxc.ir.expr import Dim, Sym, always_equal, prod, substitute
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.planner.flops import total
 from onnxc.planner.layout import Layout
@@ -24,6 +24,9 @@ ROWS = Sym("s999999", 1)  # of a part; no model has so many sizes, and all scans
 # Bytes of a step's weights from which on threads rather divide the columns of its products: a thread reads all of the
 # weights for its rows, and more do not stay in a core's second level of the cache.
 MOST_WEIGHTS = 3 << 19
+# Elements of a row, at least: vectors of fewer would hold several rows, and which of them are in a loop's last vector,
+# for which a compiler may round otherwise, would depend on where a part begins.
+NARROWEST = 16
 LEAST_WORK = 1 << 13  # operations of a step, some 200 ns: of less, kernels with fixed sizes cost less than threads gain
 
 
@@ -73,6 +76,8 @@ def is_apart(region: Graph, stored: Sequence[Value], layout: Layout) -> str:
     """Why the planned step cannot be divided after all; "" if it can. `stored` is what its kernels write."""
     if any(not v.rank or v.shape[0] != ROWS for v in stored):
         return "a kernel of its step stores what all rows share"
+    if any(isinstance(each := prod(v.shape[1:]), int) and each < NARROWEST for v in stored):
+        return "its rows are so narrow that vectors run along them"
     ordered = {v.id for v in region.values()} & (layout.order.keys() | layout.pitches.keys())
     return "its rows are not the outermost axis in memory" if ordered else ""
 

@@ -209,7 +209,10 @@ class ProgramWriter:
                 copies.append(self._copy(place, self.place(y), y))
             else:
                 self._places[y.id] = place
-        outside, self.lines = self.lines, ["ctx->turns -= ctx != shared;"] if self.apart else []
+        outside, self.lines = (
+            self.lines,
+            ["ctx->turns -= ctx != shared;  // items of a part are not walked back and forth"] if self.apart else [],
+        )
         self.depth += 1
         self._run(region)
         self.depth -= 1

@@ -38,6 +38,7 @@ from onnxc.loops.terms import (
     walk,
 )
 from onnxc.planner.loop_index import divided_loops
+from onnxc.planner.rows import ROWS_SYMBOL
 
 MAX_PIECES = 9
 MAX_TILES = 4
@@ -165,8 +166,9 @@ def merge(
     """Joins neighbours that every access walks as one loop. Returns the loops and what replaces the old
     symbols.
 
-    Loops in `keep` stay (other phases walk them too, with other neighbours). Loops that are `plain` may have tables
-    inside the outermost of them.
+    Loops in `keep` stay (other phases walk them too, with other neighbours), and those over a thread's rows of a scan:
+    how an element is computed may not depend on where these begin. Loops that are `plain` may have tables inside the
+    outermost of them.
     """
     pinned = _pinned(phases, lookups).union(keep)
     every = [e for p in phases for e in addresses(p, lookups)]
@@ -177,7 +179,7 @@ def merge(
     while k >= 0:
         (a, ea), (b, eb) = merged[k], merged[k + 1]
         known = {a, b, *(_outermost(merged, k) if plain else ())}
-        leaps = None if {a, b} & pinned else _leaps((a, b), eb, every, written, known)
+        leaps = None if {a, b} & pinned or ROWS_SYMBOL in symbols(ea) else _leaps((a, b), eb, every, written, known)
         if leaps is not None:
             both = fresh("i", ea * eb)
             (symbol,) = symbols(both)

@@ -110,6 +110,8 @@ class MatmulEmitter(TemplateEmitter):
         constant = constant_of(access.b.value)
         if node is None or constant is None or self.element != "f32" or not self.options.winograd:
             return None
+        if self.options.rows is not None:  # its blocks depend on how many rows a thread has
+            return None
         each = strassen.rows_of_item(node)
         if not strassen.is_possible(m, n, k, each, panel) or not isinstance(access.b.base, int):
             return None
