@@ -16,7 +16,7 @@ from onnxc.choices import Decisions
 from onnxc.codegen.calls import KernelCall
 from onnxc.codegen.triton.attention_mask import without_masks
 from onnxc.codegen.triton.cubin import INSTALL, Image, KernelError, compile_each, compile_program
-from onnxc.codegen.triton.extern import Extern
+from onnxc.codegen.triton.matmul import Extern
 from onnxc.codegen.triton.options import Options, check_precision, is_template
 from onnxc.codegen.triton.program import (
     VERSION,
@@ -142,7 +142,8 @@ def _decisions(record: Record | None, architecture: int) -> Decisions:
         places = [own]
     best = {subject: name for where in reversed(places) for subject, name in record.best(where).items()}
     where = " and ".join(places)
-    return Decisions(best, where, f"not among the {len(best)} choices measured on {where}")
+    ranked = {subject: row.ranked for place in reversed(places) for subject, row in record.rows(place).items()}
+    return Decisions(best, where, f"not among the {len(best)} choices measured on {where}", ranked=ranked)
 
 
 def _here(architecture: int) -> str | None:
@@ -300,7 +301,7 @@ def chosen(program: Program, functions: Iterable[str]) -> frozenset[tuple[str, s
     """The choices, as subject and candidate, that these functions come from."""
     wanted = {k for k, f in enumerate(program.functions) if f.name in set(functions)}
     calls = (program.calls[step.call].choice for step in launches(program.steps) if step.kernel in wanted)
-    return frozenset((c.subject, c.chosen) for c in calls if c is not None)
+    return frozenset((c.subject, c.instead or c.chosen) for c in calls if c is not None)
 
 
 def launches(steps: Iterable[Step]) -> Iterable[Launch]:

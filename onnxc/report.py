@@ -425,7 +425,8 @@ def _choice(entry: Mapping[str, Any] | None) -> Choice | None:
     if not entry:
         return None
     candidates = tuple(map(str, entry["candidates"]))
-    return Choice(str(entry["subject"]), str(entry["chosen"]), candidates, str(entry.get("why", "")))
+    why, instead = (str(entry.get(key, "")) for key in ("why", "instead"))
+    return Choice(str(entry["subject"]), str(entry["chosen"]), candidates, why, instead)
 
 
 def _named(type_: str, dims: Mapping[str, str]) -> str:

@@ -50,6 +50,11 @@ class Row:
     seconds: Mapping[str, float] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
+    @property
+    def ranked(self) -> list[str]:
+        """Candidates that were measured, the fastest first."""
+        return sorted(self.seconds.keys() - set(self.refused), key=lambda name: (self.seconds[name], name))
+
     def lacks(self, candidates: Iterable[str]) -> list[str]:
         """Candidates that were never tried."""
         return [c for c in candidates if c not in self.seconds and c not in self.refused]

@@ -39,11 +39,12 @@ class FakeCublas:
     Attributes:
         calls: products that it was given.
         suggested: how many algorithms it has for a product.
+        version: as the library writes it.
         failing: functions that fail, with their status.
     """
 
     def __init__(self, driver: FakeDriver) -> None:
-        self.driver, self.calls, self.suggested = driver, 0, 2
+        self.driver, self.calls, self.suggested, self.version = driver, 0, 2, 130100
         self.failing: dict[str, int] = {}
         self.alive: dict[int, Descriptor] = {}
         self.algorithms: list[int] = []  # of the products that ran
@@ -65,7 +66,7 @@ class FakeCublas:
         return self.alive[handle.value or 0]
 
     def cublasLtGetVersion(self) -> int:
-        return 130100
+        return self.version
 
     def cublasLtCreate(self, out: Any) -> int:
         return self._new(out, Descriptor())
@@ -100,7 +101,7 @@ class FakeCublas:
         count: Any,
     ) -> int:  # fmt: skip
         said = self._of(preference).numbers
-        assert said[1] == 0 and said[3] == 2 and all(said[k] in (2, 4, 8, 16) for k in (5, 6, 7, 8))
+        assert said[1] == 0 and said[3] == 0 and all(said[k] in (2, 4, 8, 16) for k in (5, 6, 7, 8))
         if not self._agree(operation, a, b, c, d):
             return NOT_SUPPORTED
         count._obj.value = min(wanted, self.suggested)

@@ -179,6 +179,17 @@ def test_decisions() -> None:
     assert refused.choose("t", names).chosen == "b" and "a does not compile" in refused.choose("t", names).why
 
 
+def test_the_fastest_of_those_that_are_left() -> None:
+    found = Decisions({"s": "lib"}, "here", refused=frozenset({("t", "a")}), ranked={"s": ["gone", "lib", "c", "b"]})
+    names = ["a", "lib", "b", "c"]
+    assert found.choose("s", names, ["lib"]) == Choice("s", "lib", tuple(names), "measured on here", "c")
+    left = found.choose("s", ["a", "b"])
+    assert left.chosen == "b" and left.why == "measured on here, of the others: the best is no candidate here"
+    assert found.choose("t", names, ["lib"]).chosen == "b"  # a library is not taken unmeasured
+    assert found.choose("u", names, ["lib"]) == Choice("u", "a", tuple(names), "cost model")
+    assert Row("x", {"a": 3.0, "b": 1.0, "c": 2.0}, ("b",)).ranked == ["c", "a"]
+
+
 def test_the_triton_of_another_record_is_told(tmp_path: Path) -> None:
     Record(tmp_path / FILE).add("NVIDIA Z, sm_90, Triton 0.1", {"x": Row("y")})
     (choice,) = choices(onnxc.compile(parse(DOUBLED), target="cuda:sm_90", cache=tmp_path))

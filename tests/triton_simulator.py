@@ -398,7 +398,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     from onnxc.planner.groups import FusionOptions
 
     class Numbered(Decisions):
-        def choose(self, subject: str, names: Sequence[str]) -> Choice:
+        def choose(self, subject: str, names: Sequence[str], library: Sequence[str] = ()) -> Choice:
             return Choice(subject, names[request.candidate % len(names)], tuple(names), "as asked")
 
     for module in request.imports:

@@ -67,7 +67,7 @@ class Request:
 
     def decided(self, key: str, subjects: Mapping[str, Sequence[str]]) -> str:
         """The cache key with that part of what was measured that decides anything in the model."""
-        found = {n: {s: d.best[s] for s in subjects if s in d.best} for n, d in self.measured.items()}
+        found = {n: {s: known for s in subjects if (known := d.deciding(s))} for n, d in self.measured.items()}
         return digest("decided", key, found)
 
     # ------------------------------------------------------------ what was measured

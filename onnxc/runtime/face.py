@@ -35,7 +35,7 @@ from onnxc.runtime.sizes import evaluate
 if TYPE_CHECKING:
     from onnxc.passes.record import PassLog
 
-SCHEMA = 3  # of the manifest
+SCHEMA = 4  # of the manifest
 WEIGHTS, SOURCE = "weights", "source."  # sections: the weights, and how the names of generated sources begin
 DEFAULTS, FIXED = "defaults", "fixed"  # of the manifest (and a section): of inputs; initializers that are no inputs
 CPU, CUDA, STAGED = "cpu", "cuda", "staged"  # targets; the last is several programs for one of the others

@@ -10,16 +10,17 @@ cuBLASLt rounds to halves once, at the end, where the kernel also rounds what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from onnxc.codegen.cpp.epilogue import mapping, substitute_indices
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.terms import Packed
-from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, of, substitute, symbols
+from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, is_nonnegative, of, substitute, symbols
 from onnxc.ir.graph import Value
 from onnxc.loops.terms import Apply, Const, Load, Result, Term, children
 from onnxc.planner.groups import Group
@@ -28,20 +29,14 @@ from onnxc.planner.lower import Lowering
 from onnxc.planner.templates import MatmulAccess
 from onnxc.primitives.base import lookup
 
-RANKS = 3  # of the library's own suggestions, those that are worth measuring
 FLOATS = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")  # of Options, that the library has
 Array = np.ndarray[Any, Any]
-_LIKE = 1e-4  # how far a function may be from one of the library's, as a share: digits of constants in halves
-_PROBES = np.concatenate([np.linspace(-12, 12, 1201), [-300.0, -40.0, 40.0, 300.0]])
-
-
-@dataclass(frozen=True)
-class Extern:
-    """A candidate: the product by cuBLASLt, with the algorithm that it suggests at this rank, from 1 on."""
-
-    called: ClassVar[str] = "cublaslt"
-    rank: int = 1
+_ROUNDED = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-3}  # how far GELU's constants may be off, as a share
+_MOST = 2 * float(np.finfo(np.float32).max)  # a function of sums ends nowhere below
+_FAR = np.geomspace(1e-38, _MOST, 1001)
+_ODD = np.random.default_rng(0).normal(0, 4, 1001)
+_PROBES = np.concatenate([[1.0, 2.0], -_FAR, _FAR, np.linspace(-12, 12, 1201), _ODD])
 
 
 @dataclass(frozen=True)
@@ -140,13 +135,10 @@ class _Loops:
 
     def vector(self, value: Value, address: Dim) -> Lies | None:
         """What all rows of all products have in common."""
-        if not always_equal(coefficient(address, self.column) or 0, 1):
+        near = coefficient(address, self.column)
+        if near is None or not always_equal(near, 1) or symbols(address) & {self.row, *(s for s, _ in self.batch)}:
             return None
-        found = self._lies(value, address, 0, False)
-        return found if found is not None and always_equal(found.batch, 0) and self._is_one(address) else None
-
-    def _is_one(self, address: Dim) -> bool:
-        return not symbols(address) & {self.row, *(s for s, _ in self.batch)}
+        return self._lies(value, address, 0, False)
 
     def factor(self, x: Any, own: Symbol) -> Lies | None:
         """An operand, as the kernel reads it: `outer` is its stride along the result, `inner` along the sum. Rows are
@@ -160,7 +152,7 @@ class _Loops:
 
     def _lies(self, value: Value | Packed, address: Dim, apart: Dim, turned: bool) -> Lies | None:
         step = self._step(address)
-        if step is None:
+        if step is None or not (is_nonnegative(apart) and is_nonnegative(step)):  # the library goes forward alone
             return None
         loops = (self.row, self.column, *(s for s, _ in self.batch))
         base = substitute(address, dict.fromkeys(loops, 0))
@@ -197,19 +189,26 @@ def _epilogue(term: Term, dtype: str) -> tuple[str, list[Load]] | None:
     ((inner, loads),) = sums.items()
     if inner == term:
         return "", loads
-    try:
-        with np.errstate(all="ignore"):
-            values = _at(term, inner, _PROBES, dtype)
-            like = {name: np.abs(values - f(_PROBES)) <= _LIKE * (1 + np.abs(_PROBES)) for name, f in _KNOWN.items()}
-    except _OtherError:
-        return None
-    return next(((name, loads) for name, close in like.items() if np.all(close)), None)
+    with np.errstate(all="ignore"), contextlib.suppress(_OtherError):
+        values = np.broadcast_to(_at(term, inner, _PROBES, dtype), _PROBES.shape)
+        if np.array_equal(values, np.maximum(_PROBES, 0)):
+            return "relu", loads
+        if _is_gelu(values, _ROUNDED[dtype]):
+            return "gelu", loads
+    return None
 
 
-_KNOWN: Mapping[str, Callable[[Array], Array]] = {
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-}
+def _is_gelu(values: Array, rounded: float) -> bool:
+    """Whether a function is x/2 (1 + tanh(p x + q x^3)) to the last digits, with p and q within a share of GELU's."""
+    one, two = np.arctanh(2 * values[:2] / _PROBES[:2] - 1)  # p + q, 2p + 8q
+    q = (two - 2 * one) / 6
+    p = one - q
+    root = np.sqrt(2 / np.pi)
+    wanted = _PROBES / 2 * (1 + np.tanh(p * _PROBES + q * _PROBES**3))
+    return bool(
+        abs(p / root - 1) < rounded and abs(q / (0.044715 * root) - 1) < rounded
+        and np.all(np.abs(values - wanted) <= 1e-9 * np.abs(wanted) + 1e-14 * np.minimum(np.abs(_PROBES), 1))
+    )  # fmt: skip
 
 
 class _OtherError(Exception):

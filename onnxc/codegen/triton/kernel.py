@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.extern import Extern, Multiplication
+from onnxc.codegen.triton.extern import Multiplication
 from onnxc.codegen.triton.terms import Buffers
 from onnxc.ir.expr import Dim, bounds
 from onnxc.ir.graph import Value
@@ -27,7 +27,7 @@ class Kernel:
     `helpers` are functions of its own, in Gluon as the kernel then is; `ox_own_` in their names stands for its own
     name. `scratch` are buffers that it leaves for those after it in the same group. `cleared` are buffers of its own
     that must be zero before it runs. `extern` is what a library does in place of all kernels of the group, where it is
-    found.
+    found: the rank of its algorithm, and the product.
     """
 
     lines: list[str]
@@ -41,7 +41,7 @@ class Kernel:
     helpers: list[str] = field(default_factory=list)
     scratch: tuple[Value, ...] = ()
     cleared: tuple[Value, ...] = ()
-    extern: tuple[Extern, Multiplication] | None = None
+    extern: tuple[int, Multiplication] | None = None
 
     @property
     def sizes(self) -> list[str]:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.extern import RANKS, Extern, Multiplication, multiplication
+from onnxc.codegen.triton.extern import Multiplication, multiplication
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.options import Options
@@ -38,6 +39,7 @@ from onnxc.planner.layout import Layout
 from onnxc.planner.templates import Matrix, matmul_access
 from onnxc.primitives.builder import constant_of
 
+RANKS = 3  # of a library's own suggestions, those that are worth measuring
 GROUP = 8  # rows of tiles whose programs follow each other
 VECTOR = 16  # bytes: rows are read fastest that begin at multiples of it, and descriptors know no others
 PADDED = 256  # columns that rows of a packed constant are a multiple of, if there are as many
@@ -45,14 +47,25 @@ LONG = 128  # elements of a row of both operands
 JOINS = (16, 256, 8)  # rows and columns of a tile of sums in parts that are added up, and warps
 
 
+@dataclass(frozen=True)
+class Extern:
+    """A candidate: the product by cuBLASLt, with the algorithm that it suggests at this rank, from 1 on. `instead` is
+    the kernel's tile.
+    """
+
+    called: ClassVar[str] = "cublaslt"
+    rank: int = 1
+    instead: Blocks | None = None
+
+
 def emit_matmul(group: Group, layout: Layout, options: Options, way: Blocks | Extern | None = None) -> list[Kernel]:
     """The kernels of a matmul group. `way` is how it runs, where that is not left to the cost model."""
     product = Product(group, layout, options)
-    blocks = way if isinstance(way, Blocks) else candidates(product.facts())[0]
+    blocks = (way.instead if isinstance(way, Extern) else way) or candidates(product.facts())[0]
     if isinstance(way, Extern):
         first, *rest = emit_matmul(group, layout, options, blocks)
         work = product.multiplication()
-        return [replace(first, extern=(way, work) if work is not None else None), *rest]
+        return [replace(first, extern=(way.rank, work) if work is not None else None), *rest]
     if blocks.split == 1:
         return [product.kernel(blocks)]
     parts = Value(TensorType(dtypes.float32, (blocks.split, product.m, product.n)))

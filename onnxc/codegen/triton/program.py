@@ -17,9 +17,10 @@ from typing import Any
 from onnxc.choices import Choice, Decisions
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.flow import linked
-from onnxc.codegen.triton.extern import Extern, Lies, Multiplication
+from onnxc.codegen.triton.extern import Lies, Multiplication
 from onnxc.codegen.triton.kernel import OWN, Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
+from onnxc.codegen.triton.matmul import Extern
 from onnxc.codegen.triton.opaque import emit_opaque
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.relay import emit_relay, relay_candidates
@@ -195,13 +196,13 @@ def library(name: str = "library") -> str:
 @dataclass
 class Shared:
     """What the programs of one plan have in common: weights, functions by all that makes them, and kernels that were
-    written already, by group and candidate.
+    written already, by group, candidate, and what runs instead of a library's.
     """
 
     weights: WeightStore = field(default_factory=lambda: WeightStore(WHOLE))
     functions: dict[tuple[object, ...], Function] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    kernels: dict[tuple[int, str], list[Kernel]] = field(default_factory=dict)
+    kernels: dict[tuple[int, str, str], list[Kernel]] = field(default_factory=dict)
     subjects: dict[int, tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -305,15 +306,18 @@ class ProgramWriter:
             self.shared.subjects[id(group)] = known, names
         known, names = self.shared.subjects[id(group)]
         fitting = [n for n, c in names.items() if getattr(c, "only", None) in (None, self.decisions.architecture)]
-        choice = self.decisions.choose(known, fitting) if len(names) > 1 else None
-        chosen = choice.chosen if choice is not None else next(iter(names), "")
-        return self._written(group, ways, chosen, names), choice
+        library = [n for n in fitting if isinstance(names[n], Extern)]
+        choice = self.decisions.choose(known, fitting, library) if len(names) > 1 else None
+        chosen, instead = (choice.chosen, choice.instead) if choice is not None else (next(iter(names), ""), "")
+        return self._written(group, ways, chosen, names, instead), choice
 
-    def _written(self, group: Group, ways: Ways, chosen: str, names: dict[str, Any]) -> list[Kernel]:
-        found = self.shared.kernels.get((id(group), chosen))
-        if found is None:
-            found = self.shared.kernels[id(group), chosen] = ways.emit(names.get(chosen))
-        return found
+    def _written(self, group: Group, ways: Ways, chosen: str, names: dict[str, Any], instead: str = "") -> list[Kernel]:
+        key = (id(group), chosen, instead)
+        if key not in self.shared.kernels:
+            way = names.get(chosen)
+            way = replace(way, instead=names.get(instead)) if isinstance(way, Extern) else way
+            self.shared.kernels[key] = ways.emit(way)
+        return self.shared.kernels[key]
 
     def _ways(self, group: Group, layout: Layout) -> Ways:
         if group.stages:
@@ -386,7 +390,7 @@ class ProgramWriter:
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
         self.calls.append(facts)
 
-    def _product(self, way: Extern, work: Multiplication, instead: Sequence[Launch]) -> Product:
+    def _product(self, rank: int, work: Multiplication, instead: Sequence[Launch]) -> Product:
         """A product by a library, in place of these launches."""
 
         def matrix(x: Lies) -> Matrix:
@@ -395,7 +399,7 @@ class ProgramWriter:
         return Product(
             len(self.calls), work.sizes, matrix(work.a), matrix(work.b), matrix(work.d),
             matrix(work.c) if work.c is not None else None, self._element(work.bias) if work.bias is not None else None,
-            work.epilogue, work.dtype, work.precision, way.rank, tuple(instead),
+            work.epilogue, work.dtype, work.precision, rank, tuple(instead),
         )  # fmt: skip
 
     def _element(self, x: Lies) -> Place:

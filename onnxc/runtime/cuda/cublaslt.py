@@ -1,8 +1,9 @@
 """Products of matrices by cuBLASLt, NVIDIA's library: the few functions of it that a product takes, through ctypes.
 
 The library is looked for when a model first wants it, and a model runs without it: by its own kernels. Nothing of a
-file is handed to it but numbers that were looked at (`Product.check`). Which of its algorithms multiplies, it is asked
-for each set of sizes, and that one stays for as long as the graph that is made with it.
+file is handed to it but numbers that were looked at (`Product.check`, `Product.fits`), of matrices that lie within
+their buffers (`program.py`). Which of its algorithms multiplies, it is asked for each set of sizes, and has to show
+that it takes the product; that one stays for as long as the graph that is made with it.
 
 It is given no workspace. So each sum is made as one, by one program, and has the same bits in every run; and a product
 is one kernel. (Most algorithms with a workspace use it as a counter, which is set to zero before. On an H200 that takes
@@ -23,16 +24,16 @@ import os
 import site
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onnxc.errors import CudaError
+from onnxc.errors import CudaError, OnnxcError
 from onnxc.report import Kernel, Report
 from onnxc.runtime.cuda.driver import Device
 
 NAME = "cublaslt"  # what its candidates are called begins so
-MAJORS = (13, 12)  # versions of the library whose functions these are
+MAJORS: tuple[int, ...] = (13, 12)  # versions of the library whose functions these are
 ABSENT = "cuBLASLt was not found: pip install nvidia-cublas (for CUDA 12: nvidia-cublas-cu12)"
 _MOST_KNOWN = 1 << 12  # products whose algorithm is kept
 VECTOR = 16  # bytes: algorithms ask for no more of addresses
@@ -49,7 +50,8 @@ PRECISIONS = {"float32": _SUMS, "tf32": _TF32}
 _TRANSPOSED_A, _TRANSPOSED_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _COUNT, _APART = 5, 6
 _MOST_BYTES, _REDUCTIONS, _ALIGNMENT = 1, 3, (5, 6, 7, 8)
-_WHOLE_SUMS = 2  # no parts of sums that are added up as halves, or in the result
+_WHOLE_SUMS = 0  # CUBLASLT_REDUCTION_SCHEME_NONE: no parts of sums that are added up
+_TRIED = 1 << 32  # bytes between the addresses of a product that is tried: nothing is read there
 
 
 class _Algorithm(ctypes.Structure):
@@ -111,31 +113,36 @@ class Product:
         return 2 if self.dtype in _HALVES else 4
 
     def check(self) -> None:
-        """ValueError where a number is none that the library could be given."""
+        """ValueError where a name is none that the library has."""
         if self.dtype not in (*_HALVES, "float32") or self.epilogue not in EPILOGUES:
             raise ValueError(f"no product of {self.dtype!r} with {self.epilogue!r} behind it")
         if self.precision not in PRECISIONS:
             raise ValueError(f"no precision {self.precision!r}")
-        if not all(0 < size <= _MOST for size in (self.m, self.n, self.k, self.count)):
-            raise ValueError(f"a product of {self.m} x {self.k} x {self.n}, {self.count} times")
-        for x in (self.a, self.b, self.d, self.c):
-            if x is not None and not (0 <= x.apart <= _SPREAD and 0 <= x.batch <= _SPREAD):
-                raise ValueError(f"rows that are {x.apart} elements apart, matrices that are {x.batch}")
+
+    def fits(self) -> bool:
+        """Whether the library can be given such numbers."""
+        sizes = (self.m, self.n, self.k, self.count)
+        steps = [step for x in (self.a, self.b, self.d, self.c) if x is not None for step in (x.apart, x.batch)]
+        return all(0 < size <= _MOST for size in sizes) and all(0 <= step <= _SPREAD for step in steps)
+
+    def extents(self) -> dict[str, int]:
+        """Bytes from the first to behind the last element of each matrix, and of the bias, by name."""
+
+        def nbytes(x: Factor, lines: int, length: int) -> int:
+            return ((self.count - 1) * x.batch + (lines - 1) * x.apart + length) * self.itemsize
+
+        found = {"d": nbytes(self.d, self.m, self.n)} | ({"c": nbytes(self.c, self.m, self.n)} if self.c else {})
+        for name, x, rows, columns in (("a", self.a, self.m, self.k), ("b", self.b, self.k, self.n)):
+            found[name] = nbytes(x, columns, rows) if x.turned else nbytes(x, rows, columns)
+        return found | ({"bias": self.n * self.itemsize} if self.bias else {})
 
 
 Algorithm = bytes
 """An algorithm of the library's, as it writes one down."""
 
 
-@dataclass(slots=True)
-class Places:
-    """Addresses. 0 where there is none."""
-
-    a: int
-    b: int
-    d: int
-    c: int = 0
-    bias: int = 0
+Places = Mapping[str, int]
+"""Addresses of "a", "b" and "d", and of "c" and "bias" where there are any."""
 
 
 class Library:
@@ -153,9 +160,8 @@ class Library:
 
     def __init__(self, functions: Any, device: Device) -> None:
         self.functions, self.driver = functions, device.driver
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._known: dict[tuple[Product, int], Algorithm | None] = {}
-        self._loaded: set[tuple[Product, Algorithm]] = set()
         self._handle = ctypes.c_void_p()
         self.call("cublasLtCreate", ctypes.byref(self._handle))
         self.stream = device.driver("cuStreamCreate", 1)  # CU_STREAM_NON_BLOCKING
@@ -166,82 +172,88 @@ class Library:
         if status:
             raise LibraryError(f"{name}: status {status}")
 
+    def set(self, kind: str, of: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        """An attribute of a "MatmulDesc", a "MatrixLayout" or a "MatmulPreference"."""
+        self.call(f"cublasLt{kind}SetAttribute", of, attribute, ctypes.byref(value), ctypes.sizeof(value))
+
     def choose(self, product: Product, rank: int = 1) -> Algorithm | None:
         """The algorithm for a product that the library suggests at a rank (or the last, if it has fewer); None where
-        there is none.
+        there is none, or where it then refuses the product.
+
+        Its kernel is on the GPU from then on. (The library loads a kernel when it is first needed, and that waits for
+        all that the GPU has been given: for ever, where that waits for the host, as under a profile's clock.)
         """
         key = (product, rank)
         with self.lock:
             if key not in self._known:
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
-                self._known[key] = next(reversed(self._ask(product, rank)), None)
+                self._known[key] = self._chosen(product, rank)
             return self._known[key]
 
-    def _ask(self, product: Product, wanted: int) -> list[Algorithm]:
+    def _chosen(self, product: Product, rank: int) -> Algorithm | None:
+        try:
+            described = Described(self, product)
+            algorithm = next(reversed(self._ask(described, rank)), None)
+            if algorithm is not None:
+                self._try(described, algorithm)
+        except CudaError:  # a capture that the library has spoilt ends with the driver's
+            return None
+        return algorithm
+
+    def _ask(self, described: Described, wanted: int) -> list[Algorithm]:
         """The algorithms that the library thinks best, the fastest first."""
-        product.check()
         results, count = (_Heuristic * wanted)(), ctypes.c_int()
         preference = ctypes.c_void_p()
         self.call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         try:
-            with Described(self, product) as described:
-                self._prefer(preference, _MOST_BYTES, ctypes.c_uint64(0))
-                self._prefer(preference, _REDUCTIONS, ctypes.c_uint32(_WHOLE_SUMS))
-                second, first, *others = product.aligned
-                for attribute, aligned in zip(_ALIGNMENT, (first, second, *others), strict=True):
-                    self._prefer(preference, attribute, ctypes.c_uint32(aligned))
-                self.call(
-                    "cublasLtMatmulAlgoGetHeuristic", self._handle, described.operation, *described.layouts, preference,
-                    wanted, results, ctypes.byref(count),
-                )  # fmt: skip
-        except LibraryError:  # it has none
-            return []
+            second, first, *others = described.product.aligned
+            numbers = {_MOST_BYTES: ctypes.c_uint64(0), _REDUCTIONS: ctypes.c_uint32(_WHOLE_SUMS)}
+            numbers |= dict(zip(_ALIGNMENT, map(ctypes.c_uint32, (first, second, *others)), strict=True))
+            for attribute, value in numbers.items():
+                self.set("MatmulPreference", preference, attribute, value)
+            self.call(
+                "cublasLtMatmulAlgoGetHeuristic", self._handle, described.operation, *described.layouts, preference,
+                wanted, results, ctypes.byref(count),
+            )  # fmt: skip
         finally:
             self.functions.cublasLtMatmulPreferenceDestroy(preference)
         return [bytes(r.algorithm) for r in results[: count.value] if not r.state and not r.workspace]
 
-    def _prefer(self, preference: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        size = ctypes.sizeof(value)
-        self.call("cublasLtMatmulPreferenceSetAttribute", preference, attribute, ctypes.byref(value), size)
-
-    def run(self, described: Described, algorithm: Algorithm, places: Places, stream: Any) -> None:
-        """Has a stream multiply. LibraryError where the library refuses."""
-        if described.product.bias:
-            described.set(_BIAS_POINTER, ctypes.c_void_p(places.bias))
-        a, b = described.layouts[:2]
-        given = _Algorithm.from_buffer_copy(algorithm)
-        c = places.c if described.product.c is not None else places.d
-        self.call(
-            "cublasLtMatmul", self._handle, described.operation, ctypes.byref(_ONE), places.b, a, places.a, b,
-            ctypes.byref(described.beta), c, described.layouts[2], places.d, described.layouts[3],
-            ctypes.byref(given), None, 0, ctypes.c_void_p(int(stream)),
-        )  # fmt: skip
-
-    def load(self, described: Described, algorithm: Algorithm, places: Places) -> None:
-        """Has the kernel of a product be on the GPU, without a run of it."""
-        key = (described.product, algorithm)
-        if key in self._loaded:
-            return
+    def _try(self, described: Described, algorithm: Algorithm) -> None:
+        """Has the kernel of a product be on the GPU, without a run of it. LibraryError where the library refuses."""
+        aligned = zip(("a", "b", "c", "d", "bias"), (*described.product.aligned, VECTOR), strict=True)
+        places = {name: k * _TRIED + most for k, (name, most) in enumerate(aligned, 1)}
         graph = self.captured(described, algorithm, places)
         try:
             self.driver("cuGraphExecDestroy", self.driver("cuGraphInstantiate", graph, 0))
         finally:
             self.driver.attempt("cuGraphDestroy", graph)
-        if len(self._loaded) < _MOST_KNOWN:
-            self._loaded.add(key)
+
+    def run(self, described: Described, algorithm: Algorithm, places: Places, stream: Any) -> None:
+        """Has a stream multiply. LibraryError where the library refuses."""
+        if described.product.bias:
+            self.set("MatmulDesc", described.operation, _BIAS_POINTER, ctypes.c_void_p(places["bias"]))
+        a, b = described.layouts[:2]
+        given = _Algorithm.from_buffer_copy(algorithm)
+        c = places["c" if described.product.c is not None else "d"]
+        self.call(
+            "cublasLtMatmul", self._handle, described.operation, ctypes.byref(_ONE), places["b"], a, places["a"], b,
+            ctypes.byref(described.beta), c, described.layouts[2], places["d"], described.layouts[3],
+            ctypes.byref(given), None, 0, ctypes.c_void_p(int(stream)),
+        )  # fmt: skip
 
     def captured(self, described: Described, algorithm: Algorithm, places: Places) -> Any:
         """A run as a graph of its own, which the caller destroys."""
         with self.lock:
-            self.driver("cuStreamBeginCapture", self.stream, self.driver.module.CUstreamCaptureMode(2))  # relaxed
             try:
+                self.driver("cuStreamBeginCapture", self.stream, self.driver.module.CUstreamCaptureMode(2))  # relaxed
                 self.run(described, algorithm, places, self.stream)
-            except LibraryError:
-                with contextlib.suppress(CudaError):
+                return self.driver("cuStreamEndCapture", self.stream)
+            except BaseException:  # Ctrl-C, too: the stream is the whole process's
+                with contextlib.suppress(OnnxcError):
                     self.driver.attempt("cuGraphDestroy", self.driver("cuStreamEndCapture", self.stream))
                 raise
-            return self.driver("cuStreamEndCapture", self.stream)
 
 
 _ONE = ctypes.c_float(1.0)
@@ -250,31 +262,20 @@ _ONE = ctypes.c_float(1.0)
 class Described:
     """A product as the library knows it: an operation, and the layouts of its factors and results."""
 
-    def __init__(self, library: Library, product: Product) -> None:
-        self._library, self.product = library, product
-        self.beta = ctypes.c_float(0.0 if product.c is None else 1.0)
+    def __init__(self, library: Library, p: Product) -> None:
+        self._library, self.product = library, p
+        self.beta = ctypes.c_float(0.0 if p.c is None else 1.0)
         self.operation = ctypes.c_void_p()
         self.layouts: list[ctypes.c_void_p] = []
-        try:
-            self._make(product)
-        except LibraryError:
-            self.close()
-            raise
-
-    def __enter__(self) -> Described:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _make(self, p: Product) -> None:
         kind = _HALVES.get(p.dtype, _FLOAT32)
         compute = _SUMS if p.dtype in _HALVES else PRECISIONS[p.precision]
-        self._library.call("cublasLtMatmulDescCreate", ctypes.byref(self.operation), compute, _FLOAT32)
-        self.set(_TRANSPOSED_A, ctypes.c_int32(int(p.b.turned)))
-        self.set(_TRANSPOSED_B, ctypes.c_int32(int(p.a.turned)))
+        library.call("cublasLtMatmulDescCreate", ctypes.byref(self.operation), compute, _FLOAT32)
         code = EPILOGUES[p.epilogue]
-        self.set(_EPILOGUE, ctypes.c_uint32((code & ~1 | _BIAS) if p.bias else code))
+        for attribute, value in (
+            (_TRANSPOSED_A, int(p.b.turned)), (_TRANSPOSED_B, int(p.a.turned)),
+            (_EPILOGUE, (code & ~1 | _BIAS) if p.bias else code),
+        ):  # fmt: skip
+            library.set("MatmulDesc", self.operation, attribute, ctypes.c_uint32(value))
         self._lies(kind, (p.k, p.n) if p.b.turned else (p.n, p.k), p.b)
         self._lies(kind, (p.m, p.k) if p.a.turned else (p.k, p.m), p.a)
         self._lies(kind, (p.n, p.m), p.d if p.c is None else p.c)
@@ -286,28 +287,15 @@ class Described:
         self._library.call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), kind, inner, outer, apart)
         self.layouts.append(layout)
         if self.product.count > 1:
-            for attribute, value in (
-                (_COUNT, ctypes.c_int32(self.product.count)), (_APART, ctypes.c_int64(factor.batch)),
-            ):  # fmt: skip
-                size = ctypes.sizeof(value)
-                self._library.call("cublasLtMatrixLayoutSetAttribute", layout, attribute, ctypes.byref(value), size)
+            self._library.set("MatrixLayout", layout, _COUNT, ctypes.c_int32(self.product.count))
+            self._library.set("MatrixLayout", layout, _APART, ctypes.c_int64(factor.batch))
 
-    def set(self, attribute: int, value: Any) -> None:
-        """An attribute of the operation."""
-        size = ctypes.sizeof(value)
-        self._library.call("cublasLtMatmulDescSetAttribute", self.operation, attribute, ctypes.byref(value), size)
-
-    def close(self) -> None:
+    def __del__(self) -> None:
         functions = self._library.functions
         for layout in self.layouts:
             functions.cublasLtMatrixLayoutDestroy(layout)
         if self.operation.value:
             functions.cublasLtMatmulDescDestroy(self.operation)
-        self.layouts.clear()
-        self.operation.value = None
-
-    def __del__(self) -> None:
-        self.close()
 
 
 # ---------------------------------------------------------------- where it is
@@ -324,33 +312,37 @@ def told(report: Report, known: Library | str | None = None, instead: Collection
         return report
     if known is None:
         known = ABSENT if loaded() is None else ""
-    name = f"cuBLASLt {version_of(loaded())}" if not isinstance(known, str) or not known else ""
+    functions = known.functions if isinstance(known, Library) else loaded()
+    name = f"cuBLASLt {version_of(functions)}" if isinstance(known, Library) or not known else ""
 
     def one(kernel: Kernel) -> Kernel:
         choice = kernel.choice
         if choice is None or not choice.chosen.startswith(NAME):
             return kernel
         some = ", but for sizes that it knows no way for" if kernel.number in instead else ""
-        runs = f"by {name}{some}" if name else f"{choice.candidates[0]} runs: {known}"
+        runs = f"by {name}{some}" if name else f"{choice.instead or 'its kernel'} runs: {known}"
         return replace(kernel, choice=replace(choice, why=f"{choice.why}; here {runs}"))
 
     return replace(report, kernels=tuple(one(kernel) for kernel in report.kernels))
 
 
-@functools.cache
 def library(device: Device) -> Library | str:
-    """The library on a GPU, whose context is current; or why there is none."""
-    functions = loaded()
-    if functions is None:
-        return ABSENT
-    try:
-        return Library(functions, device)
-    except CudaError as error:  # of a later CUDA than the driver's, perhaps
-        return f"the library does not begin: {error}"
+    """The library on a GPU, whose context is current; or why there is none now: the next to ask may find one."""
+    majors, why = MAJORS, ABSENT
+    while (functions := loaded(majors)) is not None:
+        try:
+            return _begun(functions, device)
+        except CudaError as error:  # of a later CUDA than the driver's, perhaps: an earlier one may be there, too
+            why = f"the library does not begin: {error}" if why is ABSENT else why
+            majors = tuple(major for major in majors if major != _major(functions))
+    return why
+
+
+_begun = functools.cache(Library)  # but not those that fail
 
 
 @functools.cache
-def loaded() -> Any:
+def loaded(majors: tuple[int, ...] = MAJORS) -> Any:
     """The functions of this machine's library, loaded once in a process; None where there is none of the versions."""
     for path in _paths():
         try:
@@ -358,9 +350,13 @@ def loaded() -> Any:
             _declare(functions)
         except (OSError, AttributeError):
             continue
-        if int(version_of(functions).split(".")[0]) in MAJORS:
+        if _major(functions) in majors:
             return functions
     return None
+
+
+def _major(functions: Any) -> int:
+    return int(version_of(functions).split(".")[0])
 
 
 def version_of(functions: Any) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from onnxc.errors import CudaError, LimitError, OnnxcError, PackageError
-from onnxc.runtime.cuda.cublaslt import Described, Library, Places
+from onnxc.runtime.cuda.cublaslt import Described, Library
 from onnxc.runtime.cuda.driver import INVALID_VALUE, Device, DriverError
 from onnxc.runtime.cuda.needs import needs
 from onnxc.runtime.cuda.program import Copy, Fill, Flat, Image, Launch, Multiply, Pointer, Step
@@ -29,7 +29,6 @@ PATIENCE = 4 * MOST_SETTLED  # calls for which a graph has not served before ano
 MOST_BRANCHED = 1 << 11  # nodes of a graph with branches; others follow each other
 _PLENTY = 48 << 10  # bytes of shared memory above which a kernel must ask
 _WIDE_CLUSTER = 8  # above which a kernel must ask
-_MATRICES = ("a", "b", "d", "c", "bias")  # of a product
 _WORD = 4  # bytes of the elements that a fill writes, where they divide it
 
 
@@ -187,30 +186,19 @@ class KernelNode:
 
 
 class MultiplyNode:
-    """A product by the library: a graph of its own inside the graph, which is captured anew where a matrix moves.
-
-    The library loads a kernel when it is first needed, and that waits for all that the GPU has been given. So it is
-    loaded here, before any of it can wait for the host (as under a profile's clock).
-    """
+    """A product by the library: a graph of its own inside the graph, which is captured anew where a matrix moves."""
 
     def __init__(self, device: Device, library: Library, step: Multiply) -> None:
         self._driver, self._library, self.call, self._step = device.driver, library, step.call, step
         self._described = Described(library, step.product)
-        self._names = [name for name in _MATRICES if getattr(step, name) is not None]
-        self._places = Places(0, 0, 0)
-        self._loaded = False
+        self._places: dict[str, int] = {}
         self._node: Any = None
 
     def bases(self) -> set[int]:
-        return {getattr(self._step, name).base for name in self._names}
+        return {at.base for at in self._step.at.values()}
 
     def place(self, addresses: Sequence[int]) -> None:
-        for name in self._names:
-            at: Pointer = getattr(self._step, name)
-            setattr(self._places, name, addresses[at.base] + at.offset)
-        if not self._loaded:
-            self._library.load(self._described, self._step.algorithm, self._places)
-            self._loaded = True
+        self._places = {name: addresses[at.base] + at.offset for name, at in self._step.at.items()}
 
     def _captured(self) -> Any:
         return self._library.captured(self._described, self._step.algorithm, self._places)

@@ -181,7 +181,8 @@ class CudaModel(Attachable, CompiledModel):
         signature = self._signature
         values = signature.solve(shapes)
         signature.check(values)
-        flat = self._program.at(values, self._architecture, self._device.multiprocessors, self._products)
+        gpu, weights = self._device, self._weights.nbytes
+        flat = self._program.at(values, self._architecture, gpu.multiprocessors, self._products, weights)
         if self._limit and flat.arena > self._limit:
             raise LimitError(f"{flat.arena} bytes of memory are above the limit")
         outputs = signature.output_shapes(values)

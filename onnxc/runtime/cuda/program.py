@@ -8,6 +8,7 @@ with it.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from onnxc.errors import CudaError, LimitError, PackageError
 from onnxc.planner.offsets import assign_offsets
 from onnxc.runtime.cuda.cublaslt import MOST_RANK, VECTOR, Algorithm, Factor, Product
-from onnxc.runtime.signature import MOST_BYTES
+from onnxc.runtime.signature import MOST_BYTES, Tensor
 from onnxc.runtime.sizes import Size, evaluate
 
 ALIGN = 256  # of buffers in the arena and in staging blocks
@@ -117,16 +118,12 @@ def _span(at: Pointer, nbytes: int, written: bool) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """A product by a library: what it is told, the algorithm, and where the matrices are."""
+    """A product by a library: what it is told, the algorithm, and where the matrices are, by name."""
 
     call: int
     product: Product
     algorithm: Algorithm
-    a: Pointer
-    b: Pointer
-    d: Pointer
-    c: Pointer | None
-    bias: Pointer | None
+    at: Mapping[str, Pointer]
     spans: tuple[Span, ...] = ()
 
 
@@ -174,6 +171,7 @@ class Program:
         try:
             cuda, arena = manifest["cuda"], manifest["arena"]
             self.bases = Bases(len(manifest["inputs"]), len(manifest["outputs"]))
+            self.tensors = {"input": list(manifest["inputs"]), "output": list(manifest["outputs"])}
             self.images = {str(k): [Image.from_json(i) for i in images] for k, images in cuda["images"].items()}
             self._steps: list[Mapping[str, Any]] = list(cuda["steps"])
             # Of architectures whose kernels are others than the rest's.
@@ -184,7 +182,7 @@ class Program:
             self._spans = list(zip(arena["first"], arena["last"], strict=True))
             if len(self._spans) != len(self._which):
                 raise ValueError("the arena's lists differ in length")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
     def architecture(self, capability: tuple[int, int], device: object) -> str:
@@ -217,12 +215,14 @@ class Program:
         return _has_product(self._own.get(architecture, self._steps))
 
     def at(
-        self, values: Mapping[str, int], architecture: str, multiprocessors: int, library: Chooses | None = None
-    ) -> Flat:
+        self, values: Mapping[str, int], architecture: str, multiprocessors: int, library: Chooses | None = None,
+        weights: int = 0,
+    ) -> Flat:  # fmt: skip
         """The steps for these values of the dynamic dims, on a GPU with so many multiprocessors.
 
         Args:
             library: which products are given to, where it takes them; others are kernels.
+            weights: bytes that there are of them.
 
         Raises:
             LimitError: the arena, a grid or the number of steps would be absurdly large.
@@ -231,8 +231,8 @@ class Program:
         try:
             steps = self._own.get(architecture, self._steps)
             images = self.images[architecture]
-            return _Flattening(self, dict(values), images, multiprocessors, library).run(steps)
-        except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+            return _Flattening(self, dict(values), images, multiprocessors, library, weights).run(steps)
+        except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
             raise PackageError(f"the manifest is damaged: {error!r}", cause=error) from error
 
     def layout(self, values: Mapping[str, int]) -> tuple[list[int], int, list[int]]:
@@ -271,9 +271,9 @@ class _Flattening:
 
     def __init__(
         self, program: Program, values: dict[str, int], images: Sequence[Image], multiprocessors: int,
-        library: Chooses | None,
+        library: Chooses | None, weights: int,
     ) -> None:  # fmt: skip
-        self._program, self._values, self._images = program, values, images
+        self._program, self._values, self._images, self._weights = program, values, images, weights
         self._multiprocessors, self._library = multiprocessors, library
         self._offsets, self._arena, self._nbytes = program.layout(values)
         self._scratch = 0  # bytes behind the arena's buffers that launches need
@@ -342,44 +342,57 @@ class _Flattening:
         m, n, k, count = (self._natural(size) for size in step["product"])
         if not m * n * count:
             return
-        product = algorithm = None
-        bias = self._pointer(step["bias"]) if step["bias"] else None
-        if self._library is not None and k and (bias is None or bias.offset % VECTOR == 0):
-            product = self._described(step, (m, n, k, count))
-            algorithm = self._library.choose(product, min(max(1, int(step["rank"])), MOST_RANK))
-        if product is None or algorithm is None:
+        product = self._described(step, (m, n, k, count))
+        places = {name: step[name][0] for name in "abcd" if step[name]}
+        places |= {"bias": step["bias"]} if product.bias else {}
+        at = {name: self._pointer(place) for name, place in places.items()}
+        algorithm = None
+        if self._library is not None and product.fits():
+            for name, nbytes in product.extents().items():
+                self._check(places[name], nbytes)
+            if not product.bias or at["bias"].offset % VECTOR == 0:
+                algorithm = self._library.choose(product, min(max(1, int(step["rank"])), MOST_RANK))
+        if algorithm is None:
             self._instead.add(self._call)
             for launch in step["instead"]:
                 self._launch(launch)
             return
-        a, b, d, c = (self._pointer(step[name][0]) if step[name] else None for name in "abdc")
-        assert a is not None and b is not None and d is not None
-        read = [step[name][0] for name in "abc" if step[name]] + ([step["bias"]] if bias else [])
-        spans = [self._whole(x, False) for x in read] + [self._whole(step["d"][0], True)]
-        found = tuple(s for s in spans if s)
-        self._add(Multiply(self._call, product, algorithm, a, b, d, c, bias, found))
+        spans = (self._whole(place, name == "d") for name, place in places.items())
+        self._add(Multiply(self._call, product, algorithm, at, tuple(s for s in spans if s)))
 
     def _described(self, step: Mapping[str, Any], sizes: tuple[int, int, int, int]) -> Product:
-        """What the library is told. ValueError where it cannot be told that."""
+        """What the library would be told. ValueError where it cannot be told that."""
 
         def factor(name: str) -> Factor:
             _, apart, batch, turned = step[name]
-            return Factor(self._natural(apart), self._natural(batch), bool(turned))
+            return Factor(self._number(apart), self._number(batch), bool(turned))
 
         product = Product(
             *sizes, factor("a"), factor("b"), factor("d"), factor("c") if step["c"] else None,
             bool(step["bias"]), str(step["epilogue"]), str(step["dtype"]), str(step["precision"]),
         )  # fmt: skip
-        a, b, c, d = (self._aligned(step[x], product.itemsize) if step[x] else VECTOR for x in "abcd")
-        product = replace(product, aligned=(a, b, c, d))
         product.check()
-        return product
+        a, b, c, d = (self._aligned(step[x], product.itemsize) if step[x] else VECTOR for x in "abcd")
+        return replace(product, aligned=(a, b, c, d))
 
     def _aligned(self, matrix: Sequence[Any], itemsize: int) -> int:
         """Bytes that the addresses of all rows of a matrix are multiples of: bases are of 16 and more."""
         place, apart, batch, _ = matrix
         offset = self._pointer(place).offset
-        return math.gcd(VECTOR, offset, self._natural(apart) * itemsize, self._natural(batch) * itemsize)
+        return math.gcd(VECTOR, offset, self._number(apart) * itemsize, self._number(batch) * itemsize)
+
+    def _check(self, place: Sequence[Any], nbytes: int) -> None:
+        """ValueError where so many bytes from a place on are not all of its buffer's."""
+        kind, number, offset = place
+        if kind == "arena":
+            most = self._nbytes[number]
+        elif kind == "weights":
+            most = self._weights
+        else:
+            tensor = Tensor.from_json(self._program.tensors[kind][number])
+            most = math.prod(self._natural(size) for size in tensor.sizes) * tensor.dtype.itemsize
+        if self._natural(offset) + nbytes > most:
+            raise ValueError(f"{nbytes} bytes of {kind} {number} are beyond its end")
 
     def _taken(self, nbytes: int) -> int:
         """Where a launch has so many bytes of scratch memory: the same as others, but for those that run beside it."""
@@ -430,4 +443,4 @@ class _Flattening:
         return max(0, self._number(size))
 
     def _number(self, size: Size) -> int:
-        return evaluate(size, self._values)
+        return operator.index(evaluate(size, self._values))
