@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
+from onnxc.errors import OnnxcError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.planner.groups import FusionOptions
@@ -175,3 +176,22 @@ def test_what_lies_batch_by_batch_is_one_product(op: str) -> None:
         fed = np.random.default_rng(4).standard_normal((batch, steps, INPUT)).astype(np.float32)
         for a, b in zip(compiled.run(None, {"X": fed}), unoptimized(model, fed), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_lengths_beyond_the_steps_are_errors(op: str) -> None:
+    """As in onnxruntime: of none to all of the steps."""
+    model = recurrent_model(op, 1, {"sequence_lens": np.full(BATCH, STEPS)}, direction="reverse")
+    lens = next(i for i in model.graph.initializer if i.name == "sequence_lens")
+    x = np.ones((STEPS, BATCH, INPUT), np.float32)
+    for wrong in (STEPS + 1, -1):
+        lens.CopyFrom(onnx.numpy_helper.from_array(np.array([0, wrong, STEPS], np.int32), "sequence_lens"))
+        with pytest.raises(OnnxcError, match=rf"index.*{op}"):
+            onnxc.compile(model, cache=False)(x)
+    model.graph.initializer.remove(lens)
+    model.graph.input.append(helper.make_tensor_value_info("sequence_lens", TensorProto.INT32, [BATCH]))
+    compiled = onnxc.compile(model, cache=False)
+    for wrong in (STEPS + 1, 99, -1):
+        with pytest.raises(RunError, match=rf"index {max(wrong, STEPS + 1)} is out of bounds.*{op}"):
+            compiled(x, np.array([0, wrong, STEPS], np.int32))
+    compiled(x, np.array([0, 2, STEPS], np.int32))

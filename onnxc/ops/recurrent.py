@@ -108,8 +108,14 @@ class Recurrence:
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
         self.hidden = hidden
         self.directions = 2 if direction == "bidirectional" else 1
-        self.lens = None if lens is None else self.fitted(lens, self.batch)
+        self.lens = None if lens is None else self.within(self.fitted(lens, self.batch))
         self.backwards = [False, True] if self.directions == 2 else [direction == "reverse"]
+
+    def within(self, lens: Value) -> Value:
+        """Lengths as int64; one that is negative, or more than there are steps, is an error of the run: an index."""
+        b, given = self.b, self.b.cast(lens, dtypes.int64)
+        lengths = b.iota(self.steps + 1)
+        return b.gather(lengths, b.where(b.lt(given, 0), self.steps + 1, given), 0)
 
     def passes(self, functions: Sequence[Sequence[Activation]], gates: int) -> list[list[int]]:
         """The directions, as they are computed: those of one list step by step together."""
