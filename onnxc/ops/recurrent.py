@@ -114,8 +114,8 @@ class Recurrence:
     def within(self, lens: Value) -> Value:
         """Lengths as int64; one that is negative, or more than there are steps, is an error of the run: an index."""
         b, given = self.b, self.b.cast(lens, dtypes.int64)
-        lengths = b.iota(self.steps + 1)
-        return b.gather(lengths, b.where(b.lt(given, 0), self.steps + 1, given), 0)
+        beyond = b.size_as(self.steps + 1, dtypes.int64)
+        return b.gather(b.iota(self.steps + 1), b.where(b.lt(given, 0), beyond, given), 0)
 
     def passes(self, functions: Sequence[Sequence[Activation]], gates: int) -> list[list[int]]:
         """The directions, as they are computed: those of one list step by step together."""
