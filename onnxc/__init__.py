@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from onnxc.compiler import compile as compile
     from onnxc.gradient import backward as backward
     from onnxc.ops.registry import op as op
+    from onnxc.planner.groups import FusionOptions as FusionOptions
     from onnxc.primitives.kernels import Kernel as Kernel
     from onnxc.runtime.face import CompiledModel as CompiledModel
     from onnxc.runtime.opening import load as load
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Array": "onnxc.array.core",
     "CompiledModel": "onnxc.runtime.face",
+    "FusionOptions": "onnxc.planner.groups",
     "Kernel": "onnxc.primitives.kernels",
     "backward": "onnxc.gradient",
     "compare": "onnxc.tools.compare",
@@ -76,6 +78,7 @@ _MODULES = ("array_api", "backend", "errors", "nn", "optim", "random", "torch")
 __all__ = [
     "Array",
     "CompiledModel",
+    "FusionOptions",
     "Kernel",
     "array_api",
     "backend",

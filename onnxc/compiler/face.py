@@ -64,7 +64,8 @@ def compile(
         base_dir: the folder of external data, for bytes and ModelProto.
         input_shapes: sizes for dynamic dims, as ``{"x": (1, 3, 224, 224)}``; None leaves a dim as it is.
         keep_inputs: inputs that stay inputs although the model has a default for them.
-        fusion: False for one kernel a node (to measure, and to find faults); or which kinds to use.
+        fusion: False for one kernel a node (to measure, and to find faults); or which kinds to use: an
+            `onnxc.FusionOptions`.
         attention: whether to find attention and run it as one kernel.
         integer: whether to multiply quantized tensors as integers, so that DequantizeLinear, MatMul (or Conv, Gemm)
             and QuantizeLinear are one exact integer product; False adds up floats as the model has it.
