@@ -23,7 +23,7 @@ from onnxc.codegen.triton.program import (
     Function,
     Launch,
     Loop,
-    Product,
+    Multiply,
     Program,
     ProgramWriter,
     Shared,
@@ -309,7 +309,7 @@ def launches(steps: Iterable[Step]) -> Iterable[Launch]:
     for step in steps:
         if isinstance(step, Launch):
             yield step
-        elif isinstance(step, Product):
+        elif isinstance(step, Multiply):
             yield from step.instead
         elif isinstance(step, Loop):
             yield from launches(step.steps)

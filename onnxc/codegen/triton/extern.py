@@ -11,9 +11,9 @@ cuBLASLt rounds to halves once, at the end, where the kernel also rounds what th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from onnxc.planner.lower import Lowering
 from onnxc.planner.templates import MatmulAccess
 from onnxc.primitives.base import lookup
 
+At = TypeVar("At")  # where a matrix begins: a `Start`, or a place of the program
+To = TypeVar("To")
 FLOATS = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")  # of Options, that the library has
 Array = np.ndarray[Any, Any]
@@ -39,21 +41,27 @@ _ODD = np.random.default_rng(0).normal(0, 4, 1001)
 _PROBES = np.concatenate([[1.0, 2.0], -_FAR, _FAR, np.linspace(-12, 12, 1201), _ODD])
 
 
-@dataclass(frozen=True)
-class Lies:
-    """A matrix in memory, in elements: where it begins, from row to row, from one of a batch to the next; `turned`
-    where it is from column to column, and those of a column are neighbours.
-    """
+class Start(NamedTuple):
+    """An element of a buffer."""
 
     storage: Value | Packed
     base: Dim
+
+
+@dataclass(frozen=True)
+class Lies(Generic[At]):
+    """A matrix in memory: where it begins, and elements from row to row, and from one of a batch to the next; `turned`
+    where it is from column to column, and those of a column are neighbours.
+    """
+
+    at: At
     apart: Dim
     batch: Dim
     turned: bool = False
 
 
 @dataclass(frozen=True)
-class Multiplication:
+class Multiplication(Generic[At]):
     """d = epilogue(a @ b + c + bias).
 
     Attributes:
@@ -62,19 +70,30 @@ class Multiplication:
     """
 
     sizes: tuple[Dim, Dim, Dim, Dim]
-    a: Lies
-    b: Lies
-    d: Lies
-    c: Lies | None
-    bias: Lies | None
+    a: Lies[At]
+    b: Lies[At]
+    d: Lies[At]
+    c: Lies[At] | None
+    bias: At | None
     epilogue: str
     dtype: str
     precision: str
 
+    def placed(self, where: Callable[[At], To]) -> Multiplication[To]:
+        """The same, with other words for where matrices begin."""
+
+        def lies(x: Lies[At]) -> Lies[To]:
+            return Lies(where(x.at), x.apart, x.batch, x.turned)
+
+        return Multiplication(
+            self.sizes, lies(self.a), lies(self.b), lies(self.d), lies(self.c) if self.c is not None else None,
+            where(self.bias) if self.bias is not None else None, self.epilogue, self.dtype, self.precision,
+        )  # fmt: skip
+
 
 def multiplication(
     group: Group, layout: Layout, options: Options, access: MatmulAccess, operands: Sequence[Any]
-) -> Multiplication | None:
+) -> Multiplication[Start] | None:
     """A matmul group as the library can do it; None where it cannot.
 
     Args:
@@ -102,10 +121,10 @@ def multiplication(
         return None
     name, loads = found
     bias = [x for load in loads if (x := loops.vector(load.value, load.index[0])) is not None]
-    c = [x for load in loads if (x := loops.matrix(load.value, load.index[0])) is not None]
+    c = [y for load in loads if (y := loops.matrix(load.value, load.index[0])) is not None]
     if len(bias) + len(c) != len(loads) or max(len(bias), len(c)) > 1:
         return None
-    if c and c[0].storage is d.storage and c[0] != d:  # what is written over must lie where it is read
+    if c and c[0].at.storage is d.at.storage and c[0] != d:  # what is written over must lie where it is read
         return None
     (a, b), count = factors, loops.count
     assert a is not None and b is not None
@@ -126,21 +145,22 @@ class _Loops:
         for _, size in batch:
             self.count = self.count * size
 
-    def matrix(self, value: Value, address: Dim) -> Lies | None:
+    def matrix(self, value: Value, address: Dim) -> Lies[Start] | None:
         """What has rows one behind the other."""
         apart, near = coefficient(address, self.row), coefficient(address, self.column)
         if apart is None or near is None or always_equal(apart, 0) or not always_equal(near, 1):
             return None
         return self._lies(value, address, apart, False)
 
-    def vector(self, value: Value, address: Dim) -> Lies | None:
+    def vector(self, value: Value, address: Dim) -> Start | None:
         """What all rows of all products have in common."""
         near = coefficient(address, self.column)
         if near is None or not always_equal(near, 1) or symbols(address) & {self.row, *(s for s, _ in self.batch)}:
             return None
-        return self._lies(value, address, 0, False)
+        found = self._lies(value, address, 0, False)
+        return found.at if found is not None else None
 
-    def factor(self, x: Any, own: Symbol) -> Lies | None:
+    def factor(self, x: Any, own: Symbol) -> Lies[Start] | None:
         """An operand, as the kernel reads it: `outer` is its stride along the result, `inner` along the sum. Rows are
         those of the result for the left one, and of the sum for the right one.
         """
@@ -150,7 +170,7 @@ class _Loops:
             return self._lies(x.value, x.base, far, False)
         return self._lies(x.value, x.base, near, True) if always_equal(far, 1) else None
 
-    def _lies(self, value: Value | Packed, address: Dim, apart: Dim, turned: bool) -> Lies | None:
+    def _lies(self, value: Value | Packed, address: Dim, apart: Dim, turned: bool) -> Lies[Start] | None:
         step = self._step(address)
         if step is None or not (is_nonnegative(apart) and is_nonnegative(step)):  # the library goes forward alone
             return None
@@ -162,7 +182,7 @@ class _Loops:
             if own is None:
                 return None
             rest = rest - of(loop) * own
-        return Lies(value, base, apart, step, turned) if always_equal(rest, 0) else None
+        return Lies(Start(value, base), apart, step, turned) if always_equal(rest, 0) else None
 
     def _step(self, address: Dim) -> Dim | None:
         """How far products of the batch are apart, if all of them are equally far."""

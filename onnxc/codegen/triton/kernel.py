@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.extern import Multiplication
+from onnxc.codegen.triton.extern import Multiplication, Start
 from onnxc.codegen.triton.terms import Buffers
 from onnxc.ir.expr import Dim, bounds
 from onnxc.ir.graph import Value
@@ -41,7 +41,7 @@ class Kernel:
     helpers: list[str] = field(default_factory=list)
     scratch: tuple[Value, ...] = ()
     cleared: tuple[Value, ...] = ()
-    extern: tuple[int, Multiplication] | None = None
+    extern: tuple[int, Multiplication[Start]] | None = None
 
     @property
     def sizes(self) -> list[str]:

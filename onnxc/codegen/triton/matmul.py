@@ -23,7 +23,7 @@ import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.extern import Multiplication, multiplication
+from onnxc.codegen.triton.extern import Multiplication, Start, multiplication
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.matmul_tiles import candidates
 from onnxc.codegen.triton.options import Options
@@ -192,7 +192,7 @@ class Product:
             beside=self.beside, pair=self.sums == 2, divisible=not self.access.batch and self.sums == 1,
         )  # fmt: skip
 
-    def multiplication(self) -> Multiplication | None:
+    def multiplication(self) -> Multiplication[Start] | None:
         """The product as a library can do it."""
         return multiplication(self.group, self.layout, self.options, self.access, self.operands)
 

@@ -17,7 +17,7 @@ from typing import Any
 from onnxc.choices import Choice, Decisions
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.flow import linked
-from onnxc.codegen.triton.extern import Lies, Multiplication
+from onnxc.codegen.triton.extern import Lies, Multiplication, Start
 from onnxc.codegen.triton.kernel import OWN, Kernel
 from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.matmul import Extern
@@ -121,41 +121,16 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """How a matrix lies: where it begins, and elements from row to row and from one of a batch to the next; `turned`
-    where it is from column to column.
-    """
-
-    place: Place
-    apart: Dim
-    batch: Dim
-    turned: bool = False
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product by cuBLASLt (see `extern.py`): factors, result, and what is added. `instead` does the same without it.
-
-    Attributes:
-        sizes: rows, columns, length of the sums, number of products.
-        rank: of the algorithms that the library suggests, from 1 on.
-    """
+class Multiply:
+    """A product by cuBLASLt, with the algorithm that it suggests at a rank, from 1 on; or else `instead`."""
 
     call: int
-    sizes: tuple[Dim, Dim, Dim, Dim]
-    a: Matrix
-    b: Matrix
-    d: Matrix
-    c: Matrix | None
-    bias: Place | None
-    epilogue: str
-    dtype: str
-    precision: str
+    work: Multiplication[Place]
     rank: int
     instead: tuple[Launch, ...]
 
 
-Step = Launch | Product | Copy | Fill | Loop
+Step = Launch | Multiply | Copy | Fill | Loop
 
 
 @dataclass(frozen=True)
@@ -390,21 +365,13 @@ class ProgramWriter:
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
         self.calls.append(facts)
 
-    def _product(self, rank: int, work: Multiplication, instead: Sequence[Launch]) -> Product:
+    def _product(self, rank: int, work: Multiplication[Start], instead: Sequence[Launch]) -> Multiply:
         """A product by a library, in place of these launches."""
 
-        def matrix(x: Lies) -> Matrix:
-            return Matrix(self._element(x), x.apart, x.batch, x.turned)
+        def place(x: Start) -> Place:
+            return self.place(x.storage).at(x.base * x.storage.dtype.itemsize)
 
-        return Product(
-            len(self.calls), work.sizes, matrix(work.a), matrix(work.b), matrix(work.d),
-            matrix(work.c) if work.c is not None else None, self._element(work.bias) if work.bias is not None else None,
-            work.epilogue, work.dtype, work.precision, rank, tuple(instead),
-        )  # fmt: skip
-
-    def _element(self, x: Lies) -> Place:
-        """Where a matrix begins."""
-        return self.place(x.storage).at(x.base * x.storage.dtype.itemsize)
+        return Multiply(len(self.calls), work.placed(place), rank, tuple(instead))
 
     def _clear(self, values: Sequence[Value]) -> None:
         """Finds room for buffers that a kernel wants to be zero, side by side, and fills it."""
@@ -478,7 +445,7 @@ def _encoded(step: Step, spell: Encode) -> dict[str, Any]:
             grid = [spell(step.programs), 1, 1]
             found = {"launch": step.kernel, "call": step.call, "grid": grid, "args": arguments}
             return {**found, "writes": list(step.written)}
-        case Product():
+        case Multiply():
             return _encoded_product(step, spell)
         case Copy():
             return {"copy": [_argument(step.to, spell), _argument(step.source, spell), spell(step.nbytes)]}
@@ -488,15 +455,17 @@ def _encoded(step: Step, spell: Encode) -> dict[str, Any]:
             return {"loop": step.counter, "trip": spell(step.trip), "steps": encode(step.steps, spell)}
 
 
-def _encoded_product(step: Product, spell: Encode) -> dict[str, Any]:
-    def matrix(x: Matrix | None) -> list[Any] | None:
-        return None if x is None else [_argument(x.place, spell), spell(x.apart), spell(x.batch), int(x.turned)]
+def _encoded_product(step: Multiply, spell: Encode) -> dict[str, Any]:
+    work = step.work
+
+    def matrix(x: Lies[Place] | None) -> list[Any] | None:
+        return None if x is None else [_argument(x.at, spell), spell(x.apart), spell(x.batch), int(x.turned)]
 
     return {
-        "product": [spell(size) for size in step.sizes], "call": step.call,
-        "a": matrix(step.a), "b": matrix(step.b), "d": matrix(step.d), "c": matrix(step.c),
-        "bias": None if step.bias is None else _argument(step.bias, spell), "epilogue": step.epilogue,
-        "dtype": step.dtype, "precision": step.precision, "rank": step.rank, "instead": encode(step.instead, spell),
+        "product": [spell(size) for size in work.sizes], "call": step.call,
+        "a": matrix(work.a), "b": matrix(work.b), "d": matrix(work.d), "c": matrix(work.c),
+        "bias": None if work.bias is None else _argument(work.bias, spell), "epilogue": work.epilogue,
+        "dtype": work.dtype, "precision": work.precision, "rank": step.rank, "instead": encode(step.instead, spell),
     }  # fmt: skip
 
 
