@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxc
 from onnxc.codegen.cpp.integer import byte_shifts
+from onnxc.errors import ShapeError
 from onnxc.frontends import onnx_file
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Graph
@@ -100,6 +101,31 @@ def test_matmul_without_constants(cpu: str) -> None:
         for left, right in [((1, 301), (301, 167)), ((151, 10), (10, 40))]
     ]
     check(cases, cpu, "integer matmul")
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_matmul_less_zero_points(cpu: str, turned: bool) -> None:
+    """Neither operand is constant. B is packed before, or by tasks, whole quads of its columns side by side or not."""
+    cases = []
+    sizes = [(1, 1, 1), (1, 301, 167), (2, 6, 70), (5, 64, 33), (47, 65, 40), (151, 12, 64), (3, 0, 5)]
+    for k, (left, right) in enumerate(itertools.product(BYTES, BYTES)):
+        points = [(0, 7), (-128, 0), (127, -128), (255, 128), (-255, 255), (3, -1)]
+        for (m, depth, n), zeros in zip(sizes, itertools.cycle(points[k:] + points[:k]), strict=False):
+            x, y = numbers((3, m, depth), left), numbers((3, n, depth) if turned else (3, depth, n), right, 1)
+            b = Builder()
+            whole, other = b.input(of_array(x), "x"), b.input(of_array(y), "y")
+            other = b.swap(other, 1, 2) if turned else other
+            out = b.one("matmul", whole, other, wide=True, zeros=zeros)
+            cases.append((b.graph([out]), [x, y]))
+    check(cases, cpu, "integer matmul")
+
+
+def test_zero_points_of_what_is_no_byte_are_refused() -> None:
+    b = Builder()
+    x, y = (b.input(TensorType(dtypes.int16, (2, 2)), name) for name in "xy")
+    with pytest.raises(ShapeError, match="zero points are for 8 bits"):
+        b.one("matmul", x, y, wide=True, zeros=(1, 0))
 
 
 @pytest.mark.parametrize("cpu", LEVELS)
@@ -523,6 +549,16 @@ def test_attention_of_dequantized_tensors() -> None:
     assert is_gpu() or any("integer matmul" in k for k in found)
     exact = quantized(x, constants["x_s"], 77) @ quantized(y, constants["y_s"], -9)
     np.testing.assert_allclose(compiled(x=x, v=y)["y"], exact, rtol=1e-5, atol=1e-4)
+
+
+def test_zero_points_are_no_tensors_of_their_own() -> None:
+    """One kernel reads the bytes as they are."""
+    constants = {"x_s": np.float32(0.1), "x_z": np.uint8(77), "y_s": np.float32(0.2), "y_z": np.uint8(9)}
+    nodes = [dequantize("x"), helper.make_node("DequantizeLinear", ["v", "y_s", "y_z"], ["v_f"]),
+             helper.make_node("MatMul", ["x_f", "v_f"], ["y"])]  # fmt: skip
+    x, y = numbers((2, 5, 16), np.uint8), numbers((2, 16, 7), np.uint8, 1)
+    _, found = kinds(model_of(nodes, {"x": x, "v": y}, constants, TensorProto.FLOAT), "native")
+    assert found == ["integer matmul"]
 
 
 def test_bytes_are_stored_and_not_the_floats_made_from_them() -> None:

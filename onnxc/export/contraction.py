@@ -19,7 +19,11 @@ ARITHMETIC = {"add": "Add", "sub": "Sub", "scale": "Mul", "max": "Max"}
 
 def _matmul(w: NodeWriter, node: Node, xs: list[str]) -> str:
     dtype = node.output.dtype
-    return w.compute("MatMul", dtype, [w.cast(x, dtype) for x in xs] if node.attrs.get("wide") else xs)
+    if node.attrs.get("wide"):
+        zeros = node.attrs.get("zeros", (0, 0))
+        xs = [w.cast(x, dtype) for x in xs]
+        xs = [w.compute("Sub", dtype, [x, w.scalar(z, dtype)]) if z else x for x, z in zip(xs, zeros, strict=True)]
+    return w.compute("MatMul", dtype, xs)
 
 
 def _conv(w: NodeWriter, node: Node, xs: list[str]) -> str:

@@ -5,7 +5,7 @@
 Found by what is computed, not by names: so DequantizeLinear, MatMulInteger, ConvInteger, the QLinear operators and
 what users cast to int32 themselves all come to the same `wide` primitives. Weights have their zero point taken off at
 compile time; a zero point of the left operand becomes one constant for each column, and pads convolutions. Where
-neither operand is constant, zero points are taken off in int16.
+neither operand is constant, constant zero points are the kernel's to take off, others are taken off in int16.
 
 What is dequantized, moved about, and quantized again by the same scale and zero point is the integers, moved about:
 quantizers put such pairs around every operator that only moves elements.
@@ -219,6 +219,9 @@ class _Pass:
             return None
         weights = _without_zero(y)
         if weights is None or x.array is not None:
+            zeros = [_zero_at_run_time(v) for v in (x, y)]
+            if None not in zeros:
+                return b.one("matmul", x.whole, y.whole, wide=True, **({"zeros": tuple(zeros)} if any(zeros) else {}))
             left, right = self._narrow(x), self._narrow(y)
             return None if left is None or right is None else b.one("matmul", left, right, wide=True)
         acc = b.one("matmul", x.whole, b.constant(weights), wide=True)
@@ -353,6 +356,12 @@ def _without_zero(x: Quantized) -> np.ndarray | None:
         if whole.shape == x.array.shape and _fits(whole, dtype):
             return np.ascontiguousarray(whole.astype(dtype))
     return None
+
+
+def _zero_at_run_time(x: Quantized) -> int | None:
+    """The one zero point of bytes that are not constant, 0 where there is none; None for anything else."""
+    zero = 0.0 if x.zero is None else _number(x.zero)
+    return None if x.array is not None or x.dtype.bits != 8 or zero is None else int(zero)
 
 
 def _greatest(x: Quantized) -> int:

@@ -31,17 +31,24 @@ def _result_type(a: TensorType, b: TensorType, attrs: Attrs) -> DType | None:
 
 
 def _matmul(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    """[..., M, K] @ [..., K, N]; leading dims broadcast. With `wide`, of narrow integers, in int32."""
+    """[..., M, K] @ [..., K, N]; leading dims broadcast.
+
+    With `wide`, of narrow integers, in int32; `zeros`, two integers, are then what the operands, both of 8 bits, are
+    less: (a - zeros[0]) @ (b - zeros[1]). Neither is more than 255 away from 0.
+    """
     a, b = types
     dtype = _result_type(a, b, attrs)
+    zeros = attrs.get("zeros", (0, 0))
+    if any(zeros) and not (attrs.get("wide") and a.dtype.bits == b.dtype.bits == 8 and max(map(abs, zeros)) <= 255):
+        raise ShapeError(f"matmul of {a} less {zeros[0]} and {b} less {zeros[1]}: zero points are for 8 bits")
     if a.rank < 2 or b.rank < 2 or dtype is None or never_equal(a.shape[-1], b.shape[-2]):
         raise ShapeError(f"matmul of {a} and {b}: the inner dims must be equal")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (TensorType(dtype, (*batch, a.shape[-2], b.shape[-1])),)
 
 
-def _matmul_eval(a: np.ndarray, b: np.ndarray, wide: bool = False) -> np.ndarray:
-    a, b = (a.astype(np.int32), b.astype(np.int32)) if wide else (a, b)
+def _matmul_eval(a: np.ndarray, b: np.ndarray, wide: bool = False, zeros: tuple[int, int] = (0, 0)) -> np.ndarray:
+    a, b = (a.astype(np.int32) - zeros[0], b.astype(np.int32) - zeros[1]) if wide else (a, b)
     return np.asarray(np.matmul(a, b)).astype(a.dtype, copy=False)
 
 

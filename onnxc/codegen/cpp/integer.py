@@ -87,8 +87,8 @@ class _IntegerEmitter(TemplateEmitter):
         return 2 if byte_shifts(matrix) is None else 4
 
     def depth_at_run_time(self, left: Value, right: Value) -> int:
-        """The same where the right operand is packed at run time, and nobody knows the sums of its columns."""
-        return 4 if self.options.vnni and (left.dtype, right.dtype) == (dtypes.uint8, dtypes.int8) else 2
+        """The same where the right operand is packed at run time."""
+        return 4 if self.options.vnni and left.dtype.bits == right.dtype.bits == 8 else 2
 
     def pack(self, key: object, matrices: list[np.ndarray], depth: int, signed: bool) -> str:
         """Packed matrices, one after the other, what the sums of their columns start with, and what the sums of rows are
@@ -143,11 +143,11 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
         matrix = _constant_matrix(access)
         depth = self.depth(access.a.value, matrix)
-        left = self._left(access.a, names, k)
+        left = self._left(access.a, names, k, self._zeros(node)[0])
         if matrix is None:
             depth = self.depth_at_run_time(access.a.value, access.b.value)
             b, before, workspace = self._pack_at_run_time(access, names, depth)
-            b = f"{b}, {self._right(access.b, names, k, n)}"
+            b = f"{b}, {self._right(access, names)}"
         else:
             b = self.pack((access.b.value.id, access.b.base, access.b.row, access.b.col), [matrix], depth,
                           access.a.value.dtype is dtypes.int8)  # fmt: skip
@@ -169,15 +169,27 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         """Bytes of a thread's scratch."""
         return f"(ig_scratch({k}, {depth}) + ig_room({k}, {depth}))" if packs else f"ig_scratch({k}, {depth})"
 
-    def _right(self, b: Matrix, names: dict[Symbol, str], k: str, n: str) -> str:
-        element = spelling.storage_type(b.value.dtype)
-        at = f"{self.pointer(b.value)} + {self.index(b.base, names)}"
-        return f"IgColumns<{element}>{{{at}, {self.size(b.row)}, {self.size(b.col)}, {k}, {n}}}"
+    @staticmethod
+    def _zeros(node: Node) -> tuple[int, int]:
+        """What both operands are less."""
+        left, right = node.attrs.get("zeros", (0, 0))
+        return left, right
 
-    def _left(self, a: Matrix, names: dict[Symbol, str], k: str) -> str:
+    def _right(self, access: MatmulAccess, names: dict[Symbol, str], pointer: str = "") -> str:
+        """What is packed at run time."""
+        node, b, (_, n, k) = self.group.node, access.b, access.sizes
+        assert node is not None
+        left, right = self._zeros(node)
+        # Quads of int8 are read with 128 added.
+        left += 128 if access.a.value.dtype is dtypes.int8 else 0
+        at = f"{pointer or self.pointer(b.value)} + {self.index(b.base, names)}"
+        sizes = ", ".join(self.size(d) for d in (b.row, b.col, k, n))
+        return f"IgColumns<{spelling.storage_type(b.value.dtype)}>{{{at}, {sizes}, {left}, {right}}}"
+
+    def _left(self, a: Matrix, names: dict[Symbol, str], k: str, zero: int) -> str:
         element = spelling.storage_type(a.value.dtype)
         at = f"{self.pointer(a.value)} + {self.index(a.base, names)}"
-        return f"IgRows<{element}>{{{at}, {self.end(a.value)}, {self.size(a.row)}, {self.size(a.col)}, {k}}}"
+        return f"IgRows<{element}>{{{at}, {self.end(a.value)}, {self.size(a.row)}, {self.size(a.col)}, {k}, {zero}}}"
 
     def _pack_at_run_time(
         self, access: MatmulAccess, names: dict[Symbol, str], depth: int
@@ -188,9 +200,8 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         packs = f"ig_packs(ig_grid({', '.join(sizes)}, ctx->threads), {sizes[0]}, {sizes[2]}, {depth})"
         loops = [(s, d) for s, d in access.batch if s in symbols(b.base)]
         count = self.size(prod(d for _, d in loops))
-        panels = f"ig_panels({self.size(n)})"
-        each = f"{panels} * IG_NR * ox_up({self.size(k)}, {depth})"
-        mine: dict[Symbol, str] = {}
+        panels, each = f"ig_panels({self.size(n)})", f"ig_whole({self.size(n)}, {self.size(k)}, {depth})"
+        panel, mine = f"IG_NR * ox_up({self.size(k)}, {depth})", dict[Symbol, str]()
         decode = self.loops(loops, "(t / panels)", mine)
         position = "0"
         for s, d in loops:
@@ -202,10 +213,12 @@ class IntegerMatmulEmitter(_IntegerEmitter):
                 f"  const {element} *const src = (const {element} *)a->p[{pointer[1:]}]; @SIZES@",
                 f"  const i64 panels = {panels};",
                 "  for (i64 t = first; t < last; t++) {", *indent(decode, 2),
-                f"    ig_pack_b<{depth}>(src + {self.index(b.base, mine)}, {self.size(b.row)}, {self.size(b.col)}, {self.size(k)}, {self.size(n)}, "
-                f"{place} + t / panels * ({each}), t % panels, t % panels + 1);", "  }", "};",
+                f"    ig_i32 *const d = {place} + t / panels * {each};",
+                "    const i64 p = t % panels;",
+                f"    ig_pack_b<{depth}>({self._right(access, mine, 'src')}, p, p + 1, d + p * {panel}, d + panels * {panel} + p * IG_NR);",
+                "  }", "};",
                 f"if (!{packs}) ox_for(ctx, {count} * {panels}, pack, &c);"]  # fmt: skip
-        return f"(const i32 *)({place} + {position} * ({each}))", pack, f"({packs} ? 0 : {count} * ({each}) * 4)"
+        return f"(const i32 *)({place} + {position} * {each})", pack, f"({packs} ? 0 : {count} * {each} * 4)"
 
 
 def _constant_matrix(access: MatmulAccess) -> np.ndarray | None:

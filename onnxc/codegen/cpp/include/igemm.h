@@ -7,7 +7,7 @@
 //   D = 4: four uint8 of A by four int8 of B, vpdpbusd: only where the CPU has VNNI. int8 rows of A are read with
 //          128 added; `init`, -128 times the sum of each column of B, makes up for it. Columns of B whose numbers lie in
 //          another range of 256 (uint8, less a zero point or not) are packed less a number of their own, which `slope`
-//          times the sum of a row of A adds again.
+//          times the sum of a row of A adds again. Both make up for zero points of bytes that are packed at run time, too.
 // vpmaddubsw, which saturates at 16 bits, is used nowhere.
 //
 // B is packed as [ceil(N / NR)][ceil(K / D)][NR][D], zero padded. A block of rows of A is packed as rows of K, zero
@@ -80,17 +80,18 @@ template <int D> OX vi ig_dot(vi s, vi a, vi b) {
 template <int D> struct ig_packed;
 template <> struct ig_packed<2> { typedef ig_i16 type; };
 template <> struct ig_packed<4> { typedef u8 type; };
-template <int D, class S> OX typename ig_packed<D>::type ig_one(S x) {
+template <int D, class S> OX typename ig_packed<D>::type ig_one(S x, i16 zero = 0) {
   static_assert(D == 2 || sizeof(S) == 1, "quads are of bytes");
-  if constexpr (D == 2) return (i16)x;
+  if constexpr (D == 2) return (i16)(x - zero);
   else return (S)-1 < 0 ? (u8)(x ^ 0x80) : (u8)x;
 }
 // Elements of a step of ig_copy: a register of packed ones.
 template <int D> static constexpr int ig_step = (REGISTER < VL * 4 ? REGISTER : VL * 4) / (D == 2 ? 2 : 1);
 
-// n elements from s on into a packed row. Reads stay below `end`; writes may go on to the next multiple of ig_step.
+// n elements from s on into a packed row, of int16 less `zero`. Reads stay below `end`; writes may go on to the next
+// multiple of ig_step.
 template <int D, class S>
-OX void ig_copy(const S *s, i64 n, typename ig_packed<D>::type *d, const S *end) {
+OX void ig_copy(const S *s, i64 n, typename ig_packed<D>::type *d, const S *end, i16 zero = 0) {
   constexpr int W = ig_step<D>;
   typedef S from __attribute__((vector_size(W * sizeof(S))));
   typedef S loose __attribute__((vector_size(W * sizeof(S)), aligned(1), may_alias));
@@ -101,11 +102,11 @@ OX void ig_copy(const S *s, i64 n, typename ig_packed<D>::type *d, const S *end)
   i64 j = 0;
   for (; j < n && s + j + W <= end; j += W) {
     from v = *(const loose *)(s + j);
-    if constexpr (D == 2) *(out *)(d + j) = __builtin_convertvector(v, wide);
+    if constexpr (D == 2) *(out *)(d + j) = __builtin_convertvector(v, wide) - zero;
     else if constexpr ((S)-1 < 0) *(out_bytes *)(d + j) = (bytes)v ^ (u8)0x80;
     else *(out_bytes *)(d + j) = (bytes)v;
   }
-  for (; j < n; j++) d[j] = ig_one<D, S>(s[j]);
+  for (; j < n; j++) d[j] = ig_one<D, S>(s[j], zero);
 }
 // The elements that fill a row up to whole 32 bit elements.
 template <int D> OX void ig_finish_row(typename ig_packed<D>::type *d, i64 K) {
@@ -119,16 +120,17 @@ template <int D, class S> OX bool ig_is_packed(const S *p, i64 row, i64 K) {
 }
 
 // A reader writes rows [m, m + rows) of A to d, `as` elements apart; or it tells where they lie, `as` apart, if they need
-// no packing (else null). Rows of elements that lie s apart:
+// no packing (else null). Rows of elements that lie s apart, of int16 less `zero`:
 template <class S> struct IgRows {
   const S *p, *end;
   i64 row, col, K;
+  i16 zero = 0;
   template <int D> OX_LAMBDA void read(ig_i32 *d, i64 as, i64 m, i64 rows) const {
     const S *s = p + m * row;
     for (i64 i = 0; i < rows; i++, s += row, d += as) {
       auto *o = (typename ig_packed<D>::type *)d;
-      if (col == 1) ig_copy<D, S>(s, K, o, end);
-      else for (i64 k = 0; k < K; k++) o[k] = ig_one<D, S>(s[k * col]);
+      if (col == 1) ig_copy<D, S>(s, K, o, end, zero);
+      else for (i64 k = 0; k < K; k++) o[k] = ig_one<D, S>(s[k * col], zero);
       ig_finish_row<D>(o, K);
     }
   }
@@ -141,45 +143,75 @@ template <class S> struct IgRows {
 };
 
 // ---- packing of B at run time -------------------------------------------------------------------------------
-// Up to D neighbours along K, `sk` apart, as one element; of VL columns, and of one.
-template <int D, class S> OX vi ig_join(const S *s, i64 sk, i64 have) {
+// B as it lies, b(k, n) = p[k * sk + n * sn], and what A and B are less. Pairs are packed less `zero`; of quads `init` and
+// `slope` take zero points off the sums, which begin with
+//     K * zero_a * zero_b - zero_a * (sum of a column of B)
+// and have -zero_b times the sum of a row of A added, all of it by the bytes that are multiplied: uint8 of A, int8 of B.
+template <class S> struct IgColumns {
+  const S *p;
+  i64 sk, sn, K, N;
+  i32 zero_a, zero;
+  static constexpr u32 flip = (S)-1 < 0 ? 0 : 0x80;  // of a byte: uint8 as int8, 128 less
+  OX_LAMBDA u32 slope() const { return (u32)((i32)flip - zero); }
+  OX_LAMBDA u32 first(u32 sum) const { return (u32)zero_a * ((u32)K * (u32)(zero - (i32)flip) - sum); }
+};
+// Up to D neighbours along K as one element: of VL columns that lie side by side, and of one.
+template <int D, class S> OX vi ig_join(const IgColumns<S> &b, const S *s, i64 have) {
   constexpr int bits = 32 / D;
   ig_u x = {};
   OX_UNROLL for (int i = 0; i < D; i++)
-    if (i < have) x |= ((ig_u)conv<i32, S>(ld(s + i * sk)) & ((1u << bits) - 1)) << i * bits;
+    if (i < have) {
+      ig_u v = (ig_u)conv<i32, S>(ld(s + i * b.sk));
+      x |= ((D == 2 ? v - (u32)b.zero : v ^ b.flip) & ((1u << bits) - 1)) << i * bits;
+    }
   return (vi)x;
 }
-template <int D, class S> OX i32 ig_join_one(const S *s, i64 sk, i64 have) {
+template <int D, class S> OX i32 ig_join_one(const IgColumns<S> &b, const S *s, i64 have) {
   constexpr int bits = 32 / D;
   u32 x = 0;
+  if (D == 4 && b.sk == 1 && have >= D) {
+    __builtin_memcpy(&x, s, 4);
+    return (i32)(x ^ b.flip * 0x01010101u);
+  }
   OX_UNROLL for (int i = 0; i < D; i++)
-    if (i < have) x |= ((u32)(i32)s[i * sk] & ((1u << bits) - 1)) << i * bits;
+    if (i < have) {
+      u32 v = (u32)(i32)s[i * b.sk];
+      x |= ((D == 2 ? v - (u32)b.zero : v ^ b.flip) & ((1u << bits) - 1)) << i * bits;
+    }
   return (i32)x;
 }
-// Panels [p0, p1) of b(k, n) = b[k * sk + n * sn] into bp, the start of the whole packed matrix.
-template <int D, class S> static void ig_pack_b(const S *b, i64 sk, i64 sn, i64 K, i64 N, ig_i32 *bp, i64 p0, i64 p1) {
-  i64 KP = ox_up(K, D);
+// Panels [p0, p1) into d, and for quads what the sums of their columns begin with into init.
+template <int D, class S> static void ig_pack_b(const IgColumns<S> &b, i64 p0, i64 p1, ig_i32 *d, ig_i32 *init) {
+  const i64 KP = ox_up(b.K, D);
+  const vi ones = bc<i32>(0x01010101);
   for (i64 p = p0; p < p1; p++) {
-    i64 n0 = p * IG_NR, w = ox_min(N - n0, IG_NR);
-    ig_i32 *d = bp + p * KP * IG_NR;
+    i64 n0 = p * IG_NR, w = ox_min(b.N - n0, IG_NR);
+    const ig_i32 *const panel = d;
     for (i64 q = 0; q < KP; q++, d += IG_NR) {
-      const S *s = b + D * q * sk + n0 * sn;
-      i64 have = K - D * q;
-      if (sn == 1 && w == IG_NR && have >= D) {
-        OX_UNROLL for (int j = 0; j < IG_NR; j += VL) st((i32 *)d + j, ig_join<D>(s + j, sk, D));
+      const S *s = b.p + D * q * b.sk + n0 * b.sn;
+      i64 have = b.K - D * q;
+      if (b.sn == 1 && w == IG_NR && have >= D) {
+        OX_UNROLL for (int j = 0; j < IG_NR; j += VL) st((i32 *)d + j, ig_join<D>(b, s + j, D));
       } else {
-        for (i64 j = 0; j < IG_NR; j++) d[j] = j < w ? ig_join_one<D>(s + j * sn, sk, have) : 0;
+        for (i64 j = 0; j < IG_NR; j++) d[j] = j < w ? ig_join_one<D>(b, s + j * b.sn, have) : 0;
       }
+    }
+    if constexpr (D == 4) {
+      vi sums[IG_NV] = {};
+      for (i64 q = 0; q < KP; q++)
+        OX_UNROLL for (int j = 0; j < IG_NV; j++)
+          sums[j] = ig_dot4(sums[j], ones, ld((const i32 *)panel + q * IG_NR + j * VL));
+      for (int j = 0; j < IG_NR; j++, init++) *init = (i32)b.first((u32)sums[j / VL][j % VL]);
     }
   }
 }
+// Elements of all of B packed, with what sums begin with behind it.
+OX i64 ig_whole(i64 N, i64 K, int D) { return ig_panels(N) * IG_NR * (ox_up(K, D) + (D == 4)); }
 
-// B as it lies, for products whose rows are one block: each task packs the panels that it is about to use.
-template <class S> struct IgColumns { const S *p; i64 sk, sn, K, N; };
-template <int D, class S> static const i32 *ig_pack_now(const void *b, i64 p, i64 np, ig_i32 *room) {
+// For products whose rows are one block, each task packs the panels that it is about to use.
+template <int D, class S> static void ig_pack_now(const void *b, i64 p, i64 np, ig_i32 *room, ig_i32 *init) {
   const IgColumns<S> c = *(const IgColumns<S> *)b;
-  ig_pack_b<D>(c.p + p * IG_NR * c.sn, c.sk, c.sn, c.K, c.N - p * IG_NR, room, 0, np);
-  return (const i32 *)room;
+  ig_pack_b<D>(c, p, p + np, room, init);
 }
 
 // ---- register tile ------------------------------------------------------------------------------------------
@@ -243,8 +275,9 @@ struct IgRun {
   const void *a, *epi;
   const i32 *bp, *init, *slope;  // the latter two may be null
   i64 N, K;
-  const i32 *(*pack)(const void *b, i64 p, i64 np, ig_i32 *room);  // null: all of B is in bp
-  const void *b;
+  i64 rise = IG_NR;  // between the slopes of two panels: 0 where all are alike
+  void (*pack)(const void *b, i64 p, i64 np, ig_i32 *room, ig_i32 *init) = nullptr;  // null: all of B is in bp
+  const void *b = nullptr;
 };
 template <int D, class A> static void ig_read(const void *a, ig_i32 *d, i64 as, i64 m, i64 rows) {
   const A copy = *(const A *)a;
@@ -267,7 +300,7 @@ template <class E> static void ig_finish(const void *epi, const i32 *c, i64 m, i
 OX i64 ig_row(i64 K, int D) { return ox_up(ox_up(K, D), 16) * 16 + 16; }
 OX i64 ig_rows(i64 K, int D) { return ox_max(IG_MR, ox_min(IG_MC, IG_A_ROOM / ig_row(K, D) / IG_MR * IG_MR)); }
 // Bytes of scratch of a thread; where B is packed by tasks, ig_room more.
-OX i64 ig_room(i64 K, int D) { return IG_MOST_WIDE * IG_NR * ox_up(K, D) * 4; }
+OX i64 ig_room(i64 K, int D) { return IG_MOST_WIDE * IG_NR * (ox_up(K, D) + 1) * 4; }
 OX i64 ig_scratch(i64 K, int D) {
   return ox_up(((ig_rows(K, D) + IG_SPARE) * ig_row(K, D) + IG_SLACK + IG_C) * 4, 64) * 64;
 }
@@ -316,8 +349,12 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
     if (plan.parts) igx_configure(plan.rows);
     for (i64 p = p0, np; p < p1; p += np) {
       np = p + wide <= p1 ? wide : 1;
-      const i32 *b = x.pack ? x.pack(x.b, p, np, room) : x.bp + p * IG_NR * KP;
-      const i32 *init = x.init ? x.init + p * IG_NR : nullptr;
+      const i32 *b = x.bp + p * IG_NR * KP, *init = x.init ? x.init + p * IG_NR : nullptr;
+      if (x.pack) {
+        ig_i32 *const sums = room + IG_MOST_WIDE * IG_NR * KP;
+        x.pack(x.b, p, np, room, sums);
+        b = (const i32 *)room, init = D == 4 ? (const i32 *)sums : nullptr;
+      }
       if (plan.parts) {
         igx_panel(plan, KP, at, as, b, init, c);
       } else {
@@ -327,7 +364,7 @@ static __attribute__((noinline)) void ig_block(const IgRun &x, i64 m0, i64 m1, i
         }
       }
       for (i64 j = 0; j < np; j++) {
-        if (D == 4 && x.slope) ig_add_rows(sums, mn, x.slope + (p + j) * IG_NR, c + j * me * IG_NR);
+        if (D == 4 && x.slope) ig_add_rows(sums, mn, x.slope + (p + j) * x.rise, c + j * me * IG_NR);
         x.finish(x.epi, c + j * me * IG_NR, mb, mn, (p + j) * IG_NR, x.N);
       }
     }
@@ -358,7 +395,7 @@ template <int D, class A, class E>
 OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const i32 *init, const i32 *slope, i64 M, i64 N, i64 K,
                 void *scratch, const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
-  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, slope, N, K, nullptr, nullptr};
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, init, slope, N, K};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
 // The same with B packed at run time: all of it before, at bp, or by the tasks.
@@ -366,7 +403,9 @@ template <int D, class A, class S, class E>
 OX void ig_task(const IgGrid &g, i64 t, const A &a, const i32 *bp, const IgColumns<S> &b, i64 M, i64 N, i64 K,
                 void *scratch, const E &epi) {
   i64 im = t / g.gp, ip = t % g.gp, P = ig_panels(N);
-  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, nullptr, nullptr, N, K,
-               ig_packs(g, M, K, D) ? ig_pack_now<D, S> : nullptr, &b};
+  i32 slope[IG_NR];
+  for (int j = 0; j < IG_NR; j++) slope[j] = (i32)b.slope();
+  IgRun run = {ig_read<D, A>, ig_in_place<D, A>, ig_finish<E>, &a, &epi, bp, D == 4 ? bp + P * IG_NR * ox_up(K, D) : nullptr,
+               D == 4 && b.slope() ? slope : nullptr, N, K, 0, ig_packs(g, M, K, D) ? ig_pack_now<D, S> : nullptr, &b};
   ig_block<D>(run, ox_cut(M, g.gm, im), ox_cut(M, g.gm, im + 1), ox_cut(P, g.gp, ip), ox_cut(P, g.gp, ip + 1), scratch);
 }
