@@ -41,6 +41,7 @@ from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, GROSS, Tolerances, is_h
 from onnxc.tools.compare.judge import Judge
 from onnxc.tools.compare.layers import compare_layers
 from onnxc.tools.compare.metrics import unit
+from onnxc.tools.compare.peer import peer
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.reduce import reduction
 from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison
@@ -114,6 +115,8 @@ def compare(
         ours = "onnxc" if compiled is not None or not _is_other_file(theirs, model) else "onnxruntime"
     own = make_side(ours, judge.source, options, compiled=compiled, tell=tell)
     _check_sides(judge, own, theirs)
+    own.prepare("whose answers are judged")
+    theirs.prepare("the reference")
     _cast_inputs(own, theirs)
     run = _Run(judge, own, theirs, options, tell)
     given = _samples(judge, inputs, samples, seed, dims)
@@ -253,7 +256,7 @@ class _Run:
             seed=seed,
             layers=tuple(inside),
             seconds=self.seconds,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + peer().peak(),
             notes=tuple(notes),
         )
 
