@@ -157,6 +157,23 @@ def test_a_forked_process_has_a_peer_of_its_own() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_an_onnxruntime_that_cannot_be_imported(tmp_path: Path) -> None:
+    """It is looked for where this process would find it, and what is amiss there is said."""
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('a library is missing')")
+    done = python(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from onnxc.errors import RunError
+        from onnxc.tools.compare.engines import OnnxRuntime
+        try:
+            OnnxRuntime().load(b"")
+        except RunError as error:
+            assert type(error.cause) is ImportError
+            print(error)
+    """)
+    assert "cannot load the model (a library is missing)" in done.stdout, done.stderr
+
+
 def test_what_is_sent_comes_as_it_was() -> None:
     values: list[Any] = [
         floats(3, 5)[:, ::2], floats(2, 3).T, np.zeros((0, 4), np.int8), np.array(True), np.arange(3, dtype=">i4"),

@@ -13,6 +13,8 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,6 @@ def _array(value: Any) -> Any:
 
 def main() -> None:
     """Answers commands on standard input. What sessions need is imported at once, while nobody waits for it."""
-    import onnxruntime  # noqa: F401
-
+    with suppress(Exception):  # what is amiss is said where it is wanted
+        import_module("onnxruntime")
     serve_pipes(Sessions())

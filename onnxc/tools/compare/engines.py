@@ -147,6 +147,8 @@ def _died(error: DiedError, doing: str, subject: str) -> str:
     said = f"onnxruntime's process ended ({error.how}) while it had to {doing} {subject}"
     if error.how == "SIGKILL":
         return f"{said}; the system ends a process so where memory runs out"
+    if error.code >= 0:
+        return f"{said}; what it printed may say why"
     return f"{said}: it ends so over some models that are valid. With onnx or float64 on that side they can be compared"
 
 
