@@ -6,6 +6,10 @@ import gc
 import io
 import os
 import signal
+import subprocess
+import sys
+import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +34,10 @@ from tests.small_models import floats, parse
 
 MODEL = parse("(float[4, 8] x) => (float[4, 8] y) { a = Tanh(x) y = Softmax<axis=-1>(a) }", 20)
 GIVEN = {"x": floats(4, 8)}
+ENDLESS = parse("""() => (int64 y) {
+  n = Constant<value = int64 {1000000000000}> () c = Constant<value = bool {1}> () x = Constant<value = int64 {0}> ()
+  y = Loop (n, c, x) <body = b (int64 i, bool go, int64 s) => (bool on, int64 t) { on = Identity(go) t = Add(s, i) }>
+}""", 18)  # fmt: skip
 SETTINGS = {"level": "disabled", "threads": None, "entries": {}, "written": None}
 
 
@@ -155,6 +163,36 @@ def test_a_forked_process_has_a_peer_of_its_own() -> None:
         assert np.array_equal(run(GIVEN)[0], before[0]) and peer()._worker is first
     """)
     assert done.returncode == 0, done.stderr
+
+
+def is_running(pid: str) -> bool:
+    """Whether there is a process of that number, and not only what is left of one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_it_does_not_outlive_the_process_that_asked() -> None:
+    """Which is killed while a model of endless turns runs."""
+    code = """
+        from tests.test_compare_peer import ENDLESS, onnxruntime_runner, peer
+        run = onnxruntime_runner(ENDLESS)
+        print(peer()._worker._process.pid, flush=True)
+        run({})
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE
+    ) as asking:
+        assert asking.stdout is not None
+        pid = asking.stdout.readline().decode().strip()
+        time.sleep(1)
+        assert is_running(pid) and asking.poll() is None
+        asking.kill()
+    until = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not is_running(pid)
 
 
 def test_an_onnxruntime_that_cannot_be_imported(tmp_path: Path) -> None:

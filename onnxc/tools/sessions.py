@@ -12,6 +12,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -121,8 +123,16 @@ def _array(value: Any) -> Any:
     return np.frombuffer(raw, f"u{dtype.itemsize}").view(dtype).reshape(shape)
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process soon after the one that started it, which may be killed while a model runs here."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def main() -> None:
     """Answers commands on standard input. What sessions need is imported at once, while nobody waits for it."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with suppress(Exception):  # what is amiss is said where it is wanted
         import_module("onnxruntime")
     serve_pipes(Sessions())
