@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import THREADS, Mark, Outcome, one_op, private_cache, stored, zoo
-from onnxc.tools.bench import Worker, duration, stored_inputs
+from onnxc.tools.bench import duration, stored_inputs
+from onnxc.tools.process import Worker
 
 REPEATS = 5
 

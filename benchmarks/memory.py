@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import THREADS, Mark, Outcome, private_cache, zoo
-from onnxc.tools.bench import Worker, stored_inputs
+from onnxc.tools.bench import stored_inputs
+from onnxc.tools.process import Worker
 
 
 def memory(tell: Callable[[str], None] = print) -> Outcome:

@@ -13,7 +13,8 @@ import numpy as np
 
 import onnxc
 from benchmarks.common import THREADS, Mark, Outcome, one_op, stored
-from onnxc.tools.bench import Worker, duration, stored_inputs, take_turns
+from onnxc.tools.bench import duration, stored_inputs, take_turns
+from onnxc.tools.process import Worker
 
 REPEATS = 9
 STEP = 0.5  # what a jitted function reads from its module

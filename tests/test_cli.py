@@ -19,7 +19,8 @@ from onnxc.cli import app
 from onnxc.errors import CudaError, RunError
 from onnxc.runtime.cuda import driver as driver_module
 from onnxc.runtime.cuda.driver import Driver, device
-from onnxc.tools.bench import Bench, Timing, Worker
+from onnxc.tools.bench import Bench, Timing
+from onnxc.tools.process import Worker
 from tests.fake_cuda import FakeDriver
 from tests.targets import needs_triton
 

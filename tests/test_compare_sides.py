@@ -107,6 +107,20 @@ def test_a_second_file_by_name_and_by_position(tmp_path: Path) -> None:
     assert found.agree and [t.ours_name for t in found.layers] == ["a_2", "b_2", "c_2", "d_2", ""]
 
 
+def test_two_files_that_differ_are_told_of_the_referee(tmp_path: Path) -> None:
+    other = onnx.ModelProto()
+    other.CopyFrom(MODEL)
+    other.graph.node[0].op_type = "Sin"
+    onnx.save(MODEL, tmp_path / "a file.onnx")
+    onnx.save(other, tmp_path / "b.onnx")
+    a, b = tmp_path / "a file.onnx", tmp_path / "b.onnx"
+    found = compare(b, GIVEN, reference=str(a))
+    assert f"note: which is nearer to the truth? --reference '{a}@float64' says" in " ".join(str(found).split())
+    assert not compare(b, GIVEN, reference=f"{a}@float64").notes  # asked already
+    assert not compare(a, GIVEN, reference=str(a)).notes
+    assert not compare(MODEL, GIVEN, compiled=lambda *arrays: {"y": GIVEN["x"]}).notes  # float64 has judged them
+
+
 def test_a_torch_module() -> None:
     torch = pytest.importorskip("torch")
 

@@ -8,11 +8,8 @@ ratios carry over between machines better than times.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,72 +17,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from onnxc.errors import InputError, RunError
+from onnxc.errors import InputError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.reports.printed import Printed
+from onnxc.tools.process import Worker
 from onnxc.tools.worker import ENGINES
 
 PAUSE = 0.02  # seconds between turns, in which an engine's threads stop spinning
-
-
-class Worker:
-    """A worker process; a context manager that ends it."""
-
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-c", "from onnxc.tools.worker import main; main()"]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
-        )
-
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """One command and its answer. Raises RunError for what went wrong on the other side."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RunError(f"the measuring process died while it did {do!r} (exit status {self._process.wait()})")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise RunError(answer["error"])
-        return answer
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it is gone already
-        try:
-            self._process.wait(timeout=5 if error is None else 0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process.stdout.close()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The process in which one engine is measured: it holds one session, and does as it is told over pipes.
 
-Commands come as lines of JSON on standard input, and each is answered by a line of JSON. Only the process
-that was asked last is at work, so engines that take turns never share the cores:
+Commands come as lines of JSON on standard input, and each is answered by a line of JSON (`onnxc.tools.messages`). Only
+the process that was asked last is at work, so engines that take turns never share the cores:
 
     {"do": "import", "engine": "onnxc"}  ->  {"seconds": 0.3, "version": "0.1.0"}
     {"do": "load", "engine": "onnxc", "model": "m.onnx", "threads": 2, "inputs": "i.npz"}  ->  {"seconds": 1}
@@ -10,39 +10,24 @@ that was asked last is at work, so engines that take turns never share the cores
     {"do": "memory"}  ->  {"rss": ..., "pss": ..., "private": ...}
     {"do": "quit"}
 
-An error is answered as {"error": "..."}. What libraries print goes to standard error. Functions import what they need:
-the process has no library in it but those of the engine that it measures.
+What libraries print goes to standard error. Functions import what they need: the process has no library in it but
+those of the engine that it measures.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
+
+from onnxc.tools.messages import serve_pipes
 
 Run = Callable[[], object]
 Command = dict[str, Any]
-
-
-def serve(commands: IO[str], answers: IO[str]) -> None:
-    """Answers commands until there are no more."""
-    state = _State()
-    for line in commands:
-        command = json.loads(line)
-        if command["do"] == "quit":
-            return
-        try:
-            answer = getattr(state, f"do_{command.pop('do')}")(**command)
-        except Exception as error:  # the other side decides what it means
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
 
 
 class _State:
@@ -189,10 +174,8 @@ def _version(engine: str) -> str:
 
 
 def main() -> None:
-    """Keeps the real standard output for answers, so that nothing a library prints gets between them."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(sys.stdin, answers)
+    """Answers commands on standard input."""
+    serve_pipes(_State())
 
 
 if __name__ == "__main__":

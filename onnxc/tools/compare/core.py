@@ -38,9 +38,11 @@ from onnxc.random_inputs import random_inputs
 from onnxc.tools.compare.bisect import KINDS
 from onnxc.tools.compare.bisect import bisect as bisection
 from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, GROSS, Tolerances, is_half
+from onnxc.tools.compare.engines import Float64
 from onnxc.tools.compare.judge import Judge
 from onnxc.tools.compare.layers import compare_layers
 from onnxc.tools.compare.metrics import unit
+from onnxc.tools.compare.peer import peer
 from onnxc.tools.compare.pieces import ModelLike
 from onnxc.tools.compare.reduce import reduction
 from onnxc.tools.compare.results import Comparison, OutputComparison, Reduction, TensorComparison
@@ -114,6 +116,8 @@ def compare(
         ours = "onnxc" if compiled is not None or not _is_other_file(theirs, model) else "onnxruntime"
     own = make_side(ours, judge.source, options, compiled=compiled, tell=tell)
     _check_sides(judge, own, theirs)
+    own.prepare("whose answers are judged")
+    theirs.prepare("the reference")
     _cast_inputs(own, theirs)
     run = _Run(judge, own, theirs, options, tell)
     given = _samples(judge, inputs, samples, seed, dims)
@@ -242,6 +246,7 @@ class _Run:
             notes += [n for n in (getattr(self.ours, "note", ""), getattr(self.theirs, "note", "")) if n]
             notes += _with_taps(inside, found)
             found = _condemned(found, inside)
+        notes += self._undecided(found)
         tolerances = self.judge.tolerances
         return Comparison(
             tuple(found),
@@ -253,7 +258,7 @@ class _Run:
             seed=seed,
             layers=tuple(inside),
             seconds=self.seconds,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + peer().peak(),
             notes=tuple(notes),
         )
 
@@ -287,6 +292,16 @@ class _Run:
             ours = [ours[shared.index(name)] for name in names]
         judge = self.judge
         return self._timed("judge", lambda: judge.outputs(sample, given, ours, theirs, names, self.theirs)), inside
+
+    def _undecided(self, rows: Sequence[OutputComparison]) -> list[str]:
+        """What tells which of two files is nearer to the truth, where they differ: no referee was asked."""
+        model = None if self.theirs.source is None else self.theirs.source.model
+        if all(r.agrees for r in rows) or not isinstance(model, (str, os.PathLike)) or model == self.judge.model:
+            return []
+        if isinstance(getattr(self.theirs, "engine", None), Float64):
+            return []
+        truth = shlex.quote(f"{os.fspath(model)}@float64")
+        return [f"which is nearer to the truth? --reference {truth} says of each file how far it is from that"]
 
     def _excused(self, rows: Sequence[OutputComparison]) -> bool:
         """Whether float64, which evaluates our own definitions of the operators, has excused what differs by more than

@@ -5,14 +5,13 @@ Each engine has `load(model)`, which gives a function from inputs by name to out
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from onnxc.compiler import compile as compile_model
 from onnxc.compiler.options import CompileOptions
@@ -20,15 +19,16 @@ from onnxc.errors import InputError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
-from onnxc.tools.compare.metrics import is_float
+from onnxc.tools.compare.peer import LostError, Session
 from onnxc.tools.compare.pieces import SourceModel, input_names
 from onnxc.tools.float64 import evaluate_float64
+from onnxc.tools.process import DiedError
+from onnxc.tools.sessions import LEVELS
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Any]
 Model = str | os.PathLike[str] | bytes | ModelProto
 Runner = Callable[[Arrays], list[Any]]
-ORT_LEVELS = ("disabled", "basic", "extended", "all")
 
 
 class Engine(Protocol):
@@ -74,95 +74,82 @@ class Strict:
 
 
 class OnnxRuntime:
-    """onnxruntime on the CPU. `level` is how much it optimizes: disabled, basic, extended, all."""
+    """onnxruntime on the CPU, in a process of its own (`onnxc.tools.compare.peer`). `level` is how much it optimizes:
+    disabled, basic, extended, all.
+
+    Attributes:
+        subject: what it runs, for errors: "'m.onnx', the reference". Default: the model that is loaded.
+    """
 
     maps = True
 
-    def __init__(self, level: str = "disabled", threads: int | None = None) -> None:
-        if level not in ORT_LEVELS:
-            raise InputError(f"onnxruntime has no optimization level {level!r}; there are {', '.join(ORT_LEVELS)}")
-        self.level, self.threads = level, threads
+    def __init__(self, level: str = "disabled", threads: int | None = None, subject: str = "") -> None:
+        if level not in LEVELS:
+            raise InputError(f"onnxruntime has no optimization level {level!r}; there are {', '.join(LEVELS)}")
+        self.level, self.threads, self.subject = level, threads, subject
         self.name = "onnxruntime" if level == "disabled" else f"onnxruntime:{level}"
-
-    def options(self) -> Any:
-        """Of a session."""
-        import onnxruntime  # a quarter of a second, and only needed here
-
-        options = onnxruntime.SessionOptions()
-        levels = onnxruntime.GraphOptimizationLevel
-        named = {"disabled": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
-        options.graph_optimization_level = getattr(levels, f"ORT_{named[self.level]}")
-        options.log_severity_level = 3
-        # Threads that wait for work leave the cores to whatever else compares.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self.threads:
-            options.intra_op_num_threads = self.threads
-        return options
 
     def load(self, model: Model, folder: str | None = None) -> Runner:
         """A session."""
-        import onnxruntime
-
-        options = self.options()
-        source = model.SerializeToString() if isinstance(model, ModelProto) else model
-        source = source if isinstance(source, bytes) else os.fspath(source)
-        try:
-            if folder is not None:
-                options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # it has an exception class for each status, with no common base but this
-            raise RunError(
-                f"onnxruntime cannot load the model ({first_line(error)}); another reference may", cause=error
-            ) from error
-        known = {i.name for i in session.get_inputs()}
-        run_session = _run_by_bits if _has_types_of_its_own(session) else _run_arrays
+        entries = {} if folder is None else {"session.model_external_initializers_file_folder_path": folder}
+        session = self._opened(model, entries)
 
         def run(given: Arrays) -> list[Any]:
-            try:
-                outputs = run_session(session, {n: a for n, a in given.items() if n in known})
-            except Exception as error:
-                raise RunError(f"onnxruntime cannot run the model ({first_line(error)})", cause=error) from error
-            return outputs
+            nonlocal session
+            with self._told("run", model):
+                try:
+                    return session.run(given)
+                except LostError:  # over another model
+                    session = self._opened(model, entries)
+                    return session.run(given)
 
         return run
 
+    def optimize(self, model: Model, path: str) -> None:
+        """Stores the model as it is optimized, weights in a file beside it. Raises RunError."""
+        prefix = "session.optimized_model_external_initializers"
+        self._opened(model, {f"{prefix}_file_name": "weights.bin", f"{prefix}_min_size_in_bytes": "1024"}, path)
 
-def _run_arrays(session: Any, given: Arrays) -> list[Any]:
-    found: list[Any] = session.run(None, dict(given))
-    return found
+    def _opened(self, model: Model, entries: Mapping[str, str], written: str | None = None) -> Session:
+        settings = {"level": self.level, "threads": self.threads, "entries": entries, "written": written}
+        with self._told("optimize" if written else "load", model):
+            return Session(_as_file(model), settings)
+
+    @contextmanager
+    def _told(self, doing: str, model: Model) -> Iterator[None]:
+        """Errors of the process, in words."""
+        try:
+            yield
+        except DiedError as error:
+            raise RunError(_died(error, doing, self.subject or described(model)), cause=error) from error
+        except RunError as error:
+            if error.cause is None:  # not onnxruntime's
+                raise
+            hint = "" if doing == "run" else "; another reference may"
+            said = f"onnxruntime cannot {doing} the model ({first_line(error.cause)}){hint}"
+            raise RunError(said, cause=error.cause) from error.cause
+        except TypeError as error:
+            raise RunError(f"onnxruntime cannot {doing} the model ({error})", cause=error) from error
 
 
-def _has_types_of_its_own(session: Any) -> bool:
-    """Whether a session takes or gives floats that numpy lacks, which its arrays then cannot be."""
-    types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
-    whole = all(t.startswith("tensor(") for t in types)  # no sequences
-    return whole and any(t.startswith(("tensor(bfloat16", "tensor(float8")) for t in types)
+def _as_file(model: Model) -> str | bytes:
+    source = model.SerializeToString() if isinstance(model, ModelProto) else model
+    return source if isinstance(source, bytes) else os.fspath(source)
 
 
-def _run_by_bits(session: Any, given: Arrays) -> list[Any]:
-    """bfloat16 and floats of 8 bits go in and come out as bits."""
-    from onnxruntime import OrtValue
-
-    arrays = {name: np.asarray(a, order="C") for name, a in given.items()}  # the values lie in these
-    values = {
-        name: OrtValue.ortvalue_from_numpy_with_onnx_type(
-            a.view(f"u{a.dtype.itemsize}"), helper.np_dtype_to_tensor_dtype(a.dtype)
-        )
-        if is_float(a) and a.dtype.kind == "V" else OrtValue.ortvalue_from_numpy(a)
-        for name, a in arrays.items()
-    }  # fmt: skip
-    return [_array(v) for v in session.run_with_ort_values(None, values)]
+def described(model: Model) -> str:
+    """A model, as errors name it."""
+    return repr(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else "a model in memory"
 
 
-def _array(value: Any) -> Array:
-    """A tensor of onnxruntime's as an array."""
-    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
-    if dtype.kind != "V":
-        found: Array = value.numpy()
-        return found
-    shape = value.shape()
-    raw = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
-    return np.frombuffer(raw, f"u{dtype.itemsize}").view(dtype).reshape(shape)
+def _died(error: DiedError, doing: str, subject: str) -> str:
+    """What happened, and what to do."""
+    said = f"onnxruntime's process ended ({error.how}) while it had to {doing} {subject}"
+    if error.how == "SIGKILL":
+        return f"{said}; the system ends a process so where memory runs out"
+    if error.code >= 0:
+        return f"{said}; what it printed may say why"
+    return f"{said}: it ends so over some models that are valid. With onnx or float64 on that side they can be compared"
 
 
 class OnnxReference:

@@ -216,7 +216,7 @@ class Comparison(Printed):
         layers: tensors inside of the model in the order of its nodes; empty without `layers=True`.
         reduction: what a bisection found; None where none was asked for.
         seconds: of each stage.
-        peak_bytes: the most memory that the process has had, where it was measured.
+        peak_bytes: the most memory that the process has had, and onnxruntime's beside it, where it was measured.
         notes: what there is to know about the whole (a fallback that was taken).
     """
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxc.compiler.face import compile as compile_model
 from onnxc.compiler.options import CompileOptions
-from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
+from onnxc.errors import InputError, OnnxcError, UnsupportedError
 from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.mapped import forget
 from onnxc.tools.compare.engines import (
@@ -30,10 +30,12 @@ from onnxc.tools.compare.engines import (
     OnnxRuntime,
     Runner,
     called,
+    described,
     load_piece,
     torch_runner,
 )
-from onnxc.tools.compare.pieces import ModelLike, SourceModel
+from onnxc.tools.compare.peer import peer
+from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.tapped import TappedProgram
 from onnxc.tools.inputs import read_tensors
 
@@ -73,6 +75,12 @@ class Side:
         self.name = engine.name
         self.source: SourceModel | None = source
         self._runner: Runner | None = None
+
+    def prepare(self, role: str) -> None:
+        """Says what the side is in the comparison, and begins what can be done meanwhile."""
+        if isinstance(self.engine, OnnxRuntime):
+            self.engine.subject = f"{described(self.model)}, {role}"
+            peer().start()
 
     @property
     def output_names(self) -> list[str]:
@@ -183,30 +191,16 @@ class OptimizedSide(Side):
     """onnxruntime with optimizations. Tensors are those that are left of the optimized graph, which is what runs."""
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
-        import onnxruntime
-
         assert isinstance(self.engine, OnnxRuntime)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "optimized.onnx")
-            options = self.engine.options()
-            options.optimized_model_filepath = path
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
-            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-            source = self.model if isinstance(self.model, (str, os.PathLike)) else None
-            try:
-                onnxruntime.InferenceSession(
-                    os.fspath(source) if source is not None else _bytes(self.model),
-                    options,
-                    providers=["CPUExecutionProvider"],
-                )
-            except Exception as error:
-                raise RunError("onnxruntime cannot optimize the model", cause=error) from error
+            self.engine.optimize(self.model, path)
             optimized = SourceModel(path)
             for name in optimized.weights:  # before the folder goes
                 tensor = optimized.weights[name]
                 if tensor.data_location:
                     optimized.weights[name] = optimized._tensor(name)
-        return PieceStream(optimized, OnnxRuntime("disabled", self.engine.threads), given)
+        return PieceStream(optimized, OnnxRuntime("disabled", self.engine.threads, self.engine.subject), given)
 
 
 class SavedSide(Side):
@@ -232,6 +226,9 @@ class SavedSide(Side):
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
         return SavedStream(self.arrays)
+
+    def prepare(self, role: str) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -259,13 +256,11 @@ class TorchSide(Side):
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
         return None
 
-    def close(self) -> None:
+    def prepare(self, role: str) -> None:
         pass
 
-
-def _bytes(model: ModelLike) -> bytes:
-    assert not isinstance(model, (str, os.PathLike))
-    return model if isinstance(model, bytes) else model.SerializeToString()
+    def close(self) -> None:
+        pass
 
 
 # ---------------------------------------------------------------- streams

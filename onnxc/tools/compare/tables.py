@@ -29,7 +29,7 @@ def comparison_tables(found: Comparison, width: int = 160) -> Iterator[Any]:
     if found.reduction is not None:
         yield from _reduction(found)
     for note in found.notes:
-        yield Text(f"note: {note}")
+        yield Text(f"note: {spelled(note)}")
     differing = sum(not o.agrees for o in found.outputs)
     end = (
         f"agrees with {found.reference}"
