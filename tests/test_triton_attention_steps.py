@@ -296,7 +296,8 @@ def test_what_is_no_number_stays_so(simulator: Simulator, bad: float, guard: boo
 
 
 @needs_triton
-def test_a_converted_model(simulator: Simulator) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_a_converted_model(simulator: Simulator, dtype: str, tolerance: float) -> None:
     """Scores and numbers stay float32's."""
     padded = np.arange(40) % 3 == 1
     for alone in (False, True):
@@ -304,9 +305,9 @@ def test_a_converted_model(simulator: Simulator) -> None:
         case.then("fill", hidden(20, 40, None, 20), -3.4e38, True)
         if not alone:
             case.then("add", np.where(padded, -3.4e38, 0).astype(np.float32))
-        answer = simulator.run(case.model().SerializeToString(), [*case.arrays, *case.inputs], dtype="float16")
+        answer = simulator.run(case.model().SerializeToString(), [*case.arrays, *case.inputs], dtype=dtype)
         assert answer.kinds.count("attention") == 1 and leaves_out(answer) == alone
-        np.testing.assert_allclose(answer.outputs[0], case.wanted(), 4e-3, 4e-3)
+        np.testing.assert_allclose(answer.outputs[0], case.wanted(), tolerance, tolerance)
 
 
 # ---------------------------------------------------------------- any steps
