@@ -122,6 +122,41 @@ class FilledAttention(nn.Module):
         return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v
 
 
+class SoftcapAttention(nn.Module):
+    """The same with scores that a tanh bounds, as Gemma 2 has them, and perhaps a window; `flex` is PyTorch's, which
+    takes any function of scores.
+    """
+
+    def __init__(self, length: int, window: int | None = None, cap: float = 50.0) -> None:
+        super().__init__()
+        self.window, self.cap = window or length, cap
+        seen = torch.ones(length, length).tril().triu(1 - self.window)
+        self.register_buffer("seen", seen.bool())
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+        scores = self.cap * torch.tanh(scores / self.cap)
+        return scores.masked_fill(~self.seen, float("-inf")).softmax(-1) @ v
+
+    def flex(self) -> Callable[..., Tensor]:
+        """By its kernel, compiled for this softcap and mask."""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        cap, window, length = self.cap, self.window, self.seen.shape[0]
+
+        def capped(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+            return cap * torch.tanh(score / cap)
+
+        def seen(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+            return (key <= row) & (row - key < window)
+
+        mask = create_block_mask(seen, None, None, length, length, device="cuda")
+        found: Callable[..., Tensor] = torch.compile(
+            lambda q, k, v: flex_attention(q, k, v, score_mod=capped, block_mask=mask)
+        )
+        return found
+
+
 class Decode(nn.Module):
     """One query for each head, and the keys and values that layers have kept of a long text."""
 
@@ -210,6 +245,16 @@ CASES: dict[str, Case] = {
         for d in (64, 128)
         for causal in (False, True)
     },
+    **{
+        f"softcap_s{s}_d{d}{'_window' * bool(w)}": Case(
+            lambda s=s, w=w: SoftcapAttention(s, w),
+            _heads(s, d),
+            "softcap",  # type: ignore[misc]
+        )
+        for s in (1024, 4096)
+        for d in (128, 256)
+        for w in (None, s // 4)
+    },
     "attention_filled": Case(lambda: FilledAttention(1024), _heads(1024, 64), "filled"),
     **{
         f"decode_h{heads * shared}_kv{heads}_k{keys}": Case(Decode, _kept(heads, shared, keys), "decode")
@@ -284,6 +329,9 @@ def measure(
         runs: dict[str, Run] = {"eager": lambda xs: module(*xs)}
         if isinstance(module, Linear):
             runs["cublaslt"] = lambda xs: module.fused(*xs)
+        if isinstance(module, SoftcapAttention):
+            flex = module.flex()
+            runs["flex"] = lambda xs: flex(*xs)
         result.torch_error = _error(module(*sets[0]), exact)
         for engine in engines:
             try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxc.choices import Decisions
 from onnxc.codegen.calls import KernelCall
-from onnxc.codegen.triton.attention_mask import without_masks
+from onnxc.codegen.triton.attention_steps import without_masks
 from onnxc.codegen.triton.cubin import INSTALL, Image, KernelError, compile_each, compile_program
 from onnxc.codegen.triton.matmul import Extern
 from onnxc.codegen.triton.options import Options, check_precision, is_template

@@ -28,8 +28,7 @@ def test_scores_of_multi_head_attention(mask: str, biased: bool) -> None:
     inputs = [f32(2, 3, 8), f32(2, 5, 8), f32(2, 5, 12), None, MASKS[mask], bias]
     case = ms("MultiHeadAttention", inputs, {"num_heads": 2}, outputs=4)
     check_outputs(case, [True] * 4)
-    if not biased:
-        check_outputs(case, [True, False, False, False])  # in one kernel
+    check_outputs(case, [True, False, False, False])  # in one kernel
 
 
 def test_cache_grows_without_a_compile() -> None:

@@ -10,12 +10,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxc.errors import UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.gradient import joint
 from onnxc.optim import SGD
+from onnxc.passes.attention import fuse_attention
+from onnxc.passes.decompose import decompose
 from onnxc.training.precision import LossScale, before_gradients
 from tests.simulated_training import simulated
 from tests.targets import needs_triton
+from tests.test_attention_forms import model
 from tests.triton_simulator import Simulator
 
 pytestmark = needs_triton
@@ -105,7 +109,7 @@ class Case:
             made.append(helper.make_node("Identity", [data], [f"mask{n}"]))
             s = node("Add", [s, f"mask{n}"], "u")
         if self.hidden is not None:
-            s = node("Where", [constant("hidden", self.hidden), constant("fill", np.float32(self.fill)), s], "u")
+            s = node("Where", [constant("hidden", self.hidden), constant("fill", np.float32(self.fill)), s], "w")
         p = node("Softmax", [s], "p", axis=-1)
         if self.guard:
             p = node("Where", [node("IsNaN", [p], "nan"), constant("zero", np.float32(0)), p], "g")
@@ -207,3 +211,15 @@ def test_where_gradients_stop(stop: str) -> None:
         ]
 
     assert reached(prepare=before_gradients("bfloat16", on_gpu=True)) == reached()
+
+
+def test_steps_are_differentiated_as_written() -> None:
+    """Kernels of derivatives know one mask: other steps are not offered, and no gradient leaves them out."""
+    graph = decompose(onnx_file.load(model(["capped", "added_then_kept", "added"])))
+    prepare = before_gradients("bfloat16", on_gpu=True)
+    assert prepare is not None
+    found = [n for n in prepare(graph, graph.inputs[:3]).nodes if n.op in ("attention", "exp")]
+    assert sorted(n.op for n in found) == ["attention", "exp", "exp"] and not any("steps" in n.attrs for n in found)
+    both = Case(7, 5, mask=np.zeros((7, 5)), hidden=np.eye(7, 5) == 1)
+    with pytest.raises(UnsupportedError, match="no derivative through add, fill"):
+        joint(onnx_file.load(model_of([both])[0]), "loss", ["q0"], prepare=lambda g, wrt: fuse_attention(g))

@@ -107,7 +107,7 @@ class Case:
             return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), shape)
 
         infos = [info(n, x) for n, x in zip("qkv", self.arrays, strict=True)]
-        infos += [info("bias", x) for x in self.inputs]
+        infos += [info(f"bias{k or ''}", x) for k, x in enumerate(self.inputs)]
         nodes = list(self.nodes)
         keys, values = "k", "v"
         if k.shape[1] != q.shape[1]:  # heads that share keys and values
@@ -127,13 +127,7 @@ class Case:
             helper.make_node("MatMul", ["q", "kt"], ["s"]),
             helper.make_node("Mul", ["s", "scale"], ["t"]),
         ]
-        if self.mask is not None and self.hidden is not None:
-            fill = self.constant("fill", np.asarray(self.hidden[1], q.dtype))
-            both = ["t", fill] if self.kept else [fill, "t"]
-            nodes.append(helper.make_node("Where", [self.mask, *both], ["u"]))
-        elif self.mask is not None:
-            nodes.append(helper.make_node("Add", ["t", self.mask], ["u"]))
-        nodes.append(helper.make_node("Softmax", ["u" if self.mask is not None else "t"], ["p"], axis=-1))
+        nodes += [*self.masking("t", "u"), helper.make_node("Softmax", ["u"], ["p"], axis=-1)]
         if self.guard:
             self.constant("zero", np.zeros((), q.dtype))
             nodes.append(helper.make_node("IsNaN", ["p"], ["bad"]))
@@ -143,6 +137,16 @@ class Case:
         y = helper.make_tensor_value_info("y", kind, [*q.shape[:-2], rows, v.shape[-1]])
         graph = helper.make_graph(nodes, "g", infos, [y], [scale, *self.constants])
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    def masking(self, s: str, u: str) -> list[onnx.NodeProto]:
+        """What makes scores `u` of scaled products `s`."""
+        if self.mask is not None and self.hidden is not None:
+            fill = self.constant("fill", np.asarray(self.hidden[1], self.arrays[0].dtype))
+            both = [s, fill] if self.kept else [fill, s]
+            return [helper.make_node("Where", [self.mask, *both], [u])]
+        if self.mask is not None:
+            return [helper.make_node("Add", [s, self.mask], [u])]
+        return [helper.make_node("Identity", [s], [u])]
 
     def wanted(self) -> Array:
         """The answer."""

@@ -12,9 +12,12 @@ from onnxc.ir.graph import Value
 @rule("attention")
 def attention(s: Step) -> Gradients:
     """By queries, keys and values; probabilities are computed again from the norms of their rows. A mask has no
-    cotangent here: attention with one that is learnt is differentiated as it is written.
+    cotangent here: attention with one that is learnt, or of other steps than one mask, is differentiated as it is
+    written.
     """
     b, (q, kt, v, *bias) = s.b, s.operands
+    if "steps" in s.node.attrs:
+        raise UnsupportedError(f"attention has no derivative through {', '.join(s.node.attrs['steps'])} of its scores")
     if any(s.needed[3:]):
         raise UnsupportedError(f"attention has no derivative by its mask, {bias[0].t}")
     attrs = {key: s.node.attrs[key] for key in ("scale", "fill") if key in s.node.attrs}

@@ -124,8 +124,6 @@ class CompileOptions:
             self.integer and not gpu,
             packed_halves=gpu,
             half_attention=gpu,
-            filled_attention=gpu,
-            stepped_attention=not gpu,
             attention_depth=MOST_DEPTH if gpu else None,
             dtype=self.dtype,
             merge=gpu,

@@ -104,21 +104,20 @@ def fuse_attention(
     graph: Graph,
     of: frozenset[DType] = FLOAT32,
     deepest: int | None = None,
-    fills: bool = False,
     learnt: Container[int] = frozenset(),
-    stepped: bool = False,
+    stepped: bool = True,
 ) -> Graph:
     """Replaces attention by one `attention` node (q, kt, v, masks) wherever nothing else reads the probabilities.
 
     `of` are the dtypes that the target has a kernel for, `deepest` the depth of the deepest heads that it takes; None
-    is no limit. `fills`: it has one for scores that are replaced where a condition holds, as `masked_fill` does;
-    `stepped`: for any `score_steps`. `learnt` are ids of values that a mask must not be.
+    is no limit; `learnt` are ids of values that a mask must not be. `stepped`: kernels take any `score_steps`; else one
+    mask that is added, or a condition where scores are replaced, as `masked_fill` does.
     """
     uses = Uses(graph)
     r = Rewriter(graph)
     for node in graph.nodes:
         found = _match(node, uses) if node.op == "matmul" and node.output.dtype in of else None
-        if found is None or not _takes(found, fills, stepped, deepest, learnt):
+        if found is None or not _takes(found, stepped, deepest, learnt):
             r.keep(node)
             continue
         b = Builder()
@@ -129,11 +128,11 @@ def fuse_attention(
     return r.result()
 
 
-def _takes(found: _Found, fills: bool, stepped: bool, deepest: int | None, learnt: Container[int]) -> bool:
+def _takes(found: _Found, stepped: bool, deepest: int | None, learnt: Container[int]) -> bool:
     """Whether the target has a kernel."""
     scores = found.scores
-    filled = fills and len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
-    if not (filled or all(step.name == "add" for step in scores.steps) or (stepped and scores.rises)):
+    filled = len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
+    if not (scores.rises if stepped else filled or all(step.name == "add" for step in scores.steps)):
         return False
     fits = _fits(scores.q, deepest) and _fits(found.v, deepest)
     return fits and not any(mask.id in learnt for mask in scores.masks)

@@ -36,8 +36,6 @@ class PassOptions:
         weight_only: keep quantized weights packed where activations are floats.
         packed_halves: as a GPU has it: in products of few rows, of halves too.
         half_attention: recognise attention of float16 and bfloat16 too.
-        filled_attention: recognise attention whose scores are replaced where a mask says so.
-        stepped_attention: recognise attention with any of `score_steps`.
         attention_depth: the depth of the deepest heads that attention is recognised with; None is no limit.
         dtype: convert a float32 model to "float16" or "bfloat16"; None leaves it as it is.
         keep_io: a converted model's inputs and outputs stay float32.
@@ -58,8 +56,6 @@ class PassOptions:
     weight_only: bool = True
     packed_halves: bool = False
     half_attention: bool = False
-    filled_attention: bool = False
-    stepped_attention: bool = True
     attention_depth: int | None = None
     dtype: str | None = None
     keep_io: bool = True
@@ -93,8 +89,8 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     ]
     if options.attention:
         of = FLOAT32 | HALF if options.half_attention else FLOAT32
-        deepest, fills, stepped = options.attention_depth, options.filled_attention, options.stepped_attention
-        pipeline.append(("fuse-attention", lambda g: fuse_attention(g, of, deepest, fills, stepped=stepped)))
+        deepest = options.attention_depth
+        pipeline.append(("fuse-attention", lambda g: fuse_attention(g, of, deepest)))
     if options.dtype is not None:
         dtype, keep_io, packed = options.dtype, options.keep_io, options.packed_halves
         pipeline.append(("convert-precision", lambda g: convert_precision(g, dtype, keep_io, packed)))

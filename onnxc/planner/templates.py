@@ -122,11 +122,6 @@ class AttentionAccess:
     masks: tuple[tuple[Value, Dim], ...]  # each with the address of its element
     index: Index
 
-    @property
-    def bias(self) -> tuple[Value, Dim] | None:
-        """The mask, where there is one at most."""
-        return self.masks[0] if self.masks else None
-
 
 def attention_access(layout: Layout, node: Node) -> AttentionAccess | None:
     """The matrices of an attention node; None where a view is in the way."""

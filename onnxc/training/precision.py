@@ -115,7 +115,7 @@ def before_gradients(precision: str, *, on_gpu: bool) -> Callable[[Graph, Sequen
         if precision == "float32":
             return graph
         learnt = active_values(graph.nodes, wrt)
-        return fuse_attention(graph, deepest=DEEPEST, fills=True, learnt=learnt)
+        return fuse_attention(graph, deepest=DEEPEST, learnt=learnt, stepped=False)
 
     return prepare
 

@@ -12,13 +12,16 @@ What a mask hides from all rows of a block is not visited (see `attention_mask.p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.attention_heads import Sharing, shared_heads
-from onnxc.codegen.triton.attention_mask import Band, Mask, known_mask
+from onnxc.codegen.triton.attention_mask import Band
 from onnxc.codegen.triton.attention_parts import INFINITY, Parts
 from onnxc.codegen.triton.attention_roles import Roles, emit_roles, roles_of
+from onnxc.codegen.triton.attention_scores import LOG2E, TAME, Unit, unit_of
+from onnxc.codegen.triton.attention_steps import ScoreSteps, steps_of
 from onnxc.codegen.triton.attention_tiles import VECTOR, AttentionTile, Facts, parts_of
 from onnxc.codegen.triton.attention_tiles import candidates as ranked
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
@@ -33,29 +36,26 @@ from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import AttentionAccess, Matrix, attention_access
 
-LOG2E = math.log2(math.e)
-MOST = 3.4028234663852886e38  # of float32
-TAME = 1e30  # factors within which products with log2(e) neither overflow nor vanish
 JOINING = 4  # warps that join the parts of a row
 
 
 def candidates(group: Group, layout: Layout) -> list[AttentionTile]:
     """The tiles with which an attention group may run, the best one first as far as is known."""
     access, sharing = shared_heads(_access(group, layout))
-    facts = _facts(access, sharing, _mask(group, access), group, layout)
+    facts = _facts(access, sharing, _scores(group, access), group, layout)
     parts = parts_of(facts, math.prod(d for _, d in access.batch if isinstance(d, int)))
     return [replace(tile, parts=parts) for tile in ranked(facts)]
 
 
 def _roles(
-    access: AttentionAccess, sharing: Sharing | None, mask: Mask, group: Group, layout: Layout
+    access: AttentionAccess, sharing: Sharing | None, scores: ScoreSteps, group: Group, layout: Layout
 ) -> Roles | None:  # fmt: skip
     """What warps with roles can compute of it."""
     assert group.node is not None
     scale = float(group.node.attrs.get("scale", 1.0))
     if sharing is not None or is_wide(touched(group, layout)) or not 1 / TAME <= scale <= TAME:
         return None
-    return roles_of(access, mask, scale * LOG2E, group, layout)
+    return roles_of(access, scores, scale * LOG2E, group, layout)
 
 
 def emit_attention(
@@ -66,9 +66,9 @@ def emit_attention(
     queries, _, depth, columns = access.sizes
     if not (fits_head(depth) and isinstance(columns, int) and fits_head(columns)):
         raise UnsupportedError(f"attention on a GPU with heads of {depth} and {columns}: at most {MOST_DEPTH}")
-    mask = _mask(group, access)
+    scores = _scores(group, access)
     blocks = choice or next(t for t in candidates(group, layout) if t.only is None)
-    roles = _roles(access, sharing, mask, group, layout) if blocks.roles else None
+    roles = _roles(access, sharing, scores, group, layout) if blocks.roles else None
     if roles is not None:
         return [emit_roles(roles, blocks)]
     wide = is_wide(touched(group, layout))
@@ -76,8 +76,8 @@ def emit_attention(
     tile = Tile((blocks.rows, lanes), Buffers())
     count = queries * (sharing.count if sharing is not None else 1)
     parts = Parts.of(heads, blocks.parts, count, columns) if blocks.parts > 1 else None
-    lines = _place(tile, access, sharing, mask.band is not None, wide, blocks.parts)
-    stream = _Stream(tile, access, blocks, mask, group, options, wide, parts)
+    lines = _place(tile, access, sharing, scores.by_position, wide, blocks.parts)
+    stream = _Stream(tile, access, blocks, scores, group, options, wide, parts)
     lines += stream.lines()
     if parts is not None:
         lines += parts.stored(tile)
@@ -103,13 +103,13 @@ def _access(group: Group, layout: Layout) -> AttentionAccess:
     return access
 
 
-def _mask(group: Group, access: AttentionAccess) -> Mask:
+def _scores(group: Group, access: AttentionAccess) -> ScoreSteps:
     assert group.node is not None
-    return known_mask(group.node, *access.sizes[:2])
+    return steps_of(group.node, *access.sizes[:2])
 
 
 def _facts(
-    access: AttentionAccess, sharing: Sharing | None, mask: Mask, group: Group, layout: Layout
+    access: AttentionAccess, sharing: Sharing | None, scores: ScoreSteps, group: Group, layout: Layout
 ) -> Facts:  # fmt: skip
     assert group.node is not None
     dtype = group.node.output.dtype
@@ -117,12 +117,11 @@ def _facts(
     if sharing is not None and queries is not None:
         queries *= sharing.count
     count = prod(d for _, d in access.batch)
-    causal = mask.band is not None and mask.band.hides(*access.sizes[:2], dtype)
     most = power(max([d if isinstance(d, int) else MOST_DEPTH for d in access.sizes[2:]]))
     heads = count if isinstance(count, int) else None
     wide = is_wide(touched(group, layout))
-    roles = dtype.bits == 16 and _roles(access, sharing, mask, group, layout) is not None
-    return Facts(queries, keys, heads, most, dtype.bits, causal, is_described(access, wide), roles)
+    roles = dtype.bits == 16 and _roles(access, sharing, scores, group, layout) is not None
+    return Facts(queries, keys, heads, most, dtype.bits, scores.band is not None, is_described(access, wide), roles)
 
 
 def _place(
@@ -169,44 +168,6 @@ def _place(
     return lines
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """How scores become powers of two.
-
-    Attributes:
-        scores: what is made of products `s` before a maximum is taken, if anything.
-        factor: of a score in the exponent, where the maximum is taken before; None is 1.
-        late: whether the factor comes after the subtraction: scores may be so large that it would overflow.
-    """
-
-    scores: str | None
-    factor: str | None = None
-    late: bool = False
-
-    def exponent(self, s: str, base: str) -> str:
-        """The power of two for a score, less the base (which is in units of scores only where `late`)."""
-        if self.factor is None:
-            return f"{s} - {base}"
-        return f"({s} - {base}) * {self.factor}" if self.late else f"{s} * {self.factor} - {base}"
-
-
-def _unit(scale: float, added: str | None, small: bool, own: bool = False) -> _Unit:
-    """The unit of scores for a scale. `added` is what is added to them; `small`: it is no larger than float16's; `own`:
-    it is that of the model's scores, without the factor of powers of two.
-    """
-    number = spelling.scalar
-    if own:
-        return _Unit(f"s * {number(scale)}", factor=repr(LOG2E), late=True)
-    if added is None:
-        if 1 / TAME <= scale <= TAME:
-            return _Unit(None, factor=number(scale * LOG2E))
-        once = f"{number(scale)} * {LOG2E!r}" if abs(scale) <= MOST < abs(scale * LOG2E) else number(scale * LOG2E)
-        return _Unit(f"s * {once}")
-    if small and abs(scale) <= TAME:
-        return _Unit(f"s * {number(scale * LOG2E)} + {added} * {LOG2E!r}")
-    return _Unit(f"s * {number(scale)} + {added}", factor=repr(LOG2E), late=True)
-
-
 def is_described(access: AttentionAccess, wide: bool) -> bool:
     """Whether tensor descriptors can tell how keys and values lie: rows and heads are whole vectors apart."""
     _, keys, *wideness = access.sizes
@@ -228,7 +189,7 @@ class _Stream:
         tile: Tile,
         access: AttentionAccess,
         blocks: AttentionTile,
-        mask: Mask,
+        scores: ScoreSteps,
         group: Group,
         options: Options,
         wide: bool,
@@ -241,18 +202,8 @@ class _Stream:
         self.deep = max(16, power(int(str(access.sizes[2]))))
         self.described = bool(blocks.described) and is_described(access, wide)
         self.dot = options.of_dot(self.dtype)
-        self.band: Band | None = None  # that hides keys
-        self.partial: Band | None = None  # that lowers their scores
-        self.bias = None if mask.nothing or access.bias is None else access.bias
-        self.fill: float | None = self.attrs.get("fill")  # what hidden scores are; None where something is added
-        if mask.band is not None:
-            self.bias = None
-            if mask.band.hides(access.sizes[0], self.keys, self.dtype):
-                self.band = mask.band
-            else:
-                self.partial = mask.band
-        elif self.bias is not None and mask.alike:
-            self.bias = (self.bias[0], substitute(self.bias[1], {symbol(access.row): 0}))
+        self.steps, self.band = scores.steps, scores.band
+        self.partial = any(step.band is not None for step in self.steps)
 
     def lines(self) -> list[str]:
         """The statements."""
@@ -276,7 +227,7 @@ class _Stream:
         rows, step = self.blocks.rows, self.blocks.keys
         keys = self._index(self.keys)
         band, lines = self.band, []
-        if band is None and self.partial is None and isinstance(self.keys, int):
+        if band is None and not self.partial and isinstance(self.keys, int):
             whole, end = str(self.keys // step * step), keys
         elif band is None:
             whole, end = ("0" if self.partial else f"{keys} // {step} * {step}"), keys
@@ -295,7 +246,7 @@ class _Stream:
             lines += self.parts.bounds(keys, step)
         if band is None or band.lower is None:
             lines += self._loop("0" if self.parts is None else "first", "whole", tested=False)
-        if band is not None or self.partial is not None or not isinstance(self.keys, int) or self.keys % step:
+        if band is not None or self.partial or not isinstance(self.keys, int) or self.keys % step:
             lines += self._loop("whole", "end", tested=True)
         return lines
 
@@ -309,11 +260,8 @@ class _Stream:
         inside = "" if not tested or self._fills else f"(kk < {self._index(self.keys)} - k0)"
         tests = [f"{inside}[None, :]"] if inside else []
         tests += self._seen(self.band) if tested and self.band is not None else []
-        added = self._added(f"{inside}[None, :]" if inside else None)
-        hidden = added.pop() if added and self.fill is not None else None
-        unit = self._unit(added[-1] if added and hidden is None else None, hidden is not None)
-        filled = [f"s = tl.where({hidden}, {spelling.scalar(self.fill or 0.0)}, s)"] if hidden is not None else []
-        added = added if hidden is not None else added[:-1]
+        loads, masks = self._masks(f"{inside}[None, :]" if inside else None)
+        unit = self._unit(masks)
         half = "" if self.dtype is dtypes.float32 else f".to({spelling.stored(self.dtype)})"
         exp2 = self._exp2
         base = f"tl.where(high == {INFINITY}, 0.0, high)"
@@ -323,7 +271,7 @@ class _Stream:
         value_mask = [f"{inside}[:, None]" if inside else None, self._far]
         return [
             *self._read("k", key_mask),
-            f"s = tl.dot(q, k{self.dot})", *added, *([f"s = {unit.scores}"] if unit.scores else []), *filled,
+            f"s = tl.dot(q, k{self.dot})", *loads, *unit.scores,
             *([f"s = tl.where({' & '.join(tests)}, s, {INFINITY})"] if tests else []),
             "high = ox_max(top, tl.reduce(s, 1, ox_max))", f"base = {base}",
             f"p = {exp2}({unit.exponent('s', 'base[:, None]')})", f"old = {exp2}({unit.exponent('top', 'base')})",
@@ -336,44 +284,39 @@ class _Stream:
     def _exp2(self) -> str:
         return "tl.exp2" if self.dtype is dtypes.float32 else "ox_exp2_half"  # no half has use for what that lacks
 
-    def _unit(self, added: str | None, filled: bool) -> _Unit:
+    def _unit(self, masks: Sequence[str]) -> Unit:
+        """The unit of scores; `masks` are the names of what steps are done by, in order."""
         scale = float(self.attrs.get("scale", 1.0))
-        if filled and self.fill != -math.inf:
-            return _unit(scale, None, False, own=True)
-        small = self.bias is not None and self.bias[0].dtype is dtypes.float16
-        small |= self.partial is not None and abs(self.partial.low) <= TAME
-        return _unit(scale, added, small)
+        return unit_of(scale, self.steps, masks, [value.dtype for value, _ in self.access.masks])
 
     def _seen(self, band: Band) -> list[str]:
         """The tests of a key by a band. What differs from block to block is on the side that has fewer registers."""
         bounds = ((band.upper, "<="), (band.lower, ">="))
         return [f"(kk[None, :] {op} m - k0 + {self._index(b)})" for b, op in bounds if b is not None]
 
-    def _added(self, inside: str | None) -> list[str]:
-        """Statements that find what is added to the scores, or where they are replaced, and last its name; nothing
-        where nothing is.
-        """
-        if self.partial is not None and self.fill is not None:
-            return [f"~({' & '.join(self._seen(self.partial))})"]
-        if self.partial is not None:
-            return [f"tl.where({' & '.join(self._seen(self.partial))}, 0.0, {spelling.scalar(self.partial.low)})"]
-        if self.bias is None:
-            return []
-        value, address = self.bias
-        key = symbol(self.access.key)
+    def _masks(self, inside: str | None) -> tuple[list[str], list[str]]:
+        """Statements that read masks, and what the steps that have one are done by: added numbers, conditions."""
         own = Tile((self.blocks.rows, self.blocks.keys), self.tile.buffers)
         own.names = dict(self.tile.names)
         own.variables = {s: v for s, v in self.tile.variables.items() if v.axis == 0}
-        own.lane(key, TileVariable("key[None, :]", 1, self.blocks.keys, inside))
+        own.lane(symbol(self.access.key), TileVariable("key[None, :]", 1, self.blocks.keys, inside))
         emitter, scope = own.emitter(), own.scope()
-        name = emitter.emit(Load(value.dtype, value, (address,)), scope)
-        return [*scope.lines, name]
+        found = []
+        for step in self.steps:
+            if step.band is not None:
+                seen = " & ".join(self._seen(step.band))
+                added = f"tl.where({seen}, 0.0, {spelling.scalar(step.band.low)})"
+                found.append(added if step.name == "add" else f"~({seen})")
+            elif step.mask is not None:
+                value, address = self.access.masks[step.mask]
+                address = substitute(address, {symbol(self.access.row): 0}) if step.alike else address
+                found.append(emitter.emit(Load(value.dtype, value, (address,)), scope))
+        return scope.lines, found
 
     def joined(self, tile: Tile) -> list[str]:
         """Statements that join what programs of parts found, in another kernel's tile."""
         assert self.parts is not None
-        adds = self.bias is not None or self.partial is not None
-        unit = self._unit("" if adds and self.fill is None else None, adds and self.fill is not None)
+        unit = self._unit([""] * len(self.steps))
         factor = None if unit.late else unit.factor
         return self.parts.joined(tile, unit.exponent("tops", "base"), factor, self._exp2)
 

@@ -24,9 +24,8 @@ from onnxc.codegen.triton.terms import is_size
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, is_nonnegative, of, symbols
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast, fresh, view_index
-from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.movement import VIEWS
@@ -101,8 +100,10 @@ class Mask:
     alike: bool = False
 
 
-def mask_of(bias: Value, queries: Dim, keys: Dim, fill: float | None = None) -> Mask:
-    """What is known of a mask for scores [..., queries, keys]; with `fill`, of a condition where they are that."""
+def mask_of(bias: Value, queries: Dim, keys: Dim, fill: float | None = None, kept: bool = False) -> Mask:
+    """What is known of a mask for scores [..., queries, keys]; with `fill`, of a condition where they are that, or
+    (`kept`) where they are not.
+    """
     row, key = (fresh(c, d) for c, d in zip("mk", (queries, keys), strict=True))
     (i,), (j,) = symbols(row), symbols(key)
     at = broadcast(bias, (*(fresh("b", d) for d in bias.shape[:-2]), row, key)[2 - min(2, bias.rank) :])
@@ -111,7 +112,7 @@ def mask_of(bias: Value, queries: Dim, keys: Dim, fill: float | None = None) -> 
     if fill == 0:
         found = None  # nor would a band of zeros be told from its outside
     elif fill is not None:
-        seen = _seen(bias, at, place)
+        seen = (_bool if kept else _seen)(bias, at, place)
         found = 0.0 if seen is True else _Choice(seen, 0.0, fill) if isinstance(seen, Band) else None
     elif bias.dtype.is_float:
         found = _float(bias, at, place)
@@ -120,35 +121,6 @@ def mask_of(bias: Value, queries: Dim, keys: Dim, fill: float | None = None) -> 
     if isinstance(found, _Choice) and whole:
         band = _hidden(found)
     return Mask(found == 0.0, band, not _varies(bias, at, i))
-
-
-def known_mask(node: Node, queries: Dim, keys: Dim) -> Mask:
-    """What is known of an attention node's mask."""
-    if "band" in node.attrs:
-        return Mask(band=node.attrs["band"])
-    _, _, _, *bias = node.operands
-    return mask_of(bias[0], queries, keys, node.attrs.get("fill")) if bias else Mask(nothing=True)
-
-
-def without_masks(graph: Graph) -> Graph:
-    """The graph with attention nodes that know what their masks are: those that a kernel need not read are no operands
-    any more (a band is an attribute), and nobody computes them.
-    """
-    r = Rewriter(graph)
-    for node in graph.nodes:
-        if node.op != "attention":
-            r.keep(node)
-            continue
-        q, kt, v, *bias = node.operands
-        mask = known_mask(node, q.shape[-2], kt.shape[-1])
-        if not bias or not (mask.nothing or mask.band is not None):
-            r.keep(node)
-            continue
-        attrs = {**node.attrs, **({"band": mask.band} if mask.band is not None else {})}
-        out = Value(node.output.type, node.output.name, node.output.data)
-        r.nodes.append(Node("attention", [r.value(x) for x in (q, kt, v)], [out], attrs, (), node.origin))
-        r.replace(node.output, out)
-    return r.result()
 
 
 def _hidden(found: _Choice) -> Band | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp.epilogue import mapping, substitute_indices
-from onnxc.codegen.triton.attention_mask import Mask
+from onnxc.codegen.triton.attention_mask import Band
+from onnxc.codegen.triton.attention_steps import ScoreSteps
 from onnxc.codegen.triton.attention_tiles import GROUP, VECTOR, AttentionTile
 from onnxc.codegen.triton.epilogue import Tile, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent
@@ -54,21 +55,19 @@ class Roles:
     """An attention that such a kernel can compute."""
 
     access: AttentionAccess
-    mask: Mask
+    band: Band | None
     operands: tuple[_Lies, _Lies, _Lies]  # queries, keys, values
     out: Matrix
     unit: float  # of scores in the exponent of 2
     guard: bool
 
 
-def roles_of(access: AttentionAccess, mask: Mask, unit: float, group: Group, layout: Layout) -> Roles | None:
+def roles_of(access: AttentionAccess, scores: ScoreSteps, unit: float, group: Group, layout: Layout) -> Roles | None:
     """The attention, where such a kernel can compute it; `unit` is that of its scores."""
     assert group.node is not None
     queries, keys, depth, columns = access.sizes
     out = _stored(access, group, layout)
-    hides = mask.band is None or mask.band.hides(queries, keys, group.node.output.dtype)
-    plain = hides and (access.bias is None or mask.nothing or mask.band is not None)
-    if out is None or not plain or depth != columns or depth not in DEPTHS:
+    if out is None or scores.steps or depth != columns or depth not in DEPTHS:
         return None
     if group.node.output.dtype.bits != 16 or not is_nonnegative(keys - 1) or not is_nonnegative(queries - 1):
         return None
@@ -76,7 +75,7 @@ def roles_of(access: AttentionAccess, mask: Mask, unit: float, group: Group, lay
     if any(x is None for x in found):
         return None
     q, k, v = (x for x in found if x is not None)
-    return Roles(access, mask, (q, k, v), out, unit, bool(group.node.attrs.get("guard", False)))
+    return Roles(access, scores.band, (q, k, v), out, unit, bool(group.node.attrs.get("guard", False)))
 
 
 def _stored(access: AttentionAccess, group: Group, layout: Layout) -> Matrix | None:
@@ -153,7 +152,7 @@ def emit_roles(roles: Roles, tile: AttentionTile) -> Kernel:
 class _Writer:
     def __init__(self, roles: Roles, blocks: AttentionTile) -> None:
         self.roles, self.blocks = roles, blocks
-        self.access, self.band = roles.access, roles.mask.band
+        self.access, self.band = roles.access, roles.band
         self.tile = Tile((), Buffers())
         self.groups = blocks.rows // GROUP
         self.half = f"gl.{roles.access.q.value.dtype.name}"
