@@ -23,7 +23,7 @@ from onnxc.random_inputs import choose_dims, random_for_signature, random_inputs
 from onnxc.tools.compare import compare, distance, onnxruntime_runner
 from onnxc.tools.compare.bounds import Tolerances, gap
 from onnxc.tools.compare.core import _worst
-from onnxc.tools.compare.judge import Judge
+from onnxc.tools.compare.judge import Judge, flattened
 from onnxc.tools.compare.results import OutputComparison
 from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.float64 import evaluate_float64, widen
@@ -276,6 +276,15 @@ def test_the_worst_of_sequences_of_different_lengths() -> None:
     before = [row("s[0]", 0, Verdict.EQUAL), row("s[1]", 0, Verdict.WRONG)]
     found = _worst(before, [row("s[0]", 1, Verdict.ROUNDING), row("t", 1, Verdict.EQUAL)])
     assert [(o.name, o.sample, o.agrees) for o in found] == [("s[0]", 1, True), ("s[1]", 0, False), ("t", 1, True)]
+
+
+def test_maps_are_compared_by_their_values() -> None:
+    """What ZipMap gives: probabilities differ by rounding, and NaN is NaN."""
+    ours, theirs = [{"a": 0.5, "b": math.nan}, {1: 2.0}], [{"b": math.nan, "a": 0.5 + 1e-9}, {2: 2.0}]
+    names, a, b = flattened(["y"], [ours], [theirs])
+    judge = Judge(parsed("g (float[1] x) => (float[1] y) { y = Neg(x) }"), None, Tolerances(), print)
+    rows = [judge.compared(*row) for row in zip(names, [0, 0], a, b, strict=True)]
+    assert [(row.name, row.agrees) for row in rows] == [("y[0]", True), ("y[1]", False)]
 
 
 def test_saturating_integers_are_judged_by_the_reference_evaluator() -> None:

@@ -51,6 +51,18 @@ def test_concat_and_equal_broadcast() -> None:
         string_concat(text("a", "b"), y)
 
 
+def test_inputs_of_numpys_own_strings() -> None:
+    """As onnxruntime takes them: `np.array(["a", "bc"])` is of dtype <U2."""
+    for dtype in ("<U2", ">U2", np.dtypes.StringDType()):
+        (y,) = run("(string[n] x) => (string[n] y) { y = StringConcat(x, x) }", np.array(["a", "bc"], dtype))
+        assert y.dtype == object and y.tolist() == ["aa", "bcbc"]
+    source = "(seq(string[n]) s) => (string[n] y) { y = ConcatFromSequence <axis = 0> (s) }"
+    (y,) = run(source, [np.array(["a"]), np.array(["bc"], np.dtypes.StringDType())])
+    assert y.tolist() == ["a", "bc"]
+    with pytest.raises(OnnxcError, match="expects dtype float32"):
+        run("(float[n] x) => (float[n] y) { y = Neg(x) }", np.array(["a"], np.dtypes.StringDType()))
+
+
 @pytest.mark.parametrize(
     ("given", "options", "parts", "counts"),
     [

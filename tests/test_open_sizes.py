@@ -243,6 +243,33 @@ def test_a_part_of_at_most_one_element_is_broadcast_at_any_size() -> None:
     assert all(n < 2 for _, fixed in model._variants._made for _, _, n in fixed)
 
 
+def test_an_expansion_to_a_part_of_at_most_one_element() -> None:
+    """As exporters add rows at indices: to the shape of the first row of what they are added to."""
+    model = agree(
+        f"""(float[n, 3] x, float[e, 3] w) => (a, b) {{ {ENDS}
+          first = Slice(x, zero, one)  s = Shape(first)  a = Expand(w, s)
+          t = Transpose(first)  q = Shape(t)  v = Transpose(w)  b = Expand(v, q) }}""",
+        [(f32(n, 3), f32(e, 3)) for n, e in ((5, 2), (1, 4), (2, 1), (2, 0), (0, 1), (0, 0), (7, 7))],
+        refused=[(f32(0, 3), f32(2, 3))],
+    )
+    assert not isinstance(model, StagedModel)
+    assert all(n < 2 for _, fixed in model._variants._made for _, _, n in fixed)
+
+
+def test_floats_that_count_up_to_a_size() -> None:
+    """Range in floats, as exporters write positions; no data decide about its size."""
+    text = """(bool[n] x) => (a, b) {
+      zero = Constant <value_float = 0.0> ()  one = Constant <value_float = 1.0> ()  down = Constant <value_float = -1.0> ()
+      n = Size(x)  far = Cast <to = 1> (n)  a = Range(zero, far, one)
+      m = Neg(n)  last = Cast <to = 1> (m)  b = Range(far, last, down) }"""
+    model = agree(text, [(np.ones(n, bool),) for n in (5, 1, 0)])
+    assert not isinstance(model, StagedModel)
+    one_way = text.replace("(a, b)", "(a)")
+    agree(one_way, [(np.ones(1 << 24, bool),)], refused=[])
+    with pytest.raises(InputError):  # numbers that floats do not hold
+        onnxc.compile(onnx.parser.parse_model(HEAD + one_way))(np.ones((1 << 24) + 1, bool))
+
+
 SHIFTED = {
     "a rest": ("y = Add(r, w)  r = Slice(x, one, far)", [(2, 5), (2, 0), (3, 2), (1, 0), (3, 1)], [(4, 2)]),
     "a rest of itself": ("r = Slice(x, one, far)  t = Sub(r, x)  y = Add(t, w)", [(2, 2), (1, 0), (2, 1)], [(3, 1)]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from functools import reduce as fold
 
+import numpy as np
+
 from onnxc.errors import ModelError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, ceildiv, maximum
@@ -13,6 +15,7 @@ from onnxc.ops.common import scalar_of
 from onnxc.ops.computed import is_computed, range_size
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.movement import EXACT_COUNTS
 
 # ONNX name, first version, primitive: one input and one output of the same type.
 _UNARY = [
@@ -105,10 +108,34 @@ def bit_shift(b: Builder, x: Value, y: Value, *, direction: str) -> Value:
 @op("Range", 11)
 def range_(b: Builder, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
     """start, start + delta, ... up to, not with, limit."""
-    computed = is_computed(b, start, limit, delta) and any(constant_of(v) is None for v in (start, limit, delta))
-    size = (range_size if computed else _range_size)(b, start, limit, delta)
-    steps = b.cast(b.iota(size), start.dtype)
+    first, last = (_whole(b, v) if _counts(delta) else None for v in (start, limit))
+    if first is not None and last is not None and (constant_of(first) is None or constant_of(last) is None):
+        size = _range_size(b, first, last, b.cast(delta, dtypes.int64))
+        steps = b.iota(size, start.dtype)  # a call checks that floats hold these numbers
+    else:
+        computed = is_computed(b, start, limit, delta) and any(constant_of(v) is None for v in (start, limit, delta))
+        size = (range_size if computed else _range_size)(b, start, limit, delta)
+        steps = b.cast(b.iota(size), start.dtype)
     return b.add(b.mul(steps, scalar_of(b, delta)), scalar_of(b, start))
+
+
+def _counts(delta: Value) -> bool:
+    """Whether the numbers of a Range are floats that count up or down."""
+    step = constant_of(delta)
+    return delta.dtype in EXACT_COUNTS and step is not None and step.size == 1 and abs(step.item()) == 1
+
+
+def _whole(b: Builder, x: Value) -> Value | None:
+    """The integers, known now, that a float is: sizes that were cast, or a constant. None where it is another."""
+    content = constant_of(x)
+    if content is not None:
+        exact = np.all((content == np.trunc(content)) & (abs(content) <= EXACT_COUNTS[x.dtype]))  # of NaN neither holds
+        return b.constant(content.astype(np.int64)) if exact else None
+    node = x.node
+    if node is None or node.op not in ("cast", "reshape"):
+        return None
+    (source,) = node.operands
+    return source if node.op == "cast" and b.known(source) is not None else _whole(b, source)
 
 
 def _range_size(b: Builder, start: Value, limit: Value, delta: Value) -> Dim:

@@ -25,7 +25,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.contraction import attention_scores, not_one, window_size
 from onnxc.primitives.indexing import scatter_depth
 from onnxc.primitives.kernels import USER
-from onnxc.primitives.movement import slice_room
+from onnxc.primitives.movement import EXACT_COUNTS, slice_room
 from onnxc.primitives.reduction import arg_room
 
 WINDOWS = ("window_max", "window_sum")
@@ -213,6 +213,8 @@ def _natural(node: Node) -> Iterator[Dim]:
         rows = zip(node.operands[0].shape, attrs["starts"], attrs["sizes"], attrs["steps"], strict=True)
         for size, start, count, step in rows:
             yield from slice_room(size, start, count, step)
+    elif node.op == "iota" and attrs["dtype"] in EXACT_COUNTS:
+        yield EXACT_COUNTS[attrs["dtype"]] - attrs["size"]
     elif node.op == "pad":
         yield from (*attrs["low"], *attrs["high"])
     elif node.op in ("argmax", "argmin"):

@@ -109,6 +109,9 @@ def _constant(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ..
     return (TensorType(dtypes.from_numpy(value.dtype), value.shape),)
 
 
+EXACT_COUNTS = {dtypes.float32: 1 << 24, dtypes.float64: 1 << 53}  # these hold all integers up to
+
+
 def _iota(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(attrs["dtype"], (attrs["size"],)),)
 

@@ -314,7 +314,9 @@ def _from_array(tensor: Tensor, value: object) -> Array:
         raise _misfit(tensor, "an array", f"a {type(value).__name__} ({error})") from error
     if array.dtype == wanted:
         return array
-    if array.dtype.newbyteorder("=") == wanted:
+    if array.dtype.kind in "UT" and tensor.dtype.kind == "string":  # numpy's own strings
+        return array.astype(object)
+    if array.dtype.kind != "T" and array.dtype.newbyteorder("=") == wanted:
         return array.astype(wanted)
     came = f"a {type(value).__name__}" if array.dtype == object else str(array.dtype)
     if isinstance(value, Mapping):

@@ -98,6 +98,6 @@ def own(y: Any, taken: set[int]) -> Any:
 
 
 def _native(array: Array) -> Array:
-    if array.dtype.kind in "US":
+    if array.dtype.kind in "UST":
         return array.astype(object)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

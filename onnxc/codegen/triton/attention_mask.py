@@ -346,7 +346,7 @@ def _integer(v: Value, at: Index, place: _Place) -> Dim | None:
     if v.data is not None and v.data.size == 1:
         size = v.data.reshape(-1)[0]
         return size if isinstance(size, Expr) else int(size)
-    if v.node is not None and v.node.op == "iota":
+    if v.node is not None and v.node.op == "iota" and v.dtype.is_integer:
         return at[0]
     node, operands = _computed(v, at)
     if node is None:

@@ -212,7 +212,8 @@ def _comparable(a: Array, b: Array) -> bool:
 def flattened(
     names: Sequence[str], ours: Sequence[Any], theirs: Sequence[Any]
 ) -> tuple[list[str], list[Array], list[Array]]:
-    """Outputs as arrays: those in a sequence under `name[0]`, `name[1]`, ..., and None as an empty array.
+    """Outputs as arrays: those in a sequence under `name[0]`, `name[1]`, ..., None as an empty array, and maps of the
+    same keys as their values.
 
     Raises RunError where two sequences have different lengths.
     """
@@ -225,6 +226,8 @@ def flattened(
                 raise RunError(f"output {name!r} is {_size(a)}, and the reference's is {_size(b)}")
             inner = flattened([f"{name}[{k}]" for k in range(len(a))], a, b)
         else:
+            if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+                a, b = list(a.values()), [b[key] for key in a]
             own, other = (np.empty(0, bool) if x is None else np.asarray(x) for x in (a, b))
             inner = ([name], [own], [other])
         flat_names += inner[0]
