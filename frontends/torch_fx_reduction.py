@@ -73,7 +73,7 @@ def all_(c: Call, x: Value, axes: Axes = None, keepdim: bool = False) -> Value:
     if axes is not None and not isinstance(axes, int) and not axes:
         return truth(c.b, x)
     bits = c.b.cast(truth(c.b, x), dtypes.uint8)
-    return c.b.eq(c.b.reduce("min", bits, axes_of(c, axes, x.rank), keepdim), 1)
+    return truth(c.b, c.b.reduce("min", bits, axes_of(c, axes, x.rank), keepdim))  # of no elements: 255
 
 
 def best(b: Builder, op: str, x: Value, axis: int) -> Value:
