@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
-from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in
+from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in, named
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import always_equal
@@ -198,7 +198,7 @@ def mul(c: Call, x: Operand, y: Operand) -> Value:
     return _binary(c, "mul", x, y)
 
 
-@aten("prims.fma")
+@named("prims.fma.default")  # which is there only once TorchInductor has been imported
 def fma(c: Call, x: Value, y: Value, z: Value) -> Value:
     """x * y + z."""
     x, y, z = c.promoted(x, y, z)

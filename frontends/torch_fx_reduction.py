@@ -149,7 +149,8 @@ def _moments(c: Call, x: Value, axes: Axes, correction: float, keepdim: bool) ->
 
 @aten("cumsum")
 def cumsum(c: Call, x: Value, axis: int, *, dtype: Any = None) -> Value:
-    x = c.b.cast(x, _wide(c.type.dtype))
+    """Floats are added up in float64, as PyTorch does on a CPU: of long rows float32 would keep few digits."""
+    x = c.b.cast(x, dtypes.float64 if c.type.dtype.is_float else c.type.dtype)
     return c.b.one("cumsum", x, axis=axis_of(c, axis, x.rank), exclusive=False, reverse=False) if x.rank else x
 
 

@@ -257,3 +257,28 @@ def test_filters_against_aliasing(mode: str, align: bool, monkeypatch: pytest.Mo
             sum((y * y.detach().cos()).sum() for y in results).backward()  # type: ignore[union-attr]
         close(x.grad, z.grad)
         assert not fallbacks()
+
+
+def test_running_sums_of_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is the nearest number, but for its own rounding."""
+    monkeypatch.setattr(program, "compile", Interpreted)
+    x = torch.randn(2, 50_000, generator=torch.manual_seed(0))
+    with fresh(), torch.no_grad():
+        found = through(lambda x: x.cumsum(1))(x)
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found, x.double().cumsum(1).float(), rtol=2e-7, atol=0)
+
+
+def test_tensors_of_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+
+    def f(x: Any) -> Any:
+        triangles = torch.tril_indices(3, 4, 1), torch.triu_indices(4, 3, -1, dtype=torch.int32)
+        return *triangles, torch.fft.fftfreq(5), torch.fft.fftfreq(8, 0.3) + x, torch.fft.rfftfreq(7, 2.0)
+
+    x = torch.randn(8)
+    with fresh(), torch.no_grad():
+        for found, expected in zip(through(f)(x), f(x), strict=True):
+            assert found.dtype is expected.dtype
+            close(found, expected)
+        assert not fallbacks()
