@@ -41,6 +41,7 @@ from onnxc.frontends import (  # noqa: F401  (the modules register their rules)
     torch_fx_orders,
     torch_fx_pointwise,
     torch_fx_reduction,
+    torch_fx_resizing,
     torch_fx_special,
 )
 from onnxc.frontends.torch_fx_complex import COMPLEX, complex_rule, has_complex, part_type

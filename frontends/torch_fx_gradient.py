@@ -15,10 +15,14 @@ from onnxc.frontends.torch_fx_nn import (
     convolution,
     for_heads,
     grid_sampler,
+    widened,
+)
+from onnxc.frontends.torch_fx_resizing import (
+    bicubic_antialiased,
+    bilinear_antialiased,
     upsample_bicubic,
     upsample_linear,
     upsample_nearest,
-    widened,
 )
 from onnxc.frontends.torch_fx_table import Call, aten
 from onnxc.ir.expr import Dim, always_equal, floordiv, prod
@@ -134,6 +138,8 @@ for _name, _rule in {
     "bicubic2d": upsample_bicubic,
 }.items():  # fmt: skip
     aten(f"upsample_{_name}_backward")(_upsample_backward(_rule))
+aten("_upsample_bilinear2d_aa_backward")(_upsample_backward(bilinear_antialiased))
+aten("_upsample_bicubic2d_aa_backward")(_upsample_backward(bicubic_antialiased))
 
 
 @aten("grid_sampler_2d_backward", "grid_sampler_3d_backward")

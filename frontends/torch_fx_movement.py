@@ -11,8 +11,9 @@ from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_folded import unfolded
 from onnxc.frontends.torch_fx_table import Call, Operand, aten, axes_of, axis_of, static
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, is_nonnegative, maximum, minimum
+from onnxc.ir.expr import Dim, always_equal, floordiv, is_nonnegative, maximum, minimum
 from onnxc.ir.graph import Value
+from onnxc.ops.common import limited
 
 _TABLE = 1 << 16  # numbers of a range that are a constant
 
@@ -344,6 +345,28 @@ def eye(c: Call, *args: Any, **options: Any) -> Value:
     rows, columns = c.type.shape
     same = c.b.eq(c.b.reshape(c.b.iota(rows), (rows, 1)), c.b.iota(columns))
     return c.b.cast(same, c.type.dtype)
+
+
+@aten("tril_indices", "triu_indices")
+def triangle(c: Call, rows: Dim, columns: Dim, offset: int = 0, **options: Any) -> Value:
+    """The rows [0] and the columns [1] of what lies in a triangle of a matrix."""
+    height, width = (static(d, "a side of a matrix whose triangle is listed") for d in (rows, columns))
+    limited(height * width, "a list of a triangle")
+    listed = np.tril_indices if "tril" in c.name else np.triu_indices
+    return c.b.cast(c.b.constant(np.stack(listed(height, offset, width)).astype(np.int64)), c.type.dtype)
+
+
+@aten("fft_fftfreq", "fft_rfftfreq")
+def frequencies(c: Call, length: Dim, spacing: float = 1.0, **options: Any) -> Value:
+    """Those of a Fourier transform's results, per unit of `spacing`: from the middle on negative ones."""
+    b, dtype = c.b, c.type.dtype
+    (count,) = c.type.shape
+    row = b.iota(count)
+    if ".fft_fftfreq" in c.name:
+        n = b.size_as(length, dtypes.int64)
+        row = b.where(b.lt(row, b.size_as(floordiv(length + 1, 2), dtypes.int64)), row, b.sub(row, n))
+    scale = b.mul(b.size_as(length, dtypes.float64), float(spacing))
+    return b.cast(b.mul(b.cast(row, dtypes.float64), b.div(1.0, scale)), dtype)
 
 
 @aten("prims.iota")

@@ -1,4 +1,4 @@
-"""ATen ops of neural networks: products, convolutions, pools, norms, attention, resizing."""
+"""ATen ops of neural networks: products, convolutions, pools, norms, attention."""
 
 from __future__ import annotations
 
@@ -354,51 +354,7 @@ def log_softmax(c: Call, x: Value, axis: int, half_to_float: bool) -> Value:
     return c.onnx("LogSoftmax", x, axis=axis_of(c, axis, x.rank))[0]  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------- resizing
-
-
-def _resized(c: Call, x: Value, scales: Sequence[float | None] | None, **style: Any) -> Value:
-    """To the sizes that PyTorch gives the output. Where it was told factors, positions are divided by these."""
-    n = x.rank - 2
-    (wide,) = widened(c.b, x)
-    sizes = c.type.shape[2:]
-    if not all(isinstance(d, int) for d in (*x.shape[2:], *sizes)):
-        raise UnsupportedError("resizing of an image whose size is not static")
-    given = [None] * n if scales is None else list(scales)
-    implied = [o / i for o, i in zip(sizes, x.shape[2:], strict=True)]
-    if any(s is not None and not math.isclose(s, f, rel_tol=1e-12) for s, f in zip(given, implied, strict=True)):
-        raise UnsupportedError(f"resizing by {given}, from {list(x.shape)} to {list(c.type.shape)}")
-    wanted = c.b.constant(np.array(sizes, np.int64))
-    (y,) = c.onnx("Resize", wide, None, None, wanted, axes=list(range(2, x.rank)), **style)
-    return y  # type: ignore[no-any-return]
-
-
-@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def upsample_nearest_vec(c: Call, x: Value, size: Any, scales: Sequence[float | None] | None) -> Value:
-    return _resized(c, x, scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-
-
-@aten("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def upsample_nearest(c: Call, x: Value, size: Any, *scales: float | None, **named: float | None) -> Value:
-    return upsample_nearest_vec(c, x, size, [*scales, *named.values()] or None)
-
-
-def _interpolated(mode: str, *names: str) -> Callable[..., Value]:
-    def vec(c: Call, x: Value, size: Any, align: bool, scales: Sequence[float | None] | None) -> Value:
-        place = "align_corners" if align else "half_pixel"
-        return _resized(c, x, scales, mode=mode, coordinate_transformation_mode=place)
-
-    def plain(c: Call, x: Value, size: Any, align: bool, *scales: float | None, **named: float | None) -> Value:
-        return vec(c, x, size, align, [*scales, *named.values()] or None)
-
-    for name in names:
-        aten(f"upsample_{name}.vec")(vec)
-        aten(f"upsample_{name}")(plain)
-    return plain
-
-
-upsample_linear = _interpolated("linear", "linear1d", "bilinear2d", "trilinear3d")
-upsample_bicubic = _interpolated("cubic", "bicubic2d")
+# ---------------------------------------------------------------- samples, dropout
 
 
 @aten("grid_sampler_2d", "grid_sampler_3d")

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
-from onnxc.errors import UnsupportedError
-from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in
+from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in, named
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import always_equal
@@ -199,7 +198,7 @@ def mul(c: Call, x: Operand, y: Operand) -> Value:
     return _binary(c, "mul", x, y)
 
 
-@aten("prims.fma")
+@named("prims.fma.default")  # which is there only once TorchInductor has been imported
 def fma(c: Call, x: Value, y: Value, z: Value) -> Value:
     """x * y + z."""
     x, y, z = c.promoted(x, y, z)
@@ -254,8 +253,6 @@ def pow(c: Call, x: Operand, y: Operand) -> Value:
         return _POWERS[y](c.b, a)
     if isinstance(y, int) and a.dtype.is_integer and y in (1, 2, 3):
         return _POWERS[y](c.b, a)
-    if a.dtype.is_integer:
-        raise UnsupportedError("powers of integers are computed in floats here, which may round")
     return c.b.pow(a, e)
 
 
@@ -434,8 +431,12 @@ def masked_fill(c: Call, x: Value, mask: Value, value: Operand) -> Value:
 
 
 @aten("_to_copy", "clone", "alias", "detach", "lift_fresh_copy", "to.dtype", "contiguous", "copy")
-def convert(c: Call, x: Value, *rest: Any, **options: Any) -> Value:
-    """The result has the dtype that PyTorch says; `copy` takes the values of its second argument."""
+def convert(c: Call, x: Operand, *rest: Any, **options: Any) -> Value:
+    """The result has the dtype that PyTorch says; `copy` takes the values of its second argument. (`vmap` converts
+    numbers too.)
+    """
+    if not isinstance(x, Value):
+        return c.operand(x, c.type.dtype)
     source = rest[0] if rest and isinstance(rest[0], Value) else x
     return _cast(c, c.b.expand(source, x.shape), c.type.dtype)
 

@@ -73,7 +73,7 @@ def all_(c: Call, x: Value, axes: Axes = None, keepdim: bool = False) -> Value:
     if axes is not None and not isinstance(axes, int) and not axes:
         return truth(c.b, x)
     bits = c.b.cast(truth(c.b, x), dtypes.uint8)
-    return c.b.eq(c.b.reduce("min", bits, axes_of(c, axes, x.rank), keepdim), 1)
+    return truth(c.b, c.b.reduce("min", bits, axes_of(c, axes, x.rank), keepdim))  # of no elements: 255
 
 
 def best(b: Builder, op: str, x: Value, axis: int) -> Value:
@@ -149,7 +149,8 @@ def _moments(c: Call, x: Value, axes: Axes, correction: float, keepdim: bool) ->
 
 @aten("cumsum")
 def cumsum(c: Call, x: Value, axis: int, *, dtype: Any = None) -> Value:
-    x = c.b.cast(x, _wide(c.type.dtype))
+    """Floats are added up in float64, as PyTorch does on a CPU: of long rows float32 would keep few digits."""
+    x = c.b.cast(x, dtypes.float64 if c.type.dtype.is_float else c.type.dtype)
     return c.b.one("cumsum", x, axis=axis_of(c, axis, x.rank), exclusive=False, reverse=False) if x.rank else x
 
 

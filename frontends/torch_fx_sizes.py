@@ -124,6 +124,8 @@ class Sizes:
         if name == "ToFloat" or e.is_Symbol:
             if not e.is_Symbol or e.is_integer:
                 return b.size_as(self._convert(e if e.is_Symbol else e.args[0], env), dtypes.float64)
+        elif name in _BINARY or name in _ROUNDED or name == "ModularIndexing":
+            return b.size_as(self._convert(e, env), dtypes.float64)
         elif name in _FLOATS or e.is_Add or e.is_Mul:
             result, *rest = (self._number(b, a, env) for a in e.args)
             for a in rest:

@@ -312,4 +312,6 @@ def lcm(c: Call, x: Value, y: Value) -> Value:
     b, common = c.b, _gcd(c, x, y)
     x, y = c.promoted(x, y)
     none = b.eq(common, b.scalar(0, common.dtype))
-    return b.abs(b.mul(b.div(x, b.where(none, b.scalar(1, common.dtype), common)), y))
+    wide = dtypes.int32 if common.dtype.bits < 32 else common.dtype  # as C multiplies
+    times = b.cast(b.div(x, b.where(none, b.scalar(1, common.dtype), common)), wide)
+    return b.cast(b.abs(b.mul(times, b.cast(y, wide))), common.dtype)

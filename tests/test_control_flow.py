@@ -297,6 +297,22 @@ def test_a_number_that_is_declared_and_not_read() -> None:
     check(text, {"x": floats(3)})
 
 
+def test_results_of_which_the_number_alone_is_read() -> None:
+    text = """g (float[3] x, float t) => (float[N, 2] y) {
+  most = Constant <value = int64 {100}> ()
+  go = Constant <value = bool {1}> ()
+  last, rows = Loop (most, go, x) <body = b (int64 i, bool c, float[3] a) => (bool d, float[3] o, float[3] row) {
+    two = Constant <value = float {2.0}> ()
+    o = Mul (a, two)  s = ReduceSum <keepdims = 0> (o)  d = Less (s, t)  row = Identity (o)
+  }>
+  n = Shape <start = 0, end = 1> (rows)
+  width = Constant <value = int64[1] {2}> ()
+  shape = Concat <axis = 0> (n, width)
+  y = ConstantOfShape (shape)
+}"""
+    check(text, {"x": np.ones(3, np.float32), "t": np.array(50, np.float32)})
+
+
 def test_a_rank_that_grows_with_each_iteration() -> None:
     """Each rank is compiled when it comes."""
     model = onnxc.compile(parsed("g " + TABLE["loop-that-changes-rank"][0]))

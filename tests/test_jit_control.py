@@ -247,3 +247,31 @@ def test_complex_states():
     np.testing.assert_allclose(third.numpy(), z**3, rtol=1e-5)
     assert abs(far.numpy()[0]) > 100
     np.testing.assert_allclose(chosen.numpy(), z - 1j, rtol=1e-5)
+
+
+def test_a_scan_with_branches_in_its_body():
+    """The host runs it; it has as many results as steps all the same, and a derivative."""
+    steps = np.array([[1, 2], [-3, 1], [2, -1], [1, 1]], np.float32)
+
+    def f(x, steps):
+        def body(c, y):
+            return onnxc.cond(xp.sum(y) > 0, lambda: c * y, lambda: c - 1.0), c * c
+
+        last, squares = onnxc.scan(body, x, steps)
+        assert squares.shape == (4, 2)
+        return xp.sum(last) + xp.sum(squares * xp.reshape(xp.arange(8, dtype=xp.float32), (4, 2)))
+
+    x = np.array([0.5, -1.5])
+    both(f, x.astype(np.float32), steps)
+    wide = steps.astype(np.float64)
+    g = onnxc.jit(onnxc.grad(lambda x: xp.sum(_stacked(x, wide))))(x).numpy()
+    value = lambda x: float(xp.sum(_stacked(xp.asarray(x), wide)))  # noqa: E731
+    near = [(value(x + d) - value(x - d)) / 2e-5 for d in 1e-5 * np.eye(2)]
+    np.testing.assert_allclose(g, near, rtol=1e-6)
+
+
+def _stacked(x, steps):
+    def body(c, y):
+        return onnxc.cond(xp.sum(y) > 0, lambda: c * y, lambda: c - 1.0), c * c
+
+    return onnxc.scan(body, x, xp.asarray(steps))[1]

@@ -13,8 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's lists of samples import it")
 
+from torch.nn import functional  # noqa: E402
+
 from onnxc.torch import program  # noqa: E402
-from tests.torch_harness import close, fresh, imported, through  # noqa: E402
+from tests.torch_harness import close, fallbacks, fresh, imported, through  # noqa: E402
 from tests.torch_opinfo import Interpreted, checked  # noqa: E402
 
 POINTWISE = (
@@ -211,3 +213,72 @@ def test_indices_that_count_from_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_samples_compiled(name: str) -> None:
     outcome = checked(name, most=2)
     assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.fallbacks
+
+
+def test_all_and_any_of_no_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    x = torch.zeros(0, 3)
+    with fresh(), torch.no_grad():
+        close(through(lambda x: (x.all(0), x.any(0), x.all(), x.any(), x.all(1)))(x),
+              (x.all(0), x.any(0), x.all(), x.any(), x.all(1)))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_whole_numbers_wrap_as_eager_ones(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    x = torch.arange(-50, 50).to(getattr(torch, dtype))
+    y = torch.tensor([3, 7, 9, 1, 100]).to(x.dtype).repeat(20)
+
+    def f(x: Any, y: Any) -> Any:
+        return torch.lcm(x, y), torch.gcd(x, y), x**y, x**5, 3**y
+
+    with fresh(), torch.no_grad():
+        for found, expected in zip(through(f)(x, y), f(x, y), strict=True):
+            assert found.dtype == expected.dtype and torch.equal(found, expected)
+        assert not fallbacks()
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_filters_against_aliasing(mode: str, align: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+
+    def f(x: Any) -> Any:
+        style = {"mode": mode, "align_corners": align, "antialias": True}
+        sizes = ((7, 3), (1, 12), (5, 2))
+        scaled = functional.interpolate(x, scale_factor=(1.7, 0.6), **style)
+        return *(functional.interpolate(x, size, **style) for size in sizes), scaled
+
+    with fresh():
+        x, z = (torch.randn(2, 3, 5, 8, generator=torch.manual_seed(0), requires_grad=True) for _ in range(2))
+        found, expected = through(f)(x), f(z)
+        close(found, expected)
+        for results in (found, expected):
+            sum((y * y.detach().cos()).sum() for y in results).backward()  # type: ignore[union-attr]
+        close(x.grad, z.grad)
+        assert not fallbacks()
+
+
+def test_running_sums_of_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is the nearest number, but for its own rounding."""
+    monkeypatch.setattr(program, "compile", Interpreted)
+    x = torch.randn(2, 50_000, generator=torch.manual_seed(0))
+    with fresh(), torch.no_grad():
+        found = through(lambda x: x.cumsum(1))(x)
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found, x.double().cumsum(1).float(), rtol=2e-7, atol=0)
+
+
+def test_tensors_of_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "compile", Interpreted)
+
+    def f(x: Any) -> Any:
+        triangles = torch.tril_indices(3, 4, 1), torch.triu_indices(4, 3, -1, dtype=torch.int32)
+        return *triangles, torch.fft.fftfreq(5), torch.fft.fftfreq(8, 0.3) + x, torch.fft.rfftfreq(7, 2.0)
+
+    x = torch.randn(8)
+    with fresh(), torch.no_grad():
+        for found, expected in zip(through(f)(x), f(x), strict=True):
+            assert found.dtype is expected.dtype
+            close(found, expected)
+        assert not fallbacks()

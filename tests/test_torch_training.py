@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from tests.torch_harness import fallbacks, fresh, through  # noqa: E402
+from tests.torch_harness import close, fallbacks, fresh, through  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +187,18 @@ def test_recurrent_layers(kind: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     (graph,) = onnxc.torch.report().graphs
     assert not graph.fallbacks and len(graph.programs) == 1
+
+
+def test_a_step_of_an_optimizer_is_one_program() -> None:
+    layers = [nn.Linear(4, 3) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    plain, other = (torch.optim.AdamW(layer.parameters(), 1e-2) for layer in layers)
+    step = through(lambda: other.step())
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for layer, go in zip(layers, (plain.step, step), strict=True):
+            layer.zero_grad()
+            layer(x).pow(2).sum().backward()
+            go()
+    close(dict(layers[1].named_parameters()), dict(layers[0].named_parameters()))
+    assert not fallbacks()

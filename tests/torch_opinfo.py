@@ -87,6 +87,9 @@ class Interpreted:
     def answers(self, arrays: Sequence[Any]) -> list[Any]:
         return self(*arrays)
 
+    def explain(self) -> None:
+        """There are no kernels to tell of."""
+
 
 def cases(
     name: str, most: int | None = None, gradient: bool = False, dtype: torch.dtype = torch.float32

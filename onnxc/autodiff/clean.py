@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from onnxc.autodiff.reduction import BY_TAPS
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Symbol
 from onnxc.ir.graph import Graph, Node, Value, merge_origins
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.custom import OWN
+from onnxc.primitives.symbols import symbols_of_node, told_sizes
 
 WIDE_FLOATS = (dtypes.float32, dtypes.float64)  # sums of others may be beyond their range where the product's is not
 HINTS = ("tie", "saved", "whole", BY_TAPS)  # attributes that say nothing of a node's results
@@ -40,13 +42,20 @@ def without_hints(graph: Graph) -> Graph:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Without what no output needs: nodes, stacked results of loops, and what their steps then do not read."""
+    """Without what no output needs: nodes, stacked results of loops, and what their steps then do not read. What alone
+    tells a size is needed where the size is.
+    """
     needed = {v.id for v in graph.outputs}
+    told = told_sizes(graph)
+    sizes: set[Symbol] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
+        if told:
+            needed.update(v.id for s, v in told.get(node.outputs[0].id, {}).items() if s in sizes)
         if node.op == "read" or any(v.id in needed for v in node.outputs):  # its sizes are, else it is gone already
             kept.append(_FEWER[node.op](node, needed) if node.op in _FEWER else node)
             needed.update(v.id for v in kept[-1].operands)
+            sizes |= symbols_of_node(kept[-1]) if told else set()
     return replace(graph, nodes=kept[::-1])
 
 

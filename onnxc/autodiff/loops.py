@@ -25,7 +25,8 @@ def keeping(node: Node, run_time: RunTime) -> Node:
     before = region.inputs[2 : 2 + carried]
     if _misfit(node) is not None:
         return node
-    count = run_time.size()
+    results = node.outputs[carried:]
+    count = results[0].shape[0] if results and isinstance(results[0].type, TensorType) else run_time.size()
     inner = Builder()
     saved = [*before, inner.scalar(1, dtypes.int64)]
     stacked = [Value(v.t.with_shape((count, *v.shape))) for v in saved]

@@ -180,9 +180,11 @@ def iterate(
     typed = _typed(b, [v.type for v in initial], body)
     goes_on = condition is None or ((known := constant_of(condition)) is not None and bool(known.item()))
     plain = _is_plain(initial, typed)
-    if trip is not None and goes_on and plain and not typed.loose and typed.always_goes_on():
+    all_of_them = trip is not None and goes_on and typed.always_goes_on()
+    if trip is not None and all_of_them and plain and not typed.loose:
         return _as_scan(b, trip, initial, _again(typed), typed.counts())
-    return _on_host(b, trip, condition, initial, typed)
+    known = b.known(b.max(scalar(b, trip), 0)) if trip is not None and all_of_them else None
+    return _on_host(b, trip, condition, initial, typed, None if known is None else known.item())
 
 
 def _typed(b: Builder, types: list[Type | None], body: Body) -> _Typed:
@@ -239,14 +241,15 @@ def _as_scan(
 
 
 def _on_host(
-    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], typed: _Typed
+    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], typed: _Typed, times: Dim | None
 ) -> tuple[list[Value], list[Value]]:
+    """A loop of the host, which runs `times` times, where that is known."""
     run_time = _run_time(b, "how often a Loop runs, or what it carries,")
     ends = [typed.condition, *typed.after, *typed.results]
     region, taken = close_region(typed.inner.inputs, typed.inner.nodes, ends)
     visible = _made_before(run_time, typed.first)
     carried = [run_time.merged(x.type, y.type, visible) for x, y in zip(initial, typed.carried, strict=True)]
-    count: Dim = run_time.size()
+    count = run_time.size() if times is None else times
     stacked: list[Type | None] = []
     for v in typed.results:
         one = run_time.merged(v.type, v.type, visible)

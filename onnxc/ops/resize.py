@@ -277,13 +277,13 @@ def _antialias_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
     weights /= np.where(total == 0, 1, total)  # none is in reach of what lies far outside
     inner = np.zeros((before, after))
     np.add.at(inner, np.clip(taps, 0, before - 1), weights.T)  # the edge stands for what is beyond it
-    return _extrapolated(b, _weighted(b, x, axis.axis, inner.astype(x.dtype.numpy)), axis, style, places)
+    return _extrapolated(b, weighted(b, x, axis.axis, inner.astype(x.dtype.numpy)), axis, style, places)
 
 
 MOST_TAPS = 24  # of a filter that is written out; a longer one is a matrix
 
 
-def _weighted(b: Builder, x: Value, axis: int, matrix: np.ndarray) -> Value:
+def weighted(b: Builder, x: Value, axis: int, matrix: np.ndarray) -> Value:
     """Sums of neighbours along an axis: [elements, results] weights, of which a result has a few that are not 0."""
     used = matrix != 0
     taps = int(used.sum(0).max(initial=0))

@@ -12,11 +12,11 @@ import numpy as np
 
 from onnxc.errors import OnnxcError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Symbol, symbols
+from onnxc.ir.expr import Symbol
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
-from onnxc.primitives.symbols import symbols_of_node
+from onnxc.primitives.symbols import symbols_of_node, told_sizes
 
 FOLD_GROWTH = 4  # a folded result may be this many times larger than what it is computed from ...
 FOLD_FREE_BYTES = 1 << 20  # ... or this large
@@ -26,15 +26,14 @@ _NOTHING = Node("constant", (), [], {})
 def eliminate_dead(graph: Graph) -> Graph:
     """Without the nodes that no output needs, and no size of a node that one needs."""
     needed = {v.id for v in graph.outputs}
-    reads = any(node.op == "read" for node in graph.nodes)
+    told = told_sizes(graph)
     sizes: set[Symbol] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        told = {s for d in node.attrs["symbols"] for s in symbols(d)} if node.op == "read" else set()
-        if any(v.id in needed for v in node.outputs) or told & sizes:
+        if any(v.id in needed for v in node.outputs) or (told and told.get(node.outputs[0].id, {}).keys() & sizes):
             kept.append(node)
             needed.update(v.id for v in node.operands)
-            sizes |= symbols_of_node(node) if reads else set()
+            sizes |= symbols_of_node(node) if told else set()
     return replace(graph, nodes=kept[::-1])
 
 

@@ -27,6 +27,7 @@ from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
 from onnxc.torch.draws import is_draw
+from onnxc.torch.layers import DECOMPOSITIONS, with_dense_attention
 from onnxc.torch.losses import with_losses
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
@@ -88,7 +89,7 @@ def backend(
         decompositions=decompositions(),
     )
     _check_out(module)
-    found = traced(with_losses(with_layers(module)), inputs)
+    found = traced(with_dense_attention(with_losses(with_layers(module))), inputs)
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
 
 
@@ -158,7 +159,7 @@ def _weights() -> tuple[int, ...]:
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's core ATen decompositions, and some others of its, for what has no rule here."""
+    """PyTorch's core ATen decompositions, some others of its, and ours, for what has no rule here."""
     found = dict(core_aten_decompositions().items())
     for name in _ALSO:
         packet = getattr(torch.ops.aten, name, None)
@@ -166,7 +167,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"):
         found[getattr(torch.ops.quantized_decomposed, name).default] = getattr(_decomposed, name)
-    return {op: f for op, f in found.items() if op not in RULES}
+    return {op: f for op, f in (found | DECOMPOSITIONS).items() if op not in RULES}
 
 
 _ALSO = (
@@ -174,7 +175,7 @@ _ALSO = (
     "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm",
     "_batch_norm_with_update_functional", "batch_norm_backward", "embedding_dense_backward",
     "_softmax_backward_data", "_log_softmax_backward_data", "linalg_vector_norm", "ldexp",
-    "dist", "permute_copy", "narrow_copy", "_upsample_bilinear2d_aa", "cumprod",
+    "dist", "permute_copy", "narrow_copy", "cumprod",
     "hardtanh_backward", "max_pool2d_with_indices_backward",
 )  # fmt: skip
 

@@ -48,10 +48,14 @@ def drawn(
 
 
 def is_draw(node: fx.Node) -> bool:
-    """Whether a node gives random numbers that depend on no data."""
-    if node.target is drawn:
+    """Whether a node gives random numbers that depend on no data, and can be drawn before all else."""
+    if node.target is drawn or (node.target in _LIKE and _is_argument(node.args[0])):
         return True
     return is_seeded(node) and not any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
+
+
+def _is_argument(x: Any) -> bool:
+    return isinstance(x, fx.Node) and x.op == "placeholder"
 
 
 def is_seeded(node: fx.Node) -> bool:

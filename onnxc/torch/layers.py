@@ -1,0 +1,76 @@
+"""What PyTorch keeps whole, taken apart into ops that are compiled: layers that its eager mode has a kernel for, and
+attention whose scores Python functions change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._higher_order_ops.flex_attention import sdpa_dense
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+
+def with_dense_attention(module: fx.GraphModule) -> fx.GraphModule:
+    """Dynamo's graph, changed in place: `flex_attention` is what PyTorch defines it as, a table of all scores."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target is torch.ops.higher_order.flex_attention:
+            node.target = sdpa_dense
+    module.recompile()
+    return module
+
+
+def self_attention(
+    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor, qkv_bias: Tensor,
+    proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
+    average_attn_weights: bool = True, mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """``aten._native_multi_head_attention``: of [batch, length, embed_dim]. Where the mask is not zero no weight is
+    given: [length, length] (type 0), [batch, keys] (type 1) or one for each head (type 2).
+    """
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    given = zip((query, key, value), weights, biases, strict=True)
+    q, k, v = (functional.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in given)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(embed_dim // num_head)
+    if mask is not None:
+        wide = mask[:, None, None, :] if mask_type == 1 else mask
+        scores = torch.where(wide.bool(), -math.inf, scores)
+    shares = scores.softmax(-1)
+    found = functional.linear((shares @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
+    if not need_weights:
+        return found, None
+    return found, shares.mean(1) if average_attn_weights else shares
+
+
+def encoder_layer(
+    src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
+    proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
+    norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
+) -> Tensor:  # fmt: skip
+    """``aten._transformer_encoder_layer_fwd``, which `nn.TransformerEncoderLayer` calls where nothing asks for a
+    gradient.
+    """
+
+    def normed(x: Tensor, weight: Tensor, bias: Tensor, now: bool) -> Tensor:
+        return functional.layer_norm(x, (embed_dim,), weight, bias, eps) if now else x
+
+    x = normed(src, norm_weight_1, norm_bias_1, norm_first)
+    params = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    x = self_attention(x, x, x, embed_dim, num_heads, *params, mask, False, True, mask_type)[0] + src
+    x = normed(x, norm_weight_1, norm_bias_1, not norm_first)
+    inner = functional.linear(normed(x, norm_weight_2, norm_bias_2, norm_first), ffn_weight_1, ffn_bias_1)
+    inner = functional.gelu(inner) if use_gelu else functional.relu(inner)
+    x = functional.linear(inner, ffn_weight_2, ffn_bias_2) + x
+    return normed(x, norm_weight_2, norm_bias_2, not norm_first)
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten._native_multi_head_attention.default: self_attention,
+    aten._transformer_encoder_layer_fwd.default: encoder_layer,
+}

@@ -1,0 +1,100 @@
+"""torch.compile(backend="onnxc"): layers and attention that PyTorch keeps whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import onnxc
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
+
+from onnxc.torch import program  # noqa: E402
+from tests.torch_harness import close, fallbacks, fresh, through  # noqa: E402
+from tests.torch_opinfo import Interpreted  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    with fresh():
+        yield
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder_layers(norm_first: bool, activation: str) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, norm_first=norm_first, batch_first=True)
+    net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x, causal = torch.randn(3, 5, 8), torch.ones(5, 5).triu(1).bool()
+    lacks = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]]).bool()
+    with torch.no_grad():
+        for given in ({}, {"mask": causal}, {"src_key_padding_mask": lacks}, {"mask": causal.float()}):
+            torch._dynamo.reset()
+            found, expected = through(net)(x, **given), net(x, **given)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert not fallbacks()
+
+
+def test_an_encoder_of_any_size() -> None:
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    compiled = through(net, dynamic=True)
+    with torch.no_grad():
+        for batch, length in ((2, 5), (3, 7), (7, 2)):
+            x = torch.randn(batch, length, 8)
+            close(compiled(x), net(x))
+    (graph,) = onnxc.torch.report().graphs
+    assert not graph.fallbacks and graph.compiles == 1
+
+
+@pytest.mark.parametrize("layer", ["_native_multi_head_attention"])
+def test_self_attention_that_is_called(layer: str) -> None:
+    attention = getattr(torch.ops.aten, layer)
+    x, lacks = torch.randn(2, 5, 8), torch.tensor([[0, 0, 0, 0, 1], [0, 1, 0, 1, 0]]).bool()
+    params = torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8)
+
+    def f(x: Any, lacks: Any) -> Any:
+        plain = attention(x, x, x, 8, 2, *params)
+        heads = attention(x, x, x, 8, 2, *params, None, True, False)
+        return *plain, *heads, attention(x, x, x, 8, 2, *params, lacks, False, True, 1)[0]
+
+    with torch.no_grad():
+        close(through(f)(x, lacks), f(x, lacks))
+    assert not fallbacks()
+
+
+def _shifted(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return score + (query - key) * 0.1 + head
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_attention_whose_scores_functions_change(transposed: bool) -> None:
+    table = torch.randn(16, 16)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+
+    def f(q: Any, k: Any, v: Any) -> Any:
+        biased = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[i, j], scale=0.3)
+        causal = flex_attention(q, k, v, score_mod=_shifted, block_mask=mask)
+        shared = flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+        return biased, causal.transpose(1, 2).reshape(2, 16, -1), shared
+
+    given = torch.randn(3, 2, 16, 4, 8).transpose(2, 3) if transposed else torch.randn(3, 2, 4, 16, 8)
+    with torch.no_grad():
+        for found, expected in zip(through(f)(*given), f(*given), strict=True):
+            close(found, expected)
+            assert found.stride() == expected.stride()
+    assert not fallbacks()
+
+
+def test_such_attention_of_any_length() -> None:
+    compiled = through(lambda q, k, v: flex_attention(q, k, v, score_mod=_shifted), dynamic=True)
+    with torch.no_grad():
+        for length in (5, 16, 33):
+            q, k, v = torch.randn(3, 2, 4, length, 8)
+            close(compiled(q, k, v), flex_attention(q, k, v, score_mod=_shifted))
+    (graph,) = onnxc.torch.report().graphs
+    assert not graph.fallbacks and graph.compiles == 1
