@@ -213,6 +213,9 @@ OTHERS = {
     "GELU and a little": 'e := 0.00001 u = Gelu<approximate="tanh">(t) y = Add(u, e)',
     "GELU up to a limit": 'e := 400.0 u = Gelu<approximate="tanh">(t) y = Min(u, e)',
     "GELU from a limit on": 'e := -0.1699 u = Gelu<approximate="tanh">(t) y = Max(u, e)',
+    "quantized": "e := 0.5 u = Div(t, e) v = Round(u) w = Cast<to=3>(v) x = CastLike(w, t) y = Mul(x, e)",
+    "ReLU of whole numbers": "u = Cast<to=6>(t) v = Relu(u) y = CastLike(v, t)",
+    "a condition as a number": "e := 0.0 u = Greater(t, e) v = CastLike(u, t) y = Mul(t, v)",
     "GELU of other constants": "e := 1.6 f := 0.07 u = Mul(t, t) v = Mul(u, f) w = Add(v, e) x = Mul(w, t) "
     "s = Sigmoid(x) y = Mul(t, s)",
 }

@@ -33,6 +33,7 @@ At = TypeVar("At")  # where a matrix begins: a `Start`, or a place of the progra
 To = TypeVar("To")
 FLOATS = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")  # of Options, that the library has
+CASTS = ("cast", "bitcast", "byte_table")  # terms do not tell their primitives what they become
 Array = np.ndarray[Any, Any]
 _ROUNDED = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-3}  # how far GELU's constants may be off, as a share
 _MOST = 2 * float(np.finfo(np.float32).max)  # a function of sums ends nowhere below
@@ -281,7 +282,7 @@ def _at(term: Term, inner: Term, x: Array, dtype: str) -> Array:
         if t not in known:
             if isinstance(t, Const) and t.dtype.name in FLOATS:
                 known[t] = np.frombuffer(t.raw, t.dtype.numpy).astype(np.float64)
-            elif isinstance(t, Apply) and (evaluate := lookup(t.op).evaluate) is not None:
+            elif isinstance(t, Apply) and t.op not in CASTS and (evaluate := lookup(t.op).evaluate) is not None:
                 known[t] = np.asarray(evaluate(*map(value, t.args), **dict(t.attrs)))
             else:
                 raise _OtherError
