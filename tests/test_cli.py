@@ -122,8 +122,31 @@ def test_compare_exit_codes(model: Path) -> None:
     assert invoke("compare", model, "--samples", 2).exit_code == 0
     assert invoke("compare", model, "--rtol", 0, "--atol", 0, "--reference", "float64").exit_code == 1
     assert invoke("compare", model, "--reference", "nothing").exit_code == 2
+    assert invoke("compare", model, "nothing").exit_code == 2
+    assert [invoke("compare", model, *words).exit_code for words in (("",), ("--reference", ""))] == [2, 2]
     data = json.loads(invoke("compare", model, "--json", "--dim", "N=3").stdout)
     assert data["agree"] and data["outputs"][0]["shape"] == [3, 4]
+
+
+def test_compare_two_files(model: Path, tmp_path: Path) -> None:
+    """The second is the reference, in any engine; what is written does not replace it."""
+    other = tmp_path / "other.onnx"
+    proto = onnx.load(model)
+    proto.graph.node[0].op_type = "Mul"
+    onnx.save(proto, other)
+    found = invoke("compare", model, other, "--dim", "N=3", "--json")
+    assert found.exit_code == 1
+    assert (
+        json.loads(found.stdout)["outputs"]
+        == json.loads(invoke("compare", model, "--reference", other, "--dim", "N=3", "--json").stdout)["outputs"]
+    )
+    assert invoke("compare", model, model, "--dim", "N=3").exit_code == 0
+    assert json.loads(invoke("compare", model, f"{other}@float64", "--json").stdout)["reference"].endswith("float64")
+    before = other.read_bytes()
+    for reference in (other, f"{other}@float64"):
+        refused = invoke("compare", model, reference, "--html", other)
+        assert refused.exit_code == 2 and "would replace the model itself" in refused.stderr
+    assert other.read_bytes() == before
 
 
 def test_explain(model: Path, saved: Path) -> None:
@@ -213,13 +236,14 @@ def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
         (("--tolerance", "Sofmax=1e-3"), "a tolerance is of a dtype or of an operator, and 'Sofmax' is neither"),
         (("--html", "/no/folder/page.html"), "there is no folder for '/no/folder/page.html'"),
         (("--reference", "renamed.onnx"), "renamed.onnx in onnxruntime has the inputs 'z', and the model 'x'"),
+        (("longer.onnx", "--reference", "onnx"), "there is one reference, and two are given: 'longer.onnx', and"),
         (("--reference", "longer.onnx"), "1 (y); of longer.onnx in onnxruntime: 2 (y, a)"),
         (("--inputs", "loader.py:broken"), "raised ZeroDivisionError (division by zero)"),
         (("--inputs", "unreadable.py:load"), "raised SyntaxError"),
     ],
 )
 def test_wrong_options_of_compare(
-    model: Path, arguments: tuple[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     head = '<ir_version: 8, opset_import: ["" : 18]> g '

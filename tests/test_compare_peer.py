@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -108,6 +109,38 @@ def test_a_session_comes_back_after_the_death_of_its_process(killed: list[str]) 
     np.testing.assert_array_equal(run(GIVEN)[0], before)
 
 
+def test_a_process_that_dies_of_a_model_that_it_opens_again(killed: list[str]) -> None:
+    run = onnxruntime_runner(MODEL)
+    for doing, word in (("run", "run"), ("open", "load")):
+        killed.append(doing)
+        with pytest.raises(RunError, match=rf"\(SIGKILL\) while it had to {word} a model in memory"):
+            run(GIVEN)
+
+
+def test_threads_that_ask_at_once(killed: list[str]) -> None:
+    """Each gets its own answers; the death of the process is an error in one of them."""
+    right = onnxruntime_runner(MODEL)(GIVEN)[0]
+    errors: list[Exception] = []
+    wrong: list[int] = []
+    killed.append("run")
+
+    def work(row: int) -> None:
+        run, given = onnxruntime_runner(MODEL), {"x": np.roll(GIVEN["x"], row, axis=0)}
+        for _ in range(30):
+            try:
+                if not np.array_equal(np.roll(run(given)[0], -row, axis=0), right):
+                    wrong.append(row)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(row,)) for row in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(errors) == 1 and "SIGKILL" in str(errors[0])
+
+
 def test_an_interrupt_ends_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the process would answer is not taken for the answer to the next question."""
 
@@ -173,22 +206,31 @@ def is_running(pid: str) -> bool:
         return False
 
 
-def test_it_does_not_outlive_the_process_that_asked() -> None:
-    """Which is killed while a model of endless turns runs."""
+@pytest.mark.parametrize("kill", [True, False])
+def test_it_does_not_outlive_the_process_that_asked(kill: bool) -> None:
+    """Which is killed, or ends, while a model of endless turns runs."""
     code = """
+        import sys, threading
         from tests.test_compare_peer import ENDLESS, onnxruntime_runner, peer
         run = onnxruntime_runner(ENDLESS)
+        threading.Thread(target=run, args=({},), daemon=True).start()
         print(peer()._worker._process.pid, flush=True)
-        run({})
+        sys.stdin.read()
     """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE
+        command, cwd=Path(__file__).parent.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as asking:
-        assert asking.stdout is not None
+        assert asking.stdin is not None and asking.stdout is not None
         pid = asking.stdout.readline().decode().strip()
         time.sleep(1)
         assert is_running(pid) and asking.poll() is None
-        asking.kill()
+        try:
+            if not kill:
+                asking.stdin.close()
+                assert asking.wait(timeout=60) == 0
+        finally:
+            asking.kill()
     until = time.monotonic() + 60
     while is_running(pid) and time.monotonic() < until:
         time.sleep(0.1)
@@ -196,8 +238,8 @@ def test_it_does_not_outlive_the_process_that_asked() -> None:
 
 
 def test_an_onnxruntime_that_cannot_be_imported(tmp_path: Path) -> None:
-    """It is looked for where this process would find it, and what is amiss there is said."""
-    (tmp_path / "onnxruntime.py").write_text("raise ImportError('a library is missing')")
+    """It is looked for where this process would find it; what is amiss there is said, and what it prints no answer."""
+    (tmp_path / "onnxruntime.py").write_text("print('a line', flush=True)\nraise ImportError('a library is missing')")
     done = python(f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
@@ -210,6 +252,41 @@ def test_an_onnxruntime_that_cannot_be_imported(tmp_path: Path) -> None:
             print(error)
     """)
     assert "cannot load the model (a library is missing)" in done.stdout, done.stderr
+
+
+def test_files_in_the_working_directory_are_no_modules(tmp_path: Path) -> None:
+    for name in ("json", "ctypes", "numpy", "onnx", "onnxruntime"):
+        (tmp_path / f"{name}.py").write_text("import os\nos._exit(3)")
+    code = "from tests.test_compare_peer import *; print(onnxruntime_runner(MODEL)(GIVEN)[0].shape)"
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "(4, 8)\n", done.stderr
+
+
+@pytest.mark.parametrize("shape", [(), (0, 2), (3,), (2, 3)])
+def test_numbers_that_numpy_lacks(shape: tuple[int, ...]) -> None:
+    kinds = [getattr(TensorProto, name) for name in ("BFLOAT16", "FLOAT8E5M2", "FLOAT8E4M3FN", "INT4", "UINT4")]
+    nodes = [helper.make_node("Cast", ["x"], [f"y{kind}"], to=kind) for kind in kinds]
+    back = [helper.make_node("Cast", [f"x{kind}"], [f"z{kind}"], to=TensorProto.FLOAT) for kind in kinds[:3]]
+    graph = helper.make_graph(
+        nodes + back,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+        + [helper.make_tensor_value_info(f"x{kind}", kind, shape) for kind in kinds[:3]],
+        [helper.make_tensor_value_info(n.output[0], kind, shape) for n, kind in zip(nodes, kinds, strict=True)]
+        + [helper.make_tensor_value_info(n.output[0], TensorProto.FLOAT, shape) for n in back],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = np.resize(np.array([5, 1, 7, 0, 2, 6], np.float32), shape)
+    dtypes = [np.dtype(helper.tensor_dtype_to_np_dtype(kind)) for kind in kinds]
+    given = {"x": x, **{f"x{kind}": x.astype(dtype) for kind, dtype in zip(kinds[:3], dtypes, strict=False)}}
+    found = onnxruntime_runner(model)(given)
+    assert [a.dtype for a in found] == [*dtypes, *[np.dtype(np.float32)] * 3]
+    for a, dtype in zip(found, [*dtypes, *dtypes[:3]], strict=True):
+        np.testing.assert_array_equal(a.astype(np.float32), x.astype(dtype).astype(np.float32))
 
 
 def test_what_is_sent_comes_as_it_was() -> None:
@@ -233,5 +310,12 @@ def test_what_is_sent_comes_as_it_was() -> None:
     assert found[11:14] == [[{"a": 0.5}, {3: 2}], b"bytes\n", "text"]
     with pytest.raises(EOFError):
         read(buffered)
+    for value in (b"bytes", np.arange(3)):
+        cut = io.BytesIO()
+        write(cut, {"values": [value]})
+        cut.truncate(len(cut.getvalue()) - 1)
+        cut.seek(0)
+        with pytest.raises(EOFError):
+            read(cut)
     with pytest.raises(TypeError, match="object"):
         write(stream, {"values": [object()]})

@@ -16,6 +16,7 @@ from onnxc.tools.options import (
     Model,
     beside_the_model,
     command,
+    fail,
     output,
     print_json,
     progress,
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from onnxc.tools.compare.results import Comparison
 
 
+Second = Annotated[
+    str | None,
+    typer.Argument(metavar="SIDE", help="The same as --reference: a second ONNX file, say.", show_default=False),
+]
 Samples = Annotated[int, typer.Option(min=1, help="Sets of random inputs.")]
 KeepWorst = Annotated[bool, typer.Option("--keep-worst", help="Show only the worst sample of each output.")]
 Rtol = Annotated[float, typer.Option(help="Tolerance relative to each element.")]
@@ -38,11 +43,12 @@ Tolerance = Annotated[
     ),
 ]
 Reference = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="SIDE",
         help="onnxruntime (:basic, :extended, :all optimize), onnx (its evaluator), float64, onnxc, another "
         "FILE.onnx (FILE.onnx@float64), or saved outputs: FILE.npz, a folder of output_0.pb.",
+        show_default="onnxruntime",
     ),
 ]
 Ours = Annotated[
@@ -77,12 +83,13 @@ def compare(
     model: Model,
     given: Given,
     compiling: Compiling,
+    second: Second = None,
     samples: Samples = 1,
     keep_worst: KeepWorst = False,
     rtol: Rtol = 1e-3,
     atol: Atol = 1e-5,
     tolerance: Tolerance = None,
-    reference: Reference = "onnxruntime",
+    reference: Reference = None,
     ours: Ours = None,
     layers: Layers = False,
     bisect: Bisect = None,
@@ -105,12 +112,16 @@ def compare(
       onnxc compare model.onnx --layers --html report.html
       onnxc compare model.onnx --layers --json > report.json
       onnxc compare model.onnx --bisect nodes --output smallest
-      onnxc compare quantized.onnx --reference model.onnx --layers
+      onnxc compare quantized.onnx model.onnx --layers
     """
     from onnxc.tools import compare as tool
     from onnxc.tools.compare.bounds import parse_tolerances
 
+    if second is not None and reference is not None:
+        fail(f"there is one reference, and two are given: {second!r}, and --reference {reference!r}")
+    reference = next((side for side in (second, reference) if side is not None), "onnxruntime")
     beside_the_model(model, html)
+    beside_the_model(_file(reference), html)
     with progress(f"comparing {model}") as tell:
         result = tool.compare(
             model,
@@ -152,9 +163,14 @@ def _inputs(model: str, given: Given, compiling: Compiling) -> Iterable[Mapping[
     return samples_of(given.inputs, onnx_file.load(model, input_shapes=compiling.shapes))
 
 
+def _file(side: str) -> str:
+    """The file of `other.onnx@float64`; the name of a file may have an @ as well."""
+    return side if os.path.exists(side) else side.rpartition("@")[0] or side
+
+
 def _write_page(path: str, result: Comparison, model: str, reference: str, compiling: Compiling) -> None:
     from onnxc.tools.pages import write_comparison
 
-    file = reference.partition("@")[0]
+    file = _file(reference)
     other = file if file.endswith(".onnx") else model  # whose nodes the layers are
     write_comparison(path, result, other, input_shapes=compiling.shapes, title=os.path.basename(model))

@@ -13,18 +13,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 Message = dict[str, Any]
 
 
-def serve_pipes(state: object) -> None:
-    """Answers what comes on standard input. The real standard output is kept for answers, so that nothing a library
-    prints gets between them.
+def serve_pipes(make: Callable[[], object]) -> None:
+    """Answers what comes on standard input by what `make` gives (see `serve`). The real standard output is kept for
+    answers, before any library is imported: nothing that one prints gets between them.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(state, sys.stdin.buffer, answers)
+    serve(make(), sys.stdin.buffer, answers)
 
 
 def serve(state: object, commands: IO[bytes], answers: IO[bytes]) -> None:
@@ -113,7 +114,10 @@ def _made(row: Message, stream: IO[bytes]) -> Any:
             raise EOFError("a part of an array")
         return found
     if "bytes" in row:
-        return stream.read(row["bytes"])
+        read_bytes = stream.read(row["bytes"])
+        if len(read_bytes) != row["bytes"]:
+            raise EOFError("a part of some bytes")
+        return read_bytes
     if "texts" in row:
         found = np.empty(len(row["texts"]), object)
         found[:] = row["texts"]

@@ -26,6 +26,8 @@ from onnxc.tools.messages import Message, serve_pipes
 Run = Callable[[Any, Mapping[str, Any]], list[Any]]
 LEVELS = {"disabled": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 
+OWN = {"bfloat16": 16, "float8": 8, "int4": 4, "uint4": 4, "float4": 4}  # bits of what numpy lacks, by their names
+
 
 class Sessions:
     """Those that are open."""
@@ -89,14 +91,14 @@ def _run_arrays(session: Any, given: Mapping[str, Any]) -> list[Any]:
 
 
 def _has_types_of_its_own(session: Any) -> bool:
-    """Whether a session takes or gives floats that numpy lacks, which its arrays then cannot be."""
+    """Whether a session takes or gives numbers that numpy lacks, which its arrays then cannot be."""
     types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
     whole = all(t.startswith("tensor(") for t in types)  # no sequences
-    return whole and any(t.startswith(("tensor(bfloat16", "tensor(float8")) for t in types)
+    return whole and any(t.startswith(tuple(f"tensor({name}" for name in OWN)) for t in types)
 
 
 def _run_by_bits(session: Any, given: Mapping[str, Any]) -> list[Any]:
-    """bfloat16 and floats of 8 bits go in and come out as bits."""
+    """What numpy lacks goes in and comes out as bits (but numbers of 4 bits do not go in: onnxruntime raises)."""
     from onnx import helper  # for few models, and slow to import
     from onnxruntime import OrtValue
 
@@ -105,7 +107,7 @@ def _run_by_bits(session: Any, given: Mapping[str, Any]) -> list[Any]:
         name: OrtValue.ortvalue_from_numpy_with_onnx_type(
             a.view(f"u{a.dtype.itemsize}"), helper.np_dtype_to_tensor_dtype(a.dtype)
         )
-        if a.dtype.kind == "V" and "float" in a.dtype.name else OrtValue.ortvalue_from_numpy(a)
+        if a.dtype.name.startswith(("bfloat16", "float8")) else OrtValue.ortvalue_from_numpy(a)
         for name, a in arrays.items()
     }  # fmt: skip
     return [_array(v) for v in session.run_with_ort_values(None, values)]
@@ -113,13 +115,16 @@ def _run_by_bits(session: Any, given: Mapping[str, Any]) -> list[Any]:
 
 def _array(value: Any) -> Any:
     """A tensor of onnxruntime's as an array."""
-    from onnx import helper  # as above
+    from onnx import TensorProto, helper, numpy_helper  # as above
 
-    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
-    if dtype.kind != "V":
+    number, shape = value.element_type(), value.shape()
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(number))
+    bits = next((bits for own, bits in OWN.items() if dtype.name.startswith(own)), None)
+    if bits is None:
         return value.numpy()
-    shape = value.shape()
-    raw = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
+    raw = ctypes.string_at(value.data_ptr(), (math.prod(shape) * bits + 7) // 8)
+    if bits < 8:  # two in a byte
+        return numpy_helper.to_array(TensorProto(data_type=number, dims=shape, raw_data=raw))
     return np.frombuffer(raw, f"u{dtype.itemsize}").view(dtype).reshape(shape)
 
 
@@ -130,9 +135,14 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Answers commands on standard input. What sessions need is imported at once, while nobody waits for it."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def _prepared() -> Sessions:
+    """What sessions need is imported at once, while nobody waits for it."""
     with suppress(Exception):  # what is amiss is said where it is wanted
         import_module("onnxruntime")
-    serve_pipes(Sessions())
+    return Sessions()
+
+
+def main() -> None:
+    """Answers commands on standard input."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    serve_pipes(_prepared)

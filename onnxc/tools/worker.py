@@ -175,7 +175,7 @@ def _version(engine: str) -> str:
 
 def main() -> None:
     """Answers commands on standard input."""
-    serve_pipes(_State())
+    serve_pipes(_State)
 
 
 if __name__ == "__main__":

@@ -96,12 +96,12 @@ class OnnxRuntime:
 
         def run(given: Arrays) -> list[Any]:
             nonlocal session
-            with self._told("run", model):
+            while True:
                 try:
-                    return session.run(given)
+                    with self._told("run", model):
+                        return session.run(given)
                 except LostError:  # over another model
                     session = self._opened(model, entries)
-                    return session.run(given)
 
         return run
 

@@ -71,12 +71,15 @@ class Peer:
         finally:
             self._lock.release()
 
-    def close(self) -> None:
-        """Ends the process, where there is one."""
-        with self._lock:
-            worker, self._worker = self._worker, None
+    def end(self) -> None:
+        """Ends the process, where there is one, at once: it has nothing to lose. A thread that still waits for an
+        answer holds the lock, and is not waited for.
+        """
+        worker, self._worker = self._worker, None
         if worker is not None:
-            worker.close()
+            worker.kill()
+            if not self._lock.locked():
+                worker.close()
 
     def _started(self) -> Worker:
         if self._worker is not None and not self._worker.alive:
@@ -97,7 +100,7 @@ class Peer:
 
 
 _peer = Peer()
-atexit.register(lambda: _peer.close())
+atexit.register(lambda: _peer.end())
 
 
 def peer() -> Peer:
