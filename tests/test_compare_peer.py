@@ -319,3 +319,8 @@ def test_what_is_sent_comes_as_it_was() -> None:
             read(cut)
     with pytest.raises(TypeError, match="object"):
         write(stream, {"values": [object()]})
+
+
+@pytest.mark.parametrize(("code", "how"), [(3, "exit status 3"), (-6, "SIGABRT"), (-40, "signal 40")])
+def test_how_a_process_ended(code: int, how: str) -> None:
+    assert process.DiedError("run", code).how == how

@@ -34,7 +34,10 @@ class DiedError(RunError):
     @property
     def how(self) -> str:
         """`SIGABRT`, or `exit status 3`"""
-        return signal.Signals(-self.code).name if self.code < 0 else f"exit status {self.code}"
+        if self.code >= 0:
+            return f"exit status {self.code}"
+        known = -self.code in iter(signal.Signals)  # those of real time have no names but the first and the last
+        return signal.Signals(-self.code).name if known else f"signal {-self.code}"
 
 
 class Worker:
