@@ -12,7 +12,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.ir.types import same_shape
-from onnxc.passes.attention_scores import Scores, Step, Uses, behind_leads, made_by, scalar, scores_of
+from onnxc.passes.attention_scores import Scores, Step, Uses, behind_leads, cast_of, made_by, scalar, scores_of
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder
 
@@ -65,7 +65,9 @@ class _Found:
 
 @dataclass
 class _Guarded:
-    """Probabilities behind what replaces them by 0: `where(isnan(p), 0, p)`, `where(rows, 0, p)`."""
+    """Probabilities behind what replaces them by 0: `where(isnan(p), 0, p)`, `where(rows, 0, p)`; and behind a cast to
+    halves, which kernels multiply in any case.
+    """
 
     p: Value
     uses: Uses
@@ -76,6 +78,9 @@ class _Guarded:
         """One further node; False where there is none to pass."""
         where = made_by(self.p, "where")
         if where is None:
+            if (wide := cast_of(self.p, narrow=True)) is not None and self.uses.only(wide):
+                self.p = wide
+                return True
             inner = behind_leads(self.p)
             if inner is self.p or self.rows or not self.uses.only(inner):
                 return False
@@ -97,7 +102,6 @@ class _Guarded:
 
 
 FLOAT32 = frozenset({dtypes.float32})
-HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 
 def fuse_attention(
@@ -203,7 +207,7 @@ def _match(node: Node, uses: Uses) -> _Found | None:
     if x is None or not uses.only(x, 2):
         return None
     scores = scores_of(x, uses)
-    if scores is None or not _leads_fit(scores, p, v, lead):
+    if scores is None or scores.q.dtype is not v.dtype or not _leads_fit(scores, p, v, lead):
         return None
     stop = (scores.q, scores.turned or scores.kt, v, *scores.masks, *scores.factors, *(test for test, _ in found.rows))
     between = _between(node, {x.id for x in stop})
