@@ -14,6 +14,8 @@ from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.ir.types import same_shape
 from onnxc.passes.attention_scores import Scores, Step, Uses, behind_leads, cast_of, made_by, scalar, scores_of
 from onnxc.passes.simplify import Rewriter
+from onnxc.primitives.attention import PRODUCTS
+from onnxc.primitives.attention_gradient import FAR
 from onnxc.primitives.builder import Builder
 
 
@@ -135,11 +137,17 @@ def fuse_attention(
 def _takes(found: _Found, stepped: bool, deepest: int | None, learnt: Container[int]) -> bool:
     """Whether the target has a kernel."""
     scores = found.scores
-    filled = len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
-    if not (scores.rises if stepped else filled or all(step.name == "add" for step in scores.steps)):
+    if not (scores.rises if stepped else _is_simple(scores)):
         return False
     fits = _fits(scores.q, deepest) and _fits(found.v, deepest)
     return fits and not any(mask.id in learnt for mask in scores.masks)
+
+
+def _is_simple(scores: Scores) -> bool:
+    """Whether kernels of derivatives know what becomes of scores. Masks, which they bound (`FAR`), lie beyond them."""
+    filled = len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
+    near = not scores.masks or 2 * PRODUCTS * abs(scores.scale) <= FAR
+    return near and (filled or all(step.name == "add" for step in scores.steps))
 
 
 def _fits(v: Value, deepest: int | None) -> bool:

@@ -23,11 +23,10 @@ from onnxc.codegen.triton.attention_mask import Band, Mask, mask_of
 from onnxc.ir.expr import Dim, maximum, minimum
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
-from onnxc.primitives.attention import score_steps
+from onnxc.primitives.attention import PRODUCTS, score_steps
 
 KNOWN = "known"  # the attribute of a node whose masks that are known are no operands any more: its steps
 LOWEST = -math.inf
-PRODUCTS = 512.0  # of queries and keys are no larger than that, as far as numbers that hide are concerned
 
 
 @dataclass(frozen=True)
@@ -140,26 +139,24 @@ def _leaves_out(node: Node, steps: Sequence[Step], at: int, queries: Dim, keys: 
     if band is None:
         return None
     low: float | None = band.low
-    if low != LOWEST:
-        if any(step.is_masked for k, step in enumerate(steps) if k != at):
-            return None
-        if 2 * _most(float(node.attrs.get("scale", 1.0)), steps[:at]) > abs(band.low):
-            return None
+    if low != LOWEST and any(step.is_masked for k, step in enumerate(steps) if k != at):
+        return None
     for step in steps[at + 1 :]:
         low = _after(step, low) if low is not None else None
     if low is None:
         return None
     band = replace(band, low=low)
-    return band if band.hides(queries, keys, node.output.dtype) else None
+    most = _most(float(node.attrs.get("scale", 1.0)), steps)
+    return band if band.hides(queries, keys, node.output.dtype, most) else None
 
 
 def _most(scale: float, steps: Sequence[Step]) -> float:
-    """How large scores are taken to be after steps without masks."""
+    """How large scores are taken to be after steps, but for those with masks."""
     most = PRODUCTS * abs(scale)
     for step in steps:
         if step.name == "tanh":
             most = min(most, 1.0)
-        elif step.number is not None:
+        elif step.number is not None and not step.is_masked:
             most = most * abs(step.number) if step.name == "scale" else max(most, step.number)
     return most
 
