@@ -111,6 +111,41 @@ def test_found_with_fewer_steps(name: str) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+CASTS = {
+    "behind a mask": ("m = Add (s, bias) x = Cast <to = 1> (m) p0 = Softmax (x) p = Cast <to = 10> (p0)", True),
+    "before a mask": ("w = Cast <to = 1> (s) x = Add (w, far) p0 = Softmax (x) p = Cast <to = 10> (p0)", True),
+    "before a guard": (
+        "w = Cast <to = 1> (s) p0 = Softmax (w) p1 = Cast <to = 10> (p0) n = IsNaN (p1) p = Where (n, zero, p1)", True,
+    ),
+    "behind a guard": (
+        "w = Cast <to = 1> (s) p0 = Softmax (w) n = IsNaN (p0) p1 = Where (n, none, p0) p = Cast <to = 10> (p1)", True,
+    ),
+    "temperatures": ("w = Cast <to = 1> (s) x = Mul (w, far) p0 = Softmax (x) p = Cast <to = 10> (p0)", False),
+    "rounded": ("w = Cast <to = 1> (s) h = Cast <to = 10> (w) c = Cast <to = 1> (h) p0 = Softmax (c)"
+                " p = Cast <to = 10> (p0)", False),
+    "of float32": ("q1 = Cast <to = 1> (q) k1 = Cast <to = 1> (kt) x = MatMul (q1, k1) p0 = Softmax (x)"
+                   " p = Cast <to = 10> (p0)", False),
+    "read twice": ("x = Cast <to = 1> (s) p0 = Softmax (x) p = Cast <to = 10> (p0) z = ReduceSum (p0)", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_of_halves(name: str) -> None:
+    """A softmax in float32 of scores of halves is one of halves for a kernel, which has scores in float32; but no cast
+    is passed that rounds scores, or that factors or products of float32 need.
+    """
+    body, is_found = CASTS[name]
+    twice = name == "read twice"
+    proto = parse(
+        f"(float16[2, 9, 16] q, float16[2, 16, 11] kt, float16[2, 11, 16] v, float16[9, 11] bias, float[9, 1] far) =>"
+        f" (float16[2, 9, 16] y{', float[1, 1, 1] z' * twice}) <float16 zero = {{0}}, float none = {{0}}> {{"
+        f" s = MatMul (q, kt) {body} y = MatMul (p, v) }}", 18,
+    )  # fmt: skip
+    ops = {"attention"} if is_found else {"exp"}
+    assert set(found(proto, half_attention=True, widen=False)) == ops
+    assert set(found(proto)) == {"exp"}, "where halves are computed in float32, casts round"
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_answers(name: str) -> None:
     """As in float64, in rows without a key as well."""

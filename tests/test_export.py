@@ -356,6 +356,17 @@ def test_attention(guard: bool) -> None:
         check("attention", q, kt, v, hidden, scale=0.5, guard=guard, fill=fill)
 
 
+@pytest.mark.parametrize("steps", [("sub",), ("add", "sub"), ("fill", "sub", "tanh", "add")])
+def test_attention_of_halves_with_masks_of_float32(steps: tuple[str, ...]) -> None:
+    """One of them at least; numbers beyond float16 stay what they are."""
+    q, kt, v = (floats(*s, dtype=np.float16) for s in ((2, 3, 5, 4), (2, 3, 4, 6), (2, 3, 6, 4)))
+    far = {"sub": np.where(np.arange(6) % 3 == 1, np.float32(1e6), 0), "add": floats(5, 6, dtype=np.float16),
+           "fill": np.arange(30).reshape(5, 6) % 4 == 0}  # fmt: skip
+    masks = [far[name] for name in steps if name != "tanh"]
+    numbers = (-3.4e38,) * steps.count("fill")
+    check("attention", q, kt, v, *masks, scale=0.5, guard=False, steps=steps, numbers=numbers)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_derivative_of_attention(dtype: Any) -> None:
     q, kt, v, dy = (floats(*s, dtype=dtype) for s in ((2, 3, 5, 4), (2, 3, 4, 6), (2, 3, 6, 7), (2, 3, 5, 7)))

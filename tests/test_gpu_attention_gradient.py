@@ -223,3 +223,12 @@ def test_steps_are_differentiated_as_written() -> None:
     both = Case(7, 5, mask=np.zeros((7, 5)), hidden=np.eye(7, 5) == 1)
     with pytest.raises(UnsupportedError, match="no derivative through add, fill"):
         joint(onnx_file.load(model_of([both])[0]), "loss", ["q0"], prepare=lambda g, wrt: fuse_attention(g))
+
+
+@pytest.mark.parametrize("scale", [0.25, 64.0, 1e5])
+@pytest.mark.parametrize("low", [None, -1e9])
+def test_scores_beyond_what_masks_are_bounded_to(scale: float, low: float | None) -> None:
+    """They are differentiated as written: kernels of derivatives take a mask of -1e9 for -65536."""
+    model, _, _ = model_of([Case(7, 5, scale=scale, mask=None if low is None else np.full((7, 5), low))])
+    made = joint(onnx_file.load(model), "loss", ["q0"], prepare=before_gradients("bfloat16", on_gpu=True))
+    assert ("attention" in [n.op for n in made.graph.nodes]) == (low is None or scale <= 64)

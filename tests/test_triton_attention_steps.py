@@ -25,7 +25,9 @@ LOW = -(2.0**30)  # beside which scores are nothing in float32
 
 
 class Stepped(Case):
-    """Attention whose scores go through `steps`: a name of `score_steps` (or `divide`), a mask, a number."""
+    """Attention whose scores go through `steps`: a name of `score_steps` (or `divide`, or `cast`: float32 from there on
+    until after their softmax), a mask, a number.
+    """
 
     def __init__(self, q: Array, k: Array, v: Array, scale: float = 0.25, guard: bool = False) -> None:
         super().__init__(q, k, v, scale, guard)
@@ -51,16 +53,28 @@ class Stepped(Case):
         return self.then("divide", number=cap).then("tanh").then("scale", number=cap)
 
     def masking(self, s: str, u: str) -> list[onnx.NodeProto]:
-        nodes = []
+        nodes, dtype = [], self.arrays[0].dtype
         for k, ((name, _, number), mask) in enumerate(zip(self.steps, self.names, strict=True)):
-            given = None if number is None else self.constant(f"n{k}", np.asarray(number, self.arrays[0].dtype))
+            given = None if number is None else self.constant(f"n{k}", np.asarray(number, dtype))
             into = u if k == len(self.steps) - 1 else f"step{k}"
-            if name in ("fill", "keep"):
+            if name == "cast":
+                nodes.append(helper.make_node("Cast", [s], [into], to=onnx.TensorProto.FLOAT))
+                dtype = np.dtype(np.float32)
+            elif name in ("fill", "keep"):
                 nodes.append(helper.make_node("Where", [mask, *((given, s) if name == "fill" else (s, given))], [into]))
             else:
                 nodes.append(helper.make_node(OPS[name], [s, *(x for x in (mask, given) if x)], [into]))
             s = into
         return nodes
+
+    def model(self, dynamic: bool = False) -> onnx.ModelProto:
+        made = super().model(dynamic)
+        if any(name == "cast" for name, _, _ in self.steps):
+            at = next(k for k, n in enumerate(made.graph.node) if n.op_type == "Softmax")
+            made.graph.node[at].output[0] = "wide"
+            kind = helper.np_dtype_to_tensor_dtype(self.arrays[0].dtype)
+            made.graph.node.insert(at + 1, helper.make_node("Cast", ["wide"], ["p"], to=kind))
+        return made
 
     def wanted(self) -> Array:
         """In float32 where steps round to it, else in float64."""
@@ -84,7 +98,8 @@ def after(s: Array, name: str, mask: Array | None, number: float | None) -> Arra
         return np.where(mask, *((n, s) if name == "fill" else (s, n)))
     m = np.float32(0) if mask is None else mask.astype(np.float32)
     return np.asarray(
-        {"scale": lambda: s * n, "divide": lambda: s / n, "tanh": lambda: np.tanh(s), "max": lambda: np.maximum(s, n),
+        {"cast": lambda: s,
+         "scale": lambda: s * n, "divide": lambda: s / n, "tanh": lambda: np.tanh(s), "max": lambda: np.maximum(s, n),
          "add": lambda: s + m, "sub": lambda: s - m}[name]()
     )  # fmt: skip
 
@@ -219,6 +234,21 @@ def test_scales_of_what_a_band_hides(simulator: Simulator) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("low", [-1e9, -3.4e38])
+def test_scores_farther_apart_than_what_hides(simulator: Simulator, low: float) -> None:
+    """Numbers of which a key is hidden beside scores of another size are added or replace them as they are."""
+    hide = hidden(90, 90, None, 0)
+    for scale in (1.0, 1e9):
+        out = scale == 1 or low < -1e30
+        case = Stepped(*heads(90, 90, dtype="float32"), scale)
+        assert leaves_out(case.then("add", band(90, 90, None, 0, low, "float32"), None, True).agrees(simulator)) == out
+        case = Stepped(*heads(90, 90, dtype="float32")).then("tanh").then("scale", number=scale)
+        assert leaves_out(case.then("fill", hide, low, True).agrees(simulator)) == out
+    case = Stepped(*heads(90, 90, dtype="float32"), 0.0).then("max", number=1e12)
+    assert leaves_out(case.then("fill", hide, low, True).agrees(simulator)) == (low < -1e30)
+
+
+@needs_triton
 def test_masks_of_zeros_are_not_read(simulator: Simulator) -> None:
     case = Stepped(*heads(40, 70)).then("add", np.zeros((40, 70), np.float16), constant=True).capped(2.0)
     case.then("fill", np.zeros((1, 70), bool), -INF, True).then("sub", np.zeros((40, 1), np.float16), constant=True)
@@ -308,6 +338,30 @@ def test_a_converted_model(simulator: Simulator, dtype: str, tolerance: float) -
         answer = simulator.run(case.model().SerializeToString(), [*case.arrays, *case.inputs], dtype=dtype)
         assert answer.kinds.count("attention") == 1 and leaves_out(answer) == alone
         np.testing.assert_allclose(answer.outputs[0], case.wanted(), tolerance, tolerance)
+
+
+# ---------------------------------------------------------------- halves whose softmax is float32
+
+
+@needs_triton
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("low", [-INF, -65504.0, -3.4e38])
+def test_scores_of_halves_that_are_cast(simulator: Simulator, low: float, dynamic: bool) -> None:
+    """Before a mask or behind it."""
+    late = Stepped(*heads(90, 130), guard=True).capped(2.0)
+    late.then("add", band(90, 130, None, 40, max(low, -65504.0)), None, not dynamic).then("cast")
+    early = Stepped(*heads(90, 130)).then("cast").then("fill", hidden(90, 130, None, 40), low, not dynamic)
+    for case in (late, early, Stepped(*heads(90, 130)).then("cast")):
+        answer = case.agrees(simulator, dynamic)
+        assert len(answer.kinds) == 1 and leaves_out(answer) == (len(case.steps) > 1 and not dynamic)
+
+
+@needs_triton
+def test_masks_of_float32_over_halves(simulator: Simulator) -> None:
+    """They are not rounded to halves."""
+    far = np.where(np.arange(40) % 3 == 1, -1e6, 0).astype(np.float32)
+    case = Stepped(*heads(20, 40)).then("cast").then("add", far).then("add", normal(20, 40, dtype="float32"))
+    assert len(case.then("scale", number=0.5).agrees(simulator).kinds) == 1
 
 
 # ---------------------------------------------------------------- any steps

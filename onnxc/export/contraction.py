@@ -98,12 +98,13 @@ def _attention(w: NodeWriter, node: Node, xs: list[str]) -> str:
     dtype = operand(node).dtype
     scores = w.compute("MatMul", dtype, xs[:2])
     scores = w.compute("Mul", dtype, [scores, w.scalar(node.attrs.get("scale", 1.0), dtype)])
-    wide = dtype  # of what is added: wider than what is multiplied, perhaps
-    for name, mask, number in score_steps(node.attrs, list(zip(node.operands[3:], xs[3:], strict=True))):
-        if name == "add" and mask[0].dtype is not wide:
-            wide = mask[0].dtype
-            scores = w.cast(scores, wide)
-        scores = _score_step(w, wide, scores, name, mask and mask[1], number)
+    masks = list(zip((v.dtype for v in node.operands[3:]), xs[3:], strict=True))
+    fits = all(of in (dtype, dtypes.boolean) for of, _ in masks)
+    wide = dtype if fits else dtypes.float32  # masks may be wider than what is multiplied
+    scores = scores if fits else w.cast(scores, wide)
+    names = [x if of in (wide, dtypes.boolean) else w.cast(x, wide) for of, x in masks]
+    for name, mask, number in score_steps(node.attrs, names):
+        scores = _score_step(w, wide, scores, name, mask, number)
     p = w.compute("Softmax", wide, [scores], axis=-1)
     p = p if wide is dtype else w.cast(p, dtype)
     if node.attrs.get("guard", False):

@@ -12,8 +12,10 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.ir.types import same_shape
-from onnxc.passes.attention_scores import Scores, Step, Uses, behind_leads, made_by, scalar, scores_of
+from onnxc.passes.attention_scores import Scores, Step, Uses, behind_leads, cast_of, made_by, scalar, scores_of
 from onnxc.passes.simplify import Rewriter
+from onnxc.primitives.attention import PRODUCTS
+from onnxc.primitives.attention_gradient import FAR
 from onnxc.primitives.builder import Builder
 
 
@@ -65,7 +67,9 @@ class _Found:
 
 @dataclass
 class _Guarded:
-    """Probabilities behind what replaces them by 0: `where(isnan(p), 0, p)`, `where(rows, 0, p)`."""
+    """Probabilities behind what replaces them by 0: `where(isnan(p), 0, p)`, `where(rows, 0, p)`; and behind a cast to
+    halves, which kernels multiply in any case.
+    """
 
     p: Value
     uses: Uses
@@ -76,6 +80,9 @@ class _Guarded:
         """One further node; False where there is none to pass."""
         where = made_by(self.p, "where")
         if where is None:
+            if (wide := cast_of(self.p, narrow=True)) is not None and self.uses.only(wide):
+                self.p = wide
+                return True
             inner = behind_leads(self.p)
             if inner is self.p or self.rows or not self.uses.only(inner):
                 return False
@@ -97,7 +104,6 @@ class _Guarded:
 
 
 FLOAT32 = frozenset({dtypes.float32})
-HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 
 def fuse_attention(
@@ -131,11 +137,17 @@ def fuse_attention(
 def _takes(found: _Found, stepped: bool, deepest: int | None, learnt: Container[int]) -> bool:
     """Whether the target has a kernel."""
     scores = found.scores
-    filled = len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
-    if not (scores.rises if stepped else filled or all(step.name == "add" for step in scores.steps)):
+    if not (scores.rises if stepped else _is_simple(scores)):
         return False
     fits = _fits(scores.q, deepest) and _fits(found.v, deepest)
     return fits and not any(mask.id in learnt for mask in scores.masks)
+
+
+def _is_simple(scores: Scores) -> bool:
+    """Whether kernels of derivatives know what becomes of scores. Masks, which they bound (`FAR`), lie beyond them."""
+    filled = len(scores.steps) == 1 and scores.steps[0].name in ("fill", "keep")
+    near = not scores.masks or 2 * PRODUCTS * abs(scores.scale) <= FAR
+    return near and (filled or all(step.name == "add" for step in scores.steps))
 
 
 def _fits(v: Value, deepest: int | None) -> bool:
@@ -203,7 +215,7 @@ def _match(node: Node, uses: Uses) -> _Found | None:
     if x is None or not uses.only(x, 2):
         return None
     scores = scores_of(x, uses)
-    if scores is None or not _leads_fit(scores, p, v, lead):
+    if scores is None or scores.q.dtype is not v.dtype or not _leads_fit(scores, p, v, lead):
         return None
     stop = (scores.q, scores.turned or scores.kt, v, *scores.masks, *scores.factors, *(test for test, _ in found.rows))
     between = _between(node, {x.id for x in stop})

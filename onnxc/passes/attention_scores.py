@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import same_shape
@@ -19,6 +20,7 @@ from onnxc.primitives.builder import constant_of
 
 DEEPEST = 16  # steps from the softmax to the product
 MOST_MASKS = 6
+HALF = frozenset({dtypes.float16, dtypes.bfloat16})
 
 Shape = tuple[Dim, ...]
 
@@ -119,6 +121,16 @@ def behind_leads(v: Value) -> Value:
     return v
 
 
+def cast_of(v: Value, narrow: bool) -> Value | None:
+    """What is cast from halves to float32, or (`narrow`) back: kernels keep scores of halves in float32 anyway."""
+    cast = made_by(v, "cast")
+    if cast is None:
+        return None
+    (x,) = cast.operands
+    half, wide = (v, x) if narrow else (x, v)
+    return x if half.dtype in HALF and wide.dtype is dtypes.float32 else None
+
+
 class Uses:
     """Who reads the values of a graph."""
 
@@ -152,9 +164,13 @@ class _Walk:
             return _product(node)
         if node.op == "reshape":
             return self._reshaped(v, deep)
+        if (half := cast_of(v, narrow=False)) is not None:
+            return self.scores(half, deep + 1)
         for x, rows in _row_factors(node):
             found = self.scores(x, deep + 1)
-            if found is not None and not found.steps and same_shape(found.q.shape[:-2], v.shape[:-2]):
+            if found is None or found.steps or rows.dtype is not found.q.dtype:
+                continue
+            if same_shape(found.q.shape[:-2], v.shape[:-2]):
                 return replace(found, factors=(*found.factors, rows))
         for x, step in _steps(node):
             found = self.scores(x, deep + 1) if x.shape == v.shape else None

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxc.ir.graph import Graph
-from onnxc.passes.attention import FLOAT32, HALF, fuse_attention
+from onnxc.passes.attention import FLOAT32, fuse_attention
+from onnxc.passes.attention_scores import HALF
 from onnxc.passes.byte_tables import tabulate_bytes
 from onnxc.passes.decompose import decompose
 from onnxc.passes.gated_products import divide_gated_products

@@ -19,6 +19,7 @@ from onnxc.primitives.contraction import product_type
 MASKED = ("add", "sub", "fill", "keep")  # steps that have an operand ...
 NUMBERED = ("scale", "fill", "keep", "max")  # ... and a number
 STEPS = frozenset({"tanh", *MASKED, *NUMBERED})
+PRODUCTS = 512.0  # of queries and keys are taken to be no larger, where it is asked whether a finite mask hides keys
 
 
 def score_steps(attrs: Attrs, masks: Sequence[Any]) -> Iterator[tuple[str, Any, float | None]]:

@@ -203,7 +203,6 @@ class _Stream:
         self.described = bool(blocks.described) and is_described(access, wide)
         self.dot = options.of_dot(self.dtype)
         self.steps, self.band = scores.steps, scores.band
-        self.partial = any(step.band is not None for step in self.steps)
 
     def lines(self) -> list[str]:
         """The statements."""
@@ -227,10 +226,10 @@ class _Stream:
         rows, step = self.blocks.rows, self.blocks.keys
         keys = self._index(self.keys)
         band, lines = self.band, []
-        if band is None and not self.partial and isinstance(self.keys, int):
+        if band is None and isinstance(self.keys, int):
             whole, end = str(self.keys // step * step), keys
         elif band is None:
-            whole, end = ("0" if self.partial else f"{keys} // {step} * {step}"), keys
+            whole, end = f"{keys} // {step} * {step}", keys
         else:
             end = whole = keys
             if band.upper is not None:
@@ -246,7 +245,7 @@ class _Stream:
             lines += self.parts.bounds(keys, step)
         if band is None or band.lower is None:
             lines += self._loop("0" if self.parts is None else "first", "whole", tested=False)
-        if band is not None or self.partial or not isinstance(self.keys, int) or self.keys % step:
+        if band is not None or not isinstance(self.keys, int) or self.keys % step:
             lines += self._loop("whole", "end", tested=True)
         return lines
 
@@ -258,16 +257,17 @@ class _Stream:
     def _block(self, tested: bool) -> list[str]:
         """One block of keys."""
         inside = "" if not tested or self._fills else f"(kk < {self._index(self.keys)} - k0)"
-        tests = [f"{inside}[None, :]"] if inside else []
+        across = f"{inside}[None, :]" if inside else None
+        tests = [across] if across else []
         tests += self._seen(self.band) if tested and self.band is not None else []
-        loads, masks = self._masks(f"{inside}[None, :]" if inside else None)
+        loads, masks = self._masks(across)
         unit = self._unit(masks)
         half = "" if self.dtype is dtypes.float32 else f".to({spelling.stored(self.dtype)})"
         exp2 = self._exp2
         base = f"tl.where(high == {INFINITY}, 0.0, high)"
         # Where all keys so far are masked, the maximum is -inf, and -inf - -inf would be NaN too early.
         base = base if unit.factor is None or unit.late else f"{base} * {unit.factor}"
-        key_mask = [f"{inside}[None, :]" if inside else None, self._deep("[:, None]")]
+        key_mask = [across, self._deep("[:, None]")]
         value_mask = [f"{inside}[:, None]" if inside else None, self._far]
         return [
             *self._read("k", key_mask),

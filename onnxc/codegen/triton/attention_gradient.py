@@ -24,6 +24,7 @@ from onnxc.loops.terms import Load
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 from onnxc.planner.templates import GradientAccess, Matrix, gradient_access
+from onnxc.primitives.attention import PRODUCTS
 from onnxc.primitives.attention_gradient import FAR, mask_operand, near
 
 LOG2E = math.log2(math.e)
@@ -97,7 +98,8 @@ class _Stream:
         mask = Mask(nothing=True) if bias is None else mask_of(bias, self.queries, self.keys, self.fill)
         self.bias = None if mask.nothing else access.bias
         self.band: Band | None = None
-        if mask.band is not None and mask.band.hides(self.queries, self.keys, self.dtype):
+        most = PRODUCTS * abs(self.scale)
+        if mask.band is not None and mask.band.hides(self.queries, self.keys, self.dtype, most):
             self.band, self.bias = mask.band, None
         out = node.output.shape[-1]
         self.width = 1 if not self.of else max(16, power(int(str(out))))

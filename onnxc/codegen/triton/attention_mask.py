@@ -34,7 +34,7 @@ LARGEST = 1 << 30  # of numbers in an index computation: sums of a few cannot ov
 MOST = 1 << 27  # elements of a constant that is looked at
 
 # What is added to hide a key: from here on down, exponentials are exactly 0 beside a key that is not hidden, unless
-# scores lie farther apart than this. float16 has no numbers for such scores, nor are they seen in float32.
+# scores lie farther apart than this: products of queries and keys are taken to be no larger than `PRODUCTS`.
 HIDES = {"float16": -65504.0}
 HIDES_WIDE = -9.9e8  # bfloat16 rounds -1e9 to a little more
 
@@ -52,16 +52,19 @@ class Band:
     upper: Dim | None
     low: float = float("-inf")
 
-    def hides(self, queries: Dim, keys: Dim, dtype: DType) -> bool:
+    def hides(self, queries: Dim, keys: Dim, dtype: DType, most: float) -> bool:
         """Whether hidden keys can be left out: that adds nothing to the sums. A row without any other key is uniform
         over those, so there must be none, unless `low` is minus infinity (then it is NaN, as 0 / 0 is).
 
         Args:
             queries, keys: sizes.
             dtype: of the attention.
+            most: how large scores are taken to be that are not hidden.
         """
         if self.low == float("-inf"):
             return True
+        if 2 * most > -self.low:
+            return False
         if not self.low <= HIDES.get(dtype.name, HIDES_WIDE) or self.upper is None or not is_nonnegative(self.upper):
             return False
         return self.lower is None or (is_nonnegative(-self.lower) and is_nonnegative(keys - queries))

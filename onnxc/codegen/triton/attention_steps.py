@@ -6,7 +6,8 @@ depends on the other steps:
 
     -inf    stays what it is where a number is added, or in a product with a positive one; a tanh, a bound or a
             condition that replaces it makes a number of it
-    finite  is as good, in rows that see a key whose score is not as low: which no other mask may have made so
+    finite  is as good, in rows that see a key whose score is not as low: which no other mask may have made so, nor a
+            scale of what products are taken to be (`PRODUCTS`)
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from onnxc.codegen.triton.attention_mask import Band, Mask, mask_of
-from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, maximum, minimum
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.passes.simplify import Rewriter
-from onnxc.primitives.attention import score_steps
+from onnxc.primitives.attention import PRODUCTS, score_steps
 
 KNOWN = "known"  # the attribute of a node whose masks that are known are no operands any more: its steps
 LOWEST = -math.inf
@@ -75,7 +75,7 @@ def steps_of(node: Node, queries: Dim, keys: Dim) -> ScoreSteps:
     band: Band | None = None
     rest: list[Step] = []
     for k, step in enumerate(steps):
-        own = _leaves_out(steps, k, queries, keys, node.output.dtype)
+        own = _leaves_out(node, steps, k, queries, keys)
         if own is None:
             rest.append(step)
         else:
@@ -133,7 +133,7 @@ def _masked(name: str, number: float | None, at: int, mask: Mask) -> Step:
     return Step("add" if name == "add" else "fill", number, band=mask.band)
 
 
-def _leaves_out(steps: Sequence[Step], at: int, queries: Dim, keys: Dim, dtype: DType) -> Band | None:
+def _leaves_out(node: Node, steps: Sequence[Step], at: int, queries: Dim, keys: Dim) -> Band | None:
     """The band of a step outside of which keys can be left out, if so."""
     band = steps[at].band
     if band is None:
@@ -146,7 +146,19 @@ def _leaves_out(steps: Sequence[Step], at: int, queries: Dim, keys: Dim, dtype: 
     if low is None:
         return None
     band = replace(band, low=low)
-    return band if band.hides(queries, keys, dtype) else None
+    most = _most(float(node.attrs.get("scale", 1.0)), steps)
+    return band if band.hides(queries, keys, node.output.dtype, most) else None
+
+
+def _most(scale: float, steps: Sequence[Step]) -> float:
+    """How large scores are taken to be after steps, but for those with masks."""
+    most = PRODUCTS * abs(scale)
+    for step in steps:
+        if step.name == "tanh":
+            most = min(most, 1.0)
+        elif step.number is not None and not step.is_masked:
+            most = most * abs(step.number) if step.name == "scale" else max(most, step.number)
+    return most
 
 
 def _after(step: Step, low: float) -> float | None:
