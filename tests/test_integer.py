@@ -104,20 +104,21 @@ def test_matmul_without_constants(cpu: str) -> None:
 
 
 @pytest.mark.parametrize("cpu", LEVELS)
-@pytest.mark.parametrize("turned", [False, True])
-def test_matmul_less_zero_points(cpu: str, turned: bool) -> None:
-    """Neither operand is constant. B is packed before, or by tasks, whole quads of its columns side by side or not."""
+@pytest.mark.parametrize(("turned", "constant"), [(False, False), (True, False), (False, True)])
+def test_matmul_less_zero_points(cpu: str, turned: bool, constant: bool) -> None:
+    """B is packed at compile time; else before, or by tasks, whole quads of its columns side by side or not."""
     cases = []
     sizes = [(1, 1, 1), (1, 301, 167), (2, 6, 70), (5, 64, 33), (47, 65, 40), (151, 12, 64), (3, 0, 5)]
     for k, (left, right) in enumerate(itertools.product(BYTES, BYTES)):
         points = [(0, 7), (-128, 0), (127, -128), (255, 128), (-255, 255), (3, -1)]
         for (m, depth, n), zeros in zip(sizes, itertools.cycle(points[k:] + points[:k]), strict=False):
-            x, y = numbers((3, m, depth), left), numbers((3, n, depth) if turned else (3, depth, n), right, 1)
+            count = 1 if constant else 3
+            x, y = numbers((3, m, depth), left), numbers((count, n, depth) if turned else (count, depth, n), right, 1)
             b = Builder()
-            whole, other = b.input(of_array(x), "x"), b.input(of_array(y), "y")
+            whole, other = b.input(of_array(x), "x"), b.constant(y) if constant else b.input(of_array(y), "y")
             other = b.swap(other, 1, 2) if turned else other
             out = b.one("matmul", whole, other, wide=True, zeros=zeros)
-            cases.append((b.graph([out]), [x, y]))
+            cases.append((b.graph([out]), [x] if constant else [x, y]))
     check(cases, cpu, "integer matmul")
 
 
@@ -559,6 +560,21 @@ def test_zero_points_are_no_tensors_of_their_own() -> None:
     x, y = numbers((2, 5, 16), np.uint8), numbers((2, 16, 7), np.uint8, 1)
     _, found = kinds(model_of(nodes, {"x": x, "v": y}, constants, TensorProto.FLOAT), "native")
     assert found == ["integer matmul"]
+
+
+@pytest.mark.parametrize("cpu", ["native", "x86-64-v3"] if "x86-64-v3" in LEVELS else ["native"])
+def test_weights_that_are_quantized_in_the_model(cpu: str) -> None:
+    """So large that they are folded only after products of integers are found."""
+    w = numbers((512, 300), np.int8, 1).astype(np.float32)
+    nodes = [dequantize("x"), helper.make_node("QuantizeLinear", ["w", "w_s", "w_z"], ["q"]),
+             helper.make_node("DequantizeLinear", ["q", "w_s", "w_z"], ["w_f"]),
+             helper.make_node("MatMul", ["x_f", "w_f"], ["y"])]  # fmt: skip
+    for a, b in itertools.product(BYTES, BYTES):
+        constants = {"x_s": np.float32(0.01), "x_z": a(77), "w": w, "w_s": np.float32(1.5), "w_z": b(9)}
+        x = numbers((5, 512), a)
+        whole = np.clip(np.round(w / 1.5) + 9, np.iinfo(b).min, np.iinfo(b).max) - 9
+        model = onnxc.compile(model_of(nodes, {"x": x}, constants, TensorProto.FLOAT), cpu=cpu, cache=False)
+        np.testing.assert_allclose(model(x=x)["y"], (x.astype(float) - 77) @ whole * 0.015, rtol=1e-5, atol=1e-3)
 
 
 def test_bytes_are_stored_and_not_the_floats_made_from_them() -> None:

@@ -9,6 +9,7 @@ from onnxc.codegen.cpp.emitter import TemplateEmitter
 from onnxc.codegen.cpp.epilogue import Epilogue
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir import dtypes
+from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, index, prod, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import unflatten
@@ -43,9 +44,14 @@ def byte_shifts(matrix: np.ndarray) -> np.ndarray | None:
     return np.where((low >= -128) & (high <= 127), 0, low + 128)
 
 
-def offsets_of_signed(matrix: np.ndarray, panel: int) -> np.ndarray:
-    """What makes up for the 128 that int8 rows are read with: -128 times each column's sum, for whole panels."""
-    return whole_panels(-128 * matrix.astype(np.int64).sum(0), panel)
+def offsets(matrix: np.ndarray, zero: int, panel: int) -> np.ndarray:
+    """What takes the zero point of rows off sums: -zero times each column's sum, for whole panels."""
+    return whole_panels(-zero * matrix.astype(np.int64).sum(0), panel)
+
+
+def zero_of_bytes(dtype: DType, zero: int = 0) -> int:
+    """What rows are less where quads of bytes are multiplied: int8 are read with 128 added."""
+    return zero + (128 if dtype is dtypes.int8 else 0)
 
 
 def whole_panels(columns: np.ndarray, panel: int) -> np.ndarray:
@@ -90,9 +96,9 @@ class _IntegerEmitter(TemplateEmitter):
         """The same where the right operand is packed at run time."""
         return 4 if self.options.vnni and left.dtype.bits == right.dtype.bits == 8 else 2
 
-    def pack(self, key: object, matrices: list[np.ndarray], depth: int, signed: bool) -> str:
+    def pack(self, key: object, matrices: list[np.ndarray], depth: int, zero: int) -> str:
         """Packed matrices, one after the other, what the sums of their columns start with, and what the sums of rows are
-        multiplied by: three arguments."""
+        multiplied by: three arguments. `zero` is `zero_of_bytes` of the rows."""
         panel = 2 * self.lanes
         k, n = matrices[0].shape
         key = (key, len(matrices), k, n)
@@ -107,15 +113,15 @@ class _IntegerEmitter(TemplateEmitter):
                 part[:] = pack_depth(whole, panel, depth).reshape(-1).view(np.uint8)
 
         def write_offsets(out: np.ndarray) -> None:
-            out.view(np.int32)[:] = np.concatenate([offsets_of_signed(m, panel) for m in matrices])
+            out.view(np.int32)[:] = np.concatenate([offsets(m, zero, panel) for m in matrices])
 
         def write_slopes(out: np.ndarray) -> None:
             out.view(np.int32)[:] = np.concatenate([whole_panels(s, panel) for s in shifts if s is not None])
 
         rows, room = -(-k // depth), len(matrices) * columns * 4
         found = [self._packed(("integer", key, depth), room * rows, write), "nullptr", "nullptr"]
-        if depth == 4 and signed:
-            found[1] = self._packed(("integer offsets", key), room, write_offsets)
+        if depth == 4 and zero:
+            found[1] = self._packed(("integer offsets", key, zero), room, write_offsets)
         if any(s is not None and s.any() for s in shifts):
             found[2] = self._packed(("integer slopes", key), room, write_slopes)
         return ", ".join(found)
@@ -141,16 +147,17 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         names: dict[Symbol, str] = {}
         decode = self.loops(access.batch, "(t / g.tasks)", names)
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
-        matrix = _constant_matrix(access)
+        zero_a, zero_b = self._zeros(node)
+        matrix = _constant_matrix(access, zero_b)
         depth = self.depth(access.a.value, matrix)
-        left = self._left(access.a, names, k, self._zeros(node)[0])
+        left = self._left(access.a, names, k, zero_a)
         if matrix is None:
             depth = self.depth_at_run_time(access.a.value, access.b.value)
             b, before, workspace = self._pack_at_run_time(access, names, depth)
             b = f"{b}, {self._right(access, names)}"
         else:
-            b = self.pack((access.b.value.id, access.b.base, access.b.row, access.b.col), [matrix], depth,
-                          access.a.value.dtype is dtypes.int8)  # fmt: skip
+            b = self.pack((access.b.value.id, access.b.base, access.b.row, access.b.col, zero_b), [matrix], depth,
+                          zero_of_bytes(access.a.value.dtype, zero_a))  # fmt: skip
             before, workspace = [], "0"
         epilogue = self.epilogue(
             Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
@@ -180,8 +187,7 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         node, b, (_, n, k) = self.group.node, access.b, access.sizes
         assert node is not None
         left, right = self._zeros(node)
-        # Quads of int8 are read with 128 added.
-        left += 128 if access.a.value.dtype is dtypes.int8 else 0
+        left = zero_of_bytes(access.a.value.dtype, left)
         at = f"{pointer or self.pointer(b.value)} + {self.index(b.base, names)}"
         sizes = ", ".join(self.size(d) for d in (b.row, b.col, k, n))
         return f"IgColumns<{spelling.storage_type(b.value.dtype)}>{{{at}, {sizes}, {left}, {right}}}"
@@ -221,8 +227,8 @@ class IntegerMatmulEmitter(_IntegerEmitter):
         return f"(const i32 *)({place} + {position} * {each})", pack, f"({packs} ? 0 : {count} * {each} * 4)"
 
 
-def _constant_matrix(access: MatmulAccess) -> np.ndarray | None:
-    """The K x N matrix that B is a constant view of."""
+def _constant_matrix(access: MatmulAccess, zero: int) -> np.ndarray | None:
+    """The K x N matrix that B is a constant view of, less its zero point."""
     b, (_, n, k) = access.b, access.sizes
     constant = constant_of(b.value)
     whole = (b.base, b.row, b.col, n, k)
@@ -231,7 +237,8 @@ def _constant_matrix(access: MatmulAccess) -> np.ndarray | None:
     base, row, column, n, k = (int(d) for d in whole if isinstance(d, int))
     flat = np.ascontiguousarray(constant).reshape(-1)
     item = flat.itemsize
-    return np.lib.stride_tricks.as_strided(flat[base:], (k, n), (row * item, column * item), writeable=False)
+    matrix = np.lib.stride_tricks.as_strided(flat[base:], (k, n), (row * item, column * item), writeable=False)
+    return matrix.astype(np.int16) - np.int16(zero) if zero else matrix
 
 
 class IntegerConvEmitter(_IntegerEmitter):
@@ -265,7 +272,7 @@ class IntegerConvEmitter(_IntegerEmitter):
         depth = self.depth(node.operands[0], w.reshape(co, -1).T)
         parts = w.reshape(groups, co // groups, ci, kh, kw).transpose(0, 3, 4, 2, 1).reshape(groups, kh * kw * ci, -1)
         packed = self.pack(("conv", node.operands[1].id, groups), list(parts), depth,
-                           node.operands[0].dtype is dtypes.int8)  # fmt: skip
+                           zero_of_bytes(node.operands[0].dtype))  # fmt: skip
         scratch = f"ig_scratch({kh * kw * ci}, {depth})"
         body = [*head, "const IgGrid g = iconv::grid(z, ctx->threads);", "for (i64 t = first; t < last; t++)",
                 f"  iconv::task<{depth}, {element}>(z, g, t, {image}, {packed}, a->scratch + worker * {scratch}, epi);"]  # fmt: skip
