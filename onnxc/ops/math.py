@@ -111,7 +111,9 @@ def range_(b: Builder, start: Value, limit: Value, delta: Value, *, stash_type: 
     first, last = (_whole(b, v) if _counts(delta) else None for v in (start, limit))
     if first is not None and last is not None and (constant_of(first) is None or constant_of(last) is None):
         size = _range_size(b, first, last, b.cast(delta, dtypes.int64))
-        steps = b.iota(size, start.dtype)  # a call checks that floats hold these numbers
+        ends = [*b.ints(first, "the start of Range"), *b.ints(last, "the limit of Range")]
+        farthest = fold(maximum, [d for end in ends for d in (end, -end)], size)
+        steps = b.slice(b.iota(farthest, start.dtype), 0, 0, size)  # a call checks that floats hold all these numbers
     else:
         computed = is_computed(b, start, limit, delta) and any(constant_of(v) is None for v in (start, limit, delta))
         size = (range_size if computed else _range_size)(b, start, limit, delta)
@@ -135,7 +137,9 @@ def _whole(b: Builder, x: Value) -> Value | None:
     if node is None or node.op not in ("cast", "reshape"):
         return None
     (source,) = node.operands
-    return source if node.op == "cast" and b.known(source) is not None else _whole(b, source)
+    if node.op == "reshape":
+        return _whole(b, source)
+    return source if b.known(source) is not None else None  # what was a float of another width is rounded
 
 
 def _range_size(b: Builder, start: Value, limit: Value, delta: Value) -> Dim:
