@@ -36,7 +36,7 @@ class DiedError(RunError):
         """`SIGABRT`, or `exit status 3`"""
         if self.code >= 0:
             return f"exit status {self.code}"
-        known = -self.code in iter(signal.Signals)  # those of real time have no names but the first and the last
+        known = -self.code in [*signal.Signals]  # those of real time have no names but the first and the last
         return signal.Signals(-self.code).name if known else f"signal {-self.code}"
 
 
