@@ -256,6 +256,16 @@ def test_an_expansion_to_a_part_of_at_most_one_element() -> None:
     assert all(n < 2 for _, fixed in model._variants._made for _, _, n in fixed)
 
 
+def test_shapes_of_nothing_that_is_broadcast() -> None:
+    """A part of at most one element that is none is no row to repeat, of rows of no elements either."""
+    agree(
+        f"""(float[n, m] x, float[e, m] w) => (a, b) {{ {ENDS}
+          first = Slice(x, zero, one)  s = Shape(first)  a = Expand(w, s)  b = Add(w, first) }}""",
+        [(f32(n, m), f32(e, m)) for n, e, m in ((5, 2, 3), (0, 1, 0), (0, 1, 3), (1, 2, 0), (0, 0, 0))],
+        refused=[(f32(0, 0), f32(2, 0)), (f32(0, 3), f32(2, 3))],
+    )
+
+
 def test_floats_that_count_up_to_a_size() -> None:
     """Range in floats, as exporters write positions; no data decide about its size."""
     text = """(bool[n] x) => (a, b) {
@@ -268,6 +278,17 @@ def test_floats_that_count_up_to_a_size() -> None:
     agree(one_way, [(np.ones(1 << 24, bool),)], refused=[])
     with pytest.raises(InputError):  # numbers that floats do not hold
         onnxc.compile(onnx.parser.parse_model(HEAD + one_way))(np.ones((1 << 24) + 1, bool))
+
+
+def test_floats_that_count_from_what_they_do_not_hold() -> None:
+    """2**24 + 5 is 2**24 + 4 in float32, and 2049 is 2048 in float16."""
+    text = """(bool[n] x) => (a) { one = Constant <value_float = 1.0> ()  most = Constant <value_int = 16777216> ()
+      n = Size(x)  far = Add(n, most)  start = Cast <to = 1> (most)  end = Cast <to = 1> (far)  a = Range(start, end, one) }"""
+    with pytest.raises(InputError):
+        onnxc.compile(onnx.parser.parse_model(HEAD + text))(np.ones(5, bool))
+    text = """(bool[n] x) => (a) { zero = Constant <value_float = 0.0> ()  one = Constant <value_float = 1.0> ()
+      n = Size(x)  half = Cast <to = 10> (n)  end = Cast <to = 1> (half)  a = Range(zero, end, one) }"""
+    agree(text, [(np.ones(n, bool),) for n in (2048, 2049)])
 
 
 SHIFTED = {

@@ -132,10 +132,10 @@ def expand(b: Builder, x: Value, shape: Value) -> Value:
     # An open size that is wanted stays, so that a call checks that it is the tensor's own.
     lead = len(found) - len(wanted)
     met = [*found[:lead], *(f if isinstance(w, int) else w for f, w in zip(found[lead:], wanted, strict=True))]
-    # What is never more than 1 is taken to be 1: the reshape has it checked that it is not 0.
+    # What is never more than 1 is taken to be 1.
     few = [w for w, f in zip(met, found, strict=True) if at_most_one(w) and not always_equal(w, f)]
     if few:
-        x = b.reshape(b.reshape(x, (*few, *x.shape)), x.shape)
+        x = b.reshape(b.singled(b.expand(x, (*few, *x.shape)), range(len(few))), x.shape)
         met = [f if at_most_one(w) else w for w, f in zip(met, found, strict=True)]
     return b.reshape(b.expand(x, met), found)
 

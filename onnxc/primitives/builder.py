@@ -114,7 +114,7 @@ class Builder:
         attrs = attrs or {}
         primitive = lookup(op)
         if op in ("matmul", "expand") or (primitive.kind is Kind.POINTWISE and len(inputs) > 1):
-            inputs = self._singled(op, inputs, attrs)
+            inputs = self._broadcastable(op, inputs, attrs)
         types = primitive.infer([v.t for v in inputs], attrs)
         for t in types:
             check_type(t)
@@ -128,22 +128,24 @@ class Builder:
         self.nodes.append(node)
         return node.outputs
 
-    def _singled(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Sequence[Value]:
-        """The operands, with a 1 for sizes that are at most 1 and are broadcast. (The reshape has it checked that none
-        of them is 0.)
-        """
+    def _broadcastable(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Sequence[Value]:
+        """The operands, with a 1 for sizes that are at most 1 and are broadcast."""
         own = 2 if op == "matmul" else 0  # axes that are not broadcast
         shapes = [v.shape[: v.rank - own] for v in inputs] + ([attrs["shape"]] if op == "expand" else [])
         if not any(map(at_most_one, chain.from_iterable(shapes))):
             return inputs
         met = [{d for d in dims if d != 1} for dims in zip_longest(*map(reversed, shapes), fillvalue=1)]
 
-        def singled(v: Value) -> Value:
+        def fitted(v: Value) -> Value:
             lead = v.rank - own
             spread = (at_most_one(d) and len(met[lead - 1 - i]) > 1 for i, d in enumerate(v.shape[:lead]))
-            return self.reshape(v, (*(1 if s else d for s, d in zip(spread, v.shape, strict=False)), *v.shape[lead:]))
+            return self.singled(v, [i for i, s in enumerate(spread) if s])
 
-        return [singled(v) for v in inputs]
+        return [fitted(v) for v in inputs]
+
+    def singled(self, x: Value, axes: Sequence[int]) -> Value:
+        """With a 1 for sizes of which a call checks that they are 1. (A reshape would take any of no elements.)"""
+        return self.expand(x, [1 if i in axes else d for i, d in enumerate(x.shape)])
 
     def one(self, op: str, *inputs: Value, **attrs: Any) -> Value:
         """`emit` for a primitive with one output."""
