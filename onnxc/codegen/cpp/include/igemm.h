@@ -7,7 +7,7 @@
 //   D = 4: four uint8 of A by four int8 of B, vpdpbusd: only where the CPU has VNNI. int8 rows of A are read with
 //          128 added; `init`, -128 times the sum of each column of B, makes up for it. Columns of B whose numbers lie in
 //          another range of 256 (uint8, less a zero point or not) are packed less a number of their own, which `slope`
-//          times the sum of a row of A adds again. Both make up for zero points of bytes that are packed at run time, too.
+//          times the sum of a row of A adds again. Both make up for zero points, too (a constant B has none).
 // vpmaddubsw, which saturates at 16 bits, is used nowhere.
 //
 // B is packed as [ceil(N / NR)][ceil(K / D)][NR][D], zero padded. A block of rows of A is packed as rows of K, zero
