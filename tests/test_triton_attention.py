@@ -524,13 +524,14 @@ def test_bands_of_constants() -> None:
 
 
 def test_when_hidden_keys_may_be_left_out() -> None:
-    half, full = dtypes.float16, dtypes.float32
-    assert Band(None, -9).hides(5, 5, half) and Band(3, 4).hides(5, 5, half)
-    assert Band(None, 0, -65504.0).hides(5, 5, half) and not Band(None, 0, -65504.0).hides(5, 5, full)
-    assert Band(None, 0, -1e9).hides(5, 5, full) and not Band(None, 0, -1e4).hides(5, 5, half)
-    assert not Band(None, -1, -65504.0).hides(5, 5, half), "its first row sees nothing"
-    assert Band(-2, 0, -1e9).hides(5, 5, full) and not Band(-2, 0, -1e9).hides(9, 5, full)
-    assert not Band(2, None, -1e9).hides(5, 5, full)
+    half, full, most = dtypes.float16, dtypes.float32, 512.0
+    assert Band(None, -9).hides(5, 5, half, INF) and Band(3, 4).hides(5, 5, half, INF)
+    assert Band(None, 0, -65504.0).hides(5, 5, half, most) and not Band(None, 0, -65504.0).hides(5, 5, full, most)
+    assert Band(None, 0, -1e9).hides(5, 5, full, most) and not Band(None, 0, -1e4).hides(5, 5, half, most)
+    assert not Band(None, -1, -65504.0).hides(5, 5, half, most), "its first row sees nothing"
+    assert Band(-2, 0, -1e9).hides(5, 5, full, most) and not Band(-2, 0, -1e9).hides(9, 5, full, most)
+    assert not Band(2, None, -1e9).hides(5, 5, full, most)
+    assert Band(None, 0, -1e9).hides(5, 5, full, 5e8) and not Band(None, 0, -1e9).hides(5, 5, full, 6e8)
 
 
 def test_bands_of_comparisons() -> None:
