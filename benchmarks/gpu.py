@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +247,7 @@ CASES: dict[str, Case] = {
         for causal in (False, True)
     },
     **{
-        f"softcap_s{s}_d{d}{'_window' * bool(w)}": Case(
-            lambda s=s, w=w: SoftcapAttention(s, w),
-            _heads(s, d),
-            "softcap",  # type: ignore[misc]
-        )
+        f"softcap_s{s}_d{d}{'_window' * bool(w)}": Case(partial(SoftcapAttention, s, w), _heads(s, d), "softcap")
         for s in (1024, 4096)
         for d in (128, 256)
         for w in (None, s // 4)
