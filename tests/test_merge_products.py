@@ -84,3 +84,16 @@ def test_what_is_not_added_to_each_row_is_no_bias(shape: tuple[int, ...]) -> Non
     data = weights(5, 12)
     for a, c in zip(interpret(graph, [data]), interpret(merged, [data]), strict=True):
         assert a.tobytes() == c.tobytes()
+
+
+def test_products_of_bytes_stay() -> None:
+    """Their zero points and their int32 are not those of a plain product."""
+    b = Builder()
+    x = b.input(TensorType(dtypes.int8, (4, 8)), "x")
+    found = []
+    for seed in (0, 1):
+        w = RNG.integers(-128, 128, (8, 16)).astype(np.int8)
+        y = b.one("matmul", x, b.constant(w), wide=True, zeros=(3, seed))
+        found.append(b.add(y, b.reduce("max", y, [1], keepdims=True)))
+    graph = b.graph(found)
+    assert products(merge_products(graph)) == 2

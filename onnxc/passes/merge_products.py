@@ -73,7 +73,7 @@ def merge_products(graph: Graph) -> Graph:
 
 def branch_of(node: Node, uses: dict[int, list[Node]], outputs: set[int]) -> Branch | None:
     """A product with a constant matrix of so many columns that slices of it are whole vectors; None of other nodes."""
-    if node.op != "matmul" or node.output.rank < 2:
+    if node.op != "matmul" or node.attrs.get("wide") or node.output.rank < 2:
         return None
     weights = constant_of(node.operands[1])
     if weights is None or weights.ndim != 2 or weights.shape[1] % ALIGNED or constant_of(node.operands[0]) is not None:
