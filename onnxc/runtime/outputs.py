@@ -91,11 +91,11 @@ class OutputPool:
     def _free_block(self, kept: list[Array], nbytes: int) -> Array:
         for _ in range(len(kept)):
             try:
-                block = kept.pop(0)
+                block = kept.pop()  # the one used last, which caches may still hold
             except IndexError:  # another thread took it
                 break
             if sys.getrefcount(block) == _IDLE:
                 return block
-            kept.append(block)
+            kept.insert(0, block)
         self._grown = True
         return np.empty(nbytes, np.uint8)
