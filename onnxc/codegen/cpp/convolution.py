@@ -46,6 +46,8 @@ from onnxc.planner.groups import Group
 from onnxc.planner.templates import conv_image
 from onnxc.primitives.builder import constant_of
 
+STRIP_AHEAD = 16  # bytes for each lane: of a plane, a strip of conv_across.h is written at a time
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -233,7 +235,9 @@ class ConvEmitter(TemplateEmitter):
             linear = f"q.z * ({self.size(prod(y[-2:]))}) + {linear}"
         names = {next(iter(symbols(v))): t for v, t in ((n, "q.n"), (c, "c"), (place, f"({linear})")) if symbols(v)}
         places = own.places((n, c, *unflatten(place, y[2:])))
-        return Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
+        end = Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
+        end.emitter.ahead = STRIP_AHEAD * self.lanes
+        return end
 
     def _near(self, end: Epilogue, row: Symbol, *, stores: bool) -> str:
         """The rows that the epilogue reads, and those that it writes, for the template to fetch their lines in time."""

@@ -23,6 +23,7 @@ from onnxc.loops.nest import Nest, Phase
 from onnxc.loops.terms import Apply, Guard, Load, Term, children
 
 UNROLL = 4
+TILE_AHEAD = 128  # bytes: two lines of each row of a tile
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
 
 
@@ -314,7 +315,9 @@ class PhaseEmitter:
             scope.lines.append(f"const i64 {tile}_at = {lane};")
             self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL + ({lane} - {tile}_at)"
         self.emitter.names[staged.partner] = name
+        self.emitter.ahead = TILE_AHEAD
         self._body(phase, tiled, accumulators, prefix)
+        self.emitter.ahead = 0
         self.emitter.staged.clear()
         scope.lines += [
             f"for (i64 {name} = {name}_0; {name} < {name}_1; {name}++) {{",

@@ -66,6 +66,7 @@ class TermEmitter:
         self.places: dict[Dim, tuple[Dim, str]] = {}  # address -> what rows do not share of it, the table of the rest
         self.aligned = 0  # the vector's length, where the vector loop's variable is a multiple of it
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
+        self.ahead = 0  # bytes from a vector that is stored to what is fetched for writing (vec.h)
         self.only: Callable[[Scope], str] | None = None  # the test of the lanes `i` that may read
         self.exact = False  # a term has the same bits whatever is computed and stored beside it
 
@@ -387,6 +388,8 @@ class TermEmitter:
         else:
             line = f"sts({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
         scope.lines.append(line)
+        if self.ahead and stride == 1:
+            scope.lines.append(f"ox_ahead({at}, {self.ahead});")
 
     def _guard(self, term: Guard, name: str, scope: Scope) -> None:
         scope.lines.append(f"V<{spelling.lane_type(term.dtype)}> {name};")

@@ -133,6 +133,9 @@ typedef count_to<VL>::type all_lanes;
 // Loads and stores at any alignment; ldn and stn touch the first n lanes only (others read as zero).
 template <class T> OX V<T> ld(const T *p) { return *(const typename vec_of<T>::loose *)p; }
 template <class T> OX void st(T *p, V<T> v) { *(typename vec_of<T>::loose *)p = v; }
+// Fetches for writing what lies `bytes` behind p. Where rows are written a vector at a time by turns, each of these stores
+// would wait for a line of its own: nothing foresees so many runs.
+OX void ox_ahead(const void *p, i64 bytes) { __builtin_prefetch((const char *)p + bytes, 1, 3); }
 // f(FROM), f(FROM + 1), ...: N numbers put together in registers.
 template <class T, int FROM, class F, int... I> OX typename part_of<T, sizeof...(I)>::type lanes_of(F f, lane_list<I...>) {
   typedef typename part_of<T, sizeof...(I)>::type all;
