@@ -352,6 +352,18 @@ class PhaseEmitter:
             if term not in self.emitter.cached:
                 value = self.emitter.emit(term, scope)
                 scope.lines.append(f"stl({name} + {self.emitter.cache_at}, {value}, lanes);")
+        if self.caches.computed_by(phase):
+            scope.lines += self._fetched(phase, scope)
+
+    def _fetched(self, phase: Phase, scope: Scope) -> list[str]:
+        """Statements that fetch for writing what later phases over the same loops store: while terms are computed for
+        them, memory is idle.
+        """
+        later = [p for p in self.nest.phases[self.nest.phases.index(phase) + 1 :] if p.loops == phase.loops]
+        stores = [s for p in later for s in p.stores if self.emitter.stride(s.address) == 1]
+        return [
+            f"ox_ahead({self.emitter.pointer(s.value)} + {self.emitter.index(s.address, scope)}, 0);" for s in stores
+        ]
 
     def _flat(self, phase: Phase) -> str:
         total = ""
