@@ -80,3 +80,12 @@ def test_threads_never_share_a_block() -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_memory_used_last_comes_first() -> None:
+    """Caches may still hold it."""
+    pool = OutputPool()
+    (first,), (second,) = pool.arrays(wanted([SPEC])), pool.arrays(wanted([SPEC]))
+    where = address(second)
+    del first, second
+    assert [address(pool.arrays(wanted([SPEC]))[0]) for _ in range(3)] == [where] * 3

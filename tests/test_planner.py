@@ -192,6 +192,23 @@ def test_vectors_of_what_has_loops_of_its_own() -> None:
     np.testing.assert_array_equal(y, np.where(seen, x, 0))
 
 
+@pytest.mark.parametrize(
+    ("body", "fetched"),
+    [
+        ("y = Transpose <perm = [0, 2, 3, 1]> (x)", True),
+        ("z = Relu (x)  y = Transpose <perm = [0, 2, 3, 1]> (z)", True),
+        ("y = Conv <pads = [1, 1, 1, 1]> (x, w)", True),
+        ("y = Softmax (x)", True),
+        ("y = Relu (x)", False),
+    ],
+)
+def test_rows_that_are_written_by_turns_are_fetched_for_writing(body: str, fetched: bool) -> None:
+    m = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 20]>
+    g (float[2, 33, 7, 64] x, float[40, 33, 3, 3] w) => (y) {{ {body} }}""")
+    text = onnxc.compile(m).explain().source("k0" if "Conv" not in body else "k1")
+    assert ("ox_ahead(" in text) == fetched
+
+
 @pytest.mark.parametrize("fusion", [True, False])
 def test_a_long_chain_of_single_numbers_is_several_kernels(fusion: bool) -> None:
     """Single numbers are computed where they are used, as far as a kernel's terms do not grow too deep."""

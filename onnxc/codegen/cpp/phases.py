@@ -360,10 +360,9 @@ class PhaseEmitter:
         them, memory is idle.
         """
         later = [p for p in self.nest.phases[self.nest.phases.index(phase) + 1 :] if p.loops == phase.loops]
-        stores = [s for p in later for s in p.stores if self.emitter.stride(s.address) == 1]
-        return [
-            f"ox_ahead({self.emitter.pointer(s.value)} + {self.emitter.index(s.address, scope)}, 0);" for s in stores
-        ]
+        stores = [s for p in later for s in p.stores if not symbols(s.address) & self.nest.lookups.keys()]
+        places = [(s.value, s.address) for s in stores if self.emitter.stride(s.address) == 1]
+        return [f"ox_ahead({self.emitter.pointer(v)} + {self.emitter.index(at, scope)}, 0);" for v, at in places]
 
     def _flat(self, phase: Phase) -> str:
         total = ""
