@@ -143,14 +143,34 @@ def primitives(model: onnx.ModelProto) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("cpu", LEVELS, ids=lambda cpu: str(cpu.vector_length))
-def test_against_float64_and_channels_last(cpu: Any) -> None:
+def in_turn(turn: int, of: int) -> list[Case]:
+    """Of each kernel every so manieth case, and one at least; all of them if `of` is 1."""
+    found = []
+    for kernel in dict.fromkeys(case.kernel for case in CASES):
+        own = [case for case in CASES if case.kernel == kernel]
+        found += own[turn % min(of, len(own)) :: of]
+    return found
+
+
+def _sets() -> list[Any]:
+    """All cases for this machine's vectors; for others each kernel, by cases in turn (`-m exhaustive`: by all)."""
+    own, *others = LEVELS
+    found = [pytest.param(own, CASES, id=str(own.vector_length))]
+    for k, cpu in enumerate(others):
+        found.append(pytest.param(cpu, in_turn(k, len(others)), id=str(cpu.vector_length)))
+        every = pytest.mark.exhaustive
+        found.append(pytest.param(cpu, CASES, id=f"{cpu.vector_length}, every case", marks=every))
+    return found
+
+
+@pytest.mark.parametrize(("cpu", "cases"), _sets())
+def test_against_float64_and_channels_last(cpu: Any, cases: list[Case]) -> None:
     """Odd sizes, batches, every kernel and axis: near the definition, and the bits of the same result channels-last,
     unless lanes are pixels from the beginning: a sum has another order then.
     """
-    graphs = [primitives(build(case, turned)[0]) for case in CASES for turned in (False, True)]
+    graphs = [primitives(build(case, turned)[0]) for case in cases for turned in (False, True)]
     compiled = compile_graphs(graphs, cpu=cpu)
-    for k, case in enumerate(CASES):
+    for k, case in enumerate(cases):
         _, inputs, want = build(case, False)
         planar, last = compiled[2 * k : 2 * k + 2]
         (y,), (z,), (one,) = planar(*inputs.values()), last(*inputs.values()), planar(*inputs.values(), threads=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -171,10 +172,11 @@ def alike(text: str) -> str:
 
 
 class Kernels:
-    """Compiles each kernel once, in whichever test of whichever process it is met first.
+    """Compiles each kernel once, in whichever test of whichever process it is met first, if it has something new.
 
-    Kernels that are alike are one for sm_90. For the other architectures those are one that are made of the same
-    functions of Triton, on tiles of the same shapes. With `every` none are one but those with the same text.
+    For sm_90 that is a line, but for sizes, or as many warps and stages. For the other architectures it is two things
+    in one kernel, of those that code is made of: functions of Triton on tiles of a shape, types, warps, stages. With
+    `every` each text is new.
     """
 
     def __init__(self, folder: Path, every: bool) -> None:
@@ -184,21 +186,36 @@ class Kernels:
     def compile_program(self, program: Program, architecture: int, workers: int | None = None) -> list[Image]:
         """In the place of `cubin.compile_program`; the images are empty."""
         new = [f for f in program.functions if self._is_new(program.kernels[f.name], f, architecture)]
-        cubin.compile_program(replace(program, functions=new), architecture, workers=1)
+        if new:  # else a process begins for nothing, where there is one
+            cubin.compile_program(replace(program, functions=new), architecture, workers=1)
         return [Image(f.name, b"", 0, 32 * f.warps, 0) for f in program.functions]
 
     def _is_new(self, text: str, function: Function, architecture: int) -> bool:
-        known: object = text, replace(function, name="")
+        parts = [repr((text, replace(function, name="")))]
         if not self.every:
-            types = sorted({t for _, t in function.parameters})
-            same = sorted(set(WORD.findall(text))), types, function.warps, function.stages, bool(function.loose)
-            known = (alike(text), replace(function, name="")) if architecture == 90 else same
-        key = repr((architecture, known))
+            parts = lines_of(text, function) if architecture == 90 else pairs_of(text, function)
+        firsts = [self._is_first(f"{architecture} {part}") for part in parts]  # all of them are noted
+        return any(firsts)
+
+    def _is_first(self, part: str) -> bool:
         try:
-            (self.folder / hashlib.sha256(key.encode()).hexdigest()).touch(exist_ok=False)
+            (self.folder / hashlib.sha256(part.encode()).hexdigest()).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
+
+
+def lines_of(text: str, function: Function) -> list[str]:
+    """What a kernel is made of, line by line."""
+    way = f"{function.warps} warps, {function.stages} stages, {len(function.loose)} loose"
+    return [way, *(alike(line.strip()) for line in text.splitlines())]
+
+
+def pairs_of(text: str, function: Function) -> list[str]:
+    """Two functions of Triton, types and so on of which a kernel has both."""
+    words = {*WORD.findall(text), *(t for _, t in function.parameters), f"{function.warps} warps"}
+    words |= {f"{function.stages} stages", f"loose: {bool(function.loose)}"}
+    return [" ".join(pair) for pair in itertools.combinations_with_replacement(sorted(words), 2)]
 
 
 HALVES = ("bert", "gpt2", "llama", "mobilenetv2", "resnet50")  # models whose kernels of halves are compiled every time

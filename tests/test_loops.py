@@ -7,8 +7,10 @@ once for sizes known only at run time. Many cases share one compiler run.
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -42,34 +44,82 @@ def _graph(one: Case) -> tuple[Bench, Graph]:
 
 
 @functools.cache
-def _library(first: int, cpu: str) -> list[tuple[Bench, Compiled]]:
-    """The cases from `first` on that share a library."""
-    group = CASES[first : first + PER_LIBRARY]
-    made = [_graph(c) for c in group]
-    compiled: dict[int, Compiled] = {}
+def _libraries(k: int, cpu: str) -> dict[int, tuple[Bench, Compiled]]:
+    """The library that the case k is in, and what else is in it, by its number."""
+    own = next(numbers for numbers in _SETS[cpu] if k in numbers)
+    at = own.index(k) // PER_LIBRARY * PER_LIBRARY
+    return _library(own[at : at + PER_LIBRARY], cpu)
+
+
+@functools.cache
+def _library(numbers: tuple[int, ...], cpu: str) -> dict[int, tuple[Bench, Compiled]]:
+    made = {k: _graph(CASES[k]) for k in numbers}
+    found: dict[int, tuple[Bench, Compiled]] = {}
     for fused in (True, False):
-        chosen = [k for k, c in enumerate(group) if c.fused is fused]
+        chosen = [k for k in numbers if CASES[k].fused is fused]
         if chosen:
             options = None if fused else UNFUSED
-            compiled.update(zip(chosen, compile_graphs([made[k][1] for k in chosen], options, level(cpu)), strict=True))
-    return [(bench, compiled[k]) for k, (bench, _) in enumerate(made)]
+            compiled = compile_graphs([made[k][1] for k in chosen], options, level(cpu))
+            found |= {k: (made[k][0], program) for k, program in zip(chosen, compiled, strict=True)}
+    return found
+
+
+def _is_plain(one: Case) -> bool:
+    """Whether no op reads what another computes. Fused or not, kernels are then those of single ops."""
+    nodes = [n for n in _graph(one)[1].nodes if n.op != "constant"]
+    computed = {n.output.id for n in nodes}
+    return not any(v.id in computed for n in nodes for v in n.operands)
+
+
+def _of_case(one: Case) -> str:
+    return one.name.rpartition("-")[0]
+
+
+def _taken(numbers: list[int], turn: int) -> list[int]:
+    """Which of the forms of a case has its turn."""
+    first, second = (numbers[(turn + k) % len(numbers)] for k in range(2))
+    return sorted({first, second}) if 0 in SIZES[CASES[first].at or 0] else [first]
+
+
+def _sets() -> dict[str, list[tuple[int, ...]]]:
+    """For each CPU: what is run every time, and the rest (`-m exhaustive`).
+
+    Every case runs for this machine's vectors, in all its forms but those that only repeat another. For vectors of
+    eight lanes every case runs in one of these forms, and they take turns: each form of kernels, each op and each dtype
+    is met, but not each of one with each of the others. (Where it is that of no elements, in another one too.)
+    """
+    wanted = [k for k, one in enumerate(CASES) if one.fused or not _is_plain(one)]
+    forms = [list(numbers) for _, numbers in itertools.groupby(wanted, lambda k: _of_case(CASES[k]))]
+    in_turn = [k for turn, numbers in enumerate(forms) for k in _taken(numbers, turn)]
+    chosen = {"native": wanted, "x86-64-v3": in_turn}
+    every = range(len(CASES))
+    return {cpu: [tuple(some), tuple(k for k in every if k not in set(some))] for cpu, some in chosen.items()}
+
+
+_SETS = _sets()
 
 
 def _run(k: int, cpu: str) -> None:
-    bench, program = _library(k - k % PER_LIBRARY, cpu)[k % PER_LIBRARY]
+    bench, program = _libraries(k, cpu)[k]
     for sizes in SIZES if CASES[k].at is None else [(0, 0)]:
         bound = {"s0": sizes[0], "s1": sizes[1]}
         check(program, [content(bench, v, bound) for v in program.graph.inputs], CASES[k].rtol)
 
 
-@pytest.mark.parametrize("k", range(len(CASES)), ids=[c.name for c in CASES])
+def _numbers(cpu: str) -> list[Any]:
+    always, rest = _SETS[cpu]
+    marked = [*((k, []) for k in always), *((k, [pytest.mark.exhaustive]) for k in rest)]
+    return [pytest.param(k, id=CASES[k].name, marks=marks) for k, marks in marked]
+
+
+@pytest.mark.parametrize("k", _numbers("native"))
 def test_against_numpy(k: int) -> None:
     _run(k, "native")
 
 
 @pytest.mark.cpu_only("vectors of another CPU")
 @pytest.mark.slow
-@pytest.mark.parametrize("k", range(len(CASES)), ids=[c.name for c in CASES])
+@pytest.mark.parametrize("k", _numbers("x86-64-v3"))
 def test_eight_lanes(k: int) -> None:
     cpu = level("x86-64-v3") if level().machine == "x86_64" else None
     if cpu is None or not cpu.features <= level().features:

@@ -15,10 +15,11 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Sym
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
+from onnxc.passes.prepare import prepare
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.interpret import interpret
 from onnxc.runtime.cpu import Level, level
-from tests.compile_harness import Compiled, check, compare, compile_graphs
+from tests.compile_harness import Compiled, check, compare, compile_graphs, generate
 
 pytestmark = pytest.mark.every_target
 
@@ -241,6 +242,23 @@ def test_channels_that_are_shuffled_after_they_are_joined() -> None:
         check(p, [RNG.integers(-2, 3, [int(d) for d in v.shape]).astype(v.dtype.numpy) for v in p.graph.inputs])
     if isinstance(programs[0], Compiled):
         assert "Part{1}" not in programs[0].program.source
+
+
+@pytest.mark.cpu_only("vectors of a CPU")
+@pytest.mark.parametrize("kind", ["rows", "columns"])
+@pytest.mark.parametrize(("turns", "whole", "rest"), [(0.3, False, True), (2, True, False), (2.3, True, True)])
+def test_code_is_for_the_vectors_that_there_are(kind: str, turns: float, whole: bool, rest: bool) -> None:
+    """A loop shorter than a vector has none for whole ones, a loop of whole vectors none for a rest."""
+    cpu = level()
+    n = int(turns * cpu.vector_length)
+    made = {
+        "rows": graph(lambda b, x: b.exp(x), (3, n)),
+        "columns": graph(lambda b, x: b.one("reduce_max", b.exp(x), axes=(0,)), (3, n)),
+    }[kind]
+    text = generate(prepare(made), None, cpu).source
+    assert ("Full{})" in text, "Part{" in text) == (whole, rest)
+    (program,) = compile_graphs([made], cpu=cpu)
+    check(program, arrays(program))
 
 
 @pytest.mark.parametrize("cpu", LEVELS, ids=lambda cpu: cpu.name)

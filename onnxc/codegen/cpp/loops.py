@@ -132,7 +132,8 @@ class NestEmitter(PhaseEmitter):
                  f"i64 {at} = 0;"]  # fmt: skip
         if several:
             lines += [f"for (; {at} + {UNROLL} * VL <= {end}; {at} += {UNROLL} * VL) {{", *indent(several), "}"]
-        lines.append(f"for (; {at} + VL <= {end}; {at} += VL) {block}({at}, Full{{}});")
+        if not self._less_than_a_vector(extent):
+            lines.append(f"for (; {at} + VL <= {end}; {at} += VL) {block}({at}, Full{{}});")
         if not self._whole(extent, 1):
             lines.append(f"if ({at} < {end}) {block}({at}, Part{{(int)({end} - {at})}});")
         return lines
@@ -175,6 +176,8 @@ class NestEmitter(PhaseEmitter):
         one = f"if ({name} + VL <= {extent}) block({name}, Full{{}}); else {rest}"
         if self._whole(size, 1):
             one = f"block({name}, Full{{}});"
+        elif self._less_than_a_vector(size):
+            one = rest
         if not several:
             return [*lines, one]
         turns = [f"const i64 {name} = {name}_0;", "{", *indent(several), "}"]

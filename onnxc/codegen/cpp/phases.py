@@ -212,7 +212,7 @@ class PhaseEmitter:
         args = "".join(f", {a.name}" for a in accumulators)
         extent = dict(phase.loops)[vector]
         rest = []
-        if not several or not self._whole(extent, UNROLL):
+        if not self._less_than_a_vector(extent) and not (several and self._whole(extent, UNROLL)):
             rest.append(f"for (; {i} + VL <= {end}; {i} += VL) {body}({i}, Full{{}}{args});")
         if not self._whole(extent, 1):
             rest.append(f"if ({i} < {end}) {body}({i}, Part{{(int)({end} - {i})}}{args});")
@@ -230,6 +230,10 @@ class PhaseEmitter:
     def _whole(self, extent: Dim, side: int) -> bool:
         """Whether a loop is made of whole turns of `side` vectors: then the compiler sees no code for a rest."""
         return isinstance(extent, int) and extent % (side * self.lanes) == 0
+
+    def _less_than_a_vector(self, extent: Dim) -> bool:
+        """Whether a loop is a rest alone: then the compiler sees no code for whole vectors, half of what it would."""
+        return isinstance(extent, int) and extent < self.lanes
 
     def _several(
         self,

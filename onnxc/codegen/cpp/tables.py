@@ -106,9 +106,9 @@ def fill(
         row.lookups[s] = f"({table} + {name})"
     emitter.tables = tables
     body = emitter.fresh("fill")
-    turn = f"{body}({name}, Full{{}});"
+    turn, rest = f"{body}({name}, Full{{}});", f"{body}({name}, Part{{(int)({extent} - {name})}});"
     if extent % lanes:
-        turn = f"if ({name} + VL <= {extent}) {turn} else {body}({name}, Part{{(int)({extent} - {name})}});"
+        turn = rest if extent < lanes else f"if ({name} + VL <= {extent}) {turn} else {rest}"
     return [
         *lines, f"const auto {body} = [&](const i64 {name}, auto lanes) OX_LAMBDA {{", *indent(inner.lines), "};",
         f"for (i64 {name} = 0; {name} < {extent}; {name} += VL) {turn}",
