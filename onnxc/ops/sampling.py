@@ -158,6 +158,7 @@ def _roi_positions(b: Builder, start: Value, extent: Value, bins: int, samples: 
     """[rois, bins * samples]: evenly spaced inside of each bin; as many of them as are a region's `own` count."""
     if own is None:
         assert isinstance(samples, int)
+        limited(bins * samples, "RoiAlign")
         step = b.constant(((np.arange(bins * samples) + 0.5) / (bins * samples)).astype(start.dtype.numpy))
     else:
         each = b.max(b.size_as(samples, dtypes.int64), 1)
