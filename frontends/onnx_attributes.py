@@ -43,6 +43,7 @@ _LIST_KINDS = (
     ("ints", AttributeProto.INTS),
     ("strings", AttributeProto.STRINGS),
 )
+_PLAIN_DTYPES: dict[type, Any] = {int: np.int64, float: np.float32, str: object}
 
 
 def value_of(a: AttributeProto, name: str, folder: DataFolder | None) -> Any:
@@ -78,16 +79,22 @@ def constant_array(attrs: Mapping[str, Any], outputs: int, label: str) -> np.nda
     ((form, value),) = values.items()
     if form not in _CONSTANT_FORMS:
         raise ModelError(f"a Constant has no attribute {form}", node=label)
-    dtype = _CONSTANT_FORMS[form]
-    if dtype is None:
-        array = value
-    elif dtype is object:
-        array = np.empty(len(value) if isinstance(value, tuple) else (), object)
-        array[...] = value
-    else:
-        array = np.array(value, dtype)
+    array = value if _CONSTANT_FORMS[form] is None else _plain_array(value, _CONSTANT_FORMS[form], label)
     if not isinstance(array, np.ndarray):
         raise ModelError(f"attribute {form} of a Constant must be a tensor", node=label)
+    return array
+
+
+def _plain_array(value: Any, dtype: Any, label: str) -> np.ndarray:
+    """Numbers or strings as an array of their own type, whatever the attribute's name says of it: onnxruntime goes by
+    the values. `dtype` is that of no values.
+    """
+    values = value if isinstance(value, tuple) else (value,)
+    own = next((d for kind, d in _PLAIN_DTYPES.items() if values and all(isinstance(v, kind) for v in values)), None)
+    if values and own is None:
+        raise ModelError("a Constant's value is neither numbers nor strings", node=label)
+    array = np.empty(len(values) if isinstance(value, tuple) else (), own or dtype)
+    array[...] = value
     return array
 
 

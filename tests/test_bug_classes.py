@@ -74,6 +74,17 @@ def test_zero_size_dims(n: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("n", [0, 3])
+def test_the_mean_of_nothing(n: int) -> None:
+    """The standard leaves it open; as a bag of no embeddings is written, it has to be 0."""
+    agrees(
+        """(float[n, 4] x, int64[n, 4] i, float[0, 2] e) => (float[A] y, float z, int64[1, B] w, float[C] v)
+        { zero = Constant<value_ints=[0]>() y = ReduceMean<keepdims=0>(x, zero) z = ReduceMean<keepdims=0>(x)
+          w = ReduceMean(i, zero) v = ReduceMean<keepdims=0>(e, zero) }""",
+        f32(n, 4), np.arange(4 * n).reshape(n, 4), f32(0, 2),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_nothing_is_read_of_what_is_empty(n: int) -> None:
     """The index of an empty gather is not there to be read."""

@@ -15,6 +15,7 @@ import pytest
 import onnxc
 from onnxc.errors import OnnxcError
 from onnxc.frontends.onnx_file import load
+from onnxc.passes.decompose import decompose
 from tests.ops_harness import Case, build, check, compare, expected, feeds
 from tests.targets import evaluate
 
@@ -428,9 +429,10 @@ def packed_weights() -> Iterator[Case]:
             attrs = {"K": k, "N": n, "bits": width, "block_size": block}
             yield fixed("MatMulNBits", inputs, attrs, const=[1, 2, 3], rtol=1e-3, atol=1e-2)
     for kind in (0, 1):
-        inputs = [f32(3, 32), u8(5 * 32 // 2), pos(10)]
-        attrs = {"K": 32, "N": 5, "block_size": 16, "quant_type": kind}
-        yield fixed("MatMulBnb4", inputs, attrs, const=[1, 2], rtol=1e-4, atol=1e-5)
+        for k in (32, 24):  # blocks go on in the next row
+            inputs = [f32(3, k), u8(5 * k // 2), pos(-(-5 * k // 16))]
+            attrs = {"K": k, "N": 5, "block_size": 16, "quant_type": kind}
+            yield fixed("MatMulBnb4", inputs, attrs, const=[1, 2], rtol=1e-4, atol=1e-5)
     for gather, quantize in ((0, 1), (0, 2), (1, 2), (2, 1)):
         table = rng.integers(-8, 8, (3, 32, 32)).astype(ml_dtypes.int4)
         scales = pos(*(2 if i == quantize else d for i, d in enumerate(table.shape)))
@@ -536,6 +538,17 @@ def test_compiled(name: str) -> None:
 
 
 # Of ops that onnxruntime has for GPUs alone, numpy says what is right.
+
+
+def test_four_bit_floats_of_a_large_layer() -> None:
+    """Its scales are read as they are: no table says which scale a weight has."""
+    k, n, block = 4096, 11008, 64
+    case = fixed(
+        "MatMulBnb4", [f32(1, k), np.zeros(n * k // 2, np.uint8), np.ones(n * k // block, np.float32)],
+        {"K": k, "N": n, "block_size": block, "quant_type": 1},
+    )  # fmt: skip
+    graph = decompose(load(build(case, False)))
+    assert max(node.output.t.size for node in graph.nodes if node.op == "constant") < 100
 
 
 def numpy_group_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, groups: int, silu: bool) -> np.ndarray:

@@ -163,6 +163,7 @@ def test_strings_in_attributes_and_op_types(text: str) -> None:
 # ---------------------------------------------------------------- shapes and attributes
 
 CONV = [[1, 4, 8, 8], [4, 4, 3, 3]]
+ROIS = [[1, 1, 4, 4], [3, 4], [3]]
 REFUSED: dict[str, Callable[[], onnx.ModelProto]] = {
     "a dim of 2^62": lambda: one("Relu", [[HUGE]]),
     "a product beyond int64": lambda: one("Relu", [[2**39, 2**39]]),
@@ -197,6 +198,9 @@ REFUSED: dict[str, Callable[[], onnx.ModelProto]] = {
     "pool of 2^30 x 2^30": lambda: one("AveragePool", [[1, 4, 8, 8]], kernel_shape=[2**30] * 2, pads=[2**29] * 4),
     "pool stride 0": lambda: one("AveragePool", [[1, 4, 8, 8]], kernel_shape=[1, 1], strides=[0, 0]),
     "LRN of 2^50": lambda: one("LRN", [[1, 4, 8, 8]], size=2**50),
+    "regions in -2 rows": lambda: one("RoiAlign", ROIS, types=[F, F, L], output_height=-2, sampling_ratio=1),
+    "-1 samples of regions": lambda: one("RoiAlign", ROIS, types=[F, F, L], sampling_ratio=-1),
+    "flatten before the first axis": lambda: one("Flatten", [[2, 3]], axis=-3),
     "transpose twice one axis": lambda: one("Transpose", [[2, 3]], perm=[0, 0]),
     "split sizes": lambda: one("Split", [[6]], np.array([4, 4]), outputs=2),
     "split negative": lambda: one("Split", [[6]], np.array([8, -2]), outputs=2),
@@ -320,6 +324,12 @@ def test_images_of_no_channels(op: str, weights: tuple[int, ...], dtype: type) -
     per_channel = bias[0] if bias else np.zeros(max(weights[:2]))
     assert y.size
     np.testing.assert_array_equal(y, np.broadcast_to(per_channel.reshape(-1, *[1] * (y.ndim - 2)), y.shape))
+
+
+def test_regions_in_no_rows() -> None:
+    arrays = [np.ones((1, 1, 4, 4), np.float32), np.ones((3, 4), np.float32), np.zeros(3, np.int64)]
+    y = onnxc.compile(one("RoiAlign", ROIS, types=[F, F, L], output_height=0))(*arrays)[0]
+    assert y.shape == (3, 1, 0, 1)
 
 
 def test_arenas_have_a_limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from onnxc.passes.prepare import MOST_VIEWS, prepare
 from onnxc.runtime import model
 from onnxc.runtime.cpu import available_bytes, memory_bytes
 from tests.small_models import parse
-from tests.test_hostile import generate
+from tests.test_hostile import generate, one
 
 F = TensorProto.FLOAT
 DOUBLINGS = 60  # of a term: a walk that does not know where it has been takes 2^60 steps
@@ -235,3 +236,30 @@ def test_loops_in_loops(known: bool) -> None:
     model = onnxc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
     given = [np.arange(3, dtype=np.float32)] + ([] if known else [np.int64(1)])
     np.testing.assert_array_equal(model(*given)[0], -given[0])
+
+
+MANY = 2**38
+WIDE: dict[str, Callable[[], onnx.ModelProto]] = {
+    "taps of a transposed convolution": lambda: one("ConvTranspose", [[1, 1, 8], [1, 1, MANY]], strides=[2]),
+    "taps in two axes, dilated": lambda: one(
+        "ConvTranspose", [[1, 1, 8, 8], [1, 1, 2**20, 2**18]], strides=[2, 2], dilations=[3, 3]
+    ),
+    "taps of a dilated convolution": lambda: one("Conv", [[1, 1, 4 * MANY], [1, 1, MANY]], dilations=[3]),
+    "groups": lambda: one("Conv", [[1, MANY, 4, 4], [MANY, 1, 3, 3]], group=MANY),
+    "groups of three channels": lambda: one("Conv", [[1, 3 * 2**32, 4], [6 * 2**32, 3, 3]], group=2**32),
+}
+
+
+@pytest.mark.parametrize("make", WIDE.values(), ids=WIDE.keys())
+def test_convolutions_of_very_many(make: Callable[[], onnx.ModelProto]) -> None:
+    """What is chosen by the taps and groups of a convolution is known without a look at each."""
+    started = time.process_time()
+    generate(make())
+    assert time.process_time() - started < 20
+
+
+def test_samples_of_regions_have_a_limit() -> None:
+    shapes = [[1, 1, 4, 4], [3, 4], [3]]
+    for attrs in ({"sampling_ratio": 2**31}, {"sampling_ratio": 2, "output_width": 2**60}):
+        with pytest.raises(LimitError, match=r"RoiAlign needs a table of \d+ elements.*'the_node'"):
+            generate(one("RoiAlign", shapes, types=[F, F, TensorProto.INT64], **attrs))

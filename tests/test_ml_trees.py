@@ -15,6 +15,7 @@ from onnxc.errors import LimitError, ModelError, OnnxcError, ShapeError
 from onnxc.export import to_onnx
 from onnxc.frontends.onnx_file import load
 from onnxc.ir import dtypes
+from onnxc.ops import common
 from onnxc.ops.ml_tables import EQ, GT, GTE, LEQ, LT, NEQ, Nodes, table_of, with_members
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.interpret import interpret
@@ -53,6 +54,14 @@ def test_sizes(rows: int, trees: int, depth: int, early: float) -> None:
     rng = np.random.default_rng(rows)
     x = features(rng, rows, WIDTH)
     agree(regressor(forest(rng, trees, depth, WIDTH, early=early), x), x, compiled=trees > 1)
+
+
+def test_a_large_forest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of its votes is no larger than the model itself: no limit is set to it."""
+    monkeypatch.setattr(common, "TABLE_ELEMENTS", 100)
+    rng = np.random.default_rng(5)
+    x = features(rng, 7, WIDTH)
+    agree(regressor(forest(rng, 13, 4, WIDTH, targets=3, votes="all"), x, n_targets=3), x)
 
 
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])

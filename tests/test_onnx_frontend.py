@@ -17,6 +17,7 @@ from onnxc.frontends.onnx_file import load
 from onnxc.ir.graph import DECLARED
 from onnxc.ir.text import from_text, to_text
 from onnxc.passes.decompose import decompose
+from onnxc.primitives.interpret import interpret
 from tests.onnx_protos import (
     ADD,
     RELU,
@@ -30,6 +31,7 @@ from tests.onnx_protos import (
     sparse,
     tensor_info,
 )
+from tests.small_models import reference
 
 # ---------------------------------------------------------------- what a graph looks like
 
@@ -201,6 +203,21 @@ def test_bad_sparse_tensors(bad: onnx.SparseTensorProto) -> None:
 def test_bad_constant_nodes(attributes: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="Constant"):
         load(model([node("Constant", [], ["y"], name="c", **attributes)]))
+
+
+MISNAMED = [{"value_int": 1.5}, {"value_floats": [1, 2]}, {"value_ints": 3}, {"value_float": 1}, {"value_int": "7"},
+            {"value_strings": "ab"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes", MISNAMED, ids=str)
+def test_constants_of_another_type_than_their_name_says(attributes: dict[str, Any]) -> None:
+    """They are what the value is, as in onnxruntime: an `int` of 1.5 is not 1."""
+    graph = helper.make_graph([node("Constant", [], ["y"], **attributes)], "g", [], [onnx.ValueInfoProto(name="y")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    (wanted,) = reference(proto)
+    (found,) = interpret(decompose(load(proto), staged=True), [])
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("said", ["INT", "FLOATS"])

@@ -10,7 +10,7 @@ from onnxc.ir.expr import ceildiv
 from onnxc.ir.graph import Value
 from onnxc.ops.activation import softplus
 from onnxc.ops.com_microsoft import MS, activate_named, fast_gelu, fused_matmul
-from onnxc.ops.common import axes_of, limited, merge_axes, widened
+from onnxc.ops.common import axes_of, merge_axes, widened
 from onnxc.ops.matmul import matmul
 from onnxc.ops.normalization import grouped, rms_norm
 from onnxc.ops.quantization import centered
@@ -230,8 +230,8 @@ def matmul_bnb4(
         raise UnsupportedError("MatMulBnb4 without transB, which training has, is not supported")
     if quant_type not in (0, 1) or block_size < 1 or min(K, N) < 1:
         raise ModelError(f"MatMulBnb4 with quant_type {quant_type}, block_size {block_size}, K {K}, N {N}")
-    count = limited(N * K, "MatMulBnb4")
-    if packed.t.size != ceildiv(count, 2) or absmax.t.size != ceildiv(count, block_size):
+    count, blocks = N * K, ceildiv(N * K, block_size)
+    if packed.t.size != ceildiv(count, 2) or absmax.t.size != blocks:
         raise ShapeError(f"MatMulBnb4 of K {K} and N {N} has weights {packed.t} and scales {absmax.t}")
     table = np.array([*_FP4, *(-v for v in _FP4)] if quant_type == 0 else _NF4, np.float32)
     halves = [
@@ -241,6 +241,7 @@ def matmul_bnb4(
     codes = b.concat([b.reshape(h, (ceildiv(count, 2), 1)) for h in halves], 1)
     codes = b.slice(b.reshape(codes, (2 * ceildiv(count, 2),)), 0, 0, count)
     values = b.gather(b.constant(table), b.cast(codes, dtypes.int64), 0)
-    scale = b.gather(absmax, b.constant(np.arange(count) // block_size), 0)
+    scale = b.expand(b.reshape(absmax, (blocks, 1)), (blocks, block_size))
+    scale = b.slice(b.reshape(scale, (blocks * block_size,)), 0, 0, count)
     w = b.reshape(b.mul(b.cast(values, x.dtype), scale), (N, K))
     return matmul(b, x, b.swap(w, 0, 1))

@@ -156,16 +156,14 @@ def _by_taps(
     group: int,
 ) -> Value:  # fmt: skip
     """A transposed convolution as it is defined: the products with each tap, added up where it puts them."""
-    taps = list(product(*map(range, window.kernel)))
-    if len(taps) > MOST_TAPS:
-        raise LimitError(
-            f"ConvTranspose has weights that are not finite, of {len(taps)} taps; the limit is {MOST_TAPS}"
-        )
+    taps = math.prod(window.kernel)
+    if taps > MOST_TAPS:
+        raise LimitError(f"ConvTranspose has weights that are not finite, of {taps} taps; the limit is {MOST_TAPS}")
     batch, c, *spatial = x.shape
     m = w.shape[1]
     rows = b.swap(b.reshape(x, (batch, group, c // group, prod(spatial))), 2, 3)
     total: Value | None = None
-    for tap in taps:
+    for tap in product(*map(range, window.kernel)):
         one = b.one("slice", w, starts=(0, 0, *tap), sizes=(*w.shape[:2], *(1,) * len(tap)), steps=(1,) * w.rank)
         y = b.matmul(rows, b.reshape(one, (group, c // group, m)))
         y = b.reshape(b.swap(y, 2, 3), (batch, group * m, *spatial))
@@ -254,13 +252,14 @@ def _axis(n: Dim, s: int, d: int, k: int, lo: int, more: int, begin: int) -> _Ph
     each = []
     for p in range(s):
         shift, rest = divmod(p + lo, s)
-        taps = [j for j in range(k) if j * d % s == rest]
+        first = next((j for j in range(min(k, s)) if j * d % s == rest), k)  # a kernel may have very many taps
+        taps = range(first, k, s // math.gcd(d, s))
         if not taps:
             each.append(_Phase(0, 1, 0, 1, 0, longer))
             continue
-        steps = [(j * d - rest) // s - shift for j in taps]
-        step, apart = (taps[1] - taps[0], steps[1] - steps[0]) if len(taps) > 1 else (1, 1)
-        each.append(_Phase(taps[0], step, len(taps), apart, steps[-1], longer - steps[0]))
+        ends = [(j * d - rest) // s - shift for j in (taps[0], taps[-1])]
+        step, apart = (taps.step, taps.step * d // s) if len(taps) > 1 else (1, 1)
+        each.append(_Phase(first, step, len(taps), apart, ends[1], longer - ends[0]))
     return _Phases(tuple(each), n + longer, begin, (n - 1) * s + beyond - begin)
 
 

@@ -216,7 +216,7 @@ def _total(b: Builder, leaves: Value, forest: Forest, weights: np.ndarray, targe
     """Sums of weights [rows, targets]: from a table of all leaves and targets, or where that is sparse, one by one."""
     if targets > 1 and len(forest.voters) * 4 < forest.leaves * targets:
         return _scattered(b, leaves, forest, weights, targets, dtype)
-    table = np.zeros((limited(forest.leaves * targets, "the votes of a tree ensemble") // targets, targets))
+    table = np.zeros((forest.leaves, targets))  # of no more than the model has itself, four times over
     np.add.at(table, (forest.voters, forest.targets), weights)
     return b.reduce("sum", b.gather(b.constant(table.astype(dtype.numpy)), leaves, 0), [1])
 

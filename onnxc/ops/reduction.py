@@ -24,7 +24,8 @@ def _prod(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:
 
 
 def _mean(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:
-    return b.mean(x, axes, keep) if axes else x
+    """Of nothing, which the standard leaves open, it is 0 as onnxruntime has it: bags of embeddings may be empty."""
+    return b.mean(x, axes, keep, least=1) if axes else x
 
 
 def _max(b: Builder, x: Value, axes: Sequence[int], keep: bool) -> Value:

@@ -158,6 +158,7 @@ def _roi_positions(b: Builder, start: Value, extent: Value, bins: int, samples: 
     """[rois, bins * samples]: evenly spaced inside of each bin; as many of them as are a region's `own` count."""
     if own is None:
         assert isinstance(samples, int)
+        limited(bins * samples, "RoiAlign")
         step = b.constant(((np.arange(bins * samples) + 0.5) / (bins * samples)).astype(start.dtype.numpy))
     else:
         each = b.max(b.size_as(samples, dtypes.int64), 1)
@@ -190,6 +191,8 @@ def roi_align(
 
     In mode max, as in onnxruntime, the greatest weighted neighbour of any sample.
     """
+    if min(output_height, output_width, sampling_ratio) < 0:
+        raise ModelError(f"RoiAlign to {output_height} x {output_width} with {sampling_ratio} samples")
     how = coordinate_transformation_mode or ("half_pixel" if opset >= 16 else "output_half_pixel")
     shift = 0.5 if how == "half_pixel" else 0.0
     scaled = b.sub(b.mul(rois, spatial_scale), shift)
@@ -202,7 +205,7 @@ def roi_align(
     own = (
         None
         if sampling_ratio > 0
-        else [b.unary("ceil", b.div(e, float(n))) for e, n in zip(extents, bins, strict=True)]
+        else [b.unary("ceil", b.div(e, float(max(n, 1)))) for e, n in zip(extents, bins, strict=True)]
     )
     samples = [sampling_ratio] * 2 if own is None else _most_samples(b, own)
     ys, xs = (

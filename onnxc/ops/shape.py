@@ -70,9 +70,9 @@ def remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:
 
 @op("Flatten", 1)
 def flatten(b: Builder, x: Value, *, axis: int = 1) -> Value:
-    axis = axis + x.rank if axis < 0 else axis
-    if not 0 <= axis <= x.rank:
+    if not -x.rank <= axis <= x.rank:
         raise ShapeError(f"Flatten of {x.t} at axis {axis}")
+    axis = axis + x.rank if axis < 0 else axis
     return b.reshape(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
 
 

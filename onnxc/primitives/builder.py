@@ -22,7 +22,7 @@ import onnxc.primitives.trees  # noqa: F401  (the modules register their primiti
 from onnxc.errors import NeedsContentError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, always_equal, prod
+from onnxc.ir.expr import Dim, always_equal, maximum, prod
 from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.ir.types import TensorType, same_shape
 from onnxc.primitives.base import Kind, at_most_one, check_type, lookup
@@ -507,11 +507,13 @@ class Builder:
             out = self.reshape(out, [1 if i in axes else d for i, d in enumerate(x.shape)])
         return out
 
-    def mean(self, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
+    def mean(self, x: Value, axes: Sequence[int], keepdims: bool = False, least: int = 0) -> Value:
+        """The sum over how many there are, or over `least` where there are fewer."""
         # A sum of 16-bit floats, and how many there are, may be greater than their type's greatest number.
         wide = self.cast(x, dtypes.float32) if x.dtype.is_float and x.dtype.bits < 32 else x
         total = self.reduce("sum", wide, axes, keepdims)
-        return self.cast(self.div(total, self.size_as(prod(x.shape[a] for a in axes), wide.dtype)), x.dtype)
+        count = maximum(prod(x.shape[a] for a in axes), least)
+        return self.cast(self.div(total, self.size_as(count, wide.dtype)), x.dtype)
 
     def size_as(self, size: Dim, dtype: DType) -> Value:
         """A size as a scalar of a dtype."""

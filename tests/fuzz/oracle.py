@@ -77,7 +77,7 @@ def _is_wrong_in_onnxruntime(node: onnx.NodeProto, values: Mapping[str, Value]) 
     """Where onnxruntime is known to answer wrongly (docs/accuracy.md), onnx's reference evaluator is asked instead."""
     if node.op_type in ("QLinearMatMul", "MatMulInteger"):  # sums of nothing
         return np.shape(values[node.input[0]])[-1] == 0
-    if node.op_type.startswith(("Arg", "Reduce")):  # of nothing
+    if node.op_type.startswith(("Arg", "Reduce")) and node.op_type != "ReduceMean":  # of nothing, which has no mean
         return np.size(values[node.input[0]]) == 0
     return False
 

@@ -248,7 +248,10 @@ def groups_fit_lanes(co: int, groups: int, ci: int, lanes: int) -> bool:
     each = co // groups
     if groups == 1 or ci > MOST_SHARED or (ci > 1 and each >= lanes):
         return False
-    ends = ((c // each, (min(c + lanes, co) - 1) // each) for c in range(0, co, lanes))
+    if ci == 1:
+        return True
+    # Where vectors begin in their group, they begin again after `each` of them.
+    ends = ((c // each, (min(c + lanes, co) - 1) // each) for c in range(0, min(co, each * lanes), lanes))
     return all((last - first + 1) * ci <= lanes for first, last in ends)
 
 
@@ -428,10 +431,17 @@ def _inside(node: Node, z: ConvSizes) -> float:
         return 1
     shares = []
     for size, taps, dilation in zip(z.out, w[2:], a["dilations"], strict=True):
-        reach = (int(taps) - 1) / 2
-        beyond = sum(min(size, abs(k - reach) * dilation) for k in range(int(taps)))
-        shares.append(1 - beyond / (size * int(taps)) if size else 1)
+        shares.append(1 - _beyond(size, int(taps), dilation) / (size * int(taps)) if size else 1)
     return min(1.0, 1.2 * shares[0] * (1 + math.prod(shares[1:])) / 2)
+
+
+def _beyond(size: float, taps: int, dilation: int) -> float:
+    """The pixels, of `size` for each tap, where a centred kernel has its taps beyond the image: as many as a tap is away
+    from the middle, at most all. Each side has an arithmetic series of them, of which the first `near` are not all.
+    """
+    side, first = taps // 2, 1 if taps % 2 else 0.5
+    near = min(side, max(0, math.ceil(size / dilation - first)))
+    return 2 * (dilation * near * (first + (near - 1) / 2) + (side - near) * size)
 
 
 def subject(node: Node) -> str:
