@@ -527,7 +527,8 @@ class Builder:
     ) -> tuple[list[Value], list[Value]]:
         """Runs `body(builder, states, slices) -> (new states, results)` over the leading axis of `xs`, `trip` times.
 
-        With `going`, the number of a state that is a bool, it ends as soon as that is false; it has no results then.
+        With `going`, the number of a state that is a bool, it ends as soon as that is false: results of steps that did
+        not run are undefined then.
         Returns the final states, and the results stacked along a new leading axis.
         """
         inner = self.inside()

@@ -7,7 +7,7 @@ manifest is found out once.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ Sizes = dict[str, int]
 Named = tuple[int, list[tuple[int, str]]]  # a rank, and which of the dims are sizes of which names
 
 _MOMENT = 0.05  # seconds: how long programs run loops before the host looks whether it is to stop
+_SPARE = 1 << 20  # bytes that may be allocated for results of iterations that then do not run
 _KEPT_SIZES = 256  # empty arrays by which programs are told sizes
 _TRUE = np.asarray(True)  # the condition that a loop's body is given
 _TRUE.setflags(write=False)
@@ -308,6 +309,7 @@ class Loop(Step):
         assert self.chunk is not None
         count, chunk, limit, sizes = 0, 1, self.model.iteration_limit, dict(sizes)
         ends = [n for n in (most, limit) if n is not None]
+        results = _Collected(self.types[len(carried) :])
         while go and (most is None or count < most):
             if limit is not None and count >= limit:
                 raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
@@ -315,15 +317,48 @@ class Loop(Step):
             begun = time.perf_counter()
             number = np.asarray(count, np.int64)
             flag, *found = self.regions[0].called([number, _TRUE, *carried, *taken], sizes)
+            results.add(found[len(carried) : -1], int(found[-1]))
             go, carried, count = _flag(flag, "the condition of Loop"), found[: len(carried)], int(found[-1])
             taken_seconds = time.perf_counter() - begun
-            chunk = min(2 * chunk, 1 << 30) if taken_seconds < _MOMENT else max(1, chunk // 2)
-        return carried
+            faster = 16 if 16 * taken_seconds < _MOMENT else 2
+            chunk = min(faster * chunk, results.most()) if taken_seconds < _MOMENT else max(1, chunk // 2)
+        return [*carried, *results.joined(sizes)]
+
+
+class _Collected:
+    """Results of a loop of which a program runs many iterations at once."""
+
+    def __init__(self, types: Sequence[Any]) -> None:
+        self.types = types
+        self.arrays: list[Values] = [[] for _ in types]
+        self.count = self.bytes = 0
+
+    def add(self, found: Values, count: int) -> None:
+        """Results of the iterations up to a number; those that did not run are undefined."""
+        ran, self.count = count - self.count, count
+        for collected, x in zip(self.arrays, found, strict=True):
+            collected.append(x if len(x) == ran else x[:ran].copy())
+            self.bytes += collected[-1].nbytes
+        if self.bytes > memory_bytes():
+            raise LimitError(f"what a loop collects does not fit into memory after {count} iterations")
+
+    def most(self) -> int:
+        """How many iterations may have room for their results before it is known that they run."""
+        each = max(self.bytes // self.count, 1)
+        return min(max(self.bytes, _SPARE) // each + 1, 1 << 30) if self.arrays else 1 << 30
+
+    def joined(self, sizes: Sizes) -> Iterator[Array]:
+        """Each along its first axis."""
+        for collected, described in zip(self.arrays, self.types, strict=True):
+            if not collected:
+                yield _none(described, sizes)
+            else:
+                yield collected[0] if len(collected) == 1 else np.concatenate(collected)
 
 
 class _Growth:
-    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, so
-    that an iteration costs the same however long they are.
+    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, and
+    where most of the memory is left, twice as long, so that an iteration costs the same however long they are.
     """
 
     def __init__(self) -> None:
@@ -333,9 +368,10 @@ class _Growth:
         """Whether sequences do not fit into so many bytes."""
         for k, x in enumerate(carried):
             if isinstance(x, list) and len(x) >= self.lengths.get(k, 0):
-                self.lengths[k] = len(x) + len(x) // 16 + 1
-                if _bytes_of(x, set()) > room:
+                found = _bytes_of(x, set())
+                if found > room:
                     return True
+                self.lengths[k] = len(x) + len(x) // (1 if found < room // 8 else 16) + 1
         return False
 
 
