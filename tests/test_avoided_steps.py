@@ -153,3 +153,91 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         args = (np.full(3, 1.0), int64(30)) if k == 0 else (floats(2, 3), int64(7))
         for a, b in zip(model(*args).values(), onnxc.load(tmp_path / f"{k}.onnxc")(*args).values(), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+# ---------------------------------------------------------------- sequences of tensors of one shape
+
+ITEMS = "SplitToSequence <axis = AXIS, keepdims = KEEP>"
+STACKS = {
+    "appended": """(float[n, 2] x, int64 t) => (y, z, l) { go = Constant <value = bool {1}> ()  e = SequenceEmpty ()
+      s, w = Loop (t, go, e, x) <body = b (int64 i, bool c, seq(float[k, 2]) a, float[n, 2] v) => (bool d, o, w2) {
+        d = Identity(c)  w2 = Neg(v)  o = SequenceInsert(a, v) }>
+      y = ConcatFromSequence <axis = 1> (s)  z = ConcatFromSequence <axis = 2, new_axis = 1> (s)
+      l = SequenceLength(s) }""",
+    "appended-and-given-out": """(float[n, 2] x, int64 t) => (s, y) { go = Constant <value = bool {1}> ()
+      f = Exp(x)  e = SequenceConstruct (x, f)
+      s = Loop (t, go, e) <body = b (int64 i, bool c, seq(float[k, 2]) a) => (bool d, o) {
+        d = Identity(c)  k1 = Cast <to = 1> (i)  r = Add(x, k1)  o = SequenceInsert(a, r) }>
+      last = Constant <value = int64 {-1}> ()  y = SequenceAt(s, last) }""",
+    "appended-until": """(float[n, 2] x, int64 t) => (y, l) { go = Constant <value = bool {1}> ()  e = SequenceEmpty ()
+      s, w = Loop (t, go, e, x) <body = b (int64 i, bool c, seq(float[k, 2]) a, float[n, 2] v) => (bool d, o, w2) {
+        two = Constant <value = float {2}> ()  limit = Constant <value = float {20}> ()
+        w2 = Mul(v, two)  m = ReduceMax <keepdims = 0> (w2)  d = Less(m, limit)  o = SequenceInsert(a, w2) }>
+      y = ConcatFromSequence <axis = 0> (s)  l = SequenceLength(s) }""",
+    "appended-where-sizes-are-data": """(float[n, 2] x, int64 t) => (y) { go = Constant <value = bool {1}> ()
+      e = SequenceEmpty ()
+      s = Loop (t, go, e) <body = b (int64 i, bool c, seq(float[k]) a) => (bool d, o) {
+        d = Identity(c)  at = NonZero(x)  r = ReduceSum <keepdims = 0> (at)  q = Cast <to = 1> (r)  p = Add(x, q)
+        o = SequenceInsert(a, p) }>  y = ConcatFromSequence <axis = 0> (s) }""",
+    "of-other-sizes": """(float[n, 2] x, int64 t) => (y) { go = Constant <value = bool {1}> ()  e = SequenceEmpty ()
+      s, w = Loop (t, go, e, x) <body = b (int64 i, bool c, seq(float[k, 2]) a, float[m, 2] v) => (bool d, o, w2) {
+        d = Identity(c)  w2 = Concat <axis = 0> (v, x)  o = SequenceInsert(a, w2) }>
+      y = ConcatFromSequence <axis = 0> (s) }""",
+    "read-while-it-grows": """(float[n, 2] x, int64 t) => (y) { go = Constant <value = bool {1}> ()
+      e = SequenceConstruct (x)
+      s = Loop (t, go, e) <body = b (int64 i, bool c, seq(float[k, 2]) a) => (bool d, o) {
+        d = Identity(c)  v = SequenceAt(a, i)  w = Add(v, x)  o = SequenceInsert(a, w) }>
+      y = ConcatFromSequence <axis = 0> (s) }""",
+    "mapped": f"""(float[n, 2] x, int64 t) => (y, l) {{ s = {ITEMS.replace("AXIS", "0").replace("KEEP", "1")} (x)
+      r = SequenceMap <body = b (float[1, 2] v) => (float[2, 1] w) {{ u = Transpose(v)  k = Cast <to = 1> (t)
+        w = Mul(u, k) }}> (s)  y = ConcatFromSequence <axis = -1> (r)  l = SequenceLength(r) }}""",
+    "mapped-columns": f"""(float[2, n] x, int64 t) => (y) {{ s = {ITEMS.replace("AXIS", "1").replace("KEEP", "0")} (x)
+      r = SequenceMap <body = b (float[2] v, float[2] u) => (float[2] w) {{ w = Add(v, u) }}> (s, s)
+      y = ConcatFromSequence <axis = 0, new_axis = 1> (r) }}""",
+    "at": f"""(float[n, 2] x, int64 t) => (y, z) {{ s = {ITEMS.replace("AXIS", "0").replace("KEEP", "1")} (x)
+      y = SequenceAt(s, t)  one = Constant <value_ints = [-1]> ()  r = Reshape(t, one)  z = SequenceAt(s, r) }}""",
+}  # fmt: skip
+
+
+def stacks_text(case: str) -> str:
+    return "g " + STACKS[case].replace("(bool d, o", "(bool d, seq(float[k9, 2]) o")
+
+
+FREE = ("appended", "appended-and-given-out", "mapped", "mapped-columns", "at")
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_sequences_of_one_shape(case: str) -> None:
+    shape = (2, 3) if case == "mapped-columns" else (3, 2)
+    times = (0, 1) if case == "at" else (1, 2, 6)
+    quick, slow = both(
+        stacks_text(case), "stacks",
+        *({"x": np.abs(floats(*shape)), "t": int64(t)} for t in times),
+    )  # fmt: skip
+    sequences = [name for name in hosted(quick) if name.startswith("sequence")]
+    assert len(sequences) < sum(name.startswith("sequence") for name in hosted(slow)) or case not in FREE
+    assert not sequences or case not in ("appended", "mapped", "mapped-columns", "at", "appended-until")
+
+
+@pytest.mark.parametrize("case", ["appended", "appended-until", "mapped", "mapped-columns"])
+def test_nothing_cannot_be_joined(case: str) -> None:
+    model = onnxc.compile(parsed(stacks_text(case)))
+    shape = {"mapped": (0, 2), "mapped-columns": (2, 0)}.get(case, (3, 2))
+    with pytest.raises(RunError, match=r"empty sequence cannot be concatenated.*ConcatFromSequence"):
+        model(np.ones(shape, np.float32), int64(0))
+
+
+@pytest.mark.parametrize("position", [3, -4])
+def test_positions_outside_of_a_sequence(position: int) -> None:
+    model = onnxc.compile(parsed(stacks_text("at")))
+    with pytest.raises(RunError, match=r"index -?\d is out of bounds.*SequenceAt"):
+        model(floats(3, 2), int64(position))
+
+
+def test_an_empty_list_comes_out() -> None:
+    text = stacks_text("appended").replace("=> (y, z, l)", "=> (seq(float[a, 2]) s, l)").split("y = Concat")[0]
+    model = onnxc.compile(parsed(text + " l = SequenceLength(s) }"))
+    found = model(floats(3, 2), int64(0))
+    assert found["s"] == [] and found["l"] == 0
+    rows = model(floats(3, 2), int64(3))["s"]
+    assert all(r.base is None or r.flags.owndata for r in rows) and len({r.ctypes.data for r in rows}) == 3

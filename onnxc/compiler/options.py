@@ -148,7 +148,8 @@ class CompileOptions:
     def avoided(self) -> Avoided:
         """What the host need not do."""
         options = self.fusion_options
-        return Avoided(branches=options.selects, turns=options.turns, ends=options.turns and not self.on_gpu)
+        ends = options.turns and not self.on_gpu
+        return Avoided(branches=options.selects, turns=options.turns, sequences=options.stacks, ends=ends)
 
     @property
     def kernels(self) -> KernelOptions:

@@ -7,8 +7,8 @@ whose condition is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxc.errors import InternalError, LimitError, ModelError, NeedsContentError, UnsupportedError
@@ -25,6 +25,7 @@ from onnxc.ir.types import (
     element_name,
     same_shape,
 )
+from onnxc.ops import stacks
 from onnxc.ops.if_conversion import converted
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Step, constant_of
@@ -158,6 +159,24 @@ class _Typed:
                 needed |= {v.id for v in node.inputs if v is not None}
         return self.inner.inputs[0].id in needed
 
+    def appended(self, run_time: RunTime) -> dict[int, Value]:
+        """Carried sequences that every iteration appends a tensor to, by number."""
+        before = _made_before(run_time, self.first)
+        others = (self.condition, *self.results)
+        return stacks.appended(
+            self.carried, self.after, others, self.inner.nodes, lambda s: before(s) and s.key not in self.loose
+        )
+
+    def collecting(self, taken: Collection[int]) -> _Typed:
+        """A body that gives what it appends to these carried sequences as further results."""
+        inserts = [self.after[k].node for k in taken]
+        inner = self.inner
+        rest = [k for k in range(len(self.after)) if k not in taken]
+        inner.inputs = [*inner.inputs[:2], *(self.carried[k] for k in rest)]
+        inner.nodes = [n for n in inner.nodes if all(n is not i for i in inserts)]
+        values = [i.operands[1] for i in inserts if i is not None]
+        return replace(self, after=[self.after[k] for k in rest], results=[*self.results, *values])
+
     def always_goes_on(self) -> bool:
         """Whether the body says so, whatever is computed."""
         known = constant_of(self.condition)
@@ -189,6 +208,23 @@ def iterate(
     results of all iterations, stacked along a new first axis.
     """
     typed = _typed(b, [v.type for v in initial], body)
+    if not stacks.allowed(b):
+        return _run(b, trip, condition, initial, typed)
+    starts = stacks.begun(b, initial, typed.appended(_run_time(b, "a sequence")))
+    if not starts:
+        return _run(b, trip, condition, initial, typed)
+    rest = [k for k in range(len(initial)) if k not in starts]
+    states, results = _run(b, trip, condition, [initial[k] for k in rest], typed.collecting(starts))
+    ends = dict(zip(rest, states, strict=True))
+    for (k, start), found in zip(starts.items(), results[len(results) - len(starts) :], strict=True):
+        ends[k] = stacks.unstacked(b, found if start is None else b.concat([start, found], 0))
+    return [ends[k] for k in range(len(initial))], results[: len(results) - len(starts)]
+
+
+def _run(
+    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], typed: _Typed
+) -> tuple[list[Value], list[Value]]:
+    """As `iterate`, with the body as it is to be run."""
     goes_on = condition is None or ((known := constant_of(condition)) is not None and bool(known.item()))
     plain = _is_plain(initial, typed)
     all_of_them = trip is not None and goes_on and typed.always_goes_on()

@@ -35,6 +35,7 @@ class FusionOptions:
         selects: an If of two small branches that cannot fail is no step of the host: both are computed, one is taken.
         turns: of loops that data end: a program runs many iterations that collect results, and (on CPUs) one whose
             number of iterations has a limit is part of the program around it.
+        stacks: sequences of tensors of one shape are one tensor.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -54,6 +55,7 @@ class FusionOptions:
     rows: bool = True
     selects: bool = True
     turns: bool = True
+    stacks: bool = True
     recompute: bool = True
 
 

@@ -49,11 +49,13 @@ class Avoided:
     Attributes:
         branches: an If of two small branches: both are computed (`onnxc.ops.if_conversion`).
         turns: of a loop that data end and that collects results: a program runs many iterations at once.
+        sequences: those of tensors of one shape: they are one tensor (`onnxc.ops.stacks`).
         ends: a loop of no more than so many iterations that data may end: it is part of a program. Only for the CPU.
     """
 
     branches: bool = True
     turns: bool = True
+    sequences: bool = True
     ends: bool = False
 
 
