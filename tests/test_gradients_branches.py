@@ -259,7 +259,8 @@ def test_what_has_no_derivative_says_so(body: str, message: str) -> None:
             """s = SequenceEmpty<dtype = 11>()  on = Constant<value = bool {1}>()
             n = ReduceSum<keepdims = 0>(sizes)
             q = Loop(n, on, s) <body = b (int64 i, bool ci, v) => (bool co, vo) {
-              e = Exp(x)  vo = SequenceInsert(v, e)  co = Identity(ci) }>
+              at = Constant<value = int64 {0}>()
+              e = Exp(x)  vo = SequenceInsert(v, e, at)  co = Identity(ci) }>
             z = ConcatFromSequence<axis = 0>(q)  loss = ReduceSum<keepdims = 0>(z)""",
             "sequence_concat has no derivative, which n4 ConcatFromSequence needs",
         ),
@@ -269,3 +270,13 @@ def test_what_only_a_run_can_build_says_so(text: str, message: str) -> None:
     model = onnx.parser.parse_model(HEAD + f"g (double[4] x, int64[m] sizes) => (double loss) {{ {text} }}")
     with pytest.raises(UnsupportedError, match=message):
         differentiate(onnx_file.load(model), "loss", ["x"])
+
+
+def test_what_a_loop_appends() -> None:
+    """Tensors of one shape: the sequence is one tensor."""
+    text = """g (double[4] x, int64 n) => (double loss) {
+      s = SequenceEmpty<dtype = 11>()  on = Constant<value = bool {1}>()
+      q, last = Loop(n, on, s, x) <body = b (int64 i, bool ci, v, double[4] u) => (bool co, vo, double[4] uo) {
+        uo = Sin(u)  vo = SequenceInsert(v, uo)  co = Identity(ci) }>
+      z = ConcatFromSequence<axis = 0>(q)  y = Mul(z, z)  loss = ReduceSum<keepdims = 0>(y) }"""
+    check(text, {"x": np.random.default_rng(0).random(4), "n": np.array(3)}, ["x"])

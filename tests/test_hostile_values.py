@@ -78,7 +78,7 @@ def test_a_sequence_that_grows_without_end(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(staged_steps, "memory_bytes", lambda: 1 << 24)
     text = """(float[n] x) => (y) { n = Constant <value_int = 9223372036854775807> ()  empty = SequenceEmpty()
       y = Loop (n, "", empty) <body = b (int64 i, bool go, seq(float[m]) a) => (bool on, seq(float[m]) o) {
-        on = Identity(go)  r = Neg(x)  o = SequenceInsert(a, r) }> }"""
+        on = Identity(go)  first = Constant <value_int = 0> ()  r = Neg(x)  o = SequenceInsert(a, r, first) }> }"""
     with pytest.raises(LimitError, match="does not fit into memory"):
         run(text, np.zeros(100_000, np.float32))
 
@@ -154,7 +154,7 @@ def test_parts_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
         run(text, X, longs(HUGE, HUGE, HUGE, HUGE, 5))
     monkeypatch.setattr(sequences, "MOST_PARTS", 4)
     with pytest.raises(LimitError, match=r"a sequence of 5 parts.*\[node n0 SplitToSequence\]"):
-        run("(float[n] x) => (y) { q = SplitToSequence (x)  y = SequenceLength (q) }", X)
+        run("(float[n] x) => (seq(float[m]) q) { q = SplitToSequence (x) }", X)
 
 
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])

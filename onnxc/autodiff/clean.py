@@ -85,8 +85,10 @@ def _smaller_loop(node: Node, needed: Collection[int]) -> Node:
     kept = [k for k, v in enumerate(node.outputs) if k < carried or v.id in needed]
     ends = [region.outputs[0], *(region.outputs[1 + k] for k in kept)]
     body = drop_unused(replace(region, outputs=ends, output_names=[f"out{k}" for k in range(len(ends))]))
-    attrs = {**node.attrs, "scans": len(kept) - carried}
-    return Node("loop", node.inputs, [node.outputs[k] for k in kept], attrs, [body, *node.regions[1:]], node.origin)
+    attrs, regions = {**node.attrs, "scans": len(kept) - carried}, [body, *node.regions[1:]]
+    if len(kept) < len(node.outputs) and attrs.pop("chunk", None) is not None:
+        regions = [body]  # the region of several iterations has all results
+    return Node("loop", node.inputs, [node.outputs[k] for k in kept], attrs, regions, node.origin)
 
 
 def _smaller_branches(node: Node, needed: Collection[int]) -> Node:

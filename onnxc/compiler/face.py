@@ -145,7 +145,7 @@ def measure(
     job = Job(Request.of(options), cache, record, Stages(progress=progress), tuning)
     assert record is not None  # or there is no such job
     graph = imported(model, options, job.stages)
-    if is_staged(lowered(graph)):
+    if is_staged(lowered(graph, options)):
         raise InputError("the model is several programs: mode='max-autotune' measures each of them as it is compiled")
     return job.tuned(graph)[0], record
 
@@ -158,7 +158,7 @@ def _recorded(request: Request, path: str, modified: int, model: Model | None = 
     if model is None and (not path or _modified(path) != modified):
         return None
     graph = imported(path if model is None else model, request.options, Stages())
-    in_primitives = lowered(graph)
+    in_primitives = lowered(graph, request.options)
     if is_staged(in_primitives):
         return record_import(graph, in_primitives)
     return record_passes(graph, request.options.passes)

@@ -148,7 +148,7 @@ class Job:
         return imported(model, self.request.options, self.stages)
 
     def _lowered(self, graph: Graph) -> Graph:
-        return lowered(graph, self.request.careful)
+        return lowered(graph, self.request.options, self.request.careful)
 
     def _model(self, found: Made) -> CompiledModel:
         return open_model(*found, threads=self.request.options.threads, cache=self.cache)

@@ -17,6 +17,7 @@ from onnxc.frontends.onnx_dims import plain_shapes
 from onnxc.frontends.onnx_file import InputShapes
 from onnxc.passes.pipeline import PassOptions
 from onnxc.planner.groups import FusionOptions
+from onnxc.primitives.host import Avoided
 from onnxc.runtime.binding import name_list
 from onnxc.runtime.cache import Cache
 from onnxc.runtime.cpu import byte_table_cost, level
@@ -142,6 +143,13 @@ class CompileOptions:
         if isinstance(self.fusion, FusionOptions):
             return self.fusion
         return FusionOptions(**dict.fromkeys(asdict(FusionOptions()), bool(self.fusion)))
+
+    @property
+    def avoided(self) -> Avoided:
+        """What the host need not do."""
+        options = self.fusion_options
+        ends = options.turns and not self.on_gpu
+        return Avoided(branches=options.selects, turns=options.turns, sequences=options.stacks, ends=ends)
 
     @property
     def kernels(self) -> KernelOptions:

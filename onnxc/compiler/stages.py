@@ -88,10 +88,10 @@ def imported(model: Model | Graph, options: CompileOptions, stages: Stages) -> G
     return expand_gradients(graph)
 
 
-def lowered(graph: Graph, careful: bool = False) -> Graph:
+def lowered(graph: Graph, options: CompileOptions, careful: bool = False) -> Graph:
     """In primitives and steps on the host."""
     with no_surprises("the pass 'decompose'"):
-        return lift_random_state(decompose(graph, staged=True, careful=careful))
+        return lift_random_state(decompose(graph, staged=True, careful=careful, avoided=options.avoided))
 
 
 def is_staged(graph: Graph) -> bool:

@@ -34,6 +34,8 @@ def _scan(w: GraphWriter, node: Node, xs: list[str]) -> list[str]:
     ends = [region.outputs[k] for k in node.attrs["results"]]
     outputs = inner.ended(replace(region, outputs=ends))
     going = node.attrs.get("going")  # the state that is the condition
+    if going is not None and len(node.outputs) > n:
+        raise UnsupportedError("a loop of ONNX that ends early has results of the iterations that ran alone")
     still = inner.one("Identity", infos[1].name if going is None else outputs[going].name)
     body = inner.closed(infos, [helper.make_tensor_value_info(still, onnx.TensorProto.BOOL, []), *outputs])
     trip = w.one("Reshape", w.dim(node.attrs["trip"]), w.shape(()))

@@ -7,8 +7,8 @@ whose condition is not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxc.errors import InternalError, LimitError, ModelError, NeedsContentError, UnsupportedError
@@ -25,6 +25,8 @@ from onnxc.ir.types import (
     element_name,
     same_shape,
 )
+from onnxc.ops import stacks
+from onnxc.ops.if_conversion import converted
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Step, constant_of
 from onnxc.primitives.control import close_region
@@ -34,6 +36,7 @@ from onnxc.primitives.random import in_branch, in_loop
 
 BOOL, COUNT = TensorType(dtypes.boolean, ()), TensorType(dtypes.int64, ())
 MOST_TRIPS = 1 << 40  # of a loop that nothing ends earlier: hours, whatever its body is
+MOST_TURNS = 1 << 20  # of a loop in a program that data may end: the host, which has a limit, runs longer ones
 MOST_TYPINGS = 8  # of a loop's body: each makes a size or a rank that changes an unknown one
 
 
@@ -74,12 +77,13 @@ def choose(b: Builder, condition: Value, branches: Sequence[Callable[[Builder], 
     """The outputs of the first of two branches where a condition holds, else of the second."""
     run_time = _run_time(b, "the condition of an If")
     first = len(run_time.symbols)
+    condition = scalar(b, condition)
+    built = [_built(b, branch) for branch in branches]
+    if run_time.avoided.branches and (found := converted(b, condition, built)) is not None:
+        return found
     regions, taken = [], []
-    for branch in branches:
-        inner = b.inside()
-        in_branch(inner, b)
-        outputs = list(branch(inner))
-        region, outside = close_region([], inner.nodes, outputs)
+    for nodes, outputs in built:
+        region, outside = close_region([], nodes, outputs)
         regions.append(region)
         taken.append(outside)
     if len(regions[0].outputs) != len(regions[1].outputs):
@@ -88,10 +92,18 @@ def choose(b: Builder, condition: Value, branches: Sequence[Callable[[Builder], 
     pairs = [(x.type, y.type) for x, y in zip(regions[0].outputs, regions[1].outputs, strict=True)]
     _check_alike(pairs, "an If gives", "in the other branch")
     types = [run_time.merged(x, y, visible) for x, y in pairs]
-    operands = [scalar(b, condition), *taken[0], *taken[1]]
+    operands = [condition, *taken[0], *taken[1]]
     node = Node("if", operands, [Value(t) for t in types], {"split": len(taken[0])}, regions, b.origin)
     b.nodes.append(node)
     return list(node.outputs)
+
+
+def _built(b: Builder, branch: Callable[[Builder], Sequence[Value]]) -> tuple[list[Node], list[Value]]:
+    """What a branch adds to the graph around it, and what it gives."""
+    inner = b.inside()
+    in_branch(inner, b)
+    outputs = list(branch(inner))
+    return inner.nodes, outputs
 
 
 def _check_alike(pairs: Iterable[tuple[Type | None, Type | None]], what: str, where: str) -> None:
@@ -147,6 +159,24 @@ class _Typed:
                 needed |= {v.id for v in node.inputs if v is not None}
         return self.inner.inputs[0].id in needed
 
+    def appended(self, run_time: RunTime) -> dict[int, Value]:
+        """Carried sequences that every iteration appends a tensor to, by number."""
+        before = _made_before(run_time, self.first)
+        others = (self.condition, *self.results)
+        return stacks.appended(
+            self.carried, self.after, others, self.inner.nodes, lambda s: before(s) and s.key not in self.loose
+        )
+
+    def collecting(self, taken: Collection[int]) -> _Typed:
+        """A body that gives what it appends to these carried sequences as further results."""
+        inserts = [self.after[k].node for k in taken]
+        inner = self.inner
+        rest = [k for k in range(len(self.after)) if k not in taken]
+        inner.inputs = [*inner.inputs[:2], *(self.carried[k] for k in rest)]
+        inner.nodes = [n for n in inner.nodes if all(n is not i for i in inserts)]
+        values = [i.operands[1] for i in inserts if i is not None]
+        return replace(self, after=[self.after[k] for k in rest], results=[*self.results, *values])
+
     def always_goes_on(self) -> bool:
         """Whether the body says so, whatever is computed."""
         known = constant_of(self.condition)
@@ -178,13 +208,40 @@ def iterate(
     results of all iterations, stacked along a new first axis.
     """
     typed = _typed(b, [v.type for v in initial], body)
+    if not stacks.allowed(b):
+        return _run(b, trip, condition, initial, typed)
+    starts = stacks.begun(b, initial, typed.appended(_run_time(b, "a sequence")))
+    if not starts:
+        return _run(b, trip, condition, initial, typed)
+    rest = [k for k in range(len(initial)) if k not in starts]
+    states, results = _run(b, trip, condition, [initial[k] for k in rest], typed.collecting(starts))
+    ends = dict(zip(rest, states, strict=True))
+    for (k, start), found in zip(starts.items(), results[len(results) - len(starts) :], strict=True):
+        ends[k] = stacks.unstacked(b, found if start is None else b.concat([start, found], 0))
+    return [ends[k] for k in range(len(initial))], results[: len(results) - len(starts)]
+
+
+def _run(
+    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], typed: _Typed
+) -> tuple[list[Value], list[Value]]:
+    """As `iterate`, with the body as it is to be run."""
     goes_on = condition is None or ((known := constant_of(condition)) is not None and bool(known.item()))
     plain = _is_plain(initial, typed)
     all_of_them = trip is not None and goes_on and typed.always_goes_on()
     if trip is not None and all_of_them and plain and not typed.loose:
         return _as_scan(b, trip, initial, _again(typed), typed.counts())
-    known = b.known(b.max(scalar(b, trip), 0)) if trip is not None and all_of_them else None
-    return _on_host(b, trip, condition, initial, typed, None if known is None else known.item())
+    known = None if trip is None else b.known(b.max(scalar(b, trip), 0))
+    most = None if known is None else known.item()
+    if plain and not typed.loose and not typed.results and most is not None and _may_end(b, most):
+        start = b.scalar(True, dtypes.boolean) if condition is None else scalar(b, condition)
+        return _until(b, b.scalar(0, dtypes.int64), start, initial, most, _again(typed))[1][1:], []
+    return _on_host(b, trip, condition, initial, typed, most if all_of_them else None)
+
+
+def _may_end(b: Builder, most: Dim) -> bool:
+    """Whether a loop of at most so many iterations, which data may end, is part of a program."""
+    avoided = b.run_time is not None and b.run_time.avoided.ends and not b.differentiable
+    return avoided and isinstance(most, int) and most <= MOST_TURNS
 
 
 def _typed(b: Builder, types: list[Type | None], body: Body) -> _Typed:
@@ -259,12 +316,18 @@ def _on_host(
     outputs = [Value(t) for t in (*carried, *stacked)]
     attrs: dict[str, Any] = {"carried": len(initial), "scans": len(stacked)}
     regions = [region]
-    if not stacked and not typed.loose and _is_plain(initial, typed):
+    if (not stacked or _collects(b, typed)) and not typed.loose and _is_plain(initial, typed):
         chunk = run_time.size()
         regions.append(_in_chunks(b, initial, _again(typed), chunk, taken))
         attrs["chunk"] = chunk
     b.nodes.append(Node("loop", [limit, start, *initial, *taken], outputs, attrs, regions, b.origin))
     return outputs[: len(initial)], outputs[len(initial) :]
+
+
+def _collects(b: Builder, typed: _Typed) -> bool:
+    """Whether a program may collect what a body gives. (Derivatives take results away, and collect others.)"""
+    avoided = b.run_time is not None and b.run_time.avoided.turns and not b.differentiable
+    return avoided and all(isinstance(v.type, TensorType) for v in typed.results)
 
 
 def _is_plain(initial: Sequence[Value], typed: _Typed) -> bool:
@@ -277,26 +340,36 @@ def _is_plain(initial: Sequence[Value], typed: _Typed) -> bool:
 
 def _in_chunks(b: Builder, initial: Sequence[Value], body: Body, chunk: Dim, taken: Sequence[Value]) -> Graph:
     """A region that runs up to `chunk` iterations: from number, condition, carried values (and what they read) to
-    condition, carried values, number. Between two of them the host can stop the loop.
+    condition, carried values, results, number. Between two of them the host can stop the loop.
     """
     inner = b.inside()
     inner.origin = b.origin
     number, condition = inner.input(COUNT), inner.input(BOOL)
     carried = [inner.input(v.t) for v in initial]
-
-    def step(deep: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
-        go, count, *values = states
-        in_loop(deep, b, count)
-        again, after, _ = body(deep, count, go, values)
-        return [again, deep.add(count, 1), *after], []
-
-    (go, count, *last), _ = inner.scan([condition, number, *carried], [], chunk, step, going=0)
-    region, reads = close_region(inner.inputs, inner.nodes, [go, *last, count])
+    count, ends, results = _until(inner, number, condition, carried, chunk, body)
+    region, reads = close_region(inner.inputs, inner.nodes, [*ends, *results, count])
     given = dict(zip((v.id for v in reads), region.inputs[len(initial) + 2 :], strict=True))
     region.inputs[len(initial) + 2 :] = [given.get(v.id, Value(v.type, v.name)) for v in taken]
     if not given.keys() <= {v.id for v in taken}:
         raise InternalError("a loop's body reads more when it is built again")
     return region
+
+
+def _until(
+    b: Builder, number: Value, condition: Value, carried: Sequence[Value], most: Dim, body: Body
+) -> tuple[Value, list[Value], list[Value]]:
+    """Iterations from a number on while a condition holds, at most so many of them: the number of the next one,
+    condition and carried values, and the results, of those that do not run undefined.
+    """
+
+    def step(inner: Builder, states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+        go, count, *values = states
+        in_loop(inner, b, count)
+        again, after, results = body(inner, count, go, values)
+        return [again, inner.add(count, 1), *after], results
+
+    (go, count, *last), found = b.scan([condition, number, *carried], [], most, step, going=0)
+    return count, [go, *last], found
 
 
 @op("Loop", 1)

@@ -14,11 +14,13 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import EmptyType, OptionalType, SequenceType, TensorType, Type
+from onnxc.ops import stacks
 from onnxc.ops.common import dtype_of
 from onnxc.ops.control import iterate, lower
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.host import RunTime, on_host
+from onnxc.primitives.places import is_foreign
 
 COUNT = TensorType(dtypes.int64, ())
 FLAG = TensorType(dtypes.boolean, ())
@@ -107,6 +109,8 @@ def sequence_at(b: Builder, values: Value, position: Value) -> Value:
     at = None if parts is None else _position(b, position, len(parts), len(parts), 0)
     if parts is not None and at is not None:
         return parts[at]
+    if (stack := b.stacks.get(values.id)) is not None and position.t.size == 1:
+        return stacks.row(b, stack, position)
     return on_host(b, "sequence_at", [values, position], [_element(b, values, "SequenceAt")])[0]
 
 
@@ -140,6 +144,8 @@ def sequence_length(b: Builder, values: Value) -> Value:
     _element(b, values, "SequenceLength")
     if values.id in b.parts:
         return b.scalar(len(b.parts[values.id]), dtypes.int64)
+    if values.id in b.stacks:
+        return b.size_as(b.stacks[values.id].shape[0], dtypes.int64)
     return on_host(b, "sequence_length", [values], [COUNT])[0]
 
 
@@ -151,6 +157,8 @@ def concat_from_sequence(b: Builder, values: Value, *, axis: int, new_axis: Flag
     if parts and isinstance(element, TensorType):
         at = b.axis(axis, element.rank + new_axis)
         return b.concat([b.reshape(v, _with(v.shape, at, 1)) if new_axis else v for v in parts], at)
+    if (stack := b.stacks.get(values.id)) is not None:
+        return stacks.joined(b, stack, b.axis(axis, stack.rank - 1 + new_axis), bool(new_axis))
     t: Type | None = None
     if isinstance(element, TensorType):
         size = _run_time(b, "ConcatFromSequence").size()
@@ -180,6 +188,9 @@ def split_to_sequence(b: Builder, x: Value, split: Value | None, *, axis: int = 
     (out,) = on_host(b, "sequence_split", [x, split], [SequenceType(x.t.with_shape(shape))], **options)
     if parts is not None:
         b.parts[out.id] = parts
+    elif split is None and stacks.allowed(b) and not is_foreign(x):
+        moved = b.transpose(x, [at, *(k for k in range(x.rank) if k != at)])
+        b.stacks[out.id] = moved if drop else b.reshape(moved, (x.shape[at], *shape))
     return out
 
 
@@ -209,7 +220,7 @@ def sequence_map(b: Builder, values: Value, *others: Value, body: Graph) -> list
     known = [p for v, p in zip(inputs, lists, strict=True) if isinstance(v.type, SequenceType)]
     if all(p is not None for p in known):
         return _mapped(b, inputs, [p for p in known if p is not None], body)
-    length = on_host(b, "sequence_length", [values], [COUNT])[0]
+    length = sequence_length(b, values)
 
     def mapped(inner: Builder, number: Value) -> list[Value]:
         given = [sequence_at(inner, v, number) if isinstance(v.type, SequenceType) else v for v in inputs]
@@ -219,8 +230,6 @@ def sequence_map(b: Builder, values: Value, *others: Value, body: Graph) -> list
     trial.origin = b.origin
     types = [v.type for v in mapped(trial, trial.scalar(0, dtypes.int64))]
     empty = [_nothing(b, EmptyType(t.dtype) if isinstance(t, TensorType) else None) for t in types]
-    for v in empty:
-        del b.parts[v.id]
 
     def run(inner: Builder, number: Value, go: Value, carried: list[Value]) -> tuple[Value, list[Value], list[Value]]:
         outputs = mapped(inner, number)

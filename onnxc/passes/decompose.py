@@ -30,7 +30,7 @@ from onnxc.ops.registry import OpDef, apply, checked_attributes, find
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import check_type
 from onnxc.primitives.builder import Builder, constant_of
-from onnxc.primitives.host import RunTime, size_places
+from onnxc.primitives.host import Avoided, RunTime, size_places
 
 # What a definition raises for inputs that it cannot be built from (a rank that does not fit, an attribute of
 # a wrong type): the model's fault, as the definitions themselves are tested.
@@ -62,7 +62,7 @@ Rule = Callable[[Builder, Value, Sequence["Value | None"]], Value]
 
 def decompose(
     graph: Graph, differentiable: bool = False, staged: bool = False, careful: bool = False,
-    rules: Mapping[int, Rule] | None = None,
+    rules: Mapping[int, Rule] | None = None, avoided: Avoided | None = None,
 ) -> Graph:  # fmt: skip
     """The graph with every ONNX op replaced by primitives, and all types known.
 
@@ -73,14 +73,15 @@ def decompose(
     With `differentiable`, nodes carry the hints that derivative rules read (`onnxc.autodiff`), and `rules` gives values
     derivatives of their own, by the ids of the imported ones. With `staged`, the graph may have steps on the host
     (`onnxc.primitives.host`); without, what needs them is an UnsupportedError. With `careful`, what depends on a size
-    that the run will tell is compiled when the run has told it: it may be 1, and is broadcast then.
+    that the run will tell is compiled when the run has told it: it may be 1, and is broadcast then. `avoided` says
+    which steps on the host are not made where that is possible.
 
     Raises UnsupportedOpError that lists every op without a definition; any other OnnxcError names the node,
     its op type and the shapes of its inputs.
     """
     if not any("." in node.op for node in graph.nodes):
         return graph
-    b = Builder(differentiable, RunTime(_symbols_taken(graph)) if staged else None)
+    b = Builder(differentiable, RunTime(_symbols_taken(graph), avoided=avoided or Avoided()) if staged else None)
     b.inputs = list(graph.inputs)
     for v in graph.inputs:
         _check_input(v, staged)

@@ -32,6 +32,10 @@ class FusionOptions:
             looked up.
         libraries: on GPUs: products by cuBLASLt, where they were measured to take less time.
         rows: on CPUs: each thread takes rows of its own through all steps of a loop, where these do not meet.
+        selects: an If of two small branches that cannot fail is no step of the host: both are computed, one is taken.
+        turns: of loops that data end: a program runs many iterations that collect results, and (on CPUs) one whose
+            number of iterations has a limit is part of the program around it.
+        stacks: sequences of tensors of one shape are one tensor.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -49,6 +53,9 @@ class FusionOptions:
     tables: bool = True
     libraries: bool = True
     rows: bool = True
+    selects: bool = True
+    turns: bool = True
+    stacks: bool = True
     recompute: bool = True
 
 

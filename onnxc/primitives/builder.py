@@ -65,6 +65,7 @@ class Builder:
         self.run_time = run_time  # where the graph may have steps on the host
         self.lower: Lower | None = None  # how definitions of control flow build their regions
         self.parts: dict[int, list[Value]] = {}  # what is in a sequence (or an optional), where it is known now
+        self.stacks: dict[int, Value] = {}  # by id of a sequence: the tensor whose rows are in it, where there is one
         self.places: dict[int, Places] = {}  # of moved elements that no kernel has a type for
         self.nodes: list[Node] = []
         self.told: dict[int, Value] = {}  # by id: what has been read as sizes at run time
@@ -194,7 +195,7 @@ class Builder:
     def inside(self) -> Builder:
         """A builder for a region of this one's graph."""
         inner = Builder(self.differentiable, self.run_time)
-        inner.draws, inner.parts = self.draws, self.parts
+        inner.draws, inner.parts, inner.stacks = self.draws, self.parts, self.stacks
         return inner
 
     # ------------------------------------------------------------ constants and sizes
@@ -529,7 +530,8 @@ class Builder:
     ) -> tuple[list[Value], list[Value]]:
         """Runs `body(builder, states, slices) -> (new states, results)` over the leading axis of `xs`, `trip` times.
 
-        With `going`, the number of a state that is a bool, it ends as soon as that is false; it has no results then.
+        With `going`, the number of a state that is a bool, it ends as soon as that is false: results of steps that did
+        not run are undefined then.
         Returns the final states, and the results stacked along a new leading axis.
         """
         inner = self.inside()

@@ -22,14 +22,14 @@ def scan_types(types: Sequence[TensorType], attrs: Attrs, region: Graph) -> tupl
     Operands: `states` initial states, `scanned` tensors [T, ...], then values that every step sees. The region takes
     the states, one slice of each scanned tensor, and the rest; `results` says which of its outputs are the new
     states and, after them, the slices that are stacked to [T, ...]. Where there is `going`, the number of a bool state,
-    no step follows once it is false; nothing is stacked then.
+    no step follows once it is false; what is stacked of steps that do not run is undefined then.
     """
     states, scanned, trip = attrs["states"], attrs["scanned"], attrs["trip"]
     if any(never_equal(t.shape[0], trip) for t in types[states : states + scanned]):
         raise ShapeError(f"scan over {trip} steps of {', '.join(map(str, types[states : states + scanned]))}")
     results = [region.outputs[k].t for k in attrs["results"]]
-    if "going" in attrs and (len(results) > states or types[attrs["going"]] != TensorType(dtypes.boolean, ())):
-        raise ShapeError("a scan that may end early has a bool scalar as a state, and no results")
+    if "going" in attrs and types[attrs["going"]] != TensorType(dtypes.boolean, ()):
+        raise ShapeError("a scan that may end early has a bool scalar as a state")
     for before, after in zip(types[:states], results[:states], strict=True):
         if not same_shape(before.shape, after.shape) or before.dtype is not after.dtype:
             raise ShapeError(f"a state of scan changes its type from {before} to {after}")

@@ -10,7 +10,8 @@ A graph with such nodes becomes several programs and a plan that runs them in tu
 - `loop`: operands: the greatest number of iterations and the condition (each may be None), `carried` initial values,
   then what every iteration reads. Region: iteration number, condition, carried values, and the rest, to condition,
   carried values, and `scans` values that are collected along a new first axis. Where there is a symbol `chunk`, a
-  second region runs up to so many iterations, from the same inputs to condition, carried values, and number.
+  second region runs up to so many iterations, from the same inputs to condition, carried values, what is collected of
+  them (as many as that, those that did not run included), and number.
 - `later`: ONNX nodes (a region as imported) that can be built only when the model runs: of a rank that is not known
   before, or of content (the operands numbered by the attribute `fixed`) that decides about ranks.
 
@@ -41,6 +42,23 @@ Lower = Callable[["Builder", Graph, Sequence[Value | None]], "list[Value]"]
 """Builds an imported subgraph, with these values for its inputs, and returns its outputs."""
 
 
+@dataclass(frozen=True)
+class Avoided:
+    """Which steps on the host are avoided, where they can be.
+
+    Attributes:
+        branches: an If of two small branches: both are computed (`onnxc.ops.if_conversion`).
+        turns: of a loop that data end and that collects results: a program runs many iterations at once.
+        sequences: those of tensors of one shape: they are one tensor (`onnxc.ops.stacks`).
+        ends: a loop of no more than so many iterations that data may end: it is part of a program. Only for the CPU.
+    """
+
+    branches: bool = True
+    turns: bool = True
+    sequences: bool = True
+    ends: bool = False
+
+
 @dataclass
 class RunTime:
     """What the builders of a graph with steps on the host share: the symbols that are given out.
@@ -48,10 +66,12 @@ class RunTime:
     Attributes:
         first: the number of the first of them (sizes are s0, s1, ...).
         symbols: all so far.
+        avoided: what the host need not do.
     """
 
     first: int = 0
     symbols: list[Symbol] = field(default_factory=list)
+    avoided: Avoided = Avoided()
 
     def size(self) -> Dim:
         """A size that a run will tell, not negative."""

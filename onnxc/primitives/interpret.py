@@ -90,14 +90,17 @@ def _scan(
     split = attrs["states"] + attrs["scanned"]
     states, scanned, rest = list(args[: attrs["states"]]), args[attrs["states"] : split], args[split:]
     slices: list[list[np.ndarray]] = []
-    for step in range(evaluate(attrs["trip"], sizes)):
+    trip = evaluate(attrs["trip"], sizes)
+    for step in range(trip):
         if "going" in attrs and not states[attrs["going"]]:
             break
         found = _run(region, [*states, *(a[step] for a in scanned), *rest], sizes)
         results = [found[k] for k in attrs["results"]]
         states, collected = results[: len(states)], results[len(states) :]
         slices.append(collected)
-    if not slices:
-        types = [region.outputs[k].t for k in attrs["results"][len(states) :]]
-        return [*states, *(np.zeros((0, *concrete(t.shape, sizes)), t.dtype.numpy) for t in types)]
-    return [*states, *map(np.stack, zip(*slices, strict=True))]
+    types = [region.outputs[k].t for k in attrs["results"][len(states) :]]
+    stacks = [np.zeros((trip, *concrete(t.shape, sizes)), t.dtype.numpy) for t in types]
+    for step, collected in enumerate(slices):
+        for stack, x in zip(stacks, collected, strict=True):
+            stack[step] = x
+    return [*states, *stacks]

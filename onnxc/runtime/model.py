@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from numbers import Integral
 from typing import Any
 
@@ -108,11 +109,11 @@ class Site:
         model: the address of the ``ox_model``.
         dims: what a program is called with beside its buffers.
         inputs: the dtypes of the inputs.
-        outputs: what arrays there are to be.
+        outputs, specs: what arrays there are to be; shapes and dtypes alone.
         large: whether memory for outputs is kept.
     """
 
-    __slots__ = ("address", "dims", "inputs", "keep", "large", "model", "outputs")
+    __slots__ = ("address", "dims", "inputs", "keep", "large", "model", "outputs", "specs")
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class Site:
         dims: Sequence[int],
     ) -> None:
         self.outputs = wanted([(s, t.dtype.numpy) for s, t in zip(outputs, signature.outputs, strict=True)])
+        self.specs = [(w.shape, w.dtype) for w in self.outputs]
         self.inputs = [t.dtype.numpy for t in signature.inputs]
         self.large = has_large(self.outputs)
         self.model = native.handle
@@ -231,7 +233,7 @@ class CpuModel(CompiledModel):
         try:
             if site.large:
                 return self._pool.arrays(site.outputs)
-            return tuple([empty(w.shape, w.dtype) for w in site.outputs])
+            return tuple(starmap(empty, site.specs))
         except (MemoryError, ValueError) as error:
             raise LimitError("no memory for the outputs", cause=error) from error
 

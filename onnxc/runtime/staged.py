@@ -91,8 +91,9 @@ class StagedModel(CompiledModel):
                 part._signature.inside(places)
             self._arrays = arrays_of(manifest["arrays"], sections["arrays"])
             self._held = {id(x) for x in self._arrays}
-            tensors = [t for t in self._infos[0] if isinstance(t, Tensor)]
-            self._dtypes = [t.dtype.numpy for t in tensors] if len(tensors) == len(self._infos[0]) else None
+            infos = list(enumerate(self._infos[0]))
+            self._tensors = [(k, t.dtype.numpy) for k, t in infos if isinstance(t, Tensor)]
+            self._others = [(k, t) for k, t in infos if isinstance(t, Plain)]
             self._solved: dict[tuple[tuple[int, ...], ...], Sizes] = {}  # by the inputs' shapes
             self._check_plan()
             self._plan = Plan(manifest["plan"], self)
@@ -163,12 +164,11 @@ class StagedModel(CompiledModel):
 
         Arrays that are as they should be, of shapes seen before, are only looked at.
         """
-        if self._dtypes is None:
-            return self._converted(args)
-        for x, dtype in zip(args, self._dtypes, strict=True):
+        for k, dtype in self._tensors:
+            x = args[k]
             if type(x) is not np.ndarray or x.dtype is not dtype or not ((f := x.flags).c_contiguous and f.aligned):
                 return self._converted(args)
-        key = tuple([x.shape for x in args])
+        key = tuple([args[k].shape for k, _ in self._tensors])
         sizes = self._solved.get(key)
         if sizes is None:
             values, sizes = self._converted(args)
@@ -176,18 +176,25 @@ class StagedModel(CompiledModel):
                 self._solved.clear()
             self._solved[key] = sizes
             return values, sizes.copy()
-        return list(args), sizes.copy()
+        values = list(args)
+        for k, t in self._others:
+            values[k] = self._placed(t, values[k])
+        return values, sizes.copy()
 
     def _converted(self, args: Sequence[Any]) -> tuple[Values, Sizes]:
         """As `_checked`, whatever is given."""
-        tensors = [k for k, t in enumerate(self._infos[0]) if isinstance(t, Tensor)]
-        arrays = self._signature.arrays([args[k] for k in tensors])
+        arrays = self._signature.arrays([args[k] for k, _ in self._tensors])
         sizes = self._signature.solve([x.shape for x in arrays])
-        values = [as_value(t.described, x, t.name) if isinstance(t, Plain) else x
-                  for t, x in zip(self._infos[0], args, strict=True)]  # fmt: skip
-        for k, array in zip(tensors, arrays, strict=True):
+        values = list(args)
+        for k, t in self._others:
+            values[k] = self._placed(t, values[k])
+        for (k, _), array in zip(self._tensors, arrays, strict=True):
             values[k] = array
         return values, sizes
+
+    def _placed(self, info: Plain, x: Any) -> Any:
+        """An input that is no tensor of a known rank, as steps take it."""
+        return as_value(info.described, x, info.name)
 
     def step(self, kind: str) -> type[Step]:
         """What runs the steps of a kind."""

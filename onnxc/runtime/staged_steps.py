@@ -7,7 +7,7 @@ manifest is found out once.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +29,12 @@ Sizes = dict[str, int]
 Named = tuple[int, list[tuple[int, str]]]  # a rank, and which of the dims are sizes of which names
 
 _MOMENT = 0.05  # seconds: how long programs run loops before the host looks whether it is to stop
+_SPARE = 1 << 20  # bytes that may be allocated for results of iterations that then do not run
 _KEPT_SIZES = 256  # empty arrays by which programs are told sizes
 _TRUE = np.asarray(True)  # the condition that a loop's body is given
-_TRUE.setflags(write=False)
+_ZERO = np.asarray(0, np.int64)  # the number of its first iteration
+for _scalar in (_TRUE, _ZERO):
+    _scalar.setflags(write=False)
 STEPS: dict[str, type[Step]] = {}
 
 
@@ -47,15 +50,24 @@ class Plan:
         for slot, k in described["constants"]:
             self.first[slot] = model._arrays[k]
         self.steps = [model.step(s["kind"])(s, model) for s in described["steps"]]
-        made = {slot for step in described["steps"] if step["kind"] == "part" for slot in step["out"]}
+        self.made = {slot for step in described["steps"] if step["kind"] == "part" for slot in step["out"]}
+        self.read = {slot for step in described["steps"] for slot in step["in"]} | {*self.outputs}
         # whether each output is an array of its own that a program has made
-        self.makes_outputs = made.issuperset(self.outputs) and len({*self.outputs}) == len(self.outputs)
+        self.makes_outputs = self.made.issuperset(self.outputs) and len({*self.outputs}) == len(self.outputs)
 
     def run(self, inputs: Sequence[Any], sizes: Sizes) -> Values:
         """The outputs. `sizes` are of the graphs around it, and get those that are learnt here."""
+        return self.outcome(self.begun(inputs), sizes)
+
+    def begun(self, inputs: Sequence[Any]) -> Values:
+        """The slots as a run begins."""
         values = self.first.copy()
         for slot, x in zip(self.inputs, inputs, strict=True):
             values[slot] = x
+        return values
+
+    def outcome(self, values: Values, sizes: Sizes) -> Values:
+        """The outputs, of slots as a run begins."""
         clock = current.clock
         if clock is None or clock.model is not self.model:
             for step in self.steps:
@@ -68,10 +80,44 @@ class Plan:
     def called(self, inputs: Sequence[Any], around: Sizes) -> Values:
         """As a region: it knows the sizes around it, and those of its inputs."""
         sizes = dict(around)
+        self.learn(inputs, sizes)
+        return self.run(inputs, sizes)
+
+    def learn(self, inputs: Sequence[Any], sizes: Sizes) -> None:
+        """Takes note of the sizes of the inputs."""
         for named, x in zip(self.types, inputs, strict=True):
             if named is not None:
                 _learn(named, x, sizes)
-        return self.run(inputs, sizes)
+
+
+class _Body:
+    """A loop's body, ready for one iteration after the other: what they all read is looked at once.
+
+    Sizes that an iteration learns are known from then on, and learnt anew by the next one, before it uses them.
+    """
+
+    def __init__(self, plan: Plan, inputs: Values, carried: int, sizes: Sizes) -> None:
+        self.plan, self.sizes = plan, dict(sizes)
+        plan.learn(inputs, self.sizes)
+        self.values = plan.begun(inputs)
+        self.slots = plan.inputs[2 : 2 + carried]
+        self.number = plan.inputs[0] if plan.inputs[0] in plan.read else None
+        # A program's results are of the rank that they have by their type.
+        self.changing = [
+            (k, named) for k, named in enumerate(plan.types[2 : 2 + carried])
+            if named is not None and (named[1] or plan.outputs[1 + k] not in plan.made)
+        ]  # fmt: skip
+
+    def turn(self, count: int, carried: Values) -> Values:
+        """An iteration: condition, carried values, results."""
+        values = self.values.copy()
+        for slot, x in zip(self.slots, carried, strict=True):
+            values[slot] = x
+        if self.number is not None:
+            values[self.number] = np.asarray(count, np.int64)
+        for k, named in self.changing:
+            _learn(named, carried[k], self.sizes)
+        return self.plan.outcome(values, self.sizes)
 
 
 def _named(described: Sequence[Any] | None) -> Named | None:
@@ -267,6 +313,7 @@ class Loop(Step):
     def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
         super().__init__(described, model)
         self.chunk: str | None = described.get("chunk")
+        self.grows = any(t is None or t[0] != "tensor" for t in self.types[: self.attrs["carried"]])
 
     def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
         trip, condition, *rest = given
@@ -276,19 +323,19 @@ class Loop(Step):
         if self.chunk is not None:
             return self._in_chunks(most, go, carried, taken, sizes)
         results: list[Values] = [[] for _ in range(self.attrs["scans"])]
-        body, limit, count, room = self.regions[0], self.model.iteration_limit, 0, memory_bytes()
-        growth, seen = _Growth(), set[int]()
-        while go and (most is None or count < most):
+        limit, count, room, seen = self.model.iteration_limit, 0, memory_bytes(), set[int]()
+        growth = _Growth() if self.grows else None
+        body = _Body(self.regions[0], [_ZERO, _TRUE, *rest], len(carried), sizes) if go and most != 0 else None
+        while body is not None and go and (most is None or count < most):
             if limit is not None and count >= limit:
                 raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
-            number = np.asarray(count, np.int64)
-            flag, *found = body.called([number, _TRUE, *carried, *taken], sizes)
+            flag, *found = body.turn(count, carried)
             go = flag is _TRUE or _flag(flag, "the condition of Loop")
             carried = found[: len(carried)]
             for collected, x in zip(results, found[len(carried) :], strict=True):
                 collected.append(x)
                 room -= x.nbytes if x.dtype != object else 8 + _bytes_of(x, seen)
-            if room < 0 or growth.is_beyond(carried, room):
+            if room < 0 or (growth is not None and growth.is_beyond(carried, room)):
                 raise LimitError(f"what a loop collects does not fit into memory after {count + 1} iterations")
             count += 1
         types = self.types[len(carried) :]
@@ -308,6 +355,7 @@ class Loop(Step):
         assert self.chunk is not None
         count, chunk, limit, sizes = 0, 1, self.model.iteration_limit, dict(sizes)
         ends = [n for n in (most, limit) if n is not None]
+        results = _Collected(self.types[len(carried) :])
         while go and (most is None or count < most):
             if limit is not None and count >= limit:
                 raise LimitError(f"a loop runs for more than {limit} iterations (model.iteration_limit)")
@@ -315,15 +363,48 @@ class Loop(Step):
             begun = time.perf_counter()
             number = np.asarray(count, np.int64)
             flag, *found = self.regions[0].called([number, _TRUE, *carried, *taken], sizes)
+            results.add(found[len(carried) : -1], int(found[-1]))
             go, carried, count = _flag(flag, "the condition of Loop"), found[: len(carried)], int(found[-1])
             taken_seconds = time.perf_counter() - begun
-            chunk = min(2 * chunk, 1 << 30) if taken_seconds < _MOMENT else max(1, chunk // 2)
-        return carried
+            faster = 16 if 16 * taken_seconds < _MOMENT else 2
+            chunk = min(faster * chunk, results.most()) if taken_seconds < _MOMENT else max(1, chunk // 2)
+        return [*carried, *results.joined(sizes)]
+
+
+class _Collected:
+    """Results of a loop of which a program runs many iterations at once."""
+
+    def __init__(self, types: Sequence[Any]) -> None:
+        self.types = types
+        self.arrays: list[Values] = [[] for _ in types]
+        self.count = self.bytes = 0
+
+    def add(self, found: Values, count: int) -> None:
+        """Results of the iterations up to a number; those that did not run are undefined."""
+        ran, self.count = count - self.count, count
+        for collected, x in zip(self.arrays, found, strict=True):
+            collected.append(x if len(x) == ran else x[:ran].copy())
+            self.bytes += collected[-1].nbytes
+        if self.bytes > memory_bytes():
+            raise LimitError(f"what a loop collects does not fit into memory after {count} iterations")
+
+    def most(self) -> int:
+        """How many iterations may have room for their results before it is known that they run."""
+        each = max(self.bytes // self.count, 1)
+        return min(max(self.bytes, _SPARE) // each + 1, 1 << 30) if self.arrays else 1 << 30
+
+    def joined(self, sizes: Sizes) -> Iterator[Array]:
+        """Each along its first axis."""
+        for collected, described in zip(self.arrays, self.types, strict=True):
+            if not collected:
+                yield _none(described, sizes)
+            else:
+                yield collected[0] if len(collected) == 1 else np.concatenate(collected)
 
 
 class _Growth:
-    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, so
-    that an iteration costs the same however long they are.
+    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, and
+    where most of the memory is left, twice as long, so that an iteration costs the same however long they are.
     """
 
     def __init__(self) -> None:
@@ -333,9 +414,10 @@ class _Growth:
         """Whether sequences do not fit into so many bytes."""
         for k, x in enumerate(carried):
             if isinstance(x, list) and len(x) >= self.lengths.get(k, 0):
-                self.lengths[k] = len(x) + len(x) // 16 + 1
-                if _bytes_of(x, set()) > room:
+                found = _bytes_of(x, set())
+                if found > room:
                     return True
+                self.lengths[k] = len(x) + len(x) // (1 if found < room // 8 else 16) + 1
         return False
 
 

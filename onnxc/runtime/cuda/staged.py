@@ -178,13 +178,16 @@ class CudaStagedModel(Attachable, StagedModel):
         number = 0
         for info, x in zip(self._infos[0], args, strict=True):
             if isinstance(info, Plain):
-                values.append(_placed(info.described, x, info.name))
+                values.append(self._placed(info, x))
                 continue
             found = _checked_dtype(info, x) if isinstance(x, DeviceArray) else self._signature.array(number, x)
             values.append(found)
             shapes.append(found.shape)
             number += 1
         return values, self._signature.solve(shapes)
+
+    def _placed(self, info: Plain, x: Any) -> Any:
+        return _placed(info.described, x, info.name)
 
     # ------------------------------------------------------------ while it runs
 
