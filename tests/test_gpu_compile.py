@@ -154,6 +154,7 @@ def test_the_process_that_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 TILE = r"tl\.arange\(0, \d+\)|tl\.(?:zeros|full)\(\([^)]*\)"
 NUMBER = re.compile(rf"({TILE})|(?<![\w.])\d+(\.\d*(?:e[+-]?\d+)?)?(?![\w.])")
+NAME = re.compile(r"\b[A-Za-z_]\w*")
 WORD = re.compile(rf"{TILE}|\b(?:tl|gl)\.[\w.]+|\box_\w+")
 
 
@@ -174,9 +175,9 @@ def alike(text: str) -> str:
 class Kernels:
     """Compiles each kernel once, in whichever test of whichever process it is met first, if it has something new.
 
-    For sm_90 that is a line, but for sizes, or as many warps and stages. For the other architectures it is two things
-    in one kernel, of those that code is made of: functions of Triton on tiles of a shape, types, warps, stages. With
-    `every` each text is new.
+    For sm_90 that is a line, but for sizes, or such types, or as many warps and stages. For the other architectures it
+    is two things in one kernel, of those that code is made of: functions of Triton on tiles of a shape, types, warps,
+    stages. With `every` each text is new.
     """
 
     def __init__(self, folder: Path, every: bool) -> None:
@@ -206,9 +207,11 @@ class Kernels:
 
 
 def lines_of(text: str, function: Function) -> list[str]:
-    """What a kernel is made of, line by line."""
-    way = f"{function.warps} warps, {function.stages} stages, {len(function.loose)} loose"
-    return [way, *(alike(line.strip()) for line in text.splitlines())]
+    """What a kernel is made of, line by line; parameters by their types."""
+    types = dict(function.parameters)
+    way = f"{sorted({*types.values()})}, {function.warps} warps, {function.stages} stages, {len(function.loose)} loose"
+    typed = NAME.sub(lambda name: types.get(name[0], name[0]), text)
+    return [way, *(alike(line.strip()) for line in typed.splitlines())]
 
 
 def pairs_of(text: str, function: Function) -> list[str]:
@@ -216,6 +219,17 @@ def pairs_of(text: str, function: Function) -> list[str]:
     words = {*WORD.findall(text), *(t for _, t in function.parameters), f"{function.warps} warps"}
     words |= {f"{function.stages} stages", f"loose: {bool(function.loose)}"}
     return [" ".join(pair) for pair in itertools.combinations_with_replacement(sorted(words), 2)]
+
+
+def test_a_kernel_is_compiled_for_each_type(tmp_path: Path) -> None:
+    kernels, (text, (whole,)) = Kernels(tmp_path, every=False), copying()
+    half = replace(whole, parameters=(("a", "*fp16"), ("b", "*fp16")))
+    other = copying(LANES.replace("+ i", "+ i + 7"))[0]
+    mixed = replace(whole, parameters=(("a", "*fp16"), ("b", "*fp32")))
+    for architecture in (80, 90):
+        seen = [(text, whole), (text, whole), (text, half), (text, half), (other, half), (text, mixed)]
+        new = [kernels._is_new(of, function, architecture) for of, function in seen]
+        assert new == [True, False, True, False, architecture == 90, True], architecture
 
 
 HALVES = ("bert", "gpt2", "llama", "mobilenetv2", "resnet50")  # models whose kernels of halves are compiled every time

@@ -21,11 +21,12 @@ from onnxc.errors import RunError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Value
+from onnxc.passes.prepare import prepare
 from onnxc.runtime.cpu import level
 from tests import loop_cases_pointwise as pointwise
 from tests import loop_cases_sums as sums
 from tests import loop_cases_views as views
-from tests.compile_harness import UNFUSED, Compiled, check, compare, compile_graphs
+from tests.compile_harness import UNFUSED, Compiled, check, compare, compile_graphs, generate
 from tests.loop_cases import INTS, SIZES, Bench, Case, content
 
 pytestmark = pytest.mark.every_target
@@ -65,10 +66,13 @@ def _library(numbers: tuple[int, ...], cpu: str) -> dict[int, tuple[Bench, Compi
 
 
 def _is_plain(one: Case) -> bool:
-    """Whether no op reads what another computes. Fused or not, kernels are then those of single ops."""
-    nodes = [n for n in _graph(one)[1].nodes if n.op != "constant"]
+    """Whether no op reads what another computes, or reduces what another does. Fused or not, loops are then those of
+    single ops.
+    """
+    nodes = [n for n in prepare(_graph(one)[1]).nodes if n.op != "constant"]
     computed = {n.output.id for n in nodes}
-    return not any(v.id in computed for n in nodes for v in n.operands)
+    reduced = [n.operands[0].id for n in nodes if n.op.startswith("reduce_")]
+    return len(reduced) == len({*reduced}) and not any(v.id in computed for n in nodes for v in n.operands)
 
 
 def _of_case(one: Case) -> str:
@@ -104,6 +108,16 @@ def _run(k: int, cpu: str) -> None:
     for sizes in SIZES if CASES[k].at is None else [(0, 0)]:
         bound = {"s0": sizes[0], "s1": sizes[1]}
         check(program, [content(bench, v, bound) for v in program.graph.inputs], CASES[k].rtol)
+
+
+@pytest.mark.cpu_only("text of a CPU's kernels")
+def test_what_is_not_run_unfused_has_the_loops_of_single_ops() -> None:
+    rest = [CASES[k] for k in _SETS["native"][1]]
+    for one in rest:
+        graph = prepare(_graph(one)[1])
+        apart, together = (generate(graph, options, level()).source for options in (UNFUSED, None))
+        assert apart.count("const i64 rows = ") == together.count("const i64 rows = "), one.name
+    assert rest
 
 
 def _numbers(cpu: str) -> list[Any]:
