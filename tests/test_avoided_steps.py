@@ -105,6 +105,17 @@ def test_branches_of_other_shapes_or_costs_stay(other: str) -> None:
     assert "if" in hosted(onnxc.compile(parsed(branches("a = Neg(x)", other))))
 
 
+@pytest.mark.parametrize("other", ["b = Identity(u)", "b = Transpose(u)"])
+def test_large_values_are_handed_on_not_selected(other: str) -> None:
+    """Branches that compute nothing give values of any size."""
+    text = f"""g (float[100, 100] x, float[100, 100] u, bool c) => (y) {{ y = If(c) <
+      then_branch = t () => (a) {{ a = Identity(x) }}, else_branch = e () => (b) {{ {other} }}> }}"""
+    feeds = [{"x": floats(100, 100), "u": -floats(100, 100), "c": np.array(c)} for c in (True, False)]
+    assert hosted(check(text, *feeds)) == ["if"]
+    small = text.replace("100, 100", "10, 10")
+    assert not hosted(onnxc.compile(parsed(small)))
+
+
 def test_derivatives_have_branches() -> None:
     """That of a branch that is not taken may be NaN."""
     text = """g (double[4] x, bool c) => (double loss) { y = If(c) <then_branch = t () => (a) { a = Sqrt(x) },
