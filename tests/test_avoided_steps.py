@@ -152,6 +152,19 @@ def test_collected_results_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPat
         model(np.full(100, 1e-300), int64(5000))
 
 
+def test_an_iteration_knows_no_sizes_of_the_one_before() -> None:
+    """A loop that ran in it, and now does not: what it collects has as many columns as onnxruntime gives it, none."""
+    check(
+        """g (float[n] x, int64 t) => (int64[m, 2] y) { go = Constant <value = bool {1}> ()
+      y = Loop (t, go) <body = b (int64 i, bool c) => (bool d, int64[2] r) {
+        d = Identity(c)  one = Constant <value = int64 {1}> ()  times = Sub(one, i)
+        q = Loop (times, c) <body = b2 (int64 i2, bool c2) => (bool d2, int64[k] r2) {
+          d2 = Identity(c2)  at = NonZero(x)  all = Constant <value_ints = [-1]> ()  r2 = Reshape(at, all) }>
+        r = Shape(q) }> }""",
+        {"x": floats(3), "t": int64(3)},
+    )  # fmt: skip
+
+
 def test_loops_within_loops_are_one_program() -> None:
     quick, slow = both(KNOWN, "turns", *({"x": np.array(v)} for v in (0.5, 49.5, 1e6, -1e9, np.nan)))
     assert not isinstance(quick, StagedModel) and "loop" in hosted(slow)
