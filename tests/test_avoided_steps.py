@@ -105,6 +105,17 @@ def test_branches_of_other_shapes_or_costs_stay(other: str) -> None:
     assert "if" in hosted(onnxc.compile(parsed(branches("a = Neg(x)", other))))
 
 
+@pytest.mark.parametrize("other", ["b = Identity(u)", "b = Transpose(u)"])
+def test_large_values_are_handed_on_not_selected(other: str) -> None:
+    """Branches that compute nothing give values of any size."""
+    text = f"""g (float[100, 100] x, float[100, 100] u, bool c) => (y) {{ y = If(c) <
+      then_branch = t () => (a) {{ a = Identity(x) }}, else_branch = e () => (b) {{ {other} }}> }}"""
+    feeds = [{"x": floats(100, 100), "u": -floats(100, 100), "c": np.array(c)} for c in (True, False)]
+    assert hosted(check(text, *feeds)) == ["if"]
+    small = text.replace("100, 100", "10, 10")
+    assert not hosted(onnxc.compile(parsed(small)))
+
+
 def test_derivatives_have_branches() -> None:
     """That of a branch that is not taken may be NaN."""
     text = """g (double[4] x, bool c) => (double loss) { y = If(c) <then_branch = t () => (a) { a = Sqrt(x) },
@@ -139,6 +150,19 @@ def test_collected_results_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPat
     model = onnxc.compile(parsed(ENDS))
     with pytest.raises(LimitError, match="does not fit into memory after"):
         model(np.full(100, 1e-300), int64(5000))
+
+
+def test_an_iteration_knows_no_sizes_of_the_one_before() -> None:
+    """A loop that ran in it, and now does not: what it collects has as many columns as onnxruntime gives it, none."""
+    check(
+        """g (float[n] x, int64 t) => (int64[m, 2] y) { go = Constant <value = bool {1}> ()
+      y = Loop (t, go) <body = b (int64 i, bool c) => (bool d, int64[2] r) {
+        d = Identity(c)  one = Constant <value = int64 {1}> ()  times = Sub(one, i)
+        q = Loop (times, c) <body = b2 (int64 i2, bool c2) => (bool d2, int64[k] r2) {
+          d2 = Identity(c2)  at = NonZero(x)  all = Constant <value_ints = [-1]> ()  r2 = Reshape(at, all) }>
+        r = Shape(q) }> }""",
+        {"x": floats(3), "t": int64(3)},
+    )  # fmt: skip
 
 
 def test_loops_within_loops_are_one_program() -> None:

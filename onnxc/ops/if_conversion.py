@@ -14,7 +14,7 @@ from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder, constant_of
 from onnxc.primitives.places import is_foreign
 
-MOST_WORK = 1 << 13  # elements that a branch computes: what they take is no more than a step of the host
+MOST_WORK = 1 << 13  # elements that a branch computes, or gives: what they take is no more than a step of the host
 _KINDS = (Kind.POINTWISE, Kind.VIEW, Kind.REDUCTION)
 _DRAWS = ("threefry", "random_state")
 _DIVISIONS = ("div", "mod", "fmod")
@@ -32,6 +32,8 @@ def converted(b: Builder, condition: Value, branches: Sequence[Branch]) -> list[
     alike = len(ends) == len(other_ends) and all(map(_alike, ends, other_ends))
     if b.differentiable or not alike or not all(_is_cheap(n) for n in (nodes, others)):
         return None
+    if sum(_size(x) for x, y in zip(ends, other_ends, strict=True) if x is not y) > MOST_WORK:
+        return None  # what branches hand on, or only move, they do not compute, but to take one of two does
     b.nodes += [*nodes, *others]
     return [x if x is y else b.where(condition, x, y) for x, y in zip(ends, other_ends, strict=True)]
 
@@ -69,4 +71,11 @@ def _work(node: Node) -> int:
     """How many elements a node reads or computes; what is only moved is computed with what reads it."""
     if lookup(node.op).kind is Kind.VIEW:
         return 0
-    return max(size for v in _values(node) if isinstance(size := v.t.size, int))
+    return max(map(_size, _values(node)))
+
+
+def _size(x: Value) -> int:
+    """How many elements it has: a number, as checked before."""
+    size = x.t.size
+    assert isinstance(size, int)
+    return size

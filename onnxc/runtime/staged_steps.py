@@ -93,7 +93,7 @@ class Plan:
 class _Body:
     """A loop's body, ready for one iteration after the other: what they all read is looked at once.
 
-    Sizes that an iteration learns are known from then on, and learnt anew by the next one, before it uses them.
+    Sizes that an iteration learns are its own: of a loop within it that does not run, the next one does not know them.
     """
 
     def __init__(self, plan: Plan, inputs: Values, carried: int, sizes: Sizes) -> None:
@@ -110,14 +110,14 @@ class _Body:
 
     def turn(self, count: int, carried: Values) -> Values:
         """An iteration: condition, carried values, results."""
-        values = self.values.copy()
+        values, sizes = self.values.copy(), self.sizes.copy()
         for slot, x in zip(self.slots, carried, strict=True):
             values[slot] = x
         if self.number is not None:
             values[self.number] = np.asarray(count, np.int64)
         for k, named in self.changing:
-            _learn(named, carried[k], self.sizes)
-        return self.plan.outcome(values, self.sizes)
+            _learn(named, carried[k], sizes)
+        return self.plan.outcome(values, sizes)
 
 
 def _named(described: Sequence[Any] | None) -> Named | None:
