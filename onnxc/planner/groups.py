@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.loops.access import Index
 from onnxc.planner.layout import Layout
+from onnxc.planner.recurrence import Recurrence
 from onnxc.planner.rows import Apart
 from onnxc.planner.section import Section
 from onnxc.primitives.movement import VIEWS
@@ -32,6 +33,8 @@ class FusionOptions:
             looked up.
         libraries: on GPUs: products by cuBLASLt, where they were measured to take less time.
         rows: on CPUs: each thread takes rows of its own through all steps of a loop, where these do not meet.
+        recurrence: on GPUs: all steps of a loop in one kernel, where they are products of states and what is element by
+            element, as of an LSTM.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -49,6 +52,7 @@ class FusionOptions:
     tables: bool = True
     libraries: bool = True
     rows: bool = True
+    recurrence: bool = True
     recompute: bool = True
 
 
@@ -80,6 +84,7 @@ class Group:
     operands: dict[int, Section] = field(default_factory=dict)  # by id of the value: what a routine reads element-wise
     finishes: bool = False  # whether a routine has an epilogue, the first of the sections
     apart: Apart | None = None  # of a control group: where threads divide the rows of its region
+    recurrence: Recurrence | None = None  # of a control group: where one kernel does all of its steps
 
     @property
     def cores(self) -> tuple[Node, ...]:
