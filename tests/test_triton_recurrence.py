@@ -142,6 +142,9 @@ STEPS = {  # of a state [3, 4], with a constant matrix r [4, 4]
     "two, one after the other": ("recurrence", "p = MatMul (s, r)  q = Relu (p)  u = MatMul (q, r)  n = Sub (u, v)"),
     "a mean of each row": ("loops", "p = MatMul (s, r)  m = ReduceMean (p, one)  n = Sub (p, m)"),
     "no product": ("loops", "n = Add (s, v)"),
+    "a product that nothing needs": ("loops", "p = MatMul (s, r)  n = Identity (s)"),
+    "a product of another rank": ("loops", "f = Unsqueeze (s, zero)  p = MatMul (f, r)  q = Squeeze (p, zero)  "
+                                           "n = Add (q, v)"),
     "columns that are turned": ("loops", "t = Transpose <perm = [1, 0]> (s)  p = MatMul (r, t)  "
                                          "u = Transpose <perm = [1, 0]> (p)  n = Add (u, v)"),
 }  # fmt: skip
@@ -157,9 +160,44 @@ def test_any_scan(simulator: Simulator, name: str) -> None:
                 => (float[3, 4] n, float[3, 4] z) {{ {step}  z = Neg (n) }}> (x, vs) }}"""
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(numbers(5, 4, 4) / 2, "r"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
+    for k, number in enumerate(("zero", "one")):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([k]), number))
     kinds = both(simulator, model.SerializeToString(), [numbers(6, 3, 4), numbers(7, 5, 3, 4)], "float32")
     assert ("recurrence" in kinds) == (kind == "recurrence")
+
+
+@pytest.mark.parametrize("step", ["MatMul (v, s)", "MatMul (s, s)"])
+def test_a_state_that_is_a_constant_at_first_is_none(simulator: Simulator, step: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[5, 4, 4] vs) => (float[4, 4] y) {{
+            y = Scan <num_scan_inputs = 1, body = step (float[4, 4] s, float[4, 4] v) => (float[4, 4] n) {{
+                p = {step}  q = Tanh (p)  n = Add (q, v) }}> (x, vs) }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(numbers(5, 4, 4), "x"))
+    assert "recurrence" not in both(simulator, model.SerializeToString(), [numbers(7, 5, 4, 4)], "float32")
+
+
+def test_products_of_more_rows_than_states(simulator: Simulator) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3, 4] x, float[5, 5, 4] vs) => (float[3, 4] y) <int64[1] zero = {0}, int64[1] three = {3}> {
+            y = Scan <num_scan_inputs = 1, body = step (float[3, 4] s, float[5, 4] v) => (float[3, 4] n) {
+                p = MatMul (v, r)  f = Slice (p, zero, three, zero)  n = Add (f, s) }> (x, vs) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(numbers(5, 4, 4), "r"))
+    inputs = [numbers(6, 3, 4), numbers(7, 5, 5, 4)]
+    assert "recurrence" not in both(simulator, model.SerializeToString(), inputs, "float32")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_as_many_matrices_as_the_run_decides(simulator: Simulator, batch: int) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[b, 2, 3, 4] x, float[5, b, 2, 3, 4] vs) => (float[b, 2, 3, 4] y) {
+            y = Scan <num_scan_inputs = 1, body = step (float[b, 2, 3, 4] s, float[b, 2, 3, 4] v)
+                => (float[b, 2, 3, 4] n) { p = MatMul (s, r)  n = Add (p, v) }> (x, vs) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(numbers(5, 2, 4, 4) / 2, "r"))
+    inputs = [numbers(6, batch, 2, 3, 4), numbers(7, 5, batch, 2, 3, 4)]
+    assert "recurrence" not in both(simulator, model.SerializeToString(), inputs, "float32")
 
 
 def test_a_number_that_is_none_ends_in_its_row(simulator: Simulator) -> None:

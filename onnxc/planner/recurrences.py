@@ -56,6 +56,7 @@ class _Finder:
         self.node, self.region, self.states = node, region, states
         self.layout = assign(region, ENABLED)
         self.outside = {v.id: x for v, x in zip(region.inputs, node.operands, strict=True)}
+        self.changing = {v.id for v in region.inputs[: len(states) + node.attrs["scanned"]]}  # from step to step
         self.levels: dict[int, int] = {}  # the stage that a value is of; -1: it needs no product
         self.products: dict[int, Product] = {}
         self.handed: dict[int, Value] = {}
@@ -95,14 +96,16 @@ class _Finder:
         return self.levels.get(v.id, -1)
 
     def _product(self, node: Node) -> str:
+        if not same_shape(node.output.shape[:-1], self.states[0].shape[:-1]):
+            return "a product in its step has other rows than its states"
         access = matmul_access(self.layout, node)
         if access is None:
             return "a product in its step reads through a view"
         if any(v.dtype is not node.output.dtype or v.dtype.name not in WORDS for v in node.operands):
             return "a product in its step is of several types, or of no floats"
         rows, columns = (through_views(self.layout, v, (0,) * v.rank)[0] for v in node.operands)
-        constant = _constant(self.outside.get(columns.id, columns))
-        if constant is None or constant.shape != columns.shape:
+        constant = None if columns.id in self.changing else _constant(self.outside.get(columns.id, columns))
+        if constant is None:
             return "a product in its step is by no constant"
         if not isinstance(access.sizes[2], int) or not 0 < access.sizes[2] <= MOST_SUMMED:
             return "a product in its step has long sums"
@@ -137,9 +140,13 @@ class _Finder:
         if why:
             return why
         sizes = [(tuple(d for _, d in p.access.batch), p.access.sizes[0]) for s in stages for p in s.products]
+        if not sizes:
+            return "there is no product in its step that is needed"
+        if not all(isinstance(d, int) for d in (self.states[0].shape[-1], *sizes[0][0])):
+            return "how many columns or matrices there are is known only when it runs"
         first, m = sizes[0]
         if any(not same_shape(b, first) or not always_equal(n, m) for b, n in sizes):
-            return "its products have different rows"
+            return "its products have their rows in different orders"
         return Recurrence(self.layout, stages, list(self.handed.values()), self.outside)
 
     def _stage(self, level: int, roots: list[Value]) -> Stage | None:
