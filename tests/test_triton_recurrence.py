@@ -140,6 +140,8 @@ STEPS = {  # of a state [3, 4], with a constant matrix r [4, 4]
     "a product that is not of the state": ("recurrence", "p = MatMul (v, r)  n = Add (p, s)"),
     "what is computed, twice": ("recurrence", "q = Mul (s, v)  e = Exp (q)  p = MatMul (q, r)  n = Add (p, e)"),
     "two, one after the other": ("recurrence", "p = MatMul (s, r)  q = Relu (p)  u = MatMul (q, r)  n = Sub (u, v)"),
+    "parts that are shared": ("recurrence", "p = MatMul (s, r)  e0 = Tanh (p)  "
+                              + "  ".join(f"e{k + 1} = Mul (e{k}, e{k})" for k in range(60)) + "  n = Add (e60, v)"),
     "a mean of each row": ("loops", "p = MatMul (s, r)  m = ReduceMean (p, one)  n = Sub (p, m)"),
     "no product": ("loops", "n = Add (s, v)"),
     "a product that nothing needs": ("loops", "p = MatMul (s, r)  n = Identity (s)"),

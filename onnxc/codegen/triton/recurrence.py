@@ -283,6 +283,7 @@ class _StageWriter:
         self.emitter, self.scope = kernel.emitter(), kernel.tile.scope()
         self.needed: dict[int, Value] = {}  # of what is handed on: what is read at its own place
         self._memo: dict[Term, Term] = {}
+        self._seen: set[int] = set()
 
     def lines(self) -> list[str]:
         """The statements."""
@@ -336,6 +337,9 @@ class _StageWriter:
 
     def _early(self, term: Term) -> None:
         """Reads what does not depend on other programs."""
+        if id(term) in self._seen:  # terms share parts: there may be many more paths than terms
+            return
+        self._seen.add(id(term))
         if isinstance(term, Apply):
             for a in term.args:
                 self._early(a)
@@ -344,7 +348,7 @@ class _StageWriter:
 
     # ------------------------------------------------------------ what is handed on
 
-    def _slot(self, v: Value) -> str:
+    def _slot(self) -> str:
         """Where the words of a step begin."""
         return f"t * {self.kernel.tile.index(self.kernel.size)}"
 
@@ -357,7 +361,7 @@ class _StageWriter:
         mask = " & ".join(x.mask for x in own.tile.variables.values() if x.mask)
         for v in self.needed.values():
             at = own.tile.index(own.layout.address(v, own.at))
-            place = f"{self._pointer(v)} + {self._slot(v)} + {at} + tl.zeros({own.tile.shape}, tl.int32)"
+            place = f"{self._pointer(v)} + {self._slot()} + {at} + tl.zeros({own.tile.shape}, tl.int32)"
             found.append(_Word(self.buffers.fresh("s"), place, mask, spelling.stored(v.dtype)))
             self.emitter.results[v.id] = spelling.widened(found[-1].name, v.dtype)
         return found
@@ -460,7 +464,7 @@ class _StageWriter:
         same |= {x: alone(y) for (x, _), (y, _) in zip(p.access.batch, own.access.batch, strict=True)}
         value = next((v for v in (*own.states, *own.it.handed) if v.id == a.value.id), None)
         if value is not None:
-            start = f"{self._pointer(value)} + {self._slot(value)}"
+            start = f"{self._pointer(value)} + {self._slot()}"
         else:
             start = self.buffers.pointer(own.it.outside.get(a.value.id, a.value))
             start += f" + t * {own.tile.index(a.value.t.size)}" if a.value.id in own.slices else ""
