@@ -39,11 +39,13 @@ def network(
         "b": numbers(3, directions, 2 * rows),
     }  # fmt: skip
     names, outputs = ["x", "w", "r", "b"], ["y", "h", "c"][: 3 if op == "LSTM" else 2]
-    inputs = {"x": (steps, batch, 3)}
+    turned = attributes.get("layout", 0)
+    inputs: dict[str, tuple[int | str, ...]] = {"x": (batch, steps, 3) if turned else (steps, batch, 3)}
     names.append("lens" if lens else "")
+    state = (batch, directions, hidden) if turned else (directions, batch, hidden)
     for name in ("h0", "c0")[: len(outputs) - 1]:
         names.append(name if states else "")
-        inputs |= {name: (directions, batch, hidden)} if states else {}
+        inputs |= {name: state} if states else {}
     if peepholes:
         names.append("p")
         weights["p"] = numbers(4, directions, 3 * hidden)
@@ -55,7 +57,8 @@ def network(
     ]
     if lens:
         constants.append(numpy_helper.from_array(np.array(lens, np.int32), "lens"))
-    shapes = {"y": (steps, directions, batch, hidden)} | dict.fromkeys("hc", (directions, batch, hidden))
+    y = (batch, steps, directions, hidden) if turned else (steps, directions, batch, hidden)
+    shapes: dict[str, tuple[int | str, ...]] = {"y": y} | dict.fromkeys("hc", state)
     graph = helper.make_graph(
         [node], "g", [helper.make_tensor_value_info(n, kind, s) for n, s in inputs.items()],
         [helper.make_tensor_value_info(n, kind, shapes[n]) for n in outputs], constants,
@@ -94,7 +97,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "backwards": ("RNN", "float32", {"steps": 4, "batch": 2, "hidden": 7, "direction": "reverse"}),
     "peepholes": ("LSTM", "float32", {"steps": 3, "batch": 2, "hidden": 10, "peepholes": True, "clip": 0.5}),
     "lengths": ("LSTM", "float32", {"steps": 4, "batch": 3, "hidden": 6, "lens": [2, 4, 0], "states": True}),
-    "batch first": ("GRU", "float32", {"steps": 3, "batch": 3, "hidden": 6, "layout": 0, "linear_before_reset": 1}),
+    "batch first": ("GRU", "float32", {"steps": 2, "batch": 3, "hidden": 6, "layout": 1, "states": True}),
+    "reset after the product": ("GRU", "float32", {"steps": 3, "batch": 3, "hidden": 6, "linear_before_reset": 1}),
     "a gate of two products": ("GRU", "float32", {"steps": 3, "batch": 9, "hidden": 20, "states": True}),
     "two products of halves": ("GRU", "float16", {"steps": 3, "batch": 2, "hidden": 20, "directions": 2}),
     "other functions": ("RNN", "float32", {"steps": 3, "batch": 4, "hidden": 5, "activations": ["LeakyRelu"]}),
