@@ -18,7 +18,7 @@ from onnxc.codegen.triton.program import Program
 from onnxc.runtime.cuda import driver as driver_module
 from onnxc.runtime.cuda.driver import Driver
 from tests.fake_cuda import FakeDriver, cubin
-from tests.triton_simulator import Interpreter, Memory
+from tests.triton_simulator import Interpreter, Memory, waits
 
 
 class _Allocations(Memory):
@@ -54,7 +54,7 @@ class SimulatedGpu:
             types = [t for _, t in function.parameters]
             self._driver.kernels[name] = (
                 len(types) + 2,
-                self._kernel(functions[function.name], types, "ox_await(" in program.kernels[function.name]),
+                self._kernel(functions[function.name], types, waits(program.kernels[function.name])),
             )
             images.append(Image(name, cubin(name), 0, 32 * function.warps, 0))
         return images

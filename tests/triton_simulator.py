@@ -426,6 +426,11 @@ def program_of(request: Request) -> tuple[Any, Any]:
             setattr(module, name, value)
 
 
+def waits(kernel: str) -> bool:
+    """Whether programs of a kernel wait for those before them."""
+    return any(f"{function}(" in kernel for function in ("ox_await", "ox_unwritten"))
+
+
 def _symbols(graph: Any, inputs: Sequence[Array]) -> dict[str, int]:
     """The dynamic dims, from the shapes of the inputs."""
     found: dict[str, int] = {}
@@ -504,8 +509,8 @@ class Run:
         programs = self.size(step.programs)
         if function.resident:
             programs = min(programs, MULTIPROCESSORS * function.resident)
-        waits = "ox_await(" in self.program.kernels[function.name]
-        self.owner.launch(self.functions[function.name], types, words, programs, waits)
+        own = self.functions[function.name]
+        self.owner.launch(own, types, words, programs, waits(self.program.kernels[function.name]))
 
     def _word(self, argument: Any) -> int:
         from onnxc.codegen.triton.program import Size

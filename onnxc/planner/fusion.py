@@ -19,6 +19,8 @@ from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.operands import finishes
 from onnxc.planner.parts import ordered, place_parts
 from onnxc.planner.placing import Placing
+from onnxc.planner.recurrence import Recurrence
+from onnxc.planner.recurrences import recurrence
 from onnxc.planner.rows import Apart, is_apart, rows_apart
 from onnxc.planner.split import split_reductions
 from onnxc.planner.stages import divide_routines
@@ -69,6 +71,7 @@ def _planned(draft: Draft) -> Plan:
                 placing.open_operands(group)
             if group.kind == "control":
                 group.region, group.apart = _planned_region(node, draft)
+                group.recurrence = _recurrence(group, draft)
     for node in reversed(draft.graph.nodes):
         if node.op != "constant" and id(node) not in draft.homes:
             placing.place(node)
@@ -94,6 +97,20 @@ def _planned_region(node: Node, draft: Draft) -> tuple[Plan, Apart | None]:
     whole = _step(region, draft)
     _note(whole, f"threads meet after each kernel of the loop: {why}")
     return whole, None
+
+
+def _recurrence(group: Group, draft: Draft) -> Recurrence | None:
+    """How one kernel does all steps of a loop, where one does on a GPU."""
+    assert group.node is not None
+    if draft.machine is CPU or is_step(draft.graph) or not draft.options.recurrence:
+        return None
+    found = recurrence(group.node)
+    if isinstance(found, Recurrence):
+        group.reasons.append("one kernel does all steps of the loop")
+        return found
+    if group.region is not None:
+        _note(group.region, f"each step of the loop has kernels of its own: {found}")
+    return None
 
 
 def _step(region: Graph, draft: Draft) -> Plan:

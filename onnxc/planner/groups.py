@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from onnxc.ir.graph import Graph, Node, Origin, Value, merge_origins
 from onnxc.loops.access import Index
 from onnxc.planner.layout import Layout
+from onnxc.planner.recurrence import Recurrence
 from onnxc.planner.rows import Apart
 from onnxc.planner.section import Section
 from onnxc.primitives.movement import VIEWS
@@ -36,6 +37,8 @@ class FusionOptions:
         turns: of loops that data end: a program runs many iterations that collect results, and (on CPUs) one whose
             number of iterations has a limit is part of the program around it.
         stacks: sequences of tensors of one shape are one tensor.
+        recurrence: on GPUs: all steps of a loop in one kernel, where they are products of states and what is element by
+            element, as of an LSTM.
         recompute: of training steps: the backward pass computes values of the forward pass again. Without it a memory
             budget has no effect.
     """
@@ -56,6 +59,7 @@ class FusionOptions:
     selects: bool = True
     turns: bool = True
     stacks: bool = True
+    recurrence: bool = True
     recompute: bool = True
 
 
@@ -87,6 +91,7 @@ class Group:
     operands: dict[int, Section] = field(default_factory=dict)  # by id of the value: what a routine reads element-wise
     finishes: bool = False  # whether a routine has an epilogue, the first of the sections
     apart: Apart | None = None  # of a control group: where threads divide the rows of its region
+    recurrence: Recurrence | None = None  # of a control group: where one kernel does all of its steps
 
     @property
     def cores(self) -> tuple[Node, ...]:

@@ -54,7 +54,7 @@ def region_values(group: Group) -> list[tuple[Value, Dim]]:
     """What a control kernel keeps in the arena, and the bytes of each: the states before and after a step, and the
     region's intermediates. Where threads divide rows, all rows have their places there.
     """
-    if group.region is None or group.node is None:
+    if group.region is None or group.node is None or group.recurrence is not None:
         return []
     region, node = group.region, group.node
     states = region.graph.inputs[: node.attrs["states"]]

@@ -77,6 +77,12 @@ def ox_await(words, count, most: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
+def ox_unwritten(holds):
+    """Whether something holds of any word of a matrix; 0 if it does not."""
+    return tl.max(tl.max(holds.to(tl.int32), 1), 0)
+
+
+@triton.jit
 def ox_floordiv(a, b):
     """a // b, rounded down; 0 for b = 0 (a size: then there are no elements)."""
     d = tl.where(b == 0, 1, b)

@@ -23,6 +23,7 @@ from onnxc.codegen.triton.loops import candidates, emit_sections
 from onnxc.codegen.triton.matmul import Extern
 from onnxc.codegen.triton.opaque import emit_opaque
 from onnxc.codegen.triton.options import Options
+from onnxc.codegen.triton.recurrence import emit_recurrence, recurrence_candidates
 from onnxc.codegen.triton.relay import emit_relay, relay_candidates
 from onnxc.codegen.triton.templates import template_ways
 from onnxc.codegen.triton.terms import Packed
@@ -31,20 +32,20 @@ from onnxc.codegen.triton.user import users_library
 from onnxc.codegen.triton.walk import Walks
 from onnxc.codegen.weights import WeightStore
 from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Dim, Sym
+from onnxc.ir.expr import Dim, Sym, ceildiv
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest
 from onnxc.planner.groups import Group, Plan
 from onnxc.planner.in_place import is_step, own_outputs, updates_of
 from onnxc.planner.layout import Layout
 from onnxc.planner.lower import Lowering
-from onnxc.planner.memory import Buffer, aligned, assign_offsets, lifetimes
+from onnxc.planner.memory import ALIGN, Buffer, aligned, assign_offsets, lifetimes
 from onnxc.planner.partition import has_budget
 from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 13
+VERSION = 14
 
 WHOLE = 256  # bytes that weights begin at multiples of: a row of a tile is then a line of the cache, not parts of two
 
@@ -260,7 +261,7 @@ class ProgramWriter:
         for at, group in enumerate(plan.groups):
             if not self.depth:
                 self.at = at
-            if group.kind == "control":
+            if group.kind == "control" and group.recurrence is None:
                 assert group.node is not None
                 outside, self.turns = self.turns, self.turns * group.node.attrs["trip"]
                 self._scan(group)
@@ -295,6 +296,9 @@ class ProgramWriter:
         return self.shared.kernels[key]
 
     def _ways(self, group: Group, layout: Layout) -> Ways:
+        if group.recurrence is not None:
+            waves = recurrence_candidates(group, self.options)
+            return Ways(waves, lambda choice: [emit_recurrence(group, self.options, choice)])
         if group.stages:
             return Ways(relay_candidates(), lambda choice: [emit_relay(group, layout, choice)])
         if group.kind != "loops":
@@ -375,12 +379,12 @@ class ProgramWriter:
 
     def _clear(self, values: Sequence[Value]) -> None:
         """Finds room for buffers that a kernel wants to be zero, side by side, and fills it."""
-        number, end = len(self.buffers), 0
+        number = len(self.buffers)
+        end: Dim = 0
         for value in values:
             self._places[value.id] = Place("arena", number, end)
             nbytes = value.t.nbytes
-            assert isinstance(nbytes, int)
-            end += aligned(nbytes)
+            end = end + (aligned(nbytes) if isinstance(nbytes, int) else ceildiv(nbytes, ALIGN) * ALIGN)
         self.buffers.append(Buffer(values[0], end, self.at, self.at))
         self.steps.append(Fill(Place("arena", number), end))
 

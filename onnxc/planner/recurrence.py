@@ -1,0 +1,51 @@
+"""How one kernel does all steps of a loop, as `recurrences.py` finds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxc.ir.graph import Node, Value
+from onnxc.loops.terms import Load
+from onnxc.planner.layout import Layout
+from onnxc.planner.section import Section
+from onnxc.planner.templates import MatmulAccess
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a stage. Its rows are of a state, of what an earlier stage hands on, or of what is in memory; its
+    columns are of a constant.
+    """
+
+    node: Node
+    access: MatmulAccess
+    constant: np.ndarray[Any, Any]
+
+
+@dataclass
+class Stage:
+    """Part of a step: its products, and what it makes of their results; `loads` is all that it reads."""
+
+    section: Section
+    roots: list[Value]
+    products: list[Product] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+
+
+@dataclass
+class Recurrence:
+    """How one kernel does all steps of a loop.
+
+    Attributes:
+        layout: of the values of a step.
+        handed: what stages hand on to later ones of the same step.
+        outside: the operand that each input of a step is, or is a part of.
+    """
+
+    layout: Layout
+    stages: list[Stage]
+    handed: list[Value]
+    outside: dict[int, Value]
