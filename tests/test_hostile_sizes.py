@@ -174,7 +174,7 @@ def test_branches_that_double(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
     """Programs that differ in the nodes that they cite, and in nothing else, are compiled once."""
     built, compile_library = [], machine_code.compile_library
     monkeypatch.setattr(machine_code, "compile_library", lambda *a, **b: built.append(a) or compile_library(*a, **b))
-    model = onnxc.compile(branching(4))
+    model = onnxc.compile(branching(4), fusion=onnxc.FusionOptions(selects=False))
     assert len(built) <= 3 < 16 <= len(model.explain().kernels)
     x = np.array([-1, 0, 1, 2], np.float32)
     for c in (True, False):
