@@ -65,7 +65,7 @@ def planned(model: bytes, fusion: bool | FusionOptions = True) -> Plan:
     update = Update(onnxc.optim.SGD(lr=0.1, momentum=0.9))
     graph = step_graph(both, update, slots_of(both, update), last=True)
     options = CompileOptions(target="cuda:sm_90", fusion=fusion)
-    graph = stages.prepared(stages.lowered(graph), options.passes, stages.Stages())
+    graph = stages.prepared(stages.lowered(graph, options), options.passes, stages.Stages())
     return gpu.planned(graph, options.fusion_options)
 
 
