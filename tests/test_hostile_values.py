@@ -199,3 +199,11 @@ def test_images_that_are_bombs() -> None:
     bomb = head + b"\x01\0\x18\0" + bytes(24)
     with pytest.raises((LimitError, RunError), match=r"too large.*\[node n0 ImageDecoder\]"):
         run("(uint8[n] x) => (y) { y = ImageDecoder(x) }", np.frombuffer(bomb, np.uint8))
+
+
+def test_a_sequence_whose_tensors_double_is_measured_in_time() -> None:
+    growth, room = staged_steps._Growth(), 1 << 20
+    values: list[np.ndarray] = []
+    while not growth.is_beyond([values], room):
+        values.append(np.zeros(1 << len(values), np.uint8))
+        assert sum(v.nbytes for v in values) < 8 * room

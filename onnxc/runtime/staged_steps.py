@@ -403,8 +403,9 @@ class _Collected:
 
 
 class _Growth:
-    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, and
-    where most of the memory is left, twice as long, so that an iteration costs the same however long they are.
+    """Sequences that a loop carries, and that may grow without end: measured whenever they are a sixteenth longer, so
+    that an iteration costs the same however long they are. No later, however much room is left: what is appended may
+    double each time.
     """
 
     def __init__(self) -> None:
@@ -414,10 +415,9 @@ class _Growth:
         """Whether sequences do not fit into so many bytes."""
         for k, x in enumerate(carried):
             if isinstance(x, list) and len(x) >= self.lengths.get(k, 0):
-                found = _bytes_of(x, set())
-                if found > room:
+                self.lengths[k] = len(x) + len(x) // 16 + 1
+                if _bytes_of(x, set()) > room:
                     return True
-                self.lengths[k] = len(x) + len(x) // (1 if found < room // 8 else 16) + 1
         return False
 
 
