@@ -31,6 +31,9 @@ from onnxc.runtime.package import load_library
 from onnxc.runtime.toolchain import Source, compile_library
 
 PROGRAM = r"""
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include "runtime.h"
 #define MOST 4096
 // Counts how often each item ran, and what must never be: a number out of range, or used twice at once.
@@ -89,6 +92,20 @@ OX_EXPORT int meet(const ox_api *api, ox_pool *pool, int threads) {
   ox_i64 t = api->now();
   api->parallel(pool, threads, threads, rendezvous, &j);
   return api->now() - t < 15000000000;
+}
+static void note_cpu(void *p, ox_i64 first, ox_i64, int) {
+#ifdef __linux__
+  ((Job *)p)->busy[first] = sched_getcpu();
+#endif
+  rendezvous(p, first, first + 1, 0);
+}
+// Whether two members that wait for each other have CPUs of their own.
+OX_EXPORT int apart(const ox_api *api, ox_pool *pool) {
+  static Job zero;
+  Job j = zero;
+  j.api = api, j.threads = 2;
+  api->parallel(pool, 2, 2, note_cpu, &j);
+  return j.busy[0] != j.busy[1];
 }
 static void count(void *p, ox_i64 first, ox_i64 last, int) {
   __atomic_fetch_add((ox_i64 *)p, last - first, __ATOMIC_RELAXED);
@@ -206,6 +223,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Native:
     program.try_region.argtypes = [pointer, pointer, integer, long, integer]
     program.try_small.argtypes = [pointer, pointer, integer, long, integer]
     program.meet.argtypes = [pointer, pointer, integer]
+    program.apart.argtypes = [pointer, pointer]
     program.count_items.argtypes = [pointer, pointer, long]
     program.count_items.restype = long
     program.many_regions.argtypes = [pointer, pointer, integer, integer, pointer]
@@ -270,6 +288,38 @@ def test_threads_really_run_side_by_side(native: Native) -> None:
         assert native.program.meet(native.runtime.api, native.runtime.pool, threads)
         time.sleep(0.01)  # the workers fall asleep, and must be woken
     assert native.runtime.library.ox_pool_regions(native.runtime.pool) >= before + 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are parted on Linux alone")
+def test_a_worker_leaves_the_cpu_of_its_caller(native: Native) -> None:
+    """Also where all other CPUs are busy: a scheduler leaves two such threads together for seconds."""
+    allowed = sorted(os.sched_getaffinity(0))[:2]
+    if len(allowed) < 2:
+        pytest.skip("one CPU")
+
+    def tasks() -> list[int]:
+        return [int(task) for task in os.listdir("/proc/self/task")]
+
+    def work() -> bool:
+        native.runtime.library.ox_pool_set_spin(native.runtime.pool, 0)
+        native.program.meet(native.runtime.api, native.runtime.pool, 2)
+        for task in tasks():
+            os.sched_setaffinity(task, allowed[:1])
+        for task in tasks():
+            os.sched_setaffinity(task, allowed)
+        apart = 0
+        for _ in range(40):
+            time.sleep(0.01)  # the worker sleeps, and is woken on the CPU of its caller
+            apart += native.program.apart(native.runtime.api, native.runtime.pool)
+        return apart >= 20 and all(os.sched_getaffinity(task) == set(allowed) for task in tasks())
+
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(busy.pid, allowed[1:])
+        assert in_child(work) == 0
+    finally:
+        busy.kill()
+        busy.wait()
 
 
 def test_more_items_than_32_bits(native: Native) -> None:

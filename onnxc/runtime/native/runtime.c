@@ -113,6 +113,7 @@ struct region {
   void *arg;
   ox_i64 items, group; // a range counts groups of items, so that 32 bits suffice
   int team;
+  int cpu; // that of the caller when it began
   seat *seats;
   u32 running __attribute__((aligned(64))); // seats handed out and not given back, and CALLER_SLEEPS
 };
@@ -122,7 +123,9 @@ struct region {
 enum { IDLE = 0, BUSY = 1, ASLEEP = 2, STOP = 3 };
 typedef struct worker {
   u64 mailbox;
-  u32 bell; // rung (counted up) for a worker that is asleep
+  u32 bell;     // rung (counted up) for a worker that is asleep
+  int slept;    // since its last region
+  ox_i64 moved; // when it last left the CPU of a caller
   pthread_t thread;
 } __attribute__((aligned(64))) worker;
 
@@ -142,6 +145,7 @@ static __thread int inside_region;
 
 #define SPIN_DEFAULT 50000
 #define SPIN_LEAST 1000
+#define MOVE_GAP 2000000 // nanoseconds between two moves of a worker from one CPU to another
 #define SPIN_GAP 20000 // a spinning thread that loses this many nanoseconds at once has lost its CPU
 
 static int cpu_count(void) {
@@ -206,6 +210,31 @@ static void work(region *r, int me) {
   }
 }
 
+static int current_cpu(void) {
+#ifdef __linux__
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Leave the caller's CPU. Where no CPU is idle, Linux wakes a worker on the CPU of who wakes it, and since both sleep
+// often it does not part them later: for seconds a model would take the time that it has on one CPU.
+static void move_away(worker *w, int cpu) {
+#ifdef __linux__
+  cpu_set_t allowed, others;
+  if (cpu < 0 || cpu >= CPU_SETSIZE || cpu != current_cpu()) return;
+  ox_i64 now = ox_now();
+  if (now - w->moved < MOVE_GAP || sched_getaffinity(0, sizeof allowed, &allowed)) return;
+  w->moved = now, others = allowed;
+  CPU_CLR(cpu, &others);
+  if (!CPU_COUNT(&others) || sched_setaffinity(0, sizeof others, &others)) return;
+  sched_setaffinity(0, sizeof allowed, &allowed);
+#else
+  (void)w, (void)cpu;
+#endif
+}
+
 // The mailbox's next offer. Spins, then sleeps; a worker beyond the number of CPUs sleeps at once.
 static u64 next_offer(ox_pool *pool, worker *w) {
   int may_spin = w - pool->workers < pool->cpus - 1;
@@ -222,6 +251,7 @@ static u64 next_offer(ox_pool *pool, worker *w) {
       wait_word(&w->bell, seen);
       seen = __atomic_load_n(&w->bell, __ATOMIC_ACQUIRE);
     }
+    w->slept = 1;
   }
 }
 
@@ -237,6 +267,8 @@ static void *worker_main(void *arg) {
     if (!__atomic_compare_exchange_n(&w->mailbox, &got, BUSY, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) continue;
     seat *s = (seat *)got;
     region *r = s->of;
+    if (w->slept) move_away(w, r->cpu);
+    w->slept = 0;
     work(r, s->number);
     // Free again before the region ends: the caller's next region, a moment later, wants this worker.
     __atomic_store_n(&w->mailbox, (u64)IDLE, __ATOMIC_RELEASE);
@@ -321,7 +353,7 @@ static void run_region(ox_pool *pool, int threads, ox_i64 items, ox_body body, v
   seat seats[OX_MAX_THREADS];
   worker *asked[OX_MAX_THREADS];
   region r;
-  r.body = body, r.arg = arg, r.items = items, r.group = group, r.team = threads, r.seats = seats;
+  r.body = body, r.arg = arg, r.items = items, r.group = group, r.team = threads, r.seats = seats, r.cpu = current_cpu();
   r.running = (u32)threads - 1;
   // The ranges are set for the whole team before anyone starts: that of an absent member is taken by others.
   for (int k = 0; k < threads; k++) seats[k].range = share(groups, threads, k), seats[k].of = &r, seats[k].number = k;
