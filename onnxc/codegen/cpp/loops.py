@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from onnxc.codegen.cpp import gathered, spelling, tables
+from onnxc.codegen.cpp import gathered, prefetch, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
-from onnxc.codegen.cpp.shape import COSTS, ROWS, extent_of, phase_terms, staging
+from onnxc.codegen.cpp.shape import COSTS, ROWS, extent_of, phase_terms
 from onnxc.codegen.cpp.splits import turns
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
@@ -49,7 +49,7 @@ class NestEmitter(PhaseEmitter):
     def emit(self) -> tuple[list[str], str]:
         """The lines of the function's body (over items first..last) and the number of items."""
         nest = self.nest
-        if not nest.outer and not nest.reductions():
+        if nest.is_plain:
             return self._emit_plain()
         if self.outer_vector and self.vector is not None and not self._has_order(*nest.phases):
             way = lines_of_windows(nest, self.vector, self.lanes)
@@ -58,6 +58,7 @@ class NestEmitter(PhaseEmitter):
         outer = [(s, d) for s, d in nest.outer if s != self.vector]
         if self.across or (self.vector is not None and not self.outer_vector):
             self.caches.plan(nest)
+            prefetch.fetch_for_later_phases(nest, lambda phase: bool(self.caches.computed_by(phase)))
         self.function.lines += self.caches.lines
         body = self._row_body(outer)
         total = self._rows(outer)
@@ -228,7 +229,7 @@ class NestEmitter(PhaseEmitter):
 
     def _plain_phase(self, phase: Phase) -> tuple[list[str], str]:
         vector = self._phase_vector(phase)
-        staged = staging(phase, self.nest.lookups, vector, self.lanes) if vector is not None else None
+        staged = self._tiling(phase)
         loops = [(s, self._blocks(d) if staged and s == staged.partner else d) for s, d in phase.loops if s != vector]
         extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
         total = prod(d for _, d in loops)

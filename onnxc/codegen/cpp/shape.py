@@ -24,7 +24,7 @@ from onnxc.ir.expr import (
     symbols,
 )
 from onnxc.loops.access import fresh
-from onnxc.loops.nest import Loop, Nest, Phase, Store
+from onnxc.loops.nest import Loop, Nest, Phase
 from onnxc.loops.terms import (
     Apply,
     Guard,
@@ -234,7 +234,7 @@ def substitute_nest(nest: Nest, values: dict[Symbol, Dim]) -> None:
     for phase in nest.phases:
         phase.reductions = [_reduction(r, values, memo) for r in phase.reductions]
         phase.stores = [
-            Store(s.value, recombine(substitute(s.address, values)), rewrite(s.term, values, memo))
+            replace(s, address=recombine(substitute(s.address, values)), term=rewrite(s.term, values, memo))
             for s in phase.stores
         ]
     nest.lookups = {s: replace(k, term=rewrite(k.term, values, memo)) for s, k in nest.lookups.items()}
@@ -598,6 +598,8 @@ def _piece(phase: Phase, s: Symbol, lo: Dim, hi: Dim) -> Phase:
     (symbol,) = symbols(part)
     values: dict[Symbol, Dim] = {s: part + lo}
     memo: dict[Term, Term] = {}
-    stores = [Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores]
+    stores = [
+        replace(x, address=substitute(x.address, values), term=rewrite(x.term, values, memo)) for x in phase.stores
+    ]
     loops = [(symbol, hi - lo) if x == s else (x, d) for x, d in phase.loops]
     return Phase(loops, [], stores)

@@ -66,7 +66,6 @@ class TermEmitter:
         self.places: dict[Dim, tuple[Dim, str]] = {}  # address -> what rows do not share of it, the table of the rest
         self.aligned = 0  # the vector's length, where the vector loop's variable is a multiple of it
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
-        self.ahead = 0  # bytes from a vector that is stored to what is fetched for writing (vec.h)
         self.only: Callable[[Scope], str] | None = None  # the test of the lanes `i` that may read
         self.exact = False  # a term has the same bits whatever is computed and stored beside it
 
@@ -363,9 +362,14 @@ class TermEmitter:
             scope.lines.append(f"st_turns({at}, lanes, {', '.join(values)});")
             return
         for k, value in enumerate(values):
-            self._store(store, store.address + k, value, dtype, scope)
+            self._store_vector(store, store.address + k, value, dtype, scope)
 
-    def _store(self, store: Store, address: Dim, value: str, dtype: DType, scope: Scope) -> None:
+    def fetch(self, store: Store, scope: Scope) -> None:
+        """Fetches the line of a store for writing; nothing where its lanes do not lie side by side."""
+        if self.stride(store.address) == 1:
+            scope.lines.append(f"ox_ahead({self.pointer(store.value)} + {self.index(store.address, scope)}, 0);")
+
+    def _store_vector(self, store: Store, address: Dim, value: str, dtype: DType, scope: Scope) -> None:
         p, stride = self.pointer(store.value), self.stride(address)
         if stride is None:
             put = spelling.put_element(f"{p}[{self.lane_address(address, scope)}]", f"{value}[i]", dtype)
@@ -388,8 +392,8 @@ class TermEmitter:
         else:
             line = f"sts({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
         scope.lines.append(line)
-        if self.ahead and stride == 1:
-            scope.lines.append(f"ox_ahead({at}, {self.ahead});")
+        if store.ahead and stride == 1:
+            scope.lines.append(f"ox_ahead({at}, {store.ahead});")
 
     def _guard(self, term: Guard, name: str, scope: Scope) -> None:
         scope.lines.append(f"V<{spelling.lane_type(term.dtype)}> {name};")
