@@ -37,7 +37,7 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
-from onnxc.planner.loop_index import divided_loops
+from onnxc.planner.loop_index import divided_loops, is_size
 from onnxc.planner.rows import ROWS_SYMBOL
 
 MAX_PIECES = 9
@@ -217,7 +217,7 @@ def _leaps(
     short = isinstance(extent, int) and 0 < extent < SHORT
     if not short or any(not _contiguous(e, *pair, extent) for e in written):
         return None
-    others = [e for e in every if {s for s in symbols(e) if s.key[0] != "s"} - known]
+    others = [e for e in every if {s for s in symbols(e) if not is_size(s)} - known]
     if any(e in leaps for e in others) or not any(coefficient(e, pair[1]) == 1 for e in others):
         return None
     return leaps
@@ -540,7 +540,7 @@ def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
     if not isinstance(c, int) or c == 0:
         return None
     rest = condition - of(s) * c
-    if any(x.key[0] in "ird" and x.key[1:].isdigit() for x in symbols(rest)):
+    if not all(map(is_size, symbols(rest))):
         return None
     if abs(c) != 1 and not isinstance(rest, int):
         return None

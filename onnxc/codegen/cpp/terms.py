@@ -32,6 +32,7 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
+from onnxc.planner.loop_index import is_size
 
 ONE = Const(dtypes.float32, np.float32(1).tobytes())
 _FEW_DIVISIONS = 3  # of a lane's address: with more, a copy of it for each lane takes long to compile
@@ -91,7 +92,7 @@ class TermEmitter:
 
     def size_symbols(self) -> list[Symbol]:
         """Dynamic dims that the kernel has used."""
-        return sorted((s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key)
+        return sorted((s for s, n in self.names.items() if n == s.key and is_size(s)), key=lambda s: s.key)
 
     def index(self, d: Dim, scope: Scope) -> str:
         """An index expression, with the data-dependent indices in it computed first."""
@@ -101,7 +102,7 @@ class TermEmitter:
                 if self._varies(self.deps(self.lookups[s].term)):
                     raise InternalError(f"the data index {s} differs from lane to lane")
             elif s not in self.names:
-                if s.key[0] != "s":
+                if not is_size(s):
                     raise InternalError(f"loop {s} is not open where it is used")
                 self.names[s] = s.key
         return spelling.index(d, self.names)
@@ -115,7 +116,7 @@ class TermEmitter:
             for s in index_symbols(term):
                 if s in self.lookups:
                     found |= self.deps(self.lookups[s].term)
-                elif s.key[0] != "s":
+                elif not is_size(s):
                     found.add(s)
             if isinstance(term, Reduced):
                 found.add(("reduced", term.key))
