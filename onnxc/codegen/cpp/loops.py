@@ -6,12 +6,12 @@ from onnxc.codegen.cpp import gathered, prefetch, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
-from onnxc.codegen.cpp.shape import COSTS, ROWS, extent_of, phase_terms
+from onnxc.codegen.cpp.shape import ROWS, cost, extent_of, phase_terms
 from onnxc.codegen.cpp.splits import turns
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
 from onnxc.loops.nest import Phase
-from onnxc.loops.terms import Apply, Load, Reduced, walk
+from onnxc.loops.terms import Load, Reduced, walk
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
@@ -146,9 +146,8 @@ class NestEmitter(PhaseEmitter):
 
     def _phase_work(self, phase: Phase) -> Dim:
         extent = prod(d for _, d in phase.loops)
-        every = phase_terms(phase, self.nest.lookups)
         together = max((len(t) for v in self.vectors for t in turns(phase.stores, v)), default=1)
-        return extent * max(together, sum(COSTS.get(t.op, 1) for t in every if isinstance(t, Apply)) // 4)
+        return extent * max(together, cost(phase_terms(phase, self.nest.lookups)) // 4)
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
         scope = self.function.child({s for s, _ in outer})

@@ -8,9 +8,9 @@ from onnxc.codegen.cpp import prefetch, spelling, windows
 from onnxc.codegen.cpp.accumulators import Accumulator, Parts, lane_of, parts_of
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
 from onnxc.codegen.cpp.shape import (
-    COSTS,
     Staging,
     choose_vector,
+    cost,
     split_phase,
     staging,
     vectors_across,
@@ -20,7 +20,7 @@ from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, symbols
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Guard, Load, Term, children
+from onnxc.loops.terms import Guard, Load, Term, children
 
 UNROLL = 4
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
@@ -289,7 +289,7 @@ class PhaseEmitter:
             if term not in seen and term not in self.emitter.tables:
                 seen.add(term)
                 pending += children(term)
-        return sum(COSTS.get(t.op, 1) for t in seen if isinstance(t, Apply))
+        return cost(seen)
 
     def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[Accumulator]) -> None:
         """The body where no loop is a vector loop: lane 0 alone counts."""

@@ -39,6 +39,7 @@ from onnxc.loops.terms import (
 )
 from onnxc.planner.loop_index import divided_loops, is_size
 from onnxc.planner.rows import ROWS_SYMBOL
+from onnxc.primitives.costs import cycles
 
 MAX_PIECES = 9
 MAX_TILES = 4
@@ -47,21 +48,13 @@ MAX_SPLITS = 6
 LONG_RUN = 8  # neighbouring elements for which a loop is divided
 SHORT = 64  # turns of a loop that is better joined with the one around it
 ROWS = 32  # that have something in common, for it to be worth a table
+CAST = 2  # of a vector to elements of another width, relative to an addition
 ACROSS = 12  # the price of combining the lanes of a vector, relative to a load
-COSTS = {
-    "exp": 8,
-    "log": 8,
-    "tanh": 10,
-    "erf": 12,
-    "sin": 10,
-    "cos": 10,
-    "pow": 20,
-    "mod": 8,
-    "fmod": 8,
-    "div": 4,
-    "sqrt": 4,
-    "cast": 2,
-}
+
+
+def cost(terms: Iterable[Term]) -> int:
+    """Rough cycles for a vector of terms, each computed once, relative to an addition; loads are free."""
+    return sum(CAST if t.op == "cast" else cycles(t.op) for t in terms if isinstance(t, Apply))
 
 
 def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None = None) -> Term:
@@ -385,7 +378,7 @@ def _price(nest: Nest, s: Symbol, lanes: int) -> float | None:
         if guards is None:
             return None
         weight = 1.0 if phase.loops or not any(p.loops for p in nest.phases) else 0.05
-        work = sum(COSTS.get(t.op, 1) for t in phase_terms(phase, nest.lookups) if isinstance(t, Apply)) / 4
+        work = cost(phase_terms(phase, nest.lookups)) / 4
         total += weight * (guards + work + _accesses_price(nest, phase, s, lanes, outer))
     return total / filled
 
