@@ -120,37 +120,45 @@ class PhaseEmitter:
         for s, _ in loops:
             self.emitter.name_loop(s)
             scopes.append(scopes[-1].child({s}))
-        inner = scopes[-1]
         own = next((d for s, d in phase.loops if s in (vector, partner)), 1)
         own = own if partner else ceildiv(own, UNROLL * self.lanes)
         parts = parts_of(accumulators, [own, *(d for _, d in reversed(loops))])
         if parts:
             scope.lines += parts.declared()
-        if vector is not None and any(s == vector for s, _ in phase.loops):
-            most = self._top(dict(phase.loops)[vector])
-            self._innermost(phase, inner, vector, "0", most, accumulators, parts=parts)
+        self._inside(phase, scopes[-1], vector, accumulators, staged, parts)
+        around = reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True)))
+        for k, ((s, d), outer, body) in enumerate(around, start=1):
+            least, most = self._range(s, d, outer)
+            own_parts = parts if parts and parts.loop == k else None
+            outer.lines += self._loop(self.emitter.names[s], least, most, body.lines, own_parts)
+        if parts:
+            scope.lines += parts.ended()
+
+    def _inside(
+        self,
+        phase: Phase,
+        scope: Scope,
+        vector: Symbol | None,
+        accumulators: list[Accumulator],
+        staged: Staging | None,
+        parts: Parts | None,
+    ) -> None:
+        """What is inside of a phase's other loops: its vector loop, the blocks of a tile, or one vector or lane."""
+        extents = dict(phase.loops)
+        if vector in extents:
+            self._innermost(phase, scope, vector, "0", self._top(extents[vector]), accumulators, parts=parts)
         elif staged is not None:
-            base, inside = f"{self.emitter.name_loop(staged.partner)}_0", inner.child()
+            base, inside = f"{self.emitter.name_loop(staged.partner)}_0", scope.child()
             self._tiles(phase, inside, accumulators, "", staged)
-            extent = self._top(dict(phase.loops)[staged.partner])
-            inner.lines += [
-                f"for (i64 {base} = 0; {base} < {extent}; {base} += VL) {{",
+            scope.lines += [
+                f"for (i64 {base} = 0; {base} < {self._top(extents[staged.partner])}; {base} += VL) {{",
                 *indent([*inside.lines, *(parts.taken() if parts and parts.loop == 0 else ())]),
                 "}",
             ]
         elif self.outer_vector:
-            self._body(phase, inner, accumulators, "")
+            self._body(phase, scope, accumulators, "")
         else:
-            self._one_lane(phase, inner, accumulators)
-        around = reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True)))
-        for k, ((s, d), outer_scope, body) in enumerate(around, start=1):
-            least, most = self._range(s, d, outer_scope)
-            over = self._loop(
-                self.emitter.names[s], least, most, body.lines, parts if parts and parts.loop == k else None
-            )
-            outer_scope.lines += over
-        if parts:
-            scope.lines += parts.ended()
+            self._one_lane(phase, scope, accumulators)
 
     @staticmethod
     def _loop(name: str, least: str, most: str, body: list[str], parts: Parts | None) -> list[str]:
