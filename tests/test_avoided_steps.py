@@ -116,6 +116,14 @@ def test_large_values_are_handed_on_not_selected(other: str) -> None:
     assert not hosted(onnxc.compile(parsed(small)))
 
 
+@pytest.mark.parametrize(("op", "stays"), [("Add", False), ("Pow", True)])
+def test_functions_count_by_what_they_cost(op: str, stays: bool) -> None:
+    """Of 8,000 elements, a sum takes less time than a step of the host, a power more."""
+    text = f"""g (float[80, 100] x, float[80, 100] u, bool c) => (y) {{ y = If(c) <
+      then_branch = t () => (a) {{ a = {op}(x, u) }}, else_branch = e () => (b) {{ b = Neg(u) }}> }}"""
+    assert hosted(onnxc.compile(parsed(text))) == ["if"] * stays
+
+
 def test_derivatives_have_branches() -> None:
     """That of a branch that is not taken may be NaN."""
     text = """g (double[4] x, bool c) => (double loss) { y = If(c) <then_branch = t () => (a) { a = Sqrt(x) },

@@ -11,6 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
+from onnxc.codegen.cpp.shape import breakpoint_of
+from onnxc.compiler.stages import Stages, generate
+from onnxc.frontends import onnx_file
+from onnxc.loops.access import fresh
+from onnxc.planner.groups import FusionOptions
+from onnxc.runtime.cpu import level
 
 Weights = dict[str, np.ndarray]
 
@@ -172,6 +178,31 @@ def test_what_was_compiled_before_changes_no_program(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("onnxc.loops.access._fresh", count(start))
         texts.append(onnxc.compile(m, cache=False).source)
     assert set(texts) == {texts[0]}
+
+
+def test_the_numbers_of_values_change_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of one kernel lie in the arena in their own order, whatever numbers they have."""
+    nodes = [
+        helper.make_node("Concat", ["x", "z"], ["c"], axis=1),
+        helper.make_node("ReduceSum", ["c", "one"], ["s"], keepdims=0),
+        helper.make_node("Softmax", ["c"], ["y"], axis=1),
+        helper.make_node("Concat", ["u", "v"], ["w"], axis=0),
+        helper.make_node("ReduceMax", ["w", "zero"], ["m"], keepdims=0),
+    ]
+    shapes: dict[str, list[int | str]] = {"x": [0, 5], "z": [0, 4], "u": [2, 0], "v": [3, 0]}
+    m = model(nodes, shapes, ["s", "y", "m"], {"zero": np.array([0]), "one": np.array([1])})
+    texts = []
+    for start in range(48):  # values are numbered through the life of a process
+        monkeypatch.setattr("onnxc.ir.graph._ids", count(start))
+        texts.append(generate(onnx_file.load(m), level("x86-64-v3"), FusionOptions(), Stages()).source)
+    assert set(texts) == {texts[0]}
+
+
+def test_a_guard_of_two_loops_does_not_split_one_of_them() -> None:
+    for _ in range(16):  # the names of loops have letters in them, or none
+        i, j = fresh("i", 8), fresh("i", 8)
+        assert breakpoint_of(i - j, next(iter(i.symbols()))) is None
+    assert breakpoint_of(i - 3, next(iter(i.symbols()))) == 3
 
 
 def test_vectors_of_what_has_loops_of_its_own() -> None:

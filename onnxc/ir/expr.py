@@ -163,9 +163,9 @@ class Expr:
         text = " ".join(parts)
         return text[2:] if text.startswith("+ ") else "-" + text[2:]
 
-    def atoms(self) -> set[Atom]:
-        """The atoms that stand in the polynomial itself (not those inside a Call)."""
-        return {a for mono, _ in self.terms for a in mono}
+    def atoms(self) -> tuple[Atom, ...]:
+        """The atoms that stand in the polynomial itself (not those inside a Call), in its order."""
+        return tuple(dict.fromkeys(a for mono, _ in self.terms for a in mono))
 
     def symbols(self) -> set[Symbol]:
         """Every symbol, also inside calls."""

@@ -21,6 +21,7 @@ class Store:
     value: Value
     address: Dim
     term: Term
+    ahead: int = 0  # so many bytes behind it, a line is fetched for writing; 0: none is
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Phase:
     loops: list[Loop]
     reductions: list[Reduction] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
+    fetched: list[Store] = field(default_factory=list)  # of later phases: this one fetches their lines for writing
 
 
 @dataclass
@@ -42,6 +44,11 @@ class Nest:
     phases: list[Phase]
     lookups: dict[Symbol, Lookup]
     exact: bool = False  # what it computes has the same bits in every plan
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its phases are loops around stores, and nothing else."""
+        return not self.outer and not self.reductions()
 
     def reductions(self) -> list[Reduction]:
         """Those of all phases, in order."""

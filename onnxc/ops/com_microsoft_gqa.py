@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from onnxc.errors import ModelError, UnsupportedError
@@ -35,12 +36,10 @@ def group_query_attention(
     query [batch, sequence, heads * size], or with keys and values behind it; past_key [batch, kv heads, cache, size].
     Outputs: y, the cache with the new keys and values, and the scores before (1) or after (2) the softmax.
     """
-    if (k_quant_type, v_quant_type) != ("NONE", "NONE") or k_scale is not None or v_scale is not None:
-        raise UnsupportedError("GroupQueryAttention with a quantized cache is not supported")
-    if sliding_window_cache:
-        raise UnsupportedError("GroupQueryAttention with sliding_window_cache is not supported")
-    if local_window_size > 0 and not causal:
-        raise ModelError("GroupQueryAttention with causal=0 takes no local_window_size")
+    _check(
+        quantized=(k_quant_type, v_quant_type) != ("NONE", "NONE") or k_scale is not None or v_scale is not None,
+        sliding=bool(sliding_window_cache), window=local_window_size, causal=bool(causal),
+    )  # fmt: skip
     q, k, v = heads_of(b, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         q = _normalized(b, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
@@ -49,11 +48,8 @@ def group_query_attention(
     (total,) = b.extents(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
     before = keys_before(b, seqlens_k, new, total)
     if do_rotary:
-        if cos_cache is None or sin_cache is None:
-            raise ModelError("GroupQueryAttention with do_rotary needs cos_cache and sin_cache")
         at = _positions(b, position_ids, seqlens_k, before, new, total)
-        width = static_dim(cos_cache.shape[1] * 2, "the width of cos_cache")
-        q, k = (rotary(b, t, cos_cache, sin_cache, at, 0, width, bool(rotary_interleaved)) for t in (q, k))
+        q, k = _rotated(b, (q, k), cos_cache, sin_cache, at, bool(rotary_interleaved))
     k, v = (cached(b, t, n, before, total, False) for t, n in ((past_key, k), (past_value, v)))
     scores = scaled_scores(b, q, share_heads(b, k, num_heads), scale or head_scale(q))
     if softcap > 0:
@@ -73,6 +69,26 @@ def group_query_attention(
     y = merge_heads(b, b.matmul(p, share_heads(b, v, num_heads)))
     shown = p if qk_output == 2 else b.where(allowed, scores, 0.0)
     return [y, k, v, b.slice(shown, 3, 0, total)]
+
+
+def _check(*, quantized: bool, sliding: bool, window: int, causal: bool) -> None:
+    """Raises UnsupportedError, or ModelError, for attributes that are not supported, or not allowed together."""
+    if quantized:
+        raise UnsupportedError("GroupQueryAttention with a quantized cache is not supported")
+    if sliding:
+        raise UnsupportedError("GroupQueryAttention with sliding_window_cache is not supported")
+    if window > 0 and not causal:
+        raise ModelError("GroupQueryAttention with causal=0 takes no local_window_size")
+
+
+def _rotated(
+    b: Builder, heads: Sequence[Value], cos: Value | None, sin: Value | None, at: Value, interleaved: bool
+) -> list[Value]:
+    """Queries and keys, rotated by their positions."""
+    if cos is None or sin is None:
+        raise ModelError("GroupQueryAttention with do_rotary needs cos_cache and sin_cache")
+    width = static_dim(cos.shape[1] * 2, "the width of cos_cache")
+    return [rotary(b, t, cos, sin, at, 0, width, interleaved) for t in heads]
 
 
 def heads_of(

@@ -12,9 +12,13 @@ from onnxc.ir.types import TensorType, same_shape
 from onnxc.primitives.assumptions import assumptions
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.costs import cycles
 from onnxc.primitives.places import is_foreign
 
-MOST_WORK = 1 << 13  # elements that a branch computes, or gives: what they take is no more than a step of the host
+# What takes no longer than a step of the host: what a branch computes, in additions of an element (of which a vector's
+# are one cycle), and the elements that are selected.
+MOST_WORK = 1 << 16
+MOST_SELECTED = 1 << 13
 _KINDS = (Kind.POINTWISE, Kind.VIEW, Kind.REDUCTION)
 _DRAWS = ("threefry", "random_state")
 _DIVISIONS = ("div", "mod", "fmod")
@@ -32,7 +36,7 @@ def converted(b: Builder, condition: Value, branches: Sequence[Branch]) -> list[
     alike = len(ends) == len(other_ends) and all(map(_alike, ends, other_ends))
     if b.differentiable or not alike or not all(_is_cheap(n) for n in (nodes, others)):
         return None
-    if sum(_size(x) for x, y in zip(ends, other_ends, strict=True) if x is not y) > MOST_WORK:
+    if sum(_size(x) for x, y in zip(ends, other_ends, strict=True) if x is not y) > MOST_SELECTED:
         return None  # what branches hand on, or only move, they do not compute, but to take one of two does
     b.nodes += [*nodes, *others]
     return [x if x is y else b.where(condition, x, y) for x, y in zip(ends, other_ends, strict=True)]
@@ -68,10 +72,12 @@ def _values(node: Node) -> Iterable[Value]:
 
 
 def _work(node: Node) -> int:
-    """How many elements a node reads or computes; what is only moved is computed with what reads it."""
+    """What a node takes, in additions of an element: those that it reads or computes, by what each costs. What is only
+    moved is computed with what reads it.
+    """
     if lookup(node.op).kind is Kind.VIEW:
         return 0
-    return max(map(_size, _values(node)))
+    return cycles(node.op) * max(map(_size, _values(node)))
 
 
 def _size(x: Value) -> int:

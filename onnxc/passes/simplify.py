@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,22 +151,12 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
     made: dict[int, int] = {}  # where the constants of results are, by the ids of these
     for node in graph.nodes:
         arrays = [constant_of(r.value(v)) for v in node.inputs]
-        primitive = lookup(node.op)
         size = sum(_static_bytes(v) for v in node.outputs)
-        known = sum(a.nbytes for a in arrays if a is not None)
-        worth = size <= budget and (node.op == "expand" or size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known))
-        evaluate = primitive.evaluate
-        unknown = not node.inputs or any(a is None for a in arrays)
-        if evaluate is None or unknown or not worth or not _worth_storing(node, uses):
+        worth = size <= budget and _grows_little(node, size, arrays) and _worth_storing(node, uses)
+        results = _evaluated(node, arrays) if worth else None
+        if results is None:
             r.keep(node)
             continue
-        try:
-            with np.errstate(all="ignore"):
-                result = evaluate(*arrays, **node.attrs)
-        except (OnnxcError, IndexError):  # an index outside, a division by zero: the run reports it
-            r.keep(node)
-            continue
-        results = result if isinstance(result, tuple) else (result,)
         budget -= size
         for v in node.operands:
             readers[v.id] -= 1
@@ -182,3 +172,22 @@ def fold_constants(graph: Graph, budget: int) -> Graph:
             r.replace(old, value)
     r.nodes = [node for node in r.nodes if node is not _NOTHING]
     return r.result()
+
+
+def _grows_little(node: Node, size: int, arrays: Sequence[np.ndarray | None]) -> bool:
+    """Whether a node's results, of so many bytes, are small, or not much larger than what they are computed from."""
+    known = sum(a.nbytes for a in arrays if a is not None)
+    return node.op == "expand" or size <= max(FOLD_FREE_BYTES, FOLD_GROWTH * known)
+
+
+def _evaluated(node: Node, arrays: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...] | None:
+    """A node's results from its operands; None where one of these is no constant, or a run is to report an error."""
+    evaluate = lookup(node.op).evaluate
+    if evaluate is None or not arrays or any(a is None for a in arrays):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            result = evaluate(*arrays, **node.attrs)
+    except (OnnxcError, IndexError):  # an index outside, a division by zero
+        return None
+    return result if isinstance(result, tuple) else (result,)

@@ -12,6 +12,11 @@ def is_loop(s: Symbol) -> bool:
     return s.key[0] in "ir"
 
 
+def is_size(s: Symbol) -> bool:
+    """Whether a symbol is a size that the run knows."""
+    return s.key[0] == "s" and s.key[1:].isdigit()
+
+
 def divided_loops(e: Dim) -> Iterable[tuple[Symbol, Dim]]:
     """Loops that are divided: pairs (loop, by)."""
     if isinstance(e, Expr):

@@ -34,7 +34,7 @@ def lifetimes(plan: Plan) -> list[Buffer]:
     values: dict[int, Value] = {}
     by_id = {v.id: v for v in plan.graph.values()}
     for k, group in enumerate(plan.groups):
-        for vid in {v.id for v in group.stored()} | group_reads(group):
+        for vid in sorted({v.id for v in group.stored()} | group_reads(group)):  # of a set, the order is any
             value = plan.layout.storage(by_id[vid])
             if value.id in fixed or constant_of(value) is not None:
                 continue

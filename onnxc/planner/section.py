@@ -18,6 +18,7 @@ from onnxc.loops.known import gathered_at, is_known
 from onnxc.planner.loop_index import divided_loops, is_loop, is_mixed_radix
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
+from onnxc.primitives.costs import cycles
 from onnxc.primitives.movement import VIEWS
 
 WINDOWS = ("window_max", "window_sum")
@@ -549,17 +550,9 @@ def _single_positions(at: Index) -> bool:
     return all(isinstance(e, int) for e in at)
 
 
-_EXPENSIVE = {
-    "exp": 8, "log": 8, "tanh": 10, "erf": 12, "sin": 10, "cos": 10, "pow": 20, "div": 4, "sqrt": 4,
-    "tan": 20, "asin": 20, "acos": 20, "atan": 20, "sinh": 20, "cosh": 20, "asinh": 20, "acosh": 20,
-    "atanh": 20, "threefry": 20, "mod": 8, "fmod": 8, "gather": 3, "gather_nd": 3,
-    "gather_elements": 3, "reduce_sum": 1,
-}  # fmt: skip
-
-
 def cost(node: Node) -> int:
-    """Rough cycles per element, relative to an addition."""
-    return 0 if is_view(node) or constant_of(node.output) is not None else _EXPENSIVE.get(node.op, 1)
+    """Rough cycles per element, relative to an addition; views and constants are free."""
+    return 0 if is_view(node) or constant_of(node.output) is not None else cycles(node.op)
 
 
 def is_view(node: Node) -> bool:

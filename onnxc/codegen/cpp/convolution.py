@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxc.codegen.cpp import prefetch
 from onnxc.codegen.cpp.conv_algorithms import (
     DEPTHWISE,
     DIRECT,
@@ -45,8 +46,6 @@ from onnxc.passes.prepare import reads_planes
 from onnxc.planner.groups import Group
 from onnxc.planner.templates import conv_image
 from onnxc.primitives.builder import constant_of
-
-STRIP_AHEAD = 16  # bytes for each lane: of a plane, a strip of conv_across.h is written at a time
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,8 @@ class ConvEmitter(TemplateEmitter):
         names = {next(iter(symbols(v))): t for v, t in ((n, "q.n"), (c, "c"), (place, f"({linear})")) if symbols(v)}
         places = own.places((n, c, *unflatten(place, y[2:])))
         end = Epilogue(self.group, self.layout, self.lanes, places, names, place, self.buffers, aligned=False)
-        end.emitter.ahead = STRIP_AHEAD * self.lanes
+        for phase in end.nest.phases:
+            prefetch.fetch_ahead(phase, prefetch.STRIP * self.lanes)
         return end
 
     def _near(self, end: Epilogue, row: Symbol, *, stores: bool) -> str:

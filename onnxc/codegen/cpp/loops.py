@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from onnxc.codegen.cpp import gathered, spelling, tables
+from onnxc.codegen.cpp import gathered, prefetch, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
-from onnxc.codegen.cpp.shape import COSTS, ROWS, extent_of, phase_terms, staging
+from onnxc.codegen.cpp.shape import ROWS, Staging, cost, extent_of, phase_terms
 from onnxc.codegen.cpp.splits import turns
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
 from onnxc.loops.nest import Phase
-from onnxc.loops.terms import Apply, Load, Reduced, walk
+from onnxc.loops.terms import Load, Reduced, walk
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost
 CHUNK = 4096  # elements of the vector loop in one item, where that loop is the only one
@@ -49,7 +49,7 @@ class NestEmitter(PhaseEmitter):
     def emit(self) -> tuple[list[str], str]:
         """The lines of the function's body (over items first..last) and the number of items."""
         nest = self.nest
-        if not nest.outer and not nest.reductions():
+        if nest.is_plain:
             return self._emit_plain()
         if self.outer_vector and self.vector is not None and not self._has_order(*nest.phases):
             way = lines_of_windows(nest, self.vector, self.lanes)
@@ -58,6 +58,7 @@ class NestEmitter(PhaseEmitter):
         outer = [(s, d) for s, d in nest.outer if s != self.vector]
         if self.across or (self.vector is not None and not self.outer_vector):
             self.caches.plan(nest)
+            prefetch.fetch_for_later_phases(nest, lambda phase: bool(self.caches.computed_by(phase)))
         self.function.lines += self.caches.lines
         body = self._row_body(outer)
         total = self._rows(outer)
@@ -145,9 +146,8 @@ class NestEmitter(PhaseEmitter):
 
     def _phase_work(self, phase: Phase) -> Dim:
         extent = prod(d for _, d in phase.loops)
-        every = phase_terms(phase, self.nest.lookups)
         together = max((len(t) for v in self.vectors for t in turns(phase.stores, v)), default=1)
-        return extent * max(together, sum(COSTS.get(t.op, 1) for t in every if isinstance(t, Apply)) // 4)
+        return extent * max(together, cost(phase_terms(phase, self.nest.lookups)) // 4)
 
     def _row_body(self, outer: list[tuple[Symbol, Dim]]) -> list[str]:
         scope = self.function.child({s for s, _ in outer})
@@ -228,58 +228,73 @@ class NestEmitter(PhaseEmitter):
 
     def _plain_phase(self, phase: Phase) -> tuple[list[str], str]:
         vector = self._phase_vector(phase)
-        staged = staging(phase, self.nest.lookups, vector, self.lanes) if vector is not None else None
+        previous, self.emitter.vector = self.emitter.vector, vector
+        found = self._row_phase(phase, vector)
+        self.emitter.vector = previous
+        self.emitter.tables = {}
+        return found
+
+    def _row_phase(self, phase: Phase, vector: Symbol | None) -> tuple[list[str], str]:
+        """Items are rows: points of the other loops than the vector loop, of which they take chunks where it is long."""
+        staged = self._tiling(phase)
         loops = [(s, self._blocks(d) if staged and s == staged.partner else d) for s, d in phase.loops if s != vector]
         extent: Dim = dict(phase.loops)[vector] if vector is not None else 1
-        total = prod(d for _, d in loops)
-        chunked = not (isinstance(extent, int) and extent <= 2 * CHUNK) and vector is not None
+        chunked = vector is not None and not (isinstance(extent, int) and extent <= 2 * CHUNK)
         chunks = ceildiv(extent, CHUNK) if chunked else 0 if extent == 0 else 1  # no items: not even an index is read
         per_row = self._phase_work(Phase([], [], phase.stores)) * (CHUNK if chunked else extent)
-        per_row = per_row * self.lanes if staged else per_row  # a row is then as many rows
-        previous, self.emitter.vector = self.emitter.vector, vector
-        grain, head, outer = self._grain(per_row), list[str](), list[tuple[Symbol, Dim]]()
+        grain = self._grain(per_row * self.lanes if staged else per_row)  # a staged row is as many rows
         scope = self.function.child({s for s, _ in loops})
-        if vector is not None and isinstance(extent, int) and loops and not staged and not chunked:
-            head, outer = self._tables(phase, vector, extent, loops, scope)
-            grain = f"ox_max({grain}, {ROWS})" if head else grain
-        if vector is not None and not staged and not head:
-            shared = gathered.shared(self.emitter, phase, vector)
-            if shared is not None:
-                gathering = self._gathered_phase(phase, vector, shared)
-                self.emitter.vector = previous
-                return gathering
+        head, outer = list[str](), list[tuple[Symbol, Dim]]()
+        if vector is not None and staged is None:
+            if isinstance(extent, int) and loops and not chunked:
+                head, outer = self._tables(phase, vector, extent, loops, scope)
+            if not head and (shared := gathered.shared(self.emitter, phase, vector)) is not None:
+                return self._gathered_phase(phase, vector, shared)
+        grain = f"ox_max({grain}, {ROWS})" if head else grain
+        total = prod(d for _, d in loops)
         rows = self._top(total * chunks)
-        rest = "row"
-        lo, hi = "0", self._top(extent)
+        lo, hi, rest = "0", self._top(extent), "row"
         if chunked:
-            rest, chunk = self._divided("row", chunks) if loops else ("row", "row")
-            if loops and self._shares_lines(phase):  # what lies between its lanes is read by the rows that follow
-                chunk, rest = self._divided("row", total)
+            chunk, rest = self._chunk(phase, loops, chunks, total)
             scope.lines.append(f"const i64 lo = {chunk} * {CHUNK}, hi = ox_min(lo + {CHUNK}, {hi});")
             lo, hi = "lo", "hi"
+        self._decode_row(loops, rest, staged, scope)
+        self._innermost(phase, scope, vector, lo, hi, [], staged)
+        inner = self._top(prod(d for _, d in loops[len(outer) :]))
+        text = self._over_rows(scope.lines, head, outer, inner)
+        return [f"const i64 rows = {rows}, grain = {grain};", *text], f"ox_up({rows}, {grain})"
+
+    def _chunk(self, phase: Phase, loops: list[tuple[Symbol, Dim]], chunks: Dim, total: Dim) -> tuple[str, str]:
+        """Which chunk of the vector loop an item takes, and what remains of its number."""
+        if not loops:
+            return "row", "row"
+        if self._shares_lines(phase):  # what lies between its lanes is read by the rows that follow
+            return self._divided("row", total)
+        rest, chunk = self._divided("row", chunks)
+        return chunk, rest
+
+    def _decode_row(self, loops: list[tuple[Symbol, Dim]], rest: str, staged: Staging | None, scope: Scope) -> None:
+        """Defines loop variables from what remains of an item's number; one that is staged is a block of its loop."""
         for k, (s, d) in reversed(list(enumerate(loops))):
             name = self.emitter.name_loop(s)
             rest, value = self._divided(rest, d) if k else ("", rest)
-            scope.lines.append(
-                f"const i64 {name}_0 = {value} * VL;"
-                if staged and s == staged.partner
-                else f"const i64 {name} = {value};"
-            )
+            block = staged is not None and s == staged.partner
+            scope.lines.append(f"const i64 {name}_0 = {value} * VL;" if block else f"const i64 {name} = {value};")
         if staged:
             scope.available.discard(staged.partner)
-        self._innermost(phase, scope, vector, lo, hi, [], staged)
-        self.emitter.vector = previous
-        self.emitter.tables = {}
+
+    def _over_rows(self, body: list[str], head: list[str], outer: list[tuple[Symbol, Dim]], inner: str) -> list[str]:
+        """The loop over an item's rows, behind the statements that make tables for them; these are made anew where the
+        outer loops move on, which is after so many inner rows.
+        """
         first, last = "i64 row = item * grain", "ox_min((item + 1) * grain, rows)"
-        text = [*head, f"for ({first}; row < {last}; row++) {{", *indent(scope.lines), "}"]
-        if outer:
-            inner = self._top(prod(d for _, d in loops[len(outer) :]))
-            text = [f"for ({first}, stop = {last}; row < stop;) {{", *indent([
-                f"const i64 next = ox_min((row / {inner} + 1) * {inner}, stop);",
-                *self._decode(self._named(outer), f"(row / {inner})"), *head,
-                "for (; row < next; row++) {", *indent(scope.lines), "}",
-            ]), "}"]  # fmt: skip
-        return [f"const i64 rows = {rows}, grain = {grain};", *text], f"ox_up({rows}, {grain})"
+        if not outer:
+            return [*head, f"for ({first}; row < {last}; row++) {{", *indent(body), "}"]
+        return [f"for ({first}, stop = {last}; row < stop;) {{", *indent([
+            f"const i64 next = ox_min((row / {inner} + 1) * {inner}, stop);",
+            *self._decode(self._named(outer), f"(row / {inner})"), *head,
+            "for (; row < next; row++) {", *indent(body), "}",
+        ]), "}"]  # fmt: skip
 
     def _tables(
         self, phase: Phase, vector: Symbol, extent: int, loops: list[tuple[Symbol, Dim]], scope: Scope

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxc.codegen.cpp import spelling, windows
+from onnxc.codegen.cpp import prefetch, spelling, windows
 from onnxc.codegen.cpp.accumulators import Accumulator, Parts, lane_of, parts_of
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
 from onnxc.codegen.cpp.shape import (
-    COSTS,
     Staging,
     choose_vector,
+    cost,
     split_phase,
     staging,
     vectors_across,
@@ -20,10 +20,9 @@ from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, symbols
 from onnxc.loops.nest import Nest, Phase
-from onnxc.loops.terms import Apply, Guard, Load, Term, children
+from onnxc.loops.terms import Guard, Load, Term, children
 
 UNROLL = 4
-TILE_AHEAD = 128  # bytes: two lines of each row of a tile
 LONG_CHAIN = 32  # cost of a body from which several vectors are computed side by side
 
 
@@ -61,6 +60,17 @@ class PhaseEmitter:
             self.vectors |= {s for p in pieces for s, _ in p.loops if s not in dict(phase.loops)}
             phases += pieces
         self.nest.phases = phases
+        for phase in phases:
+            if self._tiling(phase) is not None:
+                prefetch.fetch_ahead(phase, prefetch.TILE)
+
+    def _tiling(self, phase: Phase) -> Staging | None:
+        """The loads of a phase that go through tiles, since its lanes run across them; None where none do."""
+        vector = self.vector if self.outer_vector else self._phase_vector(phase) if self.nest.is_plain else None
+        found = None if vector is None else staging(phase, self.nest.lookups, vector, self.lanes)
+        if found is not None and self._has_order(phase) and phase.loops[-1][0] != found.partner:
+            return None
+        return found
 
     def _top(self, d: Dim) -> str:
         return self.emitter.index(d, self.function)
@@ -101,13 +111,7 @@ class PhaseEmitter:
 
     def _nested(self, phase: Phase, scope: Scope, vector: Symbol | None, accumulators: list[Accumulator]) -> None:
         """The phase's loops around its innermost body."""
-        staged = (
-            staging(phase, self.nest.lookups, self.vector, self.lanes)
-            if self.outer_vector and self.vector is not None
-            else None
-        )
-        if staged is not None and self._has_order(phase) and phase.loops[-1][0] != staged.partner:
-            staged = None
+        staged = self._tiling(phase) if self.outer_vector else None
         partner = staged.partner if staged else None
         loops = [(s, d) for s, d in phase.loops if s not in (vector, partner)]
         masked = set() if self._has_order(phase) else self._masking(accumulators)
@@ -116,37 +120,45 @@ class PhaseEmitter:
         for s, _ in loops:
             self.emitter.name_loop(s)
             scopes.append(scopes[-1].child({s}))
-        inner = scopes[-1]
         own = next((d for s, d in phase.loops if s in (vector, partner)), 1)
         own = own if partner else ceildiv(own, UNROLL * self.lanes)
         parts = parts_of(accumulators, [own, *(d for _, d in reversed(loops))])
         if parts:
             scope.lines += parts.declared()
-        if vector is not None and any(s == vector for s, _ in phase.loops):
-            most = self._top(dict(phase.loops)[vector])
-            self._innermost(phase, inner, vector, "0", most, accumulators, parts=parts)
+        self._inside(phase, scopes[-1], vector, accumulators, staged, parts)
+        around = reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True)))
+        for k, ((s, d), outer, body) in enumerate(around, start=1):
+            least, most = self._range(s, d, outer)
+            own_parts = parts if parts and parts.loop == k else None
+            outer.lines += self._loop(self.emitter.names[s], least, most, body.lines, own_parts)
+        if parts:
+            scope.lines += parts.ended()
+
+    def _inside(
+        self,
+        phase: Phase,
+        scope: Scope,
+        vector: Symbol | None,
+        accumulators: list[Accumulator],
+        staged: Staging | None,
+        parts: Parts | None,
+    ) -> None:
+        """What is inside of a phase's other loops: its vector loop, the blocks of a tile, or one vector or lane."""
+        extents = dict(phase.loops)
+        if vector in extents:
+            self._innermost(phase, scope, vector, "0", self._top(extents[vector]), accumulators, parts=parts)
         elif staged is not None:
-            base, inside = f"{self.emitter.name_loop(staged.partner)}_0", inner.child()
+            base, inside = f"{self.emitter.name_loop(staged.partner)}_0", scope.child()
             self._tiles(phase, inside, accumulators, "", staged)
-            extent = self._top(dict(phase.loops)[staged.partner])
-            inner.lines += [
-                f"for (i64 {base} = 0; {base} < {extent}; {base} += VL) {{",
+            scope.lines += [
+                f"for (i64 {base} = 0; {base} < {self._top(extents[staged.partner])}; {base} += VL) {{",
                 *indent([*inside.lines, *(parts.taken() if parts and parts.loop == 0 else ())]),
                 "}",
             ]
         elif self.outer_vector:
-            self._body(phase, inner, accumulators, "")
+            self._body(phase, scope, accumulators, "")
         else:
-            self._one_lane(phase, inner, accumulators)
-        around = reversed(list(zip(loops, scopes[:-1], scopes[1:], strict=True)))
-        for k, ((s, d), outer_scope, body) in enumerate(around, start=1):
-            least, most = self._range(s, d, outer_scope)
-            over = self._loop(
-                self.emitter.names[s], least, most, body.lines, parts if parts and parts.loop == k else None
-            )
-            outer_scope.lines += over
-        if parts:
-            scope.lines += parts.ended()
+            self._one_lane(phase, scope, accumulators)
 
     @staticmethod
     def _loop(name: str, least: str, most: str, body: list[str], parts: Parts | None) -> list[str]:
@@ -285,7 +297,7 @@ class PhaseEmitter:
             if term not in seen and term not in self.emitter.tables:
                 seen.add(term)
                 pending += children(term)
-        return sum(COSTS.get(t.op, 1) for t in seen if isinstance(t, Apply))
+        return cost(seen)
 
     def _one_lane(self, phase: Phase, scope: Scope, accumulators: list[Accumulator]) -> None:
         """The body where no loop is a vector loop: lane 0 alone counts."""
@@ -319,9 +331,7 @@ class PhaseEmitter:
             scope.lines.append(f"const i64 {tile}_at = {lane};")
             self.emitter.staged[load] = f"{tile} + ({name} - {name}_0) * VL + ({lane} - {tile}_at)"
         self.emitter.names[staged.partner] = name
-        self.emitter.ahead = TILE_AHEAD
         self._body(phase, tiled, accumulators, prefix)
-        self.emitter.ahead = 0
         self.emitter.staged.clear()
         scope.lines += [
             f"for (i64 {name} = {name}_0; {name} < {name}_1; {name}++) {{",
@@ -356,17 +366,8 @@ class PhaseEmitter:
             if term not in self.emitter.cached:
                 value = self.emitter.emit(term, scope)
                 scope.lines.append(f"stl({name} + {self.emitter.cache_at}, {value}, lanes);")
-        if self.caches.computed_by(phase):
-            scope.lines += self._fetched(phase, scope)
-
-    def _fetched(self, phase: Phase, scope: Scope) -> list[str]:
-        """Statements that fetch for writing what later phases over the same loops store: while terms are computed for
-        them, memory is idle.
-        """
-        later = [p for p in self.nest.phases[self.nest.phases.index(phase) + 1 :] if p.loops == phase.loops]
-        stores = [s for p in later for s in p.stores if not symbols(s.address) & self.nest.lookups.keys()]
-        places = [(s.value, s.address) for s in stores if self.emitter.stride(s.address) == 1]
-        return [f"ox_ahead({self.emitter.pointer(v)} + {self.emitter.index(at, scope)}, 0);" for v, at in places]
+        for store in phase.fetched:
+            self.emitter.fetch(store, scope)
 
     def _flat(self, phase: Phase) -> str:
         total = ""

@@ -172,8 +172,8 @@ class ProgramWriter:
         loop = self._loop(group, "worker ? 0 : ox_loop(shared)", "(worker ? ox_failed(shared) : ox_ends(shared))")
         own, (self.apart, self.scratch) = self.scratch, outside
         rows, name = spelling.index(apart.rows, self._names), ROWS_SYMBOL.key
-        each = f"ox_up({_of_rows(rows, [x.replace('ctx->threads', '1') for x in sorted(own)])}, 64) * 64"
-        self.scratch.add(f"ox_max({_of_rows(rows, sorted(own))}, ctx->threads * ({each}))")
+        each = f"ox_up({_of_rows(rows, sorted(own), '&alone')}, 64) * 64"
+        self.scratch.add(f"ox_max({_of_rows(rows, sorted(own), 'ctx')}, ctx->threads * ({each}))")
         assert group.node is not None and group.region is not None
         facts = (apart.rows, group.node.attrs["trip"], apart.shared, apart.own, apart.products, apart.operations)
         step = ", ".join(spelling.index(d, self._names) for d in (*facts, len(group.region.groups)))
@@ -338,6 +338,8 @@ class ProgramWriter:
                 "char *const arena = ctx->api->arena(ctx, arena_bytes + scratch_bytes); if (!arena) return ctx->error.code;",
                 "char *const scratch = arena + arena_bytes; (void)scratch;", "ox_lap(ctx, -1);", *self.lines]  # fmt: skip
         derived = _derived(body, ROWS_SYMBOL, False)
+        if any("&alone" in x for x in self.scratch):
+            derived.append("const ox_ctx alone = ox_alone(ctx);")
         return [f"OX_EXPORT int {ENTRY}(ox_ctx *ctx, void *const *buf, const ox_i64 *s) {{",
                 "  const char *const weights = (const char *)ctx->user[0]; (void)weights; (void)buf; (void)s;",
                 *indent(loads), *indent(derived), f"  const i64 arena_bytes = {arena}; i64 scratch_bytes = 0;",
@@ -355,10 +357,11 @@ def _parts(step: str) -> str:
     return f"ox_parts(ox_step{{{step}}}, ctx->threads)"
 
 
-def _of_rows(rows: str, items: Sequence[str]) -> str:
-    """The greatest of several sizes, which are of so many rows."""
+def _of_rows(rows: str, items: Sequence[str], ctx: str) -> str:
+    """The greatest of several sizes, which are of so many rows and of the threads of a context."""
     lines = [*_derived(list(items), ROWS_SYMBOL, True), "i64 most = 0;", *(f"most = ox_max(most, {x});" for x in items)]
-    return f"[&](const i64 {ROWS_SYMBOL.key}) {{ (void){ROWS_SYMBOL.key}; {' '.join(lines)} return most; }}({rows})"
+    given = f"const i64 {ROWS_SYMBOL.key}, const ox_ctx *const ctx"
+    return f"[&]({given}) {{ (void){ROWS_SYMBOL.key}; (void)ctx; {' '.join(lines)} return most; }}({rows}, {ctx})"
 
 
 # Seconds of compile time, roughly: for each character of a kernel, and for the first use of a template's header.

@@ -24,7 +24,7 @@ from onnxc.ir.expr import (
     symbols,
 )
 from onnxc.loops.access import fresh
-from onnxc.loops.nest import Loop, Nest, Phase, Store
+from onnxc.loops.nest import Loop, Nest, Phase
 from onnxc.loops.terms import (
     Apply,
     Guard,
@@ -37,8 +37,9 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
-from onnxc.planner.loop_index import divided_loops
+from onnxc.planner.loop_index import divided_loops, is_size
 from onnxc.planner.rows import ROWS_SYMBOL
+from onnxc.primitives.costs import cycles
 
 MAX_PIECES = 9
 MAX_TILES = 4
@@ -47,21 +48,13 @@ MAX_SPLITS = 6
 LONG_RUN = 8  # neighbouring elements for which a loop is divided
 SHORT = 64  # turns of a loop that is better joined with the one around it
 ROWS = 32  # that have something in common, for it to be worth a table
+CAST = 2  # of a vector to elements of another width, relative to an addition
 ACROSS = 12  # the price of combining the lanes of a vector, relative to a load
-COSTS = {
-    "exp": 8,
-    "log": 8,
-    "tanh": 10,
-    "erf": 12,
-    "sin": 10,
-    "cos": 10,
-    "pow": 20,
-    "mod": 8,
-    "fmod": 8,
-    "div": 4,
-    "sqrt": 4,
-    "cast": 2,
-}
+
+
+def cost(terms: Iterable[Term]) -> int:
+    """Rough cycles for a vector of terms, each computed once, relative to an addition; loads are free."""
+    return sum(CAST if t.op == "cast" else cycles(t.op) for t in terms if isinstance(t, Apply))
 
 
 def rewrite(term: Term, values: dict[Symbol, Dim], memo: dict[Term, Term] | None = None) -> Term:
@@ -217,7 +210,7 @@ def _leaps(
     short = isinstance(extent, int) and 0 < extent < SHORT
     if not short or any(not _contiguous(e, *pair, extent) for e in written):
         return None
-    others = [e for e in every if {s for s in symbols(e) if s.key[0] != "s"} - known]
+    others = [e for e in every if {s for s in symbols(e) if not is_size(s)} - known]
     if any(e in leaps for e in others) or not any(coefficient(e, pair[1]) == 1 for e in others):
         return None
     return leaps
@@ -234,7 +227,7 @@ def substitute_nest(nest: Nest, values: dict[Symbol, Dim]) -> None:
     for phase in nest.phases:
         phase.reductions = [_reduction(r, values, memo) for r in phase.reductions]
         phase.stores = [
-            Store(s.value, recombine(substitute(s.address, values)), rewrite(s.term, values, memo))
+            replace(s, address=recombine(substitute(s.address, values)), term=rewrite(s.term, values, memo))
             for s in phase.stores
         ]
     nest.lookups = {s: replace(k, term=rewrite(k.term, values, memo)) for s, k in nest.lookups.items()}
@@ -385,7 +378,7 @@ def _price(nest: Nest, s: Symbol, lanes: int) -> float | None:
         if guards is None:
             return None
         weight = 1.0 if phase.loops or not any(p.loops for p in nest.phases) else 0.05
-        work = sum(COSTS.get(t.op, 1) for t in phase_terms(phase, nest.lookups) if isinstance(t, Apply)) / 4
+        work = cost(phase_terms(phase, nest.lookups)) / 4
         total += weight * (guards + work + _accesses_price(nest, phase, s, lanes, outer))
     return total / filled
 
@@ -540,7 +533,7 @@ def breakpoint_of(condition: Dim, s: Symbol) -> Dim | None:
     if not isinstance(c, int) or c == 0:
         return None
     rest = condition - of(s) * c
-    if any(x.key[0] in "ird" and x.key[1:].isdigit() for x in symbols(rest)):
+    if not all(map(is_size, symbols(rest))):
         return None
     if abs(c) != 1 and not isinstance(rest, int):
         return None
@@ -598,6 +591,8 @@ def _piece(phase: Phase, s: Symbol, lo: Dim, hi: Dim) -> Phase:
     (symbol,) = symbols(part)
     values: dict[Symbol, Dim] = {s: part + lo}
     memo: dict[Term, Term] = {}
-    stores = [Store(x.value, substitute(x.address, values), rewrite(x.term, values, memo)) for x in phase.stores]
+    stores = [
+        replace(x, address=substitute(x.address, values), term=rewrite(x.term, values, memo)) for x in phase.stores
+    ]
     loops = [(symbol, hi - lo) if x == s else (x, d) for x, d in phase.loops]
     return Phase(loops, [], stores)

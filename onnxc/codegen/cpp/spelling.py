@@ -19,6 +19,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Call, Dim, Symbol, of, symbols
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
+from onnxc.planner.loop_index import is_size
 
 # Elements that are wider in lanes than in memory, and their types in narrow.h.
 NARROW = {
@@ -72,7 +73,7 @@ def _atom(atom: object, names: Mapping[Symbol, str]) -> str:
     if isinstance(atom, Symbol):
         return names[atom]
     assert isinstance(atom, Call)
-    if all(s.key[0] == "s" for s in symbols(of(atom))):
+    if all(is_size(s) for s in symbols(of(atom))):
         return derived_size(atom)
     return operation(atom, names)
 

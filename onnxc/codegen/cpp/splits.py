@@ -104,7 +104,7 @@ def written_out(phase: Phase, lookups: Mapping[Symbol, Lookup], vector: Symbol) 
         return phase
     memos = [dict[Term, Term]() for _ in values]
     stores = [
-        Store(s.value, recombine(substitute(s.address, at)), rewrite(s.term, at, memo))
+        replace(s, address=recombine(substitute(s.address, at)), term=rewrite(s.term, at, memo))
         for s in phase.stores for at, memo in zip(values, memos, strict=True)
     ]  # fmt: skip
     return Phase([x for x in phase.loops if x not in loops], [], stores)

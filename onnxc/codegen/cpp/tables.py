@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import COSTS, ROWS, phase_terms
+from onnxc.codegen.cpp.shape import ROWS, cost, phase_terms
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.ir.expr import Symbol, prod
@@ -29,7 +29,7 @@ def costs(term: Term, least: int) -> bool:
     """Whether a term and all below it cost so much. (It looks no further than that, as it is asked of every term.)"""
     total = 0
     for t in walk(term):
-        total += COSTS.get(t.op, 1) if isinstance(t, Apply) else 1
+        total += cost([t]) if isinstance(t, Apply) else 1
         if total >= least:
             return True
     return False

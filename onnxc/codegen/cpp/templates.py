@@ -52,6 +52,16 @@ def pack_panels(matrix: np.ndarray, panel: int, out: np.ndarray) -> None:
         rest.reshape(k, -1)[:, : n % panel] = matrix[:, whole * panel :]
 
 
+def _are_rows(a: str) -> bool:
+    """Whether A is read as it lies: its text in C++ is of rows side by side."""
+    return a.startswith("MmRows")
+
+
+def _is_short(access: MatmulAccess) -> bool:
+    """Whether a sum has so few terms that a plain loop adds them up."""
+    return isinstance(access.sizes[2], int) and access.sizes[2] <= SHORT
+
+
 class MatmulEmitter(TemplateEmitter):
     """C[M, N] = A[M, K] B[K, N] over batch loops; B packed at compile time where it is constant."""
 
@@ -62,28 +72,42 @@ class MatmulEmitter(TemplateEmitter):
         self.bytes: int = node.output.dtype.itemsize
         access = matmul_access(self.layout, node)
         assert access is not None, "the planner checked the operands"
-        m, n, k = (self.size(d) for d in access.sizes)
         names: dict[Symbol, str] = {}
         decode = self.loops(access.batch, "(t / g.tasks)", names)
         names |= {next(iter(access.m.symbols())): "m", next(iter(access.n.symbols())): "n"}
         a = self._left(access, names)
-        if access.sizes[1] == 1 and access.b.row == 1 and a.startswith("MmRows"):
+        return self._of_plain_rows(access, a, decode, names) or self._packed_panels(access, a, decode, names)
+
+    def _of_plain_rows(
+        self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]
+    ) -> KernelSource | None:
+        """A kernel that reads B as it lies, or packs it where it is needed: for rows of A that are none to be packed.
+        None where none of these is faster.
+        """
+        if not _are_rows(a):
+            return None
+        if access.sizes[1] == 1 and access.b.row == 1:
             return self._column(access, a, decode, names)
-        short = a.startswith("MmRows") and isinstance(access.sizes[2], int) and access.sizes[2] <= SHORT
-        if a.startswith("MmRows") and not short and _few_by_columns(access):
+        if _is_short(access):
+            return None
+        if _few_by_columns(access):
             return self._few(access, a, decode, names)
-        panels = self._loose_panels(access) if a.startswith("MmRows") and not short else 0
-        if panels:
-            return self._loose(access, a, panels, decode, names)
+        panels = self._loose_panels(access)
+        return self._loose(access, a, panels, decode, names) if panels else None
+
+    def _packed_panels(self, access: MatmulAccess, a: str, decode: list[str], names: dict[Symbol, str]) -> KernelSource:
+        """The kernel that reads B in packed panels."""
+        m, n, k = (self.size(d) for d in access.sizes)
+        short = _are_rows(a) and _is_short(access)
         b, before, workspace = self._right(access, names, always_equal(access.b.col, 1) and not short)
         end = Epilogue(self.group, self.layout, self.lanes, access.index, names, access.n, self.buffers)
         epilogue = self.epilogue(end)
         batch = self.size(prod(d for _, d in access.batch))
-        long_runs = not a.startswith("MmRows") or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
+        long_runs = not _are_rows(a) or (access.sizes[0] == 1 and before)  # of A to pack, of B's rows to read
         divide, least = ("mm_short_grid", "") if short else ("mm_coarse_grid", ", 16") if long_runs else ("mm_grid", "")
         grid = f"const MmGrid g = {divide}({m}, {n}, {k}, ctx->threads{least}{self._work(batch)});"
         lines = self._out(end, access, names)
-        halves = self._halves(access) if a.startswith("MmRows") and not (short or before or batch != "1") else None
+        halves = self._halves(access) if _are_rows(a) and not (short or before or batch != "1") else None
         if halves is not None:
             return self._strassen(access, halves, f"{a}, {b}", epilogue, lines)
         task = f"mm_task(g, t % g.tasks, {a}, {b}, {m}, {n}, {k}, scratch, epi{lines});"

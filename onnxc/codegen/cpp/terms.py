@@ -32,6 +32,7 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
+from onnxc.planner.loop_index import is_size
 
 ONE = Const(dtypes.float32, np.float32(1).tobytes())
 _FEW_DIVISIONS = 3  # of a lane's address: with more, a copy of it for each lane takes long to compile
@@ -66,7 +67,6 @@ class TermEmitter:
         self.places: dict[Dim, tuple[Dim, str]] = {}  # address -> what rows do not share of it, the table of the rest
         self.aligned = 0  # the vector's length, where the vector loop's variable is a multiple of it
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
-        self.ahead = 0  # bytes from a vector that is stored to what is fetched for writing (vec.h)
         self.only: Callable[[Scope], str] | None = None  # the test of the lanes `i` that may read
         self.exact = False  # a term has the same bits whatever is computed and stored beside it
 
@@ -92,7 +92,7 @@ class TermEmitter:
 
     def size_symbols(self) -> list[Symbol]:
         """Dynamic dims that the kernel has used."""
-        return sorted((s for s, n in self.names.items() if n == s.key and s.key[0] == "s"), key=lambda s: s.key)
+        return sorted((s for s, n in self.names.items() if n == s.key and is_size(s)), key=lambda s: s.key)
 
     def index(self, d: Dim, scope: Scope) -> str:
         """An index expression, with the data-dependent indices in it computed first."""
@@ -102,7 +102,7 @@ class TermEmitter:
                 if self._varies(self.deps(self.lookups[s].term)):
                     raise InternalError(f"the data index {s} differs from lane to lane")
             elif s not in self.names:
-                if s.key[0] != "s":
+                if not is_size(s):
                     raise InternalError(f"loop {s} is not open where it is used")
                 self.names[s] = s.key
         return spelling.index(d, self.names)
@@ -116,7 +116,7 @@ class TermEmitter:
             for s in index_symbols(term):
                 if s in self.lookups:
                     found |= self.deps(self.lookups[s].term)
-                elif s.key[0] != "s":
+                elif not is_size(s):
                     found.add(s)
             if isinstance(term, Reduced):
                 found.add(("reduced", term.key))
@@ -363,9 +363,14 @@ class TermEmitter:
             scope.lines.append(f"st_turns({at}, lanes, {', '.join(values)});")
             return
         for k, value in enumerate(values):
-            self._store(store, store.address + k, value, dtype, scope)
+            self._store_vector(store, store.address + k, value, dtype, scope)
 
-    def _store(self, store: Store, address: Dim, value: str, dtype: DType, scope: Scope) -> None:
+    def fetch(self, store: Store, scope: Scope) -> None:
+        """Fetches the line of a store for writing; nothing where its lanes do not lie side by side."""
+        if self.stride(store.address) == 1:
+            scope.lines.append(f"ox_ahead({self.pointer(store.value)} + {self.index(store.address, scope)}, 0);")
+
+    def _store_vector(self, store: Store, address: Dim, value: str, dtype: DType, scope: Scope) -> None:
         p, stride = self.pointer(store.value), self.stride(address)
         if stride is None:
             put = spelling.put_element(f"{p}[{self.lane_address(address, scope)}]", f"{value}[i]", dtype)
@@ -388,8 +393,8 @@ class TermEmitter:
         else:
             line = f"sts({at}, {value}, {self.index(stride, scope)}, (int)lanes);"
         scope.lines.append(line)
-        if self.ahead and stride == 1:
-            scope.lines.append(f"ox_ahead({at}, {self.ahead});")
+        if store.ahead and stride == 1:
+            scope.lines.append(f"ox_ahead({at}, {store.ahead});")
 
     def _guard(self, term: Guard, name: str, scope: Scope) -> None:
         scope.lines.append(f"V<{spelling.lane_type(term.dtype)}> {name};")

@@ -14,7 +14,7 @@ from onnxc.codegen.triton.attention_steps import ScoreSteps
 from onnxc.codegen.triton.attention_tiles import GROUP, VECTOR, AttentionTile
 from onnxc.codegen.triton.epilogue import Tile, symbol
 from onnxc.codegen.triton.kernel import Kernel, indent
-from onnxc.codegen.triton.terms import Buffers, is_size
+from onnxc.codegen.triton.terms import Buffers
 from onnxc.ir.expr import (
     Call,
     Dim,
@@ -32,6 +32,7 @@ from onnxc.ir.graph import Value
 from onnxc.loops.terms import Result
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
+from onnxc.planner.loop_index import is_size
 from onnxc.planner.lower import Lowering
 from onnxc.planner.templates import AttentionAccess, Matrix
 

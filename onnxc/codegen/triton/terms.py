@@ -15,14 +15,10 @@ from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term, walk
 from onnxc.passes.widen_halves import SMOOTH
+from onnxc.planner.loop_index import is_size
 
 Key = object  # a loop symbol, or ("reduced", key)
 Guarding = tuple[tuple[tuple[Dim, ...], bool], ...]  # conditions, and whether they hold or not
-
-
-def is_size(s: Symbol) -> bool:
-    """Whether a symbol is a dynamic dim, and no loop."""
-    return s.key[0] == "s" and s.key[1:].isdigit()
 
 
 @dataclass(frozen=True)

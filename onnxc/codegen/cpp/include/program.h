@@ -29,18 +29,23 @@ static __attribute__((noinline, unused)) i64 ox_parts(const ox_step &x, i64 thre
   while (time(parts) * 5 > least * 6) parts++;
   return time(parts) < together ? parts : 0;
 }
+// A context like this one, in which kernels find one thread.
+static inline ox_ctx ox_alone(const ox_ctx *ctx) {
+  ox_ctx alone = *ctx;
+  alone.threads = 1;
+  return alone;
+}
 // Calls part(first, last, worker, ctx, scratch) for all rows. Without parts that is a loop as any other, whose kernels
-// this call's threads divide. Each part has a context of its own, in which its kernels find one thread, and scratch,
-// `each` bytes from that of the next; it reports failures to the caller's context, where the first part also has its
-// clock, whoever takes it.
+// this call's threads divide. Each part has a context of its own (`ox_alone`) and scratch, `each` bytes from
+// that of the next; it reports failures to the caller's context, where the first part also has its clock, whoever takes
+// it.
 template <class F>
 static inline void ox_rows(ox_ctx *ctx, i64 rows, i64 parts, char *scratch, i64 each, const F &part) {
   if (rows <= 0) return;
   if (!parts) return part(0, rows, 0, ctx, scratch);
-  const ox_ctx begin = *ctx;
+  const ox_ctx begin = ox_alone(ctx);
   const auto own = [&](i64 first, i64 last, int worker) {
     ox_ctx apart = begin;
-    apart.threads = 1;
     if (first) apart.times = 0;
     part(rows * first / parts, rows * last / parts, worker, &apart, scratch + worker * each);
     if (!first) ctx->lap = apart.lap;
