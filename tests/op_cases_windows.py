@@ -148,6 +148,10 @@ def pools() -> Iterator[Case]:
 def experimental() -> Iterator[Case]:
     """Of models before opset 10."""
     x = f32(1, 2, 5, 6)
+    for across in (0, 1):
+        for divided in (0, 1):
+            attrs = {"across_channels": across, "normalize_variance": divided}
+            yield Case("MeanVarianceNormalization", [f32(2, 3, 4, 5)], attrs, opset=7)
     for opset in (7, 9):
         yield Case("Affine", [x], {"alpha": 2.0, "beta": 0.3}, opset=opset)
         yield Case("Scale", [x], {"scale": -1.5}, opset=opset)

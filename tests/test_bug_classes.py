@@ -359,3 +359,12 @@ def test_many_operands_of_max(dtype: str) -> None:
     text = f"({dtype}[n] x) => ({dtype}[n] y, {dtype}[n] z) {{\n" + "\n".join(made) + "\n}"
     x = np.array([1, -2, np.nan, 0, np.inf, -np.inf, 3], np.float32 if dtype == "float" else np.float64)
     agrees(text, x, exact=True)
+
+
+def test_a_product_in_loops_meets_a_products_kernel() -> None:
+    """The one that has no template is not computed in the epilogue of the other."""
+    agrees(
+        """(float[b, s, 12] x, float[12, 7] w, int64[12, 7] v) => (float[b, s, 7] y)
+        { xi = Cast<to=7>(x) a = MatMul(xi, v) p = Cast<to=1>(a) q = MatMul(x, w) y = Mul(p, q) }""",
+        3 * f32(2, 5, 12), f32(12, 7), whole(np.int64, 12, 7),
+    )  # fmt: skip

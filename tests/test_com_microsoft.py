@@ -102,7 +102,7 @@ def multi_head_attentions() -> Iterator[Case]:
     yield mha([q, k, v])
     yield mha([q, k, v, f32(28)])
     yield mha([q, k, v, f32(28), None, f32(1, 2, 3, 5)], keep=(8, 12, 28, 2, 1), dynamic=True)
-    for mask in (i32(2, 5), bits(2, 5), bits(2, 3, 5)):
+    for mask in (i32(2, 5), i32(2, 5, 0, 3, 6, 0, 2, 7), bits(2, 5), bits(2, 3, 5)):
         yield mha([q, k, v, None, mask])
     yield mha([q, f32(2, 2, 5, 4), f32(2, 2, 5, 4)])
     yield mha([q, k, v], {"unidirectional": 1})
@@ -397,6 +397,7 @@ def integer_products() -> Iterator[Case]:
     yield fixed("QGemm", [*head, rng.integers(-900, 900, (3, 5)).astype(np.int32)], **exact)
     yield fixed("QGemm", [*head, bias, F(0.1), U(128)])
     yield fixed("QGemm", [*head, None, F(0.1), U(3)], {"alpha": 0.7})
+    yield fixed("QGemm", [*head, bias, F(0.1)], {"alpha": 1.5}, **exact)
     columns = [u8(7, 3), F(0.02), U(100), s8(5, 7), pos(5) * F(0.03), np.zeros(5, I8), bias, F(0.1), U(128)]
     yield fixed("QGemm", columns, {"transA": 1, "transB": 1})
     yield fixed("QGemm", [s8(3, 7), F(0.02), I8(4), s8(7, 5), F(0.03), I8(0), None, F(0.1), I8(-5)])

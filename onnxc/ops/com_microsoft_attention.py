@@ -223,7 +223,7 @@ def _with_biases(b: Builder, q: Value, k: Value, v: Value, bias: Value) -> tuple
 
 
 def _padding_mask(b: Builder, q: Value, k: Value, mask: Value | None, filtered: float) -> Value | None:
-    """The mask of padded keys as a bias: [batch] ends, [2 * batch] ends and starts, [batch, (queries,) keys]."""
+    """The mask of padded keys as a bias: ends of keys, as `_between` reads them, or [batch, (queries,) keys]."""
     if mask is None:
         return None
     keys, batch = k.shape[2], q.shape[0]
@@ -238,15 +238,21 @@ def _padding_mask(b: Builder, q: Value, k: Value, mask: Value | None, filtered: 
 
 
 def _between(b: Builder, mask: Value, keys: Dim, batch: Dim) -> Value:
-    """Keys before the ends, and from the starts on where the mask has them."""
-    at = b.iota(keys)
+    """Keys before the ends, [batch], and from the starts on where the mask has them too, [2 * batch].
+
+    What stands behind the ends in [3 * batch + 2], where sequences begin without their padding, adds nothing to them.
+    """
+    at, (size,) = b.iota(keys), mask.shape
+    if not any(always_equal(size, n) for n in (batch, 2 * batch, 3 * batch + 2)):
+        raise UnsupportedError(
+            f"a mask {mask.t} of keys is not supported: it has neither {batch} elements, nor twice as many, nor "
+            f"{3 * batch + 2}"
+        )
     limits = b.cast(mask, dtypes.int64)
-    if always_equal(mask.shape[0], batch):
-        return b.lt(at, b.reshape(limits, (batch, 1, 1, 1)))
-    if not always_equal(mask.shape[0], 2 * batch):
-        raise UnsupportedError(f"a mask {mask.t} of keys is not supported: it has neither {batch} nor twice as many")
-    ends, starts = (b.reshape(t, (batch, 1, 1, 1)) for t in b.split(limits, 0, [batch, batch]))
-    return b.and_(b.le(starts, at), b.lt(at, ends))
+    parts = b.split(limits, 0, [batch, batch] if always_equal(size, 2 * batch) else [batch])
+    ends, *starts = (b.reshape(t, (batch, 1, 1, 1)) for t in parts)
+    inside = b.lt(at, ends)
+    return b.and_(b.le(starts[0], at), inside) if starts else inside
 
 
 @op("Attention", 1, domain=MS)

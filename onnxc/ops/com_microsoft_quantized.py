@@ -188,17 +188,15 @@ def qgemm(
     c: Value | None = None, scale: Value | None = None, zero: Value | None = None, *, alpha: float = 1.0,
     transA: Flag = 0, transB: Flag = 0,
 ) -> Value:  # fmt: skip
-    """c is int32 in units of alpha * x_scale * y_scale; without an output scale the result is a float."""
+    """c is int32 in units of alpha * x_scale * y_scale; without an output zero point the result is a float."""
     left = centered(b, b.swap(x, 0, 1) if transA else x, _single(b, x_zero))
     right = centered(b, b.swap(y, 0, 1) if transB else y, _single(b, y_zero))
     acc = b.matmul(left, right)
     acc = acc if c is None else b.add(acc, c)
     factor = b.mul(b.mul(_single(b, x_scale), _single(b, y_scale)), alpha)
     real = b.cast(acc, dtypes.float32)
-    if scale is None:
-        return b.mul(real, factor)
-    point = None if zero is None else _single(b, zero)
-    return to_quantized(b, b.mul(real, b.div(factor, _single(b, scale))), point, zero.dtype if zero else x.dtype)
+    scaled = b.mul(real, factor if scale is None else b.div(factor, _single(b, scale)))
+    return scaled if zero is None else to_quantized(b, scaled, _single(b, zero), zero.dtype)
 
 
 @op("QAttention", 1, domain=MS)

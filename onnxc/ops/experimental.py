@@ -10,7 +10,8 @@ from onnxc.errors import ModelError, ShapeError
 from onnxc.ir.expr import never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.activation import softplus, thresholded_relu
-from onnxc.ops.registry import op
+from onnxc.ops.normalization import mean_variance_normalization
+from onnxc.ops.registry import Flag, op
 from onnxc.ops.slicing import slice_10
 from onnxc.primitives.builder import Builder
 
@@ -47,6 +48,15 @@ def image_scaler(b: Builder, x: Value, *, bias: list[float], scale: float = 1.0)
         raise ShapeError(f"ImageScaler has {len(bias)} biases for the channels of {x.t}")
     offsets = b.constant(np.asarray(bias, x.dtype.numpy).reshape(1, -1, 1, 1))
     return b.add(b.mul(x, scale), offsets)
+
+
+@op("MeanVarianceNormalization", 1, 8)
+def mean_variance_normalization_1(
+    b: Builder, x: Value, *, across_channels: Flag = 0, normalize_variance: Flag = 1
+) -> Value:
+    """[N, C, D...] less the mean, of a channel in all images or of everything, divided by the deviation if asked."""
+    axes = [a for a in range(x.rank) if across_channels or a != 1]
+    return mean_variance_normalization(b, x, axes=axes) if normalize_variance else b.sub(x, b.mean(x, axes, True))
 
 
 @op("Crop", 1, 9)

@@ -10,7 +10,7 @@ from onnxc.planner.draft import Draft
 from onnxc.planner.groups import Group, Placement
 from onnxc.planner.layout import Layout
 from onnxc.planner.operands import CHEAP, follows, opened, takes
-from onnxc.planner.section import FULL, Section, cost
+from onnxc.planner.section import FULL, Section, cost, is_reduction
 from onnxc.planner.siblings import siblings
 from onnxc.planner.templates import operand_is_direct
 from onnxc.primitives.base import Kind, lookup
@@ -269,7 +269,7 @@ class Placing:
             return True
         if any(section is s for s in group.operands.values()):
             return not store and takes(self.draft, group, section, node)
-        return not (store or lookup(node.op).kind is Kind.REDUCTION or node.op in ("concat", "pad"))
+        return not (store or is_reduction(node) or node.op in ("concat", "pad"))
 
     def _is_woven(self, node: Node) -> bool:
         """Whether a value is put together of parts, and to find an element's takes tests, or functions are computed for

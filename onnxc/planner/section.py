@@ -105,7 +105,7 @@ class Section:
             return f"needed at {len(demands)} positions that are data, element by element"
         if self.is_full:
             return FULL
-        if _is_reduction(node) and (problem := self._misplaced(demands)):
+        if is_reduction(node) and (problem := self._misplaced(demands)):
             return problem
         if not self._wants_split(node):
             return self._fits(node, store)
@@ -120,7 +120,7 @@ class Section:
 
     def _wants_split(self, node: Node) -> bool:
         """Whether loops that indices divide become two, for a node to be computed here."""
-        if _is_reduction(node):
+        if is_reduction(node):
             return node.op not in WINDOWS and node.op not in CONTRACTIONS
         return cost(node) > 1 and any(True for e in self.demands[node.output.id][0] for _ in divided_loops(e))
 
@@ -128,7 +128,7 @@ class Section:
         """As `accepts`, once loops are split."""
         value = node.output
         demands = self.demands[value.id]
-        if _is_reduction(node):
+        if is_reduction(node):
             return self._accepts_reduction(node) or self._stored_once(node, store)
         if store and not self.visits_once(value, demands[0]):
             return "not every element is computed exactly once here"
@@ -236,7 +236,7 @@ class Section:
         self.members[value.id] = node
         if store:
             self.stores[value.id] = self.demands[value.id][0]
-        if _is_reduction(node):
+        if is_reduction(node):
             self.outer = self._outer_with(node)
         for at in list(self.demands[value.id]):
             for operand, index in self.reads(node, at):
@@ -500,7 +500,8 @@ def _in_order(order: SumOrder, loops: tuple[Dim, ...], dims: list[Dim]) -> Index
     return tuple(at)
 
 
-def _is_reduction(node: Node) -> bool:
+def is_reduction(node: Node) -> bool:
+    """Whether it has loops of its own: sums, windows, and contractions that are no templates."""
     return lookup(node.op).kind is Kind.REDUCTION or node.op in CONTRACTIONS
 
 
