@@ -332,6 +332,22 @@ def test_dynamic_dims() -> None:
     assert len(f.explain_recompiles()) == 1
 
 
+def test_products_of_complex_numbers_along_dynamic_axes() -> None:
+    @onnxc.jit(dynamic=True)
+    def f(x: Array) -> Any:
+        return xp.prod(x), xp.prod(x, axis=1, keepdims=True), xp.cumulative_prod(x, axis=0)
+
+    slope = onnxc.jit(onnxc.grad(lambda t: xp.real(xp.prod(xp.exp(1j * t) * t))), dynamic=True)
+    for n in (3, 2, 5):
+        real, imaginary = np.random.default_rng(n).normal(size=(2, n, 4))
+        x = real + 1j * imaginary
+        _compare(f(x), [np.asarray(x.prod()), x.prod(1, keepdims=True), x.cumprod(0)], f"n = {n}")
+        t = real[:, 0]
+        whole = np.prod(np.exp(1j * t) * t)  # its logarithm's derivative is the sum of i + 1 / t
+        np.testing.assert_allclose(slope(t).numpy(), np.real(whole * (1j + 1 / t)), rtol=1e-10)
+    assert len(f.explain_recompiles()) == 1
+
+
 def _shifted(x: Array) -> Array:
     y = xp.asarray(x, copy=True)
     y[1:] = x[:-1]

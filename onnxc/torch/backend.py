@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.ao.quantization.fx import _decomposed
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxc.errors import InputError
@@ -167,7 +168,22 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"):
         found[getattr(torch.ops.quantized_decomposed, name).default] = getattr(_decomposed, name)
-    return {op: f for op, f in (found | DECOMPOSITIONS).items() if op not in RULES}
+    return {op: _for_complex(f) for op, f in (found | DECOMPOSITIONS).items() if op not in RULES}
+
+
+def _for_complex(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that leaves the op whole where it is not written for complex numbers, which the op takes."""
+
+    @wraps(decomposition)
+    def found(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return decomposition(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            if any(isinstance(x, torch.Tensor) and x.is_complex() for x in pytree.arg_tree_leaves(*args, **kwargs)):
+                return NotImplemented
+            raise
+
+    return found
 
 
 _ALSO = (
