@@ -82,15 +82,25 @@ def backend(
 
         return compiler
 
-    traced = aot_autograd(
-        fw_compiler=compiled("forward", False),
-        bw_compiler=compiled("backward", False),
-        inference_compiler=compiled("inference", freezing),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decompositions(),
-    )
+    def traced(keep: bool) -> Callable[..., Any]:
+        plain.clear()
+        return aot_autograd(  # type: ignore[no-any-return]
+            fw_compiler=compiled("forward", False),
+            bw_compiler=compiled("backward", False),
+            inference_compiler=compiled("inference", freezing),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=keep,
+        )(prepared, inputs)
+
     _check_out(module)
-    found = traced(with_dense_attention(with_losses(with_layers(module))), inputs)
+    prepared = with_dense_attention(with_losses(with_layers(module)))
+    try:
+        found = traced(keep=False)
+    except AssertionError as error:
+        if "set_" not in str(error):
+            raise
+        found = traced(keep=True)  # a parameter of which `.data` is another tensor: PyTorch has that in graphs alone
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
 
 
@@ -154,7 +164,7 @@ def _weights() -> tuple[int, ...]:
     facts = None if context is None else context.fw_metadata
     if facts is None:
         return ()
-    changed = set(facts.mutated_inp_runtime_indices)
+    changed = {*facts.mutated_inp_runtime_indices, *facts.mutated_graph_handled_indices}
     return tuple(k for k in facts.static_input_indices or () if k not in changed)
 
 
@@ -192,7 +202,7 @@ _ALSO = (
     "_batch_norm_with_update_functional", "batch_norm_backward", "embedding_dense_backward",
     "_softmax_backward_data", "_log_softmax_backward_data", "linalg_vector_norm", "ldexp",
     "dist", "permute_copy", "narrow_copy", "cumprod",
-    "hardtanh_backward", "max_pool2d_with_indices_backward",
+    "hardtanh_backward", "max_pool2d_with_indices_backward", "rrelu_with_noise_backward",
 )  # fmt: skip
 
 
