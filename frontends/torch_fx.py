@@ -73,12 +73,13 @@ class Imported:
         graph: its inputs are those of `inputs`, then one of shape [size, 0] for each of `sizes`. Complex tensors
             [...] are real ones [..., 2].
         inputs: the FX nodes whose tensors it reads.
-        sizes: PyTorch's symbols that are no dim of these tensors.
+        sizes: PyTorch's symbols that are no dim of these tensors, each with a sign: the size is what the symbol is with
+            that sign, or zero.
     """
 
     graph: Graph
     inputs: tuple[fx.Node, ...]
-    sizes: tuple[sympy.Symbol, ...]
+    sizes: tuple[tuple[sympy.Symbol, int], ...]
 
 
 def imported(
@@ -300,7 +301,10 @@ class _Importer:
         if x.node.expr in self.sizes.numbers:
             return self.sizes.numbers[x.node.expr]
         if isinstance(x, torch.SymInt):
-            return self.sizes.dim(x)
+            try:
+                return self.sizes.dim(x)
+            except UnsupportedError:  # a number that no size can be, such as 2**x
+                return self.sizes.number(self.b, x)
         if isinstance(x, torch.SymFloat):
             return self.sizes.number(self.b, x)
         raise UnsupportedError(f"a number {x} that sizes decide")
@@ -311,12 +315,11 @@ class _Importer:
         graph.name = "torch"
         told = {d for v in graph.inputs for d in v.shape if isinstance(d, Expr)}
         told |= self.sizes.decided
-        hidden = [s for s, d in self.sizes.symbols.items() if isinstance(d, Expr) and d not in told and _uses(graph, d)]
-        for s in hidden:
-            size = TensorType(dtypes.uint8, (self.sizes.symbols[s], 0))
-            graph.inputs.append(Value(size, f"x{len(graph.inputs)}"))
+        hidden = [(s, sign, d) for s, sign, d in self.sizes.parts if d not in told and _uses(graph, d)]
+        for _, _, d in hidden:
+            graph.inputs.append(Value(TensorType(dtypes.uint8, (d, 0)), f"x{len(graph.inputs)}"))
         graph.dim_names = {str(d): str(s) for s, d in self.sizes.symbols.items()}
-        return Imported(graph, tuple(self.inputs), tuple(hidden))
+        return Imported(graph, tuple(self.inputs), tuple((s, sign) for s, sign, _ in hidden))
 
 
 def _uses(graph: Graph, size: Any) -> bool:

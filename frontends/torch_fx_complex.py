@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 
 from onnxc.errors import UnsupportedError
 from onnxc.frontends.torch_fx_pointwise import truth
-from onnxc.frontends.torch_fx_table import RULES, Call, axis_of, static
+from onnxc.frontends.torch_fx_reduction import Axes
+from onnxc.frontends.torch_fx_table import RULES, Call, axes_of, axis_of, static
+from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
@@ -33,8 +35,10 @@ _EACH = (
     "transpose.int", "expand", "repeat", "slice.Tensor", "select.int", "slice_scatter", "select_scatter", "cat",
     "stack", "split_with_sizes", "split.Tensor", "unbind.int", "flip", "roll", "diagonal", "diagonal_scatter",
     "unfold", "gather", "index_select", "index.Tensor", "embedding", "neg", "sum", "sum.dim_IntList", "mean",
-    "mean.dim", "cumsum", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "index_add",
-    "scatter_add", "index_put", "_unsafe_index.Tensor", "_unsafe_index_put",
+    "mean.dim", "cumsum", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", "index_add", "scatter_add", "scatter.src",
+    "index_copy", "put", "masked_scatter", "masked_scatter_backward", "index_put", "_unsafe_index.Tensor",
+    "_unsafe_index_put",
 )  # fmt: skip
 
 
@@ -55,8 +59,9 @@ def has_complex(arguments: Any, types: Sequence[TensorType | None]) -> bool:
 
 
 def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    space = torch.ops.prims if name.startswith("prims.") else torch.ops.aten
+    packet, _, overload = name.removeprefix("prims.").partition(".")
+    return getattr(getattr(space, packet, None), overload or "default", None)
 
 
 def _of_parts() -> set[Any]:
@@ -151,6 +156,39 @@ def matmul(c: Call, x: Number, y: Number) -> Number:
     return numbers.matmul(c.b, x, y)
 
 
+@aten("addmm", "baddbmm")
+def addmm(c: Call, bias: Number, x: Number, y: Number, *, beta: Any = 1, alpha: Any = 1) -> Number:
+    b, dtype = c.b, _computed_in(c)
+    found = matmul(c, x, y) if alpha == 1 else numbers.mul(b, matmul(c, x, y), _number(c, alpha, dtype))
+    if beta == 0:
+        return found
+    return _full(c, numbers.add(b, found, bias if beta == 1 else numbers.mul(b, bias, _number(c, beta, dtype))))
+
+
+@aten("dot", "vdot", "mv")
+def matvec(c: Call, x: Number, y: Number) -> Number:
+    if ".vdot." in c.name:
+        x = numbers.conj(c.b, x)
+    row, column = ((1, *x.shape) if x.rank == 1 else x.shape), (*y.shape, 1)
+    found = numbers.matmul(c.b, each(lambda v: c.b.reshape(v, row), x), each(lambda v: c.b.reshape(v, column), y))
+    return each(lambda v: c.b.reshape(v, c.type.shape), found)
+
+
+@aten("prod", "prod.dim_int", "prims.prod")
+def product(c: Call, x: Number, axes: Axes = None, keepdim: bool = False, **options: Any) -> Number:
+    return numbers.product(c.b, _number(c, x, _computed_in(c)), axes_of(c, axes, x.rank), keepdim)
+
+
+@aten("var.correction", "var.dim", "var_mean.correction")
+def variance(c: Call, x: Complex, *rest: Any, **options: Any) -> Any:
+    """That of the real parts and that of the imaginary ones together."""
+    rule: ComplexRule = RULES[_overload(c.name.removeprefix("aten."))]
+    found = [rule(c, v, *rest, **options) for v in (x.re, x.im)]
+    if "var_mean" not in c.name:
+        return c.b.add(*found)
+    return [c.b.add(found[0][0], found[1][0]), Complex(found[0][1], found[1][1])]
+
+
 @aten("eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar")
 def equal(c: Call, x: Number, y: Any) -> Value:
     parts = [PART.get(v.dtype, v.dtype) for v in (x, y) if isinstance(v, Complex) or _is_float(v)]
@@ -165,18 +203,38 @@ def where(c: Call, condition: Value, x: Number, y: Number) -> Number:
     return _full(c, numbers.where(c.b, truth(c.b, condition), _number(c, x, dtype), _number(c, y, dtype)))
 
 
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(c: Call, x: Number, mask: Value, value: Any) -> Number:
+    return where(c, mask, _number(c, value, _computed_in(c)), x)
+
+
 def _unary(f: Callable[[Builder, Any], Number]) -> ComplexRule:
     return lambda c, x: f(c.b, _number(c, x, _computed_in(c)) if isinstance(x, complex) else x)
 
 
+def _exp2(b: Builder, x: Complex) -> Number:
+    return numbers.exp(b, Complex(b.mul(x.re, math.log(2)), b.mul(x.im, math.log(2))))
+
+
+def _rsqrt(b: Builder, x: Complex) -> Number:
+    return complexes.reciprocal(b, numbers.sqrt(b, x))
+
+
+def _sigmoid(b: Builder, x: Complex) -> Number:
+    less = numbers.exp(b, Complex(b.neg(x.re), b.neg(x.im)))
+    return complexes.reciprocal(b, Complex(b.add(less.re, 1.0), less.im))
+
+
 _FUNCTIONS: dict[str, Callable[[Builder, Any], Number]] = {
-    "abs": numbers.absolute, "angle": numbers.angle, "exp": numbers.exp, "log": numbers.log, "sqrt": numbers.sqrt,
-    "sgn": complexes.sign, "reciprocal": complexes.reciprocal, "sinh": complexes.sinh, "cosh": complexes.cosh,
-    "tanh": complexes.tanh, "cos": complexes.cos, "acos": complexes.acos, "acosh": complexes.acosh,
-    "asin": complexes.asin, "asinh": complexes.asinh, "atanh": complexes.atanh, "expm1": complexes.expm1,
-    "log1p": complexes.log1p, "isnan": complexes.isnan, "isinf": complexes.isinf, "_conj": numbers.conj,
-    "conj_physical": numbers.conj, "_conj_physical": numbers.conj,
+    "abs": numbers.absolute, "angle": numbers.angle, "sgn": complexes.sign, "reciprocal": complexes.reciprocal,
+    "exp2": _exp2, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "isnan": complexes.isnan, "isinf": complexes.isinf,
+    "_conj": numbers.conj, "conj_physical": numbers.conj, "_conj_physical": numbers.conj,
 }  # fmt: skip
+_ELEMENTARY = (
+    "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin",
+    "acos", "atan", "asinh", "acosh", "atanh",
+)  # fmt: skip
+_FUNCTIONS |= {name: complexes.FUNCTIONS[name] for name in _ELEMENTARY}
 for _name, _f in _FUNCTIONS.items():
     aten(_name)(_unary(_f))
 
@@ -212,12 +270,12 @@ def part(c: Call, x: Complex) -> Value:
 
 
 @aten(
-    "full", "full_like", "new_full", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like", "empty.memory_format",
-    "empty_like", "new_empty", "new_zeros",
+    "full", "full_like", "fill.Scalar", "fill.Tensor", "new_full", "scalar_tensor", "zeros", "zeros_like", "ones",
+    "ones_like", "empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "new_zeros",
 )  # fmt: skip
 def full(c: Call, *args: Any, **options: Any) -> Number:
     value: Any = 1 if ".ones" in c.name else 0
-    if "full" in c.name or "scalar_tensor" in c.name:
+    if any(name in c.name for name in ("full", "fill", "scalar_tensor")):
         value = options.get("fill_value", args[-1])
     return _full(c, numbers.to_complex(c.b, _number(c, value, _computed_in(c))))
 
@@ -228,6 +286,8 @@ def convert(c: Call, x: Number, *rest: Any, **options: Any) -> Number:
     shape = x.shape
     source = rest[0] if rest and isinstance(rest[0], (Value, Complex)) else x
     if c.type.dtype not in PART:
+        if c.type.dtype is dtypes.boolean and isinstance(source, Complex):
+            return c.b.expand(_truth(c, source), shape)
         if not c.type.dtype.is_float:
             raise UnsupportedError(f"complex numbers as {c.type.dtype}")
         source = numbers.real(source)
@@ -236,11 +296,29 @@ def convert(c: Call, x: Number, *rest: Any, **options: Any) -> Number:
     return each(lambda v: c.b.expand(c.b.cast(v, _computed_in(c)), shape), source)
 
 
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor", "scatter.value")
+def filled(c: Call, x: Complex, axis: int, index: Value, value: Any) -> Any:
+    value = numbers.to_complex(c.b, _number(c, value, _computed_in(c)))
+    return _by_parts(RULES[_overload(c.name.removeprefix("aten.").replace("_Scalar", "_Tensor"))])(
+        c, x, axis, index, value
+    )
+
+
 @aten("constant_pad_nd")
-def pad(c: Call, x: Complex, pads: Sequence[Dim], value: Any = 0) -> Any:
-    if value != 0:
-        raise UnsupportedError(f"complex numbers continued with {value}")
-    return _by_parts(RULES[torch.ops.aten.constant_pad_nd.default])(c, x, pads)
+def pad(c: Call, x: Complex, pads: Sequence[Dim], value: Any = 0) -> Number:
+    to = complex(value)
+    rule: ComplexRule = RULES[torch.ops.aten.constant_pad_nd.default]
+    real = replace(c, types=(part_type(c.type),))
+    return Complex(rule(real, x.re, pads, to.real), rule(real, x.im, pads, to.imag))
+
+
+@aten("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
+def any_or_all(c: Call, x: Complex, *rest: Any) -> Any:
+    return RULES[_overload(c.name.removeprefix("aten."))](c, _truth(c, x), *rest)
+
+
+def _truth(c: Call, x: Complex) -> Value:
+    return c.b.or_(truth(c.b, x.re), truth(c.b, x.im))
 
 
 # ---------------------------------------------------------------- Fourier transforms

@@ -22,6 +22,7 @@ from onnxc.primitives.host import RunTime
 _MOST = 1 << 40  # a bound beyond which is none
 _FINEST = 1 << 10  # the greatest denominator of a factor of sizes
 _FLOATS = {"IntTrueDiv": "div", "FloatTrueDiv": "div", "FloatPow": "pow", "PowByNatural": "pow"}
+_WHOLE = {"Add": "add", "Mul": "mul", "PowByNatural": "pow", "Pow": "pow", "Max": "max", "Min": "min", "Abs": "abs"}
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt")
 
 _BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
@@ -35,6 +36,8 @@ class Sizes:
 
     Attributes:
         symbols: ours by PyTorch's.
+        parts: of each of PyTorch's that no op here gives out: its sign, and our symbol for what it is with that sign,
+            or zero. One that may be negative (an argument of the function) has two, and is their difference.
         decided: those of ours that steps on the host give out.
         numbers: symbols that are no sizes: numbers that data decides.
     """
@@ -42,6 +45,7 @@ class Sizes:
     def __init__(self, run_time: RunTime | None = None) -> None:
         self.run_time = RunTime() if run_time is None else run_time
         self.symbols: dict[sympy.Symbol, Dim] = {}
+        self.parts: list[tuple[sympy.Symbol, int, Expr]] = []
         self.decided: set[Expr] = set()
         self.numbers: dict[sympy.Symbol, Value] = {}
 
@@ -71,9 +75,12 @@ class Sizes:
             return size
         return self._convert(size.node.expr, size.node.shape_env)
 
-    def number(self, b: Builder, x: torch.SymFloat) -> Value:
-        """A float that sizes decide, computed in float64 as Python does. UnsupportedError for other functions."""
-        return self._number(b, x.node.expr, x.node.shape_env)
+    def number(self, b: Builder, x: torch.SymInt | torch.SymFloat) -> Value:
+        """A number that sizes decide: int64, or float64, in which Python computes. UnsupportedError for other functions
+        than `_whole` and `_number` have.
+        """
+        convert = self._whole if isinstance(x, torch.SymInt) else self._number
+        return convert(b, x.node.expr, x.node.shape_env)
 
     def type(self, tensor: torch.Tensor) -> TensorType:
         """The type of a (fake) tensor on the CPU. UnsupportedError for one that has none here."""
@@ -121,19 +128,40 @@ class Sizes:
         if e in self.numbers:
             return b.cast(self.numbers[e], dtypes.float64)
         name = type(e).__name__
-        if name == "ToFloat" or e.is_Symbol:
-            if not e.is_Symbol or e.is_integer:
-                return b.size_as(self._convert(e if e.is_Symbol else e.args[0], env), dtypes.float64)
-        elif name in _BINARY or name in _ROUNDED or name == "ModularIndexing":
-            return b.size_as(self._convert(e, env), dtypes.float64)
-        elif name in _FLOATS or e.is_Add or e.is_Mul:
+        if name == "ToFloat" or e.is_integer:
+            return b.cast(self._whole(b, e.args[0] if name == "ToFloat" else e, env), dtypes.float64)
+        if name in _FLOATS or e.is_Add or e.is_Mul:
             result, *rest = (self._number(b, a, env) for a in e.args)
             for a in rest:
                 result = b.binary("add" if e.is_Add else "mul" if e.is_Mul else _FLOATS[name], result, a)
             return result
-        elif name == "OpaqueUnaryFn_sqrt":
+        if name == "OpaqueUnaryFn_sqrt":
             return b.sqrt(self._number(b, e.args[0], env))
         raise UnsupportedError(f"a number {e} that sizes decide")
+
+    def _whole(self, b: Builder, e: Any, env: Any) -> Value:
+        """A whole number, computed from sizes where it is none that a size can be."""
+        if e in self.numbers:
+            return b.cast(self.numbers[e], dtypes.int64)
+        name = type(e).__name__
+        try:
+            return b.size_as(self._convert(e, env), dtypes.int64)
+        except UnsupportedError:
+            if name not in (*_WHOLE, *_ROUNDED):
+                raise
+        if name in _ROUNDED:
+            x = self._number(b, e.args[0], env)
+            if name == "FloorToInt":
+                x = b.floor(x)
+            elif name == "CeilToInt":
+                x = b.neg(b.floor(b.neg(x)))
+            return b.cast(x, dtypes.int64)
+        if name == "Abs":
+            return b.abs(self._whole(b, e.args[0], env))
+        result, *rest = (self._whole(b, a, env) for a in e.args)
+        for a in rest:
+            result = b.binary(_WHOLE[name], result, a)
+        return result
 
     def _rounded(self, name: str, e: Any, env: Any) -> Dim:
         """A number rounded to a size, as of an image that grows by 1.5."""
@@ -164,19 +192,35 @@ class Sizes:
             low, high = _range(s, env)
             if low is None:
                 raise UnsupportedError(f"a number {s} that data decides, and that may be negative")
-            taken = self.run_time.symbols
-            taken.append(Symbol(f"s{self.run_time.first + len(taken)}", low, high))
-            self.symbols[s] = of(taken[-1])
+            least, _ = _ends(s, env)
+            found: Dim = 0
+            if high is None or high > 0 or low == high == 0:
+                found = found + self._part(s, 1, low, high)
+            if least is None or least < 0:
+                most = None if least is None else -least
+                found = found - self._part(s, -1, 0 if high is None else max(-high, 0), most)
+            self.symbols[s] = found
         return self.symbols[s]
+
+    def _part(self, s: sympy.Symbol, sign: int, low: int, high: int | None) -> Expr:
+        taken = self.run_time.symbols
+        taken.append(Symbol(f"s{self.run_time.first + len(taken)}", low, high))
+        self.parts.append((s, sign, of(taken[-1])))
+        return self.parts[-1][2]
 
 
 def _range(s: sympy.Symbol, env: Any) -> tuple[int | None, int | None]:
     """The least and the greatest value of a size (None: no greatest); no least one of what may be negative."""
-    found = env.var_to_range.get(s)
-    low, high = (None, None) if found is None else (_bound(v) for v in (found.lower, found.upper))
-    if found is None or ((low is None or low < 0) and str(s).startswith("u")):
+    low, high = _ends(s, env)
+    if (low is None or low < 0) and (s not in env.var_to_range or str(s).startswith("u")):
         return None, None
     return max(low or 0, 0), high
+
+
+def _ends(s: sympy.Symbol, env: Any) -> tuple[int | None, int | None]:
+    """The range that PyTorch knows of a number; None: no bound."""
+    found = env.var_to_range.get(s)
+    return (None, None) if found is None else (_bound(found.lower), _bound(found.upper))
 
 
 def _checked_size(b: Builder, value: Value, low: int | None, high: int | None) -> Dim:

@@ -332,6 +332,54 @@ def test_dynamic_dims() -> None:
     assert len(f.explain_recompiles()) == 1
 
 
+def test_products_of_complex_numbers_along_dynamic_axes() -> None:
+    @onnxc.jit(dynamic=True)
+    def f(x: Array) -> Any:
+        return xp.prod(x), xp.prod(x, axis=1, keepdims=True), xp.cumulative_prod(x, axis=0)
+
+    slope = onnxc.jit(onnxc.grad(lambda t: xp.real(xp.prod(xp.exp(1j * t) * t))), dynamic=True)
+    for n in (3, 2, 5):
+        real, imaginary = np.random.default_rng(n).normal(size=(2, n, 4))
+        x = real + 1j * imaginary
+        _compare(f(x), [np.asarray(x.prod()), x.prod(1, keepdims=True), x.cumprod(0)], f"n = {n}")
+        t = real[:, 0]
+        whole = np.prod(np.exp(1j * t) * t)  # its logarithm's derivative is the sum of i + 1 / t
+        np.testing.assert_allclose(slope(t).numpy(), np.real(whole * (1j + 1 / t)), rtol=1e-10)
+    assert len(f.explain_recompiles()) == 1
+
+
+_BESIDE: dict[str, tuple[Any, Any, list[tuple[Any, ...]]]] = {  # a function, numpy's, and shapes: those that fit first
+    "vecdot": (
+        lambda x, y: xp.vecdot(x, y, axis=-2), lambda x, y: (x * y).sum(-2),
+        [((2, 3, 4), (3, 4)), ((2, 3, 4), (5, 4)), ((2, 3, 4), (1, 4)), ((2, 1, 4), (3, 4))],
+    ),
+    "tensordot": (
+        xp.tensordot, np.tensordot,
+        [((2, 3, 4), (3, 4, 5)), ((2, 3, 4), (4, 3, 5)), ((2, 3, 4), (2, 6, 5)), ((2, 3, 4), (3, 1, 5))],
+    ),
+    "scan": (
+        lambda x, y: onnxc.scan(lambda s, row: (s + row[0] * row[1], s), 0.0, (x, y))[0], lambda x, y: np.dot(x, y),
+        [((3,), (3,)), ((3,), (4,)), ((3,), (1,)), ((1,), (3,))],
+    ),
+    "scan of a length": (
+        lambda x, y: onnxc.scan(lambda s, row: (s + row, s), 0.0, x, length=5)[0], lambda x, y: x.sum(),
+        [((5,), (2,)), ((3,), (2,)), ((7,), (2,))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _BESIDE)
+def test_dynamic_sizes_that_have_to_be_equal(name: str) -> None:
+    """Each has a symbol of its own: a call tells whether they are."""
+    f, wanted, (fitting, *others) = _BESIDE[name]
+    compiled = onnxc.jit(f, dynamic=True)
+    arrays = [np.random.default_rng(0).normal(size=shape) for shape in fitting]
+    np.testing.assert_allclose(compiled(*arrays).numpy(), wanted(*arrays))
+    for shapes in others:
+        with pytest.raises((InputError, ValueError), match=r"steps, and|sizes"):
+            compiled(*map(np.ones, shapes))
+
+
 def _shifted(x: Array) -> Array:
     y = xp.asarray(x, copy=True)
     y[1:] = x[:-1]

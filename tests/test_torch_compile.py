@@ -136,6 +136,43 @@ def test_numbers_that_sizes_decide() -> None:
     assert not fallbacks()
 
 
+def test_whole_numbers_that_may_be_negative() -> None:
+    """Programs are told sizes, which are not: such a number is the difference of two."""
+
+    def f(x: Any, n: int) -> Any:
+        quotients = x * (n // 3), x + n % 5, x - n // -2, x * (n / 4), x * int(n * 0.7), x * abs(n), x + max(n, 1)
+        return *quotients, x[:n], x[n], F.pad(x, (n, 2)), F.pad(x, (-n, n)), torch.arange(n, 9), x.roll(n)
+
+    compiled = through(f, dynamic=True)
+    x = torch.randn(9)
+    for n in (2, -2, 3, -7, 0, 5, -4):
+        close(compiled(x, n), f(x, n))
+    assert not fallbacks()
+
+
+def test_whole_numbers_that_no_size_can_be() -> None:
+    def f(x: Any, bits: int) -> Any:
+        most = 2 ** (bits - 1) - 1
+        return (x * most).round().clamp(-most - 1, most) / (1 << bits), x > most
+
+    compiled = through(f, dynamic=True)
+    for bits in (8, 4, 5, 60):
+        x = torch.randn(9)
+        close(compiled(x, bits), f(x, bits))
+    assert not fallbacks()
+
+
+def test_padding_of_a_sign_that_sizes_decide() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return F.pad(x, (0, y.shape[1] - x.shape[1]), value=2.0)
+
+    compiled = through(f, dynamic=True)
+    for size, wanted in ((3, 5), (7, 4), (5, 8)):
+        x, y = torch.randn(2, size), torch.randn(2, wanted)
+        close(compiled(x, y), f(x, y))
+    assert not fallbacks()
+
+
 def test_a_mean_of_images_whose_sizes_are_halved() -> None:
     """What a BatchNorm in training mode divides by is made of rounded quotients of sizes."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).train()

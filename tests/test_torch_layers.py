@@ -11,6 +11,7 @@ import onnxc
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
 from onnxc.torch import program  # noqa: E402
@@ -98,3 +99,31 @@ def test_such_attention_of_any_length() -> None:
             close(compiled(q, k, v), flex_attention(q, k, v, score_mod=_shifted))
     (graph,) = onnxc.torch.report().graphs
     assert not graph.fallbacks and graph.compiles == 1
+
+
+def test_positions_of_a_given_number() -> None:
+    def f(x: Any, n: int) -> Any:
+        few, many = torch.nonzero_static(x > 0, size=n), torch.nonzero_static(x, size=4 * n, fill_value=-7)
+        return few, many, torch.nonzero_static(x[:0], size=2), torch.nonzero_static(x[0, 0], size=0)
+
+    compiled = through(f, dynamic=True)
+    for n in (3, 5, 8):
+        x = torch.randn(2, n)
+        close(compiled(x, n), f(x, n))
+    assert not fallbacks()
+
+
+def test_slopes_that_are_drawn() -> None:
+    """They are drawn in training alone, a number for each negative element: then PyTorch draws them."""
+
+    def f(x: Any) -> Any:
+        return F.rrelu(x), F.rrelu(x, 0.1, 0.5, training=True) * 2
+
+    x, y = (torch.linspace(-3, 3, 7).requires_grad_() for _ in range(2))
+    torch.manual_seed(1)
+    found = through(f)(x)
+    torch.manual_seed(1)
+    expected = f(y)
+    close(found, expected)
+    close(torch.autograd.grad(sum(found).sum(), x), torch.autograd.grad(sum(expected).sum(), y))
+    assert fallbacks() == {"aten.rrelu_with_noise_functional.default"}

@@ -83,9 +83,11 @@ DERIVED = (
     "nn.functional.multilabel_margin_loss",
 )  # fmt: skip
 COMPLEX = (
-    "abs", "add", "angle", "cat", "conj", "cumsum", "div", "eq", "exp", "imag", "index_put", "index_select", "log",
-    "mm", "mul", "pow", "real", "reciprocal", "rsub", "sgn", "sqrt", "sub", "sum", "tanh", "transpose", "view_as_real",
-    "where",
+    "abs", "add", "addmm", "all", "angle", "any", "atan", "cat", "conj", "cumprod", "cumsum", "div", "dot", "eq",
+    "exp", "exp2", "fill", "imag", "index_fill", "index_put", "index_select", "log", "log10", "log2", "masked_fill",
+    "masked_scatter", "mm", "mul", "mv", "new_empty_strided", "nn.functional.pad", "pow", "prod", "real", "reciprocal",
+    "rsqrt", "rsub", "scatter_add", "sgn", "sigmoid", "sin", "sqrt", "sub", "sum", "tan", "tanh", "transpose", "var",
+    "vdot", "view_as_real", "where",
 )  # fmt: skip
 # Where some samples are no graph that can be compiled: data decides about sizes, or memory is no dense tensor.
 PARTLY = {"as_strided", "index_put", "gather", "norm", "nn.functional.avg_pool2d", "nn.functional.pad"}
@@ -130,6 +132,12 @@ def test_complex_samples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = checked(name, most=4, dtype=torch.complex64)
     assert outcome.samples and not outcome.wrong and not outcome.failed and not outcome.breaks
     assert not outcome.fallbacks
+
+
+def test_ops_of_complex_numbers_that_pytorch_cannot_take_apart() -> None:
+    """Its decomposition of `nan_to_num` fails, where eager PyTorch has an answer."""
+    x = torch.complex(torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf, 2.0]))
+    close(through(lambda x: x.nan_to_num() * 2)(x), x.nan_to_num() * 2)
 
 
 @pytest.mark.parametrize("name", DERIVED)

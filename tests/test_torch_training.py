@@ -189,6 +189,23 @@ def test_recurrent_layers(kind: str) -> None:
     assert not graph.fallbacks and len(graph.programs) == 1
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("LSTM", torch.bfloat16), ("GRU", torch.float64), ("RNN", torch.float16)])
+def test_recurrent_layers_of_other_dtypes(kind: str, dtype: Any) -> None:
+    """Those of halves run in float32, and only their results are rounded."""
+    net = getattr(nn, kind)(4, 3, bidirectional=True).to(dtype)
+    exact = copy.deepcopy(net).double()
+    x = torch.randn(5, 2, 4, dtype=dtype)
+    found = through(net)(x)[0]
+    expected = exact(x.double())[0]
+    for y in (found, expected):
+        y.sum().backward()
+    tolerance = {torch.float64: 1e-10, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+    grads = [[p.grad.double() for p in n.parameters()] for n in (net, exact)]
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(*grads, rtol=tolerance, atol=tolerance)
+    assert found.dtype is dtype and not fallbacks()
+
+
 def test_a_step_of_an_optimizer_is_one_program() -> None:
     layers = [nn.Linear(4, 3) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())

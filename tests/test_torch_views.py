@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +108,40 @@ def test_views_of_an_argument_that_is_changed() -> None:
             y = x.clone()
             same(compiled(x), f(y))
             torch.testing.assert_close(x, y)
+
+
+class Momentum(torch.nn.Module):
+    """A layer, and its running mean, whose tensors each call replaces and then reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.mean = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        before = self.mean(x).detach() + self.last
+        shift = torch.linalg.det(x)  # PyTorch's: a program after it reads what the weights were
+        with torch.no_grad():
+            for own, mean in zip(self.own.parameters(), self.mean.parameters(), strict=True):
+                mean.data = mean.data * 0.9 + own.data * 0.1
+            self.last.copy_(before[0])
+        return self.own(x) * shift + self.mean(x).detach(), before * shift
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_weights_whose_data_is_replaced(gradient: bool) -> None:
+    net = Momentum()
+    other = copy.deepcopy(net)
+    compiled = through(other)
+    with torch.set_grad_enabled(gradient):
+        for _ in range(3):
+            x = torch.randn(3, 3)
+            found, expected = compiled(x), net(x)
+            same(found, expected)
+            same(list(other.state_dict().values()), list(net.state_dict().values()))
+            if gradient:
+                pairs = (found, other), (expected, net)
+                close(*(torch.autograd.grad(y[0].sum(), n.own.weight) for y, n in pairs))
 
 
 def test_gradients_of_views() -> None:

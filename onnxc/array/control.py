@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxc.array.arguments import checked_function, size_of
 from onnxc.array.core import Array, asarray, call_one, concrete, known, traced, value_of
+from onnxc.array.dims import may_be_equal
 from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.array.tracing import NUMBERS
@@ -20,7 +21,7 @@ from onnxc.errors import InputError
 from onnxc.frontends.trace import Trace, current
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Expr, always_equal, never_equal
+from onnxc.ir.expr import Expr, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType, same_shape
 from onnxc.ops.control import choose, iterate, scan_over
@@ -179,7 +180,8 @@ def scan(
     b = trace.builder
     with trace.source("scan"):
         given_values = [value_of(x, trace) for x in arrays]
-        stacks = [b.flip(v, [0]) if reverse else v for v in _parts(given_values)] or [b.iota(count)]
+        stacks = [b.expand(v, (count, *v.shape[1:])) for v in _parts(given_values)] or [b.iota(count)]
+        stacks = [b.flip(v, [0]) if reverse else v for v in stacks]
     start = _State(init, trace, lambda s: step(s, _samples(arrays))[0], "scan")
     ends: list[_Ends] = []
 
@@ -392,9 +394,9 @@ def _length(arrays: Sequence[Array], xs: Any, length: int | None) -> Any:
     if not sizes:
         raise InputError("scan: without xs there must be a length")
     for place, size in sizes[1:]:
-        if not always_equal(size, sizes[0][1]):
+        if not may_be_equal(size, sizes[0][1]):
             raise InputError(f"scan: {sizes[0][0]} has {sizes[0][1]} steps, and {place} has {size}")
-    return sizes[0][1]
+    return sizes[-1 if length is not None else 0][1]
 
 
 def _scan_in_python(

@@ -11,7 +11,7 @@ from onnxc.array.arguments import Given, several
 from onnxc.array.pytree import flatten
 from onnxc.array.tracing import Leaf
 from onnxc.errors import InputError
-from onnxc.ir.expr import Dim, Sym, symbols
+from onnxc.ir.expr import Dim, Sym, always_equal, never_equal, symbols
 
 Axes = int | Sequence[int] | Mapping[int, str]
 Dynamic = bool | Mapping["str | int", Axes]
@@ -123,3 +123,11 @@ def dim_names(dynamic: Dynamic, leaves: Sequence[Leaf], given: Given) -> dict[st
 
 def _axis_name(axes: Any, axis: int, rank: int) -> str:
     return (axes.get(axis) or axes.get(axis - rank) or "") if isinstance(axes, dict) else ""
+
+
+def may_be_equal(a: Dim, b: Dim) -> bool:
+    """Whether two sizes that have to be equal are, or may be once a call tells them: the program looks then.
+
+    A dynamic one is no 1. So a 1 beside it is refused, which a program would broadcast.
+    """
+    return always_equal(a, b) or not (never_equal(a, b) or 1 in (a, b))

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxc.array.core import Array, call
+from onnxc.array.dims import may_be_equal
 from onnxc.array_api.data_types import array, promoted
 from onnxc.array_api.manipulation import axis_of
 from onnxc.errors import InputError
-from onnxc.ir.expr import always_equal, never_equal, prod
+from onnxc.ir.expr import never_equal, prod
 from onnxc.ops import numbers
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
@@ -58,7 +59,8 @@ def _tensordot(b: Builder, x: Number, y: Number, *, first: tuple[int, ...], seco
     outer, inner = [x.shape[k] for k in left], [x.shape[k] for k in first]
     rest = [y.shape[k] for k in right]
     rows = each(lambda v: b.reshape(b.transpose(v, [*left, *first]), (prod(outer), prod(inner))), x)
-    columns = each(lambda v: b.reshape(b.transpose(v, [*second, *right]), (prod(inner), prod(rest))), y)
+    y = each(lambda v: b.expand(b.transpose(v, [*second, *right]), (*inner, *rest)), y)  # which looks at the sizes
+    columns = each(lambda v: b.reshape(v, (prod(inner), prod(rest))), y)
     return each(lambda v: b.reshape(v, (*outer, *rest)), numbers.matmul(b, rows, columns))
 
 
@@ -73,7 +75,7 @@ def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Sequence[int], Seque
         first = tuple(axis_of(a, x.ndim, "tensordot") for a in axes[0])
         second = tuple(axis_of(a, y.ndim, "tensordot") for a in axes[1])
     if len(first) != len(second) or any(
-        not always_equal(x.shape[i], y.shape[k]) for i, k in zip(first, second, strict=True)
+        not may_be_equal(x.shape[i], y.shape[k]) for i, k in zip(first, second, strict=True)
     ):
         raise ValueError(f"tensordot of the shapes {x.shape} and {y.shape} along {axes}: the sizes differ")
     return call(_tensordot, x, y, name="tensordot", first=first, second=second)  # type: ignore[no-any-return]
@@ -92,6 +94,6 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
         axis = axis - x.ndim
     if not -least <= axis < 0:
         raise InputError(f"vecdot along the axis {axis} of the shapes {x.shape} and {y.shape}")
-    if not always_equal(x.shape[axis], y.shape[axis]):
+    if not may_be_equal(x.shape[axis], y.shape[axis]):
         raise InputError(f"vecdot of the shapes {x.shape} and {y.shape}: the sizes of the axis differ")
     return call(_vecdot, x, y, name="vecdot", axis=axis)  # type: ignore[no-any-return]

@@ -9,8 +9,8 @@ import numpy as np
 from onnxc.array.core import Array, call
 from onnxc.array_api.data_types import Dtype, array, astype, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of
-from onnxc.errors import InputError, UnsupportedError
-from onnxc.ir.expr import Dim, maximum
+from onnxc.errors import InputError
+from onnxc.ir.expr import maximum
 from onnxc.ir.expr import prod as product
 from onnxc.ir.graph import Value
 from onnxc.ops import numbers
@@ -48,37 +48,8 @@ def sum(x: Array, /, *, axis: Axis = None, dtype: Dtype | None = None, keepdims:
     return call(_sum, x, name="sum", axes=reduced_axes(x, axis, "sum"), keepdims=keepdims)  # type: ignore[no-any-return]
 
 
-def _static(size: Dim, what: str) -> int:
-    if not isinstance(size, int):
-        raise UnsupportedError(f"{what} along an axis of dynamic size is not supported")
-    return size
-
-
 def _prod(b: Builder, x: Number, *, axes: tuple[int, ...], keepdims: bool) -> Number:
-    if isinstance(x, Value):
-        return b.reduce("prod", x, axes, keepdims)
-    for axis in axes:
-        x = _folded(b, x, axis)
-    shape = tuple(1 if k in axes else d for k, d in enumerate(x.shape) if keepdims or k not in axes)
-    return each(lambda v: b.reshape(v, shape), x)
-
-
-def _folded(b: Builder, x: Number, axis: int) -> Number:
-    """The product along an axis, of size 1 then: halves by halves."""
-    size = _static(x.shape[axis], "prod of complex numbers")
-    if size == 0:
-        one = b.full([1 if k == axis else d for k, d in enumerate(x.shape)], 1.0, numbers.part_type(x.dtype))
-        return numbers.to_complex(b, one)
-    while size > 1:
-        half = size // 2
-        first, second = (
-            each(lambda v, at=at: b.slice(v, axis, at, at + half), x)  # type: ignore[misc]  # noqa: B023
-            for at in (0, half)
-        )
-        rest = [each(lambda v: b.slice(v, axis, 2 * half, size), x)] if size % 2 else []  # noqa: B023
-        x = numbers.concat(b, [numbers.mul(b, first, second), *rest], axis)
-        size = half + len(rest)
-    return x
+    return numbers.product(b, x, axes, keepdims)
 
 
 def prod(x: Array, /, *, axis: Axis = None, dtype: Dtype | None = None, keepdims: bool = False) -> Array:
@@ -174,7 +145,7 @@ def _running_product(b: Builder, x: Number, *, axis: int) -> Number:
 
 def _triangle_product(b: Builder, x: Number, axis: int) -> Number:
     if isinstance(x, Complex):
-        raise UnsupportedError("cumulative_prod of complex numbers along an axis of dynamic size is not supported")
+        return numbers.stepwise(b, x, axis)[1]
     size = x.shape[axis]
     wide = b.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))  # [..., output, input, ...]
     output, source = along(b, b.iota(size), x.rank + 1, axis), along(b, b.iota(size), x.rank + 1, axis + 1)

@@ -174,6 +174,51 @@ def total(b: Builder, x: Number, axes: Sequence[int], keepdims: bool = False) ->
     return each(lambda v: b.reduce("sum", v, axes, keepdims), x)
 
 
+def product(b: Builder, x: Number, axes: Sequence[int], keepdims: bool = False) -> Number:
+    """The product over axes."""
+    if isinstance(x, Value):
+        return b.reduce("prod", x, axes, keepdims)
+    for axis in axes:
+        x = _folded(b, x, axis) if isinstance(x.shape[axis], int) else stepwise(b, x, axis)[0]
+    shape = tuple(1 if k in axes else d for k, d in enumerate(x.shape) if keepdims or k not in axes)
+    return each(lambda v: b.reshape(v, shape), x)
+
+
+def _folded(b: Builder, x: Complex, axis: int) -> Complex:
+    """The product along an axis, of size 1 then: halves by halves."""
+    size = x.shape[axis]
+    assert isinstance(size, int)
+    if size == 0:
+        return to_complex(b, b.full([1 if k == axis else d for k, d in enumerate(x.shape)], 1.0, x.re.dtype))
+    while size > 1:
+        half = size // 2
+        first, second, rest = (
+            Complex(*(b.slice(v, axis, low, high) for v in parts(x)))
+            for low, high in ((0, half), (half, 2 * half), (2 * half, size))
+        )
+        halves = mul(b, first, second)
+        x = to_complex(b, concat(b, [halves, rest], axis) if size % 2 else halves)
+        size = half + size % 2
+    return x
+
+
+def stepwise(b: Builder, x: Complex, axis: int) -> tuple[Complex, Complex]:
+    """The product along an axis of any size, of size 1 then, and the products up to each of its elements."""
+
+    def step(b: Builder, state: Sequence[Value], here: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+        found = parts(mul(b, Complex(*state), Complex(*here)))
+        return found, found
+
+    order = [axis, *(k for k in range(x.rank) if k != axis)]
+    back = [order.index(k) for k in range(x.rank)]
+    sliced = [b.transpose(v, order) for v in parts(x)]
+    one = parts(to_complex(b, b.full(sliced[0].shape[1:], 1.0, x.re.dtype)))
+    whole, running = b.scan(one, sliced, x.shape[axis], step)
+    rows = [b.reshape(v, (1, *v.shape)) for v in whole]
+    last, products = (Complex(*(b.transpose(v, back) for v in pair)) for pair in (rows, running))
+    return last, products
+
+
 def matmul(b: Builder, x: Number, y: Number) -> Number:
     """Of matrices: four products of real ones, or two with one operand real."""
     return _product(b, b.matmul, x, y)

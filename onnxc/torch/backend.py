@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.ao.quantization.fx import _decomposed
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from onnxc.errors import InputError
@@ -81,15 +82,25 @@ def backend(
 
         return compiler
 
-    traced = aot_autograd(
-        fw_compiler=compiled("forward", False),
-        bw_compiler=compiled("backward", False),
-        inference_compiler=compiled("inference", freezing),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=decompositions(),
-    )
+    def traced(keep: bool) -> Callable[..., Any]:
+        plain.clear()
+        return aot_autograd(  # type: ignore[no-any-return]
+            fw_compiler=compiled("forward", False),
+            bw_compiler=compiled("backward", False),
+            inference_compiler=compiled("inference", freezing),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=keep,
+        )(prepared, inputs)
+
     _check_out(module)
-    found = traced(with_dense_attention(with_losses(with_layers(module))), inputs)
+    prepared = with_dense_attention(with_losses(with_layers(module)))
+    try:
+        found = traced(keep=False)
+    except AssertionError as error:
+        if "set_" not in str(error):
+            raise
+        found = traced(keep=True)  # a parameter of which `.data` is another tensor: PyTorch has that in graphs alone
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
 
 
@@ -153,7 +164,7 @@ def _weights() -> tuple[int, ...]:
     facts = None if context is None else context.fw_metadata
     if facts is None:
         return ()
-    changed = set(facts.mutated_inp_runtime_indices)
+    changed = {*facts.mutated_inp_runtime_indices, *facts.mutated_graph_handled_indices}
     return tuple(k for k in facts.static_input_indices or () if k not in changed)
 
 
@@ -167,7 +178,22 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"):
         found[getattr(torch.ops.quantized_decomposed, name).default] = getattr(_decomposed, name)
-    return {op: f for op, f in (found | DECOMPOSITIONS).items() if op not in RULES}
+    return {op: _for_complex(f) for op, f in (found | DECOMPOSITIONS).items() if op not in RULES}
+
+
+def _for_complex(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that leaves the op whole where it is not written for complex numbers, which the op takes."""
+
+    @wraps(decomposition)
+    def found(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return decomposition(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            if any(isinstance(x, torch.Tensor) and x.is_complex() for x in pytree.arg_tree_leaves(*args, **kwargs)):
+                return NotImplemented
+            raise
+
+    return found
 
 
 _ALSO = (
@@ -176,7 +202,7 @@ _ALSO = (
     "_batch_norm_with_update_functional", "batch_norm_backward", "embedding_dense_backward",
     "_softmax_backward_data", "_log_softmax_backward_data", "linalg_vector_norm", "ldexp",
     "dist", "permute_copy", "narrow_copy", "cumprod",
-    "hardtanh_backward", "max_pool2d_with_indices_backward",
+    "hardtanh_backward", "max_pool2d_with_indices_backward", "rrelu_with_noise_backward",
 )  # fmt: skip
 
 

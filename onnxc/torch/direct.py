@@ -73,7 +73,7 @@ def direct(
     weights = _weights(program, nodes)
     part = imported(program.graph_module, computed, ends, Sizes(run_time), weights, run_time=run_time)
     if part.sizes:
-        raise UnsupportedError(f"no input tells the sizes {', '.join(map(str, part.sizes))}")
+        raise UnsupportedError(f"no input tells the sizes {', '.join(str(s) for s, _ in part.sizes)}")
     for value, node in zip(part.graph.inputs, part.inputs, strict=True):
         value.name = node.name
     return Direct(part.graph, tuple(inputs), tuple(outputs), program)

@@ -70,7 +70,37 @@ def encoder_layer(
     return normed(x, norm_weight_2, norm_bias_2, not norm_first)
 
 
+# ---------------------------------------------------------------- of sizes that are given, or of no random numbers
+
+
+def nonzero_static(x: Tensor, size: int, fill_value: int = -1) -> Tensor:
+    """``aten.nonzero_static``: positions of the first `size` elements that are not zero, [size, axes]; `fill_value`
+    where there are fewer.
+    """
+    flags = x.reshape(-1) != 0
+    number = flags.cumsum(0) - 1
+    row = torch.where(flags & (number < size), number, size)  # the last row is for all else
+    count = torch.arange(flags.shape[0])
+    at = torch.full((size + 1,), -1).scatter(0, row, count)[:size]
+    columns, step = [], 1
+    for length in reversed(x.shape):
+        columns.append(torch.where(at < 0, fill_value, at // step % length if x.numel() else at))
+        step = step * length
+    return torch.stack(columns[::-1], 1) if columns else at.new_empty((size, 0))
+
+
+def rrelu(
+    x: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Any:
+    """``aten.rrelu_with_noise_functional``, which draws a number for each negative element, where it is training."""
+    if training:
+        return NotImplemented
+    return functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: self_attention,
     aten._transformer_encoder_layer_fwd.default: encoder_layer,
+    aten.nonzero_static.default: nonzero_static,
+    aten.rrelu_with_noise_functional.default: rrelu,
 }

@@ -211,7 +211,7 @@ Sources = dict[sympy.Expr, tuple[fx.Node, "int | None"]]
 
 
 def _check_told(part: Imported, sources: Sources) -> None:
-    unknown = [str(s) for s in part.sizes if s not in sources]
+    unknown = [str(s) for s, _ in part.sizes if s not in sources]
     if unknown:
         raise UnsupportedError(f"no input tells the sizes {', '.join(unknown)}")
 
@@ -309,7 +309,7 @@ class Section:
         sources: Sources,
     ) -> None:
         self.model, self.inputs, self.outputs = model, part.inputs, tuple(outputs)
-        self.hidden = [sources[s] for s in part.sizes]
+        self.hidden = [(*sources[s], sign) for s, sign in part.sizes]
         self.complex = [k for k, n in enumerate(self.inputs) if n.meta["val"].is_complex()]
         self.calls = Calls(model, range(len(self.inputs)))
         self.finish = [
@@ -354,12 +354,18 @@ class Section:
         return [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in found]
 
     def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
-        sizes = [env[n] if axis is None else env[n].shape[axis] for n, axis in self.hidden]
+        sizes = [_told(env[n], axis, sign) for n, axis, sign in self.hidden]
         env.update(zip(self.outputs, self.call(self.calls, tuple([env[n] for n in self.inputs]), sizes), strict=True))
 
     @property
     def reads(self) -> list[fx.Node]:
-        return [*self.inputs, *(n for n, _ in self.hidden)]
+        return [*self.inputs, *(n for n, _, _ in self.hidden)]
+
+
+def _told(source: Any, axis: int | None, sign: int) -> int:
+    """What a program is told of a number, or of a tensor's size: see `Imported.sizes`."""
+    size: int = source if axis is None else source.shape[axis]
+    return max(sign * size, 0)
 
 
 class Eager:
@@ -450,18 +456,18 @@ def _direct(steps: list[Any], placeholders: Sequence[fx.Node], outputs: Sequence
     section = steps[0]
     position = {n: k for k, n in enumerate(placeholders)}
     calls = Calls(section.model, [position[n] for n in section.inputs], watch)
-    return Direct(section, calls, [(position[n], axis) for n, axis in section.hidden])
+    return Direct(section, calls, [(position[n], axis, sign) for n, axis, sign in section.hidden])
 
 
 class Direct:
     """One program that is all of a graph."""
 
-    def __init__(self, section: Section, calls: Calls, hidden: Sequence[tuple[int, int | None]]) -> None:
+    def __init__(self, section: Section, calls: Calls, hidden: Sequence[tuple[int, int | None, int]]) -> None:
         self.section, self.calls, self.hidden = section, calls, hidden
         self._plain = not section.finish
 
     def _sizes(self, args: tuple[Any, ...]) -> list[int]:
-        return [args[k] if axis is None else args[k].shape[axis] for k, axis in self.hidden]
+        return [_told(args[k], axis, sign) for k, axis, sign in self.hidden]
 
     def run(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """The results for arguments of any kind."""

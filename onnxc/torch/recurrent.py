@@ -18,6 +18,7 @@ from onnxc.autodiff.clean import drop_unused, without_hints
 from onnxc.autodiff.control import keep_steps
 from onnxc.autodiff.reverse import gradients
 from onnxc.frontends.torch_fx import RULES
+from onnxc.frontends.torch_fx_nn import widened
 from onnxc.frontends.torch_fx_table import Call, static
 from onnxc.ir.graph import Value, cloned
 from onnxc.passes.simplify import eliminate_dead
@@ -25,6 +26,7 @@ from onnxc.primitives.builder import Builder
 
 # How often the state's size the gates are, and which of ONNX's gates each of PyTorch's is.
 _GATES = {"lstm": (4, (0, 3, 1, 2)), "gru": (3, (1, 0, 2)), "rnn_tanh": (1, (0,)), "rnn_relu": (1, (0,))}
+_DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _CALLS: dict[Any, str] = {getattr(torch, name): name for name in _GATES}
 
 
@@ -112,7 +114,7 @@ def with_layers(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a call has no packed sequences, no projections of the state, and float32 throughout."""
+    """Whether a call has no packed sequences, no projections of the state, and floats of one dtype throughout."""
     args = node.args
     if len(args) != 9 or node.kwargs or isinstance(args[3], (list, tuple, fx.Node)):
         return False
@@ -121,8 +123,10 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     tensors = [args[0], *(hx if isinstance(hx, (list, tuple)) else [hx]), *params]
     values = [t.meta.get("example_value") if isinstance(t, fx.Node) else None for t in tensors]
-    plain = all(isinstance(v, torch.Tensor) and v.dtype is torch.float32 and v.device.type == "cpu" for v in values)
-    return plain and len(params) == layers * (2 if two else 1) * (4 if biased else 2)
+    if not all(isinstance(v, torch.Tensor) and v.device.type == "cpu" for v in values):
+        return False
+    dtypes = {v.dtype for v in values if v is not None}
+    return len(dtypes) == 1 and dtypes <= _DTYPES and len(params) == layers * (2 if two else 1) * (4 if biased else 2)
 
 
 def _layered(kind: str) -> Callable[..., Any]:
@@ -161,7 +165,9 @@ _LAYERED = {kind: _layered(kind) for kind in _GATES}
 
 
 def _layer(c: Call, kind: str, x: Value, states: Sequence[Value], params: Sequence[Value]) -> list[Value]:
-    """The layer as ONNX defines it, whose gates stand in another order."""
+    """The layer as ONNX defines it, whose gates stand in another order; of halves in float32."""
+    x, *rest = widened(c.b, x, *states, *params)
+    states, params = rest[: len(states)], rest[len(states) :]
     b, directions = c.b, static(states[0].shape[0], "the number of directions")
     count, order = _GATES[kind]
     hidden = states[0].shape[2]
@@ -196,7 +202,7 @@ def _layer_backward(
     """The derivative of the rule above: scans that run backwards."""
     inner = Builder(differentiable=True)
     inner.origin = c.b.origin
-    outside = (*cotangents, x, *states, *params)
+    outside = widened(c.b, *cotangents, x, *states, *params)
     inputs = [inner.input(v.t) for v in outside]
     seeds, wrt = inputs[: len(cotangents)], inputs[len(cotangents) :]
     n = 1 + len(states)

@@ -33,7 +33,7 @@ def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
     eager: set[fx.Node] = set()
     found: list[Stage] = []
     told = set().union(*(_symbols(n) for n in graph.nodes if n.op == "placeholder"))
-    drew, acted = 0, 1  # what acts on an argument is not to run before a program that reads it
+    drew, acted = 0, 1  # what acts on an argument is not to run before a program that reads what it was
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             times[node] = 0
@@ -44,7 +44,8 @@ def stages(graph: fx.Graph, missing: Container[fx.Node]) -> list[Stage]:
             if is_seeded(node):
                 time = drew = max(time, drew)
             elif node.is_impure():
-                time = acted = max(time, acted)
+                readers = (u for n in node.all_input_nodes for u in n.users)
+                time = acted = max(time, acted, *(times.get(u, 0) for u in readers))
         else:
             read = [n for n in node.all_input_nodes if not is_size(n) or _symbols(n) - told]
             time = max([1, *(times[n] + (n in eager) for n in read)])
