@@ -87,7 +87,7 @@ def test_steps_on_a_gpu(name: str, steps: int, batch: int, hidden: int) -> None:
     found, again = (train(model, batches, "loss", {**options, "target": "cuda"}) for _ in range(2))
     assert_same(found, train(model, batches, "loss", {**options, "target": "cpu"}), 1e-3)
     assert found.losses == again.losses
-    assert all((found.state[key] == again.state[key]).all() for key in found.state)
+    assert all((found.state[key] == again.state[key]).all() for key in found.state.keys() - {"seed"})
 
 
 def gradients_of(op: str, steps: int, batch: int, hidden: int, **attributes: Any) -> bytes:
