@@ -38,14 +38,12 @@ class Alone:
         alone: rows of the states, in a program.
         warps: of a program.
         turned: whether tiles are units by rows, rather than rows by units: eight rows fill the matrix units then.
-        plain: whether products are added up as any sums are.
         only: the architecture that it is for; None: for all.
     """
 
     alone: int
     warps: int = 4
     turned: int = 0
-    plain: int = 0
     only: int | None = None
 
 
@@ -53,7 +51,7 @@ def alone_candidates(group: Group, options: Options) -> list[Alone]:
     """Choices that are worth measuring."""
     if not _can_be_alone(group):
         return []
-    return [Alone(16), Alone(8, 4, 1), Alone(1, 8, 0, 1), Alone(2, 4, 0, 1)]
+    return [Alone(16), Alone(8, 4, 1), Alone(1, 2), Alone(2, 4)]
 
 
 def _can_be_alone(group: Group) -> bool:
@@ -89,11 +87,14 @@ class _Writer(Steps):
         self.axis = choice.turned  # that of rows
         self.form = (self.units, choice.alone) if choice.turned else (choice.alone, self.units)
         self.lanes = self.tile(self.buffers, self.form, self.axis)
+        exact = options.dot == "ieee" and products_of(self.it)[0].node.output.dtype.name == "float32"
+        self.joined = not exact  # the matrices of a product are one
         self.heads = self.lanes.heads(self.access.batch)
         self.programs = ceildiv(self.rows, choice.alone) * prod(d for _, d in self.access.batch)
         self.wide = is_wide([*self.node.operands, *self.results], self.programs)
         self.emitter = self.lanes.emitter()
         self.emitter.wide = self.wide
+        self.emitter.scattered = self.joined
         self.emitter.result_symbols = frozenset(self.lanes.names)
         self.outer = self.lanes.scope()
         self.outer.available.remove(symbol(self.t))
@@ -191,44 +192,38 @@ class _Writer(Steps):
     def _depth(self, s: Sums) -> int:
         return max(LEAST, power(s.length))
 
+    def _count(self, s: Sums) -> int:
+        """Matrices of a product, one for each of the columns that meet in an element. On matrix units they are one, of
+        which a thread has these columns side by side.
+        """
+        return s.each if self.joined else len(s.offsets)
+
     def _matrix(self, s: Sums) -> list[str]:
-        """Reads the matrix of a product: one for each of the columns that meet in an element, or all in one."""
-        depth, packed = self._depth(s), self._packed(s)
-        shape = (depth, self.units * s.each) if self.choice.plain else self._turned((depth, self.units))
-        count = 1 if self.choice.plain else len(s.offsets)
-        at = f"{self.buffers.pointer(packed)} + lead * {count * shape[0] * shape[1]}"
-        place = f"tl.arange(0, {shape[0]})[:, None] * {shape[1]} + tl.arange(0, {shape[1]})[None, :]"
-        names = [self.buffers.fresh("w") for _ in range(count)]
-        for j, name in enumerate(names):
-            self.outer.lines.append(f"{name} = tl.load({at} + {j * shape[0] * shape[1]} + {place})")
+        """Reads the matrices of a product."""
+        packed, depth, width = self._packed(s), self._depth(s), self.units * (s.each if self.joined else 1)
+        rows, columns = (width, depth) if self.choice.turned else (depth, width)
+        at = f"{self.buffers.pointer(packed)} + lead * {self._count(s) * depth * self.units}"
+        place = f"tl.arange(0, {rows})[:, None] * {columns} + tl.arange(0, {columns})[None, :]"
+        names = [self.buffers.fresh("w") for _ in range(1 if self.joined else len(s.offsets))]
+        self.outer.lines += [f"{n} = tl.load({at} + {j * rows * columns} + {place})" for j, n in enumerate(names)]
         return names
 
-    def _turned(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return (shape[1], shape[0]) if self.choice.turned else shape
-
     def _packed(self, s: Sums) -> Packed:
-        """The matrix as it is read."""
-        plain, turned, depth, units, width = (
-            self.choice.plain,
-            self.choice.turned,
-            self._depth(s),
-            self.units,
-            self.width,
-        )
-        lead = prod(d for _, d in s.product.access.batch)
-        dtype, each = s.product.node.output.dtype, s.each if self.choice.plain else len(s.offsets)
-        order = (0, 1, 2, 3) if plain else (0, 3, 2, 1) if turned else (0, 3, 1, 2)
+        """The matrices as they are read."""
+        count, depth, units, width = self._count(s), self._depth(s), self.units, self.width
+        lead, dtype = prod(d for _, d in s.product.access.batch), s.product.node.output.dtype
         assert isinstance(lead, int)
-        shape = [(lead, depth, units, each)[k] for k in order]
+        order = (0, 3, 2, 1) if self.choice.turned else (0, 1, 3, 2) if self.joined else (0, 3, 1, 2)
+        shape = tuple((lead, depth, units, count)[k] for k in order)
 
         def write(out: np.ndarray) -> None:
             found = s.matrices(width)
-            whole = np.zeros((lead, depth, units, each), dtype.numpy)
+            whole = np.zeros((lead, depth, units, count), dtype.numpy)
             whole[:, : s.length, :width, : found.shape[3]] = found
             out.view(dtype.numpy).reshape(shape)[...] = whole.transpose(order)
 
-        key = ("alone", s.product.node.output.id, tuple(s.offsets), order, units, depth)
-        return Packed(key, TensorType(dtype, tuple(shape)), write)
+        key = ("alone", s.product.node.output.id, tuple(s.offsets), order, units, depth, count)
+        return Packed(key, TensorType(dtype, shape), write)
 
     def _read(self, s: Sums) -> str:
         """The rows of a product that are in memory."""
@@ -248,40 +243,37 @@ class _Writer(Steps):
     def _product(self, s: Sums, weights: Sequence[str], left: str) -> None:
         """Multiplies."""
         dtype, lines = s.product.node.output.dtype, self.inner.lines
-        if self.choice.plain:
-            sums = self._added(s, weights[0], left)
+        (rows, columns), turned, sums = self.form, self.choice.turned, []
+        if self.joined:
+            rows, columns = (rows * s.each, columns) if turned else (rows, columns * s.each)
+        for w in weights:
+            sums.append(self.buffers.fresh("acc"))
+            a, b = (w, left) if turned else (left, w)
+            how = self.options.of_dot(dtype)
+            lines.append(f"{sums[-1]} = tl.dot({a}, {b}, tl.zeros(({rows}, {columns}), tl.float32){how})")
+        for acc in sums if dtype.name != "float32" else ():  # as it would be stored
+            lines.append(f"{acc} = {acc}.to({spelling.stored(dtype)}).to(tl.float32)")
+        sums = self._apart(sums[0], s.each) if self.joined else sums
+        self.emitter.results |= {v.id: acc for v, acc in zip(s.results, sums, strict=False)}
+
+    def _apart(self, acc: str, count: int) -> list[str]:
+        """The columns of joined sums that meet in an element, each for itself."""
+        if count == 1:
+            return [acc]
+        twos, (rows, columns) = ["2"] * (count.bit_length() - 1), self.form
+        n = len(twos)
+        if self.choice.turned:
+            shape, order = [*twos, f"{rows}", f"{columns}"], [n, n + 1, *range(n)]
         else:
-            how, sums = self.options.of_dot(dtype), []
-            for w in weights:
-                sums.append(self.buffers.fresh("acc"))
-                a, b = (w, left) if self.choice.turned else (left, w)
-                lines.append(f"{sums[-1]} = tl.dot({a}, {b}, tl.zeros({self.form}, tl.float32){how})")
-        for v, acc in zip(s.results, sums, strict=False):
-            if dtype.name != "float32":  # as it would be stored
-                lines.append(f"{acc} = {acc}.to({spelling.stored(dtype)}).to(tl.float32)")
-            self.emitter.results[v.id] = acc
+            shape, order = [f"{rows}", *twos, f"{columns}"], [0, n + 1, *range(1, n + 1)]
+        lines, whole = self.inner.lines, self.buffers.fresh("v")
+        lines.append(f"{whole} = tl.permute(tl.reshape({acc}, ({', '.join(shape)})), {tuple(order)})")
 
-    def _added(self, s: Sums, w: str, left: str) -> list[str]:
-        """Sums of all columns together; those that meet in an element are neighbours, so that a thread has them."""
-        lines, acc = self.inner.lines, self.buffers.fresh("acc")
-        a, b = f"{left}.to(tl.float32)[:, :, None]", f"{w}.to(tl.float32)[None, :, :]"
-        lines.append(f"{acc} = tl.sum({a} * {b}, 1)")
-        return halves(lines, self.buffers, acc, self.form, s.each)
+        def split(x: str, count: int) -> list[str]:
+            if count == 1:
+                return [x]
+            even, odd = self.buffers.fresh("v"), self.buffers.fresh("v")
+            lines.append(f"{even}, {odd} = tl.split({x})")
+            return [y for pair in zip(split(even, count // 2), split(odd, count // 2), strict=True) for y in pair]
 
-
-def halves(lines: list[str], buffers: Buffers, name: str, form: tuple[int, int], count: int) -> list[str]:
-    """The neighbouring columns of sums, each for itself, in tiles of a form."""
-    if count == 1:
-        return [name]
-    shape = ", ".join("2" for _ in range(count.bit_length() - 1))
-    whole = buffers.fresh("v")
-    lines.append(f"{whole} = tl.reshape({name}, ({form[0]}, {form[1]}, {shape}))")
-
-    def split(x: str, n: int) -> list[str]:
-        if n == 1:
-            return [x]
-        even, odd = buffers.fresh("v"), buffers.fresh("v")
-        lines.append(f"{even}, {odd} = tl.split({x})")
-        return [y for pair in zip(split(even, n // 2), split(odd, n // 2), strict=True) for y in pair]
-
-    return split(whole, count)
+        return split(whole, count)
