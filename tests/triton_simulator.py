@@ -328,6 +328,7 @@ class Interpreter:
         namespace["ox_tanh_half"] = namespace["libdevice"].tanh  # written in PTX
         namespace["ox_exp2_half"] = namespace["libdevice"].exp2
         namespace["ox_rcp_half"] = lambda x: 1.0 / x
+        namespace["ox_read"] = namespace["tl"].load
         namespace["ox_again"] = lambda x: x
         namespace["ox_codes"] = _codes
         return namespace

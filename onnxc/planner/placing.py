@@ -192,7 +192,9 @@ class Placing:
         return True
 
     def _is_made_in_place(self, node: Node, readers: list[Node]) -> bool:
-        """Whether an output of the graph is what a routine makes in another shape: the routine then writes it."""
+        """Whether an output of the graph is what a routine, or the one kernel of a loop, makes in another shape: that
+        then writes it.
+        """
         value, layout = node.output, self.draft.layout
         if readers or value.id not in self.draft.outputs or not _is_flat(node, layout):
             return False
@@ -200,7 +202,7 @@ class Placing:
         homes = self.draft.homes.get(id(made.node), ()) if made.node is not None else ()
         if made.id in self.draft.outputs or made.id in layout.reshaped or value.id in self.draft.updated:
             return False
-        if not any(g.kind == "opaque" and not g.finishes for g in homes):
+        if not any((g.kind == "opaque" and not g.finishes) or g.recurrence is not None for g in homes):
             return False
         layout.reshaped[made.id] = value
         self.draft.note_stored(made, "an output of the model")

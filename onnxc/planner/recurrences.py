@@ -18,7 +18,7 @@ from onnxc.ir.types import same_shape
 from onnxc.loops.terms import Load, walk
 from onnxc.planner.layout import assign
 from onnxc.planner.lower import Lowering
-from onnxc.planner.recurrence import Product, Recurrence, Stage
+from onnxc.planner.recurrence import MOST_READ, Product, Recurrence, Stage
 from onnxc.planner.section import Section
 from onnxc.planner.templates import ENABLED, matmul_access, through_views
 from onnxc.primitives.base import Kind, lookup
@@ -30,9 +30,6 @@ MOST_STAGES = 3
 MOST_NODES = 128  # of a step: its terms are walked recursively, so they must not be deep
 MOST_PLACES = 8  # at which elements of a value are needed for one of a state: an LSTM has four gates
 MOST_SUMMED = 1024  # elements of a row of a product: a program holds all of them for its rows
-# Bytes of matrices that all programs of a step read, those of each 16 rows a copy: of 64 MB (float32, 64 rows, 1024
-# columns) an LSTM takes 1.4 times as long as with kernels of its own for each step, of 32 MB 0.94 times, of 16 MB 0.52.
-MOST_READ = 32 << 20
 ROWS = 16
 POINTWISE = (Kind.POINTWISE, Kind.VIEW)
 

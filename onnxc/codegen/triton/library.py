@@ -58,6 +58,29 @@ def ox_taken(words, kind: tl.constexpr):
 
 
 @triton.jit
+def ox_read(at, mask=None, other=0.0):
+    """Floats from memory, zeros where the mask does not hold. Triton decides for its own loads which thread reads what,
+    and has threads exchange what they have read; here each reads what it needs: for tiles that are small.
+    """
+    kind: tl.constexpr = at.dtype.element_ty
+    if mask is None:
+        counts = at.to(tl.int64) != 0
+    else:
+        counts = mask
+    if kind.primitive_bitwidth == 32:
+        words = tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }",
+            "=r,l,r", [at.to(tl.int64), counts.to(tl.int32)], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        words = tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b16 $0, 0; @p ld.global.b16 $0, [$1]; }",
+            "=h,l,r", [at.to(tl.int64), counts.to(tl.int32)], dtype=tl.int16, is_pure=True, pack=1,
+        )  # fmt: skip
+    return words.to(kind, bitcast=True)
+
+
+@triton.jit
 def ox_missing(words, count, lanes: tl.constexpr):
     """Whether some of the first words, `lanes` at most, have not been written yet."""
     at = tl.arange(0, lanes)

@@ -45,7 +45,7 @@ from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 14
+VERSION = 15
 
 WHOLE = 256  # bytes that weights begin at multiples of: a row of a tile is then a line of the cache, not parts of two
 
@@ -298,7 +298,7 @@ class ProgramWriter:
     def _ways(self, group: Group, layout: Layout) -> Ways:
         if group.recurrence is not None:
             waves = recurrence_candidates(group, self.options)
-            return Ways(waves, lambda choice: [emit_recurrence(group, self.options, choice)])
+            return Ways(waves, lambda choice: [emit_recurrence(group, layout, self.options, choice)])
         if group.stages:
             return Ways(relay_candidates(), lambda choice: [emit_relay(group, layout, choice)])
         if group.kind != "loops":

@@ -17,6 +17,7 @@ from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduc
 from onnxc.passes.widen_halves import SMOOTH
 from onnxc.planner.loop_index import is_size
 
+SCATTERED = ("float32", "float16", "bfloat16")  # element types that `ox_read` reads
 Key = object  # a loop symbol, or ("reduced", key)
 Guarding = tuple[tuple[tuple[Dim, ...], bool], ...]  # conditions, and whether they hold or not
 
@@ -120,6 +121,7 @@ class TermEmitter:
         self.results: dict[int, str] = {}
         self.result_symbols: frozenset[Symbol] = frozenset()
         self.packed = False  # whether elements are kept as they are in memory, and widened wherever they are used
+        self.scattered = False  # whether threads read what they need, however it lies, rather than exchange it
         self.passing: frozenset[int] = frozenset()  # storages that need not stay in the cache
         self._deps: dict[Term, frozenset[Key]] = {}
         self._sides: dict[tuple[Dim, ...], Symbol] = {}
@@ -393,6 +395,8 @@ class TermEmitter:
             return f"ox_taken(tl.load({at}{masked}, cache_modifier='.cg'), {kind})"
         nothing = "0.0" if term.dtype.is_float else "0"
         masked = f", mask={mask}, other={nothing}" if mask else ""
+        if self.scattered and term.dtype.name in SCATTERED:
+            return f"ox_read({at}{masked})"
         return f"tl.load({at}{masked}{self._policy(term.value)})"
 
     def _policy(self, storage: Value) -> str:
