@@ -78,7 +78,7 @@ class Lowering:
             return self._sizes(node, index)
         reads = self.section.reads(node, index)
         if node.op == "concat":
-            return self._concat(node, index, reads)
+            return self._concat(node, reads)
         if node.op == "pad":
             (x, inner), (fill, _) = reads
             guards = tuple(c for c in map(recombine, self._pad_guards(node, index)) if not _certain(c))
@@ -92,7 +92,7 @@ class Lowering:
                 return known
             return Apply(dtype, node.op, args, tuple((k, v) for k, v in node.attrs.items() if k != "to"))
         if kind is Kind.INDEXED:
-            return self._indexed(node, index, reads)
+            return self._indexed(node, reads)
         return self._reduce(node, index, reads)
 
     def _guard(self, conditions: tuple[Dim, ...], inside: Term, outside: Term) -> Term:
@@ -108,7 +108,7 @@ class Lowering:
                 out.append(0 - inner % (gap + 1))
         return out
 
-    def _concat(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:
+    def _concat(self, node: Node, reads: list[tuple[Value, Index]]) -> Term:
         axis = node.attrs["axis"]
         parts = [(v, i) for v, i in reads if v.shape[axis] != 0] or reads[:1]
         value, at = parts[-1]
@@ -127,7 +127,7 @@ class Lowering:
             term = self._guard((k - index[0],), Position(dtypes.int64, dims[k]), term)
         return term
 
-    def _indexed(self, node: Node, index: Index, reads: list[tuple[Value, Index]]) -> Term:
+    def _indexed(self, node: Node, reads: list[tuple[Value, Index]]) -> Term:
         x = node.operands[0]
         for value, at in reads[:-1]:
             symbol = self.section.lookups[(node.output.id, at)]

@@ -128,7 +128,7 @@ class Placing:
                     continue
                 if not self.draft.same_pass(node, group):
                     continue
-                if self._closes_cycle(node, group, readers) or len(section.demands[other.output.id]) != 1:
+                if self._closes_cycle(group, readers) or len(section.demands[other.output.id]) != 1:
                     continue
                 section.demand(value, section.demands[other.output.id][0])
                 if not section.accepts(node, True):
@@ -252,7 +252,7 @@ class Placing:
             return False
         if node.op == "concat" and len(node.inputs) > 4:
             return False
-        if store and self._closes_cycle(node, group, readers):
+        if store and self._closes_cycle(group, readers):
             return False
         if store and self.draft.beside and sections[0].reductions and self._is_woven(node):
             return False
@@ -287,7 +287,7 @@ class Placing:
                 pending += [v.node for v in n.operands if v.node is not None]
         return parts >= WOVEN
 
-    def _closes_cycle(self, node: Node, group: Group, readers: list[Node]) -> bool:
+    def _closes_cycle(self, group: Group, readers: list[Node]) -> bool:
         own = self.draft.clusters.of(group.nodes[0])
         others = {self.draft.clusters.of(r) for r in self._behind_views(readers)} - {own}
         return self.draft.clusters.reaches(others, own)

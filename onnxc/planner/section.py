@@ -290,19 +290,19 @@ class Section:
             known = gathered_at(node, inner)
             if known is not None:
                 return [(x, (*at[:axis], known, *at[axis + where.rank :]))]
-            symbol = self.lookup(node, where, inner, x.shape[axis])
+            symbol = self.lookup(node, inner, x.shape[axis])
             return [(where, inner), (x, (*at[:axis], of(symbol), *at[axis + where.rank :]))]
         if node.op == "gather_elements":
             axis = node.attrs["axis"]
-            symbol = self.lookup(node, where, at, x.shape[axis])
+            symbol = self.lookup(node, at, x.shape[axis])
             return [(where, at), (x, (*at[:axis], of(symbol), *at[axis + 1 :]))]
         batch, lead, depth = node.attrs["batch_dims"], where.rank - 1, where.shape[-1]
         places = [(*at[:lead], j) for j in range(depth)]
-        found = [of(self.lookup(node, where, p, x.shape[batch + j])) for j, p in enumerate(places)]
+        found = [of(self.lookup(node, p, x.shape[batch + j])) for j, p in enumerate(places)]
         return [*((where, p) for p in places), (x, (*at[:batch], *found, *at[lead:]))]
 
-    def lookup(self, node: Node, where: Value, at: Index, extent: Dim) -> Symbol:
-        """The symbol that stands for the index read from `where` at `at`."""
+    def lookup(self, node: Node, at: Index, extent: Dim) -> Symbol:
+        """The symbol that stands for what a gather reads at `at` of its indices."""
         key = (node.output.id, at)
         if key not in self.lookups:
             self.lookups[key] = _symbol(fresh("d", extent))

@@ -104,7 +104,7 @@ class ScatterNDEmitter(ScatterEmitter):
         depth = scatter_depth([v.t for v in self.node.operands])
         rows_rank = self.index_value.rank - 1
         to, at, source = (self.layout.strides(v) for v in (self.out, self.index_value, self.updates))
-        checks, before = self._checks(depth, rows_rank), self.copy()
+        checks, before = self._checks(depth), self.copy()
         rows = collapse(self.index_value.shape[:-1], at[:-1], source[:rows_rank])
         slices = collapse(self.out.shape[depth:], to[depth:], source[rows_rank:])
         inner = slices.pop() if slices else Axis(1, (1, 1))
@@ -127,7 +127,7 @@ class ScatterNDEmitter(ScatterEmitter):
         head, loop = self.over_units("chunks", f"{work} * routines::least(chunk, width)", [*PICK_CHUNK, *each])
         return self.finish([*chunks_of(self, inner.size), *head], [*checks, *loop], before)
 
-    def _checks(self, depth: int, rows_rank: int) -> list[str]:
+    def _checks(self, depth: int) -> list[str]:
         wanted = (*self.index_value.shape[:-1], *self.data.shape[depth:])
         pairs = [(self.index_value.shape[-1], depth), *zip(wanted, self.updates.shape, strict=True)]
         return [line for a, b in pairs for line in self.require(a, "==", b)]

@@ -429,7 +429,7 @@ class TermEmitter:
         scope.lines.append(f"i64 {lo} = lane_lo(lanes), {hi} = (int)lanes;")
         for condition, c in zip(term.conditions, strides, strict=True):
             scope.lines.append(_narrowed(self.index(condition, scope), c, lo, hi))
-        some = self._some_lanes(term, inside, outside, (lo, hi), scope)
+        some = self._some_lanes(term, inside, outside, (lo, hi))
         scope.lines += [
             f"if ({lo} == lane_lo(lanes) && {hi} == (int)lanes) {name} = {inside}({loop}, lanes);",
             f"else if ({lo} >= {hi}) {name} = {outside}({loop}, lanes);",
@@ -467,7 +467,7 @@ class TermEmitter:
         lane = spelling.lane_type(term.dtype)
         scope.lines.append(f"{name} = ox_sel<{lane}>({mask}, {inside}({loop}, lanes), {outside}({loop}, lanes));")
 
-    def _some_lanes(self, term: Guard, inside: str, outside: str, ends: tuple[str, str], scope: Scope) -> str:
+    def _some_lanes(self, term: Guard, inside: str, outside: str, ends: tuple[str, str]) -> str:
         """The vector of a guard that holds in lanes lo <= i < hi."""
         assert self.vector is not None
         (lo, hi), loop, lane = ends, self.names[self.vector], spelling.lane_type(term.dtype)

@@ -83,7 +83,7 @@ def _summed_rows(node: Node, layout: Layout) -> Kernel:
 # ---------------------------------------------------------------- places that one program has to itself
 
 
-def _join(w: Writer, node: Node, at: str, update: str, mask: str) -> list[str]:
+def _join(node: Node, at: str, update: str, mask: str) -> list[str]:
     """Statements that join one update with what is there. The threads of a program have seen each other's writes."""
     dtype = node.output.dtype
     return [
@@ -126,7 +126,7 @@ def joined_elements(node: Node, layout: Layout) -> Kernel:
             *indent([
                 f"first = tl.min(tl.where(mine, j, j0 + {piece}), 1)[:, None]", f"some = first < j0 + {piece}",
                 "place = tl.sum(tl.where(mine & (j == first), to, 0), 1)[:, None]",
-                *_join(w, node, f"{starts[0]} + place * {steps[0]}", f"{starts[2]} + first * {steps[2]}", "some"),
+                *_join(node, f"{starts[0]} + place * {steps[0]}", f"{starts[2]} + first * {steps[2]}", "some"),
                 "mine = mine & (j != first)",
             ]),
         ]),
@@ -165,7 +165,7 @@ def _owned_rows(node: Node, layout: Layout) -> Kernel:
             *indent([
                 f"last = ox_least(mine & (i > last), i, j0 + {SEARCHED})",
                 "place = tl.sum(tl.sum(tl.where(i == last, to, 0), 1), 0)", *found, *apart.lines,
-                *_join(w, node, to, update, "qm"),
+                *_join(node, to, update, "qm"),
             ]),
         ]),
     ]  # fmt: skip

@@ -255,7 +255,7 @@ class TermEmitter:
         for s in sorted(symbols(d) & self.lookups.keys(), key=lambda s: s.key):
             self.names[s] = self._lookup(s, scope, guarding)
         for s in sorted(symbols(d) & self._conditions.keys(), key=lambda s: s.key):
-            holds = self._condition(self._conditions[s], True, scope, guarding)
+            holds = self._condition(self._conditions[s], True, scope)
             self.names[s] = f"tl.where({holds}, 0, 1)"
         return spelling.index(d, self.names)
 
@@ -275,11 +275,11 @@ class TermEmitter:
         axes = frozenset(v.axis for v in variables if v.mask)
         for conditions, holds in guarding:
             needs = self._of(conditions)
-            found.append(self._condition(conditions, holds, scope, guarding))
+            found.append(self._condition(conditions, holds, scope))
             axes |= self.axes(needs)
         return " & ".join(found) or None, axes
 
-    def _condition(self, conditions: tuple[Dim, ...], holds: bool, scope: Scope, guarding: Guarding) -> str:
+    def _condition(self, conditions: tuple[Dim, ...], holds: bool, scope: Scope) -> str:
         def test(s: Scope) -> str:
             return " & ".join(f"({self._nonnegative(c, s)})" for c in conditions)
 
@@ -311,7 +311,7 @@ class TermEmitter:
         else:
             inside = self.emit(term.inside, scope, (*guarding, (conditions, True)))
             outside = self.emit(term.outside, scope, (*guarding, (conditions, False)))
-        return f"tl.where({self._condition(conditions, True, scope, guarding)}, {inside}, {outside})"
+        return f"tl.where({self._condition(conditions, True, scope)}, {inside}, {outside})"
 
     # Rotary positions, and whatever else joins pieces of one tensor: both sides are the same function of elements that
     # lie some way apart. Then these are read once, from where the condition says, and computed with once.
