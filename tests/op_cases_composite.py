@@ -95,6 +95,8 @@ def attentions() -> Iterator[Case]:
     for kind in (np.int8, np.uint32, np.float16, np.float64):  # a mask of any numbers
         mask = np.arange(15).reshape(3, 5).astype(kind)
         yield Case("Attention", [q, k, v, mask], opset=24, keep=HEADS, oracle="reference")
+    for short in (f32(3, 4), f32(4, 3, 1), np.array([[True], [False], [True]])):
+        yield Case("Attention", [q, k, v, short], opset=24, keep=HEADS, oracle="reference")
     for ours, values in ((np.float32, np.float64), (np.float32, np.float16), (np.float64, np.float32)):
         inputs = [q.astype(ours), k.astype(ours), v.astype(values)]
         yield Case("Attention", inputs, opset=23, outputs=3, dynamic=False, oracle="reference", rtol=1e-3, atol=1e-3)

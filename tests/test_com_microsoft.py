@@ -429,6 +429,10 @@ def packed_weights() -> Iterator[Case]:
             inputs = [f32(2, 3, k), u8(n, blocks, block * width // 8), pos(n, blocks), zero, None, f32(n)]
             attrs = {"K": k, "N": n, "bits": width, "block_size": block}
             yield fixed("MatMulNBits", inputs, attrs, const=[1, 2, 3], rtol=1e-3, atol=1e-2)
+    groups = rng.integers(0, 3, 48).astype(np.int32)
+    for known in ([1, 2, 4], [1, 2]):  # whose scale each column of weights has: of a constant, and of an input
+        inputs = [f32(2, 3, 40), u8(6, 3, 8), pos(6, 3), None, groups]
+        yield fixed("MatMulNBits", inputs, {"K": 40, "N": 6, "block_size": 16}, const=known, rtol=1e-3, atol=1e-2)
     for kind in (0, 1):
         for k in (32, 24):  # blocks go on in the next row
             inputs = [f32(3, k), u8(5 * k // 2), pos(-(-5 * k // 16))]

@@ -31,6 +31,18 @@ def test_scores_of_multi_head_attention(mask: str, biased: bool) -> None:
     check_outputs(case, [True, False, False, False])  # in one kernel
 
 
+def test_mask_whose_size_the_run_tells() -> None:
+    """Ends of keys, ends and starts, or ends and offsets: which of them is known with the sizes."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+      g (float[b, s, 8] x, float[8, 24] w, float[24] bias, int32[m] mask) => (float[b, s, 8] y)
+      { y = com.microsoft.Attention <num_heads = 2> (x, w, bias, mask) }""")
+    compiled = onnxc.compile(model)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for mask in (i32(2, 3), i32(2, 3, 0, 1), i32(2, 3, 0, 3, 6, 0, 2, 7)):
+        feeds = {"x": f32(2, 3, 8), "w": f32(8, 24), "bias": f32(24), "mask": mask}
+        np.testing.assert_allclose(compiled(**feeds)["y"], session.run(None, feeds)[0], 1e-5, 1e-5)
+
+
 def test_cache_grows_without_a_compile() -> None:
     """GroupQueryAttention whose total length is an input: one program for all steps, in each layer the same size."""
     layers = range(2)

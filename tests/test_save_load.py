@@ -207,6 +207,11 @@ def test_sizes_that_the_program_was_not_compiled_for(saved: Path, changes: dict[
         onnxc.load(rewritten(saved, **changes))
 
 
+def test_bytes_of_a_saved_model_are_no_path(saved: Path) -> None:
+    with pytest.raises(errors.InputError, match=r"^a saved model has a path; the bytes of a file were given$"):
+        onnxc.load(saved.read_bytes())
+
+
 def test_failed_save_leaves_nothing(model: CompiledModel, tmp_path: Path) -> None:
     with pytest.raises(errors.PackageError):
         model.save(tmp_path / "no such folder" / "m.onnxc")

@@ -78,16 +78,19 @@ def window_mask(b: Builder, queries: Dim, keys: Dim, offset: Value, left: int, r
 
 def attention_bias(
     b: Builder, q: Value, k: Value, mask: Value | None, past: Dim, lengths: Value | None, left: int,
-    right: int,
+    right: int, opset: int,
 ) -> tuple[Value | None, bool]:  # fmt: skip
-    """What is added to the scores, and whether a row of it may forbid every key."""
+    """What is added to the scores, and whether a row of it may forbid every key.
+
+    A mask that is too short forbids the keys behind it. One of a single key broadcasts before opset 24.
+    """
     bias: Value | None = None
     if mask is not None:
         if mask.dtype is dtypes.boolean:
             mask = additive(b, mask, q.dtype)
         mask = b.cast(mask, q.dtype)  # which may be of any numbers
         missing = k.shape[2] - mask.shape[-1]
-        if mask.shape[-1] != 1 and missing != 0:
+        if missing != 0 and (mask.shape[-1] != 1 or opset >= 24):
             mask = b.pad(mask, (0,) * mask.rank, (*(0,) * (mask.rank - 1), missing), -np.inf)
         bias = mask
     offset = b.size_as(past, dtypes.int64)
@@ -121,7 +124,7 @@ def attention(
     past_value: Value | None = None, nonpad_kv_seqlen: Value | None = None, *, is_causal: Flag = 0,
     kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None,
     qk_matmul_output_mode: Literal[0, 1, 2, 3] = 0, right_window_size: int = -1, scale: float | None = None,
-    softcap: float = 0.0, softmax_precision: int | None = None,
+    softcap: float = 0.0, softmax_precision: int | None = None, opset: int = 23,
 ) -> list[Value]:  # fmt: skip
     """softmax(q k' * scale + bias) v over heads, with an optional cache of earlier keys and values."""
     flat = q.rank == 3
@@ -139,7 +142,7 @@ def attention(
         past = past_key.shape[2]
         k, v = b.concat([past_key, k], 2), b.concat([past_value, v], 2)
     right = 0 if is_causal else right_window_size
-    bias, may_be_empty = attention_bias(b, q, k, attn_mask, past, nonpad_kv_seqlen, left_window_size, right)
+    bias, may_be_empty = attention_bias(b, q, k, attn_mask, past, nonpad_kv_seqlen, left_window_size, right, opset)
     if scale is None:
         scale = 1 / math.sqrt(static_dim(q.shape[3], "the size of a head of Attention") or 1)
     scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale)

@@ -8,9 +8,9 @@ from functools import reduce
 
 import numpy as np
 
-from onnxc.errors import ModelError, ShapeError, UnsupportedError
+from onnxc.errors import ModelError, NeedsSizesError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, maximum
+from onnxc.ir.expr import Dim, always_equal, maximum, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.attention import (
     additive,
@@ -243,11 +243,14 @@ def _between(b: Builder, mask: Value, keys: Dim, batch: Dim) -> Value:
     What stands behind the ends in [3 * batch + 2], where sequences begin without their padding, adds nothing to them.
     """
     at, (size,) = b.iota(keys), mask.shape
-    if not any(always_equal(size, n) for n in (batch, 2 * batch, 3 * batch + 2)):
+    lengths = (batch, 2 * batch, 3 * batch + 2)
+    if all(never_equal(size, n) for n in lengths):
         raise UnsupportedError(
             f"a mask {mask.t} of keys is not supported: it has neither {batch} elements, nor twice as many, nor "
-            f"{3 * batch + 2}"
+            f"{lengths[2]}"
         )
+    if not any(always_equal(size, n) for n in lengths):
+        raise NeedsSizesError(f"what a mask {mask.t} of keys holds depends on the size of a batch", size, batch)
     limits = b.cast(mask, dtypes.int64)
     parts = b.split(limits, 0, [batch, batch] if always_equal(size, 2 * batch) else [batch])
     ends, *starts = (b.reshape(t, (batch, 1, 1, 1)) for t in parts)

@@ -12,7 +12,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops import activation
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import projected_attention
-from onnxc.ops.common import axes_of, merge_axes, rounded
+from onnxc.ops.common import axes_of, merge_axes, rounded, static_dim
 from onnxc.ops.matmul import matmul
 from onnxc.ops.quantization import (
     centered,
@@ -300,15 +300,19 @@ def _in_order(
     b: Builder, g_idx: Value, k: int, x: Value, whole: Value, scale: Value, zero: Value
 ) -> tuple[Value, Value, Value, Value]:
     """Columns of x and weights [N, K] in the order of their groups: g_idx says whose scale each of them has."""
+    if g_idx.rank != 1 or static_dim(g_idx.shape[0], "the size of g_idx") < k:
+        raise ModelError(f"g_idx of MatMulNBits names a group for each of {k} rows, and is {g_idx.t}")
     group = constant_of(g_idx)
-    if group is None or group.size < k or group[:k].min() < 0 or group[:k].max() >= scale.shape[1]:
-        raise UnsupportedError("MatMulNBits with a g_idx that is not constant or names no block is not supported")
-    order = np.argsort(group[:k], kind="stable")
+    if group is None:  # as they are: it is for weights that stay packed that groups had better lie together
+        order, groups = np.arange(k), b.cast(b.slice(g_idx, 0, 0, k), dtypes.int64)
+    else:
+        if group[:k].min(initial=0) < 0 or group[:k].max(initial=0) >= scale.shape[1]:
+            raise UnsupportedError("MatMulNBits with a g_idx that names no block is not supported")
+        order = np.argsort(group[:k], kind="stable")
+        groups = b.constant(group[:k][order].astype(np.int64))
 
     def rows(v: Value) -> Value:  # of each column's group
-        if v.rank == 0:
-            return v
-        return b.gather(b.reshape(v, v.shape[:2]), b.constant(group[:k][order].astype(np.int64)), 1)
+        return v if v.rank == 0 else b.gather(b.reshape(v, v.shape[:2]), groups, 1)
 
     if (order != np.arange(k)).any():
         x = b.gather(x, b.constant(order.astype(np.int64)), x.rank - 1)

@@ -116,6 +116,8 @@ def put_in_place(finished: str | os.PathLike[str], path: str | os.PathLike[str])
 def _check_path(path: object) -> None:
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise InputError(f"a saved model has a path, and not a {type(path).__name__}")
+    if isinstance(path, bytes) and b"\0" in path:  # no path has one, and what is in a file does
+        raise InputError("a saved model has a path; the bytes of a file were given")
 
 
 def open_at_once(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
