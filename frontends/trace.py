@@ -22,6 +22,7 @@ from types import FrameType
 import numpy as np
 
 from onnxc.errors import OnnxcError
+from onnxc.ir.expr import symbols
 from onnxc.ir.graph import Graph, Source, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.builder import Builder
@@ -68,10 +69,20 @@ class Trace:
     def input(self, type: TensorType, name: str = "") -> Value:
         """A further input of the traced function; of complex numbers as real ones [..., 2]."""
         name = name or f"x{len(self.builder.inputs)}"
+        if self.parent is None:
+            self._take(type)
         if type.dtype not in PART:
             return self.builder.input(type, name)
         self._complex.append(len(self.builder.inputs))
         return pair(split(self.builder, self.builder.input(TensorType(PART[type.dtype], (*type.shape, 2)), name)))
+
+    def _take(self, type: TensorType) -> None:
+        """The names of its sizes are not given out to those that only a run will tell."""
+        sizes = self.builder.run_time
+        taken = [int(s.key[1:]) for d in type.shape for s in symbols(d) if s.key[1:].isdigit()]
+        if sizes is not None and taken:
+            assert not sizes.symbols, "an input behind a size that was given out"
+            sizes.first = max(sizes.first, 1 + max(taken))
 
     def constant(self, array: np.ndarray) -> Value:
         """An array of outside as a constant of the graph: one node for one array."""

@@ -275,3 +275,22 @@ def _stacked(x, steps):
         return onnxc.cond(xp.sum(y) > 0, lambda: c * y, lambda: c - 1.0), c * c
 
     return onnxc.scan(body, x, xp.asarray(steps))[1]
+
+
+def test_sizes_that_a_run_tells_have_names_of_their_own():
+    """Dims of arguments are s0, s1, ... too."""
+
+    def chosen(x, y):
+        return onnxc.cond(xp.sum(x) > 0, lambda: x, lambda: y * 2) + x
+
+    f = onnxc.jit(chosen, dynamic=True)
+    np.testing.assert_array_equal(f(np.ones(3), np.ones(4)).numpy(), np.full(3, 2.0))
+    with pytest.raises(OnnxcError, match="differs at result"):
+        f(-np.ones(3), np.ones(4))
+
+    def grown(a, b):
+        return onnxc.while_loop(lambda s: xp.sum(s) < 50, lambda s: s + a @ b, b)
+
+    g = onnxc.jit(grown, dynamic=True)
+    for n, last in ((3, 17.0), (4, 13.0)):
+        np.testing.assert_array_equal(g(np.eye(n), np.ones(n)).numpy(), np.full(n, last))
