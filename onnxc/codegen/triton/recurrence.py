@@ -26,7 +26,16 @@ from onnxc.codegen.triton.epilogue import symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.recurrence_alone import Alone, alone_candidates, emit_alone
-from onnxc.codegen.triton.recurrence_steps import StageTerms, Steps, Sums, gates_of, products_of, same_loops, width_of
+from onnxc.codegen.triton.recurrence_steps import (
+    StageTerms,
+    Steps,
+    Sums,
+    gates_of,
+    is_exact,
+    products_of,
+    same_loops,
+    width_of,
+)
 from onnxc.codegen.triton.relay import WORDS
 from onnxc.codegen.triton.terms import Buffers, Packed, Scope, TermEmitter
 from onnxc.ir.expr import ceildiv, minimum, prod, substitute
@@ -53,6 +62,7 @@ class Wave:
         depth: elements of a sum that are multiplied at once.
         plain: whether the products of float32 are added up as any sums are, rather than by Triton's `dot`: for few
             rows.
+        only: as of `Alone`.
     """
 
     rows: int
@@ -60,6 +70,7 @@ class Wave:
     warps: int = 4
     depth: int = 128
     plain: int = 0
+    only: int | None = None
 
 
 def recurrence_candidates(group: Group, options: Options) -> list[Wave | Alone]:
@@ -71,8 +82,7 @@ def recurrence_candidates(group: Group, options: Options) -> list[Wave | Alone]:
     depths = [k for p in products if isinstance(k := p.access.sizes[2], int)]
     m, k, gates = products[0].access.sizes[0], power(max(depths)), gates_of(group.recurrence)
     rows = m if isinstance(m, int) else 16
-    exact = products[0].node.output.dtype.name == "float32" and options.dot == "ieee"
-    shapes = _exact(rows, k) if exact else _units(rows, k)
+    shapes = _exact(rows, k) if is_exact(group.recurrence, options) else _units(rows, k)
     widest = power(width_of(group))
 
     def fitted(wave: Wave) -> Wave:
@@ -80,7 +90,8 @@ def recurrence_candidates(group: Group, options: Options) -> list[Wave | Alone]:
         depth = max(LEAST_DEPTH, min(k, wave.depth))
         return replace(wave, units=min(units, max(widest, -(-LEAST_COLUMNS // gates))), depth=depth)
 
-    return [*dict.fromkeys(map(fitted, shapes)), *alone_candidates(group, options)]
+    first, others = alone_candidates(group, options)
+    return [*first, *dict.fromkeys(map(fitted, shapes)), *others]
 
 
 def _units(rows: int, k: int) -> list[Wave]:
@@ -103,7 +114,7 @@ def _exact(rows: int, k: int) -> list[Wave]:
 
 def emit_recurrence(group: Group, layout: Layout, options: Options, choice: Wave | Alone | None) -> Kernel:
     """The kernel of a loop."""
-    choice = choice or recurrence_candidates(group, options)[0]
+    choice = choice or next(c for c in recurrence_candidates(group, options) if c.only is None)
     if isinstance(choice, Alone):
         return emit_alone(group, layout, options, choice)
     return _Writer(group, layout, options, choice).kernel()
@@ -315,7 +326,7 @@ class _StageWriter:
         p = s.product
         accs: list[str] = []
         dot = own.options.of_dot(p.node.output.dtype)
-        plain = wave.plain and p.node.output.dtype.name == "float32" and own.options.dot == "ieee"
+        plain = wave.plain and is_exact(own.it, own.options)
         zero = f"tl.zeros(({wave.rows}, {wave.units * s.each}), tl.float32)"
         for j, (a, b) in enumerate(zip(rows, weights, strict=True)):
             if j < 2:

@@ -16,7 +16,16 @@ from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import symbol
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
 from onnxc.codegen.triton.options import Options
-from onnxc.codegen.triton.recurrence_steps import StageTerms, Steps, Sums, products_of, same_loops
+from onnxc.codegen.triton.recurrence_steps import (
+    StageTerms,
+    Steps,
+    Sums,
+    is_exact,
+    places_of,
+    products_of,
+    same_loops,
+    width_of,
+)
 from onnxc.codegen.triton.terms import Buffers, Packed, Scope
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, prod, substitute
@@ -25,9 +34,13 @@ from onnxc.ir.types import TensorType
 from onnxc.loops.terms import Load
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
-from onnxc.planner.recurrence import Product
+from onnxc.planner.recurrence import Product, Recurrence
 
 LEAST = 16  # elements of a sum that the matrix units take
+HELD = 128 << 10  # bytes of matrices that a program holds at most
+ANYWHERE = 48 << 10  # that it holds on any GPU
+MEASURED = 90  # the architecture that has more room, and was measured
+MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -47,11 +60,42 @@ class Alone:
     only: int | None = None
 
 
-def alone_candidates(group: Group, options: Options) -> list[Alone]:
-    """Choices that are worth measuring."""
-    if not _can_be_alone(group):
-        return []
-    return [Alone(16), Alone(8, 4, 1), Alone(1, 2), Alone(2, 4)]
+def alone_candidates(group: Group, options: Options) -> tuple[list[Alone], list[Alone]]:
+    """Choices that the cost model takes before programs for each step, and those that are worth measuring, too. It is a
+    table of what an H200 takes for LSTMs of 1 to 2048 rows and 32 to 128 units.
+    """
+    it = group.recurrence
+    assert it is not None
+    units, (rows, _, _), dtype = max(LEAST, power(width_of(group))), products_of(it)[0].access.sizes, _dtype(it)
+    nbytes = units * dtype.itemsize * sum(s * max(LEAST, power(k)) for s, k in _columns(it))
+    if nbytes > HELD or not _can_be_alone(group):
+        return [], []
+    only = None if nbytes <= ANYWHERE else MEASURED
+    if is_exact(it, options):
+        found = [Alone(1, max(1, units // 32), only=only), Alone(2, max(1, units // 16), only=only)]
+        return (found[:1], found[1:]) if units <= 64 else ([], found)
+    few, many = Alone(8, 8 if units > 64 else 4, 1, only), Alone(16, 8, 1, only)
+    rest = [Alone(16, 4, 0, only), Alone(16, 8, 0, only), Alone(8, 8, 1, only)]
+    first = many if units > 64 and isinstance(rows, int) and rows > 8 * MULTIPROCESSORS else few
+    others = [x for x in dict.fromkeys([few, many, *rest]) if x != first]
+    waits = not isinstance(rows, int) or rows > 16 or len(it.stages) > 1  # programs for each step would wait longer
+    return ([first], others) if dtype.bits == 16 and (units <= 64 or waits) else ([], [first, *others])
+
+
+def _columns(it: Recurrence) -> list[tuple[int, int]]:
+    """Of each product of a step: how many columns meet in an element, and the elements of a sum."""
+    found = list[tuple[int, int]]()
+    for stage in it.stages:
+        counts = places_of(stage, it)
+        for p in stage.products:
+            assert isinstance(p.access.sizes[2], int)
+            found.append((len(counts[p.node.output.id]), p.access.sizes[2]))
+    return found
+
+
+def _dtype(it: Recurrence) -> DType:
+    found: DType = products_of(it)[0].node.output.dtype
+    return found
 
 
 def _can_be_alone(group: Group) -> bool:
@@ -87,8 +131,7 @@ class _Writer(Steps):
         self.axis = choice.turned  # that of rows
         self.form = (self.units, choice.alone) if choice.turned else (choice.alone, self.units)
         self.lanes = self.tile(self.buffers, self.form, self.axis)
-        exact = options.dot == "ieee" and products_of(self.it)[0].node.output.dtype.name == "float32"
-        self.joined = not exact  # the matrices of a product are one
+        self.joined = not is_exact(self.it, options)  # the matrices of a product are one
         self.heads = self.lanes.heads(self.access.batch)
         self.programs = ceildiv(self.rows, choice.alone) * prod(d for _, d in self.access.batch)
         self.wide = is_wide([*self.node.operands, *self.results], self.programs)

@@ -39,6 +39,11 @@ def width_of(group: Group) -> int:
     return width
 
 
+def is_exact(it: Recurrence, options: Options) -> bool:
+    """Whether its products are of float32, and are not for the matrix units."""
+    return options.dot == "ieee" and products_of(it)[0].node.output.dtype.name == "float32"
+
+
 def places_of(stage: Stage, it: Recurrence) -> dict[int, list[int]]:
     """Where in its columns a product is read, by the id of its result: how far behind an element's own column."""
     found: dict[int, set[int]] = {p.node.output.id: set() for p in stage.products}
