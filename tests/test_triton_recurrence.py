@@ -76,7 +76,10 @@ def given(model: bytes, **sizes: int) -> list[Array]:
     return found
 
 
-FORMS: dict[str, dict[str, int]] = {"programs for each step": {"HELD": 0}, "a program for all steps": {"ANYWHERE": 1 << 20}}  # limits
+FORMS: dict[str, dict[str, int]] = {  # the limits that lead to each
+    "programs for each step": {"HELD": 0},
+    "a program for all steps": {"ANYWHERE": 1 << 20},
+}
 
 
 def both(simulator: Simulator, model: bytes, inputs: list[Array], dtype: str, **options: Any) -> list[str]:
