@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxc
-from onnxc.errors import OnnxcError
+from onnxc.errors import OnnxcError, RunError
 from onnxc.frontends.onnx_file import load
 from onnxc.passes.decompose import decompose
 from tests.ops_harness import Case, build, check, compare, expected, feeds
@@ -677,3 +677,15 @@ def test_refused(case: Case) -> None:
     """What does not fit together is an error of ours."""
     with pytest.raises(OnnxcError):
         run(case)
+
+
+@pytest.mark.parametrize("group", [-1, 3])
+def test_groups_of_no_block(group: int) -> None:
+    """Of a g_idx that is an input the run finds it, and does not count from the end."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+      g (float[1, 40] x, uint8[6, 3, 8] w, float[18] scale, int32[40] group) => (float[1, 6] y)
+      { y = com.microsoft.MatMulNBits <K = 40, N = 6, block_size = 16, bits = 4> (x, w, scale, , group) }""")
+    groups = np.arange(40, dtype=np.int32) // 16
+    groups[7] = group
+    with pytest.raises(RunError, match="out of bounds"):
+        onnxc.compile(model)(x=f32(1, 40), w=np.zeros((6, 3, 8), np.uint8), scale=f32(18), group=groups)

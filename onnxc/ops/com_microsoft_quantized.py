@@ -305,6 +305,7 @@ def _in_order(
     group = constant_of(g_idx)
     if group is None:  # as they are: it is for weights that stay packed that groups had better lie together
         order, groups = np.arange(k), b.cast(b.slice(g_idx, 0, 0, k), dtypes.int64)
+        groups = b.where(b.lt(groups, 0), scale.shape[1], groups)  # not from the end, as gather counts: out of bounds
     else:
         if group[:k].min(initial=0) < 0 or group[:k].max(initial=0) >= scale.shape[1]:
             raise UnsupportedError("MatMulNBits with a g_idx that names no block is not supported")
