@@ -388,7 +388,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
 
     from onnxc import gpu
     from onnxc.choices import Choice, Decisions
-    from onnxc.codegen.triton import kernel, matmul, recurrence, recurrence_alone, tiles, walk
+    from onnxc.codegen.triton import kernel, matmul, recurrence, recurrence_alone, scatter, tiles, walk
     from onnxc.codegen.triton.options import Options
     from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
@@ -411,7 +411,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence)
+    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, scatter)
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked

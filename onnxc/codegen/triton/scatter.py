@@ -5,6 +5,8 @@ Results do not depend on the order in which programs run:
 - Where nothing is joined, the last of the updates that reach one element is written. A first kernel marks each place
   with the greatest number of its updates (an atomic maximum of integers), a second one writes those that were marked.
   Integers that are added or compared are joined by atomics instead, in whatever order.
+- So many updates that reading all of them in each program would take long, or a number that is not known, are sorted
+  by their places first, and joined in order (scatter_sorted.py).
 - Many updates that are joined otherwise (scatter_joins.py): each program has some of the places to itself. It looks at
   the places of all updates, some at a time, and joins those that are its own, in the order of the CPU; but many rows of
   float32 that are added up in one place, some at a time.
@@ -26,7 +28,8 @@ from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power
 from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows
-from onnxc.codegen.triton.scatter_parts import COPIED, Slices, begun, joined, row_major
+from onnxc.codegen.triton.scatter_parts import COPIED, Slices, begun, find, joined, row_major
+from onnxc.codegen.triton.scatter_sorted import sorted_elements, sorted_rows
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, prod
@@ -38,6 +41,7 @@ from onnxc.primitives.builder import constant_of
 BLOCK = 128  # elements (updates) that a program places
 SLICE = 64  # neighbouring elements of a slice in a tile
 FEW = 64  # updates of a line that are compared with each other
+SORTED = 8192  # those that are joined, above which they are sorted by their places
 
 
 def scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
@@ -49,6 +53,8 @@ def scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
         return [begun(layout, data, out), _compared_elements(node, layout, distinct)]
     if _overwrites(node) or _is_atomic(node):
         return _marked_elements(node, layout)
+    if _is_sorted(index.shape[axis]):
+        return [begun(layout, data, out), *sorted_elements(node, layout)]
     return [begun(layout, data, out), joined_elements(node, layout)]
 
 
@@ -59,6 +65,8 @@ def scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
         return [begun(layout, data, node.output), _compared_rows(node, layout)]
     if _overwrites(node) or _is_atomic(node):
         return _marked_rows(node, layout)
+    if _is_sorted(prod(index.shape[:-1])):
+        return sorted_rows(node, layout)
     return [begun(layout, data, node.output), joined_rows(node, layout)]
 
 
@@ -73,6 +81,12 @@ def _is_atomic(node: Node) -> bool:
 
 def _are_few(count: Dim) -> bool:
     return isinstance(count, int) and count <= FEW
+
+
+def _is_sorted(count: Dim) -> bool:
+    """Whether updates that are joined are sorted first; so are those whose number is not known."""
+    most = bounds(count)[1]
+    return most is None or most > SORTED
 
 
 def _distinct(index: Value, axis: int, n: Dim) -> bool:
@@ -104,7 +118,7 @@ def _compared_elements(node: Node, layout: Layout, distinct: bool) -> Kernel:
     starts = [f"{w.start(v)} + {o}" for v, o in zip(tensors, offsets, strict=True)]
     steps = [w.size(s[axis]) for s in strides]
     extent = w.size(n)
-    _find(w, f"{starts[2]} + i * {steps[2]}", extent)
+    find(w, f"{starts[2]} + i * {steps[2]}", extent)
     each = [
         f"there = ox_wrapped(tl.load({starts[2]} + j * {steps[2]}, mask=xm, other=0), {extent})", "same = there == to",
         "first = first & ((j >= i) | (there != to))",
@@ -114,16 +128,6 @@ def _compared_elements(node: Node, layout: Layout, distinct: bool) -> Kernel:
     _walk(w, node, m, each, update, "good" if distinct else "same & good", distinct)
     w.lines.append(f"tl.store({starts[1]} + to * {steps[1]}, {kept('acc', out.dtype)}, mask=good & first)")
     return w.kernel(ceildiv(reach.count * m, BLOCK), BLOCK)
-
-
-def _find(w: Writer, at: str, extent: str, reports: bool = True) -> None:
-    """Statements that load the position of each of the lanes `xm`, ``to``, and which are ``good``: in bounds."""
-    w.lines += [
-        f"raw = tl.load({at}, mask=xm, other=0)", f"to = ox_wrapped(raw, {extent})",
-        f"good = xm & (to >= 0) & (to < {extent})",
-    ]  # fmt: skip
-    if reports:
-        w.report_index(f"xm & ((to < 0) | (to >= {extent}))", "raw")
 
 
 def _accumulate(w: Writer, node: Node, at: str, mask: str, shape: tuple[int, ...]) -> None:
@@ -256,7 +260,7 @@ def _marked_elements(node: Node, layout: Layout) -> list[Kernel]:
         w.lanes("x", f"pid * {COPIED}", COPIED)
         w.lines.append(f"xm = x < {w.size(reach.count)}")
         at_index, at_update, at_mark, at_out, i = w.spread("x", reach)
-        _find(w, f"{w.start(index)} + {at_index}", w.size(n), reports=task != "write")
+        find(w, f"{w.start(index)} + {at_index}", w.size(n), reports=task != "write")
         source, target = f"{w.start(updates)} + {at_update}", f"{w.start(out)} + {at_out} + to * {w.size(step)}"
         _do(w, task, node, marks, _Update(f"{at_mark} + to", i, source, target))
         return w.kernel(ceildiv(reach.count, COPIED), COPIED)

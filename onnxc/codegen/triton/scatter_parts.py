@@ -34,6 +34,16 @@ def begun(layout: Layout, source: Value, target: Value, marks: Value | None = No
     return kernel if marks is None else replace(kernel, scratch=(marks,))
 
 
+def find(w: Writer, at: str, extent: str, mask: str = "xm", reports: bool = True) -> None:
+    """Statements that load the position of each of the lanes `mask`, ``to``, and which are ``good``: in bounds."""
+    w.lines += [
+        f"raw = tl.load({at}, mask={mask}, other=0)", f"to = ox_wrapped(raw, {extent})",
+        f"good = {mask} & (to >= 0) & (to < {extent})",
+    ]  # fmt: skip
+    if reports:
+        w.report_index(f"{mask} & ((to < 0) | (to >= {extent}))", "raw")
+
+
 def joined(node: Node) -> str:
     """The accumulator `acc` joined with the update `u`, as a term; each sum or product of 16-bit floats is rounded, as
     it would be in memory.

@@ -1,0 +1,249 @@
+"""Scatters that join many updates at many places: in order, with work in proportion to updates and places.
+
+The numbers of updates are sorted by their places, by a radix sort that keeps the order of equals: for each digit of a
+place, from the lowest on, a kernel counts the digits of each block of updates, one adds up the counts of the blocks
+before, and one moves every update to its rank. Then all updates of a place are neighbours, in order; a kernel notes
+where each place's begin and end, and the last one joins them with what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from onnxc.codegen.triton import spelling
+from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power
+from onnxc.codegen.triton.scatter_parts import Slices, find, joined, row_major
+from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
+from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim, bounds, ceildiv, floordiv, minimum, prod
+from onnxc.ir.graph import Node, Value
+from onnxc.ir.types import TensorType
+from onnxc.planner.layout import Layout
+
+BITS = 5  # of a digit
+RANKED = 512  # updates that a program counts or moves
+MOST_BITS = 40  # of the number of a place that memory has room for
+SCANNED = 1024  # counts of blocks that a program adds up at a time
+NOTED = 1024  # updates whose neighbours a program looks at
+JOINED = 256  # elements of the result that a program has to itself
+WIDTH = 128  # of these, neighbours in a slice
+AHEAD = 8  # updates of a place that are read before the first of them is joined
+
+
+@dataclass(frozen=True)
+class _Updates:
+    """What is sorted and joined.
+
+    Attributes:
+        count: how many updates there are.
+        place: writes statements that find which of the updates `i` (those of `im`) are ``good``: in bounds. The others
+            are reported, or not. Returns the number of the place.
+        places: all places that updates may reach, as they lie in data and result.
+        slices: the elements of one update, as they lie in data, result and updates.
+        apart: where updates begin in the updates.
+    """
+
+    node: Node
+    layout: Layout
+    count: Dim
+    place: Callable[[Writer, bool], str]
+    places: Reach
+    slices: Reach
+    apart: Reach
+
+
+def sorted_rows(node: Node, layout: Layout) -> list[Kernel]:
+    """The kernels of a scatter of slices."""
+    s = Slices(node, layout)
+
+    def place(w: Writer, reports: bool) -> str:
+        s.write_places(w, reports)
+        return s.flat(w)
+
+    places = Reach.of(s.places, *(layout.strides(v)[: s.depth] for v in (s.data, s.out)))
+    lead = s.index.rank - 1
+    apart = Reach.of(s.index.shape[:-1], layout.strides(s.updates)[:lead])
+    slices = s.slice(s.data, s.out, s.updates)
+    return _kernels(_Updates(node, layout, prod(s.index.shape[:-1]), place, places, slices, apart))
+
+
+def sorted_elements(node: Node, layout: Layout) -> list[Kernel]:
+    """The kernels of a scatter along one axis, whose result begins as the data where the index has no line."""
+    data, index, updates = node.operands
+    out, axis = node.output, node.attrs["axis"]
+    shape = [out.shape[axis] if d == axis else size for d, size in enumerate(index.shape)]
+    steps = row_major(shape)
+    lines = [0 if d == axis else step for d, step in enumerate(steps)]
+
+    def place(w: Writer, reports: bool) -> str:
+        at_index, line = w.spread("i", Reach.of(index.shape, layout.strides(index), lines))
+        find(w, f"{w.start(index)} + {at_index}", w.size(shape[axis]), "im", reports)
+        return f"{line} + to * {w.size(steps[axis])}"
+
+    places = Reach.of(shape, layout.strides(data), layout.strides(out))
+    apart = Reach.of(index.shape, layout.strides(updates))
+    return _kernels(_Updates(node, layout, prod(index.shape), place, places, Reach((), ((), (), ())), apart))
+
+
+def _kernels(u: _Updates) -> list[Kernel]:
+    """Those that sort, and the one that joins."""
+    most, numbers = bounds(u.places.count)[1], _kind(u.count)
+    passes = ceildiv(MOST_BITS if most is None else max(1, min(most.bit_length(), MOST_BITS)), BITS)
+    assert isinstance(passes, int)
+    turns = passes if isinstance(u.places.count, int) else passes + passes % 2
+    blocks = ceildiv(u.count, RANKED)
+
+    def scratch(kind: dtypes.DType, size: Dim) -> Value:
+        return Value(TensorType(kind, (size,)))
+
+    kept_in = [(scratch(_kind(u.places.count), u.count), scratch(numbers, u.count)) for _ in range(2)]
+    counts, totals = scratch(numbers, blocks * (1 << BITS)), scratch(numbers, 1 << BITS)
+    starts, ends = scratch(numbers, u.places.count), scratch(numbers, u.places.count)
+    found = list[Kernel]()
+    for turn in range(turns):
+        # Where the number of places is not known, pairs of passes are left out that have nothing to do.
+        needed = 1 if isinstance(u.places.count, int) else _needed(u.places.count, turn // 2 * 2 * BITS)
+        source, target = kept_in[(turn + 1) % 2] if turn else None, kept_in[turn % 2]
+        found += [
+            _counted(u, turn, source, counts, needed), _added_up(u, blocks, counts, totals, needed),
+            _moved(u, turn, source, target, counts, totals, needed),
+        ]  # fmt: skip
+    places, order = kept_in[(turns - 1) % 2]
+    found[0] = replace(found[0], scratch=(*kept_in[0], *(kept_in[1] if turns > 1 else ()), counts, totals))
+    return [*found, _noted(u, places, starts, ends), _joined(u, order, starts, ends)]
+
+
+def _kind(n: Dim) -> dtypes.DType:
+    """Of numbers up to `n`."""
+    most = bounds(n)[1]
+    return dtypes.int32 if most is not None and most < WIDE - 1 else dtypes.int64
+
+
+def _needed(places: Dim, shift: int) -> Dim:
+    """1 where the numbers of places have digits from the bit `shift` on, else 0; all have the first ones."""
+    return minimum(1, floordiv(places, 1 << shift)) if shift else 1
+
+
+# ---------------------------------------------------------------- the sort
+
+
+def _digits(u: _Updates, w: Writer, turn: int, source: tuple[Value, Value] | None, reports: bool) -> None:
+    """Statements that find the places of a block of updates, ``key``, and where each has a digit, ``here``:
+    [digits, updates]. An update out of bounds goes behind all places.
+    """
+    w.lanes("i", f"pid * {RANKED}", RANKED, "[None, :]")
+    w.lines.append(f"im = i < {w.size(u.count)}")
+    if source is None:
+        key = u.place(w, reports)
+        w.lines.append(f"key = tl.where(good, {key}, {w.size(u.places.count)})")
+    else:
+        w.lines.append(f"key = tl.load({w.start(source[0])} + i, mask=im, other=0)")
+    w.lines += [
+        f"digit = tl.arange(0, {1 << BITS})[:, None]",
+        f"here = (((key >> {turn * BITS}) & {(1 << BITS) - 1}) == digit) & im",
+    ]  # fmt: skip
+
+
+def _writer(u: _Updates, *values: Value) -> Writer:
+    """`values`: those of the scratch, which begin at addresses of their own."""
+    return Writer(u.layout, (*u.node.operands, u.node.output, *values), u.count)
+
+
+def _counted(u: _Updates, turn: int, source: tuple[Value, Value] | None, counts: Value, needed: Dim) -> Kernel:
+    """How often a block of updates has each digit."""
+    w = _writer(u, counts)
+    _digits(u, w, turn, source, reports=True)
+    blocks = w.size(ceildiv(u.count, RANKED))
+    found = f"tl.sum(here.to(tl.int32), 1)[:, None].to({spelling.computed(counts.dtype)})"
+    w.lines.append(f"tl.store({w.start(counts)} + digit * {blocks} + pid, {found})")
+    return w.kernel(ceildiv(u.count, RANKED) * needed, RANKED << BITS)
+
+
+def _added_up(u: _Updates, blocks: Dim, counts: Value, totals: Value, needed: Dim) -> Kernel:
+    """A program for each digit: its counts become the sums of those of the blocks before."""
+    w = _writer(u, counts)
+    at, kind = f"{w.start(counts)} + pid * {w.size(blocks)} + b", spelling.computed(counts.dtype)
+    lanes = f"b0 + tl.arange(0, {SCANNED}){'.to(tl.int64)' if w.wide else ''}[None, :]"
+    w.lines += [
+        f"before = tl.zeros((1, 1), {kind})", f"for b0 in range(0, {w.size(blocks)}, {SCANNED}):",
+        *indent([
+            f"b = {lanes}", f"bm = b < {w.size(blocks)}", f"n = tl.load({at}, mask=bm, other=0)",
+            f"tl.store({at}, before + tl.cumsum(n, 1) - n, mask=bm)",
+            f"before += tl.sum(n, 1)[:, None].to({kind})",
+        ]),
+        f"tl.store({w.start(totals)} + pid + tl.zeros((1, 1), tl.int32), before)",
+    ]  # fmt: skip
+    return w.kernel(needed * (1 << BITS), SCANNED)
+
+
+def _moved(
+    u: _Updates, turn: int, source: tuple[Value, Value] | None, target: tuple[Value, Value], counts: Value,
+    totals: Value, needed: Dim,
+) -> Kernel:  # fmt: skip
+    """Each update of a block goes behind those with lower digits, and those before it with the same."""
+    w = _writer(u, counts)
+    _digits(u, w, turn, source, reports=False)
+    (keys, numbers), blocks = target, w.size(ceildiv(u.count, RANKED))
+    number = "i" if source is None else f"tl.load({w.start(source[1])} + i, mask=im, other=0)"
+    w.lines += [
+        f"number = {number}", f"lower = tl.arange(0, {1 << BITS})[None, :]",
+        f"first = tl.sum(tl.where(lower < digit, tl.load({w.start(totals)} + lower), 0), 1)[:, None]",
+        f"first += tl.load({w.start(counts)} + digit * {blocks} + pid)",
+        "rank = first + tl.cumsum(here.to(tl.int32), 1) - 1",
+        "at = tl.sum(tl.where(here, rank, 0), 0)[None, :]",
+        f"tl.store({w.start(keys)} + at, key.to({spelling.computed(keys.dtype)}), mask=im)",
+        f"tl.store({w.start(numbers)} + at, number.to({spelling.computed(numbers.dtype)}), mask=im)",
+    ]  # fmt: skip
+    return w.kernel(ceildiv(u.count, RANKED) * needed, RANKED << BITS)
+
+
+# ---------------------------------------------------------------- updates of a place, which are neighbours now
+
+
+def _noted(u: _Updates, keys: Value, starts: Value, ends: Value) -> Kernel:
+    """Where the updates of each place begin and end among all; those of places without any stay zeros."""
+    w, kind = _writer(u, starts), spelling.computed(starts.dtype)
+    w.lanes("x", f"pid * {NOTED}", NOTED)
+    at, count = f"{w.start(keys)} + x", w.size(u.count)
+    w.lines += [
+        f"xm = x < {count}", f"key = tl.load({at}, mask=xm, other=0)",
+        f"before = tl.load({at} - 1, mask=xm & (x > 0), other=-1)",
+        f"after = tl.load({at} + 1, mask=x + 1 < {count}, other=-1)",
+        f"good = xm & (key < {w.size(u.places.count)})",
+        f"tl.store({w.start(starts)} + key, x.to({kind}), mask=good & (key != before))",
+        f"tl.store({w.start(ends)} + key, (x + 1).to({kind}), mask=good & (key != after))",
+    ]  # fmt: skip
+    return replace(w.kernel(ceildiv(u.count, NOTED), NOTED), cleared=(starts, ends))
+
+
+def _joined(u: _Updates, order: Value, starts: Value, ends: Value) -> Kernel:
+    """Lanes for places and some elements of each slice, which join the updates of their place one after the other."""
+    (data, _, updates), out = u.node.operands, u.node.output
+    width = min(WIDTH, power(u.slices.count)) if isinstance(u.slices.count, int) else WIDTH
+    block, blocks = JOINED // width, ceildiv(u.slices.count, width)
+    w = Writer(u.layout, (data, out, updates, starts), u.count * u.slices.count, u.places.count * blocks)
+    w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
+    w.lanes("place", f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
+    w.lines += [f"qm = q < {w.size(u.slices.count)}", f"pm = place < {w.size(u.places.count)}"]
+    from_data, to_out, from_updates = w.spread("q", u.slices)
+    at_data, at_out = w.spread("place", u.places)
+    w.lines += [
+        f"acc = {loaded(f'{w.start(data)} + {at_data} + {from_data}', 'pm & qm', out.dtype)}",
+        f"j = tl.load({w.start(starts)} + place, mask=pm, other=0)",
+        f"end = tl.load({w.start(ends)} + place, mask=pm, other=0)", "most = tl.max(tl.max(end - j, 1), 0)",
+    ]  # fmt: skip
+    reads, joins = w.aside(), list[str]()
+    for k in range(AHEAD):
+        wide = ".to(tl.int64)" if w.wide else ""
+        number = f"tl.load({w.start(order)} + j + {k}, mask=j + {k} < end, other=0){wide}"
+        reads.lines.append(f"number = {number}")
+        (at_update,) = reads.spread("number", u.apart)
+        at = f"{w.start(updates)} + {at_update} + {from_updates}"
+        reads.lines.append(f"u{k} = {loaded(at, f'(j + {k} < end) & qm', out.dtype)}")
+        joins += [f"u = u{k}", f"acc = tl.where(j + {k} < end, {joined(u.node)}, acc)"]
+    w.lines += [
+        f"for turn in range(0, most, {AHEAD}):", *indent([*reads.lines, *joins, f"j += {AHEAD}"]),
+        f"tl.store({w.start(out)} + {at_out} + {to_out}, {kept('acc', out.dtype)}, mask=pm & qm)",
+    ]  # fmt: skip
+    return w.kernel(ceildiv(u.places.count, block) * blocks, 2 * JOINED)

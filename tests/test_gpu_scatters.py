@@ -1,0 +1,175 @@
+"""Scatters that sort their updates by places, in Triton's interpreter: the same bits as adding one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.targets import needs_triton
+from tests.test_triton_kernels import f32, ints, parsed
+from tests.triton_simulator import Answer, Request, Simulator, program_of
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = needs_triton
+SMALL = {"SORTED": 64}
+JOINS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+NAMES = {
+    "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64,
+    "int8": np.int8, "int32": np.int32, "int64": np.int64,
+}  # fmt: skip
+
+
+def in_order(op: str, x: Array, index: Array, updates: Array, axis: int, reduction: str) -> Array:
+    """One update after the other."""
+    y, join = x.copy(), JOINS[reduction]
+    if op == "ScatterND":
+        for row in np.ndindex(*index.shape[:-1]):
+            at = tuple(index[row])
+            y[at] = join(y[at], updates[row])
+        return y
+    for place in np.ndindex(*index.shape):
+        at = (*place[:axis], index[place], *place[axis + 1 :])
+        y[at] = join(y[at], updates[place])
+    return y
+
+
+def sized(shape: tuple[int, ...], name: str, is_open: bool) -> str:
+    return ",".join(f"{name}{k}" if is_open else str(n) for k, n in enumerate(shape))
+
+
+def text_of(
+    op: str, x: Array, index: Array, updates: Array, axis: int = 0, reduction: str = "add", is_open: bool = False
+) -> str:
+    """A model that scatters; `is_open`: its sizes are not known."""
+    kind = next(name for name, dtype in NAMES.items() if np.dtype(dtype) == x.dtype)
+    along = f"axis = {axis}, " if op == "ScatterElements" else ""
+    shape, many, rest = (sized(v.shape, n, is_open) for v, n in ((x, "n"), (index, "m"), (updates, "u")))
+    if op == "ScatterND":
+        many = ",".join([*many.split(",")[:-1], str(index.shape[-1])])
+    head = f"g ({kind}[{shape}] x, int64[{many}] i, {kind}[{rest}] u) => ({kind}[{shape}] y)"
+    return f'{head} {{ y = {op}<{along}reduction = "{reduction}">(x, i, u) }}'
+
+
+def run(simulator: Simulator, text: str, *inputs: Array, **options: Any) -> Answer:
+    answer = simulator.run(parsed(text).SerializeToString(), list(inputs), **{"limits": SMALL, **options})
+    assert answer.error[0] == 0
+    return answer
+
+
+def adds_in_order(simulator: Simulator, op: str, x: Array, index: Array, updates: Array, **how: Any) -> None:
+    """Bit by bit."""
+    options = {k: how.pop(k) for k in ("wide",) if k in how}
+    sizes = how.pop("sizes", (False,))  # whether they are open
+    with np.errstate(all="ignore"):
+        wanted = in_order(op, x, index, updates, how.get("axis", 0), how.get("reduction", "add"))
+    for is_open in sizes:
+        text = text_of(op, x, index, updates, **how, is_open=is_open)
+        answer = run(simulator, text, x, index, updates, **options)
+        assert "tl.cumsum(here" in answer.source  # updates were sorted
+        (found,) = answer.outputs
+        assert found.dtype == wanted.dtype
+        assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(("places", "count"), [(1, 65), (50, 513), (200, 1030)])
+def test_rows(simulator: Simulator, places: int, count: int) -> None:
+    """Of one digit and of several, of blocks that are full or not; negative positions count from the end."""
+    index = ints(-places, places, count, 1)
+    for width in (1, 5, 130) if places < 2 else (3,):
+        x, updates = f32(places, width), f32(count, width)
+        adds_in_order(simulator, "ScatterND", x, index, updates)
+
+
+def test_open_sizes(simulator: Simulator) -> None:
+    """Also where a place has a number of more than one pair of digits."""
+    for places, count in ((9, 70), (1100, 600)):
+        x, updates = f32(places, 3), f32(count, 3)
+        adds_in_order(simulator, "ScatterND", x, ints(-places, places, count, 1), updates, sizes=(True,))
+
+
+@pytest.mark.parametrize(("places", "count"), [(40, 0), (0, 0)])
+def test_no_updates(simulator: Simulator, places: int, count: int) -> None:
+    x, index, updates = f32(places, 3), ints(0, 1, count, 1), f32(count, 3)
+    for is_open in (False, True):
+        answer = run(simulator, text_of("ScatterND", x, index, updates, is_open=is_open), x, index, updates)
+        assert answer.outputs[0].tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("is_hot", [True, False])
+def test_one_place_takes_all(simulator: Simulator, is_hot: bool) -> None:
+    """Or each takes one."""
+    index = np.full((200, 1), -2) if is_hot else np.random.default_rng(1).permutation(200)[:, None]
+    adds_in_order(simulator, "ScatterND", f32(200, 3), index, f32(200, 3))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8"])
+def test_dtypes(simulator: Simulator, kind: str) -> None:
+    x, updates = (f32(9, 6) * 3).astype(NAMES[kind]), (f32(90, 6) * 3).astype(NAMES[kind])
+    adds_in_order(simulator, "ScatterND", x, ints(-9, 9, 90, 1), updates)
+
+
+@pytest.mark.parametrize("reduction", ["mul", "max", "min"])
+def test_reductions(simulator: Simulator, reduction: str) -> None:
+    x, updates = f32(9, 6), f32(90, 6)
+    adds_in_order(simulator, "ScatterND", x, ints(-9, 9, 90, 1), updates, reduction=reduction)
+    if reduction == "mul":
+        x, updates = ints(-3, 3, 9, 6), ints(-3, 3, 90, 6)
+        adds_in_order(simulator, "ScatterND", x, ints(-9, 9, 90, 1), updates, reduction=reduction)
+
+
+def test_places_of_several_positions(simulator: Simulator) -> None:
+    index = np.stack([ints(-5, 5, 40, 3), ints(-4, 4, 40, 3)], -1)
+    adds_in_order(simulator, "ScatterND", f32(5, 4, 3), index, f32(40, 3, 3))
+    adds_in_order(simulator, "ScatterND", f32(5, 4), index, f32(40, 3), wide=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_elements(simulator: Simulator, axis: int) -> None:
+    """The index may have fewer lines than the data: what lies behind them stays."""
+    shape, index_shape = [3, 4, 5], [2, 3, 4]
+    index_shape[axis] = 70
+    index, updates = ints(-shape[axis], shape[axis], *index_shape), f32(*index_shape)
+    adds_in_order(simulator, "ScatterElements", f32(*shape), index, updates, axis=axis)
+
+
+def test_elements_of_one_line(simulator: Simulator) -> None:
+    adds_in_order(simulator, "ScatterElements", f32(1100), ints(-1100, 1100, 1100), f32(1100))
+
+
+@pytest.mark.parametrize(("op", "wrong"), [("ScatterND", 5), ("ScatterND", -6), ("ScatterElements", 5)])
+def test_wrong_index(simulator: Simulator, op: str, wrong: int) -> None:
+    """It is reported, and joined with nothing."""
+    x, updates, index = f32(5, 7), f32(70, 7), ints(0, 5, 70, 1 if op == "ScatterND" else 7)
+    index[3, 0] = wrong
+    text = text_of(op, x, index, updates)
+    answer = simulator.run(parsed(text).SerializeToString(), [x, index, updates], limits=SMALL)
+    assert answer.error[0] == 3 and answer.error[2] == wrong
+    index[3, 0], without = 0, updates.copy()
+    without[3, slice(None) if op == "ScatterND" else 0] = -0.0
+    assert answer.outputs[0].tobytes() == in_order(op, x, index, without, 0, "add").tobytes()
+
+
+def test_bits_are_those_of_places_with_programs_of_their_own(simulator: Simulator) -> None:
+    """Which few updates of a place have, where their number is not the reason to sort them."""
+    x, index, updates = f32(100, 6).astype(np.float16), ints(-100, 100, 200, 1), f32(200, 6).astype(np.float16)
+    text = text_of("ScatterND", x, index, updates)
+    sorted_, owned = (run(simulator, text, x, index, updates, limits=n) for n in (SMALL, {}))
+    assert "tl.cumsum(here" in sorted_.source and "associative_scan" not in owned.source
+    assert sorted_.outputs[0].tobytes() == owned.outputs[0].tobytes()
+
+
+def test_no_more_kernels_than_digits() -> None:
+    """Known places have as many passes as their number has digits; those that are not known leave out what they
+    can when they run.
+    """
+
+    def launches(places: str) -> int:
+        text = f"g (float[{places},4] x, int64[9000,1] i, float[9000,4] u) => (float[{places},4] y)"
+        model = parsed(f'{text} {{ y = ScatterND<reduction = "add">(x, i, u) }}')
+        return len(program_of(Request(model.SerializeToString(), []))[1].steps)
+
+    assert [launches(n) for n in ("31", "32", "1023", "1024", "n")] == [6, 9, 9, 12, 27]
