@@ -14,8 +14,7 @@ from onnxc.codegen.triton.epilogue import Tile, symbol
 from onnxc.codegen.triton.kernel import power
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter, TileVariable
-from onnxc.ir.expr import Dim, Symbol, prod, substitute
-from onnxc.ir.expr import of as alone
+from onnxc.ir.expr import Dim, Symbol, of, prod, substitute
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.loops.access import fresh
@@ -203,4 +202,4 @@ class StageTerms:
 def same_loops(steps: Steps, p: Product) -> dict[Symbol, Dim]:
     """The loops of a product over rows and matrices, as those of the tile."""
     same: dict[Symbol, Dim] = {symbol(p.access.m): steps.access.m}
-    return same | {x: alone(y) for (x, _), (y, _) in zip(p.access.batch, steps.access.batch, strict=True)}
+    return same | {x: of(y) for (x, _), (y, _) in zip(p.access.batch, steps.access.batch, strict=True)}

@@ -145,8 +145,8 @@ static __thread int inside_region;
 
 #define SPIN_DEFAULT 50000
 #define SPIN_LEAST 1000
-#define MOVE_GAP 2000000 // nanoseconds between two moves of a worker from one CPU to another
 #define SPIN_GAP 20000 // a spinning thread that loses this many nanoseconds at once has lost its CPU
+#define MOVE_GAP 2000000 // nanoseconds between two moves of a worker from one CPU to another
 
 static int cpu_count(void) {
 #ifdef __linux__
