@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onnxc.ops.registry import op as op
     from onnxc.planner.groups import FusionOptions as FusionOptions
     from onnxc.primitives.kernels import Kernel as Kernel
-    from onnxc.runtime.face import CompiledModel as CompiledModel
+    from onnxc.runtime.compiled_model import CompiledModel as CompiledModel
     from onnxc.runtime.opening import load as load
     from onnxc.tools.compare import compare as compare
     from onnxc.tools.tune import tune as tune
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Array": "onnxc.array.core",
-    "CompiledModel": "onnxc.runtime.face",
+    "CompiledModel": "onnxc.runtime.compiled_model",
     "FusionOptions": "onnxc.planner.groups",
     "Kernel": "onnxc.primitives.kernels",
     "backward": "onnxc.gradient",

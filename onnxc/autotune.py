@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxc.choices import Choice
 from onnxc.errors import CudaError, LimitError, OnnxcError
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.tuned import Row, joined
 
 Array = np.ndarray[Any, Any]

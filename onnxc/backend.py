@@ -23,8 +23,8 @@ from onnxc.errors import InputError, OnnxcError
 from onnxc.frontends.onnx_file import MAX_IR_VERSION
 from onnxc.frontends.onnx_scope import MAX_OPSET
 from onnxc.ir import dtypes
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.cuda.driver import devices
-from onnxc.runtime.face import CompiledModel
 
 _DEVICE = re.compile(r"(CPU|CUDA)(?::(\d+))?")
 

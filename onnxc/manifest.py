@@ -20,8 +20,8 @@ from onnxc.planner.in_place import own_outputs
 from onnxc.primitives.assumptions import assumptions
 from onnxc.runtime.blocks import Block
 from onnxc.runtime.cache import Buffer
+from onnxc.runtime.compiled_model import DEFAULTS, FIXED, SCHEMA
 from onnxc.runtime.cpu import Level
-from onnxc.runtime.face import DEFAULTS, FIXED, SCHEMA
 from onnxc.runtime.signature import Signature, Tensor
 from onnxc.runtime.sizes import Size, encode, spell
 

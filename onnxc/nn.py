@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from onnxc import random
+from onnxc.array.argument_errors import named_all
 from onnxc.array.arguments import size_of, whole
 from onnxc.array.core import Array, asarray, call, call_one
-from onnxc.array.faces import named_all
 from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
 from onnxc.ir import dtypes

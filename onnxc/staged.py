@@ -19,8 +19,8 @@ from onnxc.primitives.builder import constant_of
 from onnxc.primitives.host import size_places
 from onnxc.runtime.blocks import Block
 from onnxc.runtime.cache import Buffer
+from onnxc.runtime.compiled_model import SCHEMA, STAGED
 from onnxc.runtime.cpu import machine
-from onnxc.runtime.face import SCHEMA, STAGED
 from onnxc.runtime.model import RUNTIME
 from onnxc.runtime.sizes import encode, spell
 from onnxc.staging.plan import Plan, Step

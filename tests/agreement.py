@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.tools.compare import compare
 
 Array = np.ndarray[Any, Any]

@@ -32,8 +32,8 @@ from onnxc.planner.offsets import assign_offsets
 from onnxc.planner.templates import ENABLED
 from onnxc.primitives.interpret import bind_sizes, interpret
 from onnxc.runtime.cache import Cache
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.cpu import Level, has_byte_products, has_matrix_products, level
-from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.library import NativeModel, call_exception, load_runtime
 from onnxc.runtime.package import load_library
 from tests.targets import compiled_as_it_is, is_gpu

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.runtime.face import SCHEMA
+from onnxc.runtime.compiled_model import SCHEMA
 from tests.fake_cuda import cubin
 
 F32 = np.float32

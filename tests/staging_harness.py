@@ -19,7 +19,7 @@ import onnxc
 from onnxc.export import to_onnx
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 
 Inputs = Mapping[str, Any]
 HEAD = '<ir_version: 8, opset_import: ["" : {opset}]> '

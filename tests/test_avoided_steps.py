@@ -12,7 +12,7 @@ import pytest
 import onnxc
 from onnxc.errors import LimitError, RunError
 from onnxc.gradient import differentiate
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.staged import StagedModel
 from tests.small_models import floats
 from tests.staging_harness import check, int64, parsed

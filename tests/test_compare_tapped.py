@@ -22,7 +22,7 @@ from onnxc.errors import InputError
 from onnxc.reports.terminal import as_text
 from onnxc.runtime import mapped
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.face import WEIGHTS
+from onnxc.runtime.compiled_model import WEIGHTS
 from onnxc.runtime.model import CpuModel
 from onnxc.runtime.package import open_package
 from onnxc.tools.compare import metrics, tapped

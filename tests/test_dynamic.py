@@ -21,7 +21,7 @@ from onnxc.passes.decompose import decompose
 from onnxc.planner.memory import aligned, assign_offsets
 from onnxc.primitives.interpret import interpret
 from onnxc.runtime import model as model_module
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.library import load_runtime
 from onnxc.runtime.model import Arena
 from onnxc.runtime.sizes import encode, evaluate, spell

@@ -15,7 +15,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 from onnxc.ops.sampling import Tap, linear_taps, weighted_sum
-from onnxc.passes.settle_places import GATHERS, settle_places
+from onnxc.passes.normalise_indices import GATHERS, normalise_indices
 from onnxc.primitives.builder import Builder
 from onnxc.runtime.cpu import level
 from tests.compile_harness import Compiled, compare, compile_graphs
@@ -165,7 +165,7 @@ def test_constant_places(dtype: DType) -> None:
         b.one("gather_elements", y, b.constant(each), axis=1),
         b.gather(x, b.constant(rows), 1),
     ]
-    graph = settle_places(b.graph(found))
+    graph = normalise_indices(b.graph(found))
     kept = [n.operands[1].dtype for n in graph.nodes if n.op in GATHERS]
     assert kept == [dtypes.int32] * 3
     given = [(rng.standard_normal(v.shape) * 50).astype(np.int8).astype(dtype.numpy) for v in graph.inputs]
@@ -178,4 +178,4 @@ def test_constant_places(dtype: DType) -> None:
     for got, want in zip(program(*given), wanted, strict=True):
         np.testing.assert_array_equal(got, want)
     outside = b.graph([b.gather(x, b.constant(np.array([0, 37])), 1)])
-    assert [n.operands[1].dtype for n in settle_places(outside).nodes if n.op in GATHERS] == [dtypes.int64]
+    assert [n.operands[1].dtype for n in normalise_indices(outside).nodes if n.op in GATHERS] == [dtypes.int64]

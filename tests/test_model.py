@@ -20,7 +20,7 @@ import onnxc
 from onnxc import errors
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime import model as model_module
-from onnxc.runtime.face import CompiledModel, Outputs
+from onnxc.runtime.compiled_model import CompiledModel, Outputs
 from tests.own_process import python
 from tests.small_models import floats, parse, reference
 

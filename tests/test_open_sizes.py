@@ -322,8 +322,8 @@ def test_a_size_that_is_computed_of_what_the_data_tell() -> None:
 
 
 def test_programs_for_single_sizes_are_bounded_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxc.runtime.face.MOST_KEPT", 2)
-    monkeypatch.setattr("onnxc.runtime.face.MANY", 3)
+    monkeypatch.setattr("onnxc.runtime.compiled_model.MOST_KEPT", 2)
+    monkeypatch.setattr("onnxc.runtime.compiled_model.MANY", 3)
     text = "(float[n, k] x, float[m] w) => (y) { shape = Constant <value_ints = [-1]> ()  r = Reshape(x, shape)  y = Add(r, w) }"
     model = onnxc.compile(onnx.parser.parse_model(HEAD + text))
     with pytest.warns(UserWarning, match="compiled 3 times"):

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
-from onnxc.codegen.cpp.shape import breakpoint_of
+from onnxc.codegen.cpp.index_sets import breakpoint_of
 from onnxc.compiler.stages import Stages, generate
 from onnxc.frontends import onnx_file
 from onnxc.loops.access import fresh

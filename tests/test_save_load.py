@@ -18,7 +18,7 @@ import pytest
 import onnxc
 from onnxc import errors
 from onnxc.runtime import cpu
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.package import open_package, write_package
 from tests.own_process import python
 from tests.small_models import floats, parse

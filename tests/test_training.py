@@ -346,7 +346,7 @@ def test_parameters_can_be_set() -> None:
     step.set_parameters({"w": np.zeros((7, 11))})
     assert step.parameters["w"].dtype == np.float32
     assert not step.parameters["w"].any()
-    assert isinstance(step(*batch()), onnxc.runtime.face.Outputs)
+    assert isinstance(step(*batch()), onnxc.runtime.compiled_model.Outputs)
 
 
 def test_files_that_cannot_be_written_or_read(tmp_path: Path) -> None:

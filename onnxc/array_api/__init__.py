@@ -11,7 +11,7 @@ import math
 import sys
 from types import ModuleType
 
-from onnxc.array.faces import named_all
+from onnxc.array.argument_errors import named_all
 from onnxc.array_api import fft, linalg
 from onnxc.array_api.creation import (
     arange,

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from onnxc.array.argument_errors import named_all
 from onnxc.array.core import Array, call, concrete
-from onnxc.array.faces import named_all
 from onnxc.array_api.creation import Device
 from onnxc.array_api.data_types import DEFAULTS, Dtype, array, checked_device, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of, roll

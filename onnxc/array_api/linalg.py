@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from onnxc.array.argument_errors import named_all
 from onnxc.array.core import Array, call
-from onnxc.array.faces import named_all
 from onnxc.array_api.creation import eye
 from onnxc.array_api.data_types import (
     Dtype,

@@ -109,7 +109,7 @@ def show_saved(path: str, as_json: bool) -> None:
     from onnxc.report import Report
     from onnxc.reports.figures import size
     from onnxc.reports.tables import summary_lines
-    from onnxc.runtime.face import STAGED
+    from onnxc.runtime.compiled_model import STAGED
     from onnxc.runtime.package import open_package
     from onnxc.runtime.signature import Tensor
     from onnxc.runtime.staged_values import described

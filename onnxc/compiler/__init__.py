@@ -10,12 +10,12 @@ code, weights, source). The cache keeps both in the same one file that ``model.s
 
 `options.py` lists the options; `request.py` reads them for this machine and makes the cache keys; `stages.py` has the
 stages, `machine_code.py` the last of them, and `making.py` puts them together for a target; `job.py` is one compile, by
-way of the cache (`entries.py`) and the autotuner; `face.py` is what users call.
+way of the cache (`entries.py`) and the autotuner; `api.py` is what users call.
 """
 
 from __future__ import annotations
 
-from onnxc.compiler.face import compile, measure
+from onnxc.compiler.api import compile, measure
 from onnxc.compiler.job import Measuring
 from onnxc.compiler.machine_code import build
 from onnxc.compiler.options import CompileOptions

@@ -15,7 +15,7 @@ from typing import Any
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import CacheError, PackageError
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.face import WEIGHTS, CompiledModel
+from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel
 from onnxc.runtime.opening import open_model
 from onnxc.runtime.package import MANIFEST, open_package, write_package
 from onnxc.staged import Made

@@ -25,8 +25,8 @@ from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.verify import verify
 from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.runtime.cache import Cache, digest
+from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel
 from onnxc.runtime.cpu import available_cpus
-from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.opening import open_model
 from onnxc.runtime.staged import StagedModel
 from onnxc.staged import Made, assembled

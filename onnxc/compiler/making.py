@@ -15,7 +15,7 @@ from onnxc.compiler.request import Request
 from onnxc.compiler.stages import Stages, no_surprises, prepared, weights_block, written
 from onnxc.ir.graph import Graph
 from onnxc.manifest import arena_of, layout_of, manifest_of
-from onnxc.runtime.face import WEIGHTS, CompiledModel
+from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel
 from onnxc.runtime.library import Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE
 from onnxc.runtime.opening import open_model

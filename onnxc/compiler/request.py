@@ -11,8 +11,8 @@ from onnxc.codegen.cpp.program import VERSION
 from onnxc.compiler.options import CompileOptions
 from onnxc.fingerprint import Fingerprint, code_digest
 from onnxc.runtime.cache import Cache, digest
+from onnxc.runtime.compiled_model import SCHEMA
 from onnxc.runtime.cpu import Level, available_cpus, level
-from onnxc.runtime.face import SCHEMA
 from onnxc.runtime.library import ABI
 from onnxc.runtime.toolchain import find_compiler
 from onnxc.tuned import Record, cpu_place

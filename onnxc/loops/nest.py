@@ -5,11 +5,11 @@ All addresses are physical here: a `Load` carries one index expression, the elem
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import Dim, Symbol
 from onnxc.ir.graph import Value
-from onnxc.loops.terms import Lookup, Reduction, Term
+from onnxc.loops.terms import Load, Lookup, Reduction, Term, index_symbols, walk
 
 Loop = tuple[Symbol, Dim]
 
@@ -57,3 +57,48 @@ class Nest:
     def stores(self) -> list[Store]:
         """Those of all phases, in order."""
         return [s for p in self.phases for s in p.stores]
+
+
+def roots(phase: Phase) -> list[Term]:
+    """The terms that a phase evaluates."""
+    return [r.body for r in phase.reductions] + [s.term for s in phase.stores]
+
+
+def phase_terms(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Term]:
+    """Every term of a phase, lookups included."""
+    out: list[Term] = []
+    seen: set[Symbol] = set()
+    for root in roots(phase):
+        out.extend(walk(root))
+    for t in out:
+        for s in index_symbols(t):
+            if s in lookups and s not in seen:
+                seen.add(s)
+                out.extend(walk(lookups[s].term))
+    return out
+
+
+def addresses(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Dim]:
+    """All element positions that a phase reads and writes."""
+    return [t.index[0] for t in phase_terms(phase, lookups) if isinstance(t, Load)] + [s.address for s in phase.stores]
+
+
+def extent_of(nest: Nest, s: Symbol) -> Dim:
+    """The turns of a loop of a nest."""
+    for loops in (nest.outer, *(p.loops for p in nest.phases)):
+        for symbol, d in loops:
+            if symbol == s:
+                return d
+    raise KeyError(s)
+
+
+def apart(nest: Nest) -> list[Nest]:
+    """A nest by the loops of its phases, where nothing holds these together: the vectors of each run along a loop of
+    its own.
+    """
+    if not nest.is_plain:
+        return [nest]
+    found: dict[frozenset[Symbol], list[Phase]] = {}
+    for phase in nest.phases:
+        found.setdefault(frozenset(s for s, _ in phase.loops), []).append(phase)
+    return [replace(nest, phases=phases, lookups=dict(nest.lookups)) for phases in found.values()]

@@ -12,13 +12,13 @@ from onnxc.passes.byte_tables import tabulate_bytes
 from onnxc.passes.decompose import decompose
 from onnxc.passes.gated_products import divide_gated_products
 from onnxc.passes.merge_products import merge_products
+from onnxc.passes.normalise_indices import normalise_indices
 from onnxc.passes.positions import expand_positions
 from onnxc.passes.precision import convert_precision
 from onnxc.passes.prepare import prepare
 from onnxc.passes.quantized import integer_products
 from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.regions import sink_constants
-from onnxc.passes.settle_places import settle_places
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
@@ -99,4 +99,4 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         pipeline.append(("divide-gated-products", divide_gated_products))
     if options.merge:
         pipeline.append(("merge-products", merge_products))
-    return [*pipeline, ("settle-places", settle_places), ("prepare", lambda g: prepare(g, rows=options.rows))]
+    return [*pipeline, ("normalise-indices", normalise_indices), ("prepare", lambda g: prepare(g, rows=options.rows))]

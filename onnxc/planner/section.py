@@ -15,7 +15,7 @@ from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, is_nonnegative, of, p
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast, flatten, fresh, unflatten, view_index
 from onnxc.loops.known import gathered_at, is_known
-from onnxc.planner.loop_index import divided_loops, is_loop, is_mixed_radix
+from onnxc.loops.loop_index import divided_loops, is_loop, is_mixed_radix
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.costs import cycles

@@ -23,9 +23,9 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, coefficient, substitute, symbols
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import Index, behind_view, broadcast, fresh
+from onnxc.loops.loop_index import divided_loops
 from onnxc.passes.simplify import Rewriter
 from onnxc.planner.layout import Layout
-from onnxc.planner.loop_index import divided_loops
 from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.section import WINDOWS
 from onnxc.primitives.base import Kind, lookup

@@ -23,8 +23,8 @@ import numpy as np
 from onnxc.errors import InputError, LimitError, OnnxcError, PackageError
 from onnxc.report import Report
 from onnxc.runtime.cache import Buffer, Cache, digest
+from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel
 from onnxc.runtime.cpu import available_bytes, available_cpus, memory_bytes
-from onnxc.runtime.face import WEIGHTS, CompiledModel
 from onnxc.runtime.library import SIGNAL, CallError, NativeModel, Runtime, load_runtime
 from onnxc.runtime.outputs import OutputPool, has_large, wanted
 from onnxc.runtime.package import load_library

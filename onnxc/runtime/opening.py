@@ -8,8 +8,8 @@ from typing import Any
 
 from onnxc.errors import CpuError, PackageError
 from onnxc.runtime.cache import Buffer, Cache
+from onnxc.runtime.compiled_model import CPU, CUDA, STAGED, CompiledModel, is_for_gpu
 from onnxc.runtime.cpu import check_supported, machine
-from onnxc.runtime.face import CPU, CUDA, STAGED, CompiledModel, is_for_gpu
 from onnxc.runtime.model import CpuModel
 from onnxc.runtime.package import MANIFEST, Package, open_package
 from onnxc.runtime.staged import StagedModel

@@ -22,8 +22,8 @@ from onnxc.errors import InternalError, PackageError, SizesError, shortened
 from onnxc.runtime.binding import Binding
 from onnxc.runtime.blocks import arrays_of
 from onnxc.runtime.cache import Buffer, Cache
+from onnxc.runtime.compiled_model import CPU, FIXED, SCHEMA, CompiledModel, Outputs, Run, dim_names, read_defaults
 from onnxc.runtime.cpu import available_cpus
-from onnxc.runtime.face import CPU, FIXED, SCHEMA, CompiledModel, Outputs, Run, dim_names, read_defaults
 from onnxc.runtime.model import CpuModel
 from onnxc.runtime.peaks import machine_peaks
 from onnxc.runtime.random_state import Draws

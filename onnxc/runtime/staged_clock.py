@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from onnxc.runtime.face import CompiledModel
+    from onnxc.runtime.compiled_model import CompiledModel
 
 Sizes = Mapping[str, int]
 

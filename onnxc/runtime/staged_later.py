@@ -16,7 +16,7 @@ from onnxc.ir.expr import Dim, Sym, symbols
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.text import from_text
 from onnxc.ir.types import OptionalType, SequenceType, TensorType, Type
-from onnxc.runtime.face import MANY, MOST_KEPT, CompiledModel
+from onnxc.runtime.compiled_model import MANY, MOST_KEPT, CompiledModel
 from onnxc.runtime.staged_steps import STEPS, Sizes, Step, Values
 from onnxc.runtime.staged_values import on_host
 

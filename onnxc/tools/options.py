@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from onnxc.random_inputs import Arrays
-    from onnxc.runtime.face import CompiledModel
+    from onnxc.runtime.compiled_model import CompiledModel
 
 Progress = Callable[[str], None]
 Shapes = dict[str, tuple[int | str | None, ...]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxc.compiler.face import measure
+from onnxc.compiler.api import measure
 from onnxc.compiler.job import Measuring
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError

@@ -18,8 +18,8 @@ import torch
 from onnxc.compiler.machine_code import MachineCode
 from onnxc.errors import CacheError, OnnxcError
 from onnxc.runtime.cache import Cache
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.cpu import level
-from onnxc.runtime.face import CompiledModel
 from onnxc.runtime.library import CallError, load_runtime
 from onnxc.runtime.model import CpuModel, Site
 from onnxc.runtime.package import load_library

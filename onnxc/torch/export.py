@@ -30,7 +30,7 @@ from onnxc.compiler import compile
 from onnxc.errors import InputError, ModelError, ShapeError, UnsupportedError
 from onnxc.ir.graph import Graph
 from onnxc.report import Report
-from onnxc.runtime.face import CompiledModel, Outputs
+from onnxc.runtime.compiled_model import CompiledModel, Outputs
 from onnxc.torch.arrays import array_of, complex_of, reals_of, tensor_of
 from onnxc.torch.direct import direct
 from onnxc.torch.limits import Limits

@@ -20,7 +20,7 @@ from torch import fx
 from onnxc.compiler import compile
 from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOpError
 from onnxc.frontends.torch_fx import Imported, Sizes, imported, is_size, memory_order, source_line, unsupported
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, plain, reals_of, tensor_of
 from onnxc.torch.calls import Calls, Watch
 from onnxc.torch.draws import is_draw, set_draws_apart

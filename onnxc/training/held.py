@@ -11,9 +11,9 @@ from typing import Any, overload
 
 import numpy as np
 
+from onnxc.runtime.compiled_model import CompiledModel, Outputs
 from onnxc.runtime.cuda.arrays import DeviceArray
 from onnxc.runtime.cuda.model import CudaModel
-from onnxc.runtime.face import CompiledModel, Outputs
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[DeviceArray], Array]

@@ -24,8 +24,8 @@ from onnxc.passes.widen_halves import KEPT
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.partition import BUDGET
 from onnxc.report import Report
+from onnxc.runtime.compiled_model import CompiledModel, Outputs
 from onnxc.runtime.cuda.arrays import DeviceArray
-from onnxc.runtime.face import CompiledModel, Outputs
 from onnxc.runtime.package import put_in_place
 from onnxc.runtime.random_state import Draws
 from onnxc.runtime.staged import StagedModel

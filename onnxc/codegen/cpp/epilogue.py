@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxc.codegen.cpp.shape import rewrite, substitute_nest
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope
 from onnxc.ir.expr import (
@@ -21,6 +20,7 @@ from onnxc.ir.expr import (
 )
 from onnxc.ir.graph import Value
 from onnxc.loops.nest import Nest, Phase
+from onnxc.loops.rewriting import rewrite, substitute_nest
 from onnxc.loops.terms import Apply, Guard, Load, Position, Term, walk
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import phase_terms
 from onnxc.codegen.cpp.tables import is_dear
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.ir.expr import Dim, Symbol, symbols
-from onnxc.loops.nest import Phase
+from onnxc.loops.nest import Phase, phase_terms
 from onnxc.loops.terms import Guard, Load, Term, children, index_symbols
 
 ROWS = 4  # that share the places, at least

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from onnxc.codegen.cpp.shape import extent_of, phase_terms, rewrite
 from onnxc.codegen.cpp.windows import changes_nothing
 from onnxc.ir.expr import Dim, Symbol, always_equal, coefficient, of, symbols
 from onnxc.loops.access import fresh
-from onnxc.loops.nest import Loop, Nest, Phase
+from onnxc.loops.nest import Loop, Nest, Phase, extent_of, phase_terms
+from onnxc.loops.rewriting import rewrite
 from onnxc.loops.terms import Guard, Load, Position, index_symbols
 from onnxc.planner.split import LONGEST_ROW, MOST_STRIDE, MOST_TAPS
 

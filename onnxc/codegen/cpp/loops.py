@@ -6,11 +6,12 @@ from onnxc.codegen.cpp import gathered, prefetch, spelling, tables
 from onnxc.codegen.cpp.accumulators import Accumulator, identity
 from onnxc.codegen.cpp.lines import Lines, lines_of_windows
 from onnxc.codegen.cpp.phases import UNROLL, PhaseEmitter
-from onnxc.codegen.cpp.shape import ROWS, Staging, cost, extent_of, phase_terms
 from onnxc.codegen.cpp.splits import turns
+from onnxc.codegen.cpp.vector_loop import Staging, cost
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
+from onnxc.codegen.loop_order import ROWS
 from onnxc.ir.expr import Dim, Symbol, ceildiv, prod
-from onnxc.loops.nest import Phase
+from onnxc.loops.nest import Phase, extent_of, phase_terms
 from onnxc.loops.terms import Load, Reduced, walk
 
 ITEM_WORK = 16384  # element operations that make one parallel item worth its cost

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from onnxc.codegen.cpp.shape import phase_terms
 from onnxc.codegen.cpp.tables import costs
 from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.ir.expr import prod
-from onnxc.loops.nest import Nest, Phase
+from onnxc.loops.nest import Nest, Phase, phase_terms
 from onnxc.loops.terms import Const, Load, Reduced, Term, children
 
 CACHE_BYTES = 1 << 15

@@ -6,17 +6,11 @@ from dataclasses import replace
 
 from onnxc.codegen.cpp import prefetch, spelling, windows
 from onnxc.codegen.cpp.accumulators import Accumulator, Parts, lane_of, parts_of
+from onnxc.codegen.cpp.index_sets import split_phase
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
-from onnxc.codegen.cpp.shape import (
-    Staging,
-    choose_vector,
-    cost,
-    split_phase,
-    staging,
-    vectors_across,
-)
 from onnxc.codegen.cpp.splits import arrange, turns, written_out
 from onnxc.codegen.cpp.terms import TermEmitter
+from onnxc.codegen.cpp.vector_loop import Staging, choose_vector, cost, staging, vectors_across
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, symbols
 from onnxc.loops.nest import Nest, Phase

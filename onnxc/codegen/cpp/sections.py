@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.loops import NestEmitter
 from onnxc.codegen.cpp.masks import in_bytes
-from onnxc.codegen.cpp.shape import apart
 from onnxc.codegen.cpp.writer import KernelSource, indent
 from onnxc.ir.expr import Dim, Expr
 from onnxc.ir.graph import Value
-from onnxc.loops.nest import Nest
+from onnxc.loops.nest import Nest, apart
 from onnxc.loops.terms import Apply, Guard, Load, Term, walk
 
 FEW = 8  # sections whose text is in the kernel's own function

@@ -19,7 +19,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Call, Dim, Symbol, of, symbols
 from onnxc.ir.graph import Graph
 from onnxc.ir.types import TensorType
-from onnxc.planner.loop_index import is_size
+from onnxc.loops.loop_index import is_size
 
 # Elements that are wider in lanes than in memory, and their types in narrow.h.
 NARROW = {

@@ -16,19 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from onnxc.codegen.cpp.shape import (
-    best_vector,
-    divides,
-    normalise,
-    phase_terms,
-    rewrite,
-    split_loop,
-    term_varies,
-)
+from onnxc.codegen.cpp.vector_loop import best_vector
+from onnxc.codegen.loop_order import divides, normalise, split_loop
 from onnxc.ir.expr import Call, Dim, Expr, Symbol, always_equal, coefficient, recombine, substitute, symbols
-from onnxc.loops.nest import Nest, Phase, Store
+from onnxc.loops.loop_index import divided_loops
+from onnxc.loops.nest import Nest, Phase, Store, phase_terms
+from onnxc.loops.rewriting import rewrite, term_varies
 from onnxc.loops.terms import Guard, Load, Lookup, Position, Term, index_symbols
-from onnxc.planner.loop_index import divided_loops
 
 MOST_SPLITS = 12
 MOST_TURNS = 4  # stores whose lanes take turns in memory

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onnxc.codegen.cpp import spelling
-from onnxc.codegen.cpp.shape import ROWS, cost, phase_terms
 from onnxc.codegen.cpp.terms import TermEmitter
+from onnxc.codegen.cpp.vector_loop import cost
 from onnxc.codegen.cpp.writer import Scope, indent
+from onnxc.codegen.loop_order import ROWS
 from onnxc.ir.expr import Symbol, prod
-from onnxc.loops.nest import Loop, Phase
+from onnxc.loops.nest import Loop, Phase, phase_terms
 from onnxc.loops.terms import Apply, Guard, Load, Term, children, index_symbols, walk
 
 BYTES = 1 << 15  # of all tables of an item

@@ -9,13 +9,14 @@ import numpy as np
 
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.lane_steps import aligned_step
-from onnxc.codegen.cpp.shape import lane_stride, repeats
+from onnxc.codegen.cpp.vector_loop import lane_stride, repeats
 from onnxc.codegen.cpp.writer import Scope, indent
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Symbol, coefficient, of, symbols
 from onnxc.ir.graph import Value
+from onnxc.loops.loop_index import is_size
 from onnxc.loops.nest import Store
 from onnxc.loops.terms import (
     Apply,
@@ -32,7 +33,6 @@ from onnxc.loops.terms import (
     index_symbols,
     walk,
 )
-from onnxc.planner.loop_index import is_size
 
 ONE = Const(dtypes.float32, np.float32(1).tobytes())
 _FEW_DIVISIONS = 3  # of a lane's address: with more, a copy of it for each lane takes long to compile

@@ -25,7 +25,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, coefficient, is_nonnegative, of, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast, fresh, view_index
-from onnxc.planner.loop_index import is_size
+from onnxc.loops.loop_index import is_size
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.movement import VIEWS

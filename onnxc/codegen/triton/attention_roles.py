@@ -29,10 +29,10 @@ from onnxc.ir.expr import (
     symbols,
 )
 from onnxc.ir.graph import Value
+from onnxc.loops.loop_index import is_size
 from onnxc.loops.terms import Result
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
-from onnxc.planner.loop_index import is_size
 from onnxc.planner.lower import Lowering
 from onnxc.planner.templates import AttentionAccess, Matrix
 

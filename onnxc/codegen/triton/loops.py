@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxc.codegen.cpp.shape import addresses, is_plain, normalise, phase_terms
+from onnxc.codegen.loop_order import normalise
 from onnxc.codegen.triton import spelling, tiles
 from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, is_wide
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter, TileVariable
 from onnxc.codegen.triton.tiles import Facts, Tile
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod, symbols
-from onnxc.loops.nest import Loop, Nest, Phase
+from onnxc.loops.nest import Loop, Nest, Phase, addresses, phase_terms
 from onnxc.loops.terms import Guard, Load, Reduction, Term, walk
 
 
@@ -78,7 +78,7 @@ def candidates(nests: list[Nest]) -> list[Tile]:
     """Tiles that :func:`emit_sections` may be given for these nests, best first by the cost model; none where several
     nests share a kernel, or one has several bodies.
     """
-    if len(nests) != 1 or (is_plain(nests[0]) and len(nests[0].phases) != 1):
+    if len(nests) != 1 or (nests[0].is_plain and len(nests[0].phases) != 1):
         return []
     normalise(nests[0])
     emitter = NestEmitter(nests[0], Buffers(), False)
@@ -125,7 +125,7 @@ class NestEmitter:
 
     def bodies(self) -> list[Body]:
         """What the programs of the nest do."""
-        if is_plain(self.nest):
+        if self.nest.is_plain:
             return [self._plain(phase) for phase in self.nest.phases]
         return [self._rows()]
 
@@ -138,7 +138,7 @@ class NestEmitter:
 
     def facts(self, phase: Phase) -> Facts:
         """What a tile for the nest is chosen by; for a phase of it, where there are no reductions."""
-        if is_plain(self.nest):
+        if self.nest.is_plain:
             partner = self._partner(phase)
             points = _known(prod(d for _, d in phase.loops))
             if partner is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxc.codegen.cpp.shape import normalise
+from onnxc.codegen.loop_order import normalise
 from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
 from onnxc.codegen.triton.loops import Body, NestEmitter
 from onnxc.codegen.triton.terms import Buffers

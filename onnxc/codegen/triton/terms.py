@@ -13,9 +13,9 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, Expr, Symbol, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
+from onnxc.loops.loop_index import is_size
 from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term, walk
 from onnxc.passes.widen_halves import SMOOTH
-from onnxc.planner.loop_index import is_size
 
 SCATTERED = ("float32", "float16", "bfloat16")  # element types that `ox_read` reads
 Key = object  # a loop symbol, or ("reduced", key)

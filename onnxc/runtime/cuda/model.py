@@ -30,6 +30,7 @@ import numpy as np
 from onnxc.errors import InputError, LimitError, OnnxcError, PackageError, SizesError
 from onnxc.ir.dtypes import DType
 from onnxc.runtime.cache import Buffer, Cache
+from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel, Outputs, failure
 from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shape, is_dense, stream_of
 from onnxc.runtime.cuda.cublaslt import Library, library, told
 from onnxc.runtime.cuda.driver import Device
@@ -39,7 +40,6 @@ from onnxc.runtime.cuda.profile import Clock, gpu_peaks
 from onnxc.runtime.cuda.program import Program
 from onnxc.runtime.cuda.site import Site
 from onnxc.runtime.cuda.workspace import VECTOR, Attachable, Workspace, element_of, is_crooked
-from onnxc.runtime.face import WEIGHTS, CompiledModel, Outputs, failure
 from onnxc.runtime.library import CallError
 from onnxc.runtime.outputs import OutputPool, wanted
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from onnxc.errors import InputError
+from onnxc.runtime.compiled_model import CUDA, CompiledModel, Outputs
 from onnxc.runtime.cuda.arrays import LEGACY, DeviceArray, Incoming, stream_of
 from onnxc.runtime.cuda.cublaslt import told
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.profile import gpu_peaks
 from onnxc.runtime.cuda.workspace import Attachable, Workspace
-from onnxc.runtime.face import CUDA, CompiledModel, Outputs
 from onnxc.runtime.signature import Tensor
 from onnxc.runtime.staged import StagedModel
 from onnxc.runtime.staged_clock import Clock

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.compiler.face import compile as compile_model
+from onnxc.compiler.api import compile as compile_model
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, UnsupportedError
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.mapped import forget
 from onnxc.tools.compare.engines import (
     Engine,

@@ -27,7 +27,7 @@ from onnxc.frontends.onnx_file import Model
 from onnxc.ir.dtypes import BY_NAME
 from onnxc.ir.graph import Graph
 from onnxc.runtime.cache import Buffer, Cache, digest
-from onnxc.runtime.face import WEIGHTS, CompiledModel
+from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel
 from onnxc.runtime.mapped import forget, forgetting
 from onnxc.runtime.model import CpuModel
 from onnxc.runtime.opening import open_model

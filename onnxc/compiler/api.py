@@ -21,7 +21,7 @@ from onnxc.passes.pipeline import PassOptions
 from onnxc.passes.record import PassLog, record_import, record_passes
 from onnxc.planner.groups import FusionOptions
 from onnxc.runtime.cache import Cache
-from onnxc.runtime.face import CompiledModel
+from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.staged_later import set_compiler
 from onnxc.tuned import Record
 

@@ -38,7 +38,7 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(function)
-    def face(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except OnnxcError as error:
@@ -49,7 +49,7 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
                 raise
             raise ArgumentError(_explained(function, args, kwargs, error), cause=error) from error
 
-    return face
+    return checked
 
 
 def named_all(space: dict[str, Any], names: Collection[str]) -> None:

@@ -18,7 +18,7 @@ GATHERS = ("gather", "gather_elements")
 LARGEST = 1 << 24  # elements of a constant that is looked at
 
 
-def settle_places(graph: Graph) -> Graph:
+def normalise_indices(graph: Graph) -> Graph:
     """The graph with constant places of gathers as int32 from 0 on, where they lie inside and are more than one."""
     r = Rewriter(graph)
     made: dict[tuple[int, int], Value] = {}

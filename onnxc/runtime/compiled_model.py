@@ -1,4 +1,4 @@
-"""What every compiled model has, whatever it runs on: the face that ``onnxc.compile`` and ``onnxc.load`` return.
+"""What every compiled model has, whatever it runs on: the class that ``onnxc.compile`` and ``onnxc.load`` return.
 
     outputs = model(ids, mask)                  # by position, or by name: model(ids=ids, mask=mask)
     logits, cache = outputs                     # outputs["logits"], outputs[0]
