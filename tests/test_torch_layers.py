@@ -127,3 +127,43 @@ def test_slopes_that_are_drawn() -> None:
     close(found, expected)
     close(torch.autograd.grad(sum(found).sum(), x), torch.autograd.grad(sum(expected).sum(), y))
     assert fallbacks() == {"aten.rrelu_with_noise_functional.default"}
+
+
+class _Attending(nn.Module):
+    """Self-attention of two heads, whose scores a parameter changes; the mask is given, or made of lengths."""
+
+    def __init__(self, mask: Any = None) -> None:
+        super().__init__()
+        self.project, self.slope, self.mask = nn.Linear(8, 24), nn.Parameter(torch.randn(2)), mask
+
+    def forward(self, x: Any, lengths: Any = None) -> Any:
+        batch, length, _ = x.shape
+        q, k, v = self.project(x).reshape(batch, length, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        mask = self.mask
+        if lengths is not None:
+            mask = create_block_mask(lambda b, h, i, j: j < lengths[b], batch, None, length, length, device="cpu")
+
+        def sloping(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return score + self.slope[h] * (i - j)
+
+        return flex_attention(q, k, v, score_mod=sloping, block_mask=mask, return_lse=True)
+
+
+def test_such_attention_is_exported() -> None:
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+    x = torch.randn(2, 16, 8)
+    with torch.no_grad():
+        for net, given in ((_Attending(), (x,)), (_Attending(causal), (x,)), (_Attending(), (x, torch.tensor([0, 5])))):
+            for found, expected in zip(onnxc.from_torch(net, given)(*given), net(*given), strict=True):
+                close(found, expected)
+
+
+def test_such_attention_is_exported_for_any_size() -> None:
+    net, (batch, length) = _Attending(), (torch.export.Dim("batch"), torch.export.Dim("length", max=128))
+    shapes = {"x": {0: batch, 1: length}, "lengths": {0: batch}}
+    model = onnxc.from_torch(net, (torch.randn(2, 16, 8), torch.tensor([0, 5])), dynamic_shapes=shapes)
+    with torch.no_grad():
+        for lengths in ([0, 16], [3, 9, 40]):
+            given = torch.randn(len(lengths), max(lengths), 8), torch.tensor(lengths)
+            for found, expected in zip(model(*given), net(*given), strict=True):
+                close(found, expected)

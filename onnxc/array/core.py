@@ -322,6 +322,31 @@ def _weak_of(found: Array, *operands: Any) -> Array:
 _add_operators()
 
 
+def _add_size_operators() -> None:
+    """What sizes have beside integer arithmetic: with numbers that are no integers, quotients and powers they are
+    weak numbers of the trace.
+    """
+    for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow"):
+        for method in (f"__{name}__", f"__r{name}__"):
+            setattr(Expr, method, _of_size(method, getattr(Expr, method, None)))
+
+
+def _of_size(name: str, own: Callable[[Expr, Any], Any] | None) -> Callable[[Expr, Any], Any]:
+    def method(self: Expr, other: Any, /) -> Any:
+        whole = isinstance(other, (Expr, int))
+        if own is not None and (whole or type(other) not in _SCALARS):
+            return own(self, other)
+        if type(other) not in _SCALARS:
+            return NotImplemented
+        return getattr(size(self, weak=True), name)(size(other, weak=True) if isinstance(other, Expr) else other)
+
+    method.__name__ = name
+    return method
+
+
+_add_size_operators()
+
+
 # ---------------------------------------------------------------- making arrays
 
 

@@ -21,6 +21,7 @@ from onnxc.ir.graph import Graph
 from onnxc.primitives.host import RunTime
 from onnxc.torch.arrays import array_of
 from onnxc.torch.backend import decompositions
+from onnxc.torch.layers import dense_attention, forget_attention
 
 Check = Callable[[ExportedProgram], None]
 
@@ -54,10 +55,12 @@ def direct(
         UnsupportedOpError: ops for which there is no rule; lists them.
         UnsupportedError: arguments or results that are neither tensors nor constants.
     """
+    forget_attention()
     with fx.experimental._config.patch(backed_size_oblivious=True):  # dims of the example that are 1 are open too
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     check(program)
-    program = program.run_decompositions(dict(decompositions()))
+    with dense_attention():
+        program = program.run_decompositions(dict(decompositions()))
     graph, signature = program.graph_module.graph, program.graph_signature
     nodes = {n.name: n for n in graph.nodes}
     inputs = [_leaf(s.arg, nodes) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]

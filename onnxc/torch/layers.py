@@ -4,25 +4,74 @@ attention whose scores Python functions change.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._higher_order_ops.flex_attention import sdpa_dense
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._higher_order_ops.flex_attention import _permute_strides
 from torch.nn import functional
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
 aten = torch.ops.aten
+
+
+def all_scores(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Callable[..., Tensor], block_mask: tuple[Any, ...],
+    scale: float, options: Any, score_captured: tuple[Any, ...] = (), mask_captured: tuple[Any, ...] = (),
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The op `flex_attention` of [batch, heads, length, width]: the result, and for each row the logarithm to the base
+    2 of the sum of exp(score), and the greatest score in the same unit. The functions are of one score, or of one
+    place: captured tensors follow. (PyTorch's own definition has a constant tensor, which torch.export loses.)
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
+    places = [torch.arange(n) for n in scores.shape]
+    mask_mod = _vmap_for_bhqkv(block_mask[-1], prefix=(), suffix=(None,) * len(mask_captured))
+    score_mod = _vmap_for_bhqkv(score_mod, prefix=(0,), suffix=(None,) * len(score_captured))
+    with TransformGetItemToIndex():
+        kept = mask_mod(*places, *mask_captured)
+        scores = torch.where(kept, score_mod(scores, *places, *score_captured), -math.inf)
+    found = torch._safe_softmax(scores, -1).to(query.dtype) @ value.to(query.dtype)
+    unit = math.log(2)
+    return _permute_strides(found, query.stride()), scores.logsumexp(-1) / unit, scores.amax(-1) / unit
 
 
 def with_dense_attention(module: fx.GraphModule) -> fx.GraphModule:
     """Dynamo's graph, changed in place: `flex_attention` is what PyTorch defines it as, a table of all scores."""
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target is torch.ops.higher_order.flex_attention:
-            node.target = sdpa_dense
+            node.target = all_scores
     module.recompile()
     return module
+
+
+@contextlib.contextmanager
+def dense_attention() -> Iterator[None]:
+    """Here the op `flex_attention` computes that table, also where a graph that torch.export made has it."""
+    kind = type(torch.ops.higher_order.flex_attention)
+    own = kind.__call__
+    kind.__call__ = lambda _, *args, **kwargs: all_scores(*args, **kwargs)
+    try:
+        yield
+    finally:
+        kind.__call__ = own
+
+
+def forget_attention() -> None:
+    """Drops what Dynamo has compiled for `flex_attention` outside of functions that it compiles. torch.export goes that
+    way too, and guards of other sizes, which Dynamo would try on its symbols, make numbers of these.
+    """
+    for inner in flex_attention.flex_attention.__code__.co_consts:
+        if isinstance(inner, CodeType):
+            torch._dynamo.reset_code(inner)
 
 
 def self_attention(
