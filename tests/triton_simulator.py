@@ -62,12 +62,19 @@ class Call:
 
 @dataclass
 class Answer:
-    """What a program computed; the words that it wrote to say what was out of bounds; and its kernels."""
+    """What a program computed; the words that it wrote to say what was out of bounds; its kernels, and
+    the texts of those that ran, as often as they did.
+    """
 
     outputs: list[Array]
     error: list[int]
     kinds: list[str]
     source: str
+    launched: list[str]
+
+    def ran(self, text: str) -> int:
+        """How often kernels ran in which this stands."""
+        return sum(text in kernel for kernel in self.launched)
 
 
 class Failed(Exception):
@@ -388,7 +395,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
 
     from onnxc import gpu
     from onnxc.choices import Choice, Decisions
-    from onnxc.codegen.triton import kernel, matmul, recurrence, recurrence_alone, scatter, tiles, walk
+    from onnxc.codegen.triton import kernel, matmul, recurrence, recurrence_alone, scatter, scatter_sorted, tiles, walk
     from onnxc.codegen.triton.options import Options
     from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
@@ -411,7 +418,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, scatter)
+    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, scatter, scatter_sorted)
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked
@@ -449,6 +456,7 @@ class Run:
     ) -> None:
         self.owner, self.program, self.graph, self.values = interpreter, program, graph, values
         self.functions = interpreter.functions(program, descriptors)
+        self.launched: list[str] = []
         self.memory = interpreter.memory = Memory()
 
     def answer(self, inputs: Sequence[Array]) -> Answer:
@@ -471,9 +479,8 @@ class Run:
             for k, (v, shape) in enumerate(zip(self.graph.outputs, shapes, strict=True))
         ]
         kinds = [c.kind for c in self.program.calls]
-        return Answer(
-            outputs, self.error.tolist(), kinds, "\n".join(f"{k}{t}" for k, t in self.program.kernels.items())
-        )
+        source = "\n".join(f"{k}{t}" for k, t in self.program.kernels.items())
+        return Answer(outputs, self.error.tolist(), kinds, source, self.launched)
 
     def size(self, d: Any) -> int:
         """A dim's number."""
@@ -511,6 +518,8 @@ class Run:
         if function.resident:
             programs = min(programs, MULTIPROCESSORS * function.resident)
         own = self.functions[function.name]
+        if programs:
+            self.launched.append(self.program.kernels[function.name])
         self.owner.launch(own, types, words, programs, waits(self.program.kernels[function.name]))
 
     def _word(self, argument: Any) -> int:
