@@ -402,7 +402,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     from onnxc.compiler.options import CompileOptions
     from onnxc.compiler.stages import Stages, prepared
     from onnxc.frontends import onnx_file
-    from onnxc.planner import relay
+    from onnxc.planner import recurrences, relay
     from onnxc.planner.groups import FusionOptions
 
     class Numbered(Decisions):
@@ -418,7 +418,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, scatter, scatter_sorted)
+    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, recurrences, scatter, scatter_sorted)
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked

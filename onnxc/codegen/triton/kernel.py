@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.extern import Multiplication, Start
 from onnxc.codegen.triton.terms import Buffers
-from onnxc.ir.expr import Dim, bounds, floordiv, minimum
+from onnxc.ir.expr import Dim, bounds
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
@@ -88,14 +88,6 @@ class Kernel:
 def indent(lines: list[str]) -> list[str]:
     """Lines one block further in."""
     return [f"    {line}" for line in lines]
-
-
-def exceeds(n: Dim, most: int) -> Dim:
-    """1 where a size is more than `most`, 0 where it is not; a number if that is known."""
-    low, high = bounds(n)
-    if high is not None and high <= most:
-        return 0
-    return 1 if low is not None and low > most else minimum(floordiv(n, most + 1), 1)
 
 
 def either(which: Dim, some: Callable[[], list[Kernel]], others: Callable[[], list[Kernel]]) -> list[Kernel]:

@@ -21,12 +21,13 @@ from dataclasses import replace
 import numpy as np
 
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import Kernel, either, exceeds, indent, power
+from onnxc.codegen.triton.kernel import Kernel, either, indent, power
 from onnxc.codegen.triton.matmul import Axis, Operand, Product
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.product_tiles import Blocks
 from onnxc.codegen.triton.terms import Packed
 from onnxc.ir import dtypes
+from onnxc.ir.expr import exceeds
 from onnxc.ir.types import TensorType
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout

@@ -264,10 +264,7 @@ class ProgramWriter:
             if not self.depth:
                 self.at = at
             if group.kind == "control" and group.recurrence is None:
-                assert group.node is not None
-                outside, self.turns = self.turns, self.turns * group.node.attrs["trip"]
                 self._scan(group)
-                self.turns = outside
             elif group.kind == "opaque":
                 for kernel in emit_opaque(group, plan.layout):
                     if not self._done(kernel):
@@ -275,6 +272,8 @@ class ProgramWriter:
             else:
                 kernels, choice = self._chosen(group, plan.layout)
                 self._call(kernels, group, plan.layout, choice)
+                if group.recurrence is not None and group.recurrence.stepwise != 0:
+                    self._scan(group, group.recurrence.stepwise)
 
     def _chosen(self, group: Group, layout: Layout) -> tuple[list[Kernel], Choice | None]:
         """A group's kernels as decided, and the choice if there was any."""
@@ -314,8 +313,10 @@ class ProgramWriter:
 
         return Ways(candidates(nests()), lambda choice: [emit_sections(nests(), choice, layout.pitches)])
 
-    def _scan(self, group: Group) -> None:
-        """A loop around the region's kernels; states are copied from the step's result before the next step."""
+    def _scan(self, group: Group, when: Dim = 1) -> None:
+        """A loop around the region's kernels; states are copied from the step's result before the next step. `when`: 1
+        where it runs, else 0.
+        """
         node, region = group.node, group.region
         assert node is not None and region is not None
         n, m, places = node.attrs["states"], node.attrs["scanned"], node.attrs["results"]
@@ -334,21 +335,23 @@ class ProgramWriter:
                 copies.append(Copy(place, self.place(y), y.t.nbytes))
             else:
                 self._places[y.id] = place
-        outside, self.steps = self.steps, []
+        trip = node.attrs["trip"] * when
+        outside, self.steps = (self.steps, self.turns), []
+        self.turns = self.turns * trip
         self.depth += 1
         self._run(region)
         self.depth -= 1
-        body, self.steps = self.steps, outside
+        body, (self.steps, self.turns) = self.steps, outside
         states = inner.inputs[:n]
         body += [*copies, *(self._copy(s, a) for s, a in zip(states, after[:n], strict=True))]
         self.steps += [
-            *(self._copy(s, x) for s, x in zip(states, operands[:n], strict=True)),
-            Loop(counter, node.attrs["trip"], tuple(body)),
-            *(self._copy(f, s) for f, s in zip(node.outputs[:n], states, strict=True)),
+            *(self._copy(s, x, when) for s, x in zip(states, operands[:n], strict=True)),
+            Loop(counter, trip, tuple(body)),
+            *(self._copy(f, s, when) for f, s in zip(node.outputs[:n], states, strict=True)),
         ]
 
-    def _copy(self, to: Value, source: Value) -> Copy:
-        return Copy(self.place(to), self.place(source), to.t.nbytes)
+    def _copy(self, to: Value, source: Value, when: Dim = 1) -> Copy:
+        return Copy(self.place(to), self.place(source), to.t.nbytes * when)
 
     def _call(self, kernels: list[Kernel], group: Group, layout: Layout, choice: Choice | None) -> None:
         """One call of the report: a launch of each kernel."""

@@ -26,13 +26,13 @@ import numpy as np
 
 from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import WIDE, Kernel, either, exceeds, indent, power
+from onnxc.codegen.triton.kernel import WIDE, Kernel, either, indent, power
 from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows
 from onnxc.codegen.triton.scatter_parts import COPIED, Slices, begun, find, joined, row_major
 from onnxc.codegen.triton.scatter_sorted import sorted_elements, sorted_rows
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, prod
+from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, exceeds, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.planner.layout import Layout

@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import WIDE, Kernel, exceeds, indent, power
+from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power
 from onnxc.codegen.triton.scatter_parts import Slices, find, joined, row_major
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, bounds, ceildiv, floordiv, prod
+from onnxc.ir.expr import Dim, bounds, ceildiv, exceeds, floordiv, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.planner.layout import Layout

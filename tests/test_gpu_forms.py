@@ -1,0 +1,77 @@
+"""Kernels that have several forms, of which sizes choose when a model runs: one model, called with many sizes.
+
+``pytest --target cuda`` runs these on this machine's GPU. Without one a process of its own runs them on a simulated
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxc
+from onnxc.codegen.triton import scatter, scatter_sorted
+from onnxc.planner import recurrences
+from tests import targets
+from tests.targets import needs_triton
+from tests.test_gpu_scatters import f32, in_order, ints, layers, parsed
+from tests.test_triton_recurrence import given, network
+
+ROOT = Path(__file__).resolve().parents[1]
+on_gpu = pytest.mark.every_target
+
+
+@needs_triton
+def test_these_on_a_simulated_gpu() -> None:
+    if targets.is_gpu():
+        pytest.skip("they run on the GPU")
+    command = [sys.executable, "-m", "pytest", "--target", "simulated", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=own)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def compiled(patch: pytest.MonkeyPatch, model: Any, limits: dict[Any, dict[str, int]], **options: Any) -> Any:
+    """A model, where these limits are smaller than they are."""
+    if not targets.is_gpu():
+        pytest.skip("needs a GPU as the target")
+    with patch.context() as limited:
+        for module, numbers in limits.items():
+            for name, number in numbers.items():
+                limited.setattr(module, name, number)
+        return onnxc.compile(model, cache=False, **options)
+
+
+@on_gpu
+def test_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorted or not, and hot places or none; two of them by one index, whose sort outlives what is between them."""
+    limits = {scatter: {"SORTED": 64}, scatter_sorted: {"PART": 16}}
+    model = compiled(monkeypatch, parsed(layers("m")).SerializeToString(), limits)
+    for count, places in ((80, 9), (0, 9), (64, 9), (65, 1), (20, 9), (80, 2)):
+        x, u, v, z = f32(9, 3), f32(count, 3), f32(count, 7), f32(9, 7)
+        i, k = ints(0, places, count, 1), ints(0, places, count, 1)
+        y, w = model(x=x, i=i, k=k, u=u, v=v, z=z).values()
+        np.testing.assert_allclose(y, in_order("ScatterND", x, i, u, part=16), 1e-5, 1e-5)
+        np.testing.assert_allclose(w, in_order("ScatterND", z, i, v + y.sum(), part=16), 1e-4, 1e-4)
+        again = [*model(x=x, i=i, k=k, u=u, v=v, z=z).values()]
+        assert [a.tobytes() for a in again] == [y.tobytes(), w.tobytes()]
+
+
+@on_gpu
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_recurrences(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """One kernel for all steps, or kernels for each."""
+    bytes_ = network(op, "float32", "t", "b", 6, states=True)
+    limits = {recurrences: {"LEAST_OPEN": 0, "MOST_OPEN": 2000}}
+    model = compiled(monkeypatch, bytes_, limits)
+    plain = compiled(monkeypatch, bytes_, {}, fusion=onnxc.FusionOptions(recurrence=False))
+    for steps, batch in ((3, 5), (3, 70), (2, 5), (0, 70), (0, 5), (2, 0)):
+        inputs = given(bytes_, t=steps, b=batch)
+        for x, y in zip(model(*inputs).values(), plain(*inputs).values(), strict=True):
+            np.testing.assert_allclose(x, y, 1e-6, 1e-6)
