@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import onnxc
-from onnxc.codegen.triton import scatter, scatter_sorted
+from onnxc.codegen.triton import product_tiles, scatter, scatter_sorted
 from onnxc.planner import recurrences
 from tests import targets
 from tests.targets import needs_triton
@@ -37,7 +37,7 @@ def test_these_on_a_simulated_gpu() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
-def compiled(patch: pytest.MonkeyPatch, model: Any, limits: dict[Any, dict[str, int]], **options: Any) -> Any:
+def compiled(patch: pytest.MonkeyPatch, model: Any, limits: dict[Any, dict[str, Any]], **options: Any) -> Any:
     """A model, where these limits are smaller than they are."""
     if not targets.is_gpu():
         pytest.skip("needs a GPU as the target")
@@ -75,3 +75,19 @@ def test_recurrences(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
         inputs = given(bytes_, t=steps, b=batch)
         for x, y in zip(model(*inputs).values(), plain(*inputs).values(), strict=True):
             np.testing.assert_allclose(x, y, 1e-6, 1e-6)
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_products(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Tiles for few rows and for many, with what follows them."""
+    dtype = np.float32 if kind == "float" else np.float16
+    inputs = f"{kind}[m,256] x, {kind}[256,900] w, {kind}[m,900] r"
+    text = f"g ({inputs}) => ({kind}[m,900] y) {{ p = MatMul(x, w)  y = Add(p, r) }}"
+    limits = {product_tiles: {"FEW_ROWS": (16, 32)}}
+    model = compiled(monkeypatch, parsed(text).SerializeToString(), limits)
+    for rows in (0, 1, 16, 17, 32, 33, 70):
+        x, w, r = (v.astype(dtype) for v in (f32(rows, 256), f32(256, 900) / 16, f32(rows, 900)))
+        (y,) = model(x, w, r).values()
+        wanted = (x.astype(np.float64) @ w.astype(np.float64)).astype(dtype) + r
+        np.testing.assert_allclose(y, wanted, 2e-3 if kind == "float16" else 1e-5, 2e-2 if kind == "float16" else 1e-5)

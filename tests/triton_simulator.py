@@ -39,7 +39,7 @@ class Request:
     inputs: Sequence[Array]
     wide: bool = False
     fusion: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, int] = field(
+    limits: dict[str, Any] = field(
         default_factory=dict
     )  # of modules of onnxc.codegen.triton, and of onnxc.planner.relay, made smaller than they are
     tile: dict[str, int] | None = None  # of every loop nest with reductions
@@ -395,7 +395,17 @@ def program_of(request: Request) -> tuple[Any, Any]:
 
     from onnxc import gpu
     from onnxc.choices import Choice, Decisions
-    from onnxc.codegen.triton import kernel, matmul, recurrence, recurrence_alone, scatter, scatter_sorted, tiles, walk
+    from onnxc.codegen.triton import (
+        kernel,
+        matmul,
+        product_tiles,
+        recurrence,
+        recurrence_alone,
+        scatter,
+        scatter_sorted,
+        tiles,
+        walk,
+    )
     from onnxc.codegen.triton.options import Options
     from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
@@ -418,7 +428,10 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, recurrences, scatter, scatter_sorted)
+    places = (
+        tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, recurrences, scatter, scatter_sorted,
+        product_tiles,
+    )  # fmt: skip
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked
