@@ -68,7 +68,7 @@ def test_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recurrences(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """One kernel for all steps, or kernels for each."""
     bytes_ = network(op, "float32", "t", "b", 6, states=True)
-    limits = {recurrences: {"LEAST_OPEN": 0, "MOST_OPEN": 2000}}
+    limits = {recurrences: {"LEAST_OPEN": 0, "MOST_OPEN": {"float32": 2000}, "MOST_STAGED": 2000}}
     model = compiled(monkeypatch, bytes_, limits)
     plain = compiled(monkeypatch, bytes_, {}, fusion=onnxc.FusionOptions(recurrence=False))
     for steps, batch in ((3, 5), (3, 70), (2, 5), (0, 70), (0, 5), (2, 0)):
@@ -84,10 +84,27 @@ def test_products(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     dtype = np.float32 if kind == "float" else np.float16
     inputs = f"{kind}[m,256] x, {kind}[256,900] w, {kind}[m,900] r"
     text = f"g ({inputs}) => ({kind}[m,900] y) {{ p = MatMul(x, w)  y = Add(p, r) }}"
-    limits = {product_tiles: {"FEW_ROWS": (16, 32)}}
+    limits = {product_tiles: {"FEW_ROWS": 16}}
     model = compiled(monkeypatch, parsed(text).SerializeToString(), limits)
     for rows in (0, 1, 16, 17, 32, 33, 70):
         x, w, r = (v.astype(dtype) for v in (f32(rows, 256), f32(256, 900) / 16, f32(rows, 900)))
         (y,) = model(x, w, r).values()
         wanted = (x.astype(np.float64) @ w.astype(np.float64)).astype(dtype) + r
+        np.testing.assert_allclose(y, wanted, 2e-3 if kind == "float16" else 1e-5, 2e-2 if kind == "float16" else 1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_convolutions(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Tiles for few images and for many."""
+    dtype = np.float32 if kind == "float" else np.float16
+    text = f"""g ({kind}[b,32,4,4] x, {kind}[96,32,3,3] w, {kind}[b,96,4,4] r) => ({kind}[b,96,4,4] y) {{
+        c = Conv<pads = [1, 1, 1, 1]>(x, w)  y = Add(c, r) }}"""
+    model = compiled(monkeypatch, parsed(text).SerializeToString(), {product_tiles: {"FEW_ROWS": 16}})
+    for images in (0, 1, 2, 70, 140):
+        x, w, r = (v.astype(dtype) for v in (f32(images, 32, 4, 4), f32(96, 32, 3, 3) / 16, f32(images, 96, 4, 4)))
+        (y,) = model(x, w, r).values()
+        padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+        wanted = np.einsum("bchwij,ocij->bohw", windows, w.astype(np.float64)).astype(dtype) + r
         np.testing.assert_allclose(y, wanted, 2e-3 if kind == "float16" else 1e-5, 2e-2 if kind == "float16" else 1e-5)

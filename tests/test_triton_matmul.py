@@ -274,7 +274,7 @@ def test_the_run_chooses_a_tile(simulator: Simulator, dtype: Any) -> None:
     found: dict[int, str] = {}
     for rows in (0, 1, 16, 17, 40):
         x, w = (v.astype(dtype) for v in (f32(rows, 256), f32(256, 900) / 16))
-        answer = simulator.run(parsed(text).SerializeToString(), [x, w], limits={"FEW_ROWS": (16,)})
+        answer = simulator.run(parsed(text).SerializeToString(), [x, w], limits={"FEW_ROWS": 16})
         tolerance = 1e-5 if dtype is np.float32 else 1e-2
         wanted = x.astype(np.float64) @ w.astype(np.float64)
         np.testing.assert_allclose(answer.outputs[0], wanted, tolerance, tolerance)

@@ -187,7 +187,7 @@ def test_many_rows_have_kernels_for_each_step(simulator: Simulator, op: str, dir
     """Where the run finds out that there are so many; also where there are no steps, or no rows."""
     model = network(op, "float32", "t", "b", 6, directions, states=True)
     nbytes = (4 if op == "LSTM" else 3) * 6 * 6 * 4  # of each direction, which have loops of their own
-    limits = {"HELD": 0, "LEAST_OPEN": 0, "MOST_OPEN": 4 * nbytes if op == "GRU" else nbytes}
+    limits = {"HELD": 0, "LEAST_OPEN": 0, "MOST_OPEN": {"float32": nbytes}, "MOST_STAGED": nbytes}
     for steps, batch in ((3, 16), (3, 17), (3, 40), (0, 17), (2, 0)):
         inputs = given(model, t=steps, b=batch)
         found = simulator.run(model, inputs, limits=limits)
@@ -199,10 +199,18 @@ def test_many_rows_have_kernels_for_each_step(simulator: Simulator, op: str, dir
             assert [x.tobytes() for x in found.outputs] == [y.tobytes() for y in plain.outputs]
 
 
+def test_large_matrices_of_several_stages(simulator: Simulator) -> None:
+    """In float32 they have kernels for each step, however few rows there are, whose number may be known."""
+    model, limits = network("GRU", "float32", 2, 3, 6), {"LEAST_OPEN": 0, "MOST_STAGED": 1}
+    assert "recurrence" not in both(simulator, model, given(model), "float32", limits=limits)
+    model = network("GRU", "float32", 2, 3, 6, linear_before_reset=1)
+    assert "recurrence" in both(simulator, model, given(model), "float32", limits={**limits, "HELD": 0})
+
+
 def test_loops_of_very_many_steps_are_one_kernel(simulator: Simulator) -> None:
     """However many rows they have: a graph with kernels for each step would be large."""
     model = network("RNN", "float32", "t", "b", 2)
-    limits = {"LEAST_OPEN": 0, "MOST_OPEN": 1, "MOST_TURNS": 2, "HELD": 0}
+    limits = {"LEAST_OPEN": 0, "MOST_OPEN": {"float32": 1}, "MOST_TURNS": 2, "HELD": 0}
     for steps in (2, 3):
         found = simulator.run(model, given(model, t=steps, b=2), limits=limits)
         assert (found.ran("ox_unwritten(") > 0) == (steps > 2)

@@ -18,10 +18,12 @@ from onnxc.planner.templates import MatmulAccess
 # columns) an LSTM takes 1.4 times as long as with kernels of its own for each step, of 32 MB 0.94 times, of 16 MB 0.52.
 MOST_READ = 32 << 20
 
-# The same where the run decides how many rows there are, of steps of one stage, a quarter for each further one: of
-# LSTMs in float32 kernels for each step take less time from 36 MB on (512 columns, 145 rows) or from 80 (1024, 80), in
-# float16 from 68 or 32 on; of a GRU of two stages (float32, 512 columns) from 10 on.
-MOST_OPEN = 40 << 20
+# The same where the run decides how many rows there are, by element type: from there on kernels for each step take less
+# time. Of LSTMs in float32 they do from 64 rows of 512 columns on, and 32 of 1024; in halves from 512, and 40.
+MOST_OPEN = {"float32": 16 << 20, "float16": 32 << 20, "bfloat16": 32 << 20}
+# And of float32 where a step has several stages, whose programs wait several times: a GRU of 512 columns (3 MB) takes
+# 1.4 times as long even of a single row.
+MOST_STAGED = 1 << 20
 LEAST_OPEN = 128 << 10  # bytes of matrices up to which one kernel does all steps of any rows: a program may hold them
 MOST_TURNS = 1 << 12  # steps that have kernels of their own where these are many: a graph holds all of them
 

@@ -18,7 +18,16 @@ from onnxc.ir.types import same_shape
 from onnxc.loops.terms import Load, walk
 from onnxc.planner.layout import assign
 from onnxc.planner.lower import Lowering
-from onnxc.planner.recurrence import LEAST_OPEN, MOST_OPEN, MOST_READ, MOST_TURNS, Product, Recurrence, Stage
+from onnxc.planner.recurrence import (
+    LEAST_OPEN,
+    MOST_OPEN,
+    MOST_READ,
+    MOST_STAGED,
+    MOST_TURNS,
+    Product,
+    Recurrence,
+    Stage,
+)
 from onnxc.planner.section import Section
 from onnxc.planner.templates import ENABLED, matmul_access, through_views
 from onnxc.primitives.base import Kind, lookup
@@ -146,14 +155,19 @@ class _Finder:
         first, m = sizes[0]
         if any(not same_shape(b, first) or not always_equal(n, m) for b, n in sizes):
             return "its products have their rows in different orders"
-        return Recurrence(
-            self.layout, stages, list(self.handed.values()), self.outside, self._stepwise(len(stages))
-        )  # fmt: skip
+        stepwise = self._stepwise(len(stages))
+        if stepwise == 1:
+            return "its matrices are large, and its steps have several stages"
+        return Recurrence(self.layout, stages, list(self.handed.values()), self.outside, stepwise)
 
     def _stepwise(self, stages: int) -> Dim:
-        if isinstance(self.read, int) or self.held <= LEAST_OPEN:
+        """Whether there are so many rows that each step has kernels of its own."""
+        kind = self.states[0].dtype.name
+        is_staged = stages > 1 and kind == "float32"
+        if self.held <= LEAST_OPEN or (isinstance(self.read, int) and not is_staged):
             return 0
-        return exceeds(self.read, MOST_OPEN >> 2 * (stages - 1)) * (1 - exceeds(self.node.attrs["trip"], MOST_TURNS))
+        most = MOST_STAGED if is_staged else MOST_OPEN[kind]
+        return exceeds(self.read, most) * (1 - exceeds(self.node.attrs["trip"], MOST_TURNS))
 
     def _stage(self, level: int, roots: list[Value]) -> Stage | None:
         section = Section.over(roots[0], self.layout.order_of(roots[0]))

@@ -17,7 +17,7 @@ from onnxc.ir.expr import Dim
 
 MULTIPROCESSORS = 132
 CANDIDATES = 8
-FEW_ROWS = (64, 128, 256, 512)  # that are few, where only the run knows how many there are: the tile is for the first
+FEW_ROWS = 64  # of a product, at least, where only the run knows how many there are: one tile is for these
 WORTH = 0.9  # of the time of another tile that one for few rows takes at most
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
 LEAST_PART = 256  # of a sum that one has
@@ -148,14 +148,18 @@ def for_few_rows(halves: Iterable[Cost], facts: Facts) -> tuple[Blocks, int] | N
     if isinstance(facts.m, int):
         return None
     costs = [c for c in (EXACT if facts.exact else halves) if facts.described or not c.blocks.resident]
-    few, many = (min(costs, key=lambda c: c.time(replace(facts, m=rows))) for rows in (FEW_ROWS[0], facts.unknown[0]))
+    single = [coefficient for _, coefficient in facts.m.terms]  # rows of an image, or of a sequence of a known length
+    rows = max(FEW_ROWS, single[0] if len(single) == 1 else 0)
+    few, many = (min(costs, key=lambda c: c.time(replace(facts, m=m))) for m in (rows, facts.unknown[0]))
 
     def ratio(rows: int) -> float:
         return few.time(replace(facts, m=rows)) / many.time(replace(facts, m=rows))
 
-    if ratio(FEW_ROWS[0]) > WORTH:
+    if rows >= facts.unknown[0] or ratio(rows) > WORTH:
         return None
-    return fitted(few.blocks, facts), max(rows for rows in FEW_ROWS if ratio(rows) <= 1)
+    while 2 * rows < facts.unknown[0] and ratio(2 * rows) <= 1:
+        rows *= 2
+    return fitted(few.blocks, facts), rows
 
 
 def fitted(blocks: Blocks, facts: Facts) -> Blocks:
