@@ -199,14 +199,6 @@ def test_many_rows_have_kernels_for_each_step(simulator: Simulator, op: str, dir
             assert [x.tobytes() for x in found.outputs] == [y.tobytes() for y in plain.outputs]
 
 
-def test_large_matrices_of_several_stages(simulator: Simulator) -> None:
-    """In float32 they have kernels for each step, however few rows there are, whose number may be known."""
-    model, limits = network("GRU", "float32", 2, 3, 6), {"LEAST_OPEN": 0, "MOST_STAGED": 1}
-    assert "recurrence" not in both(simulator, model, given(model), "float32", limits=limits)
-    model = network("GRU", "float32", 2, 3, 6, linear_before_reset=1)
-    assert "recurrence" in both(simulator, model, given(model), "float32", limits={**limits, "HELD": 0})
-
-
 def test_loops_of_very_many_steps_are_one_kernel(simulator: Simulator) -> None:
     """However many rows they have: a graph with kernels for each step would be large."""
     model = network("RNN", "float32", "t", "b", 2)

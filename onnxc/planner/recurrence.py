@@ -21,8 +21,8 @@ MOST_READ = 32 << 20
 # The same where the run decides how many rows there are, by element type: from there on kernels for each step take less
 # time. Of LSTMs in float32 they do from 64 rows of 512 columns on, and 32 of 1024; in halves from 512, and 40.
 MOST_OPEN = {"float32": 16 << 20, "float16": 32 << 20, "bfloat16": 32 << 20}
-# And of float32 where a step has several stages, whose programs wait several times: a GRU of 512 columns (3 MB) takes
-# 1.4 times as long even of a single row.
+# And of float32 where a step has several stages, whose programs wait several times: a GRU of 512 columns (3 MB) and an
+# open number of rows takes 1.4 times as long even of a single row. (Where one row is known, a quarter.)
 MOST_STAGED = 1 << 20
 LEAST_OPEN = 128 << 10  # bytes of matrices up to which one kernel does all steps of any rows: a program may hold them
 MOST_TURNS = 1 << 12  # steps that have kernels of their own where these are many: a graph holds all of them

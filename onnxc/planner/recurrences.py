@@ -155,18 +155,16 @@ class _Finder:
         first, m = sizes[0]
         if any(not same_shape(b, first) or not always_equal(n, m) for b, n in sizes):
             return "its products have their rows in different orders"
-        stepwise = self._stepwise(len(stages))
-        if stepwise == 1:
-            return "its matrices are large, and its steps have several stages"
-        return Recurrence(self.layout, stages, list(self.handed.values()), self.outside, stepwise)
+        return Recurrence(
+            self.layout, stages, list(self.handed.values()), self.outside, self._stepwise(len(stages))
+        )  # fmt: skip
 
     def _stepwise(self, stages: int) -> Dim:
         """Whether there are so many rows that each step has kernels of its own."""
-        kind = self.states[0].dtype.name
-        is_staged = stages > 1 and kind == "float32"
-        if self.held <= LEAST_OPEN or (isinstance(self.read, int) and not is_staged):
+        if self.held <= LEAST_OPEN or isinstance(self.read, int):
             return 0
-        most = MOST_STAGED if is_staged else MOST_OPEN[kind]
+        kind = self.states[0].dtype.name
+        most = MOST_STAGED if stages > 1 and kind == "float32" else MOST_OPEN[kind]
         return exceeds(self.read, most) * (1 - exceeds(self.node.attrs["trip"], MOST_TURNS))
 
     def _stage(self, level: int, roots: list[Value]) -> Stage | None:
