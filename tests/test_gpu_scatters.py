@@ -1,13 +1,19 @@
-"""Scatters that sort their updates by places, in Triton's interpreter: the same bits as adding one after the other."""
+"""Scatters that sort their updates by places, in Triton's interpreter: the same bits as adding one after the other, and
+parts of those of a place that has many.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxc.codegen.triton.scatter_sorted import PART
+from onnxc.gpu import launches
 from tests.targets import needs_triton
 from tests.test_triton_kernels import f32, ints, parsed
 from tests.triton_simulator import Answer, Request, Simulator, program_of
@@ -23,17 +29,19 @@ NAMES = {
 }  # fmt: skip
 
 
-def in_order(op: str, x: Array, index: Array, updates: Array, axis: int, reduction: str) -> Array:
-    """One update after the other."""
+def in_order(
+    op: str, x: Array, index: Array, updates: Array, axis: int = 0, reduction: str = "add", part: int = PART
+) -> Array:
+    """One update of a place after the other, but first so many of them with each other as there are parts."""
     y, join = x.copy(), JOINS[reduction]
-    if op == "ScatterND":
-        for row in np.ndindex(*index.shape[:-1]):
-            at = tuple(index[row])
-            y[at] = join(y[at], updates[row])
-        return y
-    for place in np.ndindex(*index.shape):
-        at = (*place[:axis], index[place], *place[axis + 1 :])
-        y[at] = join(y[at], updates[place])
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for row in np.ndindex(*(index.shape[:-1] if op == "ScatterND" else index.shape)):
+        to = tuple(index[row]) if op == "ScatterND" else (*row[:axis], index[row], *row[axis + 1 :])
+        found.setdefault(tuple(int(i) % n for i, n in zip(to, y.shape, strict=False)), []).append(updates[row])
+    for at, each in found.items():
+        whole = len(each) // part * part
+        parts = [functools.reduce(join, each[k : k + part]) for k in range(0, whole, part)]
+        y[at] = functools.reduce(join, [*parts, *each[whole:]], y[at])
     return y
 
 
@@ -62,10 +70,11 @@ def run(simulator: Simulator, text: str, *inputs: Array, **options: Any) -> Answ
 
 def adds_in_order(simulator: Simulator, op: str, x: Array, index: Array, updates: Array, **how: Any) -> None:
     """Bit by bit."""
-    options = {k: how.pop(k) for k in ("wide",) if k in how}
+    options = {k: how.pop(k) for k in ("wide", "limits") if k in how}
     sizes = how.pop("sizes", (False,))  # whether they are open
     with np.errstate(all="ignore"):
-        wanted = in_order(op, x, index, updates, how.get("axis", 0), how.get("reduction", "add"))
+        part = options.get("limits", {}).get("PART", PART)
+        wanted = in_order(op, x, index, updates, how.get("axis", 0), how.get("reduction", "add"), part)
     for is_open in sizes:
         text = text_of(op, x, index, updates, **how, is_open=is_open)
         answer = run(simulator, text, x, index, updates, **options)
@@ -102,8 +111,53 @@ def test_no_updates(simulator: Simulator, places: int, count: int) -> None:
 @pytest.mark.parametrize("is_hot", [True, False])
 def test_one_place_takes_all(simulator: Simulator, is_hot: bool) -> None:
     """Or each takes one."""
-    index = np.full((200, 1), -2) if is_hot else np.random.default_rng(1).permutation(200)[:, None]
-    adds_in_order(simulator, "ScatterND", f32(200, 3), index, f32(200, 3))
+    index = np.full((300, 1), -2) if is_hot else np.random.default_rng(1).permutation(300)[:, None]
+    adds_in_order(simulator, "ScatterND", f32(300, 3), index, f32(300, 3))
+
+
+PLACES = {
+    "one place with all": np.full(150, 4),
+    "one with most": np.where(np.arange(150) % 3 == 0, np.arange(150) % 9, 4),
+    "several with many": np.arange(150) // 40,
+    "the first and the last": np.where(np.arange(150) < 70, 8, 0),
+    "whole parts": np.repeat([7, 2, 5], [64, 32, 16]),
+    "parts less one, and one more": np.repeat([7, 2, 5, 0, 1], [15, 17, 33, 1, 15]),
+}  # fmt: skip
+SHORT = {**SMALL, "PART": 16}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_with_many_updates(simulator: Simulator, name: str) -> None:
+    """Parts of these are joined first, wherever those of a place begin among all."""
+    index = PLACES[name]
+    index = np.random.default_rng(3).permutation(index)
+    x, updates = f32(9, 3), f32(len(index), 3)
+    adds_in_order(simulator, "ScatterND", x, index[:, None], updates, limits=SHORT)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8"])
+def test_parts_of_other_dtypes(simulator: Simulator, kind: str) -> None:
+    index, updates = np.repeat([3, 0, 8], [50, 20, 5]), (f32(75) * 2).astype(NAMES[kind])
+    x = f32(9).astype(NAMES[kind])
+    adds_in_order(simulator, "ScatterElements", x, index, updates, limits=SHORT)
+
+
+@pytest.mark.parametrize("reduction", ["mul", "max", "min"])
+def test_parts_of_other_reductions(simulator: Simulator, reduction: str) -> None:
+    index, x, updates = np.repeat([3, 0, 8], [50, 20, 5])[:, None], f32(9, 140), f32(75, 140)
+    updates[7, 3] = np.nan
+    adds_in_order(simulator, "ScatterND", x, index, updates, reduction=reduction, limits=SHORT, wide=True)
+
+
+def test_a_place_depends_on_its_own_updates(simulator: Simulator) -> None:
+    """Not on how many others have: its bits are the same whatever they do."""
+    x, updates, found = f32(9, 3), f32(60, 3), set()
+    for before in (9, 40, 47):
+        index = np.concatenate([np.zeros(before, int), np.full(60, 4)])[:, None]
+        more = np.concatenate([f32(before, 3), updates])
+        text = text_of("ScatterND", x, index, more)
+        found.add(run(simulator, text, x, index, more, limits=SHORT).outputs[0][4].tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8"])
@@ -150,7 +204,7 @@ def test_wrong_index(simulator: Simulator, op: str, wrong: int) -> None:
     assert answer.error[0] == 3 and answer.error[2] == wrong
     index[3, 0], without = 0, updates.copy()
     without[3, slice(None) if op == "ScatterND" else 0] = -0.0
-    assert answer.outputs[0].tobytes() == in_order(op, x, index, without, 0, "add").tobytes()
+    assert answer.outputs[0].tobytes() == in_order(op, x, index, without).tobytes()
 
 
 def test_bits_are_those_of_places_with_programs_of_their_own(simulator: Simulator) -> None:
@@ -167,9 +221,62 @@ def test_no_more_kernels_than_digits() -> None:
     can when they run.
     """
 
-    def launches(places: str) -> int:
+    def steps(places: str) -> int:
         text = f"g (float[{places},4] x, int64[9000,1] i, float[9000,4] u) => (float[{places},4] y)"
         model = parsed(f'{text} {{ y = ScatterND<reduction = "add">(x, i, u) }}')
         return len(program_of(Request(model.SerializeToString(), []))[1].steps)
 
-    assert [launches(n) for n in ("31", "32", "1023", "1024", "n")] == [6, 9, 9, 12, 27]
+    assert [steps(n) for n in ("31", "32", "1023", "1024", "n")] == [7, 10, 10, 13, 28]
+
+
+@pytest.mark.parametrize("places", ["1023", "n"])
+def test_steps_say_what_they_write(places: str) -> None:
+    """All of it: where steps run side by side, others wait for that."""
+    text = f"g (float[{places},4] x, int64[9000,1] i, float[9000,4] u) => (float[{places},4] y)"
+    model = parsed(f'{text} {{ y = ScatterND<reduction = "add">(x, i, u) }}')
+    program = program_of(Request(model.SerializeToString(), []))[1]
+    for step in launches(program.steps):
+        stored = re.findall(r"tl\.store\(p(\d+)\b", program.kernels[program.functions[step.kernel].name])
+        assert stored and {int(k) for k in stored} <= set(step.written)
+
+
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+def test_the_run_chooses(simulator: Simulator, op: str) -> None:
+    """Few updates are not sorted, where their number is not known: on both sides of the limit, and none at all."""
+    for dtype, join in ((np.float32, "add"), (np.float16, "add"), (np.float32, "max")):
+        for count in (0, 1, 63, 64, 65):
+            x, index, updates = (v.astype(dtype) for v in (f32(9, 3), np.zeros(0), f32(count, 3)))
+            index = ints(-9, 9, *((count, 1) if op == "ScatterND" else (count, 3)))
+            text = text_of(op, x, index, updates, is_open=True, reduction=join)
+            answer = run(simulator, text, x, index, updates)
+            assert "tl.cumsum(here" in answer.source
+            assert (answer.ran("tl.cumsum(here") > 0) == (count > 64)
+            wanted = in_order(op, x, index, updates, reduction=join)
+            tolerance = 1e-6 if count <= 64 and dtype == np.float32 and join == "add" else 0
+            np.testing.assert_allclose(answer.outputs[0], wanted, tolerance, tolerance)
+
+
+def layers(count: str, second: str = "i") -> str:
+    """A graph network's: two scatters of as many updates, the second by another index or the same."""
+    return f"""g (float[9,3] x, int64[{count},1] i, int64[{count},1] k,
+        float[{count},3] u, float[{count},7] v, float[9,7] z) => (float[9,3] y, float[9,7] w) {{
+            y = ScatterND<reduction = "add">(x, i, u)
+            s = ReduceSum<keepdims = 1>(y)
+            r = Add(v, s)
+            w = ScatterND<reduction = "add">(z, {second}, r) }}"""
+
+
+@pytest.mark.parametrize("count", ["80", "m"])
+def test_scatters_by_one_index_share_its_sort(simulator: Simulator, count: str) -> None:
+    inputs = [f32(9, 3), ints(-9, 9, 80, 1), ints(-9, 9, 80, 1), f32(80, 3), f32(80, 7), f32(9, 7)]
+    sorts = []
+    for second in "ik":
+        text = layers(count, second)
+        answer = run(simulator, text, *inputs)
+        x, i, k, u, v, z = inputs
+        y = in_order("ScatterND", x, i, u)
+        np.testing.assert_array_equal(answer.outputs[0], y)
+        wanted = in_order("ScatterND", z, i if second == "i" else k, v + y.sum())
+        np.testing.assert_allclose(answer.outputs[1], wanted, 1e-5, 1e-5)
+        sorts.append(answer.ran("tl.cumsum(here"))
+    assert sorts == [1, 2]

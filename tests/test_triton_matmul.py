@@ -18,6 +18,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Sym
 from tests.product_models import KINDS, model
 from tests.targets import needs_triton
+from tests.test_triton_kernels import f32, parsed
 from tests.triton_simulator import Answer, Request, Simulator, program_of
 
 Array = np.ndarray[Any, Any]
@@ -263,3 +264,20 @@ def test_what_is_added_does_not_begin_the_sum() -> None:
     options = {"num_warps": function.warps, "enable_fp_fusion": True}
     text = compile_triton(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ttir"]
     assert re.search(r"tt\.dot %\w+, %\w+, %cst", text) and "arith.addf" in text
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_run_chooses_a_tile(simulator: Simulator, dtype: Any) -> None:
+    """Of a product of a number of rows that it knows: one kernel runs, with another tile for few rows than for many."""
+    kind = "float" if dtype is np.float32 else "float16"
+    text = f"g ({kind}[m,256] x, {kind}[256,900] w) => ({kind}[m,900] y) {{ y = MatMul(x, w) }}"
+    found: dict[int, str] = {}
+    for rows in (0, 1, 40, 513):
+        x, w = (v.astype(dtype) for v in (f32(rows, 256), f32(256, 900) / 16))
+        answer = simulator.run(parsed(text).SerializeToString(), [x, w])
+        tolerance = 1e-5 if dtype is np.float32 else 1e-2
+        wanted = x.astype(np.float64) @ w.astype(np.float64)
+        np.testing.assert_allclose(answer.outputs[0], wanted, tolerance, tolerance)
+        assert len(answer.launched) == (rows > 0)
+        found[rows] = "".join(answer.launched)
+    assert found[1] == found[40] != found[513]

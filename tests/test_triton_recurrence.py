@@ -182,6 +182,32 @@ def test_as_many_rows_as_the_run_decides(simulator: Simulator, op: str) -> None:
             assert "recurrence" in both(simulator, model, inputs, "float32", limits={"HELD": 0, "MOST_READ": most})
 
 
+@pytest.mark.parametrize(("op", "directions"), [("LSTM", 1), ("LSTM", 2), ("GRU", 1)])
+def test_many_rows_have_kernels_for_each_step(simulator: Simulator, op: str, directions: int) -> None:
+    """Where the run finds out that there are so many; also where there are no steps, or no rows."""
+    model = network(op, "float32", "t", "b", 6, directions, states=True)
+    nbytes = (4 if op == "LSTM" else 3) * 6 * 6 * 4  # of each direction, which have loops of their own
+    limits = {"HELD": 0, "LEAST_OPEN": 0, "MOST_OPEN": {"float32": nbytes}, "MOST_STAGED": nbytes}
+    for steps, batch in ((3, 16), (3, 17), (3, 40), (0, 17), (2, 0)):
+        inputs = given(model, t=steps, b=batch)
+        found = simulator.run(model, inputs, limits=limits)
+        assert (found.ran("ox_unwritten(") > 0) == (0 < batch <= 16)
+        plain = simulator.run(model, inputs, fusion={"recurrence": False, "libraries": False})
+        for x, y in zip(found.outputs, plain.outputs, strict=True):
+            np.testing.assert_allclose(x, y, 1e-6, 1e-6)
+        if batch > 16:
+            assert [x.tobytes() for x in found.outputs] == [y.tobytes() for y in plain.outputs]
+
+
+def test_loops_of_very_many_steps_are_one_kernel(simulator: Simulator) -> None:
+    """However many rows they have: a graph with kernels for each step would be large."""
+    model = network("RNN", "float32", "t", "b", 2)
+    limits = {"LEAST_OPEN": 0, "MOST_OPEN": {"float32": 1}, "MOST_TURNS": 2, "HELD": 0}
+    for steps in (2, 3):
+        found = simulator.run(model, given(model, t=steps, b=2), limits=limits)
+        assert (found.ran("ox_unwritten(") > 0) == (steps > 2)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_wide_indices(simulator: Simulator, form: str) -> None:
     model = network("GRU", "float32", 2, 3, 6)

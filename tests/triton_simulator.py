@@ -39,7 +39,7 @@ class Request:
     inputs: Sequence[Array]
     wide: bool = False
     fusion: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, int] = field(
+    limits: dict[str, Any] = field(
         default_factory=dict
     )  # of modules of onnxc.codegen.triton, and of onnxc.planner.relay, made smaller than they are
     tile: dict[str, int] | None = None  # of every loop nest with reductions
@@ -62,12 +62,19 @@ class Call:
 
 @dataclass
 class Answer:
-    """What a program computed; the words that it wrote to say what was out of bounds; and its kernels."""
+    """What a program computed; the words that it wrote to say what was out of bounds; its kernels, and
+    the texts of those that ran, as often as they did.
+    """
 
     outputs: list[Array]
     error: list[int]
     kinds: list[str]
     source: str
+    launched: list[str]
+
+    def ran(self, text: str) -> int:
+        """How often kernels ran in which this stands."""
+        return sum(text in kernel for kernel in self.launched)
 
 
 class Failed(Exception):
@@ -388,14 +395,24 @@ def program_of(request: Request) -> tuple[Any, Any]:
 
     from onnxc import gpu
     from onnxc.choices import Choice, Decisions
-    from onnxc.codegen.triton import kernel, matmul, recurrence, recurrence_alone, scatter, tiles, walk
+    from onnxc.codegen.triton import (
+        kernel,
+        matmul,
+        product_tiles,
+        recurrence,
+        recurrence_alone,
+        scatter,
+        scatter_sorted,
+        tiles,
+        walk,
+    )
     from onnxc.codegen.triton.options import Options
     from onnxc.codegen.triton.product_tiles import Blocks
     from onnxc.codegen.triton.program import ProgramWriter
     from onnxc.compiler.options import CompileOptions
     from onnxc.compiler.stages import Stages, prepared
     from onnxc.frontends import onnx_file
-    from onnxc.planner import relay
+    from onnxc.planner import recurrences, relay
     from onnxc.planner.groups import FusionOptions
 
     class Numbered(Decisions):
@@ -411,7 +428,10 @@ def program_of(request: Request) -> tuple[Any, Any]:
     if request.blocks is not None:
         blocks = Blocks(**request.blocks)
         changed[matmul, "candidates"] = lambda facts: [blocks]
-    places = (tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, scatter)
+    places = (
+        tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, recurrences, scatter, scatter_sorted,
+        product_tiles,
+    )  # fmt: skip
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:
         own, ranked = tiles.Tile(**request.tile), tiles.ranked
@@ -449,6 +469,7 @@ class Run:
     ) -> None:
         self.owner, self.program, self.graph, self.values = interpreter, program, graph, values
         self.functions = interpreter.functions(program, descriptors)
+        self.launched: list[str] = []
         self.memory = interpreter.memory = Memory()
 
     def answer(self, inputs: Sequence[Array]) -> Answer:
@@ -471,9 +492,8 @@ class Run:
             for k, (v, shape) in enumerate(zip(self.graph.outputs, shapes, strict=True))
         ]
         kinds = [c.kind for c in self.program.calls]
-        return Answer(
-            outputs, self.error.tolist(), kinds, "\n".join(f"{k}{t}" for k, t in self.program.kernels.items())
-        )
+        source = "\n".join(f"{k}{t}" for k, t in self.program.kernels.items())
+        return Answer(outputs, self.error.tolist(), kinds, source, self.launched)
 
     def size(self, d: Any) -> int:
         """A dim's number."""
@@ -511,6 +531,8 @@ class Run:
         if function.resident:
             programs = min(programs, MULTIPROCESSORS * function.resident)
         own = self.functions[function.name]
+        if programs:
+            self.launched.append(self.program.kernels[function.name])
         self.owner.launch(own, types, words, programs, waits(self.program.kernels[function.name]))
 
     def _word(self, argument: Any) -> int:

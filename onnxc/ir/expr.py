@@ -676,4 +676,12 @@ def minimum(a: Dim, b: Dim) -> Dim:
     return of(Call("min", a, b))
 
 
+def exceeds(n: Dim, most: int) -> Dim:
+    """1 where a size is more than `most`, 0 where it is not; a number if that is known."""
+    low, high = bounds(n)
+    if high is not None and high <= most:
+        return 0
+    return 1 if low is not None and low > most else minimum(floordiv(n, most + 1), 1)
+
+
 _APPLY.update({"floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum})

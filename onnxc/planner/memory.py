@@ -52,16 +52,18 @@ def lifetimes(plan: Plan) -> list[Buffer]:
 
 def region_values(group: Group) -> list[tuple[Value, Dim]]:
     """What a control kernel keeps in the arena, and the bytes of each: the states before and after a step, and the
-    region's intermediates. Where threads divide rows, all rows have their places there.
+    region's intermediates. Where threads divide rows, all rows have their places there. Where one kernel
+    does all steps, there are none.
     """
-    if group.region is None or group.node is None or group.recurrence is not None:
+    when = 1 if group.recurrence is None else group.recurrence.stepwise
+    if group.region is None or group.node is None or when == 0:
         return []
     region, node = group.region, group.node
     states = region.graph.inputs[: node.attrs["states"]]
     after = {k: region.graph.outputs[k] for k in node.attrs["results"][: node.attrs["states"]]}
     found = [*((v, v.t.nbytes) for v in (*states, *after.values())), *((b.value, b.nbytes) for b in lifetimes(region))]
     rows = {} if group.apart is None else {ROWS_SYMBOL: group.apart.rows}
-    return [(v, substitute(nbytes, rows)) for v, nbytes in found]
+    return [(v, substitute(nbytes, rows) * when) for v, nbytes in found]
 
 
 def _writes(plan: Plan, group: Group, value: Value) -> bool:

@@ -12,13 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative
+from onnxc.ir.expr import Dim, always_equal, ceildiv, exceeds, is_nonnegative
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import same_shape
 from onnxc.loops.terms import Load, walk
 from onnxc.planner.layout import assign
 from onnxc.planner.lower import Lowering
-from onnxc.planner.recurrence import MOST_READ, Product, Recurrence, Stage
+from onnxc.planner.recurrence import (
+    LEAST_OPEN,
+    MOST_OPEN,
+    MOST_READ,
+    MOST_STAGED,
+    MOST_TURNS,
+    Product,
+    Recurrence,
+    Stage,
+)
 from onnxc.planner.section import Section
 from onnxc.planner.templates import ENABLED, matmul_access, through_views
 from onnxc.primitives.base import Kind, lookup
@@ -58,7 +67,8 @@ class _Finder:
         self.products: dict[int, Product] = {}
         self.handed: dict[int, Value] = {}
         self.ends = [region.outputs[k] for k in node.attrs["results"]]
-        self.read: Dim = 0  # bytes of matrices, in a step
+        self.held = 0  # bytes of matrices
+        self.read: Dim = 0  # of these, in a step
         self.why = self._read()
 
     def _read(self) -> str:
@@ -107,6 +117,7 @@ class _Finder:
         if not isinstance(access.sizes[2], int) or not 0 < access.sizes[2] <= MOST_SUMMED:
             return "a product in its step has long sums"
         blocks, nbytes = ceildiv(access.sizes[0], ROWS), constant.size * node.output.dtype.itemsize
+        self.held += nbytes
         self.read = self.read + blocks * nbytes
         if isinstance(self.read, int) and self.read > MOST_READ:
             return "its matrices are large, and its rows are many"
@@ -144,7 +155,17 @@ class _Finder:
         first, m = sizes[0]
         if any(not same_shape(b, first) or not always_equal(n, m) for b, n in sizes):
             return "its products have their rows in different orders"
-        return Recurrence(self.layout, stages, list(self.handed.values()), self.outside)
+        return Recurrence(
+            self.layout, stages, list(self.handed.values()), self.outside, self._stepwise(len(stages))
+        )  # fmt: skip
+
+    def _stepwise(self, stages: int) -> Dim:
+        """Whether there are so many rows that each step has kernels of its own."""
+        if self.held <= LEAST_OPEN or isinstance(self.read, int):
+            return 0
+        kind = self.states[0].dtype.name
+        most = MOST_STAGED if stages > 1 and kind == "float32" else MOST_OPEN[kind]
+        return exceeds(self.read, most) * (1 - exceeds(self.node.attrs["trip"], MOST_TURNS))
 
     def _stage(self, level: int, roots: list[Value]) -> Stage | None:
         section = Section.over(roots[0], self.layout.order_of(roots[0]))

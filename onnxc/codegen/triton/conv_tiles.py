@@ -43,6 +43,11 @@ TESTED = (
 )
 
 
+def for_few_rows(facts: Facts) -> tuple[Blocks, int] | None:
+    """As that of `product_tiles`: of positions of all images."""
+    return product_tiles.for_few_rows(HALF if facts.most is None else TESTED, facts)
+
+
 def candidates(facts: Facts) -> list[Blocks]:
     """Tiles that are worth measuring for a convolution, the cost model's choice first."""
     return product_tiles.candidates(HALF if facts.most is None else TESTED, facts)

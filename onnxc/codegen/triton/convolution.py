@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxc.codegen.triton import spelling, strips
-from onnxc.codegen.triton.conv_tiles import UNKNOWN, candidates
+from onnxc.codegen.triton.conv_tiles import UNKNOWN, candidates, for_few_rows
 from onnxc.codegen.triton.depthwise import NOTHING, emit_depthwise, windows
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
+from onnxc.codegen.triton.kernel import Kernel, either, indent, is_wide, power, touched
 from onnxc.codegen.triton.matmul import numbering
 from onnxc.codegen.triton.options import Options, is_depthwise
 from onnxc.codegen.triton.product_tiles import Blocks, Facts
 from onnxc.codegen.triton.strips import Strips
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
-from onnxc.ir.expr import Dim, always_equal, ceildiv, prod, recombine
+from onnxc.ir.expr import Dim, always_equal, ceildiv, exceeds, prod, recombine
 from onnxc.ir.graph import Value
 from onnxc.loops.access import fresh, unflatten
 from onnxc.planner.groups import Group
@@ -36,15 +36,26 @@ FEW_CHANNELS = 16  # below, a turn of the sum takes pairs of a tap and a channel
 FEW_TESTED = 32  # most such pairs, where each has tests of its own
 
 
-def emit_convolution(group: Group, layout: Layout, options: Options, choice: Blocks | Strips | None = None) -> Kernel:
-    """The kernel of a convolution group. `choice` is how it runs, where that is not left to the cost model."""
+def emit_convolution(
+    group: Group, layout: Layout, options: Options, choice: Blocks | Strips | None = None
+) -> list[Kernel]:
+    """The kernels of a convolution group: where the run decides how many images there are, one with a tile for few
+    positions, and one for many. `choice` is how it runs, where that is not left to the cost model."""
     assert group.node is not None
     if is_depthwise(group.node):
         assert not isinstance(choice, Blocks)
-        return emit_depthwise(group, layout, choice)
+        return [emit_depthwise(group, layout, choice)]
     assert not isinstance(choice, Strips)
     product = _Product(group, layout, options)
-    return product.kernel(choice or candidates(product.facts())[0])
+    facts = product.facts()
+    blocks, few = choice or candidates(facts)[0], for_few_rows(facts)
+    if few is None:
+        return [product.kernel(blocks)]
+
+    def tiled(blocks: Blocks) -> list[Kernel]:
+        return [_Product(group, layout, options).kernel(blocks)]
+
+    return either(exceeds(product.rows, few[1]), lambda: tiled(blocks), lambda: tiled(few[0]))
 
 
 def convolution_candidates(group: Group, layout: Layout, options: Options) -> Sequence[Blocks | Strips]:

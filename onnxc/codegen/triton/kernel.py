@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.extern import Multiplication, Start
@@ -28,6 +29,9 @@ class Kernel:
     name. `scratch` are buffers that it leaves for those after it in the same group. `cleared` are buffers of its own
     that must be zero before it runs. `extern` is what a library does in place of all kernels of the group, where it is
     found: the rank of its algorithm, and the product.
+
+    `when` is 1 where it runs and 0 where it does not, which sizes decide (`either`); then its buffers are empty, too.
+    Of kernels with the same `task` the first alone runs: what it leaves in its buffers serves all groups.
     """
 
     lines: list[str]
@@ -42,6 +46,18 @@ class Kernel:
     scratch: tuple[Value, ...] = ()
     cleared: tuple[Value, ...] = ()
     extern: tuple[int, Multiplication[Start]] | None = None
+    when: Dim = 1
+    task: Hashable = None
+
+    @property
+    def grid(self) -> Dim:
+        """Programs that are launched: none where it does not run."""
+        return self.programs * self.when
+
+    @property
+    def own(self) -> tuple[Value, ...]:
+        """Its buffers."""
+        return (*self.scratch, *self.cleared)
 
     @property
     def sizes(self) -> list[str]:
@@ -72,6 +88,16 @@ class Kernel:
 def indent(lines: list[str]) -> list[str]:
     """Lines one block further in."""
     return [f"    {line}" for line in lines]
+
+
+def either(which: Dim, some: Callable[[], list[Kernel]], others: Callable[[], list[Kernel]]) -> list[Kernel]:
+    """The kernels `some` where `which` is 1, `others` where it is 0: of both where only the run knows, which then
+    launches those of one, and has no memory for the buffers of the other.
+    """
+    if isinstance(which, int):
+        return some() if which else others()
+    forms = ((others(), 1 - which), (some(), which))
+    return [replace(k, when=k.when * when) for kernels, when in forms for k in kernels]
 
 
 def is_wide(values: list[Value], *dims: Dim) -> bool:

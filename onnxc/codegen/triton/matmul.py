@@ -10,6 +10,8 @@ in turns: neighbouring sums are those of either, in the same thread, and the epi
 Where there are few tiles and sums are long, parts of a sum have programs of their own, which store what they found. A
 second kernel adds the parts up, always in the same order, and has the epilogue.
 
+Where the run decides how many rows there are, there is a kernel with a tile for few of them, too.
+
 What a library has the epilogue for, too, may be its product (`extern.py`), if measurements say so.
 """
 
@@ -24,14 +26,14 @@ import numpy as np
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.extern import Multiplication, Start, multiplication
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
-from onnxc.codegen.triton.matmul_tiles import candidates
+from onnxc.codegen.triton.kernel import Kernel, either, indent, is_wide, power, touched
+from onnxc.codegen.triton.matmul_tiles import candidates, for_few_rows
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.product_tiles import Blocks, Facts
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, prod
+from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, exceeds, prod
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.planner.groups import Group
@@ -61,11 +63,19 @@ class Extern:
 def emit_matmul(group: Group, layout: Layout, options: Options, way: Blocks | Extern | None = None) -> list[Kernel]:
     """The kernels of a matmul group. `way` is how it runs, where that is not left to the cost model."""
     product = Product(group, layout, options)
-    blocks = (way.instead if isinstance(way, Extern) else way) or candidates(product.facts())[0]
+    facts = product.facts()
+    blocks = (way.instead if isinstance(way, Extern) else way) or candidates(facts)[0]
     if isinstance(way, Extern):
         first, *rest = emit_matmul(group, layout, options, blocks)
         work = product.multiplication()
         return [replace(first, extern=(way.rank, work) if work is not None else None), *rest]
+    few = for_few_rows(facts)
+    if few is not None:
+
+        def tiled(blocks: Blocks) -> list[Kernel]:
+            return [Product(group, layout, options).kernel(blocks)]
+
+        return either(exceeds(product.m, few[1]), lambda: tiled(blocks), lambda: tiled(few[0]))
     if blocks.split == 1:
         return [product.kernel(blocks)]
     parts = Value(TensorType(dtypes.float32, (blocks.split, product.m, product.n)))

@@ -45,6 +45,11 @@ PAIRS = (
 )  # fmt: skip
 
 
+def for_few_rows(facts: Facts) -> tuple[Blocks, int] | None:
+    """As that of `product_tiles`."""
+    return product_tiles.for_few_rows(PAIRS if facts.pair else HALF, facts)
+
+
 def candidates(facts: Facts) -> list[Blocks]:
     """Tiles that are worth measuring for a product of matrices, the cost model's choice first."""
     return product_tiles.candidates(PAIRS if facts.pair else HALF, facts)

@@ -21,13 +21,13 @@ from dataclasses import replace
 import numpy as np
 
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import Kernel, indent, power
+from onnxc.codegen.triton.kernel import Kernel, either, indent, power
 from onnxc.codegen.triton.matmul import Axis, Operand, Product
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.product_tiles import Blocks
 from onnxc.codegen.triton.terms import Packed
 from onnxc.ir import dtypes
-from onnxc.ir.expr import minimum
+from onnxc.ir.expr import exceeds
 from onnxc.ir.types import TensorType
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
@@ -49,19 +49,18 @@ HELD = 48 << 10  # bytes of the rows that a turn multiplies
 
 def emit_packed(group: Group, layout: Layout, options: Options, blocks: Blocks | None = None) -> list[Kernel]:
     """The kernels of a product with packed weights. Where the number of rows is not known there are two, one for few
-    and one for many, of which one has nothing to do.
+    and one for many, of which a run takes one.
     """
     product = PackedProduct(group, layout, options)
     rows = product.m
     if isinstance(rows, int):
         return [product.kernel(blocks or product.tiles(rows)[0])]
-    many = minimum(rows // (FEW + 1), 1)
-    found = []
-    for count, block in ((1 - many, blocks or product.tiles(FEW)[0]), (many, product.tiles(MOST)[0])):
-        kernel = PackedProduct(group, layout, options).kernel(block)
-        kernel.programs = kernel.programs * count
-        found.append(kernel)
-    return found
+
+    def kernel(block: Blocks) -> list[Kernel]:
+        return [PackedProduct(group, layout, options).kernel(block)]
+
+    few = blocks or product.tiles(FEW)[0]
+    return either(exceeds(rows, FEW), lambda: kernel(product.tiles(MOST)[0]), lambda: kernel(few))
 
 
 def packed_candidates(group: Group, layout: Layout, options: Options) -> list[Blocks]:

@@ -17,6 +17,8 @@ from onnxc.ir.expr import Dim
 
 MULTIPROCESSORS = 132
 CANDIDATES = 8
+FEW_ROWS = 64  # of a product, at least, where only the run knows how many there are: one tile is for these
+WORTH = 0.9  # of the time of another tile that one for few rows takes at most
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
 LEAST_PART = 256  # of a sum that one has
 JOIN, JOIN_PART = 3.0, 0.35  # microseconds for the kernel that joins parts, and for each of them
@@ -137,6 +139,27 @@ def candidates(halves: Iterable[Cost], facts: Facts) -> list[Blocks]:
     ways = [(c.time(facts, s), replace(fitted(c.blocks, facts), split=s)) for c in costs for s in c.splits(facts)]
     ranked = (blocks for _, blocks in sorted(ways, key=lambda way: way[0]))
     return list(dict.fromkeys(ranked))[:CANDIDATES]
+
+
+def for_few_rows(halves: Iterable[Cost], facts: Facts) -> tuple[Blocks, int] | None:
+    """Where the run decides how many rows there are: a tile for few of them, and for how many it is the better one.
+    None where their number is known, or that tile gains little.
+    """
+    if isinstance(facts.m, int):
+        return None
+    costs = [c for c in (EXACT if facts.exact else halves) if facts.described or not c.blocks.resident]
+    single = [coefficient for _, coefficient in facts.m.terms]  # rows of an image, or of a sequence of a known length
+    rows = max(FEW_ROWS, single[0] if len(single) == 1 else 0)
+    few, many = (min(costs, key=lambda c: c.time(replace(facts, m=m))) for m in (rows, facts.unknown[0]))
+
+    def ratio(rows: int) -> float:
+        return few.time(replace(facts, m=rows)) / many.time(replace(facts, m=rows))
+
+    if rows >= facts.unknown[0] or ratio(rows) > WORTH:
+        return None
+    while 2 * rows < facts.unknown[0] and ratio(2 * rows) <= 1:
+        rows *= 2
+    return fitted(few.blocks, facts), rows
 
 
 def fitted(blocks: Blocks, facts: Facts) -> Blocks:

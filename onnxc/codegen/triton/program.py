@@ -9,7 +9,7 @@ program for each, which differ in kernels and grids, and share buffers, weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
@@ -45,7 +45,7 @@ from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 15
+VERSION = 16
 
 WHOLE = 256  # bytes that weights begin at multiples of: a row of a tile is then a line of the cache, not parts of two
 
@@ -209,6 +209,8 @@ class ProgramWriter:
         self.buffers = _kept(plan)
         self._slack = slack(plan) if is_step(plan.graph) else [0] * len(plan.groups)
         self.walks = Walks()
+        self._scratch: set[int] = set()  # ids of the buffers that kernels have for themselves
+        self._tasks: dict[tuple[Hashable, Dim], tuple[Value, ...]] = {}  # those that kernels have done: their buffers
         graph = plan.graph
         self._places = {v.id: Place("input", k) for k, v in enumerate(graph.inputs)}
         self._places |= {v.id: Place("output", k) for k, (_, v) in enumerate(own_outputs(graph))}
@@ -262,16 +264,16 @@ class ProgramWriter:
             if not self.depth:
                 self.at = at
             if group.kind == "control" and group.recurrence is None:
-                assert group.node is not None
-                outside, self.turns = self.turns, self.turns * group.node.attrs["trip"]
                 self._scan(group)
-                self.turns = outside
             elif group.kind == "opaque":
                 for kernel in emit_opaque(group, plan.layout):
-                    self._call([kernel], group, plan.layout, None)
+                    if not self._done(kernel):
+                        self._call([kernel], group, plan.layout, None)
             else:
                 kernels, choice = self._chosen(group, plan.layout)
                 self._call(kernels, group, plan.layout, choice)
+                if group.recurrence is not None and group.recurrence.stepwise != 0:
+                    self._scan(group, group.recurrence.stepwise)
 
     def _chosen(self, group: Group, layout: Layout) -> tuple[list[Kernel], Choice | None]:
         """A group's kernels as decided, and the choice if there was any."""
@@ -311,8 +313,10 @@ class ProgramWriter:
 
         return Ways(candidates(nests()), lambda choice: [emit_sections(nests(), choice, layout.pitches)])
 
-    def _scan(self, group: Group) -> None:
-        """A loop around the region's kernels; states are copied from the step's result before the next step."""
+    def _scan(self, group: Group, when: Dim = 1) -> None:
+        """A loop around the region's kernels; states are copied from the step's result before the next step. `when`: 1
+        where it runs, else 0.
+        """
         node, region = group.node, group.region
         assert node is not None and region is not None
         n, m, places = node.attrs["states"], node.attrs["scanned"], node.attrs["results"]
@@ -331,39 +335,39 @@ class ProgramWriter:
                 copies.append(Copy(place, self.place(y), y.t.nbytes))
             else:
                 self._places[y.id] = place
-        outside, self.steps = self.steps, []
+        trip = node.attrs["trip"] * when
+        outside, self.steps = (self.steps, self.turns), []
+        self.turns = self.turns * trip
         self.depth += 1
         self._run(region)
         self.depth -= 1
-        body, self.steps = self.steps, outside
+        body, (self.steps, self.turns) = self.steps, outside
         states = inner.inputs[:n]
         body += [*copies, *(self._copy(s, a) for s, a in zip(states, after[:n], strict=True))]
         self.steps += [
-            *(self._copy(s, x) for s, x in zip(states, operands[:n], strict=True)),
-            Loop(counter, node.attrs["trip"], tuple(body)),
-            *(self._copy(f, s) for f, s in zip(node.outputs[:n], states, strict=True)),
+            *(self._copy(s, x, when) for s, x in zip(states, operands[:n], strict=True)),
+            Loop(counter, trip, tuple(body)),
+            *(self._copy(f, s, when) for f, s in zip(node.outputs[:n], states, strict=True)),
         ]
 
-    def _copy(self, to: Value, source: Value) -> Copy:
-        return Copy(self.place(to), self.place(source), to.t.nbytes)
+    def _copy(self, to: Value, source: Value, when: Dim = 1) -> Copy:
+        return Copy(self.place(to), self.place(source), to.t.nbytes * when)
 
     def _call(self, kernels: list[Kernel], group: Group, layout: Layout, choice: Choice | None) -> None:
         """One call of the report: a launch of each kernel."""
-        scratch = [v for kernel in kernels for v in kernel.scratch]
-        for value in scratch:
-            self._places[value.id] = Place("arena", len(self.buffers))
-            self.buffers.append(Buffer(value, value.t.nbytes, self.at, self.at))
-        written = {layout.storage(v).id for v in group.stored()} | {v.id for v in scratch}
-        cleared = [v for kernel in kernels for v in kernel.cleared]
-        if cleared:
-            self._clear(cleared)
-            written |= {v.id for v in cleared}
-        scratch += cleared
+        self._scratch |= {v.id for kernel in kernels for v in kernel.own}
+        for kernel in kernels:
+            for value in kernel.scratch:
+                self._places[value.id] = Place("arena", len(self.buffers))
+                self.buffers.append(Buffer(value, value.t.nbytes * kernel.when, self.at, self.at))
+        self._clear([(v, kernel.when) for kernel in kernels for v in kernel.cleared])
+        # Any kernel of a group may write to what one of them has found room for.
+        written = {layout.storage(v).id for v in group.stored()} | self._scratch
         launches = [self._launch(kernel, written) for kernel in kernels]
         extern = kernels[0].extern
         self.steps += [self._product(*extern, launches)] if extern is not None else launches
         storages = {s.id: s for kernel in kernels for s in kernel.buffers.storages}.values()
-        values = [v for v in storages if not isinstance(v, Packed) and v not in scratch]
+        values = [v for v in storages if not isinstance(v, Packed) and v.id not in self._scratch]
         packed = sum(v.nbytes for v in storages if isinstance(v, Packed))
         function = self.functions[launches[0].kernel].name
         facts = kernel_call(self.plan, group, function, kernels[0].kind, values, packed, self.turns, choice)
@@ -377,20 +381,33 @@ class ProgramWriter:
 
         return Multiply(len(self.calls), work.placed(place), rank, tuple(instead))
 
-    def _clear(self, values: Sequence[Value]) -> None:
-        """Finds room for buffers that a kernel wants to be zero, side by side, and fills it."""
+    def _done(self, kernel: Kernel) -> bool:
+        """Whether another group has run a kernel for the same task: its buffers then serve this one, too."""
+        key = (kernel.task, kernel.when)
+        if kernel.task is None or key not in self._tasks:
+            self._tasks[key] = kernel.own
+            return False
+        self._scratch |= {v.id for v in kernel.own}
+        self._places |= {v.id: self._places[b.id] for v, b in zip(kernel.own, self._tasks[key], strict=True)}
+        return True
+
+    def _clear(self, values: Sequence[tuple[Value, Dim]]) -> None:
+        """Finds room for buffers that kernels want to be zero, side by side, and fills it: each if the kernel runs."""
         number = len(self.buffers)
         end: Dim = 0
-        for value in values:
+        for value, when in values:
             self._places[value.id] = Place("arena", number, end)
             nbytes = value.t.nbytes
-            end = end + (aligned(nbytes) if isinstance(nbytes, int) else ceildiv(nbytes, ALIGN) * ALIGN)
-        self.buffers.append(Buffer(values[0], end, self.at, self.at))
-        self.steps.append(Fill(Place("arena", number), end))
+            end = end + (aligned(nbytes) if isinstance(nbytes, int) else ceildiv(nbytes, ALIGN) * ALIGN) * when
+        if values:
+            self.buffers.append(Buffer(values[0][0], end, self.at, self.at))
+            self.steps.append(Fill(Place("arena", number), end))
 
     def _launch(self, kernel: Kernel, written: set[int]) -> Launch:
         text = kernel.text(self.plan.walks and self.walks.turns(kernel))
         places = [self.place(v) for v in kernel.buffers.storages]
+        for place in places:
+            self._keep(place)
         loose = tuple(k for k, place in enumerate(places) if not place.is_aligned)
         key = (text, tuple(kernel.parameters()), kernel.warps, kernel.stages, loose, kernel.resident)
         known = self.shared.functions
@@ -407,7 +424,12 @@ class ProgramWriter:
         if kernel.buffers.reports:
             arguments += [None, Size(len(self.calls), "i32")]
         marked = tuple(k for k, v in enumerate(kernel.buffers.storages) if v.id in written)
-        return Launch(self.functions.index(function), len(self.calls), kernel.programs, tuple(arguments), marked)
+        return Launch(self.functions.index(function), len(self.calls), kernel.grid, tuple(arguments), marked)
+
+    def _keep(self, place: Place) -> None:
+        """Has a buffer live until now: what an earlier group's kernels have left there is read again."""
+        if place.kind == "arena" and self.buffers[place.number].last < self.at:
+            self.buffers[place.number] = replace(self.buffers[place.number], last=self.at)
 
 
 def _kept(plan: Plan) -> list[Buffer]:

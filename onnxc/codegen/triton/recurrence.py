@@ -115,9 +115,13 @@ def _exact(rows: int, k: int) -> list[Wave]:
 def emit_recurrence(group: Group, layout: Layout, options: Options, choice: Wave | Alone | None) -> Kernel:
     """The kernel of a loop."""
     choice = choice or next(c for c in recurrence_candidates(group, options) if c.only is None)
-    if isinstance(choice, Alone):
-        return emit_alone(group, layout, options, choice)
-    return _Writer(group, layout, options, choice).kernel()
+    kernel = (
+        emit_alone(group, layout, options, choice)
+        if isinstance(choice, Alone)
+        else _Writer(group, layout, options, choice).kernel()
+    )
+    assert group.recurrence is not None
+    return replace(kernel, when=1 - group.recurrence.stepwise)
 
 
 @dataclass

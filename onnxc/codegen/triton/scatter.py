@@ -5,8 +5,8 @@ Results do not depend on the order in which programs run:
 - Where nothing is joined, the last of the updates that reach one element is written. A first kernel marks each place
   with the greatest number of its updates (an atomic maximum of integers), a second one writes those that were marked.
   Integers that are added or compared are joined by atomics instead, in whatever order.
-- So many updates that reading all of them in each program would take long, or a number that is not known, are sorted
-  by their places first, and joined in order (scatter_sorted.py).
+- So many updates that reading all of them in each program would take long are sorted by their places first, and joined
+  in order (scatter_sorted.py). Where the run decides how many there are, it chooses.
 - Many updates that are joined otherwise (scatter_joins.py): each program has some of the places to itself. It looks at
   the places of all updates, some at a time, and joins those that are its own, in the order of the CPU; but many rows of
   float32 that are added up in one place, some at a time.
@@ -26,13 +26,13 @@ import numpy as np
 
 from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power
+from onnxc.codegen.triton.kernel import WIDE, Kernel, either, indent, power
 from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows
 from onnxc.codegen.triton.scatter_parts import COPIED, Slices, begun, find, joined, row_major
 from onnxc.codegen.triton.scatter_sorted import sorted_elements, sorted_rows
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, prod
+from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, exceeds, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.planner.layout import Layout
@@ -53,21 +53,21 @@ def scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
         return [begun(layout, data, out), _compared_elements(node, layout, distinct)]
     if _overwrites(node) or _is_atomic(node):
         return _marked_elements(node, layout)
-    if _is_sorted(index.shape[axis]):
-        return [begun(layout, data, out), *sorted_elements(node, layout)]
-    return [begun(layout, data, out), joined_elements(node, layout)]
+    many = exceeds(index.shape[axis], SORTED)
+    joins = either(many, lambda: sorted_elements(node, layout), lambda: [joined_elements(node, layout)])
+    return [begun(layout, data, out), *joins]
 
 
 def scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     """The kernels of a scatter of slices."""
     data, index, _ = node.operands
-    if _are_few(prod(index.shape[:-1])):
+    count = prod(index.shape[:-1])
+    if _are_few(count):
         return [begun(layout, data, node.output), _compared_rows(node, layout)]
     if _overwrites(node) or _is_atomic(node):
         return _marked_rows(node, layout)
-    if _is_sorted(prod(index.shape[:-1])):
-        return sorted_rows(node, layout)
-    return [begun(layout, data, node.output), joined_rows(node, layout)]
+    few = [begun(layout, data, node.output), joined_rows(node, layout)]
+    return either(exceeds(count, SORTED), lambda: sorted_rows(node, layout), lambda: few)
 
 
 def _overwrites(node: Node) -> bool:
@@ -81,12 +81,6 @@ def _is_atomic(node: Node) -> bool:
 
 def _are_few(count: Dim) -> bool:
     return isinstance(count, int) and count <= FEW
-
-
-def _is_sorted(count: Dim) -> bool:
-    """Whether updates that are joined are sorted first; so are those whose number is not known."""
-    most = bounds(count)[1]
-    return most is None or most > SORTED
 
 
 def _distinct(index: Value, axis: int, n: Dim) -> bool:

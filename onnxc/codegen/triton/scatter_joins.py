@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton.kernel import Kernel, indent, power
 from onnxc.codegen.triton.scatter_parts import Slices, joined
@@ -15,20 +13,14 @@ from onnxc.planner.layout import Layout
 SEARCHED = 1024  # places of rows that a program compares at a time
 SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
 MANY = 8  # rows among these places, above which they are not looked for one by one
-COMPARED = 8192  # rows of float32 up to which each is compared with all others
 OWNERS = 512  # programs that have places to themselves
 LINES, SEEN = 8, 512  # lines, and updates of all of them, that a program looks at at a time
 
 
 def joined_rows(node: Node, layout: Layout) -> Kernel:
     """The kernel that joins slices with a result that begins as the data."""
-    count = prod(node.operands[1].shape[:-1])
-    compared = isinstance(count, int) and count <= COMPARED and _is_sum(node)
-    return _summed_rows(node, layout) if compared else _owned_rows(node, layout)
-
-
-def _is_sum(node: Node) -> bool:
-    return bool(node.attrs["reduction"] == "add" and node.output.dtype.name == "float32")
+    is_sum = node.attrs["reduction"] == "add" and node.output.dtype.name == "float32"
+    return _summed_rows(node, layout) if is_sum else _owned_rows(node, layout)
 
 
 # ---------------------------------------------------------------- each row compared with all others
@@ -155,13 +147,12 @@ def _owned_rows(node: Node, layout: Layout) -> Kernel:
     apart = w.aside()
     (at_out,) = apart.offsets("place", Reach.of(s.places, layout.strides(s.out)[: s.depth]))
     to, update = f"{w.start(s.out)} + {at_out} + {to_out}", f"{w.start(s.updates)} + {at_updates} + {from_updates}"
-    together = _added_together(w, s, apart.lines, to, from_updates) if _is_sum(node) else []
     w.lines += [
         f"for j0 in range(0, {count}, {SEARCHED}):",
         *indent([
             "i = j0 + lane", f"im = i < {count}", *inner.lines, f"to = {s.flat(w)}",
             "mine = good & (to >= low) & (to < high)", "found = ox_count(mine)",
-            *together, f"last = ox_least(mine, i, j0 + {SEARCHED}) - 1", "for turn in range(0, found):",
+            f"last = ox_least(mine, i, j0 + {SEARCHED}) - 1", "for turn in range(0, found):",
             *indent([
                 f"last = ox_least(mine & (i > last), i, j0 + {SEARCHED})",
                 "place = tl.sum(tl.sum(tl.where(i == last, to, 0), 1), 0)", *found, *apart.lines,
@@ -170,28 +161,3 @@ def _owned_rows(node: Node, layout: Layout) -> Kernel:
         ]),
     ]  # fmt: skip
     return w.kernel(blocks * parts, SEARCHED)
-
-
-def _added_together(w: Writer, s: Slices, apart: Sequence[str], at: str, from_updates: str) -> list[str]:
-    """Statements that add up those of a program's rows that go where the first of them goes, some at a time, where they
-    are many: a padding's, say. They are `mine` no more. `apart` takes the number of a place apart, for its address
-    `at`.
-    """
-    piece, kind = SUMMED[0], ".to(tl.int64)" if w.wide else ""
-    first = [f"there{d} = tl.max(tl.max(tl.where(i == first, to{d}, 0), 1), 0)" for d in range(s.depth)]
-    again = s.same_place(w, "k", "there")
-    return [
-        f"first = ox_least(mine, i, j0 + {SEARCHED})", "place = tl.sum(tl.sum(tl.where(i == first, to, 0), 1), 0)",
-        "alike = ox_count(mine & (to == place))", f"if alike > {MANY}:",
-        *indent([
-            *first, *apart, "tl.debug_barrier()", f"acc = tl.load({at}, mask=qm, other=0.0)",
-            f"for k0 in range(j0, j0 + {SEARCHED}, {piece}):",
-            *indent([
-                f"k = k0 + tl.arange(0, {piece}){kind}[:, None]", *again,
-                f"u = tl.load({w.start(s.updates)} + at_k + {from_updates}, mask=same_k & qm, other=0.0)",
-                "acc += ox_sum(u, 0)",
-            ]),
-            f"tl.store({at}, acc, mask=qm)",
-        ]),
-        f"mine = mine & ((to != place) | (alike <= {MANY}))", "found = ox_count(mine)",
-    ]  # fmt: skip

@@ -3,12 +3,17 @@
 The numbers of updates are sorted by their places, by a radix sort that keeps the order of equals: for each digit of a
 place, from the lowest on, a kernel counts the digits of each block of updates, one adds up the counts of the blocks
 before, and one moves every update to its rank. Then all updates of a place are neighbours, in order; a kernel notes
-where each place's begin and end, and the last one joins them with what is there.
+where each place's begin and end, and the last one joins them with what is there. All scatters by the same index share
+what comes before.
+
+A place with many updates would keep others waiting, so a kernel joins each `PART` of them first, counted from the first
+one of the place: those parts, and then the rest, are joined with what is there, in order. So what a place becomes
+depends on its own updates alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from onnxc.codegen.triton import spelling
@@ -16,7 +21,7 @@ from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power
 from onnxc.codegen.triton.scatter_parts import Slices, find, joined, row_major
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, bounds, ceildiv, floordiv, minimum, prod
+from onnxc.ir.expr import Dim, bounds, ceildiv, exceeds, floordiv, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.planner.layout import Layout
@@ -29,6 +34,7 @@ NOTED = 1024  # updates whose neighbours a program looks at
 JOINED = 256  # elements of the result that a program has to itself
 WIDTH = 128  # of these, neighbours in a slice
 AHEAD = 8  # updates of a place that are read before the first of them is joined
+PART = 128  # updates of a place that are joined with each other first
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class _Updates:
         places: all places that updates may reach, as they lie in data and result.
         slices: the elements of one update, as they lie in data, result and updates.
         apart: where updates begin in the updates.
+        task: what tells places from those of other scatters.
     """
 
     node: Node
@@ -51,6 +58,7 @@ class _Updates:
     places: Reach
     slices: Reach
     apart: Reach
+    task: tuple[Hashable, ...]
 
 
 def sorted_rows(node: Node, layout: Layout) -> list[Kernel]:
@@ -65,7 +73,8 @@ def sorted_rows(node: Node, layout: Layout) -> list[Kernel]:
     lead = s.index.rank - 1
     apart = Reach.of(s.index.shape[:-1], layout.strides(s.updates)[:lead])
     slices = s.slice(s.data, s.out, s.updates)
-    return _kernels(_Updates(node, layout, prod(s.index.shape[:-1]), place, places, slices, apart))
+    task = ("rows", s.index.id, *s.places)
+    return _kernels(_Updates(node, layout, prod(s.index.shape[:-1]), place, places, slices, apart, task))
 
 
 def sorted_elements(node: Node, layout: Layout) -> list[Kernel]:
@@ -83,7 +92,8 @@ def sorted_elements(node: Node, layout: Layout) -> list[Kernel]:
 
     places = Reach.of(shape, layout.strides(data), layout.strides(out))
     apart = Reach.of(index.shape, layout.strides(updates))
-    return _kernels(_Updates(node, layout, prod(index.shape), place, places, Reach((), ((), (), ())), apart))
+    task, alone = ("elements", index.id, axis, shape[axis]), Reach((), ((), (), ()))
+    return _kernels(_Updates(node, layout, prod(index.shape), place, places, alone, apart, task))
 
 
 def _kernels(u: _Updates) -> list[Kernel]:
@@ -102,27 +112,26 @@ def _kernels(u: _Updates) -> list[Kernel]:
     starts, ends = scratch(numbers, u.places.count), scratch(numbers, u.places.count)
     found = list[Kernel]()
     for turn in range(turns):
-        # Where the number of places is not known, pairs of passes are left out that have nothing to do.
-        needed = 1 if isinstance(u.places.count, int) else _needed(u.places.count, turn // 2 * 2 * BITS)
         source, target = kept_in[(turn + 1) % 2] if turn else None, kept_in[turn % 2]
-        found += [
-            _counted(u, turn, source, counts, needed), _added_up(u, blocks, counts, totals, needed),
-            _moved(u, turn, source, target, counts, totals, needed),
+        made = [
+            _counted(u, turn, source, counts), _added_up(u, blocks, counts, totals),
+            _moved(u, turn, source, target, counts, totals),
         ]  # fmt: skip
+        # Where the number of places is not known, pairs of passes are left out that have nothing to do.
+        first = turn // 2 * 2 * BITS
+        needed = exceeds(u.places.count, (1 << first) - 1) if first else 1
+        found += [replace(k, when=needed) for k in made]
     places, order = kept_in[(turns - 1) % 2]
     found[0] = replace(found[0], scratch=(*kept_in[0], *(kept_in[1] if turns > 1 else ()), counts, totals))
-    return [*found, _noted(u, places, starts, ends), _joined(u, order, starts, ends)]
+    found.append(_noted(u, places, starts, ends))
+    sort = [replace(k, task=(*u.task, at)) for at, k in enumerate(found)]
+    return [*sort, *_joined(u, places, order, starts, ends)]
 
 
 def _kind(n: Dim) -> dtypes.DType:
     """Of numbers up to `n`."""
     most = bounds(n)[1]
     return dtypes.int32 if most is not None and most < WIDE - 1 else dtypes.int64
-
-
-def _needed(places: Dim, shift: int) -> Dim:
-    """1 where the numbers of places have digits from the bit `shift` on, else 0; all have the first ones."""
-    return minimum(1, floordiv(places, 1 << shift)) if shift else 1
 
 
 # ---------------------------------------------------------------- the sort
@@ -150,17 +159,17 @@ def _writer(u: _Updates, *values: Value) -> Writer:
     return Writer(u.layout, (*u.node.operands, u.node.output, *values), u.count)
 
 
-def _counted(u: _Updates, turn: int, source: tuple[Value, Value] | None, counts: Value, needed: Dim) -> Kernel:
+def _counted(u: _Updates, turn: int, source: tuple[Value, Value] | None, counts: Value) -> Kernel:
     """How often a block of updates has each digit."""
     w = _writer(u, counts)
     _digits(u, w, turn, source, reports=True)
     blocks = w.size(ceildiv(u.count, RANKED))
     found = f"tl.sum(here.to(tl.int32), 1)[:, None].to({spelling.computed(counts.dtype)})"
     w.lines.append(f"tl.store({w.start(counts)} + digit * {blocks} + pid, {found})")
-    return w.kernel(ceildiv(u.count, RANKED) * needed, RANKED << BITS)
+    return w.kernel(ceildiv(u.count, RANKED), RANKED << BITS)
 
 
-def _added_up(u: _Updates, blocks: Dim, counts: Value, totals: Value, needed: Dim) -> Kernel:
+def _added_up(u: _Updates, blocks: Dim, counts: Value, totals: Value) -> Kernel:
     """A program for each digit: its counts become the sums of those of the blocks before."""
     w = _writer(u, counts)
     at, kind = f"{w.start(counts)} + pid * {w.size(blocks)} + b", spelling.computed(counts.dtype)
@@ -174,12 +183,12 @@ def _added_up(u: _Updates, blocks: Dim, counts: Value, totals: Value, needed: Di
         ]),
         f"tl.store({w.start(totals)} + pid + tl.zeros((1, 1), tl.int32), before)",
     ]  # fmt: skip
-    return w.kernel(needed * (1 << BITS), SCANNED)
+    return w.kernel(1 << BITS, SCANNED)
 
 
 def _moved(
     u: _Updates, turn: int, source: tuple[Value, Value] | None, target: tuple[Value, Value], counts: Value,
-    totals: Value, needed: Dim,
+    totals: Value,
 ) -> Kernel:  # fmt: skip
     """Each update of a block goes behind those with lower digits, and those before it with the same."""
     w = _writer(u, counts)
@@ -195,7 +204,7 @@ def _moved(
         f"tl.store({w.start(keys)} + at, key.to({spelling.computed(keys.dtype)}), mask=im)",
         f"tl.store({w.start(numbers)} + at, number.to({spelling.computed(numbers.dtype)}), mask=im)",
     ]  # fmt: skip
-    return w.kernel(ceildiv(u.count, RANKED) * needed, RANKED << BITS)
+    return w.kernel(ceildiv(u.count, RANKED), RANKED << BITS)
 
 
 # ---------------------------------------------------------------- updates of a place, which are neighbours now
@@ -217,33 +226,100 @@ def _noted(u: _Updates, keys: Value, starts: Value, ends: Value) -> Kernel:
     return replace(w.kernel(ceildiv(u.count, NOTED), NOTED), cleared=(starts, ends))
 
 
-def _joined(u: _Updates, order: Value, starts: Value, ends: Value) -> Kernel:
-    """Lanes for places and some elements of each slice, which join the updates of their place one after the other."""
-    (data, _, updates), out = u.node.operands, u.node.output
+def _joined(u: _Updates, keys: Value, order: Value, starts: Value, ends: Value) -> list[Kernel]:
+    """Parts of the updates of a place, where there are any, and all that a place has."""
+    most = bounds(u.count)[1]
+    if most is not None and most < PART:
+        return [_whole(u, order, starts, ends, None)]
+    parts = Value(TensorType(u.node.output.dtype, (floordiv(u.count, PART) * u.slices.count,)))
+    return [_parts(u, keys, order, starts, ends, parts), _whole(u, order, starts, ends, parts)]
+
+
+def _lanes(u: _Updates, w: Writer, name: str, count: Dim) -> Dim:
+    """Lanes for some elements of a slice, `q`, and for some of `count` others. Returns the number of programs."""
     width = min(WIDTH, power(u.slices.count)) if isinstance(u.slices.count, int) else WIDTH
     block, blocks = JOINED // width, ceildiv(u.slices.count, width)
-    w = Writer(u.layout, (data, out, updates, starts), u.count * u.slices.count, u.places.count * blocks)
     w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
-    w.lanes("place", f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
-    w.lines += [f"qm = q < {w.size(u.slices.count)}", f"pm = place < {w.size(u.places.count)}"]
+    w.lanes(name, f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
+    w.lines += [f"qm = q < {w.size(u.slices.count)}", f"{name}m = {name} < {w.size(count)}"]
+    return ceildiv(count, block) * blocks
+
+
+def _update(u: _Updates, w: Writer, order: Value, at: str, mask: str, from_updates: str) -> str:
+    """An element of the update that is at this place of the order; statements find its address."""
+    number = f"tl.load({w.start(order)} + {at}, mask={mask}, other=0){'.to(tl.int64)' if w.wide else ''}"
+    w.lines.append(f"number = {number}")
+    (at_update,) = w.spread("number", u.apart)
+    updates = u.node.operands[2]
+    return loaded(f"{w.start(updates)} + {at_update} + {from_updates}", f"({mask}) & qm", updates.dtype)
+
+
+def _one_after_the_other(u: _Updates, w: Writer, count: str, read: Callable[[Writer, str, str], str]) -> list[str]:
+    """Statements that join the accumulator `acc` with so many others. `read` gives an element of one of them."""
+    reads, joins = w.aside(), list[str]()
+    for k in range(AHEAD):
+        there = f"k + {k} < {count}"
+        reads.lines.append(f"u{k} = {read(reads, f'k + {k}', there)}")
+        joins += [f"u = u{k}", f"acc = tl.where({there}, {joined(u.node)}, acc)"]
+    return [
+        f"most = tl.max(tl.max({count}, 1), 0)", f"for k in range(0, most, {AHEAD}):",
+        *indent([*reads.lines, *joins]),
+    ]  # fmt: skip
+
+
+def _parts(u: _Updates, keys: Value, order: Value, starts: Value, ends: Value, parts: Value) -> Kernel:
+    """What parts become. One that ends behind the updates x * PART to (x + 1) * PART - 1 begins among them, and belongs
+    to the place of the last of them: so there is one at most, which is the part `x`.
+    """
+    data, _, updates = u.node.operands
+    w = Writer(u.layout, (data, updates, starts, parts), u.count * u.slices.count)
+    count = floordiv(u.count, PART)
+    programs = _lanes(u, w, "x", count)
+    _, _, from_updates = w.spread("q", u.slices)
+    w.lines += [
+        f"key = tl.load({w.start(keys)} + x * {PART} + {PART - 1}, mask=xm, other=0)",
+        f"good = xm & (key < {w.size(u.places.count)})",
+        f"j = tl.load({w.start(starts)} + key, mask=good, other=0)",
+        f"end = tl.load({w.start(ends)} + key, mask=good, other=0)",
+        f"j += tl.maximum(x * {PART} - j + {PART - 1}, 0) // {PART} * {PART}",
+        f"good = good & (j + {PART} <= end)",
+    ]  # fmt: skip
+    w.lines.append(f"acc = {_update(u, w, order, 'j', 'good', from_updates)}")
+    w.lines += [
+        f"rest = tl.where(good, {PART - 1}, 0)", "j += 1",
+        *_one_after_the_other(
+            u, w, "rest", lambda inner, k, there: _update(u, inner, order, f"j + {k}", there, from_updates)
+        ),
+        f"tl.store({w.start(parts)} + x * {w.size(u.slices.count)} + q, {kept('acc', parts.dtype)}, mask=good & qm)",
+    ]  # fmt: skip
+    return replace(w.kernel(programs, 2 * JOINED), scratch=(parts,))
+
+
+def _whole(u: _Updates, order: Value, starts: Value, ends: Value, parts: Value | None) -> Kernel:
+    """Lanes for places and some elements of each slice, which join what their place has one after the other."""
+    (data, _, updates), out = u.node.operands, u.node.output
+    w = Writer(u.layout, (data, out, updates, starts), u.count * u.slices.count, u.places.count * u.slices.count)
+    programs = _lanes(u, w, "place", u.places.count)
     from_data, to_out, from_updates = w.spread("q", u.slices)
     at_data, at_out = w.spread("place", u.places)
     w.lines += [
-        f"acc = {loaded(f'{w.start(data)} + {at_data} + {from_data}', 'pm & qm', out.dtype)}",
-        f"j = tl.load({w.start(starts)} + place, mask=pm, other=0)",
-        f"end = tl.load({w.start(ends)} + place, mask=pm, other=0)", "most = tl.max(tl.max(end - j, 1), 0)",
+        f"acc = {loaded(f'{w.start(data)} + {at_data} + {from_data}', 'placem & qm', out.dtype)}",
+        f"j = tl.load({w.start(starts)} + place, mask=placem, other=0)",
+        f"count = tl.load({w.start(ends)} + place, mask=placem, other=0) - j",
     ]  # fmt: skip
-    reads, joins = w.aside(), list[str]()
-    for k in range(AHEAD):
-        wide = ".to(tl.int64)" if w.wide else ""
-        number = f"tl.load({w.start(order)} + j + {k}, mask=j + {k} < end, other=0){wide}"
-        reads.lines.append(f"number = {number}")
-        (at_update,) = reads.spread("number", u.apart)
-        at = f"{w.start(updates)} + {at_update} + {from_updates}"
-        reads.lines.append(f"u{k} = {loaded(at, f'(j + {k} < end) & qm', out.dtype)}")
-        joins += [f"u = u{k}", f"acc = tl.where(j + {k} < end, {joined(u.node)}, acc)"]
+    if parts is not None:
+        part = f"{w.start(parts)} + (j // {PART} + {{}}) * {w.size(u.slices.count)} + q"
+        w.lines += [
+            f"parts = count // {PART}",
+            *_one_after_the_other(
+                u, w, "parts", lambda _, k, there: loaded(part.format(f"({k})"), f"({there}) & qm", out.dtype)
+            ),
+            f"j += parts * {PART}", f"count -= parts * {PART}",
+        ]  # fmt: skip
     w.lines += [
-        f"for turn in range(0, most, {AHEAD}):", *indent([*reads.lines, *joins, f"j += {AHEAD}"]),
-        f"tl.store({w.start(out)} + {at_out} + {to_out}, {kept('acc', out.dtype)}, mask=pm & qm)",
+        *_one_after_the_other(
+            u, w, "count", lambda inner, k, there: _update(u, inner, order, f"j + {k}", there, from_updates)
+        ),
+        f"tl.store({w.start(out)} + {at_out} + {to_out}, {kept('acc', out.dtype)}, mask=placem & qm)",
     ]  # fmt: skip
-    return w.kernel(ceildiv(u.places.count, block) * blocks, 2 * JOINED)
+    return w.kernel(programs, 2 * JOINED)

@@ -26,7 +26,7 @@ def template_ways(group: Group, layout: Layout, options: Options) -> Ways:
             return Ways(packed, lambda choice: emit_packed(group, layout, options, choice))
         case "conv":
             ways = convolution_candidates(group, layout, options)
-            return Ways(ways, lambda choice: [emit_convolution(group, layout, options, choice)])
+            return Ways(ways, lambda choice: emit_convolution(group, layout, options, choice))
         case "attention":
             tiles = candidates(group, layout)
             return Ways(tiles, lambda choice: emit_attention(group, layout, options, choice))

@@ -56,7 +56,7 @@ def subject(group: Group, kernels: Sequence[Kernel]) -> str:
     """
     sha = hashlib.sha256()
     for kernel in kernels:
-        sha.update(f"{kernel.text()}\n{kernel.parameters()} {kernel.programs} {kernel.kind}\n".encode())
+        sha.update(f"{kernel.text()}\n{kernel.parameters()} {kernel.grid} {kernel.kind}\n".encode())
     if group.node is not None:
         operands = [*group.node.operands, *(group.twin.operands[1:] if group.twin is not None else ())]
         types = ", ".join(str(v.t) for v in operands)
