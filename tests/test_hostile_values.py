@@ -207,3 +207,43 @@ def test_a_sequence_whose_tensors_double_is_measured_in_time() -> None:
     while not growth.is_beyond([values], room):
         values.append(np.zeros(1 << len(values), np.uint8))
         assert sum(v.nbytes for v in values) < 8 * room
+
+
+# By the standard these have no end to count from, as Gather's have.
+FROM_THE_START: dict[str, tuple[str, list[Any], str]] = {
+    "a cache's position": ("(float[1, 5] x, float[1, 2] u, int64[1] i) => (y) { y = TensorScatter <axis = 1> (x, u, i) }", [X[None], X[None, :2], longs(2)], "TensorScatter"),
+    "in a circle": ("(float[1, 5] x, float[1, 2] u, int64[1] i) => (y) { y = TensorScatter <axis = 1, mode = \"circular\"> (x, u, i) }", [X[None], X[None, :2], longs(9)], "TensorScatter"),
+    "a position's angle": ("(float[1, 1, 1, 4] x, float[5, 2] c, int64[1, 1] i) => (y) { y = RotaryEmbedding (x, c, c, i) }", [X[:4].reshape(1, 1, 1, 4), np.ones((5, 2), np.float32), longs(4)[None]], "RotaryEmbedding"),
+    "an image of boxes": ("(float[2, 1, 3, 3] x, float[1, 4] r, int64[1] i) => (y) { y = RoiAlign (x, r, i) }", [np.ones((2, 1, 3, 3), np.float32), np.float32([[0, 0, 2, 2]]), longs(1)], "RoiAlign"),
+    "a maximum's place": ("(float[1, 1, 1, 1] x, int64[1, 1, 1, 1] i) => (y) { y = MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (x, i) }", [np.ones((1, 1, 1, 1), np.float32), longs(3).reshape(1, 1, 1, 1)], "MaxUnpool"),
+    "a length": ("(float[5, 1] x, int64[1] i) => (y) { y = ReverseSequence (x, i) }", [X[:, None], longs(5)], "ReverseSequence"),
+    "a word": ("(int32[1, 1] i, float[5, 4] w, float[3, 4] p, float[4] g) => (y, z) { y, z = com.microsoft.EmbedLayerNormalization (i, \"\", w, p, \"\", g, g) }", [np.int32([[4]]), np.ones((5, 4), np.float32), np.ones((3, 4), np.float32), X[:4]], "EmbedLayerNormalization"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FROM_THE_START)
+def test_indices_that_must_not_be_negative(name: str) -> None:
+    text, args, op = FROM_THE_START[name]
+    head = HEAD.replace('"" : 22', '"" : 24')
+    compiled = onnxc.compile(onnx.parser.parse_model(head + text))
+    compiled(*args)
+    at = next(k for k, a in enumerate(args) if a.dtype.kind == "i")
+    for wrong in (-1, -2, np.iinfo(args[at].dtype).min):
+        with pytest.raises(RunError, match=f"out of bounds.*{op}"):
+            compiled(*args[:at], np.full_like(args[at], wrong), *args[at + 1 :])
+
+
+def test_a_position_in_a_circle_may_be_the_greatest_integer() -> None:
+    text = '(float[1, 5] x, float[1, 2] u, int64[1] i) => (y) { y = TensorScatter <axis = 1, mode = "circular"> (x, u, i) }'
+    compiled = onnxc.compile(onnx.parser.parse_model(HEAD.replace('"" : 22', '"" : 24') + text))
+    first = MOST % 5
+    expected = X[None].copy()
+    expected[0, [first, (first + 1) % 5]] = (7, 8)
+    assert np.array_equal(compiled(X[None], np.float32([[7, 8]]), longs(MOST))[0], expected)
+
+
+@pytest.mark.parametrize("step", [0, -1, LEAST])
+def test_a_step_of_frames_is_positive(step: int) -> None:
+    text = f'(float[1, 16, 1] x) => (y) {{ s = Constant <value_int = {step}> () n = Constant <value_int = 8> () y = STFT (x, s, "", n) }}'
+    with pytest.raises(ModelError, match="frame_step"):
+        onnxc.compile(onnx.parser.parse_model(HEAD + text))

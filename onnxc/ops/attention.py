@@ -12,7 +12,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, is_nonnegative, never_equal
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, float_of, is_narrow, static_dim
+from onnxc.ops.common import along, float_of, from_start, is_narrow, static_dim
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
@@ -204,7 +204,7 @@ def rotary(
     if width % 2 or width < 0:
         raise ShapeError(f"RotaryEmbedding of {x.t}: the rotated size {width} must be even, and not negative")
     if positions is not None:
-        cos, sin = b.gather(cos, positions, 0), b.gather(sin, positions, 0)
+        cos, sin = (b.gather(t, from_start(b, positions, t.shape[0]), 0) for t in (cos, sin))
     place = 2 if flat else 1
     cos, sin = (b.reshape(t, (*t.shape[:place], 1, *t.shape[place:])) for t in (cos, sin))
     y = rotate(b, x, cos, sin, width, interleaved)

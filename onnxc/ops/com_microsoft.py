@@ -8,6 +8,7 @@ from onnxc.errors import UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops import activation
+from onnxc.ops.common import from_start
 from onnxc.ops.conv import conv
 from onnxc.ops.matmul import gemm, matmul
 from onnxc.ops.normalization import layer_norm, rms_norm, stash_of
@@ -191,6 +192,10 @@ def skip_simplified_layer_normalization(
     return [b.mul(y, gamma), b.full(inverse.shape, 0, inverse.dtype), inverse, total]
 
 
+def _rows(b: Builder, table: Value, ids: Value) -> Value:
+    return b.gather(table, from_start(b, ids, table.shape[0]), 0)
+
+
 @op("EmbedLayerNormalization", 1, domain=MS)
 def embed_layer_normalization(
     b: Builder, ids: Value, segments: Value | None, words: Value, positions: Value,
@@ -199,9 +204,9 @@ def embed_layer_normalization(
 ) -> list[Value]:  # fmt: skip
     """The sum of word, position and segment embeddings, normalized; the length of each sequence; the sum."""
     at = b.iota(ids.shape[1]) if position_ids is None else position_ids
-    total = b.add(b.gather(words, ids, 0), b.gather(positions, at, 0))
+    total = b.add(_rows(b, words, ids), _rows(b, positions, at))
     if segments is not None and segment_table is not None:
-        total = b.add(total, b.gather(segment_table, segments, 0))
+        total = b.add(total, _rows(b, segment_table, segments))
     lengths = (
         b.full((ids.shape[0],), 0, dtypes.int32) if mask is None else b.reduce("sum", b.cast(mask, dtypes.int32), [1])
     )

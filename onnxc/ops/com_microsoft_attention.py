@@ -23,7 +23,7 @@ from onnxc.ops.attention import (
     window_mask,
 )
 from onnxc.ops.com_microsoft import MS
-from onnxc.ops.common import TABLE_ELEMENTS, along, static_dim
+from onnxc.ops.common import TABLE_ELEMENTS, along, from_start, static_dim
 from onnxc.ops.control import scalar
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
@@ -62,7 +62,7 @@ def m_rotary_embedding(
         raise ShapeError(f"MRotaryEmbedding: mrope_section {mrope_section} does not fit the caches {cos.t}")
     if rotary_embedding_dim not in (0, 2 * len(stream)):
         raise ModelError(f"MRotaryEmbedding has rotary_embedding_dim {rotary_embedding_dim} and caches {cos.t}")
-    turned = [b.gather(t, position_ids, 0) for t in (cos, sin)]  # [3, batch, sequence, pairs]
+    turned = [b.gather(t, from_start(b, position_ids, t.shape[0]), 0) for t in (cos, sin)]  # [3, batch, seq, pairs]
     chosen = []
     for t in turned:
         parts = [b.reshape(p, p.shape[1:]) for p in b.split(t, 0, [1, 1, 1])]

@@ -12,7 +12,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops import activation
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import projected_attention
-from onnxc.ops.common import axes_of, merge_axes, rounded, static_dim
+from onnxc.ops.common import axes_of, from_start, merge_axes, rounded, static_dim
 from onnxc.ops.matmul import matmul
 from onnxc.ops.quantization import (
     centered,
@@ -304,8 +304,7 @@ def _in_order(
         raise ModelError(f"g_idx of MatMulNBits names a group for each of {k} rows, and is {g_idx.t}")
     group = constant_of(g_idx)
     if group is None:  # as they are: it is for weights that stay packed that groups had better lie together
-        order, groups = np.arange(k), b.cast(b.slice(g_idx, 0, 0, k), dtypes.int64)
-        groups = b.where(b.lt(groups, 0), scale.shape[1], groups)  # not from the end, as gather counts: out of bounds
+        order, groups = np.arange(k), from_start(b, b.slice(g_idx, 0, 0, k), scale.shape[1])
     else:
         if group[:k].min(initial=0) < 0 or group[:k].max(initial=0) >= scale.shape[1]:
             raise UnsupportedError("MatMulNBits with a g_idx that names no block is not supported")

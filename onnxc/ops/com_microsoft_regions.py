@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from onnxc.errors import ModelError, ShapeError
-from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ops.com_microsoft import MS
@@ -38,7 +37,7 @@ def crop_and_resize(
         last = b.sub(b.size_as(size, at.dtype), 1.0)
         inside.append(b.and_(b.le(b.scalar(0.0, at.dtype), at), b.le(at, last)))
         taps.append(_taps(b, b.expand(at, (count, height, width)), last, mode))
-    y = weighted_sum(b, x, taps, images=b.cast(batch_indices, dtypes.int64))
+    y = weighted_sum(b, x, taps, images=batch_indices)
     seen = b.reshape(b.and_(*inside), (count, 1, height, width))
     return b.where(seen, y, extrapolation_value)
 

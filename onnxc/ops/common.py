@@ -89,6 +89,12 @@ def along(b: Builder, x: Value, rank: int, axis: int) -> Value:
     return b.reshape(x, (*x.shape, *(1,) * (rank - 1 - axis)))
 
 
+def from_start(b: Builder, index: Value, size: Dim) -> Value:
+    """As int64, an index that must not be negative: gathers count those from the end, here they are out of bounds."""
+    index = b.cast(index, dtypes.int64)
+    return b.where(b.lt(index, 0), b.size_as(size, dtypes.int64), index)
+
+
 def within(b: Builder, x: Value, shape: Sequence[Dim]) -> Value:
     """A tensor that is to be broadcast to a shape, and not to make it larger. ShapeError where it would."""
     own = shape[max(len(shape) - x.rank, 0) :]

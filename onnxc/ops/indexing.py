@@ -11,7 +11,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
 from onnxc.ir.types import same_shape
-from onnxc.ops.common import along, constant_input, scalar_of, static_dim
+from onnxc.ops.common import along, constant_input, from_start, scalar_of, static_dim
 from onnxc.ops.computed import positions_where, unravelled
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.text import equal_text
@@ -78,11 +78,14 @@ def tensor_scatter(
 ) -> Value:  # fmt: skip
     """Writes `update` into a cache [batch, ..., sequence, ...], for each batch from its own position on."""
     axis = b.axis(axis, past.rank)
-    at = along(b, b.iota(update.shape[axis]), past.rank, axis)
-    if write_indices is not None:
-        at = b.add(at, along(b, b.cast(write_indices, dtypes.int64), past.rank, 0))
+    count, at = past.shape[axis], along(b, b.iota(update.shape[axis]), past.rank, axis)
+    first = b.scalar(0, dtypes.int64) if write_indices is None else along(b, write_indices, past.rank, 0)
     if mode == "circular":
-        at = b.binary("mod", at, b.size_as(past.shape[axis], dtypes.int64))
+        size = b.size_as(count, dtypes.int64)
+        turned = b.binary("mod", b.add(at, b.binary("mod", b.cast(first, dtypes.int64), size)), size)
+        at = b.where(b.lt(first, 0), size, turned)  # out of bounds
+    else:
+        at = b.add(at, from_start(b, first, count))
     return b.one("scatter_elements", past, b.expand(at, update.shape), update, axis=axis, reduction="none")
 
 

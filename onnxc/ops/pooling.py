@@ -15,7 +15,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, minimum, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, flat_at_zero, lowest
+from onnxc.ops.common import along, flat_at_zero, from_start, lowest
 from onnxc.ops.conv import Window, window_of
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
@@ -212,7 +212,7 @@ def max_unpool(
     filled = b.one(
         "scatter_elements",
         flat,
-        b.cast(where, dtypes.int64),
+        from_start(b, where, prod(shape)),
         b.reshape(x, (prod(x.shape),)),
         axis=0,
         reduction="none",

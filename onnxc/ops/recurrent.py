@@ -12,6 +12,7 @@ from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ir.types import same_shape
 from onnxc.ops.activation import expm1_of_negative, negative
+from onnxc.ops.common import from_start
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Operand
 
@@ -113,9 +114,8 @@ class Recurrence:
 
     def within(self, lens: Value) -> Value:
         """Lengths as int64; one that is negative, or more than there are steps, is an error of the run: an index."""
-        b, given = self.b, self.b.cast(lens, dtypes.int64)
-        beyond = b.size_as(self.steps + 1, dtypes.int64)
-        return b.gather(b.iota(self.steps + 1), b.where(b.lt(given, 0), beyond, given), 0)
+        b, most = self.b, self.steps + 1
+        return b.gather(b.iota(most), from_start(b, lens, most), 0)
 
     def passes(self, functions: Sequence[Sequence[Activation]], gates: int) -> list[list[int]]:
         """The directions, as they are computed: those of one list step by step together."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxc.errors import ShapeError
-from onnxc.ir import dtypes
 from onnxc.ir.expr import never_equal
 from onnxc.ir.graph import Value
-from onnxc.ops.common import widened
+from onnxc.ops.common import from_start, widened
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder
 
@@ -44,7 +43,7 @@ def max_roi_pool(
     boxes = b.reshape(widened(b, rois), (count, 5))  # an open dim: a run finds out
     image, *corners = (b.reshape(b.slice(boxes, 1, k, k + 1), (count,)) for k in range(5))
     x1, y1, x2, y2 = (_whole(b, b.mul(v, spatial_scale)) for v in corners)
-    own = b.gather(x, b.cast(image, dtypes.int64), 0)  # [R, C, H, W]
+    own = b.gather(x, from_start(b, image, x.shape[0]), 0)  # [R, C, H, W]
     across = _inside(b, x1, x2, b.cast(b.iota(columns), boxes.dtype), pooled_shape[1])
     down = _inside(b, y1, y2, b.cast(b.iota(rows), boxes.dtype), pooled_shape[0])
     least = b.scalar(-np.inf, x.dtype)

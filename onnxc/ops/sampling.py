@@ -14,7 +14,7 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, limited, static_dim, static_shape
+from onnxc.ops.common import along, from_start, limited, static_dim, static_shape
 from onnxc.ops.conv import kernel_of, window_of, with_bias
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import cubic_weights
@@ -37,6 +37,7 @@ def weighted_sum(
     With `images` [M], integers, the taps are [M, out...], each of the image that it names.
     """
     last = b.transpose(x, (0, *range(2, x.rank), 1))
+    images = None if images is None else from_start(b, images, x.shape[0])
     total: Value | None = None
     for corner in product(*taps):
         shape = (*corner[0].at.shape, 1)
@@ -218,7 +219,7 @@ def roi_align(
         b.expand(b.reshape(xs, (count, 1, xs.shape[1])), shape),
     )
     taps = [_roi_taps(b, ys, x.shape[2]), _roi_taps(b, xs, x.shape[3])]
-    y = weighted_sum(b, x, taps, "add" if mode == "avg" else "max", b.cast(batch_indices, dtypes.int64))
+    y = weighted_sum(b, x, taps, "add" if mode == "avg" else "max", batch_indices)
     y = b.reshape(y, (count, x.shape[1], output_height, samples[0], output_width, samples[1]))
     if own is None:
         return b.mean(y, [3, 5]) if mode == "avg" else b.reduce("max", y, [3, 5])

@@ -185,6 +185,8 @@ def stft(
     if signal.rank == 2:
         signal = b.reshape(signal, (*signal.shape, 1))
     (step,) = b.static_ints(frame_step, "the step of STFT")
+    if step < 1:
+        raise ModelError(f"STFT has a frame_step of {step}; it must be positive")
     if frame_length is not None:
         (width,) = b.static_ints(frame_length, "the frame length of STFT")
     else:
