@@ -247,3 +247,16 @@ def test_a_step_of_frames_is_positive(step: int) -> None:
     text = f'(float[1, 16, 1] x) => (y) {{ s = Constant <value_int = {step}> () n = Constant <value_int = 8> () y = STFT (x, s, "", n) }}'
     with pytest.raises(ModelError, match="frame_step"):
         onnxc.compile(onnx.parser.parse_model(HEAD + text))
+
+
+@pytest.mark.parametrize(
+    ("length", "rate", "low", "high", "message"),
+    [(-1, 8000, 0.0, 4000.0, "negative"), (16, 0, 0.0, 4000.0, "positive"), (16, 8000, -900.0, 4000.0, "negative"),
+     (16, 8000, 0.0, 9000.0, "out of the range of 9 bins")],
+)  # fmt: skip
+def test_a_mel_scale_that_does_not_fit(length: int, rate: int, low: float, high: float, message: str) -> None:
+    text = f"""() => (float[a, b] y) {{ n = Constant <value_int = 4> () l = Constant <value_int = {length}> ()
+      r = Constant <value_int = {rate}> () lo = Constant <value_float = {low}> () hi = Constant <value_float = {high}> ()
+      y = MelWeightMatrix (n, l, r, lo, hi) }}"""
+    with pytest.raises(ModelError, match=message):
+        onnxc.compile(onnx.parser.parse_model(HEAD + text))

@@ -213,9 +213,15 @@ def mel_weight_matrix(
     edges = [
         float(constant_input(v, "an edge of MelWeightMatrix").item()) for v in (lower_edge_hertz, upper_edge_hertz)
     ]
+    place = f"edges of {edges[0]} and {edges[1]} Hz"
+    given = f"MelWeightMatrix of a dft_length of {length}, a sample_rate of {rate} and {place}"
+    if length < 0 or rate < 1 or not all(0 <= f < math.inf for f in edges):
+        raise ModelError(f"{given}: none of them may be negative, and the rate must be positive")
     low, high = (2595 * math.log10(1 + f / 700) for f in edges)
     mel = low + np.arange(bins + 2) * ((high - low) / (bins + 2))
     at = ((length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate).astype(np.int64)
+    if at.max() > length // 2:
+        raise ModelError(f"{given}: the upper edge is out of the range of {length // 2 + 1} bins")
     out = np.zeros((length // 2 + 1, bins))
     for i in range(bins):
         left, middle, right = at[i : i + 3]
