@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import Dim, Symbol
 from onnxc.ir.graph import Value
-from onnxc.loops.terms import Load, Lookup, Reduction, Term, index_symbols, walk
+from onnxc.loops.terms import Load, Lookup, Reduction, Term, deep_walk
 
 Loop = tuple[Symbol, Dim]
 
@@ -66,16 +66,7 @@ def roots(phase: Phase) -> list[Term]:
 
 def phase_terms(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Term]:
     """Every term of a phase, lookups included."""
-    out: list[Term] = []
-    seen: set[Symbol] = set()
-    for root in roots(phase):
-        out.extend(walk(root))
-    for t in out:
-        for s in index_symbols(t):
-            if s in lookups and s not in seen:
-                seen.add(s)
-                out.extend(walk(lookups[s].term))
-    return out
+    return deep_walk(roots(phase), lookups)
 
 
 def addresses(phase: Phase, lookups: dict[Symbol, Lookup]) -> list[Dim]:

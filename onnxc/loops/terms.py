@@ -7,7 +7,7 @@ and compared by structure, so that equal subterms of a kernel are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -163,3 +163,15 @@ def index_symbols(term: Term) -> set[Symbol]:
     for e in exprs:
         found |= symbols(e)
     return found
+
+
+def deep_walk(roots: Iterable[Term], lookups: Mapping[Symbol, Lookup]) -> list[Term]:
+    """Terms, all below them, and the terms of the lookups that their indices use."""
+    out = [t for root in roots for t in walk(root)]
+    seen: set[Symbol] = set()
+    for t in out:
+        for s in index_symbols(t):
+            if s in lookups and s not in seen:
+                seen.add(s)
+                out.extend(walk(lookups[s].term))
+    return out

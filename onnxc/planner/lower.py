@@ -24,8 +24,8 @@ from onnxc.loops.terms import (
     Reduction,
     Result,
     Term,
+    deep_walk,
     index_symbols,
-    walk,
 )
 from onnxc.planner.groups import Placement
 from onnxc.planner.layout import Layout
@@ -193,7 +193,7 @@ class Lowering:
     def _phases(self) -> list[Phase]:
         level: dict[int, int] = {}
         for key, r in self.reductions.items():  # made in dependency order: operands first
-            below = [level[t.key] for t in _deep_walk(r.body, self.lookups) if isinstance(t, Reduced)]
+            below = [level[t.key] for t in deep_walk([r.body], self.lookups) if isinstance(t, Reduced)]
             level[key] = 1 + max(below, default=0)
         phases: dict[tuple[int, tuple[Symbol, ...], bool], Phase] = {}
         for key, r in sorted(self.reductions.items(), key=lambda kv: level[kv[0]]):
@@ -203,22 +203,10 @@ class Lowering:
         return list(phases.values())
 
 
-def _deep_walk(term: Term, lookups: dict[Symbol, Lookup]) -> list[Term]:
-    """The term, all below it, and the terms of the lookups that its indices use."""
-    out = list(walk(term))
-    seen: set[Symbol] = set()
-    for t in out:
-        for s in index_symbols(t):
-            if s in lookups and s not in seen:
-                seen.add(s)
-                out.extend(walk(lookups[s].term))
-    return out
-
-
 def _uses(store: Store, loop: Symbol, lookups: dict[Symbol, Lookup]) -> bool:
     if loop in symbols(store.address):
         return True
-    return any(loop in index_symbols(t) for t in _deep_walk(store.term, lookups))
+    return any(loop in index_symbols(t) for t in deep_walk([store.term], lookups))
 
 
 def _before_narrowing(term: Term, dtype: DType) -> Term | None:
