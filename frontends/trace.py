@@ -22,6 +22,7 @@ from types import FrameType
 import numpy as np
 
 from onnxc.errors import OnnxcError
+from onnxc.frontends.decisions import Decisions
 from onnxc.ir.expr import symbols
 from onnxc.ir.graph import Graph, Source, Value
 from onnxc.ir.types import TensorType
@@ -46,12 +47,16 @@ class Trace:
     Args:
         builder: where its nodes go; default: a new graph, with the hints that derivative rules read.
         parent: the trace around it, whose values may be used in it.
+        decisions: what dynamic sizes are in the call that it is made for, and what was asked of them; its parent's.
     """
 
-    def __init__(self, builder: Builder | None = None, parent: Trace | None = None) -> None:
+    def __init__(
+        self, builder: Builder | None = None, parent: Trace | None = None, decisions: Decisions | None = None
+    ) -> None:
         self.parent = parent
         self.builder = builder if builder is not None else Builder(differentiable=True, run_time=RunTime())
         self.root: Trace = self if parent is None else parent.root
+        self.decisions: Decisions = parent.decisions if parent is not None else decisions or Decisions()
         self.ended = False
         self._count = 0  # of sources, in the root
         self._complex: list[int] = []  # which inputs are of complex numbers

@@ -68,7 +68,7 @@ def fold_in(key: Any, number: Any) -> Array:
     """A key out of a key and an int, as that of a step: another key for each number from 0 to 2^62 - 1."""
     given = asarray(number)
     if given.dtype.kind not in "iu" or given.ndim:
-        raise InputError(f"fold_in takes an int, not {given.dtype}{list(given.shape)}")
+        raise InputError(f"fold_in takes an int, not {given.dtype}{list(given.dims)}")
     return call_one(_fold_in, key_array(key), given, name="fold_in")
 
 
@@ -106,9 +106,9 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Sequence[Any] | None = None) -> Arr
     probability = asarray(np.float32(p)) if isinstance(p, (int, float)) else asarray(p)
     if not dtypes.from_numpy(probability.dtype).is_float:
         raise InputError(f"bernoulli: probabilities are floats, not {probability.dtype}")
-    drawn = probability.shape if shape is None else _shape(shape)
-    if broadcast_shapes(drawn, probability.shape) != drawn:
-        raise InputError(f"bernoulli: p {probability.shape} does not broadcast to {drawn}")
+    drawn = probability.dims if shape is None else _shape(shape)
+    if broadcast_shapes(drawn, probability.dims) != drawn:
+        raise InputError(f"bernoulli: p {probability.dims} does not broadcast to {drawn}")
     return call_one(_bernoulli, key_array(key), probability, name="bernoulli", shape=drawn)
 
 
@@ -141,7 +141,7 @@ def categorical(key: Any, scores: Any, axis: int = -1) -> Array:
     """
     given = asarray(scores)
     if not dtypes.from_numpy(given.dtype).is_float or not given.ndim:
-        raise InputError(f"categorical: scores are floats with an axis, not {given.dtype}{list(given.shape)}")
+        raise InputError(f"categorical: scores are floats with an axis, not {given.dtype}{list(given.dims)}")
     return call_one(_categorical, key_array(key), given, name="categorical", axis=whole(axis, "axis"))
 
 
@@ -163,7 +163,7 @@ def key_array(key: Any) -> Array:
     found = asarray(key)
     if found.dtype != np.uint64 or found.ndim:
         raise InputError(
-            f"a key is made by onnxc.random.key or split, and is not {found.dtype}{list(found.shape)}"
+            f"a key is made by onnxc.random.key or split, and is not {found.dtype}{list(found.dims)}"
             + ("; of an array of keys take one" if found.dtype == np.uint64 else "")
         )
     return found

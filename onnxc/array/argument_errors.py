@@ -1,5 +1,5 @@
 """What functions of `onnxc.array_api` do about errors: each names the function that was called, and those about an
-argument of a wrong type the argument too.
+argument of a wrong type the argument too. In a trace the functions get sizes as the compiler has them.
 
     add = named(add)     # add(x, "a"): ArgumentError("add: the argument x2 is the str 'a', and has to be an array ...")
 
@@ -20,7 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from onnxc.array.core import Array
+from onnxc.array.sizes import Size, unsized
 from onnxc.errors import ArgumentError, OnnxcError, abridged
+from onnxc.frontends.trace import current
 from onnxc.ir.expr import Expr
 
 P = ParamSpec("P")
@@ -28,7 +30,7 @@ R = TypeVar("R")
 _BARE = (TypeError, ValueError, AttributeError, OverflowError, KeyError)
 _STANDS_FOR: dict[object, tuple[type, ...]] = {
     int: (Integral,), float: (Real, np.number), complex: (Number, np.number), bool: (bool, np.bool_),
-    Array: (Array, np.ndarray, np.generic, Expr),
+    Array: (Array, np.ndarray, np.generic, Expr, Size),
 }  # fmt: skip
 
 
@@ -40,7 +42,9 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            if current() is None:
+                return function(*args, **kwargs)
+            return function(*map(unsized, args), **{k: unsized(x) for k, x in kwargs.items()})
         except OnnxcError as error:
             _name(error, function.__name__)
             raise

@@ -13,6 +13,7 @@ import numpy as np
 from onnxc.array.core import Array
 from onnxc.array.eager import Data
 from onnxc.array.pytree import Spec, flatten, places, unflatten
+from onnxc.array.sizes import unsized
 from onnxc.array.tracing import Leaf, as_data, leaf_of
 from onnxc.errors import InputError
 from onnxc.ir.expr import Expr
@@ -156,6 +157,7 @@ def whole(x: Any, what: str, least: int | None = None) -> int:
 
 def size_of(x: Any, what: str) -> Any:
     """A number of elements: a dynamic size as it is, else an int from 0 on. InputError for anything else."""
+    x = unsized(x)
     return x if isinstance(x, Expr) else whole(x, what, 0)
 
 

@@ -16,12 +16,13 @@ from onnxc.array.core import Array, asarray, call_one, concrete, known, traced, 
 from onnxc.array.dims import may_be_equal
 from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
+from onnxc.array.sizes import Size, unsized
 from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
 from onnxc.frontends.trace import Trace, current
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Expr, never_equal
+from onnxc.ir.expr import never_equal
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType, same_shape
 from onnxc.ops.control import choose, iterate, scan_over
@@ -289,7 +290,7 @@ def _settled(init: Any, step: Callable[[Any], Any]) -> Any:
     arrays = [concrete(_data(asarray(x))) for x in leaves]  # of its own: a body may write to its state
     if any(weak):
         with Trace() as trace:
-            given = [trace.input(TensorType(dtypes.from_numpy(x.dtype), x.shape)) for x in arrays]
+            given = [trace.input(TensorType(dtypes.from_numpy(x.dtype), x.dims)) for x in arrays]
             after = _Ends(step(unflatten(spec, [traced(v, trace, w) for v, w in zip(given, weak, strict=True)])), trace)
         if after.spec == spec:
             pairs = zip(arrays, weak, after.values, strict=True)
@@ -307,10 +308,10 @@ def _same_state(after: Any, before: Any, name: str) -> Any:
         array = asarray(y)
         if type(y) in NUMBERS and isinstance(x, Array) and _takes(*(dtypes.from_numpy(v.dtype) for v in (x, array))):
             array = call_one(_cast, array, name=name, to=dtypes.from_numpy(x.dtype))
-        if isinstance(x, Array) and (x.dtype != array.dtype or x.shape != array.shape):
+        if isinstance(x, Array) and (x.dtype != array.dtype or x.dims != array.dims):
             raise InputError(
                 f"the body of {name} is given and returns what differs at {place}: "
-                f"{x.dtype}{list(x.shape)} and {array.dtype}{list(array.shape)}"
+                f"{x.dtype}{list(x.dims)} and {array.dtype}{list(array.dims)}"
             )
         found.append(array)
     return unflatten(spec, found)
@@ -323,7 +324,7 @@ def _cast(b: Builder, x: Value, *, to: Any) -> Value:
 def _condition(x: Any, name: str) -> Array:
     found = _said(x, f"the condition of {name}")
     if found.ndim or found.dtype != np.bool_:
-        raise InputError(f"the condition of {name} is a bool without axes, not {found.dtype}{list(found.shape)}")
+        raise InputError(f"the condition of {name} is a bool without axes, not {found.dtype}{list(found.dims)}")
     return found
 
 
@@ -341,13 +342,13 @@ def _said(x: Any, what: str) -> Array:
 def _bound(x: Any, name: str) -> Array:
     array = _said(x, f"the bound {name} of fori_loop")
     if array.ndim or array.dtype.kind not in "iu":
-        raise InputError(f"the bound {name} of fori_loop is an int, not {array.dtype}{list(array.shape)}")
+        raise InputError(f"the bound {name} of fori_loop is an int, not {array.dtype}{list(array.dims)}")
     return array
 
 
 def _int_value(x: Any, name: str, trace: Trace) -> Value:
-    if isinstance(x, Expr):
-        return trace.builder.size_as(x, dtypes.int64)
+    if isinstance(x, Size):
+        return trace.builder.size_as(unsized(x), dtypes.int64)
     return trace.builder.cast(value_of(_bound(x, name), trace), dtypes.int64)
 
 
@@ -365,7 +366,7 @@ def _here() -> Trace:
 def _samples(arrays: Sequence[Array]) -> list[Array]:
     """The slices of a step, where it is tried."""
     own = _here()
-    types = [TensorType(dtypes.from_numpy(x.dtype), x.shape[1:]) for x in arrays]
+    types = [TensorType(dtypes.from_numpy(x.dtype), x.dims[1:]) for x in arrays]
     return [traced(own.input(t), own) for t in types]
 
 
@@ -388,7 +389,7 @@ def _length(arrays: Sequence[Array], xs: Any, length: int | None) -> Any:
     for x, place in zip(arrays, places(xs, "xs"), strict=True):
         if not x.ndim:
             raise InputError(f"scan: {place} has no axis to step over")
-        sizes.append((place, x.shape[0]))
+        sizes.append((place, x.dims[0]))
     if length is not None:
         sizes.append(("length", size_of(length, "scan: length")))
     if not sizes:

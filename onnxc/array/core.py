@@ -38,10 +38,11 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.eager import run_eagerly
+from onnxc.array.sizes import Size, computed_of_sizes, sized, unsized
 from onnxc.errors import InputError, TraceError
 from onnxc.frontends.trace import Trace, current, user_line
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Expr
+from onnxc.ir.expr import Dim, Expr, prod
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.pairs import Complex, Number, known_pair, opened, pair
@@ -53,7 +54,7 @@ _UFUNCS = {  # numpy's names of functions that the standard calls otherwise
     "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "conjugate": "conj",
 }  # fmt: skip
 _NUMBERS = (int, float, complex, np.ndarray, np.generic)
-_SCALARS = (bool, int, float, complex, Expr)
+_SCALARS = (bool, int, float, complex, Expr, Size)
 
 
 class Array:
@@ -84,22 +85,26 @@ class Array:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes; in a trace with dynamic dims some may be expressions, which can be computed with."""
-        found: tuple[Any, ...] = self._data.shape if self._value is None else self._value.shape  # type: ignore[union-attr]
+        """The sizes; dynamic ones in a trace are each an `onnxc.array.sizes.Size`, which stands for all calls'."""
+        if self._trace is None:
+            return self.dims
+        return tuple([sized(d, self._trace) for d in self.dims])
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The sizes as the compiler has them: ints and, in a trace with dynamic dims, expressions."""
+        found: tuple[Dim, ...] = self._data.shape if self._value is None else self._value.shape  # type: ignore[union-attr]
         return found
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self.shape)
+        return len(self.dims)
 
     @property
     def size(self) -> Any:
         """The number of elements."""
-        if self._data is not None:
-            return self._data.size
-        assert self._value is not None
-        return self._value.t.size
+        return prod(self.dims) if self._trace is None else sized(prod(self.dims), self._trace)
 
     @property
     def device(self) -> str:
@@ -211,21 +216,18 @@ class Array:
         return found
 
     def __len__(self) -> int:
-        shape = self.shape
-        if not shape:
+        if not self.ndim:
             raise TypeError("len() of an array without axes")
-        if not isinstance(shape[0], int):
-            raise TraceError(f"{user_line()}: len() of an array whose first dim is dynamic; use x.shape[0]")
-        return shape[0]
+        return int(self.shape[0])
 
     def __iter__(self) -> Iterator[Array]:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, key: Any, /) -> Array:
-        return _indexing().getitem(self, key)  # type: ignore[no-any-return]
+        return _indexing().getitem(self, unsized(key))  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
-        self._become(_indexing().setitem(self, key, value))
+        self._become(_indexing().setitem(self, unsized(key), unsized(value)))
 
     def _become(self, new: Array) -> Array:
         """Takes the place of this array: of its own trace, or of none."""
@@ -235,9 +237,9 @@ class Array:
                 f"{user_line()}: an array is written to that was made outside of the function that is being traced "
                 f"(or of the body of a loop or a branch); return the new array instead"
             )
-        if new.shape != self.shape or new.dtype != self.dtype:
+        if new.dims != self.dims or new.dtype != self.dtype:
             raise InputError(
-                f"an array of {self.dtype} and shape {self.shape} cannot become {new.dtype}, {new.shape}, in place"
+                f"an array of {self.dtype} and shape {self.dims} cannot become {new.dtype}, {new.dims}, in place"
             )
         self._data, self._value, self._trace, self.weak = new._data, new._value, new._trace, new.weak
         return self
@@ -309,7 +311,7 @@ def _unary(name: str, function: str) -> Callable[[Array], Any]:
     return method
 
 
-_OPERANDS = (Array, Expr, *_NUMBERS)
+_OPERANDS = (Array, Expr, Size, *_NUMBERS)
 
 
 def _weak_of(found: Array, *operands: Any) -> Array:
@@ -320,31 +322,6 @@ def _weak_of(found: Array, *operands: Any) -> Array:
 
 
 _add_operators()
-
-
-def _add_size_operators() -> None:
-    """What sizes have beside integer arithmetic: with numbers that are no integers, quotients and powers they are
-    weak numbers of the trace.
-    """
-    for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow"):
-        for method in (f"__{name}__", f"__r{name}__"):
-            setattr(Expr, method, _of_size(method, getattr(Expr, method, None)))
-
-
-def _of_size(name: str, own: Callable[[Expr, Any], Any] | None) -> Callable[[Expr, Any], Any]:
-    def method(self: Expr, other: Any, /) -> Any:
-        whole = isinstance(other, (Expr, int))
-        if own is not None and (whole or type(other) not in _SCALARS):
-            return own(self, other)
-        if type(other) not in _SCALARS:
-            return NotImplemented
-        return getattr(size(self, weak=True), name)(size(other, weak=True) if isinstance(other, Expr) else other)
-
-    method.__name__ = name
-    return method
-
-
-_add_size_operators()
 
 
 # ---------------------------------------------------------------- making arrays
@@ -381,8 +358,8 @@ def asarray(x: Any) -> Array:
     """
     if isinstance(x, Array):
         return x
-    if isinstance(x, Expr):
-        return size(x)
+    if isinstance(x, (Size, Expr)):
+        return size(unsized(x))
     data = elements(x)
     try:
         found = dtypes.from_numpy(data.dtype)
@@ -423,6 +400,10 @@ def content(x: Array, what: str, instead: str) -> np.ndarray[Any, Any]:
         instead: what to do: "use onnxc.cond".
     """
     found = known(x)
+    if found is None:
+        value = x._value
+        assert value is not None
+        found = computed_of_sizes(value) if not value.rank else None
     if found is None:
         assert x._value is not None
         raise TraceError(

@@ -22,6 +22,7 @@ from onnxc.array.pytree import flatten, shallow, unflatten
 from onnxc.array.tracing import NUMBERS, Leaf, Result, trace_function
 from onnxc.compiler import compile
 from onnxc.errors import InputError, SizesError
+from onnxc.frontends.decisions import Decision, Decisions, hold, sizes_of
 from onnxc.frontends.trace import Trace, current
 
 MOST_SHORTCUTS = 2048
@@ -35,7 +36,8 @@ class Recompile:
     Attributes:
         number: 0 for the first.
         reasons: what differs from the program before that is most alike: `x: float32[3] -> float32[4]`.
-        arguments: what it was compiled for, by the places of the arguments.
+        arguments: what it was compiled for, by the places of the arguments, and what the function asked of dynamic
+            sizes: `n % 2 == 0 (file.py:5): True`.
     """
 
     number: int
@@ -54,6 +56,7 @@ class _Program:
     result: Result
     outer: tuple[Any, ...]  # what the function read from outside: kept, so that identities stay theirs
     dynamic: bool
+    decisions: tuple[Decision, ...]  # what it was traced for, beside its key
     single: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +89,7 @@ class Jitted:
         self._arguments = Arguments(f, static_argnums, static_argnames)
         self._dynamic, self._options = dynamic, dict(options or {})
         self._most = whole(most_programs, "most_programs", 1)
-        self._programs: OrderedDict[Hashable, _Program] = OrderedDict()
+        self._programs: OrderedDict[Hashable, list[_Program]] = OrderedDict()  # those of a key differ in decisions
         self._shortcuts: dict[Hashable, _Program] = {}  # by shapes and dtypes, where all arguments are plain arrays
         self._history: list[Recompile] = []
         self._lock = threading.RLock()
@@ -102,7 +105,7 @@ class Jitted:
         return self._name
 
     def __repr__(self) -> str:
-        return f"<jit {self._name}: {len(self._programs)} programs>"
+        return f"<jit {self._name}: {sum(map(len, self._programs.values()))} programs>"
 
     # ------------------------------------------------------------ calls
 
@@ -180,32 +183,41 @@ class Jitted:
                 leaves = dynamic_leaves(self._dynamic, given)
             types = tuple((repr(leaf.type), leaf.weak) for leaf in leaves)
             key = (given.spec, types, frozen(given.static), guard_key(outer), exact)
-            program = self._programs.get(key)
+            sizes = _sizes(leaves, given)
+            alike = self._programs.get(key, [])
+            program = next((p for p in alike if hold(p.decisions, sizes)), None)
             if program is None:
-                program = self._compiled(given, leaves, outer)
-                self._programs[key] = program
-                self._limit()
+                program = self._compiled(given, leaves, outer, sizes)
             else:
                 program.outer = outer  # equal numbers may be other objects now
-                self._programs.move_to_end(key)
+            self._programs[key] = [*(p for p in alike if p is not program), program]  # what is used last is last
+            self._programs.move_to_end(key)
+            self._limit()
             self._shorten(given, program, shortcut)
             return program
 
-    def _compiled(self, given: Given, leaves: Sequence[Leaf], outer: tuple[Any, ...]) -> _Program:
-        names = input_names(given)
+    def _compiled(
+        self, given: Given, leaves: Sequence[Leaf], outer: tuple[Any, ...], sizes: Mapping[str, int]
+    ) -> _Program:
+        names, decisions = input_names(given), Decisions(sizes)
         graph, result = trace_function(
-            lambda arrays: self._arguments.apply(self.__wrapped__, given, arrays), leaves, names, self._name
+            lambda arrays: self._arguments.apply(self.__wrapped__, given, arrays), leaves, names, self._name, decisions
         )
         graph.output_names = unique(graph.output_names, set(names))
         graph.dim_names = dim_names(self._dynamic, leaves, given)
-        program = _Program(runner(graph, self._options), result, outer, any(not leaf.type.is_static for leaf in leaves))
-        self._note(given, leaves, outer)
+        dynamic = any(not leaf.type.is_static for leaf in leaves)
+        made = tuple(decisions.made.values())
+        program = _Program(runner(graph, self._options), result, outer, dynamic, made)
+        self._note(given, leaves, outer, dict(d.told(graph.dim_names) for d in made))
         return program
 
     def _limit(self) -> None:
         """Forgets the program that was used longest ago, where there are too many."""
-        while len(self._programs) > self._most:
-            _, gone = self._programs.popitem(last=False)
+        while sum(map(len, self._programs.values())) > self._most:
+            oldest, alike = next(iter(self._programs.items()))
+            gone = alike.pop(0)
+            if not alike:
+                del self._programs[oldest]
             for key in [k for k, p in self._shortcuts.items() if p is gone]:
                 del self._shortcuts[key]
 
@@ -221,11 +233,12 @@ class Jitted:
 
     # ------------------------------------------------------------ why
 
-    def _note(self, given: Given, leaves: Sequence[Leaf], outer: tuple[Any, ...]) -> None:
+    def _note(self, given: Given, leaves: Sequence[Leaf], outer: tuple[Any, ...], decided: Mapping[str, str]) -> None:
         now = dict(zip(given.places(), map(_described, leaves), strict=True))
         now |= {name: f"static {_short(value)}" for name, value in given.static.items()}
         assert self._guards is not None
         now |= {f"{n} (outside)": _outside(v) for n, v in zip(self._guards.names, outer, strict=True)}
+        now |= decided
         candidates = [_differences(before.arguments, now) for before in self._history]
         reasons = min(candidates, key=lambda d: (len(d), sum("->" not in r for r in d)), default=("the first call",))
         self._history.append(Recompile(len(self._history), reasons or ("it was forgotten, or a dim is 1",), now))
@@ -272,6 +285,11 @@ def _types(leaves: Sequence[Any], structure: Hashable, held: Hashable) -> tuple[
         found.append(x.dtype)
         found.append(x.shape)
     return data, tuple(found)
+
+
+def _sizes(leaves: Sequence[Leaf], given: Given) -> dict[str, int]:
+    """What the symbols of dynamic dims are in a call."""
+    return {s: n for x, data in zip(leaves, given.data, strict=True) for s, n in sizes_of(x.type.shape, data.shape)}
 
 
 def _described(leaf: Leaf) -> str:

@@ -12,10 +12,11 @@ import numpy as np
 from onnxc.array.core import Array, asarray, checked, concrete, traced, value_of
 from onnxc.array.eager import Data
 from onnxc.array.pytree import Spec, flatten, places, unflatten
+from onnxc.array.sizes import Size
 from onnxc.errors import InputError
+from onnxc.frontends.decisions import Decisions
 from onnxc.frontends.trace import Trace
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Expr
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
 
@@ -85,8 +86,9 @@ def leaf_of(data: Data, given: Any) -> Leaf:
 
 
 def trace_function(
-    f: Callable[[list[Array]], Any], leaves: Sequence[Leaf], names: Sequence[str] | None = None, name: str = ""
-) -> tuple[Graph, Result]:
+    f: Callable[[list[Array]], Any], leaves: Sequence[Leaf], names: Sequence[str] | None = None, name: str = "",
+    decisions: Decisions | None = None,
+) -> tuple[Graph, Result]:  # fmt: skip
     """The graph of a function of arrays, and what it returns.
 
     Args:
@@ -94,11 +96,12 @@ def trace_function(
         leaves: their types.
         names: of the graph's inputs.
         name: the function's, for errors.
+        decisions: knows what dynamic sizes are in the call at hand, and is told what was asked of them.
 
     Raises:
         InputError: it returns what is no array. TraceError, and all other errors: what `f` raises.
     """
-    with Trace() as trace:
+    with Trace(decisions=decisions) as trace:
         values = [trace.input(leaf.type, names[k] if names else "") for k, leaf in enumerate(leaves)]
         found = f([traced(v, trace, leaf.weak) for v, leaf in zip(values, leaves, strict=True)])
         outputs, result = results_of(found, trace, name)
@@ -112,7 +115,7 @@ def results_of(found: Any, trace: Trace, name: str) -> tuple[list[Value], Result
     kept: list[Any] = []
     held: list[bool] = []
     for k, leaf in enumerate(leaves):
-        is_array = isinstance(leaf, (Array, Expr, np.ndarray, np.generic))
+        is_array = isinstance(leaf, (Array, Size, np.ndarray, np.generic))
         if not is_array and not isinstance(leaf, _HELD):
             place = places(found, "result")[k]
             raise InputError(

@@ -143,7 +143,7 @@ def empty(shape: Shape, *, dtype: Dtype | None = None, device: Device = None) ->
 
 
 def full_like(x: Array, /, fill_value: Scalar, *, dtype: Dtype | None = None, device: Device = None) -> Array:
-    return full(array(x, "full_like").shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
+    return full(array(x, "full_like").dims, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
 
 
 def zeros_like(x: Array, /, *, dtype: Dtype | None = None, device: Device = None) -> Array:
@@ -249,13 +249,13 @@ def meshgrid(*arrays: Array, indexing: Literal["xy", "ij"] = "xy") -> list[Array
         raise ValueError(f"the indexing of meshgrid is 'xy' or 'ij', not {indexing!r}")
     given = [array(x, "meshgrid") for x in arrays]
     if builtins.any(x.ndim > 1 for x in given):
-        raise InputError(f"meshgrid is of vectors, not of the shapes {[x.shape for x in given]}")
+        raise InputError(f"meshgrid is of vectors, not of the shapes {[x.dims for x in given]}")
     if given:
         result_type(*given)
     axes = list(range(len(given)))
     if indexing == "xy" and len(given) > 1:
         axes[:2] = [1, 0]
-    sizes = [x.shape[0] if x.ndim else 1 for x in given]
+    sizes = [x.dims[0] if x.ndim else 1 for x in given]
     shape = [sizes[axes.index(k)] for k in range(len(given))]
     return [
         broadcast_to(reshape(x, tuple(n if k == a else 1 for k in range(len(given)))), tuple(shape))
@@ -271,7 +271,7 @@ def _triangle(b: Builder, x: Number, *, k: int, upper: builtins.bool) -> Number:
 def _half(name: str, x: Array, k: int) -> Array:
     x = array(x, name)
     if x.ndim < 2:
-        raise InputError(f"{name} is of matrices, not of the shape {x.shape}")
+        raise InputError(f"{name} is of matrices, not of the shape {x.dims}")
     return call(_triangle, x, name=name, k=operator.index(k), upper=name == "triu")  # type: ignore[no-any-return]
 
 

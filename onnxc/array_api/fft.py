@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,11 +9,11 @@ import numpy as np
 
 from onnxc.array.argument_errors import named_all
 from onnxc.array.core import Array, call, concrete
+from onnxc.array.sizes import value_of_size
 from onnxc.array_api.creation import Device
 from onnxc.array_api.data_types import DEFAULTS, Dtype, array, checked_device, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of, roll
-from onnxc.errors import UnsupportedError
-from onnxc.ir.expr import Expr
+from onnxc.ir.expr import Dim
 from onnxc.ops import fourier, numbers
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number, each
@@ -48,11 +47,8 @@ def _checked(name: str, x: Array, norm: str, *kinds: str) -> Array:
     return array(x, name, *(kinds or ("real floating", "complex floating")))
 
 
-def _length(name: str, x: Array, n: int | None, at: int) -> int:
-    size = x.shape[at] if n is None else n
-    if isinstance(size, Expr):
-        raise UnsupportedError(f"{name} along an axis of dynamic size needs n=")
-    size = operator.index(size)
+def _length(name: str, x: Array, n: Dim | None, at: int) -> int:
+    size = value_of_size(x.dims[at] if n is None else n, name)
     if size < 1:
         raise ValueError(f"{name} of the length {size}")
     return size
@@ -84,7 +80,7 @@ def irfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "ba
     """The inverse of `rfft`, of the length n (default: an even one)."""
     x = _checked("irfft", x, norm)
     at = axis_of(axis, x.ndim, "irfft")
-    length = _length("irfft", x, 2 * (x.shape[at] - 1) if n is None else n, at)
+    length = _length("irfft", x, 2 * (x.dims[at] - 1) if n is None else n, at)
     return call(_to_real, x, name="irfft", axis=at, length=length, norm=norm)  # type: ignore[no-any-return]
 
 
@@ -199,7 +195,7 @@ def _distance(d: float) -> float:
 def _shifted(name: str, x: Array, axes: Axes | None, inverse: bool) -> Array:
     x = _checked(name, x, "backward")
     found = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim, name)
-    shifts = tuple(-(x.shape[a] // 2) if inverse else x.shape[a] // 2 for a in found)
+    shifts = tuple(-(x.dims[a] // 2) if inverse else x.dims[a] // 2 for a in found)
     return roll(x, shifts, axis=found)
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, call, concrete, content, elements, known
+from onnxc.array.sizes import is_negative
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
 from onnxc.array_api.manipulation import axis_of, broadcast_to, broadcasts, reshape
-from onnxc.errors import InputError
 from onnxc.frontends.trace import current
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Expr, ceildiv, is_nonnegative, maximum, minimum, prod
+from onnxc.ir.expr import Dim, Expr, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops import numbers
 from onnxc.primitives.base import broadcast_shapes
@@ -109,20 +109,20 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
         if k is None:
             parts.append(("new", 0, 1, 1))
         elif isinstance(k, slice):
-            parts.append(("keep", *sliced(x.shape[axis], k)))
+            parts.append(("keep", *sliced(x.dims[axis], k)))
         elif isinstance(k, Array) and k.dtype == bool_:
             if mask is not None or arrays:
                 raise IndexError("a mask stands in an index without other arrays")
-            mask = (place, _fitting_mask(x.shape[axis : axis + k.ndim], k))
-            parts += [("keep", 0, d, 1) for d in x.shape[axis : axis + k.ndim]]
+            mask = (place, _fitting_mask(x.dims[axis : axis + k.ndim], k))
+            parts += [("keep", 0, d, 1) for d in x.dims[axis : axis + k.ndim]]
         elif isinstance(k, Array):
             arrays.append((place, k))
-            parts.append(("keep", 0, x.shape[axis], 1))
+            parts.append(("keep", 0, x.dims[axis], 1))
         elif advanced:
-            arrays.append((place, concrete(np.asarray(position(x.shape[axis], k)))))
-            parts.append(("keep", 0, x.shape[axis], 1))
+            arrays.append((place, concrete(np.asarray(position(x.dims[axis], k)))))
+            parts.append(("keep", 0, x.dims[axis], 1))
         else:
-            parts.append(("drop", position(x.shape[axis], k), 1, 1))
+            parts.append(("drop", position(x.dims[axis], k), 1, 1))
         axis += _width(k)
         place += _places(k)
     if mask is not None and arrays:
@@ -132,12 +132,12 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
 
 def _fitting_mask(shape: tuple[Dim, ...], mask: Array) -> Array:
     """A mask in the shape of its axes. It may have 0 in the place of a size: then it selects nothing."""
-    if any(m not in (d, 0) for d, m in zip(shape, mask.shape, strict=True)):
-        raise IndexError(f"a mask of the shape {mask.shape} for axes of the shape {shape}")
-    if mask.shape == shape:
+    if any(m not in (d, 0) for d, m in zip(shape, mask.dims, strict=True)):
+        raise IndexError(f"a mask of the shape {mask.dims} for axes of the shape {shape}")
+    if mask.dims == shape:
         return mask
     if not all(isinstance(d, int) for d in shape):
-        raise IndexError(f"a mask of the shape {mask.shape} for axes of the dynamic shape {shape}")
+        raise IndexError(f"a mask of the shape {mask.dims} for axes of the dynamic shape {shape}")
     return concrete(np.zeros(shape, np.bool_))
 
 
@@ -148,7 +148,7 @@ def position(size: Dim, k: Any) -> Dim:
         if not -size <= at < size:
             raise IndexError(f"position {at} along an axis of size {size}")
         return at % size
-    return at + size if isinstance(at, int) and at < 0 else at
+    return at + size if is_negative(at, "an index") else at
 
 
 def sliced(size: Dim, k: slice) -> tuple[Dim, Dim, int]:
@@ -179,10 +179,8 @@ def _bound(size: Dim, at: Dim | None, low: Dim, high: Dim, default: Dim) -> Dim:
     """An end of a slice, inside of the axis."""
     if at is None:
         return default
-    if isinstance(at, int) and at < 0:
+    if is_negative(at, "a slice"):
         at = at + size
-    elif isinstance(at, Expr) and not is_nonnegative(at):
-        raise InputError(f"a slice from or up to {at}, whose sign is not known")
     return maximum(minimum(at, high), low)
 
 
@@ -237,7 +235,7 @@ def _take(b: Builder, x: Number, *indices: Number, axes: tuple[int, ...]) -> Num
 
 def _is_whole(key: Key, x: Array) -> bool:
     """Whether an index, but for its arrays, is the whole array."""
-    return key.parts == tuple(("keep", 0, d, 1) for d in x.shape)
+    return key.parts == tuple(("keep", 0, d, 1) for d in x.dims)
 
 
 def getitem(x: Array, key: Any) -> Array:
@@ -257,7 +255,7 @@ def getitem(x: Array, key: Any) -> Array:
     out = call(_take, out, *(i for _, i in found.arrays), name="getitem", axes=axes)
     if found.gap is None:
         return out  # type: ignore[no-any-return]
-    depth = len(broadcast_shapes(*(i.shape for _, i in found.arrays)))
+    depth = len(broadcast_shapes(*(i.dims for _, i in found.arrays)))
     at = depth + found.gap - builtins.sum(a < found.gap for a in axes)
     return reshape(out, (*out.shape[:at], *out.shape[at + 1 :]))
 
@@ -266,7 +264,7 @@ def _masked(x: Array, axis: int, mask: Array) -> Array:
     """The elements along axes from `axis` on where a mask is true."""
     count = mask.ndim
     places = positions(mask, "an index that is a mask", "use array_api.where")
-    joined = (*x.shape[:axis], prod(x.shape[axis : axis + count]), *x.shape[axis + count :])
+    joined = (*x.dims[:axis], prod(x.dims[axis : axis + count]), *x.dims[axis + count :])
     return call(_take, reshape(x, joined), places, name="getitem", axes=(axis,))  # type: ignore[no-any-return]
 
 
@@ -360,10 +358,10 @@ def setitem(x: Array, key: Any, value: Any) -> Array:
 
 def _fitted(new: Array, shape: tuple[Dim, ...]) -> Array:
     """Without leading axes of size 1 that are more than the selection has. ValueError for what does not broadcast."""
-    while new.ndim > len(shape) and new.shape[0] == 1:
-        new = reshape(new, new.shape[1:])
-    if not broadcasts(new.shape, shape):
-        raise ValueError(f"values of the shape {new.shape} for elements of the shape {shape}")
+    while new.ndim > len(shape) and new.dims[0] == 1:
+        new = reshape(new, new.dims[1:])
+    if not broadcasts(new.dims, shape):
+        raise ValueError(f"values of the shape {new.dims} for elements of the shape {shape}")
     return new
 
 
@@ -372,21 +370,21 @@ def _written(x: Array, found: Key, new: Array) -> Array:
     if found.mask is None:
         axes = tuple(a for a, _ in found.arrays)
         indices = [i for _, i in found.arrays]
-        depth = broadcast_shapes(*(i.shape for i in indices))
+        depth = broadcast_shapes(*(i.dims for i in indices))
         rank = len(depth) + x.ndim - len(axes)
-        shape = (*depth, *(d for k, d in enumerate(x.shape) if k not in axes))
+        shape = (*depth, *(d for k, d in enumerate(x.dims) if k not in axes))
         new = _fitted(new, tuple(shape[p] for p in _selected(axes, len(depth), rank)))
         return call(_scatter, x, new, *indices, name="setitem", axes=axes)  # type: ignore[no-any-return]
     axis, mask = found.mask
     inner = x.ndim - axis - mask.ndim
     if axis == 0 and new.ndim <= inner:
-        new = _fitted(new, x.shape[mask.ndim :])
+        new = _fitted(new, x.dims[mask.ndim :])
         return call(_put_masked, x, new, mask, name="setitem", axis=axis)  # type: ignore[no-any-return]
     places = positions(mask, "an assignment of several values by a mask", "use array_api.where")
-    joined = (*x.shape[:axis], prod(x.shape[axis : axis + mask.ndim]), *x.shape[axis + mask.ndim :])
+    joined = (*x.dims[:axis], prod(x.dims[axis : axis + mask.ndim]), *x.dims[axis + mask.ndim :])
     flat = reshape(x, joined)
-    new = _fitted(new, (*joined[:axis], places.shape[0], *joined[axis + 1 :]))
-    return reshape(call(_scatter, flat, new, places, name="setitem", axes=(axis,)), x.shape)
+    new = _fitted(new, (*joined[:axis], places.dims[0], *joined[axis + 1 :]))
+    return reshape(call(_scatter, flat, new, places, name="setitem", axes=(axis,)), x.dims)
 
 
 def _numbered(b: Builder, x: Number) -> Value:
@@ -396,9 +394,9 @@ def _numbered(b: Builder, x: Number) -> Value:
 def _in_positions(x: Array, key: Any, new: Array) -> Array:
     """By the numbers of the elements that a key selects: for slices beside arrays."""
     places = getitem(call(_numbered, x, name="setitem"), key)
-    new = broadcast_to(_fitted(new, places.shape), places.shape)
-    flat = call(_scatter, reshape(x, (x.size,)), new, places, name="setitem", axes=(0,))
-    return reshape(flat, x.shape)
+    new = broadcast_to(_fitted(new, places.dims), places.dims)
+    flat = call(_scatter, reshape(x, (prod(x.dims),)), new, places, name="setitem", axes=(0,))
+    return reshape(flat, x.dims)
 
 
 # ---------------------------------------------------------------- functions
@@ -425,6 +423,6 @@ def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
     """For each place of `indices` the element at that position along the axis."""
     x, places = array(x, "take_along_axis"), array(indices, "take_along_axis", "integral")
     if x.ndim != places.ndim:
-        raise ValueError(f"take_along_axis of the shape {x.shape} by {places.shape}: their numbers of axes differ")
+        raise ValueError(f"take_along_axis of the shape {x.dims} by {places.dims}: their numbers of axes differ")
     at = axis_of(axis, x.ndim, "take_along_axis")
     return call(_along, x, places, name="take_along_axis", axis=at)  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxc.array.argument_errors import named_all
 from onnxc.array.core import Array, call
+from onnxc.array.sizes import is_equal
 from onnxc.array_api.creation import eye
 from onnxc.array_api.data_types import (
     Dtype,
@@ -69,8 +70,8 @@ class SVDResult(NamedTuple):
 
 def _matrices(name: str, x: Array, square: bool = False) -> Array:
     x = array(x, name, *_FLOATS)
-    if x.ndim < 2 or (square and not always_equal(x.shape[-1], x.shape[-2])):
-        raise InputError(f"{name} is of {'square ' if square else ''}matrices, not of the shape {x.shape}")
+    if x.ndim < 2 or (square and not always_equal(x.dims[-1], x.dims[-2])):
+        raise InputError(f"{name} is of {'square ' if square else ''}matrices, not of the shape {x.dims}")
     return x
 
 
@@ -90,22 +91,22 @@ def slogdet(x: Array, /) -> SlogdetResult:
 def solve(x1: Array, x2: Array, /) -> Array:
     """x with x1 x = x2, for matrices x2 or one vector. Infinities or NaN where x1 has no inverse."""
     x, y = promoted("solve", _matrices("solve", x1, True), array(x2, "solve"), kinds=_FLOATS)
-    if y.ndim == 0 or never_equal(x.shape[-1], y.shape[0 if y.ndim == 1 else -2]):
-        raise InputError(f"solve of the shapes {x.shape} and {y.shape}")
+    if y.ndim == 0 or never_equal(x.dims[-1], y.dims[0 if y.ndim == 1 else -2]):
+        raise InputError(f"solve of the shapes {x.dims} and {y.dims}")
     return call(matrices.solve, x, y, name="solve")  # type: ignore[no-any-return]
 
 
 def inv(x: Array, /) -> Array:
     """Inverse matrices. Infinities or NaN where there is none."""
     x = _matrices("inv", x, True)
-    return solve(x, broadcast_to(eye(x.shape[-1], dtype=x.dtype), x.shape))
+    return solve(x, broadcast_to(eye(x.dims[-1], dtype=x.dtype), x.dims))
 
 
 def matrix_power(x: Array, n: int, /) -> Array:
     """The product of n equal matrices; of their inverses where n is negative."""
     x = _matrices("matrix_power", x, True)
     if n == 0:
-        return broadcast_to(eye(x.shape[-1], dtype=x.dtype), x.shape)
+        return broadcast_to(eye(x.dims[-1], dtype=x.dtype), x.dims)
     x, n = (inv(x), -n) if n < 0 else (x, n)
     out = None
     while n:
@@ -164,7 +165,7 @@ def _tolerance(name: str, x: Array, rtol: Any) -> Array:
     """The least ratio to the greatest singular value that counts: a number, or one for each matrix."""
     part = np.dtype(x.dtype.type(0).real.dtype)
     if rtol is None:
-        m, n = x.shape[-2:]
+        m, n = x.dims[-2:]
         if not isinstance(m, int) or not isinstance(n, int):
             raise InputError(f"{name} of matrices of dynamic size needs rtol=")
         rtol = float(max(m, n) * np.finfo(part).eps)
@@ -227,7 +228,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
     x = _matrices("matrix_norm", x)
     if ord not in ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf):
         raise ValueError(f"matrix_norm has no order {ord!r}")
-    if 0 in x.shape[-2:] and ord not in ("fro", "nuc"):
+    if 0 in x.dims[-2:] and ord not in ("fro", "nuc"):
         raise ValueError(f"matrix_norm of the order {ord} of no elements")
     return call(_matrix_norm, x, name="matrix_norm", ord=ord, keepdims=keepdims)  # type: ignore[no-any-return]
 
@@ -249,7 +250,7 @@ def vector_norm(x: Array, /, *, axis: Axis = None, keepdims: bool = False, ord: 
     """(sum |x|^ord)^(1 / ord); the greatest or the least for inf and -inf, and how many are not zero for 0."""
     x = array(x, "vector_norm", *_FLOATS)
     axes = reduced_axes(x, axis, "vector_norm")
-    if math.isinf(ord) and any(x.shape[a] == 0 for a in axes):
+    if math.isinf(ord) and any(x.dims[a] == 0 for a in axes):
         if ord < 0:
             raise ValueError("vector_norm of the order -inf of no elements")
         ord = 1  # 0
@@ -275,7 +276,7 @@ def _diagonal(b: Builder, x: Number, *, offset: int) -> Number:
 def _any_matrices(name: str, x: Array) -> Array:
     x = array(x, name)
     if x.ndim < 2:
-        raise InputError(f"{name} is of matrices, not of the shape {x.shape}")
+        raise InputError(f"{name} is of matrices, not of the shape {x.dims}")
     return x
 
 
@@ -297,7 +298,7 @@ def outer(x1: Array, x2: Array, /) -> Array:
     """The products of all elements of two vectors."""
     x, y = promoted("outer", array(x1, "outer"), array(x2, "outer"), kinds=("numeric",))
     if x.ndim != 1 or y.ndim != 1:
-        raise InputError(f"outer is of vectors, not of the shapes {x.shape} and {y.shape}")
+        raise InputError(f"outer is of vectors, not of the shapes {x.dims} and {y.dims}")
     return call(_outer, x, y, name="outer")  # type: ignore[no-any-return]
 
 
@@ -318,9 +319,9 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     x, y = promoted("cross", array(x1, "cross"), array(x2, "cross"), kinds=("numeric",))
     at = axis - max(x.ndim, y.ndim) if axis >= 0 else axis
     if not -min(x.ndim, y.ndim) <= at < 0:
-        raise IndexError(f"cross along the axis {axis} of the shapes {x.shape} and {y.shape}")
-    if x.shape[at] != 3 or y.shape[at] != 3:
-        raise ValueError(f"cross of the shapes {x.shape} and {y.shape}: not three elements along the axis {axis}")
+        raise IndexError(f"cross along the axis {axis} of the shapes {x.dims} and {y.dims}")
+    if not (is_equal(x.dims[at], 3, "cross") and is_equal(y.dims[at], 3, "cross")):
+        raise ValueError(f"cross of the shapes {x.dims} and {y.dims}: not three elements along the axis {axis}")
     return call(_cross, x, y, name="cross", axis=at)  # type: ignore[no-any-return]
 
 

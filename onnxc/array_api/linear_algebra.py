@@ -36,8 +36,8 @@ def matmul(x1: Array, x2: Array, /) -> Array:
     x, y = promoted("matmul", array(x1, "matmul"), array(x2, "matmul"), kinds=("numeric",))
     if not x.ndim or not y.ndim:
         raise InputError("matmul of an array without axes; multiply does that")
-    if never_equal(x.shape[-1], y.shape[-2 if y.ndim > 1 else 0]):
-        raise InputError(f"matmul of the shapes {x.shape} and {y.shape}: the inner sizes differ")
+    if never_equal(x.dims[-1], y.dims[-2 if y.ndim > 1 else 0]):
+        raise InputError(f"matmul of the shapes {x.dims} and {y.dims}: the inner sizes differ")
     return call(_matmul, x, y, name="matmul")  # type: ignore[no-any-return]
 
 
@@ -49,7 +49,7 @@ def matrix_transpose(x: Array, /) -> Array:
     """The last two axes exchanged."""
     x = array(x, "matrix_transpose")
     if x.ndim < 2:
-        raise InputError(f"matrix_transpose of the shape {x.shape}")
+        raise InputError(f"matrix_transpose of the shape {x.dims}")
     return call(_swap, x, name="matrix_transpose")  # type: ignore[no-any-return]
 
 
@@ -69,15 +69,15 @@ def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Sequence[int], Seque
     x, y = promoted("tensordot", array(x1, "tensordot"), array(x2, "tensordot"), kinds=("numeric",))
     if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(x.ndim, y.ndim):
-            raise ValueError(f"tensordot along {axes} axes of the shapes {x.shape} and {y.shape}")
+            raise ValueError(f"tensordot along {axes} axes of the shapes {x.dims} and {y.dims}")
         first, second = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
     else:
         first = tuple(axis_of(a, x.ndim, "tensordot") for a in axes[0])
         second = tuple(axis_of(a, y.ndim, "tensordot") for a in axes[1])
     if len(first) != len(second) or any(
-        not may_be_equal(x.shape[i], y.shape[k]) for i, k in zip(first, second, strict=True)
+        not may_be_equal(x.dims[i], y.dims[k]) for i, k in zip(first, second, strict=True)
     ):
-        raise ValueError(f"tensordot of the shapes {x.shape} and {y.shape} along {axes}: the sizes differ")
+        raise ValueError(f"tensordot of the shapes {x.dims} and {y.dims} along {axes}: the sizes differ")
     return call(_tensordot, x, y, name="tensordot", first=first, second=second)  # type: ignore[no-any-return]
 
 
@@ -93,7 +93,7 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     if axis >= 0 and x.ndim == y.ndim:
         axis = axis - x.ndim
     if not -least <= axis < 0:
-        raise InputError(f"vecdot along the axis {axis} of the shapes {x.shape} and {y.shape}")
-    if not may_be_equal(x.shape[axis], y.shape[axis]):
-        raise InputError(f"vecdot of the shapes {x.shape} and {y.shape}: the sizes of the axis differ")
+        raise InputError(f"vecdot along the axis {axis} of the shapes {x.dims} and {y.dims}")
+    if not may_be_equal(x.dims[axis], y.dims[axis]):
+        raise InputError(f"vecdot of the shapes {x.dims} and {y.dims}: the sizes of the axis differ")
     return call(_vecdot, x, y, name="vecdot", axis=axis)  # type: ignore[no-any-return]

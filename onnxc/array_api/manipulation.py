@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, call, content
+from onnxc.array.sizes import is_equal, is_negative, value_of_size
 from onnxc.array_api.data_types import array, astype, copied, result_type, same
 from onnxc.errors import InputError, ShapeError
 from onnxc.ir import dtypes
@@ -113,20 +114,20 @@ def reshape(x: Array, /, shape: Dim | Sequence[Dim], *, copy: bool | None = None
         raise ValueError(f"reshape to {wanted}: one size may be -1, none less")
     if free:
         wanted = _completed(x, wanted, free[0])
-    if never_equal(prod(wanted), x.size):  # others that differ, a call finds
-        raise ValueError(f"reshape of the shape {x.shape} to {wanted}: the numbers of elements differ")
-    out = same(x) if wanted == x.shape else call(_reshape, x, name="reshape", shape=wanted)
+    if never_equal(prod(wanted), prod(x.dims)):  # others that differ, a call finds
+        raise ValueError(f"reshape of the shape {x.dims} to {wanted}: the numbers of elements differ")
+    out = same(x) if wanted == x.dims else call(_reshape, x, name="reshape", shape=wanted)
     return copied(out) if copy else out
 
 
 def _completed(x: Array, wanted: tuple[Dim, ...], free: int) -> tuple[Dim, ...]:
     others = (*wanted[:free], *wanted[free + 1 :])
     if always_equal(prod(others), 0):
-        raise ValueError(f"reshape of the shape {x.shape} to {wanted}: -1 beside a size of 0")
+        raise ValueError(f"reshape of the shape {x.dims} to {wanted}: -1 beside a size of 0")
     try:
-        return (*wanted[:free], remaining(x.shape, others), *wanted[free + 1 :])
+        return (*wanted[:free], remaining(x.dims, others), *wanted[free + 1 :])
     except ShapeError:
-        raise ValueError(f"reshape of the shape {x.shape} to {wanted}: the numbers of elements differ") from None
+        raise ValueError(f"reshape of the shape {x.dims} to {wanted}: the numbers of elements differ") from None
 
 
 def broadcasts(shape: Sequence[Dim], wanted: Sequence[Dim]) -> builtins.bool:
@@ -138,15 +139,15 @@ def broadcasts(shape: Sequence[Dim], wanted: Sequence[Dim]) -> builtins.bool:
 def broadcast_to(x: Array, /, shape: tuple[Dim, ...]) -> Array:
     """Repeated to a shape that it broadcasts to."""
     x, wanted = array(x, "broadcast_to"), dims(shape)
-    if not broadcasts(x.shape, wanted):
-        raise ValueError(f"the shape {x.shape} does not broadcast to {wanted}")
+    if not broadcasts(x.dims, wanted):
+        raise ValueError(f"the shape {x.dims} does not broadcast to {wanted}")
     return call(_expand, x, name="broadcast_to", shape=wanted)  # type: ignore[no-any-return]
 
 
 def broadcast_arrays(*arrays: Array) -> list[Array]:
     """Repeated to the shape that all broadcast to."""
     given = [array(x, "broadcast_arrays") for x in arrays]
-    shape = broadcast_shapes(*(x.shape for x in given))
+    shape = broadcast_shapes(*(x.dims for x in given))
     return [broadcast_to(x, shape) for x in given]
 
 
@@ -157,7 +158,7 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
     given = [array(x, "concat") for x in arrays]
     dtype = result_type(*given)
     if axis is None:
-        given, axis = [reshape(x, (-1,) if x.size != 0 else (0,)) for x in given], 0
+        given, axis = [reshape(x, (-1,) if prod(x.dims) != 0 else (0,)) for x in given], 0
     at = axis_of(axis, given[0].ndim, "concat")
     given = [astype(x, dtype, copy=False) for x in given]
     return call(_concat, *given, name="concat", axis=at)  # type: ignore[no-any-return]
@@ -168,8 +169,8 @@ def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
     given = [array(x, "stack") for x in arrays]
     if not given:
         raise ValueError("stack of no arrays")
-    if builtins.any(x.shape != given[0].shape for x in given):
-        raise ValueError(f"stack of different shapes: {', '.join(str(x.shape) for x in given)}")
+    if builtins.any(x.dims != given[0].dims for x in given):
+        raise ValueError(f"stack of different shapes: {', '.join(str(x.dims) for x in given)}")
     at = axis_of(axis, given[0].ndim + 1, "stack")
     return concat([expand_dims(x, at) for x in given], axis=at)
 
@@ -178,9 +179,7 @@ def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
     """The slices along an axis."""
     x = array(x, "unstack")
     at = axis_of(axis, x.ndim, "unstack")
-    size = x.shape[at]
-    if not isinstance(size, int):
-        raise InputError("unstack along an axis whose size is dynamic")
+    size = value_of_size(x.dims[at], "unstack")
     return tuple(x[(slice(None),) * at + (k,)] for k in range(size))
 
 
@@ -190,7 +189,7 @@ def expand_dims(x: Array, /, axis: Axes = 0) -> Array:
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     rank = x.ndim + count
     places = axes_of(axis, rank, "expand_dims")
-    rest = iter(x.shape)
+    rest = iter(x.dims)
     return reshape(x, tuple(1 if k in places else next(rest) for k in range(rank)))
 
 
@@ -198,9 +197,9 @@ def squeeze(x: Array, /, axis: Axes) -> Array:
     """Without axes of size 1."""
     x = array(x, "squeeze")
     gone = axes_of(axis, x.ndim, "squeeze")
-    if builtins.any(not always_equal(x.shape[a], 1) for a in gone):
-        raise ValueError(f"squeeze of the axes {gone} of the shape {x.shape}: their sizes are not 1")
-    return reshape(x, tuple(d for k, d in enumerate(x.shape) if k not in gone))
+    if builtins.any(not is_equal(x.dims[a], 1, "squeeze") for a in gone):
+        raise ValueError(f"squeeze of the axes {gone} of the shape {x.dims}: their sizes are not 1")
+    return reshape(x, tuple(d for k, d in enumerate(x.dims) if k not in gone))
 
 
 def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
@@ -231,7 +230,7 @@ def flip(x: Array, /, *, axis: Axes | None = None) -> Array:
     return call(_flip, x, name="flip", axes=axes)  # type: ignore[no-any-return]
 
 
-def roll(x: Array, /, shift: int | Sequence[int], *, axis: Axes | None = None) -> Array:
+def roll(x: Array, /, shift: Dim | Sequence[Dim], *, axis: Axes | None = None) -> Array:
     """Moved along axes, where what leaves at the end comes in at the start; without an axis, all elements in a row."""
     x = array(x, "roll")
     several = isinstance(shift, (tuple, list))
@@ -240,8 +239,8 @@ def roll(x: Array, /, shift: int | Sequence[int], *, axis: Axes | None = None) -
     if axis is None:
         if several:
             raise ValueError("roll by several shifts needs as many axes")
-        flat = reshape(x, (x.size,))
-        return reshape(call(_roll, flat, name="roll", shifts=shifts, axes=(0,)), x.shape)
+        flat = reshape(x, (prod(x.dims),))
+        return reshape(call(_roll, flat, name="roll", shifts=shifts, axes=(0,)), x.dims)
     axes = tuple(axis_of(a, x.ndim, "roll") for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
     shifts = shifts if several else shifts * len(axes)
     if len(shifts) != len(axes):
@@ -249,7 +248,7 @@ def roll(x: Array, /, shift: int | Sequence[int], *, axis: Axes | None = None) -
     return call(_roll, x, name="roll", shifts=shifts, axes=axes)  # type: ignore[no-any-return]
 
 
-def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
+def repeat(x: Array, repeats: Dim | Array, /, *, axis: int | None = None) -> Array:
     """Each element so many times in turn: as often as a number, or an array's element for it, says.
 
     Raises:
@@ -257,19 +256,20 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
     """
     x = array(x, "repeat")
     if axis is None:
-        x, axis = reshape(x, (x.size,)), 0
+        x, axis = reshape(x, (prod(x.dims),)), 0
     at = axis_of(axis, x.ndim, "repeat")
-    if isinstance(repeats, int):
-        if repeats < 0:
+    if isinstance(repeats, (int, Expr)):
+        if is_negative(repeats, "repeat"):
             raise ValueError(f"repeat of {repeats} times")
         return call(_repeat, x, name="repeat", count=repeats, axis=at)  # type: ignore[no-any-return]
     counts = array(repeats, "repeat", "integral")
     data = content(counts, "repeat", "give the number of repeats as an int, or as an array made outside")
-    if data.ndim > 1 or (data.ndim == 1 and data.size not in (1, x.shape[at])):
-        raise ValueError(f"repeat of {x.shape[at]} elements by {data.shape}")
+    size = value_of_size(x.dims[at], "repeat")
+    if data.ndim > 1 or (data.ndim == 1 and data.size not in (1, size)):
+        raise ValueError(f"repeat of {size} elements by {data.shape}")
     if (data < 0).any():
         raise ValueError("repeat of a negative number of times")
-    places = np.repeat(np.arange(x.shape[at]), data.astype(np.int64))
+    places = np.repeat(np.arange(size), data.astype(np.int64))
     return call(_pick, x, places, name="repeat", axis=at)  # type: ignore[no-any-return]
 
 

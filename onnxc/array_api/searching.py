@@ -13,7 +13,7 @@ from onnxc.array_api.manipulation import axis_of, reshape
 from onnxc.array_api.statistical import Axis, reduced_axes
 from onnxc.errors import InputError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim
+from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
 from onnxc.ops import numbers, reals
 from onnxc.ops.common import along
@@ -47,11 +47,11 @@ def _arg(op: str, x: Array, axis: int | None, keepdims: bool) -> Array:
     x = array(x, f"arg{op}", "integral", "real floating")
     if axis is None:
         shape: tuple[Dim, ...] = (1,) * x.ndim if keepdims else ()
-        x, at = reshape(x, (x.size,)), 0
+        x, at = reshape(x, (prod(x.dims),)), 0
     else:
         at = axis_of(axis, x.ndim, f"arg{op}")
-        shape = tuple(1 if k == at else d for k, d in enumerate(x.shape) if keepdims or k != at)
-    if isinstance(x.shape[at], int) and x.shape[at] == 0:
+        shape = tuple(1 if k == at else d for k, d in enumerate(x.dims) if keepdims or k != at)
+    if isinstance(x.dims[at], int) and x.dims[at] == 0:
         raise ValueError(f"arg{op} of no elements")
     return call(_best, x, name=f"arg{op}", op=op, axis=at, shape=shape)  # type: ignore[no-any-return]
 
@@ -106,7 +106,7 @@ def nonzero(x: Array, /) -> tuple[Array, ...]:
     x = array(x, "nonzero")
     if x.ndim == 0:
         raise InputError("nonzero of an array without axes")
-    if x.size == 0:
+    if 0 in x.dims:
         content(x, "nonzero", "use where")
         return tuple(concrete(np.empty(0, np.int64)) for _ in range(x.ndim))
     *found, count = run_on_content(_nonzero, x, "nonzero", "use where, or count_nonzero")
@@ -144,7 +144,7 @@ def searchsorted(
         raise ValueError(f"the side of searchsorted is 'left' or 'right', not {side!r}")
     line, values = promoted("searchsorted", array(x1, "searchsorted"), array(x2, "searchsorted"))
     if line.ndim != 1 or is_kind(line.dtype, "complex floating"):
-        raise InputError(f"searchsorted in a vector of real numbers, not in {line.dtype}, {line.shape}")
+        raise InputError(f"searchsorted in a vector of real numbers, not in {line.dtype}, {line.dims}")
     rest = [] if sorter is None else [array(sorter, "searchsorted", "integral")]
     return call(_search, line, values, *rest, name="searchsorted", right=side == "right")  # type: ignore[no-any-return]
 

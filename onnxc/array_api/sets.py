@@ -72,11 +72,11 @@ def _unique(b: Builder, x: Number) -> list[Number]:
 def _all(x: Array, name: str) -> UniqueAll:
     x = array(x, name)
     instead = "call it outside of the traced function"
-    if x.size == 0:
+    if 0 in x.dims:
         content(x, name, instead)
         none = np.empty(0, np.int64)
         empty = np.empty(0, x.dtype)
-        return UniqueAll(concrete(empty), concrete(none), concrete(np.empty(x.shape, np.int64)), concrete(none))
+        return UniqueAll(concrete(empty), concrete(none), concrete(np.empty(x.dims, np.int64)), concrete(none))
     values, indices, counts, inverse, count = run_on_content(_unique, x, name, instead)
     values, indices, counts = (v[: int(count)] for v in (values, indices, counts))
     return UniqueAll(concrete(values), concrete(indices), concrete(inverse), concrete(counts))

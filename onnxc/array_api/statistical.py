@@ -107,8 +107,8 @@ def _extreme(b: Builder, x: Value, *, op: str, axes: tuple[int, ...], keepdims: 
 def _most(op: str, x: Array, axis: Axis, keepdims: bool) -> Array:
     x = array(x, op, "integral", "real floating")
     axes = reduced_axes(x, axis, op)
-    if builtins.any(isinstance(x.shape[a], int) and x.shape[a] == 0 for a in axes):
-        raise ValueError(f"{op} of no elements: the shape {x.shape} along the axes {axes}")
+    if builtins.any(isinstance(x.dims[a], int) and x.dims[a] == 0 for a in axes):
+        raise ValueError(f"{op} of no elements: the shape {x.dims} along the axes {axes}")
     return call(_extreme, x, name=op, op=op, axes=axes, keepdims=keepdims)  # type: ignore[no-any-return]
 
 

@@ -47,7 +47,7 @@ def diff(
     x = concat(given, axis=at) if len(given) > 1 else x
     lead = (slice(None),) * at
     less = logical_xor if x.dtype.kind == "b" else subtract
-    size = x.shape[at]
+    size = x.dims[at]
     for _ in range(min(n, size) if isinstance(size, int) else n):  # more would leave as little: nothing
         x = less(x[(*lead, slice(1, None))], x[(*lead, slice(None, -1))])
     return x

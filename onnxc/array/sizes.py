@@ -1,0 +1,354 @@
+"""The sizes that a traced function sees.
+
+    @onnxc.jit(dynamic=True)
+    def half(x):
+        n = x.shape[0]                # a Size: it stands for the size in every call
+        return x[: n // 2] if n % 2 == 0 else x
+
+What integers make of it is a size again, and what floats make of it is a number that is computed later. A comparison,
+and what needs a number of Python (`int(n)`, `range(n)`, `math.sqrt(n)`), is decided by the call that the function is
+traced for, and noted (`onnxc.frontends.decisions`): other calls use the program only if they decide alike.
+
+- `Size`: the class.
+- `sized(dim, trace)`: one of a size as the compiler has it. `unsized(x)`: the latter, in what a user gives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import operator
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from onnxc.errors import TraceError
+from onnxc.frontends.decisions import IS_NEGATIVE, IS_ZERO, VALUE, answer
+from onnxc.frontends.trace import Trace, current, user_line
+from onnxc.ir.expr import Dim, Expr, floordiv, mod, of, symbols
+from onnxc.ir.graph import Node, Value
+from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.interpret import evaluate_node
+
+_MOST_FACTORS = 8  # of a power that is still a size
+_MOST_STEPS = 256  # from sizes to a number that Python asks for
+_STEPS = (Kind.POINTWISE, Kind.VIEW)
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # of numpy's functions, those that operators of numbers are
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "floor_divide": operator.floordiv,
+    "remainder": operator.mod, "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
+    "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
+}  # fmt: skip
+
+
+class Size:
+    """A dynamic size in a trace: an integer that is 0 at least, or what was computed of such.
+
+    Raises:
+        TraceError: it is used outside of its trace; or asked for what only a run tells, as are sizes that depend on
+            data, and all sizes of a model that is written for any of them (`onnxc.to_onnx`).
+    """
+
+    __slots__ = ("_trace", "expr")
+    expr: Expr
+
+    def __init__(self, expr: Expr, trace: Trace) -> None:
+        self.expr, self._trace = expr, trace.root
+
+    def __repr__(self) -> str:
+        return repr(self.expr)
+
+    def __format__(self, spec: str) -> str:
+        """As text, whatever a number would be written like."""
+        return format(repr(self), spec.rstrip("bcdeEfFgGnosxX%"))
+
+    # ------------------------------------------------------------ what the call decides
+
+    def _asked(self, question: str, of: Dim, what: str) -> int:
+        self._check()
+        try:
+            return self._trace.decisions.ask(question, of, user_line())
+        except KeyError:
+            raise TraceError(
+                f"{user_line()}: {what} asks for a dynamic size ({self}) that is not known while the function is "
+                f"traced; use onnxc.cond (for `if`), onnxc.fori_loop (for `range`) or array_api.where, or leave its "
+                f"axis out of dynamic"
+            ) from None
+
+    def _check(self) -> None:
+        here = current()
+        if self._trace.ended or here is None or here.root is not self._trace:
+            raise TraceError(
+                f"{user_line()}: a dynamic size ({self}) is used outside of the function that is traced; return it "
+                f"from there instead"
+            )
+
+    def __index__(self) -> int:
+        return self._asked(VALUE, self.expr, "a number of Python")
+
+    def __int__(self) -> int:
+        return operator.index(self)
+
+    __trunc__ = __floor__ = __ceil__ = __int__
+
+    def __float__(self) -> float:
+        return float(operator.index(self))
+
+    def __complex__(self) -> complex:
+        return complex(operator.index(self))
+
+    def __hash__(self) -> int:
+        return hash(operator.index(self))  # equal numbers have equal ones
+
+    def __bool__(self) -> bool:
+        return not self._asked(IS_ZERO, self.expr, "bool()")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(operator.index(self), dtype)
+
+    # ------------------------------------------------------------ comparisons
+
+    def __eq__(self, other: object) -> Any:
+        found = _plain(other)
+        if found is None:
+            return self._of_arrays("equal", self, other)
+        if isinstance(found, float):
+            if not found.is_integer():  # NaN and infinities too
+                return False
+            found = int(found)
+        return bool(self._asked(IS_ZERO, self.expr - found, "a comparison"))
+
+    def __ne__(self, other: object) -> Any:
+        found = self.__eq__(other) if _plain(other) is not None else self._of_arrays("not_equal", self, other)
+        return not found if isinstance(found, bool) else found
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compared("less", other, lambda a, b: self._is_less(a, b))
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compared("greater_equal", other, lambda a, b: b == b and not self._is_less(a, b))
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compared("greater", other, lambda a, b: self._is_less(b, a))
+
+    def __le__(self, other: Any) -> Any:
+        return self._compared("less_equal", other, lambda a, b: b == b and not self._is_less(b, a))
+
+    def _compared(self, name: str, other: Any, how: Callable[[Any, Any], bool]) -> Any:
+        found = _plain(other)
+        return self._of_arrays(name, self, other) if found is None else how(self.expr, found)
+
+    def _is_less(self, a: Any, b: Any) -> bool:
+        """a < b, of which one may be a float."""
+        if isinstance(a, float) or isinstance(b, float):
+            if not math.isfinite(a if isinstance(a, float) else b):
+                return bool((a if isinstance(a, float) else 0) < (b if isinstance(b, float) else 0))
+            a, b = (math.floor(a) if isinstance(a, float) else a), (math.ceil(b) if isinstance(b, float) else b)
+        return bool(self._asked(IS_NEGATIVE, a - b, "a comparison"))
+
+    # ------------------------------------------------------------ arithmetic
+
+    def _made(self, name: str, how: Callable[[Any, Any], Dim], left: Any, right: Any) -> Any:
+        """A size where both are integers, else what the function of this name makes of arrays."""
+        a, b = _plain(left), _plain(right)
+        if a is None or b is None or isinstance(a, float) or isinstance(b, float):
+            return self._of_arrays(name, left, right)
+        return sized(how(a, b), self._trace)
+
+    def _of_arrays(self, name: str, left: Any, right: Any) -> Any:
+        """What a function of `onnxc.array_api` makes of it: a number that counts as one of Python beside such."""
+        other = right if left is self else left
+        core = importlib.import_module("onnxc.array.core")
+        if not isinstance(other, (core.Array, Size, int, float, complex, np.ndarray, np.generic)):
+            return NotImplemented
+        self._check()
+        pair = [core.size(x.expr, weak=True) if isinstance(x, Size) else x for x in (left, right)]
+        found = getattr(importlib.import_module("onnxc.array_api"), name)(*pair)
+        found.weak = type(other) in (Size, bool, int, float, complex) or (isinstance(other, core.Array) and other.weak)
+        return found
+
+    def __add__(self, other: Any) -> Any:
+        return self._made("add", operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._made("add", operator.add, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._made("subtract", operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._made("subtract", operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._made("multiply", operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._made("multiply", operator.mul, other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._made("floor_divide", self._quotient, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._made("floor_divide", self._quotient, other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._made("remainder", self._remainder, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._made("remainder", self._remainder, other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def _quotient(self, a: Dim, b: Dim) -> Dim:
+        return floordiv(a, self._divisor(b))
+
+    def _remainder(self, a: Dim, b: Dim) -> Dim:
+        return mod(a, self._divisor(b))
+
+    def _divisor(self, b: Dim) -> Dim:
+        if self._asked(IS_ZERO, b, "a division"):
+            raise ZeroDivisionError("division by zero")
+        return b
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._of_arrays("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._of_arrays("divide", other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        if type(other) is int and 0 <= other <= _MOST_FACTORS:
+            return sized(math.prod([self.expr] * other), self._trace)
+        return self._of_arrays("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._of_arrays("pow", other, self)
+
+    def __neg__(self) -> Any:
+        return sized(-self.expr, self._trace)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return -self if self < 0 else self
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self if digits is None or digits >= 0 else round(int(self), digits)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """numpy's operators of integers are those of sizes; other functions get the number that it is in this call."""
+        core = importlib.import_module("onnxc.array.core")
+        inputs = tuple([x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in inputs])
+        if any(isinstance(x, (core.Array, np.ndarray)) for x in inputs):
+            given = [core.size(x.expr, weak=True) if isinstance(x, Size) else x for x in inputs]
+            first = next(x for x in given if isinstance(x, core.Array))
+            return first.__array_ufunc__(ufunc, method, *given, **options)
+        how = _OPERATORS.get(ufunc.__name__) if method == "__call__" and not options else None
+        plain = [x if isinstance(x, Size) else _plain(x) for x in inputs]
+        if how is not None and not any(x is None for x in plain):
+            return how(*plain)
+        given = [operator.index(x) if isinstance(x, Size) else x for x in inputs]
+        return getattr(ufunc, method)(*given, **options)
+
+
+def _of_bits(name: str) -> Callable[[Size, Any], Any]:
+    """An operator of bits: of the number that the size is in the call, and so not open."""
+
+    def method(self: Size, other: Any) -> Any:
+        return getattr(int(self), name)(other)
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("lshift", "rshift", "and", "or", "xor"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(Size, _method, _of_bits(_method))
+
+
+def _plain(x: object) -> Any:
+    """A number as sizes are compared and computed with: an expression, an int or a float of Python; None for others."""
+    if isinstance(x, Size):
+        return x.expr
+    if isinstance(x, (Expr, int)):
+        return x
+    if isinstance(x, Integral):
+        return int(x)
+    return float(x) if isinstance(x, Real) else None
+
+
+def computed_of_sizes(value: Value) -> np.ndarray[Any, Any] | None:
+    """The content of a number that is computed of dynamic sizes alone (`n * 0.5`): the call decides. None of others."""
+    trace, nodes = current(), _between(value)
+    if trace is None or nodes is None:
+        return None
+    open_sizes = {s for node in nodes if node.op == "sizes" for d in node.attrs["dims"] for s in symbols(d)}
+    try:
+        sizes = {s.key: trace.decisions.ask(VALUE, of(s), user_line()) for s in open_sizes}
+    except KeyError:  # only a run tells
+        return None
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    for node in nodes:
+        results = evaluate_node(node, [found[v.id] for v in node.operands], sizes)
+        found |= {v.id: r for v, r in zip(node.outputs, results, strict=True)}
+    return found[value.id]
+
+
+def _between(value: Value) -> list[Node] | None:
+    """The nodes that make a number out of constants and sizes, in their order; None where there is more behind it."""
+    found: dict[int, Node] = {}
+    rest = [value]
+    while rest:
+        node = rest.pop().node
+        if node is None or node.regions or len(found) > _MOST_STEPS or lookup(node.op).kind not in _STEPS:
+            return None
+        found.pop(id(node), None)  # it comes before all that read it
+        found[id(node)] = node
+        rest += node.operands
+    return list(reversed(found.values()))
+
+
+def is_equal(a: Dim, b: Dim, what: str) -> bool:
+    """Whether sizes are equal: if they may be or not, the call decides. TraceError where that is not known."""
+    return bool(_decided(IS_ZERO, a - b, what))
+
+
+def is_negative(d: Dim, what: str) -> bool:
+    """Whether a size is negative: if it may be either, the call decides. TraceError where that is not known."""
+    return bool(_decided(IS_NEGATIVE, d, what))
+
+
+def value_of_size(d: Dim, what: str) -> int:
+    """A size as a number, for what has to be known when it is traced: the call decides."""
+    return _decided(VALUE, d, what)
+
+
+def _decided(question: str, d: Dim, what: str) -> int:
+    trace = current()
+    if isinstance(d, Expr) and trace is not None:
+        return Size(d, trace)._asked(question, d, what)
+    return answer(question, operator.index(d))  # type: ignore[arg-type]
+
+
+def sized(d: Dim, trace: Trace) -> int | Size:
+    """A size as the user of a trace sees it: an int, or a Size."""
+    return Size(d, trace) if isinstance(d, Expr) else d
+
+
+def unsized(x: Any) -> Any:
+    """What a user gives to a function, with sizes as the compiler has them: inside of tuples, lists and slices too."""
+    kind = type(x)
+    if kind is Size:
+        x._check()
+        return x.expr
+    if kind is tuple or kind is list:
+        return kind([unsized(v) for v in x])
+    if kind is slice and any(type(v) is Size for v in (x.start, x.stop, x.step)):
+        return slice(unsized(x.start), unsized(x.stop), unsized(x.step))
+    return x

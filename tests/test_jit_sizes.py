@@ -1,0 +1,211 @@
+"""Dynamic sizes in jitted functions: arithmetic leaves them open, comparisons and numbers of Python are decided."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import onnxc
+from onnxc import array_api as xp
+from onnxc.errors import TraceError
+from onnxc.frontends.decisions import IS_NEGATIVE, IS_ZERO, VALUE, Decisions, hold
+from onnxc.ir.expr import Sym
+
+SIZES = (2, 3, 4, 7, 9)
+
+
+def given(n):
+    return np.arange(n * 3, dtype=np.float32).reshape(n, 3)
+
+
+def check(f, most, sizes=SIZES):
+    """A function gives for each size what it does outside of a trace, by so many programs."""
+    jitted = onnxc.jit(f, dynamic={"x": {0: "n"}})
+    for n in sizes:
+        got, want = np.asarray(jitted(given(n))), np.asarray(f(xp.asarray(given(n))))
+        assert got.shape == want.shape and got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert len(jitted.explain_recompiles()) == most
+    return jitted
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * x.shape[0] ** 0.5,
+        lambda x: x * x.shape[0] ** 2,
+        lambda x: x * (1 / x.shape[0]) + x.shape[0] / 2,
+        lambda x: x * divmod(x.shape[0], 3)[1] - divmod(100, x.shape[0] + 1)[0],
+        lambda x: x * (x.shape[0] // -2) + x.shape[0] % -3,
+        lambda x: x * abs(-x.shape[0]) + round(x.shape[0]) + +x.shape[0],
+        lambda x: x[: x.shape[0] // 2],
+        lambda x: x[-(x.shape[0] // 2) :],
+        lambda x: x[-x.shape[0]] + x[x.shape[0] - 1],
+        lambda x: x[: np.int64(1) * x.shape[0] // np.int64(2)],
+        lambda x: x * (np.ones(3, np.float32) * x.shape[0]),
+        lambda x: xp.where(np.arange(3) == x.shape[0], x, 0),
+        lambda x: xp.reshape(x, (x.shape[0] * 3,)),
+        lambda x: x.reshape(3, x.shape[0]) * x.size,
+        lambda x: x + xp.arange(1, x.shape[0] + 1, dtype=xp.float32)[:, None],
+        lambda x: xp.repeat(x[:1], x.shape[0], axis=0) + xp.tile(x[:1], (x.shape[0], 1)),
+        lambda x: xp.roll(x, x.shape[0] // 2, axis=0),
+        lambda x: xp.concat([x, xp.zeros((8 - x.shape[0] % 8, 3), dtype=xp.float32)]),
+        lambda x: onnxc.fori_loop(0, x.shape[0], lambda i, s: s + x[i], xp.zeros(3, dtype=xp.float32)),
+        lambda x: x if x.shape[0] < math.inf and x.shape[0] >= 0 and not x.shape[0] <= math.nan else -x,
+        lambda x: x if x.shape == (x + 1).shape and x.shape[0] != x.shape[0] + 1 else -x,
+        lambda x: -x if x.shape[0] is None or x.shape[0] == "a" else x,
+        lambda x: (f"{x.shape[0]:3d} {x.shape[0]} {x.shape[0]!r:>8}", x)[1],
+    ],
+)
+def test_arithmetic_leaves_sizes_open(quick, f):
+    check(f, 1)
+
+
+@pytest.mark.parametrize(
+    ("f", "most"),
+    [
+        (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, 2),
+        (lambda x: x * 2 if x.shape[0] > 3 else x, 2),
+        (lambda x: x * 2 if 2 < x.shape[0] <= 7 else x, 3),
+        (lambda x: x * 2 if x.shape[0] >= 3.5 else x, 2),
+        (lambda x: x * 2 if x.shape[0] == 4.0 else x, 2),
+        (lambda x: x * 2 if np.int64(3) < x.shape[0] else x, 2),
+        (lambda x: x * 2 if x.shape == (3, 3) else x, 2),
+        (lambda x: x * 2 if x.shape[0] in (2, 4) else x, 3),
+        (lambda x: x[: min(x.shape[0], 3)] * max(x.shape[0], 3), 3),
+        (lambda x: x[x.shape[0] - 3 :], 2),
+        (lambda x: onnxc.cond(x.shape[0] > 3, lambda a: a * 2, lambda a: a, x), 2),
+        (lambda x: onnxc.grad(lambda a: xp.sum(a**2) if a.shape[0] > 3 else xp.sum(a))(x), 2),
+        (lambda x: onnxc.while_loop(lambda s: xp.sum(s) < 99, lambda s: 2 * s + 1 if s.shape[0] > 3 else s + 9, x), 2),
+    ],
+)
+def test_comparisons_are_decided(quick, f, most):
+    check(f, most)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * math.sqrt(x.shape[0]),
+        lambda x: x * np.sqrt(x.shape[0]) + math.ceil(x.shape[0]),
+        lambda x: sum((x[i] for i in range(x.shape[0])), xp.zeros(3, dtype=xp.float32)),
+        lambda x: sum(x, xp.zeros(3, dtype=xp.float32)) * len(x),
+        lambda x: xp.stack([x] * x.shape[0]),
+        lambda x: x * (x.shape[0] << 1) + (5 & x.shape[0]),
+        lambda x: x + np.zeros(x.shape, np.float32),
+        lambda x: x[: int(x.shape[0] * 0.5)] * math.ceil(x.shape[0] / 2),
+        lambda x: x * {2: 5.0}.get(x.shape[0], 1.0),
+        lambda x: xp.unstack(x)[0],
+        lambda x: xp.real(xp.fft.fft(xp.astype(x, xp.complex64), axis=0)),
+    ],
+)
+def test_numbers_of_python_are_decided(quick, f):
+    check(f, len(SIZES))
+
+
+def test_numbers_that_are_computed_later():
+    functions = (
+        lambda x, n: x * n**0.5, lambda x, n: x * n**-0.5, lambda x, n: x * n**2, lambda x, n: x * 2.0**n,
+        lambda x, n: x * (1 / n), lambda x, n: x * (n / 2) ** 0.5, lambda x, n: x * (n / n), lambda x, n: x + 0.5 * n,
+        lambda x, n: x * (n + 0.5), lambda x, n: x * (1.5 - n), lambda x, n: x * (n - 1.5), lambda x, n: x * (n // 2.0),
+        lambda x, n: x * (7.5 // n), lambda x, n: x * (n % 1.5), lambda x, n: x[: n // 2] * (n % 2),
+    )  # fmt: skip
+    for f in functions:
+        traced = onnxc.jit(lambda x, f=f: f(x, x.shape[0]), dynamic=True)
+        for n in (5, 4):
+            x = np.arange(1, n + 1, dtype=np.float32)
+            found, expected = traced(x), f(x, n)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+        assert len(traced.explain_recompiles()) == 1
+
+
+def test_whether_it_is_nothing(quick):
+    check(lambda x: x + 1 if x.shape[0] else xp.ones((1, 3), dtype=xp.float32), 2, (0, 2, 5))
+
+
+def test_as_result(quick):
+    f = onnxc.jit(lambda x: (x.shape[0], x.size * 2 + 1), dynamic=True)
+    assert [tuple(map(int, f(given(n)))) for n in SIZES] == [(n, n * 6 + 1) for n in SIZES]
+    assert len(f.explain_recompiles()) == 1
+
+
+def test_why_it_compiles_again(quick):
+    f = check(lambda x: x * 2 if x.shape[0] % 2 == 0 else x, 2)
+    assert "n % 2) == 0 (" in str(f.explain_recompiles()[1]) and "True -> False" in str(f.explain_recompiles()[1])
+
+
+def test_two_sizes(quick):
+    @onnxc.jit(dynamic={"x": 0, "y": 0})
+    def longer(x, y):
+        if x.shape[0] == y.shape[0]:
+            return x + y
+        return x if x.shape[0] > y.shape[0] else y
+
+    for a, b in ((3, 3), (4, 2), (2, 4), (5, 5), (9, 2)):
+        assert longer(given(a), given(b)).shape == (max(a, b), 3)
+    assert len(longer.explain_recompiles()) == 3
+
+
+def test_programs_have_an_upper_bound(quick):
+    f = onnxc.jit(lambda x: x * len(x), dynamic=True, most_programs=3)
+    for n in (2, 3, 4, 5, 2, 5, 4):
+        np.testing.assert_array_equal(f(given(n)).numpy(), given(n) * n)
+    assert "3 programs" in repr(f) and len(f._shortcuts) == 3
+    assert len(f.explain_recompiles()) == 5
+
+
+def test_what_fails_forgets_nothing(quick):
+    @onnxc.jit(dynamic=True)
+    def f(x):
+        if x.shape[0] > 3:
+            raise ValueError("too long")
+        return x
+
+    for _ in range(2):
+        f(given(2))
+        with pytest.raises(ValueError, match="too long"):
+            f(given(5))
+    assert len(f.explain_recompiles()) == 1
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x: x * 2 if x.shape[0] > 3 else x, lambda x: x * len(x), lambda x: x[: int(x.shape[0] * 0.5)]]
+)
+def test_no_call_decides_for_a_file(f):
+    with pytest.raises(TraceError, match=r"test_jit_sizes.py:\d+: .* (dynamic|static)"):
+        onnxc.to_onnx(f, given(3), dynamic={"x": {0: "batch"}})
+
+
+def test_outside_of_its_trace(quick):
+    kept = []
+    onnxc.jit(lambda x: kept.append(x.shape[0]) or x, dynamic=True)(given(3))
+    (n,) = kept
+    for use in (lambda: n > 3, lambda: int(n), lambda: xp.zeros(n), lambda: n * 0.5, lambda: given(3) * n):
+        with pytest.raises(TraceError, match="outside of the function"):
+            use()
+    with pytest.raises(TraceError, match="outside of the function"):
+        onnxc.jit(lambda x: xp.zeros(n) + x[0, 0], dynamic=True)(given(4))
+
+
+def test_errors(quick):
+    for f, error in (
+        (lambda x: x // (x.shape[0] // 0), ZeroDivisionError),
+        (lambda x: x if x.shape[0] < "a" else -x, TypeError),
+    ):
+        with pytest.raises(error):
+            onnxc.jit(f, dynamic=True)(given(3))
+
+
+def test_decisions_hold():
+    n = Sym("s0")
+    decisions = Decisions({"s0": 6})
+    assert decisions.ask(IS_ZERO, n % 2, "a") and not decisions.ask(IS_NEGATIVE, n - 4, "b")
+    assert not decisions.ask(IS_NEGATIVE, n, "certain") and len(decisions.made) == 2
+    assert [k for k in range(9) if hold(decisions.made.values(), {"s0": k})] == [4, 6, 8]
+    assert decisions.ask(VALUE, n, "c") == 6
+    assert [k for k in range(9) if hold(decisions.made.values(), {"s0": k})] == [6]
+    with pytest.raises(KeyError):
+        decisions.ask(VALUE, Sym("s9"), "d")
