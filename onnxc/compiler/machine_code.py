@@ -20,7 +20,11 @@ from onnxc.runtime.toolchain import Compiler, Source, compile_library, compile_o
 
 # Headers of which a part is compiled apart from programs (`ONNXC_APART` in vec.h), where the linker can leave out what
 # a program does not use.
-APART = ("attention.h", "conv.h", "matmul.h", "matmul_strassen.h", "tile.h") if sys.platform.startswith("linux") else ()
+APART = (
+    ("attention.h", "conv.h", "conv_dw.h", "matmul.h", "matmul_strassen.h", "tile.h")
+    if sys.platform.startswith("linux")
+    else ()
+)
 
 _INCLUDED = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _CITED = re.compile(r"^(\s*\{) // [0-9]+: [A-Za-z0-9, ]*$", re.MULTILINE)  # the nodes of a kernel, in a comment
@@ -95,9 +99,8 @@ class MachineCode:
         key = digest("object", target, [compiler.identity, code_digest()], name)
 
         def made() -> bytes:
-            source = Source("apart.cpp", f'#include "{name}"\n')
-            flags = [*cpu.flags, "-DONNXC_APART=template"]
-            code = compile_object(source, include=[INCLUDE, NATIVE], flags=flags, compiler=compiler)
+            source = Source("apart.cpp", _parts_apart(name))
+            code = compile_object(source, include=[INCLUDE, NATIVE], flags=cpu.flags, compiler=compiler)
             self._store(key, code)
             _objects[key] = code
             return code
@@ -109,6 +112,14 @@ class MachineCode:
         future: Future[bytes] = Future()
         future.set_result(known)
         return future
+
+
+def _parts_apart(name: str) -> str:
+    """What makes the object of a header: those that it includes have their own."""
+    included = _INCLUDED.findall((INCLUDE / name).read_text(encoding="utf-8"))
+    above = [f'#include "{x}"' for x in included if x in APART]
+    others = ["#define ONNXC_APART extern template", *above, "#undef ONNXC_APART"]
+    return "\n".join([*others, "#define ONNXC_APART template", f'#include "{name}"', ""])
 
 
 def _own_flags(text: str, compiler: Compiler) -> tuple[str, ...]:

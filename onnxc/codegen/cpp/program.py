@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.codegen.calls import KernelCall, Updates, kernel_call, size_symbols
 from onnxc.codegen.cpp import spelling
 from onnxc.codegen.cpp.choices import KernelOptions
+from onnxc.codegen.cpp.closures import Shared, shared
 from onnxc.codegen.cpp.headers import headers_of
 from onnxc.codegen.cpp.opaque import emit_opaque
 from onnxc.codegen.cpp.sections import emit_sections
@@ -322,10 +323,11 @@ class ProgramWriter:
 
     def _sources(self, kernels: dict[str, str]) -> list[str]:
         """Translation units that can be compiled side by side; the last has the entry."""
-        *others, own = _balanced(kernels)
-        units = [[f"void {name}{body}" for name, body in part.items()] for part in others]
+        found = shared(kernels)
+        *others, own = _balanced(found)
+        units = [[*found.defined_for(part), *(f"void {name}{found.kernels[name]}" for name in part)] for part in others]
         last = [f"void {name}(void *arg, i64 first, i64 last, int worker);" for part in others for name in part]
-        last += [f"static void {name}{body}" for name, body in own.items()]
+        last += [*found.defined_for(own), *(f"static void {name}{found.kernels[name]}" for name in own)]
         return ["\n".join([*self._head(lines), *lines, ""]) for lines in (*units, [*last, *self._entry()])]
 
     def _head(self, lines: list[str]) -> list[str]:
@@ -369,16 +371,22 @@ UNIT_CHARACTERS = 12_000  # kernels of less text than this are not worth a secon
 MAX_UNITS = 2
 
 
-def _balanced(kernels: dict[str, str]) -> list[dict[str, str]]:
-    """The kernels in groups of about equal text."""
-    total = sum(len(body) for body in kernels.values())
-    units = max(1, min(MAX_UNITS, total // UNIT_CHARACTERS, len(kernels)))
-    parts: list[dict[str, str]] = [{} for _ in range(units)]
+def _balanced(found: Shared) -> list[list[str]]:
+    """The kernels' names in groups of about equal text; those that share something are together, if they are no half."""
+    size = {name: len(body) for name, body in found.kernels.items()}
+    total = sum(size.values())
+    units = max(1, min(MAX_UNITS, total // UNIT_CHARACTERS, len(size)))
+    alike: dict[object, list[str]] = {}
+    for name in size:
+        alike.setdefault(found.uses[name] or name, []).append(name)
+    together = [names for names in alike.values() if sum(size[n] for n in names) * units <= total]
+    apart = [[name] for names in alike.values() if names not in together for name in names]
+    parts: list[list[str]] = [[] for _ in range(units)]
     sizes = [0] * units
-    for name, body in sorted(kernels.items(), key=lambda kv: -len(kv[1])):
+    for names in sorted([*together, *apart], key=lambda names: -sum(size[n] for n in names)):
         k = sizes.index(min(sizes))
-        parts[k][name] = body
-        sizes[k] += len(body)
+        parts[k] += names
+        sizes[k] += sum(size[n] for n in names)
     return parts
 
 

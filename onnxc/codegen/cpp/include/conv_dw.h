@@ -197,7 +197,7 @@ OX void dw_sums(const ConvShape &s, const DwTile &t, const f32 *x, f32 *D, i64 c
 
 // The sums of some tiles. Never inlined: one copy serves every depthwise convolution of that kind.
 template <int K, int S, bool EDGE, bool PERM, bool LONG>
-__attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const DwTile &call) {
+__attribute__((noclone)) OX_APART void dw_tile(const ConvShape &s, const DwTile &call) {
   const DwTile t = call;  // which no store can alias
   const f32 *x = t.x;
   f32 *D = t.D;
@@ -219,6 +219,14 @@ __attribute__((noinline, noclone)) static void dw_tile(const ConvShape &s, const
       if (rest.n) dw_sums<K, S, EDGE, PERM, LONG>(s, t, x + t.co + c, D, c, rest, rest);
     }
 }
+
+#ifdef ONNXC_APART
+#define DW_APART(k, s) \
+  ONNXC_APART void dw_tile<k, s, true, false, false>(const ConvShape &, const DwTile &); \
+  ONNXC_APART void dw_tile<k, s, false, false, false>(const ConvShape &, const DwTile &);
+DW_APART(3, 1) DW_APART(3, 2) DW_APART(5, 1) DW_APART(5, 2) DW_APART(7, 1)
+#undef DW_APART
+#endif
 
 // The permutations for the outputs of a strip: lanes[vector][ci of a group].
 static void dw_lanes(const ConvShape &s, i64 co, i64 cols, vi *lanes) {
