@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,7 @@ def test_explain(model: Path, saved: Path) -> None:
     assert "function" in invoke("explain", saved, "--kernels").stdout
     assert json.loads(invoke("explain", saved, "--json").stdout)["counts"]["kernels"] == 1
     assert invoke("explain", saved, "--source", "k0").stdout.startswith("static void k0(")
+    assert json.loads(invoke("explain", saved, "--source", "k0", "--json").stdout)["k0"].startswith("static void k0(")
     wrong = invoke("explain", saved, "--source", "k9")
     assert wrong.exit_code == 2 and "there are k0" in wrong.stderr
 
@@ -190,6 +192,15 @@ def test_errors_spell_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
     result = invoke("run", tmp_path / "m.onnx")
     assert result.exit_code == 2 and r"\x1b[31mRelu" in result.stderr
     assert result.stderr.replace("\n", "").isprintable()
+
+
+def test_what_was_written_is_spelled_out(saved: Path, model: Path, tmp_path: Path) -> None:
+    """Also where it is a file's name that has what a terminal would obey."""
+    for command, option in (("compile", "--output"), ("explain", "--html"), ("profile", "--trace")):
+        path = tmp_path / "\x9b31m\n\u202ename"
+        result = invoke(command, model, option, path)
+        assert result.exit_code == 0 and path.stat().st_size
+        assert str(tmp_path) + r"/\x9b31m\n\u202ename" in result.stdout
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -238,6 +249,8 @@ def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
         (("--reference", "renamed.onnx"), "renamed.onnx in onnxruntime has the inputs 'z', and the model 'x'"),
         (("longer.onnx", "--reference", "onnx"), "there is one reference, and two are given: 'longer.onnx', and"),
         (("--reference", "longer.onnx"), "1 (y); of longer.onnx in onnxruntime: 2 (y, a)"),
+        (("--output", "folder"), "--output is where --bisect nodes writes the smallest model"),
+        (("--bisect", "nodes", "--output", "longer.onnx"), "'longer.onnx' is there, and is no folder"),
         (("--inputs", "loader.py:broken"), "raised ZeroDivisionError (division by zero)"),
         (("--inputs", "unreadable.py:load"), "raised SyntaxError"),
     ],
@@ -293,6 +306,30 @@ def test_a_closed_pipe_ends_quietly(saved: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "onnxc", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("onnxc ") and not done.stderr
+
+
+@pytest.mark.parametrize("importing", [True, False])
+def test_an_interrupt_ends_an_import_at_once(importing: bool, tmp_path: Path) -> None:
+    """An exception out of an import may crash the extension that is imported; elsewhere there is more to put away."""
+    (tmp_path / "slow.py").write_text("import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "slower.py").write_text("import slow\nslow.f()\n")
+    code = (
+        "import signal, slow\nfrom onnxc.__main__ import interrupted\n"
+        "signal.signal(signal.SIGINT, interrupted)\n"
+        f"try: {'import slower' if importing else 'slow.f()'}\n"
+        "except KeyboardInterrupt: print('put away')\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stdout) == ((-signal.SIGINT, "") if importing else (0, "put away\n"))
+    assert not done.stderr
 
 
 # ---------------------------------------------------------------- the measuring process

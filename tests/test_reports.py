@@ -34,6 +34,7 @@ from onnxc.reports.page import ASSETS, asset, embedded
 from onnxc.tools.compare.results import Comparison, OutputComparison
 from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.pages import nodes_of, write_comparison
+from tests.small_models import parse
 
 DIGITS = Path(__file__).parents[1] / "models/digits/digits.onnx"
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--\u2028{{ 7 * 7 }}"
@@ -308,6 +309,17 @@ def test_a_page_of_a_hostile_model(tmp_path: Path) -> None:
     model.explain().to_html(tmp_path / "e.html", title="<b>")
     page = checked((tmp_path / "e.html").read_text())
     assert page.data["kind"] == "explain" and page.data["passes"] is None and page.texts["title"] == ["<b>: explain"]
+
+
+def test_a_number_is_no_path(tmp_path: Path) -> None:
+    """Where `open` would take it for an open file."""
+    report = onnxc.compile(parse("(float[n] x) => (float[n] y) { y = Exp(x) }")).profile({"x": np.ones(2, np.float32)})
+    with open(tmp_path / "mine", "w") as mine:
+        for write in (report.to_html, report.to_trace):
+            with pytest.raises(TypeError):
+                write(mine.fileno())  # type: ignore[arg-type]
+        mine.write("ours")
+    assert (tmp_path / "mine").read_text() == "ours"
 
 
 def test_passes_are_those_of_the_file_that_was_compiled(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def rendered(title: str, heading: str, data: Mapping[str, Any], scripts: Sequenc
 
 def written(path: str | os.PathLike[str], page: str) -> None:
     """Writes a page to a file. Raises OSError where that fails."""
-    with about_file(path), open(path, "w", encoding="utf-8", newline="\n") as file:
+    with about_file(path), open(os.fspath(path), "w", encoding="utf-8", newline="\n") as file:
         file.write(page)
 
 

@@ -60,6 +60,13 @@ def in_a_folder(path: str | None) -> str | None:
     return path
 
 
+def a_folder(path: str | None) -> str | None:
+    """A folder to write to, which need not be there."""
+    if path is not None and os.path.exists(path) and not os.path.isdir(path):
+        fail(f"{path!r} is there, and is no folder: name another one to write to")
+    return path
+
+
 def beside_the_model(model: str, *paths: str | None) -> None:
     """Fails where a command would write over the model that it reads."""
     for path in paths:
@@ -356,6 +363,11 @@ def output() -> Console:
     from onnxc.reports.terminal import SafeConsole
 
     return SafeConsole(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def say(text: str, err: bool = False) -> None:
+    """A line with names of files in it, which are shown and never obeyed."""
+    typer.echo(spelled(text), err=err)
 
 
 def print_json(value: Any) -> None:
