@@ -203,6 +203,43 @@ def test_what_was_written_is_spelled_out(saved: Path, model: Path, tmp_path: Pat
         assert str(tmp_path) + r"/\x9b31m\n\u202ename" in result.stdout
 
 
+def test_warnings_are_one_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONNXC_CACHE", str(tmp_path / "file"))
+    result = invoke("run", model)
+    assert result.exit_code == 0 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("onnxc: warning: compiling without a cache: ")
+
+
+def test_progress_is_for_terminals(saved: Path) -> None:
+    """A log that is to have colours is none."""
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxc", "run", str(saved)], capture_output=True, env={**os.environ, "FORCE_COLOR": "1"}
+    )
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux allows any bytes in one. The weights lie beside the model."""
+    monkeypatch.chdir(tmp_path)
+    w = onnx.numpy_helper.from_array(np.ones(4096, np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4096]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(proto, "m.onnx", save_as_external_data=True, location="w.bin")
+    name = os.fsdecode(b"m\xff.onnx")
+    os.rename("m.onnx", name)
+    for arguments, says in (
+        (["compare", name, "--layers", "--html", name + ".html"], "agrees with onnxruntime"),
+        (["bench", name, "--rounds", "1"], "onnxruntime"),
+        (["explain", name, "--html", name + ".html"], r"written to m\udcff.onnx.html"),
+        (["profile", name, "--runs", "1", "--trace", name + ".json"], r"written to m\udcff.onnx.json"),
+        (["compile", name, "-o", name + "c"], r"m\udcff.onnxc: 1 kernel"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 0 and not result.stderr and says in result.stdout, (arguments, result)
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     result = invoke("info", tmp_path / "missing.onnx", "--debug")
     assert result.exception is not None and type(result.exception).__name__ == "ModelError"

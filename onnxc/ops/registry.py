@@ -16,9 +16,7 @@ Types, shapes, gradients and kernels follow from the body. Users define theirs i
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import onnxc.ops
 from onnxc.errors import InputError, ModelError, UnsupportedError, shortened
+from onnxc.host.registry import import_all
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.custom import with_gradient
@@ -130,8 +129,7 @@ def _loaded() -> bool:
 @cache
 def table() -> Mapping[tuple[str, str], Sequence[OpDef]]:
     """Every definition, by domain and name. Importing the modules of `onnxc.ops` fills it."""
-    for module in pkgutil.iter_modules(onnxc.ops.__path__, "onnxc.ops."):
-        importlib.import_module(module.name)
+    import_all(onnxc.ops)
     return _TABLE
 
 
