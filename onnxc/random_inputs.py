@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.errors import InputError, LimitError
+from onnxc.errors import InputError, LimitError, abridged, spelled
 from onnxc.ir.dtypes import BY_NAME, DType
 from onnxc.ir.expr import Dim, Sym, Symbol, evaluate, symbols
 from onnxc.ir.graph import Graph, Node, Value
@@ -141,7 +141,7 @@ def choose_dims(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     own = {graph.dim_names.get(s.key, s.key): s.key for s in _symbols(graph)}
     unknown = sorted(set(dims) - set(own))
     if unknown:
-        there = ", ".join(own) or "none"
+        there = ", ".join(spelled(abridged(name)) for name in own) or "none"
         raise InputError(f"the model has no dynamic dim {', '.join(map(repr, unknown))}; its dynamic dims: {there}")
     if any(size < 0 for size in dims.values()):
         raise InputError(f"sizes of dims cannot be negative: {dict(dims)}")

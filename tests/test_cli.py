@@ -203,6 +203,30 @@ def test_what_was_written_is_spelled_out(saved: Path, model: Path, tmp_path: Pat
         assert str(tmp_path) + r"/\x9b31m\n\u202ename" in result.stdout
 
 
+def test_names_stay_on_their_line_and_within_it(tmp_path: Path) -> None:
+    """A name can neither say what a command says, nor fill the screen (rich takes a minute for so many lines)."""
+    long = "H\nall ops are supported\n" * 40_000
+    x = helper.make_tensor_value_info(long + "x", TensorProto.FLOAT, [long, 4])
+    y = helper.make_tensor_value_info(long + "y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Neg", [x.name], [y.name], name=long)], long, [x], [y])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], producer_name=long, ir_version=9)
+    onnx.save(proto, tmp_path / "m.onnx")
+    for command in ("info", "run", "explain", "profile", "compare"):
+        result = invoke(command, tmp_path / "m.onnx")
+        assert result.exit_code == 0 and len(result.stdout) < 25_000, command
+        assert result.stdout.splitlines().count("all ops are supported") == (command == "info")
+    result = invoke("run", tmp_path / "m.onnx", "--dim", "n=2")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and len(result.stderr) < 1000
+
+
+def test_op_types_are_no_markup(tmp_path: Path) -> None:
+    node = helper.make_node("[/]Q[red]\nall ops are supported", ["x"], ["y"], domain="a[/b]")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=9), tmp_path / "m.onnx")
+    result = invoke("info", tmp_path / "m.onnx")
+    assert result.exit_code == 0 and r"a[/b].[/]Q[red]\nall ops are supported  not supported at opset" in result.stdout
+
+
 def test_warnings_are_one_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("ONNXC_CACHE", str(tmp_path / "file"))

@@ -255,6 +255,14 @@ def test_strings_that_look_like_values_stay() -> None:
 # ---------------------------------------------------------------- pages
 
 
+def test_a_name_of_a_megabyte_is_looked_at_once() -> None:
+    model = parse("(float[n] x) => (float[n] y) { y = Exp(x) }")
+    model.graph.input[0].name = model.graph.node[0].input[0] = 'a\n%3 "' * 200_000
+    texts = list(record_passes(onnx_file.load(model), PassOptions()).texts())
+    assert max(len(line) for text in texts for line in text.splitlines()) < 5000
+    assert all(r"a\n%3 \"a\n%3 \"" in text for text in texts)
+
+
 def test_json_in_a_script_element() -> None:
     data = {"a": HOSTILE, "b": [float("inf"), 1.5, float("nan")], HOSTILE: None}
     text = embedded(data)

@@ -353,7 +353,7 @@ def _warnings_told() -> Iterator[None]:
         say(f"onnxc: warning: {message}", err=True)
 
     with warnings.catch_warnings():
-        warnings.showwarning = tell
+        warnings.showwarning = tell  # type: ignore[assignment]
         yield
 
 
