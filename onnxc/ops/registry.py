@@ -140,11 +140,11 @@ def find(domain: str, name: str, opset: int) -> OpDef | None:
 
 
 @cache
-def _parameters(define: Definition) -> tuple[int, bool, Mapping[str, inspect.Parameter]]:
+def _parameters(define: Definition) -> tuple[Sequence[str], bool, Mapping[str, inspect.Parameter]]:
     parameters = list(inspect.signature(define).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return len(positional), variadic, {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return [p.name for p in positional], variadic, {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def apply(
@@ -167,8 +167,8 @@ def apply(
 
 def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value | None]:
     """The inputs of a node as its definition takes them: None for optional ones that are missing."""
-    count, variadic, _ = _parameters(definition.define)
-    args = list(inputs)
+    names, variadic, _ = _parameters(definition.define)
+    count, args = len(names), list(inputs)
     while args and args[-1] is None and not variadic:
         args.pop()
     if len(args) > count and not variadic:
@@ -180,7 +180,18 @@ def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value 
     gap = next((k for k in range(count, len(args)) if args[k] is None), None)
     if gap is not None and not _has_gaps(definition.define):
         raise ModelError(f"{definition.name} lacks its input {gap}")
+    if definition.is_own:
+        _check_scales(definition, names, args)
     return args
+
+
+def _check_scales(definition: OpDef, names: Sequence[str], args: Sequence[Value | None]) -> None:
+    """What onnxc's own definitions call a scale is a float. The onnx package knows no types of onnxruntime's operators,
+    and a quotient of integers would round where none is meant to.
+    """
+    for k, (name, value) in enumerate(zip(names, args, strict=False)):
+        if name.endswith("scale") and value is not None and not value.dtype.is_float:
+            raise ModelError(f"input {k} of {definition.name}, {name!r}, cannot be {value.t}")
 
 
 @cache
