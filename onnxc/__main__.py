@@ -27,9 +27,12 @@ def main() -> None:
     """The entry point. Ctrl-C is left alone where whoever started the process has it ignored, or handles it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupted)
-    from onnxc.cli import main as run  # an interrupt of this import is one of a command, too
+    try:
+        from onnxc.cli import main as run  # an interrupt of this import is one of a command, too
 
-    run()
+        run()
+    except KeyboardInterrupt:  # between the import and the command, which has its own way
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 if __name__ == "__main__":

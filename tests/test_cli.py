@@ -374,6 +374,15 @@ def test_the_package_is_the_command() -> None:
     assert done.stdout.startswith("onnxc ") and not done.stderr
 
 
+def test_an_interrupt_before_the_command_is_quiet() -> None:
+    code = (
+        "import onnxc.cli, onnxc.__main__\ndef stop(): raise KeyboardInterrupt\n"
+        "onnxc.cli.main = stop\nonnxc.__main__.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize("importing", [True, False])
 def test_an_interrupt_ends_an_import_at_once(importing: bool, tmp_path: Path) -> None:
     """An exception out of an import may crash the extension that is imported; elsewhere there is more to put away."""

@@ -224,6 +224,30 @@ def test_a_cpu_that_lacks_what_a_file_needs(tmp_path: Path, monkeypatch: pytest.
         onnxc.load(tmp_path / "net.onnxc")
 
 
+def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path, fresh_cache: Path) -> None:
+    compiler = shutil.which("g++")
+    assert compiler
+    slow = tmp_path / "slow"
+    slow.write_text(
+        f'#!/bin/sh\ncase "$*" in *part0.cpp*) touch {tmp_path}/begun; sleep 100;; esac\nexec {compiler} "$@"\n'
+    )
+    slow.chmod(0o755)
+    script = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import onnxc\nfrom tests.test_processes import net\n"
+        "try: onnxc.compile(net())\nexcept KeyboardInterrupt: print('interrupted')"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "CXX": str(slow)}) as process:  # fmt: skip
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=90) == ("interrupted\n", "")
+    assert time.monotonic() - begun < 60
+
+
 def test_no_file_can_be_opened() -> None:
     """Operators and functions of the host are in modules, which are looked for when they are first wanted."""
     script = (
