@@ -104,7 +104,7 @@ def read_model(model: Model, base_dir: str | os.PathLike[str] | None) -> tuple[M
         return _parse(bytes(model), "the model"), folder
     path = path_of(model)
     if folder is None:
-        folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
+        folder = DataFolder.of(path)
     with os.fdopen(open_model(path), "rb") as file:
         try:
             content = file.read()

@@ -49,11 +49,19 @@ class DataFolder:
         try:
             self._folders = list(dict.fromkeys((os.path.abspath(logical), os.path.realpath(real))))
             self._allowed = {os.path.realpath(folder) for folder in self._folders}
-        except ValueError as error:  # a null byte, a surrogate
+        except (ValueError, OSError) as error:  # a null byte, a surrogate; the working directory is gone
             raise InputError(f"no folder can have the name {logical!r} ({error})", cause=error) from error
         self._maps: dict[str, np.ndarray] = {}
         self._taken: dict[tuple[str, int], int] = {}
         self._total = 0
+
+    @classmethod
+    def of(cls, path: str) -> DataFolder:
+        """The folder of a model's file. Raises ModelError where a relative path begins in a directory that is gone."""
+        try:
+            return cls(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
+        except OSError as error:
+            raise ModelError(f"model {path!r} cannot be opened: the working directory is gone", cause=error) from error
 
     def take(self, location: str, offset: int, length: int, what: str) -> None:
         """Counts the bytes of a tensor, before they are read. Raises LimitError where they are too many."""

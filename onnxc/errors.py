@@ -17,6 +17,7 @@ from types import MappingProxyType
 _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?!\w)"""
 _WORDS = re.compile(rf"{_QUOTED}|\S{{300,}}", re.DOTALL)  # longer than the names and paths that people read
 _MOST = 20_000  # characters of a message
+_LINE = 4000  # of a line that shows more than one name
 _SYMBOLS = re.compile(rf"{_QUOTED}|(?<![\w.@-])s\d+(?![\w.@-])", re.DOTALL)  # s0, s1, ...: open dims
 
 
@@ -43,6 +44,15 @@ def spelled(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def one_line(text: str) -> str:
+    r"""A text with names in it, as a line that a person reads: printable characters only, no more than fit a screen.
+
+    >>> one_line("a\nb"), len(one_line("a\n" * 500_000))
+    ('a\\nb', 203)
+    """
+    return abridged(shortened(spelled(abridged(text, _LINE))), _LINE)
 
 
 @contextlib.contextmanager

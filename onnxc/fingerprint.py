@@ -74,7 +74,7 @@ def fingerprint(model: Model, base_dir: str | os.PathLike[str] | None, cache: Ca
     else:
         path = path_of(model)
         if folder is None:
-            folder = DataFolder(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
+            folder = DataFolder.of(path)
         data = None
         main = _digest_file(open_model(path), path, f"model {path!r}", files)
     used = _used_files(main, model, data, cache)

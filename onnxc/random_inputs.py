@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxc.errors import InputError
+from onnxc.errors import InputError, LimitError, abridged, spelled
 from onnxc.ir.dtypes import BY_NAME, DType
 from onnxc.ir.expr import Dim, Sym, Symbol, evaluate, symbols
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import MapType, OptionalType, SequenceType, TensorType, Type, shape_within
 from onnxc.primitives.base import Kind, lookup
+from onnxc.runtime.cpu import available_bytes
 from onnxc.runtime.sizes import encode
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 MAX_ELEMENTS = 1 << 31
+_LARGE = 1 << 26  # bytes of an input for which it is asked how much memory is left
+_DRAWN = 8  # bytes of an element as it is drawn, before it has its type
 SEQUENCE = 2  # values in a random sequence
 ANY_SHAPE = (2, 16)  # of a random tensor of any rank
 _INDEXED = {"gather": 1, "gather_elements": 1, "gather_nd": 1, "scatter_elements": 1, "scatter_nd": 1}
@@ -35,7 +39,8 @@ def random_inputs(graph: Graph, *, seed: int = 0, sample: int = 0, dims: Mapping
     A sequence is a list of two values, an optional has its value, a tensor of any rank has rank 2. An input that has a
     default has that.
 
-    Raises InputError: the seed is negative, a dim is unknown or too large, an input is a map.
+    Raises InputError: the seed is negative, a dim is unknown or too large, an input is a map. LimitError: an input is
+    larger than the memory that is left.
     """
     if seed < 0:
         raise InputError(f"a seed is a number from 0 on, and not {seed}")
@@ -97,6 +102,11 @@ def _shape(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     shape = tuple(evaluate(d, sizes) for d in value.shape)
     if np.prod(shape, dtype=float) > MAX_ELEMENTS:
         raise InputError(f"input {value.name!r} would have the shape {shape}: choose smaller dims")
+    needed = math.prod(shape) * (value.dtype.itemsize + _DRAWN)
+    if needed > _LARGE and needed > (left := available_bytes()):  # the system may grant it, and end the process
+        raise LimitError(
+            f"input {value.name!r} of the shape {shape} takes {needed} bytes to draw: {left} bytes of memory are left"
+        )
     return shape
 
 
@@ -131,7 +141,7 @@ def choose_dims(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     own = {graph.dim_names.get(s.key, s.key): s.key for s in _symbols(graph)}
     unknown = sorted(set(dims) - set(own))
     if unknown:
-        there = ", ".join(own) or "none"
+        there = ", ".join(spelled(abridged(name)) for name in own) or "none"
         raise InputError(f"the model has no dynamic dim {', '.join(map(repr, unknown))}; its dynamic dims: {there}")
     if any(size < 0 for size in dims.values()):
         raise InputError(f"sizes of dims cannot be negative: {dict(dims)}")

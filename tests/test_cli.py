@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,7 @@ def test_explain(model: Path, saved: Path) -> None:
     assert "function" in invoke("explain", saved, "--kernels").stdout
     assert json.loads(invoke("explain", saved, "--json").stdout)["counts"]["kernels"] == 1
     assert invoke("explain", saved, "--source", "k0").stdout.startswith("static void k0(")
+    assert json.loads(invoke("explain", saved, "--source", "k0", "--json").stdout)["k0"].startswith("static void k0(")
     wrong = invoke("explain", saved, "--source", "k9")
     assert wrong.exit_code == 2 and "there are k0" in wrong.stderr
 
@@ -190,6 +192,76 @@ def test_errors_spell_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
     result = invoke("run", tmp_path / "m.onnx")
     assert result.exit_code == 2 and r"\x1b[31mRelu" in result.stderr
     assert result.stderr.replace("\n", "").isprintable()
+
+
+def test_what_was_written_is_spelled_out(saved: Path, model: Path, tmp_path: Path) -> None:
+    """Also where it is a file's name that has what a terminal would obey."""
+    for command, option in (("compile", "--output"), ("explain", "--html"), ("profile", "--trace")):
+        path = tmp_path / "\x9b31m\n\u202ename"
+        result = invoke(command, model, option, path)
+        assert result.exit_code == 0 and path.stat().st_size
+        assert str(tmp_path) + r"/\x9b31m\n\u202ename" in result.stdout
+
+
+def test_names_stay_on_their_line_and_within_it(tmp_path: Path) -> None:
+    """A name can neither say what a command says, nor fill the screen (rich takes a minute for so many lines)."""
+    long = "H\nall ops are supported\n" * 40_000
+    x = helper.make_tensor_value_info(long + "x", TensorProto.FLOAT, [long, 4])
+    y = helper.make_tensor_value_info(long + "y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Neg", [x.name], [y.name], name=long)], long, [x], [y])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], producer_name=long, ir_version=9)
+    onnx.save(proto, tmp_path / "m.onnx")
+    for command in ("info", "run", "explain", "profile", "compare"):
+        result = invoke(command, tmp_path / "m.onnx")
+        assert result.exit_code == 0 and len(result.stdout) < 25_000, command
+        assert result.stdout.splitlines().count("all ops are supported") == (command == "info")
+    result = invoke("run", tmp_path / "m.onnx", "--dim", "n=2")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and len(result.stderr) < 1000
+
+
+def test_op_types_are_no_markup(tmp_path: Path) -> None:
+    node = helper.make_node("[/]Q[red]\nall ops are supported", ["x"], ["y"], domain="a[/b]")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=9), tmp_path / "m.onnx")
+    result = invoke("info", tmp_path / "m.onnx")
+    assert result.exit_code == 0 and r"a[/b].[/]Q[red]\nall ops are supported  not supported at opset" in result.stdout
+
+
+def test_warnings_are_one_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONNXC_CACHE", str(tmp_path / "file"))
+    result = invoke("run", model)
+    assert result.exit_code == 0 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("onnxc: warning: compiling without a cache: ")
+
+
+def test_progress_is_for_terminals(saved: Path) -> None:
+    """A log that is to have colours is none."""
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxc", "run", str(saved)], capture_output=True, env={**os.environ, "FORCE_COLOR": "1"}
+    )
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux allows any bytes in one. The weights lie beside the model."""
+    monkeypatch.chdir(tmp_path)
+    w = onnx.numpy_helper.from_array(np.ones(4096, np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4096]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(proto, "m.onnx", save_as_external_data=True, location="w.bin")
+    name = os.fsdecode(b"m\xff.onnx")
+    os.rename("m.onnx", name)
+    for arguments, says in (
+        (["compare", name, "--layers", "--html", name + ".html"], "agrees with onnxruntime"),
+        (["bench", name, "--rounds", "1"], "onnxruntime"),
+        (["explain", name, "--html", name + ".html"], r"written to m\udcff.onnx.html"),
+        (["profile", name, "--runs", "1", "--trace", name + ".json"], r"written to m\udcff.onnx.json"),
+        (["compile", name, "-o", name + "c"], r"m\udcff.onnxc: 1 kernel"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 0 and not result.stderr and says in result.stdout, (arguments, result)
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -238,6 +310,8 @@ def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
         (("--reference", "renamed.onnx"), "renamed.onnx in onnxruntime has the inputs 'z', and the model 'x'"),
         (("longer.onnx", "--reference", "onnx"), "there is one reference, and two are given: 'longer.onnx', and"),
         (("--reference", "longer.onnx"), "1 (y); of longer.onnx in onnxruntime: 2 (y, a)"),
+        (("--output", "folder"), "--output is where --bisect nodes writes the smallest model"),
+        (("--bisect", "nodes", "--output", "longer.onnx"), "'longer.onnx' is there, and is no folder"),
         (("--inputs", "loader.py:broken"), "raised ZeroDivisionError (division by zero)"),
         (("--inputs", "unreadable.py:load"), "raised SyntaxError"),
     ],
@@ -293,6 +367,39 @@ def test_a_closed_pipe_ends_quietly(saved: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "onnxc", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("onnxc ") and not done.stderr
+
+
+def test_an_interrupt_before_the_command_is_quiet() -> None:
+    code = (
+        "import onnxc.cli, onnxc.__main__\ndef stop(): raise KeyboardInterrupt\n"
+        "onnxc.cli.main = stop\nonnxc.__main__.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("importing", [True, False])
+def test_an_interrupt_ends_an_import_at_once(importing: bool, tmp_path: Path) -> None:
+    """An exception out of an import may crash the extension that is imported; elsewhere there is more to put away."""
+    (tmp_path / "slow.py").write_text("import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "slower.py").write_text("import slow\nslow.f()\n")
+    code = (
+        "import signal, slow\nfrom onnxc.__main__ import interrupted\n"
+        "signal.signal(signal.SIGINT, interrupted)\n"
+        f"try: {'import slower' if importing else 'slow.f()'}\n"
+        "except KeyboardInterrupt: print('put away')\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stdout) == ((-signal.SIGINT, "") if importing else (0, "put away\n"))
+    assert not done.stderr
 
 
 # ---------------------------------------------------------------- the measuring process

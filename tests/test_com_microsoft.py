@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxc
-from onnxc.errors import OnnxcError, RunError
+from onnxc.errors import ModelError, OnnxcError, RunError
 from onnxc.frontends.onnx_file import load
 from onnxc.passes.decompose import decompose
 from tests.ops_harness import Case, build, check, compare, expected, feeds
@@ -689,3 +689,13 @@ def test_groups_of_no_block(group: int) -> None:
     groups[7] = group
     with pytest.raises(RunError, match="out of bounds"):
         onnxc.compile(model)(x=f32(1, 40), w=np.zeros((6, 3, 8), np.uint8), scale=f32(18), group=groups)
+
+
+def test_scales_are_floats() -> None:
+    """The onnx package does not know the types of these operators."""
+    text = """<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+    g (uint8[3] x, uint8 s, uint8 z, float f) => (y) { y = com.microsoft.QLinearSigmoid (x, %s) }"""
+    assert decompose(load(onnx.parser.parse_model(text % "f, z, f, z")))
+    for inputs, number, name in (("s, z, f, z", 1, "x_scale"), ("f, z, s, z", 3, "scale")):
+        with pytest.raises(ModelError, match=rf"input {number} of QLinearSigmoid, '{name}', cannot be uint8\[\]"):
+            decompose(load(onnx.parser.parse_model(text % inputs)))

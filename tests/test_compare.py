@@ -16,7 +16,8 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxc.errors import InputError, RunError
+from onnxc import random_inputs as random_inputs_module
+from onnxc.errors import InputError, LimitError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import choose_dims, random_for_signature, random_inputs
@@ -96,6 +97,14 @@ def test_dims_by_name() -> None:
     assert sorted(choose_dims(graph, {"seq": 9}).values()) == [2, 9]
     with pytest.raises(InputError, match=r"no dynamic dim 'time'; its dynamic dims: batch, seq"):
         choose_dims(graph, {"time": 3})
+
+
+def test_random_inputs_that_the_memory_left_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = decompose(onnx_file.load(embedding()))
+    monkeypatch.setattr(random_inputs_module, "available_bytes", lambda: 1 << 20)
+    assert random_inputs(graph, dims={"seq": 1 << 10})["ids"].shape == (2, 1 << 10)
+    with pytest.raises(LimitError, match=r"'ids' of the shape \(2, 16777216\) takes 536870912 bytes to draw: 1048576"):
+        random_inputs(graph, dims={"seq": 1 << 24})
 
 
 @pytest.mark.parametrize("type_", ["float", "double", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"])

@@ -345,6 +345,9 @@ def test_arenas_have_a_limit() -> None:
     n = int(memory_bytes() ** 0.5)
     with pytest.raises(LimitError):
         compiled(np.ones(n, np.float32), np.ones(n, np.float32))
+    limited = onnxc.compile(parse(text), memory_limit=100)
+    with pytest.raises(LimitError, match=r"the intermediates of a call at these sizes take \d+ bytes.*memory_limit"):
+        limited(np.ones(50, np.float32), np.ones(70, np.float32))
 
 
 DOUBLING = {

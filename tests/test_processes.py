@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import onnxc
-from onnxc.errors import CacheError, CpuError, OnnxcError, ToolchainError
+from onnxc.errors import CacheError, CpuError, InputError, ModelError, OnnxcError, ToolchainError
 from onnxc.runtime import cpu, toolchain
 from tests.small_models import parse
 
@@ -222,6 +222,66 @@ def test_a_cpu_that_lacks_what_a_file_needs(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setattr(module, "machine_features", lambda: names)
     with pytest.raises(CpuError, match="cpu="):
         onnxc.load(tmp_path / "net.onnxc")
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path, fresh_cache: Path) -> None:
+    compiler = shutil.which("g++")
+    assert compiler
+    slow = tmp_path / "slow"
+    slow.write_text(
+        f'#!/bin/sh\ncase "$*" in *part0.cpp*) touch {tmp_path}/begun; sleep 100;; esac\nexec {compiler} "$@"\n'
+    )
+    slow.chmod(0o755)
+    script = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import onnxc\nfrom tests.test_processes import net\n"
+        "try: onnxc.compile(net())\nexcept KeyboardInterrupt: print('interrupted')"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "CXX": str(slow)}) as process:  # fmt: skip
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=90) == ("interrupted\n", "")
+    assert time.monotonic() - begun < 60
+
+
+def test_no_file_can_be_opened() -> None:
+    """Operators and functions of the host are in modules, which are looked for when they are first wanted."""
+    script = (
+        "import os, onnxc\nfrom onnxc.errors import LimitError\nfrom onnxc.ops import registry\n"
+        "from onnxc.host import registry as host\nfiles = []\n"
+        "try:\n    while True: files.append(os.open(os.devnull, os.O_RDONLY))\nexcept OSError: pass\n"
+        "for table in (registry.table, host.table):\n"
+        "    try: print(len(table()))\n    except LimitError as error: print(error)\n"
+        "os.closerange(files[0], files[-1] + 1)\n"
+        "print(len(registry.table()) > 200, len(host.table()) > 20)\n"
+    )
+    done = subprocess.run(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", sys.executable, "-c", script],
+                          capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "the modules of onnxc.ops cannot be read: Too many open files",
+        "the modules of onnxc.host cannot be read: Too many open files",
+        "True True",
+    ], done.stderr
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_working_directory_that_is_gone(cache: bool, tmp_path: Path, fresh_cache: Path) -> None:
+    here = os.getcwd()
+    (tmp_path / "gone").mkdir()
+    try:
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        assert len(onnxc.compile(net(), cache=cache)(*inputs(3)))
+        with pytest.raises(ModelError, match=r"model 'm\.onnx' cannot be opened: the working directory is gone"):
+            onnxc.compile("m.onnx", cache=cache)
+        with pytest.raises(InputError, match=r"no folder can have the name '\.'"):
+            onnxc.compile(net(), base_dir=".", cache=cache)
+    finally:
+        os.chdir(here)
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "zeros", "noise", "text"])

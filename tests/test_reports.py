@@ -34,6 +34,7 @@ from onnxc.reports.page import ASSETS, asset, embedded
 from onnxc.tools.compare.results import Comparison, OutputComparison
 from onnxc.tools.compare.verdict import Verdict
 from onnxc.tools.pages import nodes_of, write_comparison
+from tests.small_models import parse
 
 DIGITS = Path(__file__).parents[1] / "models/digits/digits.onnx"
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--\u2028{{ 7 * 7 }}"
@@ -254,6 +255,14 @@ def test_strings_that_look_like_values_stay() -> None:
 # ---------------------------------------------------------------- pages
 
 
+def test_a_name_of_a_megabyte_is_looked_at_once() -> None:
+    model = parse("(float[n] x) => (float[n] y) { y = Exp(x) }")
+    model.graph.input[0].name = model.graph.node[0].input[0] = 'a\n%3 "' * 200_000
+    texts = list(record_passes(onnx_file.load(model), PassOptions()).texts())
+    assert max(len(line) for text in texts for line in text.splitlines()) < 5000
+    assert all(r"a\n%3 \"a\n%3 \"" in text for text in texts)
+
+
 def test_json_in_a_script_element() -> None:
     data = {"a": HOSTILE, "b": [float("inf"), 1.5, float("nan")], HOSTILE: None}
     text = embedded(data)
@@ -308,6 +317,17 @@ def test_a_page_of_a_hostile_model(tmp_path: Path) -> None:
     model.explain().to_html(tmp_path / "e.html", title="<b>")
     page = checked((tmp_path / "e.html").read_text())
     assert page.data["kind"] == "explain" and page.data["passes"] is None and page.texts["title"] == ["<b>: explain"]
+
+
+def test_a_number_is_no_path(tmp_path: Path) -> None:
+    """Where `open` would take it for an open file."""
+    report = onnxc.compile(parse("(float[n] x) => (float[n] y) { y = Exp(x) }")).profile({"x": np.ones(2, np.float32)})
+    with open(tmp_path / "mine", "w") as mine:
+        for write in (report.to_html, report.to_trace):
+            with pytest.raises(TypeError):
+                write(mine.fileno())  # type: ignore[arg-type]
+        mine.write("ours")
+    assert (tmp_path / "mine").read_text() == "ours"
 
 
 def test_passes_are_those_of_the_file_that_was_compiled(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from onnxc.tools.options import (
     Given,
     Html,
     Model,
+    a_folder,
     beside_the_model,
     command,
     fail,
     output,
     print_json,
     progress,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ Folder = Annotated[
         "-o",
         metavar="FOLDER",
         help="Of --bisect nodes: the smallest failing model.",
+        callback=a_folder,
         show_default=False,
     ),
 ]
@@ -119,6 +122,8 @@ def compare(
 
     if second is not None and reference is not None:
         fail(f"there is one reference, and two are given: {second!r}, and --reference {reference!r}")
+    if folder is not None and bisect != "nodes":
+        fail("--output is where --bisect nodes writes the smallest model; nothing else is written there")
     reference = next((side for side in (second, reference) if side is not None), "onnxruntime")
     beside_the_model(model, html)
     beside_the_model(_file(reference), html)
@@ -149,7 +154,7 @@ def compare(
     else:
         output().print(result)
     if html:
-        typer.echo(f"written to {html}", err=as_json)
+        say(f"written to {html}", err=as_json)
     raise typer.Exit(0 if result.agree and not result.faults else 1)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onnxc.tools.options import Keeping, Model, beside_the_model, command, in_a_folder, progress
+from onnxc.tools.options import Keeping, Model, beside_the_model, command, in_a_folder, progress, say
 
 
 @command
@@ -42,7 +42,7 @@ def compile(
         compiled.save(output_path)
     seconds = time.perf_counter() - start
     counts = compiled.explain().counts
-    typer.echo(
+    say(
         f"{output_path}: {counts['kernels']} kernel calls ({counts['functions']} distinct functions),"
         f" {size(os.path.getsize(output_path))}, in {seconds:.1f} s"
     )

@@ -20,6 +20,7 @@ from onnxc.tools.options import (
     output,
     print_json,
     progress,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -69,11 +70,14 @@ def explain(
             tell("write")
             report.to_html(html, title=os.path.basename(model))
     if html:
-        typer.echo(f"written to {html}", err=as_json)
+        say(f"written to {html}", err=as_json)
     if source is not None:
         if source not in report.sources:
             fail(f"no kernel {source!r}; there are {', '.join(report.sources) or 'none with source'}")
-        typer.echo(report.source(source))
+        if as_json:
+            print_json({source: report.source(source)})
+        else:
+            typer.echo(report.source(source))
     elif as_json:
         print_json(report.to_dict())
     elif kernels:
@@ -131,7 +135,7 @@ def profile(
         print_profile(report)
         print_nodes(report)
     for path in filter(None, (html, trace)):
-        typer.echo(f"written to {path}", err=as_json)
+        say(f"written to {path}", err=as_json)
 
 
 def print_profile(report: Report) -> None:

@@ -31,12 +31,13 @@ def types_of(tensors: Sequence[Tensor | Plain]) -> dict[str, str]:
 
 def print_types(console: Console, title: str, types: Mapping[str, str]) -> None:
     """Inputs or outputs, one on a line."""
-    from rich.markup import escape
+    from onnxc.reports.terminal import as_line
 
     console.print(f"[bold]{title}[/]")
-    width = max((len(name) for name in types), default=0)
-    for name, type_ in types.items():
-        console.print(f"  {escape(name.ljust(width))}  {escape(type_)}")
+    names = [as_line(name).plain for name in types]
+    width = max(map(len, names), default=0)
+    for name, type_ in zip(names, types.values(), strict=True):
+        console.print(as_line(f"  {name.ljust(width)}  {type_}"))
 
 
 @command
@@ -66,6 +67,7 @@ def info(
         show_saved(model, as_json)
         return
     from onnxc.reports.figures import size
+    from onnxc.reports.terminal import as_line
     from onnxc.tools.info import model_info
 
     found = model_info(model)
@@ -74,18 +76,18 @@ def info(
         return
     console = output()
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
-    console.print(
-        f"{found.name or 'model'}: opset {opsets}" + (f", by {found.producer}" if found.producer else ""),
-        markup=False,
-    )
+    by = f", by {found.producer}" if found.producer else ""
+    console.print(as_line(f"{found.name or 'model'}: opset {opsets}{by}"))
     print_types(console, "inputs", found.inputs)
     print_types(console, "outputs", found.outputs)
     console.print(f"weights: {found.weights} tensors, {size(found.weights_bytes)}", markup=False)
-    console.print(f"dynamic dims: {', '.join(found.dims) or 'none'}", markup=False)
+    console.print(as_line(f"dynamic dims: {', '.join(found.dims) or 'none'}"))
     console.print(f"[bold]ops[/] ({sum(op.count for op in found.ops)} nodes)")
     for op in found.ops:
-        note = "" if op.supported else f"  [bold red]not supported[/] at opset {op.version}"
-        console.print(f"  {op.count:6}  {op.name}{note}")
+        row = as_line(f"  {op.count:6}  {op.name}")
+        if not op.supported:
+            row.append("  not supported", "bold red").append(f" at opset {op.version}")
+        console.print(row)
     missing = sum(not op.supported for op in found.ops)
     console.print("all ops are supported" if not missing else f"{missing} of {len(found.ops)} ops are not supported")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxc.tools.options import AnyModel, Given, Keeping, beside_the_model, command, in_a_folder, output, progress
+from onnxc.tools.options import AnyModel, Given, Keeping, beside_the_model, command, in_a_folder, output, progress, say
 
 
 @command
@@ -36,6 +36,7 @@ def run(
       onnxc run model.onnx --dim batch=4 --dim sequence=77 --seed 1
       onnxc run model.onnx --target cuda
     """
+    from onnxc.reports.terminal import as_line
     from onnxc.tools.inputs import write_arrays
 
     if output_path:
@@ -50,9 +51,9 @@ def run(
     console = output()
     for name, value in results.items():
         for line in _lines(name, value):
-            console.print(line, markup=False)
+            console.print(as_line(line))
     if output_path:
-        console.print(f"written to {output_path}", markup=False)
+        say(f"written to {output_path}")
 
 
 def _lines(name: str, value: Any) -> list[str]:

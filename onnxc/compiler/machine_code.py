@@ -16,7 +16,7 @@ from onnxc.fingerprint import code_digest
 from onnxc.runtime.cache import Cache, digest
 from onnxc.runtime.cpu import Level
 from onnxc.runtime.library import NATIVE
-from onnxc.runtime.toolchain import Compiler, Source, compile_library, compile_object, find_compiler
+from onnxc.runtime.toolchain import Compiler, Runs, Source, compile_library, compile_object, find_compiler
 
 # Headers of which a part is compiled apart from programs (`ONNXC_APART` in vec.h), where the linker can leave out what
 # a program does not use.
@@ -47,6 +47,7 @@ class MachineCode:
     def __init__(self, cache: Cache | None = None) -> None:
         self.cache = cache
         self._made: dict[str, bytes] = {}
+        self.runs = Runs()
 
     def of(self, program: Program, cpu: Level) -> bytes:
         """The library of a program."""
@@ -84,6 +85,7 @@ class MachineCode:
                 objects=objects,
                 bare=bare,
                 compiler=compiler,
+                runs=self.runs,
             )
         self._store(key, code)
         return code
@@ -91,7 +93,7 @@ class MachineCode:
     @contextlib.contextmanager
     def _objects(self, names: Sequence[str], cpu: Level, compiler: Compiler) -> Iterator[list[Future[bytes]]]:
         """The objects of headers in `APART`: those that are not known are compiled meanwhile."""
-        with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+        with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool, self.runs.stopped_by_errors():
             yield [self._object(name, cpu, compiler, pool) for name in names]
 
     def _object(self, name: str, cpu: Level, compiler: Compiler, pool: ThreadPoolExecutor) -> Future[bytes]:
@@ -99,8 +101,8 @@ class MachineCode:
         key = digest("object", target, [compiler.identity, code_digest()], name)
 
         def made() -> bytes:
-            source = Source("apart.cpp", _parts_apart(name))
-            code = compile_object(source, include=[INCLUDE, NATIVE], flags=cpu.flags, compiler=compiler)
+            source, include = Source("apart.cpp", _parts_apart(name)), [INCLUDE, NATIVE]
+            code = compile_object(source, include=include, flags=cpu.flags, compiler=compiler, runs=self.runs)
             self._store(key, code)
             _objects[key] = code
             return code

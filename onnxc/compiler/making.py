@@ -48,7 +48,7 @@ def _for_cpu(
 ) -> Made:
     options = request.options
     kernels = replace(options.kernels, tuned=tuple(sorted(request.measured[0].best.items())))
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, code.runs.stopped_by_errors():
         program, layout = written(graph, request.cpu, options.fusion_options, kernels, stages)
         building = pool.submit(code.of, program, request.cpu)
         weights = weights_block(program, graph)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any, TypeVar
 
 import onnxc.host
-from onnxc.errors import InternalError
+from onnxc.errors import InternalError, LimitError
 
 Function = Callable[..., Any]
 _F = TypeVar("_F", bound=Function)
@@ -47,9 +49,21 @@ def looked_at(function: Function) -> tuple[int, ...] | None:
 @cache
 def table() -> dict[str, Function]:
     """Every function by name. Importing the modules of `onnxc.host` fills it."""
-    for module in pkgutil.iter_modules(onnxc.host.__path__, "onnxc.host."):
-        importlib.import_module(module.name)
+    import_all(onnxc.host)
     return _TABLE
+
+
+def import_all(package: ModuleType) -> None:
+    """Imports the modules of a package. Raises LimitError where the process may open no more files: pkgutil would find
+    no module then, and say nothing.
+    """
+    try:
+        for folder in package.__path__:
+            os.listdir(folder)
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    except OSError as error:
+        raise LimitError(f"the modules of {package.__name__} cannot be read: {error.strerror}", cause=error) from error
 
 
 def function(name: str) -> Function:

@@ -16,9 +16,7 @@ Types, shapes, gradients and kernels follow from the body. Users define theirs i
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import onnxc.ops
 from onnxc.errors import InputError, ModelError, UnsupportedError, shortened
+from onnxc.host.registry import import_all
 from onnxc.ir.graph import Value
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.custom import with_gradient
@@ -130,8 +129,7 @@ def _loaded() -> bool:
 @cache
 def table() -> Mapping[tuple[str, str], Sequence[OpDef]]:
     """Every definition, by domain and name. Importing the modules of `onnxc.ops` fills it."""
-    for module in pkgutil.iter_modules(onnxc.ops.__path__, "onnxc.ops."):
-        importlib.import_module(module.name)
+    import_all(onnxc.ops)
     return _TABLE
 
 
@@ -142,11 +140,11 @@ def find(domain: str, name: str, opset: int) -> OpDef | None:
 
 
 @cache
-def _parameters(define: Definition) -> tuple[int, bool, Mapping[str, inspect.Parameter]]:
+def _parameters(define: Definition) -> tuple[Sequence[str], bool, Mapping[str, inspect.Parameter]]:
     parameters = list(inspect.signature(define).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return len(positional), variadic, {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return [p.name for p in positional], variadic, {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def apply(
@@ -169,8 +167,8 @@ def apply(
 
 def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value | None]:
     """The inputs of a node as its definition takes them: None for optional ones that are missing."""
-    count, variadic, _ = _parameters(definition.define)
-    args = list(inputs)
+    names, variadic, _ = _parameters(definition.define)
+    count, args = len(names), list(inputs)
     while args and args[-1] is None and not variadic:
         args.pop()
     if len(args) > count and not variadic:
@@ -182,7 +180,18 @@ def _arguments(definition: OpDef, inputs: Sequence[Value | None]) -> list[Value 
     gap = next((k for k in range(count, len(args)) if args[k] is None), None)
     if gap is not None and not _has_gaps(definition.define):
         raise ModelError(f"{definition.name} lacks its input {gap}")
+    if definition.is_own:
+        _check_scales(definition, names, args)
     return args
+
+
+def _check_scales(definition: OpDef, names: Sequence[str], args: Sequence[Value | None]) -> None:
+    """What onnxc's own definitions call a scale is a float. The onnx package knows no types of onnxruntime's operators,
+    and a quotient of integers would round where none is meant to.
+    """
+    for k, (name, value) in enumerate(zip(names, args, strict=False)):
+        if name.endswith("scale") and value is not None and not value.dtype.is_float:
+            raise ModelError(f"input {k} of {definition.name}, {name!r}, cannot be {value.t}")
 
 
 @cache

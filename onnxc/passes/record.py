@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from onnxc.errors import abridged
 from onnxc.ir.graph import Graph, Source
 from onnxc.ir.text import to_text
 from onnxc.passes.pipeline import PassOptions, passes
 
 IMPORT = "import"
 MOST_LINES = 20_000  # of larger graphs the texts are left out: they would take longer to compare than to compile
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|%(\d+)')  # a string of the model, or a value
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|%(\d+)')  # a string of the model, or a value
+_LONG = 2500  # characters of a string, of which the middle goes: each pass would look at a name of megabytes again
 
 Change = list[tuple[str, int | list[str]]]
 """From one text to the next: `("=", 3)` keeps lines, `("-", 2)` leaves lines out, `("+", [...])` adds some."""
@@ -119,7 +121,7 @@ class _Recorder:
     def _change(self, graph: Graph) -> Change | None:
         if self.ops.total() > MOST_LINES or (self.records and self.records[-1].change is None):
             return None
-        lines = to_text(graph, digests=False).splitlines()
+        lines = [_abridged(line) for line in to_text(graph, digests=False).splitlines()]
         keys = [_TOKEN.sub(lambda found: found[0] if found[1] is None else "%", line) for line in lines]
         blocks = SequenceMatcher(None, self.keys, keys, autojunk=False).get_matching_blocks()
         same = {b.b + k: b.a + k for b in blocks for k in range(b.size)}
@@ -141,6 +143,10 @@ class _Recorder:
     def _new(self) -> str:
         self.fresh += 1
         return str(self.fresh - 1)
+
+
+def _abridged(line: str) -> str:
+    return line if len(line) <= _LONG else _TOKEN.sub(lambda found: abridged(found[0], _LONG), line)
 
 
 def _defined(line: str) -> list[str]:

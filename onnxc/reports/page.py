@@ -44,8 +44,9 @@ def rendered(title: str, heading: str, data: Mapping[str, Any], scripts: Sequenc
 
 
 def written(path: str | os.PathLike[str], page: str) -> None:
-    """Writes a page to a file. Raises OSError where that fails."""
-    with about_file(path), open(path, "w", encoding="utf-8", newline="\n") as file:
+    """Writes a page to a file; what in a name is no character is spelled out. Raises OSError where that fails."""
+    path = os.fspath(path)  # no number, which `open` would take for an open file
+    with about_file(path), open(path, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
         file.write(page)
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxc.reports.figures import count, microseconds, size
+from onnxc.reports.terminal import as_line
 
 if TYPE_CHECKING:
     from onnxc.report import Kernel, NodeTime, Report
@@ -26,10 +27,10 @@ def report_tables(report: Report) -> Iterator[Any]:
     """The whole report: its summary, its profile, and some lines for each kernel."""
     yield from summary_lines(report)
     if report.profile:
-        yield Text("")
+        yield as_line("")
         yield report.profile
     for kernel in report.kernels:
-        yield Text("")
+        yield as_line("")
         yield from _kernel_lines(kernel)
 
 
@@ -39,24 +40,24 @@ def summary_lines(report: Report) -> Iterator[Text]:
     kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(k.kind for k in report.kernels).most_common())
     title = f"{report.name or 'model'}: {counts['kernels']} kernel calls a run ({kinds or 'none'})"
     where = ", ".join(_machine(report))
-    yield Text(title + (f"; {where}" if where else ""), style="bold")
-    yield Text(
+    yield as_line(title + (f"; {where}" if where else ""), style="bold")
+    yield as_line(
         f"  {counts['templates']} template or routine calls, {counts['fused']} fused kernels,"
         f" {counts['functions']} distinct functions"
     )
     for reason, number in report.kept.items():
-        yield Text(f"  float32 in {number} nodes: {reason}")
+        yield as_line(f"  float32 in {number} nodes: {reason}")
     memory = report.memory
     # With dynamic dims the arena is laid out anew for each size, and the manifest says so in words.
     arena = size(memory.arena) if isinstance(memory.arena, int) else memory.arena
-    yield Text(
+    yield as_line(
         f"  memory: arena {arena} for {memory.buffers} intermediates"
         f" of {size(memory.buffers_total)} together; weights {size(memory.weights)}"
     )
     if report.stages:
         total = sum(report.stages.values())
         long = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.stages.items() if seconds >= 0.005)
-        yield Text(f"  compiled in {total:.2f} s" + (f": {long}" if long else ""))
+        yield as_line(f"  compiled in {total:.2f} s" + (f": {long}" if long else ""))
 
 
 def _machine(report: Report) -> Iterator[str]:
@@ -72,28 +73,28 @@ def _machine(report: Report) -> Iterator[str]:
 
 def _kernel_lines(kernel: Kernel) -> Iterator[Any]:
     """One kernel as lines of rich text. Names of the model are text, never markup."""
-    head = Text(f"{kernel.number:4}  ")
+    head = as_line(f"{kernel.number:4}  ")
     head.append(f"{kernel.function} {kernel.kind}", style="bold cyan" if kernel.is_template else "bold green")
-    head.append(f"  {kernel.label or '(of no single node)'}")
+    head.append(as_line(f"  {kernel.label or '(of no single node)'}"))
     yield head
     work = [f"reads {size(kernel.reads)}", f"writes {size(kernel.writes)}"]
     if kernel.weights:
         work[0] += f" (weights {size(kernel.weights)})"
     if kernel.flops:
         work.append(f"{count(kernel.flops)}FLOP")
-    yield Text("      " + ", ".join(work))
+    yield as_line("      " + ", ".join(work))
     for origin in kernel.origins:
         extra = "  ".join(x for x in (origin.name, origin.line) if x)
-        yield Text(f"      {origin}" + (f"  {extra}" if extra else ""), style="dim")
+        yield as_line(f"      {origin}" + (f"  {extra}" if extra else ""), style="dim")
     for reason in _counted(kernel.reasons):
-        yield Text(f"      + {reason}")
+        yield as_line(f"      + {reason}")
     if kernel.choice and len(kernel.choice.candidates) > 1:
         others = [c for c in kernel.choice.candidates if c != kernel.choice.chosen]
         listed = ", ".join(others) if len(others) <= _LISTED else f"one of {len(others)} others"
         why = f"; {kernel.choice.why}" if kernel.choice.why else ""
-        yield Text(f"      = {kernel.choice.chosen} (or {listed}) for {kernel.choice.subject}{why}")
+        yield as_line(f"      = {kernel.choice.chosen} (or {listed}) for {kernel.choice.subject}{why}")
     for boundary in kernel.boundaries:
-        yield Text(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
+        yield as_line(f"      > stores {boundary.type}" + (f": {boundary.reason}" if boundary.reason else ""))
 
 
 def _counted(lines: Sequence[str]) -> Iterable[str]:
@@ -107,7 +108,7 @@ def kernel_table(report: Report) -> Table:
         table.add_column(heading, justify="left" if heading in ("function", "kind", "nodes") else "right")
     for k in report.kernels:
         flops = count(k.flops) if k.flops else ""
-        table.add_row(*map(Text, (str(k.number), k.function, k.kind, k.label, size(k.reads), size(k.writes), flops)))
+        table.add_row(*map(as_line, (str(k.number), k.function, k.kind, k.label, size(k.reads), size(k.writes), flops)))
     return table
 
 
@@ -120,7 +121,7 @@ def node_table(rows: Sequence[NodeTime], whole: float) -> Table:
         o = row.origin
         kernels = " ".join(map(str, row.kernels[:4])) + (" ..." if len(row.kernels) > 4 else "")
         cells = (str(o), f"{row.seconds * 1e6:.1f}", f"{row.seconds / whole:.1%}", kernels, o.name, o.line)
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(as_line, cells))
     return table
 
 
@@ -129,11 +130,11 @@ def profile_tables(profile: Profile) -> Iterator[Any]:
     dims = ", ".join(f"{name} {size}" for name, size in profile.dims.items())
     best, median = microseconds(profile.total), microseconds(profile.median)
     at = f" at {dims}" if dims else ""
-    yield Text(f"{best} us a run (best of {profile.runs}; median {median} us){at}", style="bold")
-    yield Text(f"  the machine: {profile.peaks}")
+    yield as_line(f"{best} us a run (best of {profile.runs}; median {median} us){at}", style="bold")
+    yield as_line(f"  the machine: {profile.peaks}")
     if profile.flops:
         share = f", {profile.share_of_peak:.0%} of the peak" if profile.peaks.flops else ""
-        yield Text(f"  contractions: {profile.flops / 1e9:.3g} GFLOP{share}")
+        yield as_line(f"  contractions: {profile.flops / 1e9:.3g} GFLOP{share}")
     yield _times(profile, "kind", [(kind, k.label, k) for kind, k in profile.by_kind().items()])
     kernels = sorted(profile.kernels, key=lambda k: -k.best)
     yield _times(profile, "#", [(f"{k.number} {k.function} {k.kind}", k.label, k) for k in kernels])
@@ -153,5 +154,5 @@ def _times(profile: Profile, first: str, rows: Sequence[tuple[str, str, KernelTi
             name, label, microseconds(k.best), microseconds(k.median), f"{k.best / whole:.1%}",
             f"{k.gflops:.3g}", f"{compute:.0%}", f"{k.gbs:.3g}", f"{memory:.0%}", profile.limit(k)[0],
         )  # fmt: skip
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(as_line, cells))
     return table

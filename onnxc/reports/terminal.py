@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
+from rich.text import Text
 
-from onnxc.errors import spelled
+from onnxc.errors import one_line, spelled
 
 
 class SafeConsole(Console):
@@ -22,6 +23,11 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment("\n".join(map(spelled, text.split("\n"))), segment.style)
+
+
+def as_line(text: str, style: str = "") -> Text:
+    """A line or a cell with names in it: they are no markup, stay on their line, and have no more than its room."""
+    return Text(one_line(text), style)
 
 
 def as_text(renderable: Any, width: int = 120) -> str:

@@ -39,6 +39,7 @@ def written_trace(
     path: str | os.PathLike[str], report: Mapping[str, Any], parts: Sequence[Mapping[int, float]]
 ) -> None:
     """Writes the trace. Raises OSError where that fails."""
+    path = os.fspath(path)  # no number, which `open` would take for an open file
     with about_file(path), open(path, "w", encoding="utf-8") as file:
         json.dump(trace_of(report, parts), file, separators=(",", ":"), allow_nan=False)
 

@@ -186,9 +186,13 @@ class NativeModel:
             self.close()
 
 
+TOO_LARGE = (
+    "the intermediates of a call at these sizes take {value} bytes, more than its limit"
+    " (memory_limit; by default the memory of the machine)"
+)
 _MEANINGS: dict[int, tuple[type[OnnxcError], str]] = {
     1: (LimitError, "no memory for {value} bytes"),
-    2: (LimitError, "{value} bytes of memory are above the limit"),
+    2: (LimitError, TOO_LARGE),
     3: (RunError, "the index {value} is out of bounds"),
     4: (RunError, "integer division by zero"),
     5: (RunError, "the size {value} does not fit"),

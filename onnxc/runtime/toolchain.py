@@ -211,6 +211,7 @@ def compile_library(
     compiler: Compiler | None = None,
     jobs: int | None = None,
     timeout: float = 600.0,
+    runs: Runs | None = None,
 ) -> bytes:
     """Compile sources and link them to one shared library; returns its bytes.
 
@@ -227,6 +228,7 @@ def compile_library(
         compiler: default: :func:`find_compiler`.
         jobs: compilers at a time; default: one for each CPU that this process may use.
         timeout: seconds for all of it.
+        runs: what may end it from another thread.
 
     Raises:
         ToolchainError: no compiler, an error in a source (with the compiler's message), or out of time.
@@ -234,7 +236,7 @@ def compile_library(
     if len({source.name for source in sources}) != len(sources) or not sources:
         raise ValueError("sources need names of their own, and there must be one")
     run = _Run(compiler or find_compiler(), time.monotonic() + timeout)
-    with _private_folder() as folder:
+    with (runs or Runs()).of(run), _private_folder() as folder:
         for source in (*sources, *(Source(name, text) for name, text in (headers or {}).items())):
             (folder / source.name).write_text(source.text, encoding="utf-8")
         options = _options(folder, flags, include, run.compiler)
@@ -260,13 +262,14 @@ def compile_object(
     flags: Sequence[str] = (),
     compiler: Compiler | None = None,
     timeout: float = 600.0,
+    runs: Runs | None = None,
 ) -> bytes:
     """Compile a source to an object file, each function in a section of its own; returns its bytes.
 
     Args, Raises: as :func:`compile_library`.
     """
     run = _Run(compiler or find_compiler(), time.monotonic() + timeout)
-    with _private_folder() as folder:
+    with (runs or Runs()).of(run), _private_folder() as folder:
         (folder / source.name).write_text(source.text, encoding="utf-8")
         options = [*_options(folder, flags, include, run.compiler), "-ffunction-sections"]
         (made,) = _compile_objects(run, [source], options, folder, 1)
@@ -363,7 +366,7 @@ def _remove_abandoned(root: str) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
     """Runs a compiler, from several threads; `stop` ends what runs, and what would start later."""
 
@@ -394,7 +397,7 @@ class _Run:
     def _start(self, command: list[str], folder: Path) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._stopped:
-                raise ToolchainError("stopped, for another compile failed")
+                raise ToolchainError("stopped, for another compile failed, or the whole was interrupted")
             try:
                 process = subprocess.Popen(
                     command,
@@ -423,6 +426,42 @@ class _Run:
         text = complaint.decode("utf-8", "replace").replace(f"{folder}{os.sep}", "").strip()
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         return f"the C++ compiler failed ({how}; {self.compiler.version}):\n{text[:_STDERR_KEPT]}"
+
+
+class Runs:
+    """The compiler's runs of one compile, in whatever threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: list[_Run] = []
+        self._over = False
+
+    @contextlib.contextmanager
+    def of(self, run: _Run) -> Iterator[None]:
+        """Within it, a run is one of these."""
+        with self._lock:
+            self._runs.append(run)
+            if self._over:
+                run.stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs.remove(run)
+
+    @contextlib.contextmanager
+    def stopped_by_errors(self) -> Iterator[None]:
+        """An exception ends those that there are, and an interrupt (Ctrl-C) also those that would follow: nobody waits
+        for what nobody wants.
+        """
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._over = self._over or not isinstance(error, Exception)
+                for run in self._runs:
+                    run.stop()
+            raise
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -12,8 +12,9 @@ import functools
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
@@ -57,6 +58,13 @@ def in_a_folder(path: str | None) -> str | None:
         fail(f"{path!r} is a folder, not a file to write")
     if path is not None and os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         fail(f"{path!r} is there, and is not a regular file: name another one to write")
+    return path
+
+
+def a_folder(path: str | None) -> str | None:
+    """A folder to write to, which need not be there."""
+    if path is not None and os.path.exists(path) and not os.path.isdir(path):
+        fail(f"{path!r} is there, and is no folder: name another one to write to")
     return path
 
 
@@ -321,7 +329,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         debug = given.pop("debug") or os.environ.get("ONNXC_DEBUG")
         made = {name: make(**{key: given.pop(key) for key in keys}) for name, (make, keys) in groups.items()}
         try:
-            function(**given, **made)
+            with nullcontext() if debug else _warnings_told():
+                function(**given, **made)
         except (OnnxcError, OSError, MemoryError) as error:
             if debug or isinstance(error, BrokenPipeError):
                 raise
@@ -337,6 +346,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
+def _warnings_told() -> Iterator[None]:
+    """Warnings as a command says them: without the line of onnxc's own code that they come from."""
+
+    def tell(message: Warning | str, *place: object) -> None:
+        say(f"onnxc: warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = tell  # type: ignore[assignment]
+        yield
+
+
+@contextmanager
 def progress(title: str) -> Iterator[Progress]:
     """A spinner with the name of the stage on standard error, only for a terminal."""
     from rich.text import Text
@@ -344,7 +365,7 @@ def progress(title: str) -> Iterator[Progress]:
     from onnxc.reports.terminal import SafeConsole
 
     console = SafeConsole(stderr=True)
-    if not console.is_terminal:
+    if not (console.is_terminal and sys.stderr.isatty()):  # $FORCE_COLOR makes a log one that has colours, no terminal
         yield lambda stage: None
         return
     with console.status(Text(title)) as status:
@@ -356,6 +377,11 @@ def output() -> Console:
     from onnxc.reports.terminal import SafeConsole
 
     return SafeConsole(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def say(text: str, err: bool = False) -> None:
+    """A line with names of files in it, which are shown and never obeyed."""
+    typer.echo(spelled(text), err=err)
 
 
 def print_json(value: Any) -> None:

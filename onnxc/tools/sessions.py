@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.tools.messages import Message, serve_pipes
+from onnxc.tools.paths import readable
 
 Run = Callable[[Any, Mapping[str, Any]], list[Any]]
 LEVELS = {"disabled": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
@@ -44,7 +45,7 @@ class Sessions:
 
         if place:
             os.chdir(place)
-        source = values.pop() if values else model
+        source = values.pop() if values else readable(model)
         session = onnxruntime.InferenceSession(source, _options(**settings), providers=["CPUExecutionProvider"])
         self._last += 1
         self._runs[self._last] = session, _run_by_bits if _has_types_of_its_own(session) else _run_arrays

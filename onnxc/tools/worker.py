@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from onnxc.tools.messages import serve_pipes
+from onnxc.tools.paths import readable
 
 Run = Callable[[], object]
 Command = dict[str, Any]
@@ -116,7 +117,7 @@ def _onnxruntime(model: str, threads: int, input_shapes: Any, **options: Any) ->
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     settings.intra_op_num_threads = threads
     settings.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(readable(model), settings, providers=["CPUExecutionProvider"])
 
 
 class _OpenVino:

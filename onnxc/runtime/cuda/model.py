@@ -40,7 +40,7 @@ from onnxc.runtime.cuda.profile import Clock, gpu_peaks
 from onnxc.runtime.cuda.program import Program
 from onnxc.runtime.cuda.site import Site
 from onnxc.runtime.cuda.workspace import VECTOR, Attachable, Workspace, element_of, is_crooked
-from onnxc.runtime.library import CallError
+from onnxc.runtime.library import TOO_LARGE, CallError
 from onnxc.runtime.outputs import OutputPool, wanted
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class CudaModel(Attachable, CompiledModel):
         gpu, weights = self._device, self._weights.nbytes
         flat = self._program.at(values, self._architecture, gpu.multiprocessors, self._products, weights)
         if self._limit and flat.arena > self._limit:
-            raise LimitError(f"{flat.arena} bytes of memory are above the limit")
+            raise LimitError(TOO_LARGE.format(value=flat.arena))
         outputs = signature.output_shapes(values)
         site = Site(values, flat, [*shapes, *outputs], [*signature.inputs, *signature.outputs], len(shapes))
         while len(self._sites) >= _MOST_SITES:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from onnxc.errors import spelled
+from onnxc.reports.terminal import as_line
 from onnxc.tools.compare.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def comparison_tables(found: Comparison, width: int = 160) -> Iterator[Any]:
     if found.reduction is not None:
         yield from _reduction(found)
     for note in found.notes:
-        yield Text(f"note: {spelled(note)}")
+        yield as_line(f"note: {note}")
     differing = sum(not o.agrees for o in found.outputs)
     end = (
         f"agrees with {found.reference}"
@@ -37,7 +37,7 @@ def comparison_tables(found: Comparison, width: int = 160) -> Iterator[Any]:
         else f"{differing} of {len(found.outputs)} outputs differ from {found.reference}"
     )
     seed = f", seed {found.seed}" if found.seed is not None else ""
-    yield Text(f"{end} (rtol {found.rtol:g}, atol {found.atol:g} of the largest value{seed})", style="bold")
+    yield as_line(f"{end} (rtol {found.rtol:g}, atol {found.atol:g} of the largest value{seed})", style="bold")
 
 
 def _outputs(found: Comparison, width: int) -> Table:
@@ -51,7 +51,7 @@ def _outputs(found: Comparison, width: int) -> Table:
         top = o.metrics.top1 if o.metrics is not None else None
         cells = [o.name, str(o.sample), f"{o.dtype}{list(o.shape)}", f"{o.max_abs:.2e}", f"{o.max_rel:.2e}"]
         cells.append("" if top is None else f"{top:.1%}")
-        row = dict(zip(headings, [*map(_cell, cells), _verdict(o)], strict=True))
+        row = dict(zip(headings, [*map(as_line, cells), _verdict(o)], strict=True))
         table.add_row(*(row[h] for h in shown))
     return table
 
@@ -63,10 +63,6 @@ def _table(headings: Sequence[str], folded: Sequence[str]) -> Table:
         left = heading in ("output", "type", "verdict", "node", "tensor")
         table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=heading not in folded)
     return table
-
-
-def _cell(text: str) -> Text:
-    return Text(spelled(text))
 
 
 def _verdict(o: OutputComparison) -> Text:
@@ -82,7 +78,7 @@ def _layers(found: Comparison, width: int) -> Iterator[Any]:
     rows = [t for t in found.layers if t.verdict is not Verdict.SKIPPED]
     counts = {v: sum(t.verdict is v for t in rows) for v in Verdict}
     words = ", ".join(f"{n} {v.value}" for v, n in counts.items() if n)
-    yield Text(f"{len(rows)} tensors inside: {words}", style="bold")
+    yield as_line(f"{len(rows)} tensors inside: {words}", style="bold")
     worst = sorted((t for t in rows if t.introduced is not None), key=lambda t: -_excess(t))[:SHOWN]
     chosen = sorted({id(t): t for t in [*found.faults[:SHOWN], *worst]}.values(), key=lambda t: t.depth)[: 2 * SHOWN]
     if chosen:
@@ -90,9 +86,9 @@ def _layers(found: Comparison, width: int) -> Iterator[Any]:
     culprit = found.culprit
     if culprit is not None:
         where = f" {culprit.node_name!r}" if culprit.node_name else ""
-        line = f", {spelled(culprit.origin)}" if culprit.origin else ""
-        yield Text(
-            f"the error is made by {spelled(culprit.label)}{where}{line}: {culprit.note or culprit.verdict.value}",
+        line = f", {culprit.origin}" if culprit.origin else ""
+        yield as_line(
+            f"the error is made by {culprit.label}{where}{line}: {culprit.note or culprit.verdict.value}",
             "bold red",
         )
     nonfinite = found.first_nonfinite
@@ -100,7 +96,7 @@ def _layers(found: Comparison, width: int) -> Iterator[Any]:
         side, t = nonfinite
         assert t.metrics is not None
         at = t.metrics.ours if side != "theirs" else t.metrics.theirs
-        yield Text(f"first NaN or infinity ({side}): {spelled(t.label)}, {t.name!r} at {list(at.first or ())}")
+        yield as_line(f"first NaN or infinity ({side}): {t.label}, {t.name!r} at {list(at.first or ())}")
 
 
 def _excess(t: TensorComparison) -> float:
@@ -114,7 +110,7 @@ def _layer_table(rows: list[TensorComparison], width: int) -> Table:
     table = _table(shown, folded=("node", "tensor"))
     for t in rows:
         numbers = [_number(x) for x in (t.error, t.inherited, t.introduced, t.bound)]
-        cells = [*map(_cell, [t.label, _short(t.name), f"{t.dtype}{list(t.shape)}", *numbers])]
+        cells = [*map(as_line, [t.label, _short(t.name), f"{t.dtype}{list(t.shape)}", *numbers])]
         row = dict(zip(headings, [*cells, Text(t.verdict.value, _COLOURS.get(t.verdict, "default"))], strict=True))
         table.add_row(*(row[h] for h in shown))
     return table
@@ -132,8 +128,8 @@ def _reduction(found: Comparison) -> Iterator[Text]:
     reduced = found.reduction
     assert reduced is not None
     for step in reduced.steps:
-        yield Text(f"  {step}")
-    yield Text(f"{reduced.kind}: {reduced.culprit or 'no single one makes the difference'}", style="bold")
+        yield as_line(f"  {step}")
+    yield as_line(f"{reduced.kind}: {reduced.culprit or 'no single one makes the difference'}", style="bold")
     if reduced.model:
         yield Text(f"the smallest failing model: {reduced.model} ({len(reduced.nodes)} nodes), inputs {reduced.inputs}")
     if reduced.command:
