@@ -226,6 +226,8 @@ STACKS = {
     "mapped-columns": f"""(float[2, n] x, int64 t) => (y) {{ s = {ITEMS.replace("AXIS", "1").replace("KEEP", "0")} (x)
       r = SequenceMap <body = b (float[2] v, float[2] u) => (float[2] w) {{ w = Add(v, u) }}> (s, s)
       y = ConcatFromSequence <axis = 0, new_axis = 1> (r) }}""",
+    "at-of-known-ones": """(float[n, 2] x, int64 t) => (y) { f = Exp(x)  g = Neg(f)  s = SequenceConstruct (x, f, g)
+      v = SequenceAt(s, t)  y = Sin(v) }""",
     "at": f"""(float[n, 2] x, int64 t) => (y, z) {{ s = {ITEMS.replace("AXIS", "0").replace("KEEP", "1")} (x)
       y = SequenceAt(s, t)  one = Constant <value_ints = [-1]> ()  r = Reshape(t, one)  z = SequenceAt(s, r) }}""",
 }  # fmt: skip
@@ -235,20 +237,27 @@ def stacks_text(case: str) -> str:
     return "g " + STACKS[case].replace("(bool d, o", "(bool d, seq(float[k9, 2]) o")
 
 
-FREE = ("appended", "appended-and-given-out", "mapped", "mapped-columns", "at")
+FREE = ("appended", "appended-and-given-out", "mapped", "mapped-columns", "at", "at-of-known-ones")
 
 
 @pytest.mark.parametrize("case", STACKS)
 def test_sequences_of_one_shape(case: str) -> None:
     shape = (2, 3) if case == "mapped-columns" else (3, 2)
-    times = (0, 1) if case == "at" else (1, 2, 6)
+    times = (0, 1) if case.startswith("at") else (1, 2, 6)
     quick, slow = both(
         stacks_text(case), "stacks",
         *({"x": np.abs(floats(*shape)), "t": int64(t)} for t in times),
     )  # fmt: skip
     sequences = [name for name in hosted(quick) if name.startswith("sequence")]
     assert len(sequences) < sum(name.startswith("sequence") for name in hosted(slow)) or case not in FREE
-    assert not sequences or case not in ("appended", "mapped", "mapped-columns", "at", "appended-until")
+    assert not sequences or case not in (
+        "appended",
+        "mapped",
+        "mapped-columns",
+        "at",
+        "at-of-known-ones",
+        "appended-until",
+    )
 
 
 @pytest.mark.parametrize("case", ["appended", "appended-until", "mapped", "mapped-columns"])

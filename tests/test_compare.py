@@ -199,6 +199,17 @@ def test_other_references(reference: str) -> None:
     assert compare(LINEAR, reference=reference).reference == reference
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_float64_of_open_dims_of_which_one_is_1(size: int) -> None:
+    model = parsed("g (float[n, 2, 3] x, float[m, 3, 4] w) => (y) { y = MatMul(x, w) }")
+    given = {"x": np.ones((size, 2, 3), np.float32), "w": np.ones((5, 3, 4), np.float32)}
+    assert compare(model, given, reference="float64")
+    judge = Judge(model, None, Tolerances(), lambda stage: None)
+    right = np.full((5, 2, 4), 3, np.float32)
+    (row,) = judge.outputs(0, given, [right], [right * np.float32(1.01)])
+    assert row.agrees and row.errors64 == (0, pytest.approx(0.03, rel=1e-3))
+
+
 def test_unknown_reference() -> None:
     with pytest.raises(InputError, match="no reference 'torch'"):
         compare(LINEAR, reference="torch")

@@ -272,6 +272,14 @@ def test_what_only_a_run_can_build_says_so(text: str, message: str) -> None:
         differentiate(onnx_file.load(model), "loss", ["x"])
 
 
+@pytest.mark.parametrize("position", [0, 1, -1])
+def test_one_of_a_sequence_at_a_place_that_is_data(position: int) -> None:
+    text = """g (double[4] x, int64 n) => (double loss) {
+      a = Sin(x)  b = Exp(x)  s = SequenceConstruct(x, a, b)  v = SequenceAt(s, n)
+      y = Mul(v, v)  loss = ReduceSum<keepdims = 0>(y) }"""
+    check(text, {"x": np.random.default_rng(0).random(4), "n": np.array(position)}, ["x"])
+
+
 def test_what_a_loop_appends() -> None:
     """Tensors of one shape: the sequence is one tensor."""
     text = """g (double[4] x, int64 n) => (double loss) {

@@ -233,6 +233,35 @@ def test_indices_that_must_not_be_negative(name: str) -> None:
             compiled(*args[:at], np.full_like(args[at], wrong), *args[at + 1 :])
 
 
+MS_CACHE = "float[1, 1, 4] x, float[1, 2, 6, 2] c"
+MS_BLOCKS = "r = Constant <value_ints = [0, 1, 3]> () s = Constant <value_ints = [0, 0, 1]> () r32 = Cast <to = 6> (r) s32 = Cast <to = 6> (s) rows = Reshape (r32, one) columns = Reshape (s32, one)"
+IN_HEADS = "s = Constant <value_ints = [1, 2, 1, 2]> () q = Reshape (x, s)"
+# What counts keys: the least count, the greatest, and the model.
+COUNTS: dict[str, tuple[int, int, str, str]] = {
+    "keys of attention": (0, 6, f"({MS_CACHE}, int64[1] i) => (y) {{ {IN_HEADS} y = Attention (q, c, c, , , , i) }}", "Attention"),
+    "in front of a causal mask": (0, 6, f"({MS_CACHE}, int64[1] i) => (y) {{ {IN_HEADS} y = Attention <is_causal = 1> (q, c, c, , , , i) }}", "Attention"),
+    "a shared cache": (0, 5, f"({MS_CACHE}, int32[1] i) => (y, k, v) {{ y, k, v = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x, , , , c, c, i) }}", "MultiHeadAttention"),
+    "a step of a decoder": (0, 5, f"({MS_CACHE}, int32[1] i) => (y, k, v) {{ y, k, v = com.microsoft.DecoderMaskedMultiHeadAttention <num_heads = 2, past_present_share_buffer = 1> (x, x, x, , , c, c, i) }}", "DecoderMaskedMultiHeadAttention"),
+    "grouped queries": (0, 5, f"({MS_CACHE}, int32[1] i) => (y, k, v) {{ t = Constant <value_int = 6> () t32 = Cast <to = 6> (t) y, k, v = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (x, x, x, c, c, i, t32) }}", "GroupQueryAttention"),
+    "some new at once": (1, 5, "(float[1, 2, 4] x, float[1, 2, 6, 2] c, int32[1] i) => (y, k, v) { t = Constant <value_int = 6> () t32 = Cast <to = 6> (t) y, k, v = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (x, x, x, c, c, i, t32) }", "GroupQueryAttention"),
+    "blocks of keys": (1, 5, f"({MS_CACHE}, int32[1] i) => (y, k, v) {{ one = Constant <value_ints = [1, 3]> () t = Constant <value_int = 5> () t32 = Cast <to = 6> (t) {MS_BLOCKS} y, k, v = com.microsoft.SparseAttention <num_heads = 2, kv_num_heads = 2, sparse_block_size = 4> (x, x, x, c, c, rows, columns, t32, i) }}", "SparseAttention"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_keys_are_those_there_may_be(name: str) -> None:
+    least, most, text, op = COUNTS[name]
+    compiled = onnxc.compile(onnx.parser.parse_model(HEAD.replace('"" : 22', '"" : 24') + text))
+    dtype = np.int64 if "int64" in text else np.int32
+    rows = 2 if least and "Group" in op else 1
+    args = [np.linspace(-1, 1, 4 * rows, dtype=np.float32).reshape(1, rows, 4), np.ones((1, 2, 6, 2), np.float32)]
+    for right in (least, most):
+        assert np.isfinite(compiled(*args, np.array([right], dtype))[0]).all()
+    for wrong in (least - 1, most + 1, np.iinfo(dtype).min, np.iinfo(dtype).max):
+        with pytest.raises(RunError, match=f"out of bounds.*{op}"):
+            compiled(*args, np.array([wrong], dtype))
+
+
 def test_a_position_in_a_circle_may_be_the_greatest_integer() -> None:
     text = '(float[1, 5] x, float[1, 2] u, int64[1] i) => (y) { y = TensorScatter <axis = 1, mode = "circular"> (x, u, i) }'
     compiled = onnxc.compile(onnx.parser.parse_model(HEAD.replace('"" : 22', '"" : 24') + text))

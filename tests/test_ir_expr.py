@@ -214,6 +214,19 @@ def test_comparisons_that_must_be_decided() -> None:
     assert is_less(K // 2, P) and is_less(J // 2, 32) and is_less(L // 4, P) and not is_less(P, K) and not is_less(S, P)
 
 
+def test_greater_ones_that_differ_by_a_polynomial_are_one() -> None:
+    x = S - P
+    assert maximum(x, 0) - maximum(-x, 0) == x and S * maximum(x, 2) - S * maximum(2 - x, 0) == S * x
+    assert maximum(S, P) + minimum(S, P) == S + P and maximum(S + 1, P + 1) - maximum(S, P) == 1
+    held = maximum(S, P)
+    assert maximum(S + held, P + held) + held == 3 * held and maximum(S + held, P + held) == maximum(S + held, P + held)
+
+
+def test_bounds_of_what_is_less_a_greater_one() -> None:
+    assert is_nonnegative(S + 1 - maximum(S, 1)) and not is_nonnegative(S - maximum(S, 1))
+    assert minimum(S + maximum(S - 1, 0), 2 * S) == S + maximum(S - 1, 0)
+
+
 def test_text() -> None:
     assert [str(d) for d in (S * 2 + 1, -S, S * P - 3, (S + 1) // 4, S % 4, maximum(S, P))] == [
         "2*s + 1", "-s", "p*s - 3", "((s + 1) // 4)", "(s % 4)", "max(s, p)",

@@ -164,6 +164,24 @@ def test_sizes_of_one_in_some_turns_of_a_loop() -> None:
     agree(text, [(X, f32(1), np.array(3)), (X[:3], f32(3), np.array(1))])
 
 
+@pytest.mark.parametrize("where", ["UPPER", "LOWER"])
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "LpPool", "Conv"])
+def test_gradients_of_windows_that_keep_open_sizes(op: str, where: str) -> None:
+    """How much is padded, and may be cut off again, follows from the sizes."""
+    window, weights = (
+        f'auto_pad = "SAME_{where}", kernel_shape = [3, 2], strides = [2, 3]',
+        ", w" if op == "Conv" else "",
+    )
+    text = f"(float[n, 2, h, w] x) => (float l) {{ w = Constant <value = float[1, 2, 3, 2] {{1, 2, 3, 4, 5, 6, -1, -2, -3, -4, -5, -6}}> () y = {op} <{window}> (x{weights}) t = Mul(y, y) l = ReduceSum <keepdims = 0> (t) }}"
+    model = onnx.parser.parse_model(HEAD.replace("18", "22") + text)
+    back = onnxc.backward(model, loss="l", wrt=["x"])
+    compiled, oracle = onnxc.compile(back), onnxruntime.InferenceSession(back.SerializeToString())
+    for shape in ((1, 2, 7, 9), (2, 2, 4, 6), (1, 2, 1, 1), (1, 2, 3, 8)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        for y, right in zip(compiled.run(None, {"x": x}), oracle.run(None, {"x": x}), strict=True):
+            assert np.allclose(y, right, 1e-4, 1e-4)
+
+
 def test_images_without_pixels() -> None:
     text = "(float[N, 4, P, Q] x, float[16, 4, 1, 1] w) => (float[N, 16, P, Q] y) { y = Conv (x, w) }"
     model = onnxc.compile(onnx.parser.parse_model(HEAD + text))

@@ -251,8 +251,10 @@ def test_a_map_of_nothing() -> None:
 @pytest.mark.parametrize(
     "case, feed, says",
     (
-        ("position-given", {"x": floats(2, 3), "i": int64(2)}, "position 2 is outside of a sequence of 2.*SequenceAt"),
-        ("position-given", {"x": floats(2, 3), "i": int64(-3)}, "position -3 .*SequenceAt"),
+        ("position-given", {"x": floats(2, 3), "i": int64(2)}, "index 2 is out of bounds.*SequenceAt"),
+        ("position-given", {"x": floats(2, 3), "i": int64(-3)}, "index -3 is out of bounds.*SequenceAt"),
+        ("position-int32-and-ranks", {"x": floats(2, 3), "i": np.int32(3)}, "position 3 is outside of.*SequenceAt"),
+        ("position-int32-and-ranks", {"x": floats(2, 3), "i": np.int32(-4)}, "position -4 .*SequenceAt"),
         ("insert-at-position-given", {"x": floats(2, 3), "i": int64(3)}, "position 3 .*SequenceInsert"),
         ("erase-at-position-given", {"x": floats(2, 3), "i": int64(3)}, "position 3 .*SequenceErase"),
         ("split", {"x": floats(2, 3), "i": int64(0), "k": int64(0)}, "parts of size 0.*SplitToSequence"),

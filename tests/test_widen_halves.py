@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
@@ -49,6 +50,27 @@ def test_a_chain_is_rounded_once(name: str, dtype: object, sizes: tuple[int, int
     unit = np.abs(wanted) * float(np.finfo(np.float16).eps if name == "float16" else 2.0**-7)
     assert y.dtype == dtype
     assert (np.abs(y.astype(np.float64) - wanted) <= 0.505 * unit + 1e-7).all()
+
+
+@pytest.mark.parametrize(("name", "dtype"), HALVES)
+def test_constants_are_computed_as_inputs_are(name: str, dtype: object) -> None:
+    """What is known at compile time is rounded at the same places: once."""
+    x = np.array([5188, -6.08, -4.1, -2.6, 0.3, 7]).astype(dtype)
+    scale, zero = np.array(0.37).astype(dtype), np.array(3, np.int16)
+    text = f"""g ({name}[6] x, {name} s, int16 z) => ({name}[6] a, {name}[6] b, int16[6] c) {{
+      a = Softplus(x)
+      b = Gelu(x)
+      c = QuantizeLinear(x, s, z)
+    }}"""
+    model = onnx.parser.parse_model(HEAD.replace("9", "10").replace("20", "21") + text)
+    given = onnxc.compile(model)(x, scale, zero)
+    folded = onnx.ModelProto.FromString(model.SerializeToString())
+    arrays = {"x": x, "s": scale, "z": zero}
+    folded.graph.initializer.extend(onnx.numpy_helper.from_array(a, k) for k, a in arrays.items())
+    del folded.graph.input[:]
+    unit = 2.0**-10 if name == "float16" else 2.0**-7
+    for key, y in onnxc.compile(folded)().items():
+        np.testing.assert_allclose(y.astype(np.float64), given[key].astype(np.float64), unit if key != "c" else 0)
 
 
 def test_what_overflows_in_between_does_not() -> None:

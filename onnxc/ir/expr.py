@@ -65,13 +65,14 @@ class Symbol(Atom):
 class Call(Atom):
     """`floordiv`, `mod`, `max` or `min` of two expressions."""
 
-    __slots__ = ("args", "ceiling", "op", "range")
+    __slots__ = ("args", "ceiling", "excess", "op", "range")
 
     def __init__(self, op: str, a: Dim, b: Dim) -> None:
         sign = {"floordiv": "//", "mod": "%"}.get(op)
         # Once they have been asked for: of calls inside calls they would be computed again and again.
         self.range: tuple[int | None, int | None] | None = None
         self.ceiling: tuple[Dim | None] | None = None
+        self.excess: tuple[Dim, int, Dim] | None = None
         super().__init__(f"({_wrap(a)} {sign} {_wrap(b)})" if sign else f"{op}({a}, {b})")
         if len(self.key) > MAX_TEXT:
             raise LimitError(f"a size is too complicated an expression: {self.key[:80]}...")
@@ -198,7 +199,40 @@ def _make(acc: Mapping[Monomial, int]) -> Dim:
         return items[0][1]
     if len(items) > 1:
         items.sort(key=_key)
+        return _with_one_excess(items)
     return Expr(tuple(items))
+
+
+def _with_one_excess(items: list[tuple[Monomial, int]]) -> Dim:
+    """A sum of sorted terms, in which calls that differ by a polynomial are one: `max(x, 0) - max(-x, 0)` is x.
+
+    Padding that may be negative is spelled so: the padding, less what is cut off.
+    """
+    found: dict[tuple[Monomial, Dim], tuple[Call, Monomial, int]] = {}
+    for mono, coef in items:
+        call = next((a for a in mono if isinstance(a, Call) and a.op in ("max", "min")), None)
+        if call is None:
+            continue
+        rest = _cancel(mono, (call,)) or ()
+        other, *_ = place = found.setdefault((rest, _excess(call)[2]), (call, mono, coef))
+        if other is not call:  # the longer one becomes the other, which it may hold
+            long, short = ((call, mono, coef), other) if len(call.key) >= len(other.key) else (place, call)
+            base, sign, _ = _excess(long[0])
+            short_base, short_sign, _ = _excess(short)
+            same = base + sign * short_sign * (of(short) - short_base)
+            return _make({m: c for m, c in items if m != long[1]}) + _make({rest: long[2]}) * same
+    return Expr(tuple(items))
+
+
+def _excess(call: Call) -> tuple[Dim, int, Dim]:
+    """A `max` or `min` as base + sign * max(over, 0), where the first term of `over` is positive."""
+    if call.excess is None:
+        a, b = call.args
+        over = a - b
+        turned = isinstance(over, Expr) and over.terms[0][1] < 0
+        base = b if (call.op == "max") != turned else a
+        call.excess = base, 1 if call.op == "max" else -1, -over if turned else over
+    return call.excess
 
 
 def _terms(d: Dim) -> tuple[tuple[Monomial, int], ...]:
@@ -401,16 +435,17 @@ def _is_nonnegative(d: Dim, depth: int) -> bool:
 
 
 def _relaxed(d: Expr, depth: int) -> bool:
-    """Whether d >= 0 follows from x - (n - 1) <= n * (x // n) <= x, as in `s - s // 2`, or from min(x, y) <= x, as in
-    `s - min(s, 2)`.
+    """Whether d >= 0 follows from x - (n - 1) <= n * (x // n) <= x, as in `s - s // 2`, from min(x, y) <= x, as in
+    `s - min(s, 2)`, or from what max(x, y) and min(x, y) may be, as in `s + 1 - max(s, 1)`.
     """
     for mono, coef in d.terms:
         call = mono[0] if len(mono) == 1 else None
         if not isinstance(call, Call):
             continue
         x, n = call.args
-        if call.op == ("min" if coef < 0 else "max"):
-            return any(_is_nonnegative(d + coef * (bound - of(call)), depth) for bound in (x, n))
+        if call.op in ("max", "min"):
+            cases = (_is_nonnegative(d + coef * (bound - of(call)), depth) for bound in (x, n))
+            return any(cases) if call.op == ("min" if coef < 0 else "max") else all(cases)
         if call.op == "floordiv" and isinstance(n, int):
             rest = (d - coef * of(call)) * n + coef * (x if coef < 0 else x - (n - 1))
             return _is_nonnegative(rest, depth)

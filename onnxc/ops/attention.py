@@ -12,7 +12,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, is_nonnegative, never_equal
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, float_of, from_start, is_narrow, static_dim
+from onnxc.ops.common import along, counted, float_of, from_start, is_narrow, static_dim
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
@@ -95,7 +95,7 @@ def attention_bias(
         bias = mask
     offset = b.size_as(past, dtypes.int64)
     if lengths is not None:
-        lengths = b.reshape(b.cast(lengths, dtypes.int64), (lengths.shape[0], 1, 1, 1))
+        lengths = b.reshape(counted(b, lengths, k.shape[2]), (lengths.shape[0], 1, 1, 1))
         offset = b.sub(lengths, b.size_as(q.shape[2], dtypes.int64)) if past == 0 else offset
         bias = _plus(b, bias, additive(b, b.lt(b.iota(k.shape[2]), lengths), q.dtype))
     if left >= 0 or right >= 0:

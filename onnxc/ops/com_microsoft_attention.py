@@ -23,7 +23,7 @@ from onnxc.ops.attention import (
     window_mask,
 )
 from onnxc.ops.com_microsoft import MS
-from onnxc.ops.common import TABLE_ELEMENTS, along, from_start, static_dim
+from onnxc.ops.common import TABLE_ELEMENTS, along, counted, from_start, static_dim
 from onnxc.ops.control import scalar
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
@@ -144,8 +144,8 @@ def _in_shared_cache(
     """Caches that hold `count` keys and have room for the new ones, with these; and a bias for keys behind them."""
     if past_k is None or past_v is None:
         raise ModelError("past_sequence_length needs past_key and past_value")
-    before = b.reshape(b.cast(count, dtypes.int64), (1, 1, 1, 1))
     room = past_k.shape[2]
+    before = b.reshape(counted(b, count, room - k.shape[2]), (1, 1, 1, 1))
     held = b.lt(b.iota(room), b.add(before, b.size_as(k.shape[2], dtypes.int64)))
     filled = additive(b, held, k.dtype)
     total = filled if bias is None else b.add(to_width(b, bias, room), filled)

@@ -7,12 +7,12 @@ from typing import Literal
 
 from onnxc.errors import ModelError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal
+from onnxc.ir.expr import Dim, always_equal, maximum
 from onnxc.ir.graph import Value
 from onnxc.ops.attention import additive, guarded_softmax, merge_heads, rotary, scaled_scores, share_heads, split_heads
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import cached, head_scale, to_width
-from onnxc.ops.common import static_dim
+from onnxc.ops.common import counted, static_dim
 from onnxc.ops.normalization import rms_norm
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
@@ -46,6 +46,7 @@ def group_query_attention(
         k = _normalized(b, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
     new = q.shape[2]
     (total,) = b.extents(total_sequence_length, "the total_sequence_length of GroupQueryAttention")
+    seqlens_k = last_keys(b, seqlens_k, new, total, total if past_key is None else maximum(past_key.shape[2], total))
     before = keys_before(b, seqlens_k, new, total)
     if do_rotary:
         at = _positions(b, position_ids, seqlens_k, before, new, total)
@@ -108,9 +109,18 @@ def _normalized(b: Builder, x: Value, weight: Value, epsilon: float) -> Value:
     return b.mul(rms_norm(b, x, [3], epsilon, dtypes.float32)[0], weight)
 
 
+def last_keys(b: Builder, lengths: Value, new: Dim, total: Dim, room: Dim) -> Value:
+    """The place of each row's last key: one without room for it, or before which the new keys do not fit (a prompt may
+    be shorter than the rows), is an error of the run. So is any where the total has no room for the new keys.
+    """
+    sizes = [b.size_as(n, dtypes.int64) for n in (new, total, room)]
+    least = b.where(b.eq(sizes[0], sizes[1]), 0, b.sub(sizes[0], 1))
+    return counted(b, lengths, room - 1, b.where(b.lt(sizes[1], b.max(sizes[0], 1)), sizes[2], least))
+
+
 def keys_before(b: Builder, seqlens_k: Value, new: Dim, total: Dim) -> Value:
     """How many keys of each row come before the new ones, [batch, 1, 1, 1]: none where all keys are new."""
-    lengths = b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1))
+    lengths = b.reshape(seqlens_k, (seqlens_k.t.size, 1, 1, 1))
     if always_equal(new, total):
         return b.mul(lengths, 0)
     count = b.sub(b.add(lengths, 1), b.size_as(new, dtypes.int64))
@@ -139,7 +149,7 @@ def _allowed(
     No query sees padding behind a prompt. A query of padding has a window like others, which may be empty, or, with
     `clamped`, that of the last token.
     """
-    at, last = b.iota(keys), b.reshape(b.cast(seqlens_k, dtypes.int64), (seqlens_k.t.size, 1, 1, 1))
+    at, last = b.iota(keys), b.reshape(seqlens_k, (seqlens_k.t.size, 1, 1, 1))
     if not causal:
         return b.le(at, last)
     query = b.add(before, b.reshape(b.iota(new), (new, 1)))

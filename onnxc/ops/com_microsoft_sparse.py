@@ -8,7 +8,7 @@ from onnxc.ir.graph import Value
 from onnxc.ops.attention import additive, guarded_softmax, merge_heads, rotary, scaled_scores, share_heads
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_attention import cached, head_scale
-from onnxc.ops.com_microsoft_gqa import heads_of, keys_before
+from onnxc.ops.com_microsoft_gqa import heads_of, keys_before, last_keys
 from onnxc.ops.common import static_dim
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
@@ -37,6 +37,7 @@ def sparse_attention(
     new = q.shape[2]
     (total,) = b.extents(total_sequence_length, "the total_sequence_length of SparseAttention")
     last = b.sub(b.cast(key_total_sequence_lengths, dtypes.int64), 1)
+    last = last_keys(b, last, new, total, total)
     before = keys_before(b, last, new, total)
     if do_rotary:
         if cos_cache is None or sin_cache is None:

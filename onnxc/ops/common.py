@@ -95,6 +95,13 @@ def from_start(b: Builder, index: Value, size: Dim) -> Value:
     return b.where(b.lt(index, 0), b.size_as(size, dtypes.int64), index)
 
 
+def counted(b: Builder, counts: Value, most: Dim, least: Value | int = 0) -> Value:
+    """Counts as int64; those below `least` or above `most` are errors of the run: they index what there is to count."""
+    size = most + 1
+    index = b.cast(counts, dtypes.int64)
+    return b.gather(b.iota(size), b.where(b.lt(index, least), b.size_as(size, dtypes.int64), index), 0)
+
+
 def within(b: Builder, x: Value, shape: Sequence[Dim]) -> Value:
     """A tensor that is to be broadcast to a shape, and not to make it larger. ShapeError where it would."""
     own = shape[max(len(shape) - x.rank, 0) :]

@@ -12,7 +12,7 @@ from onnxc.ir.expr import Dim, never_equal
 from onnxc.ir.graph import Value
 from onnxc.ir.types import same_shape
 from onnxc.ops.activation import expm1_of_negative, negative
-from onnxc.ops.common import from_start
+from onnxc.ops.common import counted
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, Operand
 
@@ -109,13 +109,8 @@ class Recurrence:
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
         self.hidden = hidden
         self.directions = 2 if direction == "bidirectional" else 1
-        self.lens = None if lens is None else self.within(self.fitted(lens, self.batch))
+        self.lens = None if lens is None else counted(b, self.fitted(lens, self.batch), self.steps)
         self.backwards = [False, True] if self.directions == 2 else [direction == "reverse"]
-
-    def within(self, lens: Value) -> Value:
-        """Lengths as int64; one that is negative, or more than there are steps, is an error of the run: an index."""
-        b, most = self.b, self.steps + 1
-        return b.gather(b.iota(most), from_start(b, lens, most), 0)
 
     def passes(self, functions: Sequence[Sequence[Activation]], gates: int) -> list[list[int]]:
         """The directions, as they are computed: those of one list step by step together."""

@@ -109,7 +109,7 @@ def sequence_at(b: Builder, values: Value, position: Value) -> Value:
     at = None if parts is None else _position(b, position, len(parts), len(parts), 0)
     if parts is not None and at is not None:
         return parts[at]
-    if (stack := b.stacks.get(values.id)) is not None and position.t.size == 1:
+    if position.t.size == 1 and (stack := stacks.stacked(b, values)) is not None:
         return stacks.row(b, stack, position)
     return on_host(b, "sequence_at", [values, position], [_element(b, values, "SequenceAt")])[0]
 

@@ -16,16 +16,9 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.passes.precision_rules import HALVES
 from onnxc.passes.simplify import eliminate_dead
-from onnxc.primitives.base import Kind, lookup
+from onnxc.primitives.base import SMOOTH, Kind, lookup
 
 KEPT = "halves"  # of a graph's metadata: halves were chosen, and stay as they are
-SMOOTH = frozenset(
-    {
-        "add", "sub", "mul", "div", "neg", "abs", "sqrt", "exp", "log", "pow", "tanh", "erf", "sin", "cos", "sinh",
-        "cosh", "atan", "asinh", "max", "min", "where", "copy", "reduce_sum", "reduce_max", "reduce_min",
-        "reduce_prod", "window_sum", "window_max", "matmul", "conv", "cumsum",
-    }
-)  # fmt: skip
 MOVING = frozenset({"gather", "gather_elements", "gather_nd"})  # and views: they leave a half as it is
 _BY_NAME = frozenset({"Cast", "CastLike", "_to_copy.default", "prims.convert_element_type.default"})  # ONNX, PyTorch
 _HALVES = frozenset(HALVES.values())

@@ -17,6 +17,14 @@ from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 
 NARROW = 16  # bits of floats that are too short to add up in
+# What is no step anywhere: of halves, its results may be nearer to the exact ones than halves are.
+SMOOTH = frozenset(
+    {
+        "add", "sub", "mul", "div", "neg", "abs", "sqrt", "exp", "log", "pow", "tanh", "erf", "sin", "cos", "sinh",
+        "cosh", "atan", "asinh", "max", "min", "where", "copy", "reduce_sum", "reduce_max", "reduce_min",
+        "reduce_prod", "window_sum", "window_max", "matmul", "conv", "cumsum",
+    }
+)  # fmt: skip
 
 
 class Kind(Enum):

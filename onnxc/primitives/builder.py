@@ -25,7 +25,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, always_equal, maximum, prod
 from onnxc.ir.graph import Graph, Node, Origin, Value
 from onnxc.ir.types import TensorType, same_shape
-from onnxc.primitives.base import Kind, at_most_one, check_type, lookup
+from onnxc.primitives.base import SMOOTH, Kind, at_most_one, check_type, lookup
 from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.host import Lower, RunTime, read
@@ -169,6 +169,8 @@ class Builder:
         small = sum(int(t.nbytes) for t in types if isinstance(t.nbytes, int)) <= FOLD_BYTES
         if evaluate is None or not small or not (inputs or op == "iota"):
             return None
+        if op in SMOOTH and types[0].dtype in (dtypes.float16, dtypes.bfloat16):
+            return None  # a pass may compute it in float32 first, and rounds once
         arrays = [constant_of(v) for v in inputs]
         if not all(a is not None and a.nbytes <= 4 * FOLD_BYTES for a in arrays):
             return None

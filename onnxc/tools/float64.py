@@ -9,7 +9,7 @@ round to float32, or fail for float64.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +64,15 @@ def _attribute(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "fV":
         return value.astype(widened(dtypes.from_numpy(value.dtype)).numpy)
     return value
+
+
+def open_shapes(graph: Graph, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a call's tensors that a graph leaves open, by name: what the graph is to be made for.
+
+    A graph of open dims takes those that meet to be equal, and in a call one of them may be 1, and broadcast.
+    """
+    tensors = [v.name for v in graph.inputs if isinstance(v.type, TensorType) and not v.type.is_static]
+    return {name: np.shape(given[name]) for name in tensors if name in given}
 
 
 def evaluate_float64(graph: Graph, inputs: Sequence[Array]) -> list[Array]:

@@ -15,7 +15,7 @@ from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.loops.loop_index import is_size
 from onnxc.loops.terms import Apply, Const, Guard, Load, Lookup, Position, Reduced, Result, Term, walk
-from onnxc.passes.widen_halves import SMOOTH
+from onnxc.primitives.base import SMOOTH
 
 SCATTERED = ("float32", "float16", "bfloat16")  # element types that `ox_read` reads
 Key = object  # a loop symbol, or ("reduced", key)

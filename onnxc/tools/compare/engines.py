@@ -17,11 +17,12 @@ from onnxc.compiler import compile as compile_model
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, RunError, UnsupportedError
 from onnxc.frontends import onnx_file
+from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
 from onnxc.tools.compare.peer import LostError, Session
 from onnxc.tools.compare.pieces import SourceModel, input_names
-from onnxc.tools.float64 import evaluate_float64
+from onnxc.tools.float64 import evaluate_float64, open_shapes
 from onnxc.tools.process import DiedError
 from onnxc.tools.sessions import LEVELS
 
@@ -190,13 +191,20 @@ class Float64:
 
     def load(self, model: Model, folder: str | None = None) -> Runner:
         """The graph of primitives. Raises UnsupportedError for models of several programs."""
-        imported = onnx_file.load(model, base_dir=folder or self.base_dir)
-        graph = decompose(imported, staged=True)
-        if any(is_host(n) for n in graph.nodes):
-            raise UnsupportedError("a model of several programs is not evaluated in float64")
+
+        def made(shapes: Mapping[str, Sequence[int]] | None) -> Graph:
+            imported = onnx_file.load(model, base_dir=folder or self.base_dir, input_shapes=shapes)
+            graph = decompose(imported, staged=True)
+            if any(is_host(n) for n in graph.nodes):
+                raise UnsupportedError("a model of several programs is not evaluated in float64")
+            return graph
+
+        graph = made(None)
 
         def run(given: Arrays) -> list[Any]:
-            return list(evaluate_float64(graph, [given[name] for name in graph.input_names]))
+            shapes = open_shapes(graph, given)
+            exact = made(shapes) if shapes else graph
+            return list(evaluate_float64(exact, [given[name] for name in graph.input_names]))
 
         run.dtypes = [v.dtype.numpy for v in graph.outputs]  # type: ignore[attr-defined]  # before they were widened
         return run

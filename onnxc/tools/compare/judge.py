@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from onnxc.tools.compare.pieces import ModelLike, SourceModel
 from onnxc.tools.compare.results import OutputComparison
 from onnxc.tools.compare.sides import Side
 from onnxc.tools.compare.verdict import Verdict
-from onnxc.tools.float64 import evaluate_float64
+from onnxc.tools.float64 import evaluate_float64, open_shapes
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -44,11 +44,14 @@ class Judge:
         self.input_shapes = input_shapes
         self.source = SourceModel(model, base_dir)
 
-    def primitives(self) -> Graph:
-        """The model in primitives, made anew: it may hold copies of weights, and is seldom needed."""
-        return decompose(
-            onnx_file.load(self.model, input_shapes=self.input_shapes, base_dir=self.base_dir), staged=True
-        )
+    def primitives(self, given: Arrays | None = None) -> Graph:
+        """The model in primitives, for the sizes of some inputs or for open ones. Made anew: it may hold copies of
+        weights, and is seldom needed.
+        """
+        load = partial(onnx_file.load, self.model, base_dir=self.base_dir)
+        graph = load(input_shapes=self.input_shapes)
+        shapes = open_shapes(graph, given or {})
+        return decompose(load(input_shapes=shapes) if shapes else graph, staged=True)
 
     @cached_property
     def depth(self) -> int:
@@ -70,7 +73,7 @@ class Judge:
         return {name: _given(name, inputs[name]) for name in names}
 
     def _exact(self, given: Arrays) -> list[Array]:
-        graph = self.primitives()
+        graph = self.primitives(given)
         if any(is_host(n) for n in graph.nodes):
             raise UnsupportedError("a model of several programs is not evaluated in float64")
         return evaluate_float64(graph, list(given.values()))
