@@ -172,9 +172,25 @@ def test_what_programs_share_is_compiled_once(tmp_path: Path, monkeypatch: pytes
         code = machine_code.MachineCode(cache).library([text], level())
         assert load_library(code).f(20) == 40 + k
         assert b"3twoIiE" in code and b"3tenIiE" not in code
-        assert made == ['#include "apart.h"\n'] * (1 if k < 2 else 2)
+        assert made == ['#define ONNXC_APART template\n#include "apart.h"\n'] * (1 if k < 2 else 2)
         for entry in (tmp_path / "cache").glob("v1/*/*") if k == 1 else ():
             entry.write_bytes(entry.read_bytes()[:-1])
+
+
+def test_a_header_of_parts_above_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its object has its own parts alone."""
+    (tmp_path / "apart.h").write_text(APART)
+    more = "template <class T> T three(T x) { return x + two(x); }\nONNXC_APART int three<int>(int);\n"
+    (tmp_path / "above.h").write_text(f'#pragma once\n#include "apart.h"\n#ifdef ONNXC_APART\n{more}#endif\n')
+    monkeypatch.setattr(machine_code, "INCLUDE", tmp_path)
+    monkeypatch.setattr(machine_code, "APART", ("apart.h", "above.h"))
+    made = []
+    monkeypatch.setattr(machine_code, "compile_object", lambda s, **o: made.append(compile_object(s, **o)) or made[-1])
+    monkeypatch.setattr(machine_code, "_objects", {})
+    text = f'#include "above.h"\n{EXPORT}int f(int x) {{ return three(x); }}'
+    assert load_library(machine_code.MachineCode().library([text], level())).f(20) == 60
+    assert [b"_Z5threeIiET_S0_" in code for code in made].count(True) == 1
+    assert [b"_Z3tenIiET_S0_" in code for code in made].count(True) == 1
 
 
 def test_the_same_source_gives_the_same_bytes() -> None:

@@ -120,7 +120,7 @@ def _parts_apart(name: str) -> str:
     """What makes the object of a header: those that it includes have their own."""
     included = _INCLUDED.findall((INCLUDE / name).read_text(encoding="utf-8"))
     above = [f'#include "{x}"' for x in included if x in APART]
-    others = ["#define ONNXC_APART extern template", *above, "#undef ONNXC_APART"]
+    others = ["#define ONNXC_APART extern template", *above, "#undef ONNXC_APART"] if above else []
     return "\n".join([*others, "#define ONNXC_APART template", f'#include "{name}"', ""])
 
 
