@@ -21,7 +21,7 @@ from onnxc.ir.graph import Graph
 from onnxc.primitives.host import RunTime
 from onnxc.torch.arrays import array_of
 from onnxc.torch.backend import decompositions
-from onnxc.torch.layers import dense_attention, forget_attention
+from onnxc.torch.layers import forget_attention, with_dense_attention
 
 Check = Callable[[ExportedProgram], None]
 
@@ -59,8 +59,8 @@ def direct(
     with fx.experimental._config.patch(backed_size_oblivious=True):  # dims of the example that are 1 are open too
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     check(program)
-    with dense_attention():
-        program = program.run_decompositions(dict(decompositions()))
+    with_dense_attention(program.graph_module)
+    program = program.run_decompositions(dict(decompositions()))
     graph, signature = program.graph_module.graph, program.graph_signature
     nodes = {n.name: n for n in graph.nodes}
     inputs = [_leaf(s.arg, nodes) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
