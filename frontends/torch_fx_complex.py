@@ -197,7 +197,7 @@ def equal(c: Call, x: Number, y: Any) -> Value:
     return c.b.expand(c.b.not_(same) if ".ne." in c.name else same, c.type.shape)
 
 
-@aten("where.self")
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(c: Call, condition: Value, x: Number, y: Number) -> Number:
     dtype = _computed_in(c)
     return _full(c, numbers.where(c.b, truth(c.b, condition), _number(c, x, dtype), _number(c, y, dtype)))
