@@ -107,7 +107,7 @@ _NUMBERS = (SymIntArgument, SymFloatArgument)
 def _leaf(arg: Any, nodes: dict[str, fx.Node], also: tuple[type, ...] = ()) -> fx.Node | ConstantArgument:
     if isinstance(arg, ConstantArgument):
         return arg
-    if not isinstance(arg, (TensorArgument, *also)):
+    if type(arg) not in (TensorArgument, *also):
         raise UnsupportedError(f"{arg.name}: a number or a flag that sizes decide as an argument or a result")
     return nodes[arg.name]
 
