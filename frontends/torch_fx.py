@@ -201,8 +201,10 @@ class _Importer:
         return self.sizes.type(value)
 
     def output(self, node: fx.Node, order: Sequence[int] | None) -> Value:
-        """What a graph returns for a node, its axes in an order."""
-        found = self.value(node)
+        """What a graph returns for a node, its axes in an order; a number that sizes decide is a tensor of rank 0."""
+        number = node.meta.get("val")
+        is_number = isinstance(number, (torch.SymInt, torch.SymFloat))
+        found = self.sizes.number(self.b, number) if is_number else self.value(node)
         if order is not None:
             found = each(lambda v: self.b.transpose(v, order), found)
         return join(self.b, found) if isinstance(found, Complex) else found

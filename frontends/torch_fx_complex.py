@@ -34,8 +34,8 @@ _EACH = (
     "view", "reshape", "_unsafe_view", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze", "permute", "t",
     "transpose.int", "expand", "repeat", "slice.Tensor", "select.int", "slice_scatter", "select_scatter", "cat",
     "stack", "split_with_sizes", "split.Tensor", "unbind.int", "flip", "roll", "diagonal", "diagonal_scatter",
-    "unfold", "gather", "index_select", "index.Tensor", "embedding", "neg", "sum", "sum.dim_IntList", "mean",
-    "mean.dim", "cumsum", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "unfold", "gather", "index_select", "index.Tensor", "embedding", "neg", "_neg_view", "sum", "sum.dim_IntList",
+    "mean", "mean.dim", "cumsum", "tril", "triu", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
     "replication_pad1d", "replication_pad2d", "replication_pad3d", "index_add", "scatter_add", "scatter.src",
     "index_copy", "put", "masked_scatter", "masked_scatter_backward", "index_put", "_unsafe_index.Tensor",
     "_unsafe_index_put",
@@ -197,7 +197,7 @@ def equal(c: Call, x: Number, y: Any) -> Value:
     return c.b.expand(c.b.not_(same) if ".ne." in c.name else same, c.type.shape)
 
 
-@aten("where.self")
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(c: Call, condition: Value, x: Number, y: Number) -> Number:
     dtype = _computed_in(c)
     return _full(c, numbers.where(c.b, truth(c.b, condition), _number(c, x, dtype), _number(c, y, dtype)))

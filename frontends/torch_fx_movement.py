@@ -70,6 +70,8 @@ def _inside(position: Dim | None, size: Dim, default: Dim) -> Dim:
         return maximum(size + position, 0)
     if isinstance(position, int) or is_nonnegative(position):
         return minimum(position, size)
+    if is_nonnegative(position - size + 2):  # n - 1, say: where it is negative, that from the end is before the start
+        return minimum(maximum(position, 0), size)
     raise UnsupportedError(f"a slice at {position}, whose sign is not known")
 
 

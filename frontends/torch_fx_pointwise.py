@@ -44,6 +44,7 @@ for _name in _UNARY:
     aten(_name)(_unary(_name))
 for _name in _ROUNDING:
     aten(_name)(_rounding(_name))
+aten("_neg_view")(_unary("neg"))  # what the imaginary part of a conjugate is
 
 
 @aten("round.decimals")

@@ -301,3 +301,43 @@ def test_a_module_without_arguments() -> None:
     module = Projected().eval()
     with torch.no_grad():
         torch.testing.assert_close(onnxc.from_torch(module)(), module())
+
+
+class Moments(torch.nn.Module):
+    def __init__(self, f: Any) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Any) -> Any:
+        return self.f(x)
+
+
+@pytest.mark.parametrize("f", [lambda x: (x.mean(0), x.var(0), x.mean(1)), lambda x: torch.var_mean(x, 0)])
+def test_moments_of_dims_without_elements(f: Any) -> None:
+    """The exporter's are 0. Our importer's traces once had no dims of 0 and 1 any more after a mean."""
+    model = onnxc.from_torch(Moments(f), (torch.randn(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for n in (0, 1, 2):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(model(x), f(x), equal_nan=True)
+
+
+def test_means_that_only_the_exporter_has() -> None:
+    """A number as an open argument: the exporter's model, which is right for all sizes but 0."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: Any, k: int) -> Any:
+            return x.mean(0) * k
+
+    shapes = ({0: torch.export.Dim("n")}, torch.export.Dim.DYNAMIC)
+    model = onnxc.from_torch(Scaled(), (torch.ones(3, 4), 5), dynamic_shapes=shapes)
+    assert model(torch.ones(5, 4), 7).equal(torch.full((4,), 7.0))
+
+
+def test_sizes_as_results_of_what_the_exporter_lacks() -> None:
+    def f(x: Any) -> Any:
+        return {"size": x.shape[0] * 2 - 1, "part": x.shape[0] / 4, "ends": torch.aminmax(x), "k": 3}
+
+    model = onnxc.from_torch(Moments(f), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for n in (1, 2, 5):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(model(x), f(x))

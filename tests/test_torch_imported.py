@@ -243,3 +243,22 @@ def test_mode_takes_memory_of_the_row_not_of_its_square() -> None:
     model = onnxc.from_torch(Mode(), (x,))
     assert model(x)[0].tolist() == torch.mode(x, -1).values.tolist()
     assert model.explain().memory.arena < 100 * x.numel() * 8
+
+
+def test_slices_that_end_before_the_last_of_an_open_dim() -> None:
+    def f(x: Any) -> Any:
+        return x.diff(dim=0), x[: x.shape[0] - 2], x[1 : x.shape[0] - 1]
+
+    model = imported(f, torch.arange(12).reshape(6, 2), dynamic_shapes=(({0: torch.export.Dim("n")},),))
+    for n in (2, 3, 7):
+        x = torch.randint(0, 9, (n, 2))
+        for found, expected in zip(model(x), f(x), strict=True):
+            assert found.equal(expected)
+
+
+def test_complex_numbers_or_others() -> None:
+    def f(z: Any) -> Any:
+        return z.reshape(-1).cumprod(0), torch.where(z.real > 0, z, 1.5), torch.where(z.real > 0, 2j, z)
+
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    close(imported(f, z)(z), f(z))

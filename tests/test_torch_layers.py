@@ -11,6 +11,7 @@ import onnxc
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.export import ExportedProgram  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
@@ -167,3 +168,17 @@ def test_such_attention_is_exported_for_any_size() -> None:
             given = torch.randn(len(lengths), max(lengths), 8), torch.tensor(lengths)
             for found, expected in zip(model(*given), net(*given), strict=True):
                 close(found, expected)
+
+
+def test_the_op_of_such_attention_stays_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a module is exported other threads call the op too."""
+    kind, decompose, seen = type(torch.ops.higher_order.flex_attention), ExportedProgram.run_decompositions, []
+
+    def watched(*args: Any) -> Any:
+        seen.append(kind.__call__)
+        return decompose(*args)
+
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", watched)
+    own = kind.__call__
+    onnxc.from_torch(_Attending(), (torch.randn(2, 16, 8),))
+    assert seen and set(seen) == {own}

@@ -27,8 +27,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
+from onnxc.torch.composites import COMPOSITES
 from onnxc.torch.draws import is_draw
 from onnxc.torch.layers import DECOMPOSITIONS, with_dense_attention
+from onnxc.torch.lists import LISTS
 from onnxc.torch.losses import with_losses
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
@@ -98,9 +100,10 @@ def backend(
     try:
         found = traced(keep=False)
     except AssertionError as error:
-        if "set_" not in str(error):
-            raise
-        found = traced(keep=True)  # a parameter of which `.data` is another tensor: PyTorch has that in graphs alone
+        try:  # a parameter of which `.data` is another tensor: PyTorch has that in graphs alone
+            found = traced(keep=True)
+        except Exception:
+            raise error from None
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
 
 
@@ -178,7 +181,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"):
         found[getattr(torch.ops.quantized_decomposed, name).default] = getattr(_decomposed, name)
-    return {op: _for_complex(f) for op, f in (found | DECOMPOSITIONS).items() if op not in RULES}
+    found = {op: f for op, f in found.items() if op not in RULES} | DECOMPOSITIONS | COMPOSITES | LISTS
+    return {op: _for_complex(f) for op, f in found.items()}
 
 
 def _for_complex(decomposition: Callable[..., Any]) -> Callable[..., Any]:

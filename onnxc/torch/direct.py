@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
 
 from onnxc.errors import UnsupportedError, UnsupportedOpError
 from onnxc.frontends.torch_fx import Sizes, decides, imported, is_size, source_line, unsupported
@@ -21,7 +28,7 @@ from onnxc.ir.graph import Graph
 from onnxc.primitives.host import RunTime
 from onnxc.torch.arrays import array_of
 from onnxc.torch.backend import decompositions
-from onnxc.torch.layers import dense_attention, forget_attention
+from onnxc.torch.layers import forget_attention, with_dense_attention
 
 Check = Callable[[ExportedProgram], None]
 
@@ -56,15 +63,15 @@ def direct(
         UnsupportedError: arguments or results that are neither tensors nor constants.
     """
     forget_attention()
-    with fx.experimental._config.patch(backed_size_oblivious=True):  # dims of the example that are 1 are open too
+    with fx.experimental._config.patch(backed_size_oblivious=True):  # open dims may be 0 and 1, the example's too
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
-    check(program)
-    with dense_attention():
+        check(program)
+        with_dense_attention(program.graph_module)
         program = program.run_decompositions(dict(decompositions()))
     graph, signature = program.graph_module.graph, program.graph_signature
     nodes = {n.name: n for n in graph.nodes}
     inputs = [_leaf(s.arg, nodes) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
-    outputs = [_leaf(s.arg, nodes) for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    outputs = [_leaf(s.arg, nodes, _NUMBERS) for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     ends = list(dict.fromkeys(o for o in outputs if isinstance(o, fx.Node)))
     needed = _needed(graph, ends)
     missing = {n: why for n, why in _missing(program.graph_module).items() if n in needed}
@@ -94,11 +101,14 @@ def _missing(module: fx.GraphModule) -> dict[fx.Node, str]:
     return unsupported(module, Sizes(run_time), run_time)
 
 
-def _leaf(arg: Any, nodes: dict[str, fx.Node]) -> fx.Node | ConstantArgument:
+_NUMBERS = (SymIntArgument, SymFloatArgument)
+
+
+def _leaf(arg: Any, nodes: dict[str, fx.Node], also: tuple[type, ...] = ()) -> fx.Node | ConstantArgument:
     if isinstance(arg, ConstantArgument):
         return arg
-    if not isinstance(arg, TensorArgument):
-        raise UnsupportedError(f"{arg.name}: a number that sizes decide as an argument or a result")
+    if type(arg) not in (TensorArgument, *also):
+        raise UnsupportedError(f"{arg.name}: a number or a flag that sizes decide as an argument or a result")
     return nodes[arg.name]
 
 

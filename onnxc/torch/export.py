@@ -35,7 +35,7 @@ from onnxc.torch.arrays import array_of, complex_of, reals_of, tensor_of
 from onnxc.torch.direct import direct
 from onnxc.torch.limits import Limits
 from onnxc.torch.nesting import Held, difference, held, restored, traced
-from onnxc.torch.omissions import check_nothing_left_out
+from onnxc.torch.omissions import MeanOfNothingError, check_means, check_nothing_left_out
 
 _MOST_BYTES = 1 << 30  # of weights inside of one protobuf message; more go to files
 
@@ -305,6 +305,8 @@ def _otherwise(
     }
     if dynamic_shapes is None:
         others["the older exporter"] = _by_trace
+    if isinstance(error, MeanOfNothingError):  # right for all other sizes
+        others["the exporter"] = partial(_by_export, dynamic_shapes=dynamic_shapes, scratch=scratch, means=False)
     for name, other in others.items():
         try:
             return other(module, args, kwargs)
@@ -359,8 +361,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _by_export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, scratch: str
-) -> Exported:
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, scratch: str,
+    means: bool = True,
+) -> Exported:  # fmt: skip
     if not kwargs and args and isinstance(args[-1], dict):
         args = (*args, {})  # else the exporter takes the last argument for keywords
     program = torch.onnx.export(
@@ -371,6 +374,8 @@ def _by_export(
     traced = program.exported_program
     _check_stateless(module, traced)
     check_nothing_left_out(traced)
+    if means:
+        check_means(traced)
     signature, spec = traced.graph_signature, traced.call_spec
     arguments = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
     results = [s.arg for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
@@ -435,7 +440,8 @@ def _directly(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     def leaf(x: Any, names: Mapping[Any, str]) -> Leaf:
         if isinstance(x, ConstantArgument):
             return Leaf(None, x.value)
-        return Leaf(names.get(x, x.name), complex=_is_complex(x.meta["val"]))
+        value = x.meta["val"]
+        return Leaf(names.get(x, x.name), number=not isinstance(value, torch.Tensor), complex=_is_complex(value))
 
     ends = dict.fromkeys(o for o in found.outputs if not isinstance(o, ConstantArgument))
     names = dict(zip(ends, found.graph.output_names, strict=True))

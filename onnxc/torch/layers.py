@@ -4,9 +4,8 @@ attention whose scores Python functions change.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._higher_order_ops.flex_attention import _permute_strides
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv
@@ -44,25 +44,33 @@ def all_scores(
     return _permute_strides(found, query.stride()), scores.logsumexp(-1) / unit, scores.amax(-1) / unit
 
 
+class _Dense(HigherOrderOperator):  # type: ignore[misc]
+    """`all_scores` as an op, in place of `flex_attention`: what torch.export makes looks for parameters among the
+    arguments of each node, and knows of ops alone that they may be functions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("onnxc_all_scores")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return all_scores(*args, **kwargs)
+
+
+_dense = _Dense()
+
+
 def with_dense_attention(module: fx.GraphModule) -> fx.GraphModule:
-    """Dynamo's graph, changed in place: `flex_attention` is what PyTorch defines it as, a table of all scores."""
-    for node in module.graph.nodes:
-        if node.op == "call_function" and node.target is torch.ops.higher_order.flex_attention:
-            node.target = all_scores
-    module.recompile()
+    """A graph of Dynamo or torch.export, changed in place, with those inside of it: `flex_attention` is what PyTorch
+    defines it as, a table of all scores.
+    """
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            found = part.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention)
+            for node in found:
+                node.target = _dense
+            if found:
+                part.recompile()
     return module
-
-
-@contextlib.contextmanager
-def dense_attention() -> Iterator[None]:
-    """Here the op `flex_attention` computes that table, also where a graph that torch.export made has it."""
-    kind = type(torch.ops.higher_order.flex_attention)
-    own = kind.__call__
-    kind.__call__ = lambda _, *args, **kwargs: all_scores(*args, **kwargs)
-    try:
-        yield
-    finally:
-        kind.__call__ = own
 
 
 def forget_attention() -> None:
@@ -119,37 +127,7 @@ def encoder_layer(
     return normed(x, norm_weight_2, norm_bias_2, not norm_first)
 
 
-# ---------------------------------------------------------------- of sizes that are given, or of no random numbers
-
-
-def nonzero_static(x: Tensor, size: int, fill_value: int = -1) -> Tensor:
-    """``aten.nonzero_static``: positions of the first `size` elements that are not zero, [size, axes]; `fill_value`
-    where there are fewer.
-    """
-    flags = x.reshape(-1) != 0
-    number = flags.cumsum(0) - 1
-    row = torch.where(flags & (number < size), number, size)  # the last row is for all else
-    count = torch.arange(flags.shape[0])
-    at = torch.full((size + 1,), -1).scatter(0, row, count)[:size]
-    columns, step = [], 1
-    for length in reversed(x.shape):
-        columns.append(torch.where(at < 0, fill_value, at // step % length if x.numel() else at))
-        step = step * length
-    return torch.stack(columns[::-1], 1) if columns else at.new_empty((size, 0))
-
-
-def rrelu(
-    x: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None
-) -> Any:
-    """``aten.rrelu_with_noise_functional``, which draws a number for each negative element, where it is training."""
-    if training:
-        return NotImplemented
-    return functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
-
-
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: self_attention,
     aten._transformer_encoder_layer_fwd.default: encoder_layer,
-    aten.nonzero_static.default: nonzero_static,
-    aten.rrelu_with_noise_functional.default: rrelu,
 }

@@ -36,6 +36,32 @@ def check_nothing_left_out(program: ExportedProgram) -> None:
                     raise UnsupportedError(f"PyTorch's exporter leaves out {name} of {node.target}")
 
 
+class MeanOfNothingError(UnsupportedError):
+    """A mean is of a dim that may be without elements, of which PyTorch's is NaN, and that of ONNX models is 0."""
+
+
+def check_means(program: ExportedProgram) -> None:
+    """MeanOfNothingError where a program has a mean, or a variance, along a dim whose size may be 0."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target).partition(".default")[0] in _MEANS:
+            shape, axes = node.args[0].meta["val"].shape, node.args[1] if len(node.args) > 1 else None
+            along = [axes] if isinstance(axes, int) else axes or range(len(shape))
+            if any(_may_be_zero(shape[k]) for k in along):
+                raise MeanOfNothingError(f"{node.target} along a dim that may be without elements")
+
+
+_MEANS = (
+    "aten.mean", "aten.mean.dim", "aten.var.correction", "aten.var_mean.correction", "aten.std.correction",
+    "aten.std_mean.correction", "prims.var",
+)  # fmt: skip
+
+
+def _may_be_zero(size: int | torch.SymInt) -> bool:
+    if isinstance(size, int):
+        return size == 0
+    return bool(size.node.shape_env.bound_sympy(size.node.expr).lower < 1)
+
+
 def _shortened(node: fx.Node) -> Iterator[float]:
     """Numbers of Python beside float64 that float32, as which the exporter writes them, does not hold."""
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]

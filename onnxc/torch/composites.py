@@ -1,0 +1,166 @@
+"""Ops for which PyTorch has no decomposition, or one for real numbers alone, as compositions of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+
+def nonzero_static(x: Tensor, size: int, fill_value: int = -1) -> Tensor:
+    """``aten.nonzero_static``: positions of the first `size` elements that are not zero, [size, axes]; `fill_value`
+    where there are fewer.
+    """
+    flags = x.reshape(-1) != 0
+    number = flags.cumsum(0) - 1
+    row = torch.where(flags & (number < size), number, size)  # the last row is for all else
+    count = torch.arange(flags.shape[0])
+    at = torch.full((size + 1,), -1).scatter(0, row, count)[:size]
+    columns, step = [], 1
+    for length in reversed(x.shape):
+        columns.append(torch.where(at < 0, fill_value, at // step % length if x.numel() else at))
+        step = step * length
+    return torch.stack(columns[::-1], 1) if columns else at.new_empty((size, 0))
+
+
+def rrelu(
+    x: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Any:
+    """``aten.rrelu_with_noise_functional``, which draws a number for each negative element, where it is training."""
+    if training:
+        return NotImplemented
+    return functional.leaky_relu(x, (lower + upper) / 2), noise.clone()
+
+
+def nan_to_num(
+    x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:  # fmt: skip
+    """``aten.nan_to_num``: of complex numbers, both parts."""
+    if not x.is_complex():
+        return decomposition_table[aten.nan_to_num.default](x, nan, posinf, neginf)
+    return torch.complex(*(part.nan_to_num(nan, posinf, neginf) for part in (x.real, x.imag)))
+
+
+def embedding_renorm(table: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """``aten.embedding_renorm``: rows that are looked up, and longer than `max_norm`, become as long as that."""
+    norms = torch.linalg.vector_norm(table, norm_type, 1)
+    used = torch.zeros_like(norms).index_fill(0, indices.reshape(-1), 1.0)
+    scale = (max_norm / (norms.double() + 1e-7)).to(table.dtype)
+    return table * torch.where((used != 0) & (norms > max_norm), scale, 1.0)[:, None]
+
+
+# ---------------------------------------------------------------- histograms
+
+
+def _limits(x: Tensor, name: str, middle: float, margin: float) -> tuple[Tensor, Tensor]:
+    """The least and the greatest element, moved apart by the margin where they are equal, as `middle` is where there
+    is none.
+    """
+    if x.numel() == 0:
+        return x.new_full((), middle - margin), x.new_full((), middle + margin)
+    low, high = torch.aminmax(x)
+    torch._assert_async(low.isfinite() & high.isfinite(), f"{name}: the range of its elements is not finite")
+    apart = torch.where(low == high, margin, 0.0)
+    return low - apart, high + apart
+
+
+def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Any:
+    """``aten.histc`` whose limits are those of the data: there is a rule for others."""
+    if low != high:
+        return NotImplemented
+    least, greatest = _limits(x, "histc", low, 1.0)
+    place = ((x - least) / (greatest - least) * bins).clamp(max=bins - 1)
+    inside = (least <= x) & (x <= greatest)
+    return _counted(torch.where(inside, place, bins), bins)
+
+
+def _counted(place: Tensor, bins: int, weight: Tensor | None = None) -> Tensor:
+    """How many elements, or of what weight, are at each place below `bins`."""
+    one = torch.ones_like(place) if weight is None else weight
+    flat = place.reshape(-1).to(torch.int64)
+    return one.new_zeros(bins + 1).scatter_add(0, flat, one.reshape(-1))[:bins]
+
+
+def histogram(
+    x: Tensor, bins: int = 100, *, range: list[float] | None = None, weight: Tensor | None = None, density: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``aten.histogram`` with a number of bins of one width: the counts, and the bins' edges."""
+    if range is None:
+        low, high = _limits(x, "histogram", 0.5, 0.5)
+    else:
+        low, high = (x.new_full((), v) for v in (range if range[0] != range[1] else (range[0] - 0.5, range[1] + 0.5)))
+    steps = torch.arange(bins + 1)
+    step = (high - low) / bins
+    edges = torch.where(steps < (bins + 1) // 2, low + step * steps, high - step * (bins - steps))  # as linspace's
+    return histogram_of_edges(x, edges, weight=weight, density=density)
+
+
+def histogram_of_edges(
+    x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``aten.histogram`` with the bins' edges: the right one is no part of a bin, but of the last."""
+    last = bins.shape[0] - 1
+    place = torch.searchsorted(bins, x, right=True) - 1
+    place = torch.where((place == last) & (x == bins[-1]), last - 1, place)
+    place = torch.where((place < 0) | x.isnan(), last, place)
+    counts = _counted(place, last, torch.ones_like(x) if weight is None else weight)
+    return counts / counts.sum() / bins.diff() if density else counts, bins.clone()
+
+
+# ---------------------------------------------------------------- quantization that training imitates
+
+
+def _imitated(x: Tensor, scale: Any, zero: Any, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """Elements at the nearest of the levels `low` to `high`, of which `zero` is 0 and one is `scale` above the next;
+    and which of them lie between the levels.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    at = wide * (scale.reciprocal() if isinstance(scale, Tensor) else float(np.float32(1) / np.float32(scale)))
+    is_whole = not isinstance(zero, Tensor) or not zero.is_floating_point()
+    level = zero + at.round() if is_whole else (zero + at).round()
+    level = torch.where(level.isnan(), low - 1, level)  # eager PyTorch's integer for NaN is the least
+    found = (level.clamp(low, high) - zero).float() * scale
+    return found.to(x.dtype), (low <= level) & (level <= high)
+
+
+def fake_quantize(x: Tensor, scale: float, zero_point: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """``aten.fake_quantize_per_tensor_affine_cachemask``."""
+    return _imitated(x, float(np.float32(scale)), zero_point, low, high)
+
+
+def fake_quantize_by_tensors(
+    x: Tensor, scale: Tensor, zero_point: Tensor, enabled: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """``aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams``, which a flag switches off."""
+    found, kept = _imitated(x, scale.reshape(()), zero_point.reshape(()), low, high)
+    off = enabled.reshape(-1)[0] == 0
+    return torch.where(off, x, found), off | kept
+
+
+def fake_quantize_channels(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """``aten.fake_quantize_per_channel_affine_cachemask``."""
+    shape = [-1 if k == axis % x.dim() else 1 for k in range(x.dim())]
+    return _imitated(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
+
+
+COMPOSITES: dict[Any, Callable[..., Any]] = {
+    aten.nonzero_static.default: nonzero_static,
+    aten.rrelu_with_noise_functional.default: rrelu,
+    aten.nan_to_num.default: nan_to_num,
+    aten.embedding_renorm.default: embedding_renorm,
+    aten.histc.default: histc,
+    aten.histogram.bin_ct: histogram,
+    aten.histogram.bins_tensor: histogram_of_edges,
+    aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize_by_tensors,
+    aten.fake_quantize_per_channel_affine_cachemask.default: fake_quantize_channels,
+}

@@ -1,0 +1,134 @@
+"""torch.compile(backend="onnxc"): ops that PyTorch does not take apart, as compositions of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from onnxc.torch import program  # noqa: E402
+from tests.torch_harness import close, fresh, through  # noqa: E402
+from tests.torch_opinfo import Interpreted  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(program, "compile", Interpreted)
+    with fresh():
+        yield
+
+
+def same(f: Any, *args: Any) -> None:
+    """One graph without fallbacks, and eager PyTorch's answers and gradients."""
+    given = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+    found = through(f, fullgraph=True, options={"fallback": False})(*given)
+    expected = f(*args)
+    close(found, expected)
+    first, second = (x[0] if isinstance(x, (list, tuple)) else x for x in (found, expected))
+    if second.requires_grad:
+        first.sum().backward()
+        second.sum().backward()
+        close([a.grad for a in given], [a.grad for a in args])
+
+
+@pytest.mark.parametrize("values", [torch.randn(20), torch.ones(3), torch.zeros(0), torch.randn(4, 9).double()])
+def test_histograms_whose_limits_are_those_of_the_data(values: Any) -> None:
+    same(lambda x: (torch.histc(x, 5), *torch.histogram(x, 5)), values)
+    same(lambda x: torch.histc(x, 4, 2, 2), values)
+
+
+def test_histograms_whose_limits_are_given() -> None:
+    x, weight = torch.tensor([-2, -1, 0, 0.5, 1, 3, 4, math.nan, math.inf]), torch.arange(9.0)
+    edges = torch.tensor([-1, 0, 0.5, 3])
+    same(lambda x, e: (*torch.histogram(x, e), *torch.histogram(x, e, weight=weight, density=True)), x, edges)
+    same(lambda x: (*torch.histogram(x, 3, range=(-1.0, 3.0)), *torch.histogram(x, 3, range=(2.0, 2.0))), x)
+
+
+def test_histograms_of_no_range() -> None:
+    f = through(lambda x: torch.histc(x, 3) * 2)
+    close(f(torch.tensor([0.0, 1, 2])), torch.tensor([2.0, 2, 2]))
+    with pytest.raises(RuntimeError, match="not finite"):
+        f(torch.tensor([0.0, 1, math.nan]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_quantization_that_training_imitates(dtype: Any) -> None:
+    x = torch.cat([torch.randn(48) * 0.5, torch.tensor([math.nan, 0.25, -0.35, 3e5, 1e4, math.inf])]).to(dtype)
+    same(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7), x.requires_grad_())
+
+
+def test_quantization_by_numbers_of_the_data() -> None:
+    scales, whole = torch.rand(3) * 0.1 + 0.05, torch.tensor([0, 3, -8], dtype=torch.int32)
+
+    def f(x: Any, scales: Any, whole: Any) -> Any:
+        one = torch.fake_quantize_per_tensor_affine(x, scales[0], whole[1], -8, 7)
+        each = torch.fake_quantize_per_channel_affine(x, scales, whole, 1, -8, 7)
+        return one * each, torch.fake_quantize_per_channel_affine(x, scales, whole + 0.3, 1, -8, 7)
+
+    same(f, torch.randn(5, 3, requires_grad=True), scales, whole)
+
+    def switched(x: Any, on: Any) -> Any:
+        op = torch._fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+        return op(x, scales[:1], whole[:1], on, -8, 7)
+
+    for on in (0, 1):
+        same(switched, torch.randn(4, requires_grad=True), torch.tensor([on]))
+
+
+def test_rows_that_are_looked_up_become_shorter() -> None:
+    table = torch.randn(5, 4) * 2
+    found, expected = table.clone(), table.clone()
+
+    def f(table: Any, indices: Any) -> Any:
+        return torch.nn.functional.embedding(indices, table, max_norm=1.0, norm_type=1.5)
+
+    indices = torch.tensor([[1, 3], [3, 4]])
+    close(through(f, options={"fallback": False})(found, indices), f(expected, indices))
+    close(found, expected)
+    assert not found.equal(table) and found[0].equal(table[0])
+
+
+def test_numbers_for_complex_nan() -> None:
+    z = torch.complex(torch.tensor([math.nan, 1, math.inf]), torch.tensor([math.inf, 2, math.nan]))
+    same(lambda z: torch.stack([z.nan_to_num(1.0, 2.0, 3.0), z.nan_to_num()]), z)
+
+
+def test_lists_of_tensors() -> None:
+    xs, ys = [torch.rand(3) + 0.1, torch.rand(2, 2)], [torch.rand(3), torch.rand(2, 2)]
+
+    def f(x: Any, y: Any, a: Any, b: Any, t: Any) -> Any:
+        left, right = [x, y], [a, b]
+        found = [
+            torch._foreach_add(left, right, alpha=3), torch._foreach_add(left, t), torch._foreach_add(left, [1, 2.0]),
+            torch._foreach_addcdiv(left, right, left, 2.0), torch._foreach_addcmul(left, right, left, [1.0, 2.0]),
+            torch._foreach_maximum(left, 0.3), torch._foreach_minimum(left, right), torch._foreach_norm(left, 1),
+            torch._foreach_pow(2.0, left), torch._foreach_pow(left, right), torch._foreach_lerp(left, right, 0.3),
+            torch._foreach_sub(left, right, alpha=2), torch._foreach_sqrt(left), torch._foreach_mul(left, 3),
+        ]  # fmt: skip
+        copies = [x.clone(), y.clone()]
+        torch._foreach_copy_(copies, right)
+        torch._foreach_zero_(left)
+        return [x for part in found for x in part] + copies + left
+
+    same(f, *xs, *ys, torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_steps_over_lists_are_programs(kind: Any) -> None:
+    pairs = [[torch.nn.Parameter(torch.arange(1.0, 4)), torch.nn.Parameter(torch.ones(2, 2))] for _ in range(2)]
+    found, expected = (kind(p, lr=0.1, foreach=True) for p in pairs)
+    step = through(found.step, options={"fallback": False})
+    for number in range(3):
+        for parameter in (p for pair in pairs for p in pair):
+            parameter.grad = parameter.detach() * (number + 1)
+        step()
+        expected.step()
+        close(*pairs)
+
+
+def test_imaginary_parts_of_conjugates() -> None:
+    same(lambda z: z.conj().imag * 2 + z.real, torch.randn(3, 4, dtype=torch.complex64))
