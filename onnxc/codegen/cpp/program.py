@@ -323,12 +323,12 @@ class ProgramWriter:
 
     def _sources(self, kernels: dict[str, str]) -> list[str]:
         """Translation units that can be compiled side by side; the last has the entry."""
-        found = shared(kernels)
-        *others, own = _balanced(found)
+        found, entry = shared(kernels), self._entry()
+        *others, own = _balanced(found, sum(map(len, entry)) // KERNEL_COSTS)
         units = [[*found.defined_for(part), *(f"void {name}{found.kernels[name]}" for name in part)] for part in others]
         last = [f"void {name}(void *arg, i64 first, i64 last, int worker);" for part in others for name in part]
         last += [*found.defined_for(own), *(f"static void {name}{found.kernels[name]}" for name in own)]
-        return ["\n".join([*self._head(lines), *lines, ""]) for lines in (*units, [*last, *self._entry()])]
+        return ["\n".join([*self._head(lines), *lines, ""]) for lines in (*units, [*last, *entry])]
 
     def _head(self, lines: list[str]) -> list[str]:
         return [f'#include "{name}"' for name in sorted({"program.h"} | self.includes | headers_of("\n".join(lines)))]
@@ -369,10 +369,13 @@ def _of_rows(rows: str, items: Sequence[str], ctx: str) -> str:
 # Seconds of compile time, roughly: for each character of a kernel, and for the first use of a template's header.
 UNIT_CHARACTERS = 12_000  # kernels of less text than this are not worth a second compiler
 MAX_UNITS = 2
+KERNEL_COSTS = 5  # a kernel's character takes as long as so many of the entry
 
 
-def _balanced(found: Shared) -> list[list[str]]:
-    """The kernels' names in groups of about equal text; those that share something are together, if they are no half."""
+def _balanced(found: Shared, entry: int) -> list[list[str]]:
+    """The kernels' names in groups of about equal text, of which the last is compiled with the entry; those that share
+    something are together, if they are no half.
+    """
     size = {name: len(body) for name, body in found.kernels.items()}
     total = sum(size.values())
     units = max(1, min(MAX_UNITS, total // UNIT_CHARACTERS, len(size)))
@@ -382,7 +385,7 @@ def _balanced(found: Shared) -> list[list[str]]:
     together = [names for names in alike.values() if sum(size[n] for n in names) * units <= total]
     apart = [[name] for names in alike.values() if names not in together for name in names]
     parts: list[list[str]] = [[] for _ in range(units)]
-    sizes = [0] * units
+    sizes = [*[0] * (units - 1), entry]
     for names in sorted([*together, *apart], key=lambda names: -sum(size[n] for n in names)):
         k = sizes.index(min(sizes))
         parts[k] += names
