@@ -89,12 +89,13 @@ def _wrap(d: Dim) -> str:
 class Expr:
     """A polynomial over atoms that is not a constant. Immutable."""
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_symbols", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
         self._hash = hash(terms)
+        self._symbols: frozenset[Symbol] | None = None  # once they have been asked for
 
     def __hash__(self) -> int:
         return self._hash
@@ -168,16 +169,19 @@ class Expr:
         """The atoms that stand in the polynomial itself (not those inside a Call), in its order."""
         return tuple(dict.fromkeys(a for mono, _ in self.terms for a in mono))
 
-    def symbols(self) -> set[Symbol]:
+    def symbols(self) -> frozenset[Symbol]:
         """Every symbol, also inside calls."""
-        found: set[Symbol] = set()
-        for atom in self.atoms():
-            if isinstance(atom, Symbol):
-                found.add(atom)
-            elif isinstance(atom, Call):
-                for arg in atom.args:
-                    found |= symbols(arg)
-        return found
+        if self._symbols is None:
+            found: set[Symbol] = set()
+            for mono, _ in self.terms:
+                for atom in mono:
+                    if isinstance(atom, Symbol):
+                        found.add(atom)
+                    elif isinstance(atom, Call):
+                        for arg in atom.args:
+                            found |= symbols(arg)
+            self._symbols = frozenset(found)
+        return self._symbols
 
 
 _OPERANDS = (int, Expr, Integral)  # numpy's integers are such
@@ -256,9 +260,12 @@ def index(name: str, extent: Dim) -> Expr:
     return of(Symbol(name, 0, extent - 1))
 
 
-def symbols(d: Dim) -> set[Symbol]:
+_NO_SYMBOLS: frozenset[Symbol] = frozenset()
+
+
+def symbols(d: Dim) -> frozenset[Symbol]:
     """Every symbol of an expression; none for an int."""
-    return d.symbols() if isinstance(d, Expr) else set()
+    return d.symbols() if isinstance(d, Expr) else _NO_SYMBOLS
 
 
 def prod(dims: Iterable[Dim]) -> Dim:

@@ -95,7 +95,7 @@ def _stored(access: AttentionAccess, group: Group, layout: Layout) -> Matrix | N
     return Matrix(value, base, row, 1) if _loops_of(base, access.batch) is not None else None
 
 
-def _loops_of(base: Dim, batch: list[tuple[Symbol, Dim]]) -> set[Symbol] | None:
+def _loops_of(base: Dim, batch: list[tuple[Symbol, Dim]]) -> frozenset[Symbol] | None:
     """The batch loops of an address; None where there are other symbols than they and sizes."""
     loops = {s for s, _ in batch}
     others = {s for s in symbols(base) - loops if not is_size(s)}
