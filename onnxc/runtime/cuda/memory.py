@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from onnxc.errors import LimitError
 
 if TYPE_CHECKING:
     from onnxc.runtime.cuda.driver import Device
@@ -24,6 +26,8 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _WORDS = 32  # bytes of error words
 _WATCHED = 32  # programs whose error words share a block
 _HALF = 1 << 19  # bytes of one half of a ring
+Home = tuple[int, int]
+"""Bytes of a block, and the stream that uses it."""
 Failure = Callable[[int, int, int], Exception]
 """Makes the exception of a code, the number of the call in a run, and a value."""
 
@@ -39,7 +43,8 @@ def rounded(nbytes: int) -> int:
 
 
 class BlockPool:
-    """Blocks for the results of calls. Those that are free are kept, by size and by the stream that used them.
+    """Blocks for the results of calls. Those that are free are kept, by size (one of :func:`rounded`) and by the stream
+    that used them: a *home* is both. Any thread may take and give without a lock: a call has many results.
 
     Args:
         device: whose memory.
@@ -48,46 +53,65 @@ class BlockPool:
 
     def __init__(self, device: Device, most: int) -> None:
         self._device, self._most = device, most
-        self._idle: dict[tuple[int, int], list[int]] = {}
-        self._idle_bytes = 0
+        self._idle: dict[Home, list[int]] = {}  # no list ever goes: whoever gives may just have found it
+        self._nbytes = 0  # of all blocks, those in use too: where they are few, so are those that are kept
         self._lock = threading.RLock()  # a thread that holds it may collect garbage, and give a block back
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that are kept for later."""
-        return self._idle_bytes
+        return sum(home[0] * len(kept) for home, kept in list(self._idle.items()))
 
-    def take(self, size: int, stream: int) -> int:
-        """The address of a block for work on this stream; the size is one of :func:`rounded`. The context is current.
+    def take(self, homes: Sequence[Home]) -> list[int]:
+        """The addresses of blocks, each for work on its home's stream. The context is current.
 
         Raises:
             LimitError: there is not so much memory.
         """
-        with self._lock:
-            kept = self._idle.get((size, stream))
-            if kept:
-                self._idle_bytes -= size
-                return kept.pop()
-        return self._device.allocate(size)
+        found, idle = list[int](), self._idle
+        for home in homes:
+            try:
+                found.append(idle[home].pop())
+            except (KeyError, IndexError):
+                try:
+                    found.append(self._new(home))
+                except LimitError:
+                    for address, own in zip(found, homes, strict=False):
+                        self.give(address, own)
+                    raise
+        return found
 
-    def give(self, address: int, size: int, stream: int) -> None:
-        """Takes a block back, of which work on this stream may still be under way."""
+    def _new(self, home: Home) -> int:
+        address = self._device.allocate(home[0])
         with self._lock:
-            if size <= self._most:
-                self._idle.setdefault((size, stream), []).append(address)
-                self._idle_bytes += size
-                if self._idle_bytes > self._most:
-                    self.clear()
-                return
-        self._device.free(address)
+            self._nbytes += home[0]
+            self._idle.setdefault(home, [])
+        return address
 
-    def clear(self) -> None:
-        """Frees what is kept."""
+    def give(self, address: int, home: Home) -> None:
+        """Takes a block back, of which work on the home's stream may still be under way."""
+        try:
+            self._idle[home].append(address)
+        except KeyError:  # used last on another stream than it was taken for
+            with self._lock:
+                self._idle.setdefault(home, []).append(address)
+        if self._nbytes > self._most:
+            self.clear(self._most)
+
+    def clear(self, most: int = 0) -> None:
+        """Frees what is kept, the largest first, until it is no more than so many bytes."""
         with self._lock:
-            idle, self._idle, self._idle_bytes = self._idle, {}, 0
-        for blocks in idle.values():
-            for address in blocks:
-                self._device.free(address)
+            excess = self.idle_bytes - most
+            for home in sorted(self._idle, reverse=True) if excess > 0 else ():
+                size, kept = home[0], self._idle[home]
+                while kept and excess > 0:
+                    try:
+                        address = kept.pop()
+                    except IndexError:  # another thread has taken it
+                        break
+                    excess -= size
+                    self._nbytes -= size
+                    self._device.free(address)
 
 
 class Block:
