@@ -27,7 +27,7 @@ import numpy as np
 from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.kernel import WIDE, Kernel, either, indent, power
-from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows
+from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows, most_rows
 from onnxc.codegen.triton.scatter_parts import COPIED, Slices, begun, find, joined, row_major
 from onnxc.codegen.triton.scatter_sorted import sorted_elements, sorted_rows
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
@@ -67,7 +67,8 @@ def scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
     if _overwrites(node) or _is_atomic(node):
         return _marked_rows(node, layout)
     few = [begun(layout, data, node.output), joined_rows(node, layout)]
-    return either(exceeds(count, SORTED), lambda: sorted_rows(node, layout), lambda: few)
+    most = min(SORTED, most_rows(node, layout) or SORTED)
+    return either(exceeds(count, most), lambda: sorted_rows(node, layout), lambda: few)
 
 
 def _overwrites(node: Node) -> bool:
