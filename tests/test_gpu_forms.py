@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import onnxc
-from onnxc.codegen.triton import convolution, matmul, product_tiles, scatter, scatter_sorted
+from onnxc.codegen.triton import convolution, matmul, product_tiles, scatter_sorted
 from onnxc.codegen.triton.product_tiles import Blocks
-from onnxc.planner import recurrences
+from onnxc.planner import operands, recurrences
 from tests import targets
 from tests.targets import needs_triton
 from tests.test_gpu_scatters import f32, in_order, ints, layers, parsed
@@ -52,7 +52,7 @@ def compiled(patch: pytest.MonkeyPatch, model: Any, limits: dict[Any, dict[str, 
 @on_gpu
 def test_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorted or not, and hot places or none; two of them by one index, whose sort outlives what is between them."""
-    limits = {scatter: {"SORTED": 64}, scatter_sorted: {"PART": 16}}
+    limits = {operands: {"SORTED": 64}, scatter_sorted: {"PART": 16}}
     model = compiled(monkeypatch, parsed(layers("m")).SerializeToString(), limits)
     for count, places in ((80, 9), (0, 9), (64, 9), (65, 1), (20, 9), (80, 2)):
         x, u, v, z = f32(9, 3), f32(count, 3), f32(count, 7), f32(9, 7)
