@@ -125,17 +125,19 @@ def test_blocks_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDriver(memory=1 << 20)
     use(fake, monkeypatch)
     gpu = driver_module.device()
-    pool, homes = BlockPool(gpu, 5000), [(1024, 1), (4096, 1), (1024, 2)]
+    pool = BlockPool(gpu, 5000)
+    small, large, other = homes = [pool.home(*key) for key in ((1024, 1), (4096, 1), (1024, 2))]
     with gpu.current():
         first = pool.take(homes)
         for address, home in zip(first, homes, strict=True):
-            pool.give(address, home)
-        assert pool.idle_bytes == 2048
-        assert pool.take([homes[0], homes[2]]) == [first[0], first[2]] and pool.idle_bytes == 0
-        pool.give(first[2], (1024, 3))  # another stream used it last
+            home.give(address)
+        assert pool.idle_bytes == 2048 and not large.idle and pool.home(4096, 1) is large
+        assert pool.take([small, other]) == [first[0], first[2]] and pool.idle_bytes == 0
+        third = pool.home(1024, 3)  # another stream has used it last
+        third.give(first[2])
         with pytest.raises(errors.LimitError):
-            pool.take([(1024, 3), (1 << 20, 1)])
-        assert pool.take([(1024, 3)]) == [first[2]] and pool.idle_bytes == 0
+            pool.take([third, pool.home(1 << 20, 1)])
+        assert pool.take([third]) == [first[2]] and pool.idle_bytes == 0
     assert fake.used() == 2048
 
 

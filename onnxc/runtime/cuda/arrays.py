@@ -20,7 +20,7 @@ from onnxc.ir.dtypes import BY_NAME, DType, from_numpy
 from onnxc.runtime.cuda import dlpack
 
 if TYPE_CHECKING:
-    from onnxc.runtime.cuda.memory import BlockPool, Home, Timeline
+    from onnxc.runtime.cuda.memory import Home, Timeline
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, Any]
@@ -236,24 +236,15 @@ class DeviceArray:
         timeline: of the model that did so.
     """
 
-    __slots__ = ("__weakref__", "_home", "_pool", "address", "element", "nbytes", "shape", "stream", "timeline")
+    __slots__ = ("__weakref__", "_home", "address", "element", "nbytes", "shape", "stream", "timeline")
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        shape: Shape,
-        element: DType,
-        nbytes: int,
-        home: Home,
-        timeline: Timeline,
-        address: int,
-    ) -> None:
-        """`address`: of a block that was taken from the pool for this home."""
-        self._pool, self.shape, self.element, self.nbytes, self._home = pool, shape, element, nbytes, home
-        self.stream, self.timeline, self.address = home[1], timeline, address
+    def __init__(self, shape: Shape, element: DType, nbytes: int, home: Home, timeline: Timeline, address: int) -> None:
+        """`address`: of a block of this home's."""
+        self.shape, self.element, self.nbytes, self._home = shape, element, nbytes, home
+        self.stream, self.timeline, self.address = home.stream, timeline, address
 
     def __del__(self) -> None:
-        self._pool.give(self.address, self._home)
+        self._home.give(self.address)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -279,7 +270,8 @@ class DeviceArray:
 
     def written(self, stream: int, timeline: Timeline) -> None:
         """A model has written over it, on this stream."""
-        self.stream, self.timeline, self._home = stream, timeline, (self._home[0], stream)
+        self.stream, self.timeline = stream, timeline
+        self._home = self._home.pool.home(self._home.nbytes, stream)
 
     def synchronize(self) -> None:
         """Waits for the model's work.

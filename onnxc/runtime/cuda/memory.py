@@ -26,8 +26,6 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _WORDS = 32  # bytes of error words
 _WATCHED = 32  # programs whose error words share a block
 _HALF = 1 << 19  # bytes of one half of a ring
-Home = tuple[int, int]
-"""Bytes of a block, and the stream that uses it."""
 Failure = Callable[[int, int, int], Exception]
 """Makes the exception of a code, the number of the call in a run, and a value."""
 
@@ -42,75 +40,96 @@ def rounded(nbytes: int) -> int:
     return max(_SMALLEST, -(-nbytes // step) * step)
 
 
+class Home:
+    """Blocks of one size, one of :func:`rounded`, that the same stream used last. Any thread may take and give without
+    a lock: a call has many results.
+    """
+
+    __slots__ = ("idle", "nbytes", "pool", "stream")
+
+    def __init__(self, pool: BlockPool, nbytes: int, stream: int) -> None:
+        self.pool, self.nbytes, self.stream = pool, nbytes, stream
+        self.idle: list[int] = []  # addresses of those that are free
+
+    def give(self, address: int) -> None:
+        """Takes a block back, of which work on the stream may still be under way."""
+        self.idle.append(address)
+        if self.pool.is_large:
+            self.pool.clear(self.pool.most)
+
+
 class BlockPool:
-    """Blocks for the results of calls. Those that are free are kept, by size (one of :func:`rounded`) and by the stream
-    that used them: a *home* is both. Any thread may take and give without a lock: a call has many results.
+    """Blocks for the results of calls. Those that are free are kept.
 
     Args:
         device: whose memory.
         most: bytes that may be kept.
+
+    Attributes:
+        is_large: whether all blocks, those in use too, have more bytes than may be kept.
     """
 
     def __init__(self, device: Device, most: int) -> None:
-        self._device, self._most = device, most
-        self._idle: dict[Home, list[int]] = {}  # no list ever goes: whoever gives may just have found it
-        self._nbytes = 0  # of all blocks, those in use too: where they are few, so are those that are kept
+        self._device, self.most = device, most
+        self._homes: dict[tuple[int, int], Home] = {}  # none ever goes: whoever gives may just have found it
+        self._nbytes = 0  # of all blocks
+        self.is_large = False
         self._lock = threading.RLock()  # a thread that holds it may collect garbage, and give a block back
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that are kept for later."""
-        return sum(home[0] * len(kept) for home, kept in list(self._idle.items()))
+        return sum(home.nbytes * len(home.idle) for home in list(self._homes.values()))
+
+    def home(self, nbytes: int, stream: int) -> Home:
+        """The home of blocks of a size for a stream."""
+        found = self._homes.get((nbytes, stream))
+        if found is None:
+            with self._lock:
+                found = self._homes.setdefault((nbytes, stream), Home(self, nbytes, stream))
+        return found
 
     def take(self, homes: Sequence[Home]) -> list[int]:
-        """The addresses of blocks, each for work on its home's stream. The context is current.
+        """The addresses of blocks, one of each home. The context is current.
 
         Raises:
             LimitError: there is not so much memory.
         """
-        found, idle = list[int](), self._idle
+        found = list[int]()
         for home in homes:
             try:
-                found.append(idle[home].pop())
-            except (KeyError, IndexError):
+                found.append(home.idle.pop())
+            except IndexError:
                 try:
-                    found.append(self._new(home))
+                    found.append(self._new(home.nbytes))
                 except LimitError:
                     for address, own in zip(found, homes, strict=False):
-                        self.give(address, own)
+                        own.give(address)
                     raise
         return found
 
-    def _new(self, home: Home) -> int:
-        address = self._device.allocate(home[0])
-        with self._lock:
-            self._nbytes += home[0]
-            self._idle.setdefault(home, [])
+    def _new(self, nbytes: int) -> int:
+        address = self._device.allocate(nbytes)
+        self._count(nbytes)
         return address
 
-    def give(self, address: int, home: Home) -> None:
-        """Takes a block back, of which work on the home's stream may still be under way."""
-        try:
-            self._idle[home].append(address)
-        except KeyError:  # used last on another stream than it was taken for
-            with self._lock:
-                self._idle.setdefault(home, []).append(address)
-        if self._nbytes > self._most:
-            self.clear(self._most)
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._nbytes += nbytes
+            self.is_large = self._nbytes > self.most
 
     def clear(self, most: int = 0) -> None:
         """Frees what is kept, the largest first, until it is no more than so many bytes."""
         with self._lock:
             excess = self.idle_bytes - most
-            for home in sorted(self._idle, reverse=True) if excess > 0 else ():
-                size, kept = home[0], self._idle[home]
-                while kept and excess > 0:
+            for home in sorted(self._homes.values(), key=lambda h: -h.nbytes) if excess > 0 else ():
+                while home.idle and excess > 0:
                     try:
-                        address = kept.pop()
+                        address = home.idle.pop()
                     except IndexError:  # another thread has taken it
                         break
-                    excess -= size
-                    self._nbytes -= size
+                    excess -= home.nbytes
+                    self._count(-home.nbytes)
                     self._device.free(address)
 
 

@@ -319,11 +319,12 @@ class CudaModel(Attachable, CompiledModel):
 
     def _outputs(self, site: Site, addresses: list[int], stream: int) -> tuple[DeviceArray, ...]:
         """New outputs; their addresses go behind those of the inputs."""
-        pool, timeline, homes = self._device.pool, self._timeline, site.homes(stream)
+        pool, timeline = self._device.pool, self._timeline
+        homes = site.homes(pool, stream)
         taken = pool.take(homes)
         addresses += taken
         made = zip(site.results, homes, taken, strict=True)
-        return tuple([DeviceArray(pool, *spec, home, timeline, address) for spec, home, address in made])
+        return tuple([DeviceArray(*spec, home, timeline, address) for spec, home, address in made])
 
     def _check_updated(self, k: int, x: Incoming | None) -> None:
         """Refuses what a call could not change, since it would change a copy."""

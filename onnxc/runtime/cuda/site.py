@@ -9,7 +9,7 @@ import numpy as np
 from onnxc.planner.offsets import aligned
 from onnxc.runtime.cuda.arrays import Array, Shape
 from onnxc.runtime.cuda.graph import Replay
-from onnxc.runtime.cuda.memory import Home, Staging, rounded
+from onnxc.runtime.cuda.memory import BlockPool, Home, Staging, rounded
 from onnxc.runtime.cuda.program import ALIGN, Flat
 from onnxc.runtime.signature import Tensor
 
@@ -35,10 +35,10 @@ class Site:
         self.views: list[Array] = []
         self.generation = -1  # of the staging blocks that the views are of
 
-    def homes(self, stream: int) -> list[Home]:
+    def homes(self, pool: BlockPool, stream: int) -> list[Home]:
         """Of the results of a call on a stream."""
         if self._homes is None or self._homes[0] != stream:
-            self._homes = stream, [(rounded(nbytes), stream) for *_, nbytes in self.results]
+            self._homes = stream, [pool.home(rounded(nbytes), stream) for *_, nbytes in self.results]
         return self._homes[1]
 
     def in_pinned(self, staging: Staging) -> list[Array]:

@@ -130,9 +130,9 @@ class Workspace:
     def new(self, shape: Shape, element: DType, stream: int) -> DeviceArray:
         """An array of which nothing is known, for work on this stream."""
         nbytes, pool = int(np.prod(shape, dtype=object)) * element.itemsize, self.device.pool
-        home = rounded(nbytes), stream
+        home = pool.home(rounded(nbytes), stream)
         (address,) = pool.take([home])
-        return DeviceArray(pool, shape, element, nbytes, home, self.timeline, address)
+        return DeviceArray(shape, element, nbytes, home, self.timeline, address)
 
     def trim(self) -> None:
         """Gives back what is held between calls. None may be under way."""
