@@ -17,9 +17,9 @@ from onnxc.ir.expr import Dim, exceeds
 
 MULTIPROCESSORS = 132
 CANDIDATES = 8
-FEW_ROWS = (16, 64)  # of a product, where only the run knows how many there are: tiles are for these, at least
+FEW_ROWS = (16, 64, 256)  # of a product, where only the run knows how many there are: tiles are for these, at least
 FEW_IMAGES = (1, 8)  # the same of what has several rows each
-WORTH = 0.9  # of the time of the tile for more rows that one for few takes at most
+WORTH = 0.96  # of the time of the tile for more rows that one for few takes at most
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
 LEAST_PART = 256  # of a sum that one has
 JOIN, JOIN_PART = 3.0, 0.35  # microseconds for the kernel that joins parts, and for each of them
