@@ -18,8 +18,9 @@ from onnxc.ir.expr import Dim, exceeds
 MULTIPROCESSORS = 132
 CANDIDATES = 8
 FEW_ROWS = (16, 64, 256)  # of a product, where only the run knows how many there are: tiles are for these, at least
-FEW_IMAGES = (1, 8)  # the same of what has several rows each
+FEW_IMAGES = (1, 8)  # the same of what has several rows each, besides the first two of these
 WORTH = 0.96  # of the time of the tile for more rows that one for few takes at most
+WORTH_OF_IMAGES = 0.9  # the same of what has several rows each: the times of convolutions are known less well
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
 LEAST_PART = 256  # of a sum that one has
 JOIN, JOIN_PART = 3.0, 0.35  # microseconds for the kernel that joins parts, and for each of them
@@ -151,7 +152,11 @@ def for_few_rows(halves: Iterable[Cost], facts: Facts) -> list[tuple[Blocks, int
     costs = [c for c in (EXACT if facts.exact else halves) if facts.described or not c.blocks.resident]
     single = [coefficient for _, coefficient in facts.m.terms]  # rows of an image, or of a sequence of a known length
     least = single[0] if len(single) == 1 else 1
-    counts = {max(rows, least) for rows in FEW_ROWS} | {least * n for n in FEW_IMAGES if least * n > FEW_ROWS[-1]}
+    counts, worth = set(FEW_ROWS), WORTH
+    if least > 1:
+        counts = {max(rows, least) for rows in FEW_ROWS[:2]}
+        counts |= {least * n for n in FEW_IMAGES if least * n > FEW_ROWS[:2][-1]}
+        worth = WORTH_OF_IMAGES
     ways = [(c, split) for c in costs for split in (1, *SPLITS)]
 
     def time(way: tuple[Cost, int], rows: int) -> float:
@@ -166,7 +171,7 @@ def for_few_rows(halves: Iterable[Cost], facts: Facts) -> list[tuple[Blocks, int
     after = min(((c, 1) for c in costs), key=lambda w: time(w, limit))
     for rows in sorted(counts, reverse=True):
         way = best(rows)
-        if rows >= limit or time(way, rows) > WORTH * time(after, rows):
+        if rows >= limit or time(way, rows) > worth * time(after, rows):
             continue
         while 2 * rows < limit and time(way, 2 * rows) <= time(after, 2 * rows):
             rows *= 2
