@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import weakref
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxc.runtime.cuda import model as model_module
 from onnxc.runtime.cuda.arrays import DeviceArray, Incoming, is_dense, stream_of
 from onnxc.runtime.cuda.copies import densify
 from onnxc.runtime.cuda.model import CudaModel
+from onnxc.runtime.cuda.workspace import Workspace
 from onnxc.training.graph import Slot, Update
 from onnxc.training.step import Source, TrainingStep
 from tests.cuda_kernels import Foreign, Packed
@@ -393,11 +395,7 @@ class TorchTensor:
 
 
 def test_torch(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = int(gpu.cuStreamCreate(1)[1])
-    torch: Any = ModuleType("torch")
-    torch.Tensor, torch._C = TorchTensor, ModuleType("torch._C")
-    torch._C._cuda_getCurrentRawStream = lambda device: stream
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    torch_of(monkeypatch, stream := int(gpu.cuStreamCreate(1)[1]))
     model = CudaModel(*two_steps())
     y = model(TorchTensor(gpu, rows(4)))["y"]
     assert y.stream == stream  # torch's current one
@@ -409,6 +407,59 @@ def test_torch(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong.dtype = "torch.float64"
     with pytest.raises(errors.InputError, match="expects dtype float32; float64"):
         model(wrong)
+
+
+def torch_of(monkeypatch: pytest.MonkeyPatch, stream: int) -> None:
+    """A torch whose current stream this is."""
+    torch: Any = ModuleType("torch")
+    torch.Tensor, torch._C = TorchTensor, ModuleType("torch._C")
+    torch._C._cuda_getCurrentRawStream = lambda device: stream
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+def test_inputs_that_are_read_where_they_are(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors and results that wait for nothing are not read one by one; all others are, and give the same."""
+    torch_of(monkeypatch, stream := int(gpu.cuStreamCreate(1)[1]))
+    model, counted = CudaModel(*sum_of_two()), Counter[int]()
+    read = Workspace.read
+
+    def counting(space: Workspace, x: Any, at: int | None) -> Any:
+        counted[0] += 1
+        return read(space, x, at)
+
+    monkeypatch.setattr(Workspace, "read", counting)
+    a, b = (np.arange(8, dtype=F32) + k for k in range(2))
+    x, other = TorchTensor(gpu, a), model.put(b)  # of the model's own stream
+    model(x, TorchTensor(gpu, b))  # dtypes are met for the first time
+    counted.clear()
+    y = model(x, TorchTensor(gpu, b))["c"]
+    z = model(y, x, stream=stream)["c"]
+    assert not counted and y.stream == z.stream == stream
+    np.testing.assert_array_equal(z.numpy(), a + a + b)
+    far, host = TorchTensor(gpu, np.append(F32(0), b)), TorchTensor(gpu, b)
+    far.address, far.shape = far.address + 4, (8,)
+    host.get_device = lambda: 1  # type: ignore[method-assign]
+    for given in ((x, other), (far, x), (x, b), (x, Foreign(gpu, b))):
+        counted.clear()
+        np.testing.assert_array_equal(model(*given)["c"].numpy(), a + b)
+        assert counted
+    np.testing.assert_array_equal(model(x, y, stream=int(gpu.cuStreamCreate(1)[1]))["c"].numpy(), a + a + b)
+    with pytest.raises(errors.InputError, match="is on GPU 1, and the model on GPU 0"):
+        model(x, host)
+    x.dtype = "torch.float64"
+    with pytest.raises(errors.InputError, match="expects dtype float32; float64"):
+        model(x, y)
+
+
+def test_results_of_many_sizes(gpu: FakeDriver) -> None:
+    """A shape that comes after another one; the same again; and after `trim`."""
+    model = CudaModel(*two_steps())
+    given = {n: model.put(rows(n)) for n in (2, 5)}
+    for n in (2, 2, 5, 5, 2, 0, 5):
+        if not n:
+            model.trim()
+            continue
+        np.testing.assert_array_equal(model(given[n])["y"].numpy(), expected(rows(n)))
 
 
 @pytest.mark.parametrize(

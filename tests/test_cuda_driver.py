@@ -15,6 +15,7 @@ from onnxc import errors
 from onnxc.runtime.cuda import driver as driver_module
 from onnxc.runtime.cuda import graph as graph_module
 from onnxc.runtime.cuda.driver import Device, Driver
+from onnxc.runtime.cuda.memory import BlockPool
 from onnxc.runtime.cuda.model import CudaModel
 from onnxc.runtime.cuda.program import Program
 from onnxc.runtime.cuda.workspace import Workspace
@@ -117,6 +118,27 @@ def test_memory_that_is_kept_is_given_up_before_there_is_none(monkeypatch: pytes
     block = driver_module.device()
     with block.current():
         assert block.allocate(fake.memory - fake.used() + 20_000)
+
+
+def test_blocks_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is bounded, the largest goes first; where one of several is not to be had, none is taken."""
+    fake = FakeDriver(memory=1 << 20)
+    use(fake, monkeypatch)
+    gpu = driver_module.device()
+    pool = BlockPool(gpu, 5000)
+    small, large, other = homes = [pool.home(*key) for key in ((1024, 1), (4096, 1), (1024, 2))]
+    with gpu.current():
+        first = pool.take(homes)
+        for address, home in zip(first, homes, strict=True):
+            home.give(address)
+        assert pool.idle_bytes == 2048 and not large.idle and pool.home(4096, 1) is large
+        assert pool.take([small, other]) == [first[0], first[2]] and pool.idle_bytes == 0
+        third = pool.home(1024, 3)  # another stream has used it last
+        third.give(first[2])
+        with pytest.raises(errors.LimitError):
+            pool.take([third, pool.home(1 << 20, 1)])
+        assert pool.take([third]) == [first[2]] and pool.idle_bytes == 0
+    assert fake.used() == 2048
 
 
 def test_memory_is_given_back(gpu: FakeDriver) -> None:

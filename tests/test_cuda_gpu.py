@@ -96,9 +96,10 @@ def on_gpu(array: np.ndarray) -> DeviceArray:
     model = CudaModel(*two_steps(target=Target(this_gpu().architecture, ptx)))
     found = model(array)["y"]  # compiles it, and checks it
     np.testing.assert_array_equal(found, expected(array))
-    dtype, block = model.get_inputs()[0].dtype, rounded(array.nbytes)
+    dtype, home = model.get_inputs()[0].dtype, model.device.pool.home(rounded(array.nbytes), 0)
     with model.device.current():
-        y = DeviceArray(model.device.pool, array.shape, dtype, array.nbytes, block, 0, model._timeline)
+        (address,) = model.device.pool.take([home])
+        y = DeviceArray(array.shape, dtype, array.nbytes, home, model._timeline, address)
         model.device.upload(y.address, array)
     return y
 

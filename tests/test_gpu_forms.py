@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import onnxc
-from onnxc.codegen.triton import convolution, product_tiles, scatter, scatter_sorted
-from onnxc.planner import recurrences
+from onnxc.codegen.triton import convolution, matmul, product_tiles, scatter_sorted
+from onnxc.codegen.triton.product_tiles import Blocks
+from onnxc.planner import operands, recurrences
 from tests import targets
 from tests.targets import needs_triton
 from tests.test_gpu_scatters import f32, in_order, ints, layers, parsed
@@ -51,7 +52,7 @@ def compiled(patch: pytest.MonkeyPatch, model: Any, limits: dict[Any, dict[str, 
 @on_gpu
 def test_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorted or not, and hot places or none; two of them by one index, whose sort outlives what is between them."""
-    limits = {scatter: {"SORTED": 64}, scatter_sorted: {"PART": 16}}
+    limits = {operands: {"SORTED": 64}, scatter_sorted: {"PART": 16}}
     model = compiled(monkeypatch, parsed(layers("m")).SerializeToString(), limits)
     for count, places in ((80, 9), (0, 9), (64, 9), (65, 1), (20, 9), (80, 2)):
         x, u, v, z = f32(9, 3), f32(count, 3), f32(count, 7), f32(9, 7)
@@ -68,7 +69,7 @@ def test_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recurrences(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """One kernel for all steps, or kernels for each."""
     bytes_ = network(op, "float32", "t", "b", 6, states=True)
-    limits = {recurrences: {"LEAST_OPEN": 0, "MOST_OPEN": {"float32": 2000}, "MOST_STAGED": 2000}}
+    limits = {recurrences: {"LEAST_OPEN": 0, "MOST_OPEN": {"float32": 2000}}}
     model = compiled(monkeypatch, bytes_, limits)
     plain = compiled(monkeypatch, bytes_, {}, fusion=onnxc.FusionOptions(recurrence=False))
     for steps, batch in ((3, 5), (3, 70), (2, 5), (0, 70), (0, 5), (2, 0)):
@@ -84,7 +85,7 @@ def test_products(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     dtype = np.float32 if kind == "float" else np.float16
     inputs = f"{kind}[m,256] x, {kind}[256,900] w, {kind}[m,900] r"
     text = f"g ({inputs}) => ({kind}[m,900] y) {{ p = MatMul(x, w)  y = Add(p, r) }}"
-    limits = {product_tiles: {"FEW_ROWS": 16}}
+    limits = {product_tiles: {"FEW_ROWS": (16,)}}
     model = compiled(monkeypatch, parsed(text).SerializeToString(), limits)
     for rows in (0, 1, 17, 513):
         x, w, r = (v.astype(dtype) for v in (f32(rows, 256), f32(256, 900) / 16, f32(rows, 900)))
@@ -95,12 +96,35 @@ def test_products(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize("w", ["256,40", "2,256,40"])
+def test_products_of_three_forms(monkeypatch: pytest.MonkeyPatch, kind: str, w: str) -> None:
+    """At the most rows of each, and above; sums in parts, but in a batch."""
+    dtype = np.float32 if kind == "float" else np.float16
+    flat = w == "256,40"
+    rows = "m,3" if flat else "2,m"
+    text = f"g ({kind}[{rows},256] x, {kind}[{w}] w, {kind}[{rows},40] r) => ({kind}[{rows},40] y)"
+    text += " { p = MatMul(x, w)  y = Add(p, r) }"
+    few = [(Blocks(16, 32, 32, 2, 3, split=4 if flat else 1), 6), (Blocks(32, 16, 64, 4, 3), 24)]
+    limits = {matmul: {"for_few_rows": lambda facts: few}}
+    model = compiled(monkeypatch, parsed(text).SerializeToString(), limits)
+    assert model.source.count("tl.dot(a, b") == 3
+    for m in (0, 1, 2, 3, 8, 9, 24, 25, 50, 400):
+        lead = (m, 3) if flat else (2, m)
+        x, r = (f32(*lead, n).astype(dtype) for n in (256, 40))
+        v = (f32(*map(int, w.split(","))) / 16).astype(dtype)
+        (y,) = model(x, v, r).values()
+        wanted = (x.astype(np.float64) @ v.astype(np.float64)).astype(dtype) + r
+        np.testing.assert_allclose(y, wanted, 2e-3 if kind == "float16" else 1e-5, 2e-2 if kind == "float16" else 1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["float", "float16"])
 def test_convolutions(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Tiles for few images and for many."""
     dtype = np.float32 if kind == "float" else np.float16
     text = f"""g ({kind}[b,32,4,4] x, {kind}[96,32,3,3] w, {kind}[b,96,4,4] r) => ({kind}[b,96,4,4] y) {{
         c = Conv<pads = [1, 1, 1, 1]>(x, w)  y = Add(c, r) }}"""
-    limits = {product_tiles: {"FEW_ROWS": 16}, convolution: {"UNKNOWN": (128, 1)}}
+    limits = {product_tiles: {"FEW_ROWS": (16,)}, convolution: {"UNKNOWN": (128, 1)}}
     model = compiled(monkeypatch, parsed(text).SerializeToString(), limits)
     for images in (0, 1, 2, 9, 20):
         x, w, r = (v.astype(dtype) for v in (f32(images, 32, 4, 4), f32(96, 32, 3, 3) / 16, f32(images, 96, 4, 4)))

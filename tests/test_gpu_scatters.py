@@ -280,3 +280,47 @@ def test_scatters_by_one_index_share_its_sort(simulator: Simulator, count: str) 
         np.testing.assert_allclose(answer.outputs[1], wanted, 1e-5, 1e-5)
         sorts.append(answer.ran("tl.cumsum(here"))
     assert sorts == [1, 2]
+
+
+@pytest.mark.parametrize(("kind", "slices"), [("float", (7,)), ("float16", (2, 5)), ("bfloat16", ()), ("bool", (3,))])
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_that_are_gathered(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, kind: str, slices: tuple[int, ...], wide: bool
+) -> None:
+    """Where they are many and sorted, they are read where they lie: the same bits as with a kernel that gathers them,
+    also where functions are between, and the index counts from the end.
+    """
+    lies, reduction = ",".join(map(str, slices)), "max" if kind == "bool" else "add"
+    lead = f",{lies}" if lies else ""
+    scale = "" if kind == "bool" else " p = Mul(g, s)"
+    text = f"""g ({kind}[9{lead}] x, {kind}[11{lead}] h, int64[5,20] a, int64[5,20,1] i, {kind}[1] s)
+        => ({kind}[9{lead}] y) {{ g = Gather<axis = 0>(h, a){scale}
+        y = ScatterND<reduction = "{reduction}">(x, i, {"p" if scale else "g"}) }}"""
+    dtype = np.dtype(bool) if kind == "bool" else np.dtype(NAMES[kind])
+    x, h = (np.asarray(f32(n, *slices) > 0 if kind == "bool" else f32(n, *slices)).astype(dtype) for n in (9, 11))
+    a, i, s = ints(-11, 11, 5, 20), ints(-9, 9, 5, 20, 1), f32(1).astype(dtype)
+    given, options = [x, h, a, i, s], {"limits": {"SORTED": 64, "PART": 16}, "wide": wide}
+    model = parsed(text).SerializeToString()
+    fused, apart = (simulator.run(model, given, **options, fusion={"vertical": v}) for v in (True, False))
+    assert fused.kinds.count("loops") == 0 < apart.kinds.count("loops")
+    assert fused.outputs[0].tobytes() == apart.outputs[0].tobytes() and fused.error[0] == 0
+    for at, wrong in (((2, 7), 11), ((4, 19), -12)):
+        a[at] = wrong
+        answer = simulator.run(model, given, **options)
+        assert answer.error[0] == 3 and answer.error[2] == wrong
+        a[at] = 0
+
+
+def test_gathered_rows_that_others_read(simulator: Simulator) -> None:
+    """They are stored then; so are those of two scatters, and of one that joins itself."""
+    text = """g (float[40,3] x, float[40,3] h, int64[100] a, int64[100,1] i) => (float[40,3] y, float[100,3] g) {
+        g = Gather<axis = 0>(h, a)  y = ScatterND<reduction = "add">(x, i, g) }"""
+    x, h, a, i = f32(40, 3), f32(40, 3), ints(0, 40, 100), ints(0, 40, 100, 1)
+    answer = simulator.run(parsed(text).SerializeToString(), [x, h, a, i], limits=SMALL)
+    np.testing.assert_array_equal(answer.outputs[1], h[a])
+    assert answer.outputs[0].tobytes() == in_order("ScatterND", x, i, h[a]).tobytes()
+    text = """g (float[80,3] h, int64[80,1] i) => (float[80,3] y) { t = Relu(h)
+        y = ScatterND<reduction = "add">(t, i, t) }"""
+    i, h = ints(0, 80, 80, 1), f32(80, 3)
+    answer = simulator.run(parsed(text).SerializeToString(), [h, i], limits=SMALL)
+    assert answer.outputs[0].tobytes() == in_order("ScatterND", np.maximum(h, 0), i, np.maximum(h, 0)).tobytes()

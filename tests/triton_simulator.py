@@ -412,7 +412,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
     from onnxc.compiler.options import CompileOptions
     from onnxc.compiler.stages import Stages, prepared
     from onnxc.frontends import onnx_file
-    from onnxc.planner import recurrences, relay
+    from onnxc.planner import operands, recurrences, relay
     from onnxc.planner.groups import FusionOptions
 
     class Numbered(Decisions):
@@ -430,7 +430,7 @@ def program_of(request: Request) -> tuple[Any, Any]:
         changed[matmul, "candidates"] = lambda facts: [blocks]
     places = (
         tiles, walk, matmul, relay, kernel, recurrence_alone, recurrence, recurrences, scatter, scatter_sorted,
-        product_tiles,
+        product_tiles, operands,
     )  # fmt: skip
     changed |= {(next(p for p in places if hasattr(p, k)), k): v for k, v in request.limits.items()}
     if request.tile is not None:

@@ -19,11 +19,8 @@ from onnxc.planner.templates import MatmulAccess
 MOST_READ = 32 << 20
 
 # The same where the run decides how many rows there are, by element type: from there on kernels for each step take less
-# time. Of LSTMs in float32 they do from 64 rows of 512 columns on, and 32 of 1024; in halves from 512, and 40.
+# time. Of LSTMs and GRUs in float32 they do from 80 rows of 512 columns on, and 32 of 1024; in halves from 512, and 40.
 MOST_OPEN = {"float32": 16 << 20, "float16": 32 << 20, "bfloat16": 32 << 20}
-# And of float32 where a step has several stages, whose programs wait several times: a GRU of 512 columns (3 MB) and an
-# open number of rows takes 1.4 times as long even of a single row. (Where one row is known, a quarter.)
-MOST_STAGED = 1 << 20
 LEAST_OPEN = 128 << 10  # bytes of matrices up to which one kernel does all steps of any rows: a program may hold them
 MOST_TURNS = 1 << 12  # steps that have kernels of their own where these are many: a graph holds all of them
 
@@ -58,6 +55,7 @@ class Recurrence:
         handed: what stages hand on to later ones of the same step.
         outside: the operand that each input of a step is, or is a part of.
         stepwise: 1 where each step has kernels of its own after all, else 0: the run knows how many rows there are.
+        most: rows that there are where it is 0, if it says so.
     """
 
     layout: Layout
@@ -65,3 +63,4 @@ class Recurrence:
     handed: list[Value]
     outside: dict[int, Value]
     stepwise: Dim = 0
+    most: int | None = None

@@ -22,7 +22,6 @@ from onnxc.planner.recurrence import (
     LEAST_OPEN,
     MOST_OPEN,
     MOST_READ,
-    MOST_STAGED,
     MOST_TURNS,
     Product,
     Recurrence,
@@ -156,16 +155,16 @@ class _Finder:
         if any(not same_shape(b, first) or not always_equal(n, m) for b, n in sizes):
             return "its products have their rows in different orders"
         return Recurrence(
-            self.layout, stages, list(self.handed.values()), self.outside, self._stepwise(len(stages))
+            self.layout, stages, list(self.handed.values()), self.outside, *self._stepwise()
         )  # fmt: skip
 
-    def _stepwise(self, stages: int) -> Dim:
-        """Whether there are so many rows that each step has kernels of its own."""
+    def _stepwise(self) -> tuple[Dim, int | None]:
+        """Whether there are so many rows that each step has kernels of its own; if not, how many there are at most."""
         if self.held <= LEAST_OPEN or isinstance(self.read, int):
-            return 0
-        kind = self.states[0].dtype.name
-        most = MOST_STAGED if stages > 1 and kind == "float32" else MOST_OPEN[kind]
-        return exceeds(self.read, most) * (1 - exceeds(self.node.attrs["trip"], MOST_TURNS))
+            return 0, None
+        most = MOST_OPEN[self.states[0].dtype.name]
+        endless = exceeds(self.node.attrs["trip"], MOST_TURNS)
+        return exceeds(self.read, most) * (1 - endless), most // self.held * ROWS if endless == 0 else None
 
     def _stage(self, level: int, roots: list[Value]) -> Stage | None:
         section = Section.over(roots[0], self.layout.order_of(roots[0]))

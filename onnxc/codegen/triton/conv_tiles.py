@@ -43,7 +43,7 @@ TESTED = (
 )
 
 
-def for_few_rows(facts: Facts) -> tuple[Blocks, int] | None:
+def for_few_rows(facts: Facts) -> list[tuple[Blocks, int]]:
     """As that of `product_tiles`: of positions of all images."""
     return product_tiles.for_few_rows(HALF if facts.most is None else TESTED, facts)
 

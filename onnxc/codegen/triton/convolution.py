@@ -17,14 +17,14 @@ from onnxc.codegen.triton import spelling, strips
 from onnxc.codegen.triton.conv_tiles import UNKNOWN, candidates, for_few_rows
 from onnxc.codegen.triton.depthwise import NOTHING, emit_depthwise, windows
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, either, indent, is_wide, power, touched
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
 from onnxc.codegen.triton.matmul import numbering
 from onnxc.codegen.triton.options import Options, is_depthwise
-from onnxc.codegen.triton.product_tiles import Blocks, Facts
+from onnxc.codegen.triton.product_tiles import Blocks, Facts, by_rows
 from onnxc.codegen.triton.strips import Strips
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
-from onnxc.ir.expr import Dim, always_equal, ceildiv, exceeds, prod, recombine
+from onnxc.ir.expr import Dim, always_equal, ceildiv, prod, recombine
 from onnxc.ir.graph import Value
 from onnxc.loops.access import fresh, unflatten
 from onnxc.planner.groups import Group
@@ -39,8 +39,8 @@ FEW_TESTED = 32  # most such pairs, where each has tests of its own
 def emit_convolution(
     group: Group, layout: Layout, options: Options, choice: Blocks | Strips | None = None
 ) -> list[Kernel]:
-    """The kernels of a convolution group: where the run decides how many images there are, one with a tile for few
-    positions, and one for many. `choice` is how it runs, where that is not left to the cost model."""
+    """The kernels of a convolution group: where the run decides how many images there are, some with tiles for
+    few positions, and one for many. `choice` is how it runs, where that is not left to the cost model."""
     assert group.node is not None
     if is_depthwise(group.node):
         assert not isinstance(choice, Blocks)
@@ -48,14 +48,11 @@ def emit_convolution(
     assert not isinstance(choice, Strips)
     product = _Product(group, layout, options)
     facts = product.facts()
-    blocks, few = choice or candidates(facts)[0], for_few_rows(facts)
-    if few is None:
-        return [product.kernel(blocks)]
 
-    def tiled(blocks: Blocks) -> list[Kernel]:
-        return [_Product(group, layout, options).kernel(blocks)]
+    def tiled(blocks: Blocks, most: int | None) -> list[Kernel]:
+        return [_Product(group, layout, options, most).kernel(blocks)]
 
-    return either(exceeds(product.rows, few[1]), lambda: tiled(blocks), lambda: tiled(few[0]))
+    return by_rows(product.rows, for_few_rows(facts), choice or candidates(facts)[0], tiled)
 
 
 def convolution_candidates(group: Group, layout: Layout, options: Options) -> Sequence[Blocks | Strips]:
@@ -69,9 +66,10 @@ def convolution_candidates(group: Group, layout: Layout, options: Options) -> Se
 class _Product:
     """One kernel being written: for each group of channels a product [positions, sum] x [sum, outputs]."""
 
-    def __init__(self, group: Group, layout: Layout, options: Options) -> None:
+    def __init__(self, group: Group, layout: Layout, options: Options, most: int | None = None) -> None:
+        """`most`: positions that there are, if the run decides it."""
         assert group.node is not None
-        self.group, self.layout = group, layout
+        self.group, self.layout, self.most = group, layout, most
         self.node = node = group.node
         x, w = node.operands
         image = conv_image(layout, x, planar=True)
@@ -110,7 +108,8 @@ class _Product:
         """All of it."""
         self.blocks, dtype = blocks, self.node.output.dtype
         self.tile = Tile((blocks.m, blocks.n), self.buffers)
-        wide = is_wide(touched(self.group, self.layout), self.rows * self.outputs * self.groups)
+        rows = (self.rows, self.most)
+        wide = is_wide(touched(self.group, self.layout), self.rows * self.outputs * self.groups, rows=rows)
         lines = [*self._lanes(wide), *self._sum()]
         if dtype.name != "float32":  # as it would be stored
             lines.append(f"acc = acc.to({spelling.stored(dtype)}).to(tl.float32)")

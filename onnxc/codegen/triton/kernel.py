@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.extern import Multiplication, Start
 from onnxc.codegen.triton.terms import Buffers
-from onnxc.ir.expr import Dim, bounds
+from onnxc.ir.expr import Dim, Expr, bounds
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
@@ -100,9 +100,29 @@ def either(which: Dim, some: Callable[[], list[Kernel]], others: Callable[[], li
     return [replace(k, when=k.when * when) for kernels, when in forms for k in kernels]
 
 
-def is_wide(values: list[Value], *dims: Dim) -> bool:
-    """Whether positions in these buffers may need more than 32 bits."""
-    return any(not _small(d) for d in [*(v.t.size for v in values), *dims])
+def is_wide(values: list[Value], *dims: Dim, rows: tuple[Dim, int | None] = (0, None)) -> bool:
+    """Whether positions in these buffers may need more than 32 bits; `rows`: a size, and the most that it is here."""
+    return any(not _small(_at_most(d, *rows)) for d in [*(v.t.size for v in values), *dims])
+
+
+def _at_most(d: Dim, rows: Dim, most: int | None) -> Dim:
+    """The greatest that `d` can be where there are that many rows: a number, where it is a multiple of what they are.
+
+    >>> from onnxc.ir.expr import Sym
+    >>> b = Sym("b")
+    >>> _at_most(b * 768 + 5, b * 49, 100)
+    1541
+    """
+    if most is None or isinstance(d, int) or isinstance(rows, int) or len(rows.terms) != 1 or rows.terms[0][1] < 1:
+        return d
+    ((what, each),) = rows.terms
+    parts: list[Dim] = [c * (most // each) if m == what and c > 0 else Expr(((m, c),)) for m, c in d.terms if m]
+    return sum(parts, sum(c for m, c in d.terms if not m))
+
+
+def narrow(number: str, wide: bool) -> str:
+    """A number of 32 bits, where sizes have 64."""
+    return f"({number}).to(tl.int32)" if wide and not number.isdigit() else number
 
 
 def touched(group: Group, layout: Layout) -> list[Value]:

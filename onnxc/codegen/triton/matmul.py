@@ -10,7 +10,8 @@ in turns: neighbouring sums are those of either, in the same thread, and the epi
 Where there are few tiles and sums are long, parts of a sum have programs of their own, which store what they found. A
 second kernel adds the parts up, always in the same order, and has the epilogue.
 
-Where the run decides how many rows there are, there is a kernel with a tile for few of them, too.
+Where the run decides how many rows there are, there are kernels with tiles for few of them, too: for so few, positions
+have 32 bits.
 
 What a library has the epilogue for, too, may be its product (`extern.py`), if measurements say so.
 """
@@ -26,14 +27,14 @@ import numpy as np
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
 from onnxc.codegen.triton.extern import Multiplication, Start, multiplication
-from onnxc.codegen.triton.kernel import Kernel, either, indent, is_wide, power, touched
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, narrow, power, touched
 from onnxc.codegen.triton.matmul_tiles import candidates, for_few_rows
 from onnxc.codegen.triton.options import Options
-from onnxc.codegen.triton.product_tiles import Blocks, Facts
+from onnxc.codegen.triton.product_tiles import Blocks, Facts, by_rows
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, exceeds, prod
+from onnxc.ir.expr import Dim, Symbol, always_equal, ceildiv, prod
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.planner.groups import Group
@@ -69,18 +70,17 @@ def emit_matmul(group: Group, layout: Layout, options: Options, way: Blocks | Ex
         first, *rest = emit_matmul(group, layout, options, blocks)
         work = product.multiplication()
         return [replace(first, extern=(way.rank, work) if work is not None else None), *rest]
-    few = for_few_rows(facts)
-    if few is not None:
+    return by_rows(product.m, for_few_rows(facts), blocks, lambda *tile: _tiled(group, layout, options, *tile))
 
-        def tiled(blocks: Blocks) -> list[Kernel]:
-            return [Product(group, layout, options).kernel(blocks)]
 
-        return either(exceeds(product.m, few[1]), lambda: tiled(blocks), lambda: tiled(few[0]))
+def _tiled(group: Group, layout: Layout, options: Options, blocks: Blocks, most: int | None) -> list[Kernel]:
+    """The kernels with a tile, for so many rows at most if the run decides how many there are."""
+    product = Product(group, layout, options, most)
     if blocks.split == 1:
         return [product.kernel(blocks)]
     parts = Value(TensorType(dtypes.float32, (blocks.split, product.m, product.n)))
-    joining = Product(group, layout, options)
-    product.wide = joining.wide = product.wide or is_wide([parts])
+    joining = Product(group, layout, options, most)
+    product.wide = joining.wide = product.wide or is_wide([parts], rows=(product.m, most))
     return [product.kernel(blocks, parts), joining.joining(parts)]
 
 
@@ -100,25 +100,28 @@ def numbering(
     """Which rows `m`, columns `n` and batch the program `pid` has."""
     kind = ".to(tl.int64)" if wide else ""
     return [
-        *_order(tile, sizes, blocks, batch, "pid"),
+        *_order(tile, sizes, blocks, batch, "pid", wide),
         f"m = (row + tl.arange(0, {blocks.m}){kind})[:, None]",
         f"n = (column + tl.arange(0, {blocks.n}){kind})[None, :]",
     ]
 
 
 def _order(
-    tile: Tile, sizes: tuple[Dim, Dim], blocks: Blocks, batch: Sequence[tuple[Symbol, Dim]], number: str
+    tile: Tile, sizes: tuple[Dim, Dim], blocks: Blocks, batch: Sequence[tuple[Symbol, Dim]], number: str, wide: bool
 ) -> list[str]:
-    """Where the tile of a number begins, `row` and `column`, and its batch."""
-    down, across = (tile.index(ceildiv(d, b)) for d, b in zip(sizes, (blocks.m, blocks.n), strict=True))
-    lines = [f"blocks_m = {down}", f"blocks_n = {across}"]
+    """Where the tile of a number begins, `row` and `column`, and its batch. Numbers of tiles have 32 bits in any case:
+    a division of 64 bits takes as long as a read.
+    """
+    down, across = (narrow(tile.index(ceildiv(d, b)), wide) for d, b in zip(sizes, (blocks.m, blocks.n), strict=True))
+    lines, kind = [f"blocks_m = {down}", f"blocks_n = {across}"], ".to(tl.int64)" if wide else ""
+    number = narrow(number, wide)
     if batch:
-        lines.append(f"rest = {number} // (blocks_m * blocks_n)")
+        lines.append(f"rest = ({number} // (blocks_m * blocks_n)){kind}")
         number = f"({number} % (blocks_m * blocks_n))"
     lines += [
         f"first = {number} // ({GROUP} * blocks_n) * {GROUP}", f"high = tl.minimum(blocks_m - first, {GROUP})",
-        f"row = (first + {number} % ({GROUP} * blocks_n) % high) * {blocks.m}",
-        f"column = {number} % ({GROUP} * blocks_n) // high * {blocks.n}",
+        f"row = (first + {number} % ({GROUP} * blocks_n) % high){kind} * {blocks.m}",
+        f"column = ({number} % ({GROUP} * blocks_n) // high){kind} * {blocks.n}",
     ]  # fmt: skip
     rest = "rest"
     for j, (loop, d) in reversed(list(enumerate(batch))):
@@ -168,7 +171,8 @@ class Axis:
 class Product:
     """The kernel of a matmul group being written."""
 
-    def __init__(self, group: Group, layout: Layout, options: Options) -> None:
+    def __init__(self, group: Group, layout: Layout, options: Options, most: int | None = None) -> None:
+        """`most`: rows that there are, if the run decides it."""
         node = group.node
         assert node is not None
         access = matmul_access(layout, node, group.twin)
@@ -176,6 +180,7 @@ class Product:
             raise InternalError("a matmul's operand is behind a view that it cannot read through")
         self.group, self.layout, self.options, self.access = group, layout, options, access
         self.m, self.n, self.k = access.sizes
+        self.most = self.m if isinstance(self.m, int) else most
         self.sums = len(group.results)  # columns of the sum for one of the result
         self.batch = prod(d for _, d in access.batch)
         self.dtype = node.output.dtype
@@ -186,7 +191,7 @@ class Product:
         left = Operand("a", a.value, a.base, a.row, a.col, _limit(layout, a, a.row, self.m))
         self.operands = (left, self.right(b) if access.c is None else _woven(b, access.c, self.k, self.n))
         sizes = (o.value.t.size for o in self.operands)  # of a constant in another order, more than it has elements
-        self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch, *sizes)
+        self.wide = is_wide(touched(group, layout), self.m * self.n * self.batch, *sizes, rows=(self.m, most))
         self.buffers = Buffers(apart=layout.pitches)
         self.tile = Tile((), self.buffers)
 
@@ -220,7 +225,7 @@ class Product:
         resident = blocks.resident if self.is_described() else 0
         number = "turn" if resident else "pid"
         part, number = self._part(number) if parts is not None else ([], number)
-        order = [*part, *_order(self.tile, (self.m, self.n), blocks, self.access.batch, number)]
+        order = [*part, *_order(self.tile, (self.m, self.n), blocks, self.access.batch, number, self.wide)]
         tiles = ceildiv(self.m, blocks.m) * ceildiv(self.n, blocks.n) * self.batch * blocks.split
         zero = self.zero_of()
         end = self._end if parts is None else lambda: self._kept(parts)
@@ -260,10 +265,9 @@ class Product:
 
     def joining(self, parts: Value) -> Kernel:
         """The kernel that adds up the sums of parts, always in the same order, and finishes them."""
-        m, n = (power(d) if isinstance(d, int) else d for d in (self.m, self.n))
-        assert isinstance(m, int) and isinstance(n, int)
-        columns = min(n, JOINS[1])
-        self.blocks = Blocks(min(m, JOINS[0] * JOINS[1] // columns), columns, 1, JOINS[2], 1)
+        assert self.most is not None and isinstance(self.n, int)
+        columns = min(power(self.n), JOINS[1])
+        self.blocks = Blocks(min(power(self.most), JOINS[0] * JOINS[1] // columns), columns, 1, JOINS[2], 1)
         across, lines = self.tile.index(ceildiv(self.n, columns)), self._lanes()
         masks = " & ".join(f"{x.name}m" for x in self._results() if self.mask(x, x.size))
         masked = f", mask={masks}, other=0.0" if masks else ""
@@ -360,7 +364,7 @@ class Product:
 
     def _short(self, number: str) -> str:
         """A number of 32 bits."""
-        return f"({number}).to(tl.int32)" if self.wide and not number.isdigit() else number
+        return narrow(number, self.wide)
 
     def _described(self) -> list[str]:
         """The loop over K, through descriptors. What lies outside of a matrix is 0."""

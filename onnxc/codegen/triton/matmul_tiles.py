@@ -45,7 +45,7 @@ PAIRS = (
 )  # fmt: skip
 
 
-def for_few_rows(facts: Facts) -> tuple[Blocks, int] | None:
+def for_few_rows(facts: Facts) -> list[tuple[Blocks, int]]:
     """As that of `product_tiles`."""
     return product_tiles.for_few_rows(PAIRS if facts.pair else HALF, facts)
 

@@ -40,8 +40,6 @@ def _user(node: Node, layout: Layout) -> list[Kernel]:
     return [emit_user(node, layout, w.wide, w.buffers, [w.size(d) for d in sizes], starts)]
 
 
-_OPEN = {"cumsum": running_sums, "top_k": top_k}  # what they read, and what they make of it, is in their groups
-_EMITTERS = {
-    "nms": suppression, "scatter_elements": scatter_elements, "scatter_nd": scatter_nd, "tree_leaves": leaves,
-    USER: _user,
-}  # fmt: skip
+# What they read, and what they make of it, is in their groups.
+_OPEN = {"cumsum": running_sums, "top_k": top_k, "scatter_elements": scatter_elements, "scatter_nd": scatter_nd}
+_EMITTERS = {"nms": suppression, "tree_leaves": leaves, USER: _user}

@@ -8,17 +8,19 @@ have the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from onnxc.codegen.triton.kernel import power
+from onnxc.codegen.triton.kernel import Kernel, either, power
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim
+from onnxc.ir.expr import Dim, exceeds
 
 MULTIPROCESSORS = 132
 CANDIDATES = 8
-FEW_ROWS = 64  # of a product, at least, where only the run knows how many there are: one tile is for these
-WORTH = 0.9  # of the time of another tile that one for few rows takes at most
+FEW_ROWS = (16, 64, 256)  # of a product, where only the run knows how many there are: tiles are for these, at least
+FEW_IMAGES = (1, 8)  # the same of what has several rows each, besides the first two of these
+WORTH = 0.96  # of the time of the tile for more rows that one for few takes at most
+WORTH_OF_IMAGES = 0.9  # the same of what has several rows each: the times of convolutions are known less well
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
 LEAST_PART = 256  # of a sum that one has
 JOIN, JOIN_PART = 3.0, 0.35  # microseconds for the kernel that joins parts, and for each of them
@@ -141,25 +143,53 @@ def candidates(halves: Iterable[Cost], facts: Facts) -> list[Blocks]:
     return list(dict.fromkeys(ranked))[:CANDIDATES]
 
 
-def for_few_rows(halves: Iterable[Cost], facts: Facts) -> tuple[Blocks, int] | None:
-    """Where the run decides how many rows there are: a tile for few of them, and for how many it is the better one.
-    None where their number is known, or that tile gains little.
+def for_few_rows(halves: Iterable[Cost], facts: Facts) -> list[tuple[Blocks, int]]:
+    """Where the run decides how many rows there are: tiles for few of them, with the most rows of each, from fewest to
+    more. None of them where the number of rows is known, or those for few would gain little.
     """
     if isinstance(facts.m, int):
-        return None
+        return []
     costs = [c for c in (EXACT if facts.exact else halves) if facts.described or not c.blocks.resident]
     single = [coefficient for _, coefficient in facts.m.terms]  # rows of an image, or of a sequence of a known length
-    rows = max(FEW_ROWS, single[0] if len(single) == 1 else 0)
-    few, many = (min(costs, key=lambda c: c.time(replace(facts, m=m))) for m in (rows, facts.unknown[0]))
+    least = single[0] if len(single) == 1 else 1
+    counts, worth = set(FEW_ROWS), WORTH
+    if least > 1:
+        counts = {max(rows, least) for rows in FEW_ROWS[:2]}
+        counts |= {least * n for n in FEW_IMAGES if least * n > FEW_ROWS[:2][-1]}
+        worth = WORTH_OF_IMAGES
+    ways = [(c, split) for c in costs for split in (1, *SPLITS)]
 
-    def ratio(rows: int) -> float:
-        return few.time(replace(facts, m=rows)) / many.time(replace(facts, m=rows))
+    def time(way: tuple[Cost, int], rows: int) -> float:
+        return way[0].time(replace(facts, m=rows), way[1])
 
-    if rows >= facts.unknown[0] or ratio(rows) > WORTH:
-        return None
-    while 2 * rows < facts.unknown[0] and ratio(2 * rows) <= 1:
-        rows *= 2
-    return fitted(few.blocks, facts), rows
+    def best(rows: int) -> tuple[Cost, int]:
+        known = replace(facts, m=rows)
+        return min((w for w in ways if w[1] in w[0].splits(known)), key=lambda w: time(w, rows))
+
+    found = list[tuple[Blocks, int]]()
+    limit = facts.unknown[0]
+    after = min(((c, 1) for c in costs), key=lambda w: time(w, limit))
+    for rows in sorted(counts, reverse=True):
+        way = best(rows)
+        if rows >= limit or time(way, rows) > worth * time(after, rows):
+            continue
+        while 2 * rows < limit and time(way, 2 * rows) <= time(after, 2 * rows):
+            rows *= 2
+        found.insert(0, (replace(fitted(way[0].blocks, facts), split=way[1]), rows))
+        after, limit = way, rows
+    return found
+
+
+def by_rows(
+    rows: Dim, few: Sequence[tuple[Blocks, int]], many: Blocks, tiled: Callable[[Blocks, int | None], list[Kernel]]
+) -> list[Kernel]:
+    """The kernels with tiles for few rows, each up to some number of them, and those with the one for more; `tiled`
+    makes those of a tile for as many rows at most.
+    """
+    if not few:
+        return tiled(many, None)
+    (blocks, most), *others = few
+    return either(exceeds(rows, most), lambda: by_rows(rows, others, many, tiled), lambda: tiled(blocks, most))
 
 
 def fitted(blocks: Blocks, facts: Facts) -> Blocks:

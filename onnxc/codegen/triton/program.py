@@ -45,7 +45,7 @@ from onnxc.planner.slack import slack
 from onnxc.primitives.builder import constant_of
 
 # Counts every change of what is generated: part of the cache key.
-VERSION = 16
+VERSION = 17
 
 WHOLE = 256  # bytes that weights begin at multiples of: a row of a tile is then a line of the cache, not parts of two
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power
+from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, narrow, power
 from onnxc.codegen.triton.options import Options
 from onnxc.codegen.triton.recurrence_alone import Alone, alone_candidates, emit_alone
 from onnxc.codegen.triton.recurrence_steps import (
@@ -153,7 +153,9 @@ class _Writer(Steps):
         self.beside = self._beside()
         parts = ceildiv(self.width, wave.units) * prod(d for _, d in self.access.batch)
         self.programs = minimum(self.blocks, self.beside) * parts if self.beside else self.blocks * parts
-        self.wide = is_wide(values, self.programs)
+        most = self.it.most
+        programs = self.programs if most is None else ceildiv(most, wave.rows) * parts
+        self.wide = is_wide(values, programs, rows=(self.rows, most))
         self.lanes = self.tile(self.buffers, (wave.rows, wave.units), 0)
 
     def _words(self, v: Value) -> Value:
@@ -163,9 +165,11 @@ class _Writer(Steps):
 
     def _beside(self) -> int:
         """How many blocks of rows have programs of their own, each of which reads the matrices: the others follow in
-        the same programs. 0 for all of them, where that is known to be few.
+        the same programs. 0 for all of them, where they are few: that is known, or kernels for each step are there for
+        more. (A program that has one block keeps no matrix for the next: a GRU of 512 units in float32 then has
+        registers enough.)
         """
-        if isinstance(self.rows, int):
+        if isinstance(self.rows, int) or self.it.stepwise != 0:
             return 0
         nbytes: int = sum(p.constant.size * p.node.output.dtype.itemsize for p in products_of(self.it))
         return max(1, MOST_READ // nbytes)
@@ -176,17 +180,19 @@ class _Writer(Steps):
         """The kernel."""
         kind = ".to(tl.int64)" if self.wide else ""
         units = self.wave.units
-        each, index = self.lanes.index(self.programs), self.lanes.index
-        lines = [f"step = pid // {each}", f"rest = pid % {each}"]
+        index = self.lanes.index
+        number, each = narrow("pid", self.wide), narrow(index(self.programs), self.wide)
+        lines = [f"step = {number} // {each}", f"rest = {number} % {each}"]
         beside = minimum(self.blocks, self.beside) if self.beside else self.blocks
-        for name, count in (("part", index(ceildiv(self.width, units))), ("row", index(beside))):
-            lines += [f"{name} = rest % {count}", f"rest = rest // {count}"]
-        lines.append("lead = rest")
+        for name, size in (("part", ceildiv(self.width, units)), ("row", beside)):
+            count = narrow(index(size), self.wide)
+            lines += [f"{name} = (rest % {count}){kind}", f"rest = rest // {count}"]
+        lines.append(f"lead = rest{kind}")
         lines += self.lanes.heads(self.access.batch)
         lines += [f"u = (part * {units} + tl.arange(0, {units}){kind})[None, :]", f"um = u < {self.width}"]
         stages = self.it.stages
         lines += ["if step == 0:", *indent(self._over_rows(self._first())), "else:"]
-        inner = [f"t = (step - 1) // {len(stages)}"]
+        inner = [f"t = ((step - 1) // {len(stages)}){kind}"]
         for k, stage in enumerate(stages):
             matrices, rest = _StageWriter(self, stage).lines()
             own = [*matrices, *self._over_rows(rest)]

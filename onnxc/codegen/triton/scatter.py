@@ -27,7 +27,7 @@ import numpy as np
 from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.kernel import WIDE, Kernel, either, indent, power
-from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows
+from onnxc.codegen.triton.scatter_joins import joined_elements, joined_rows, most_rows
 from onnxc.codegen.triton.scatter_parts import COPIED, Slices, begun, find, joined, row_major
 from onnxc.codegen.triton.scatter_sorted import sorted_elements, sorted_rows
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
@@ -35,48 +35,50 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, exceeds, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.ir.types import TensorType
+from onnxc.planner import operands
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
+from onnxc.planner.operands import is_joined_in_order
 from onnxc.primitives.builder import constant_of
 
 BLOCK = 128  # elements (updates) that a program places
 SLICE = 64  # neighbouring elements of a slice in a tile
 FEW = 64  # updates of a line that are compared with each other
-SORTED = 8192  # those that are joined, above which they are sorted by their places
 
 
-def scatter_elements(node: Node, layout: Layout) -> list[Kernel]:
+def scatter_elements(group: Group, layout: Layout) -> list[Kernel]:
     """The kernels of a scatter along one axis."""
+    node = group.node
+    assert node is not None
     data, index, _ = node.operands
     axis, out = node.attrs["axis"], node.output
     distinct = node.attrs.get("distinct", False) or _distinct(index, axis, out.shape[axis])
     if distinct or _are_few(index.shape[axis]):
         return [begun(layout, data, out), _compared_elements(node, layout, distinct)]
-    if _overwrites(node) or _is_atomic(node):
+    if not is_joined_in_order(node):
         return _marked_elements(node, layout)
-    many = exceeds(index.shape[axis], SORTED)
-    joins = either(many, lambda: sorted_elements(node, layout), lambda: [joined_elements(node, layout)])
+    many = exceeds(index.shape[axis], operands.SORTED)
+    joins = either(many, lambda: sorted_elements(group, layout), lambda: [joined_elements(node, layout)])
     return [begun(layout, data, out), *joins]
 
 
-def scatter_nd(node: Node, layout: Layout) -> list[Kernel]:
+def scatter_nd(group: Group, layout: Layout) -> list[Kernel]:
     """The kernels of a scatter of slices."""
+    node = group.node
+    assert node is not None
     data, index, _ = node.operands
     count = prod(index.shape[:-1])
     if _are_few(count):
         return [begun(layout, data, node.output), _compared_rows(node, layout)]
-    if _overwrites(node) or _is_atomic(node):
+    if not is_joined_in_order(node):
         return _marked_rows(node, layout)
     few = [begun(layout, data, node.output), joined_rows(node, layout)]
-    return either(exceeds(count, SORTED), lambda: sorted_rows(node, layout), lambda: few)
+    most = min(operands.SORTED, most_rows(node, layout) or operands.SORTED)
+    return either(exceeds(count, most), lambda: sorted_rows(group, layout), lambda: few)
 
 
 def _overwrites(node: Node) -> bool:
     return bool(node.attrs["reduction"] == "none")
-
-
-def _is_atomic(node: Node) -> bool:
-    """Whether updates are joined by one instruction, and in whatever order with the same result."""
-    return node.output.dtype.name in ("int32", "int64") and node.attrs["reduction"] in ("add", "max", "min")
 
 
 def _are_few(count: Dim) -> bool:
@@ -209,7 +211,7 @@ def _by_itself(node: Node, layout: Layout, marks: Value, kernel: Callable[[_Task
     """Each update by itself: joined at once, or marked by a first kernel, and written by a second where it is the last
     for its place. `marks` has a word for each place.
     """
-    atomic = _is_atomic(node)
+    atomic = not _overwrites(node)
     tasks: tuple[_Task, ...] = ("join",) if atomic else ("mark", "write")
     return [begun(layout, node.operands[0], node.output, None if atomic else marks), *(kernel(t) for t in tasks)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from onnxc.codegen.cpp.routine import without
 from onnxc.codegen.triton.kernel import Kernel, indent, power
 from onnxc.codegen.triton.scatter_parts import Slices, joined
@@ -10,6 +12,7 @@ from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Node
 from onnxc.planner.layout import Layout
 
+COMPARED = 20_000_000  # pairs of rows that are compared with each other, above which all are sorted
 SEARCHED = 1024  # places of rows that a program compares at a time
 SUMMED = (8, 256)  # rows, and elements of each, that it adds up at a time
 MANY = 8  # rows among these places, above which they are not looked for one by one
@@ -19,8 +22,22 @@ LINES, SEEN = 8, 512  # lines, and updates of all of them, that a program looks 
 
 def joined_rows(node: Node, layout: Layout) -> Kernel:
     """The kernel that joins slices with a result that begins as the data."""
-    is_sum = node.attrs["reduction"] == "add" and node.output.dtype.name == "float32"
-    return _summed_rows(node, layout) if is_sum else _owned_rows(node, layout)
+    return _summed_rows(node, layout) if _are_summed(node) else _owned_rows(node, layout)
+
+
+def most_rows(node: Node, layout: Layout) -> int | None:
+    """How many rows that kernel joins sooner than they are sorted, where it compares each with all others."""
+    if not _are_summed(node):
+        return None
+    s = Slices(node, layout)
+    size = s.slice(s.data, s.out, s.updates).count
+    blocks = ceildiv(size, SUMMED[1]) if isinstance(size, int) else 1
+    assert isinstance(blocks, int)
+    return math.isqrt(COMPARED // max(1, blocks))
+
+
+def _are_summed(node: Node) -> bool:
+    return str(node.attrs["reduction"]) == "add" and node.output.dtype.name == "float32"
 
 
 # ---------------------------------------------------------------- each row compared with all others

@@ -16,15 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
+from onnxc.codegen.cpp.epilogue import mapping, substitute_indices
 from onnxc.codegen.triton import spelling
-from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power
+from onnxc.codegen.triton.epilogue import Tile, symbol
+from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, power, touched
 from onnxc.codegen.triton.scatter_parts import Slices, find, joined, row_major
+from onnxc.codegen.triton.terms import TileVariable
 from onnxc.codegen.triton.writer import Reach, Writer, kept, loaded
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, bounds, ceildiv, exceeds, floordiv, prod
 from onnxc.ir.graph import Node, Value
 from onnxc.ir.types import TensorType
+from onnxc.loops.access import fresh
+from onnxc.loops.nest import Nest, Phase, Store
+from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
+from onnxc.planner.lower import Lowering
 
 BITS = 5  # of a digit
 RANKED = 512  # updates that a program counts or moves
@@ -35,6 +42,7 @@ JOINED = 256  # elements of the result that a program has to itself
 WIDTH = 128  # of these, neighbours in a slice
 AHEAD = 8  # updates of a place that are read before the first of them is joined
 PART = 128  # updates of a place that are joined with each other first
+Wrong = tuple[str, int, str]  # lanes of which something is to be reported, its code, and a value
 
 
 @dataclass(frozen=True)
@@ -48,22 +56,31 @@ class _Updates:
         places: all places that updates may reach, as they lie in data and result.
         slices: the elements of one update, as they lie in data, result and updates.
         apart: where updates begin in the updates.
+        lead: dims of the updates that count them; the others are those of a slice.
         task: what tells places from those of other scatters.
     """
 
-    node: Node
+    group: Group
     layout: Layout
     count: Dim
     place: Callable[[Writer, bool], str]
     places: Reach
     slices: Reach
     apart: Reach
+    lead: int
     task: tuple[Hashable, ...]
 
+    @property
+    def node(self) -> Node:
+        """The scatter."""
+        assert self.group.node is not None
+        return self.group.node
 
-def sorted_rows(node: Node, layout: Layout) -> list[Kernel]:
+
+def sorted_rows(group: Group, layout: Layout) -> list[Kernel]:
     """The kernels of a scatter of slices."""
-    s = Slices(node, layout)
+    assert group.node is not None
+    s = Slices(group.node, layout)
 
     def place(w: Writer, reports: bool) -> str:
         s.write_places(w, reports)
@@ -74,11 +91,13 @@ def sorted_rows(node: Node, layout: Layout) -> list[Kernel]:
     apart = Reach.of(s.index.shape[:-1], layout.strides(s.updates)[:lead])
     slices = s.slice(s.data, s.out, s.updates)
     task = ("rows", s.index.id, *s.places)
-    return _kernels(_Updates(node, layout, prod(s.index.shape[:-1]), place, places, slices, apart, task))
+    return _kernels(_Updates(group, layout, prod(s.index.shape[:-1]), place, places, slices, apart, lead, task))
 
 
-def sorted_elements(node: Node, layout: Layout) -> list[Kernel]:
+def sorted_elements(group: Group, layout: Layout) -> list[Kernel]:
     """The kernels of a scatter along one axis, whose result begins as the data where the index has no line."""
+    node = group.node
+    assert node is not None
     data, index, updates = node.operands
     out, axis = node.output, node.attrs["axis"]
     shape = [out.shape[axis] if d == axis else size for d, size in enumerate(index.shape)]
@@ -93,7 +112,7 @@ def sorted_elements(node: Node, layout: Layout) -> list[Kernel]:
     places = Reach.of(shape, layout.strides(data), layout.strides(out))
     apart = Reach.of(index.shape, layout.strides(updates))
     task, alone = ("elements", index.id, axis, shape[axis]), Reach((), ((), (), ()))
-    return _kernels(_Updates(node, layout, prod(index.shape), place, places, alone, apart, task))
+    return _kernels(_Updates(group, layout, prod(index.shape), place, places, alone, apart, index.rank, task))
 
 
 def _kernels(u: _Updates) -> list[Kernel]:
@@ -235,35 +254,83 @@ def _joined(u: _Updates, keys: Value, order: Value, starts: Value, ends: Value) 
     return [_parts(u, keys, order, starts, ends, parts), _whole(u, order, starts, ends, parts)]
 
 
+def _shape(u: _Updates) -> tuple[int, int]:
+    """Of a tile of places, or of parts, by elements of a slice."""
+    width = min(WIDTH, power(u.slices.count)) if isinstance(u.slices.count, int) else WIDTH
+    return JOINED // width, width
+
+
 def _lanes(u: _Updates, w: Writer, name: str, count: Dim) -> Dim:
     """Lanes for some elements of a slice, `q`, and for some of `count` others. Returns the number of programs."""
-    width = min(WIDTH, power(u.slices.count)) if isinstance(u.slices.count, int) else WIDTH
-    block, blocks = JOINED // width, ceildiv(u.slices.count, width)
+    block, width = _shape(u)
+    blocks = ceildiv(u.slices.count, width)
     w.lanes("q", f"pid % {w.size(blocks)} * {width}", width, "[None, :]")
     w.lanes(name, f"pid // {w.size(blocks)} * {block}", block, "[:, None]")
     w.lines += [f"qm = q < {w.size(u.slices.count)}", f"{name}m = {name} < {w.size(count)}"]
     return ceildiv(count, block) * blocks
 
 
-def _update(u: _Updates, w: Writer, order: Value, at: str, mask: str, from_updates: str) -> str:
-    """An element of the update that is at this place of the order; statements find its address."""
+def _update(u: _Updates, w: Writer, order: Value, at: str, mask: str, from_updates: str, wrong: list[Wrong]) -> str:
+    """An element of the update that is at this place of the order; statements find its address. To `wrong` is added
+    what is to be reported of it.
+    """
     number = f"tl.load({w.start(order)} + {at}, mask={mask}, other=0){'.to(tl.int64)' if w.wide else ''}"
     w.lines.append(f"number = {number}")
-    (at_update,) = w.spread("number", u.apart)
     updates = u.node.operands[2]
+    if updates.id in u.group.operands:
+        return _computed(u, w, mask, wrong)
+    (at_update,) = w.spread("number", u.apart)
     return loaded(f"{w.start(updates)} + {at_update} + {from_updates}", f"({mask}) & qm", updates.dtype)
 
 
-def _one_after_the_other(u: _Updates, w: Writer, count: str, read: Callable[[Writer, str, str], str]) -> list[str]:
+def _computed(u: _Updates, w: Writer, mask: str, wrong: list[Wrong]) -> str:
+    """An element of the update `number`, where nobody has stored it: what leads to it is computed here."""
+    updates = u.node.operands[2]
+    section, shape = u.group.operands[updates.id], _shape(u)
+    lowering = Lowering(section, u.layout)
+    store = Store(updates, 0, lowering.at(updates, section.index))
+    nest = Nest([], [Phase([], stores=[store])], lowering.lookups)
+    tile, places = Tile(shape, w.buffers), list[Dim]()
+    names = [*w.digits("number", updates.shape[: u.lead]), *w.digits("q", updates.shape[u.lead :])]
+    for a, (name, size) in enumerate(zip(names, updates.shape, strict=True)):
+        axis = 0 if a < u.lead else 1
+        places.append(own := fresh("i", size))
+        tile.lane(symbol(own), TileVariable(name, axis, shape[axis], f"({mask})" if axis == 0 else "qm"))
+    substitute_indices(nest, [mapping(section, tuple(places))])
+    scope, emitter = tile.scope(), tile.emitter(dict(nest.lookups))
+    emitter.wide, emitter.later = w.wide, wrong
+    text = spelling.narrowed(emitter.emit(nest.stores()[0].term, scope), updates.dtype)
+    w.lines += scope.lines
+    text = text if updates.dtype.name == "bool" else spelling.widened(text, updates.dtype)
+    return f"tl.broadcast_to({text}, {shape})"
+
+
+def _reports(wrong: list[Wrong]) -> list[str]:
+    """Statements that report what is wrong with any of several elements: a report keeps later reads waiting, so these
+    are read first.
+    """
+    lines = []
+    for code in dict.fromkeys(code for _, code, _ in wrong):
+        found = [(test, value) for test, own, value in wrong if own == code]
+        value = found[-1][1]
+        for test, other in found[-2::-1]:
+            value = f"tl.where({test}, {other}, {value})"
+        lines.append(f"ox_report(error, {' | '.join(f'({test})' for test, _ in found)}, {code}, call, {value})")
+    return lines
+
+
+def _one_after_the_other(
+    u: _Updates, w: Writer, count: str, read: Callable[[Writer, str, str, list[Wrong]], str]
+) -> list[str]:
     """Statements that join the accumulator `acc` with so many others. `read` gives an element of one of them."""
-    reads, joins = w.aside(), list[str]()
+    reads, joins, wrong = w.aside(), list[str](), list[Wrong]()
     for k in range(AHEAD):
         there = f"k + {k} < {count}"
-        reads.lines.append(f"u{k} = {read(reads, f'k + {k}', there)}")
+        reads.lines.append(f"u{k} = {read(reads, f'k + {k}', there, wrong)}")
         joins += [f"u = u{k}", f"acc = tl.where({there}, {joined(u.node)}, acc)"]
     return [
         f"most = tl.max(tl.max({count}, 1), 0)", f"for k in range(0, most, {AHEAD}):",
-        *indent([*reads.lines, *joins]),
+        *indent([*reads.lines, *_reports(wrong), *joins]),
     ]  # fmt: skip
 
 
@@ -272,7 +339,7 @@ def _parts(u: _Updates, keys: Value, order: Value, starts: Value, ends: Value, p
     to the place of the last of them: so there is one at most, which is the part `x`.
     """
     data, _, updates = u.node.operands
-    w = Writer(u.layout, (data, updates, starts, parts), u.count * u.slices.count)
+    w = Writer(u.layout, (data, updates, starts, parts, *touched(u.group, u.layout)), u.count * u.slices.count)
     count = floordiv(u.count, PART)
     programs = _lanes(u, w, "x", count)
     _, _, from_updates = w.spread("q", u.slices)
@@ -284,12 +351,15 @@ def _parts(u: _Updates, keys: Value, order: Value, starts: Value, ends: Value, p
         f"j += tl.maximum(x * {PART} - j + {PART - 1}, 0) // {PART} * {PART}",
         f"good = good & (j + {PART} <= end)",
     ]  # fmt: skip
-    w.lines.append(f"acc = {_update(u, w, order, 'j', 'good', from_updates)}")
+
+    def own(inner: Writer, k: str, there: str, wrong: list[Wrong]) -> str:
+        return _update(u, inner, order, f"j + {k}", there, from_updates, wrong)
+
+    wrong = list[Wrong]()
+    w.lines.append(f"acc = {_update(u, w, order, 'j', 'good', from_updates, wrong)}")
     w.lines += [
-        f"rest = tl.where(good, {PART - 1}, 0)", "j += 1",
-        *_one_after_the_other(
-            u, w, "rest", lambda inner, k, there: _update(u, inner, order, f"j + {k}", there, from_updates)
-        ),
+        *_reports(wrong), f"rest = tl.where(good, {PART - 1}, 0)", "j += 1",
+        *_one_after_the_other(u, w, "rest", own),
         f"tl.store({w.start(parts)} + x * {w.size(u.slices.count)} + q, {kept('acc', parts.dtype)}, mask=good & qm)",
     ]  # fmt: skip
     return replace(w.kernel(programs, 2 * JOINED), scratch=(parts,))
@@ -298,9 +368,14 @@ def _parts(u: _Updates, keys: Value, order: Value, starts: Value, ends: Value, p
 def _whole(u: _Updates, order: Value, starts: Value, ends: Value, parts: Value | None) -> Kernel:
     """Lanes for places and some elements of each slice, which join what their place has one after the other."""
     (data, _, updates), out = u.node.operands, u.node.output
-    w = Writer(u.layout, (data, out, updates, starts), u.count * u.slices.count, u.places.count * u.slices.count)
+    values = (data, out, updates, starts, *touched(u.group, u.layout))
+    w = Writer(u.layout, values, u.count * u.slices.count, u.places.count * u.slices.count)
     programs = _lanes(u, w, "place", u.places.count)
     from_data, to_out, from_updates = w.spread("q", u.slices)
+
+    def own(inner: Writer, k: str, there: str, wrong: list[Wrong]) -> str:
+        return _update(u, inner, order, f"j + {k}", there, from_updates, wrong)
+
     at_data, at_out = w.spread("place", u.places)
     w.lines += [
         f"acc = {loaded(f'{w.start(data)} + {at_data} + {from_data}', 'placem & qm', out.dtype)}",
@@ -312,14 +387,12 @@ def _whole(u: _Updates, order: Value, starts: Value, ends: Value, parts: Value |
         w.lines += [
             f"parts = count // {PART}",
             *_one_after_the_other(
-                u, w, "parts", lambda _, k, there: loaded(part.format(f"({k})"), f"({there}) & qm", out.dtype)
+                u, w, "parts", lambda _, k, there, wrong: loaded(part.format(f"({k})"), f"({there}) & qm", out.dtype)
             ),
             f"j += parts * {PART}", f"count -= parts * {PART}",
         ]  # fmt: skip
     w.lines += [
-        *_one_after_the_other(
-            u, w, "count", lambda inner, k, there: _update(u, inner, order, f"j + {k}", there, from_updates)
-        ),
+        *_one_after_the_other(u, w, "count", own),
         f"tl.store({w.start(out)} + {at_out} + {to_out}, {kept('acc', out.dtype)}, mask=placem & qm)",
     ]  # fmt: skip
     return w.kernel(programs, 2 * JOINED)

@@ -123,6 +123,8 @@ class TermEmitter:
         self.packed = False  # whether elements are kept as they are in memory, and widened wherever they are used
         self.scattered = False  # whether threads read what they need, however it lies, rather than exchange it
         self.passing: frozenset[int] = frozenset()  # storages that need not stay in the cache
+        # Where lanes that are wrong are noted, with code and value, rather than reported at once.
+        self.later: list[tuple[str, int, str]] | None = None
         self._deps: dict[Term, frozenset[Key]] = {}
         self._sides: dict[tuple[Dim, ...], Symbol] = {}
         self._conditions: dict[Symbol, tuple[Dim, ...]] = {}
@@ -472,7 +474,10 @@ class TermEmitter:
         test = f"({bad}) & {mask}" if mask else bad
         if not (self.axes(deps) or mask):
             test = f"({test}) & tl.full({spelling.ones(len(self.shape))}, True, tl.int1)"
-        scope.lines.append(f"ox_report(error, {test}, {code}, call, {value})")
+        if self.later is not None:
+            self.later.append((test, code, value))
+        else:
+            scope.lines.append(f"ox_report(error, {test}, {code}, call, {value})")
 
 
 def _argument(term: Term) -> Term | None:

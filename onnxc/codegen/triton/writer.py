@@ -66,13 +66,18 @@ class Writer:
 
     def offsets(self, index: str, reach: Reach) -> list[str]:
         """For each tensor, the offset that a flat index gives; its digits are computed once."""
+        names = self.digits(index, reach.sizes)
+        return [self.along(names, steps) for steps in reach.steps]
+
+    def digits(self, index: str, sizes: Sequence[Dim]) -> list[str]:
+        """The names of the indices along these dims that a flat index stands for."""
         rest, names = index, list[str]()
-        for k, size in reversed(list(enumerate(reach.sizes))):
+        for k, size in reversed(list(enumerate(sizes))):
             name = self.buffers.fresh("i")
             self.lines.append(f"{name} = {rest}{f' % {self.size(size)}' if k else ''}")
             rest = f"({rest} // {self.size(size)})"
             names.insert(0, name)
-        return [self.along(names, steps) for steps in reach.steps]
+        return names
 
     def spread(self, lanes: str, reach: Reach) -> list[str]:
         """As `offsets`, for an index with lanes: an offset of 0 has them too, as the mask of a load must."""

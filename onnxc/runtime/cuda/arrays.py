@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,12 @@ from onnxc.ir.dtypes import BY_NAME, DType, from_numpy
 from onnxc.runtime.cuda import dlpack
 
 if TYPE_CHECKING:
-    from onnxc.runtime.cuda.memory import BlockPool, Timeline
+    from onnxc.runtime.cuda.memory import Home, Timeline
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, Any]
 LEGACY = 0
+VECTOR = 16  # bytes: what kernels take an address to be a multiple of
 
 
 class Incoming(NamedTuple):
@@ -63,6 +64,41 @@ def reader(kind: type) -> Reader | None:
     if hasattr(kind, "__cuda_array_interface__") or hasattr(kind, "__dlpack__"):
         return _foreign
     return None
+
+
+def usual(
+    args: Sequence[Any], dtypes: Sequence[DType], device: int, stream: int | None
+) -> tuple[list[Shape], list[int], int] | None:
+    """Shapes, addresses and the stream of inputs that are read where they are, and wait for nothing: all of them are
+    tensors of torch or results of models, of these dtypes, without gaps, at multiples of `VECTOR`, and made on one
+    stream, `stream` if that is given. None where any is not, or may not be: then `reader` says how each is read. Models
+    with many inputs have most of their time on the host here.
+    """
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    current: int | None = None  # torch's stream
+    shapes, addresses, bits = list[Shape](), list[int](), 0
+    for x, dtype in zip(args, dtypes, strict=True):
+        kind = type(x)
+        if kind is tensor:
+            if x.get_device() != device or _TORCH_DTYPES.get(x.dtype) is not dtype or not x.is_contiguous():
+                return None
+            if current is None:
+                current = _torch_stream(device)
+            made, address = current, x.data_ptr()
+        elif kind is DeviceArray:
+            if x.element is not dtype or x.timeline.device.ordinal != device:
+                return None
+            made, address = x.stream, x.address
+        else:
+            return None
+        if made != stream:
+            if stream is not None:
+                return None
+            stream = made
+        bits |= address
+        shapes.append(x.shape)
+        addresses.append(address)
+    return None if stream is None or bits % VECTOR else (shapes, addresses, stream)
 
 
 def _own(x: DeviceArray, device: int, stream: int | None) -> Incoming:
@@ -200,19 +236,15 @@ class DeviceArray:
         timeline: of the model that did so.
     """
 
-    __slots__ = ("__weakref__", "_block", "_pool", "address", "element", "nbytes", "shape", "stream", "timeline")
+    __slots__ = ("__weakref__", "_home", "address", "element", "nbytes", "shape", "stream", "timeline")
 
-    def __init__(
-        self, pool: BlockPool, shape: Shape, element: DType, nbytes: int, block: int, stream: int, timeline: Timeline
-    ) -> None:
-        self.address = 0
-        self._pool, self.shape, self.element, self.nbytes, self._block = pool, shape, element, nbytes, block
-        self.stream, self.timeline = stream, timeline
-        self.address = pool.take(block, stream)
+    def __init__(self, shape: Shape, element: DType, nbytes: int, home: Home, timeline: Timeline, address: int) -> None:
+        """`address`: of a block of this home's."""
+        self.shape, self.element, self.nbytes, self._home = shape, element, nbytes, home
+        self.stream, self.timeline, self.address = home.stream, timeline, address
 
     def __del__(self) -> None:
-        if self.address:
-            self._pool.give(self.address, self._block, self.stream)
+        self._home.give(self.address)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -239,6 +271,7 @@ class DeviceArray:
     def written(self, stream: int, timeline: Timeline) -> None:
         """A model has written over it, on this stream."""
         self.stream, self.timeline = stream, timeline
+        self._home = self._home.pool.home(self._home.nbytes, stream)
 
     def synchronize(self) -> None:
         """Waits for the model's work.

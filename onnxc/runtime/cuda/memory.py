@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from onnxc.errors import LimitError
 
 if TYPE_CHECKING:
     from onnxc.runtime.cuda.driver import Device
@@ -38,56 +40,97 @@ def rounded(nbytes: int) -> int:
     return max(_SMALLEST, -(-nbytes // step) * step)
 
 
+class Home:
+    """Blocks of one size, one of :func:`rounded`, that the same stream used last. Any thread may take and give without
+    a lock: a call has many results.
+    """
+
+    __slots__ = ("idle", "nbytes", "pool", "stream")
+
+    def __init__(self, pool: BlockPool, nbytes: int, stream: int) -> None:
+        self.pool, self.nbytes, self.stream = pool, nbytes, stream
+        self.idle: list[int] = []  # addresses of those that are free
+
+    def give(self, address: int) -> None:
+        """Takes a block back, of which work on the stream may still be under way."""
+        self.idle.append(address)
+        if self.pool.is_large:
+            self.pool.clear(self.pool.most)
+
+
 class BlockPool:
-    """Blocks for the results of calls. Those that are free are kept, by size and by the stream that used them.
+    """Blocks for the results of calls. Those that are free are kept.
 
     Args:
         device: whose memory.
         most: bytes that may be kept.
+
+    Attributes:
+        is_large: whether all blocks, those in use too, have more bytes than may be kept.
     """
 
     def __init__(self, device: Device, most: int) -> None:
-        self._device, self._most = device, most
-        self._idle: dict[tuple[int, int], list[int]] = {}
-        self._idle_bytes = 0
+        self._device, self.most = device, most
+        self._homes: dict[tuple[int, int], Home] = {}  # none ever goes: whoever gives may just have found it
+        self._nbytes = 0  # of all blocks
+        self.is_large = False
         self._lock = threading.RLock()  # a thread that holds it may collect garbage, and give a block back
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that are kept for later."""
-        return self._idle_bytes
+        return sum(home.nbytes * len(home.idle) for home in list(self._homes.values()))
 
-    def take(self, size: int, stream: int) -> int:
-        """The address of a block for work on this stream; the size is one of :func:`rounded`. The context is current.
+    def home(self, nbytes: int, stream: int) -> Home:
+        """The home of blocks of a size for a stream."""
+        found = self._homes.get((nbytes, stream))
+        if found is None:
+            with self._lock:
+                found = self._homes.setdefault((nbytes, stream), Home(self, nbytes, stream))
+        return found
+
+    def take(self, homes: Sequence[Home]) -> list[int]:
+        """The addresses of blocks, one of each home. The context is current.
 
         Raises:
             LimitError: there is not so much memory.
         """
-        with self._lock:
-            kept = self._idle.get((size, stream))
-            if kept:
-                self._idle_bytes -= size
-                return kept.pop()
-        return self._device.allocate(size)
+        found = list[int]()
+        for home in homes:
+            try:
+                found.append(home.idle.pop())
+            except IndexError:
+                try:
+                    found.append(self._new(home.nbytes))
+                except LimitError:
+                    for address, own in zip(found, homes, strict=False):
+                        own.give(address)
+                    raise
+        return found
 
-    def give(self, address: int, size: int, stream: int) -> None:
-        """Takes a block back, of which work on this stream may still be under way."""
-        with self._lock:
-            if size <= self._most:
-                self._idle.setdefault((size, stream), []).append(address)
-                self._idle_bytes += size
-                if self._idle_bytes > self._most:
-                    self.clear()
-                return
-        self._device.free(address)
+    def _new(self, nbytes: int) -> int:
+        address = self._device.allocate(nbytes)
+        self._count(nbytes)
+        return address
 
-    def clear(self) -> None:
-        """Frees what is kept."""
+    def _count(self, nbytes: int) -> None:
         with self._lock:
-            idle, self._idle, self._idle_bytes = self._idle, {}, 0
-        for blocks in idle.values():
-            for address in blocks:
-                self._device.free(address)
+            self._nbytes += nbytes
+            self.is_large = self._nbytes > self.most
+
+    def clear(self, most: int = 0) -> None:
+        """Frees what is kept, the largest first, until it is no more than so many bytes."""
+        with self._lock:
+            excess = self.idle_bytes - most
+            for home in sorted(self._homes.values(), key=lambda h: -h.nbytes) if excess > 0 else ():
+                while home.idle and excess > 0:
+                    try:
+                        address = home.idle.pop()
+                    except IndexError:  # another thread has taken it
+                        break
+                    excess -= home.nbytes
+                    self._count(-home.nbytes)
+                    self._device.free(address)
 
 
 class Block:

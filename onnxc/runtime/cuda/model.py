@@ -31,7 +31,7 @@ from onnxc.errors import InputError, LimitError, OnnxcError, PackageError, Sizes
 from onnxc.ir.dtypes import DType
 from onnxc.runtime.cache import Buffer, Cache
 from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel, Outputs, failure
-from onnxc.runtime.cuda.arrays import LEGACY, Array, DeviceArray, Incoming, Shape, is_dense, stream_of
+from onnxc.runtime.cuda.arrays import LEGACY, VECTOR, Array, DeviceArray, Incoming, Shape, is_dense, stream_of, usual
 from onnxc.runtime.cuda.cublaslt import Library, library, told
 from onnxc.runtime.cuda.driver import Device
 from onnxc.runtime.cuda.graph import Kernels, Replay
@@ -39,7 +39,7 @@ from onnxc.runtime.cuda.memory import Block, Timeline, Watched
 from onnxc.runtime.cuda.profile import Clock, gpu_peaks
 from onnxc.runtime.cuda.program import Program
 from onnxc.runtime.cuda.site import Site
-from onnxc.runtime.cuda.workspace import VECTOR, Attachable, Workspace, element_of, is_crooked
+from onnxc.runtime.cuda.workspace import Attachable, Workspace, element_of, is_crooked
 from onnxc.runtime.library import TOO_LARGE, CallError
 from onnxc.runtime.outputs import OutputPool, wanted
 
@@ -89,6 +89,7 @@ class CudaModel(Attachable, CompiledModel):
         self._lock = threading.RLock()  # while it is brought to its GPU; calls hold the workspace's
         self._library: Library | str | None = None  # that products are given to, or why there is none, once it is known
         self._sites: OrderedDict[tuple[Shape, ...], Site] = OrderedDict()
+        self._last: tuple[list[Shape], Site] | None = None  # that of the last call
         self._dtypes = [t.dtype for t in self._signature.inputs]
         self._named_stream = "stream" in self._inputs  # an input of that name is one
         updates = manifest.get("updates") or {}
@@ -158,6 +159,8 @@ class CudaModel(Attachable, CompiledModel):
             self.attach()
         chosen = None if stream is None else stream_of(stream)
         with self._space.lock, self._device.current():
+            if (given := usual(args, self._dtypes, self._device.ordinal, chosen)) is not None:
+                return self._run_usual(args, *given)
             found = [self._space.read(x, chosen) for x in args]
             if found.count(None) == len(found) and not self._updated:
                 return self._run_numpy(args)
@@ -171,13 +174,22 @@ class CudaModel(Attachable, CompiledModel):
     def run_on(self, args: Sequence[Any], stream: int) -> tuple[DeviceArray, ...]:
         """A call on this stream, in a workspace that the program shares: arrays of the GPU, whatever it is given."""
         with self._space.lock, self._device.current():
+            if (given := usual(args, self._dtypes, self._device.ordinal, stream)) is not None:
+                return self._run_usual(args, *given)
             return self._run_arrays(args, [self._space.read(x, stream) for x in args], stream)
 
-    def _site(self, shapes: tuple[Shape, ...]) -> Site:
-        site = self._sites.get(shapes)
-        if site is not None:
-            self._sites.move_to_end(shapes)
-            return site
+    def _site(self, shapes: list[Shape]) -> Site:
+        if self._last is not None and self._last[0] == shapes:
+            return self._last[1]
+        key = tuple([tuple(shape) for shape in shapes])
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = self._new_site(key)
+        self._sites.move_to_end(key)
+        self._last = [*key], site
+        return site
+
+    def _new_site(self, shapes: tuple[Shape, ...]) -> Site:
         signature = self._signature
         values = signature.solve(shapes)
         signature.check(values)
@@ -191,7 +203,6 @@ class CudaModel(Attachable, CompiledModel):
             old = self._sites.popitem(last=False)[1]
             if old.replay is not None:
                 old.replay.close()
-        self._sites[shapes] = site
         return site
 
     # ------------------------------------------------------------ numpy
@@ -199,7 +210,7 @@ class CudaModel(Attachable, CompiledModel):
     def _run_numpy(self, args: Sequence[Any]) -> tuple[Array, ...]:
         """Inputs through a pinned block to the GPU, the program, outputs through the block back, all on our stream."""
         inputs = self._signature.arrays(args)
-        site = self._site(tuple([x.shape for x in inputs]))
+        site = self._site([x.shape for x in inputs])
         try:
             outputs = self._results.arrays(wanted(site.specs[len(inputs) :]))
         except (MemoryError, ValueError) as error:
@@ -240,10 +251,27 @@ class CudaModel(Attachable, CompiledModel):
 
     # ------------------------------------------------------------ arrays of the GPU
 
+    def _run_usual(
+        self, args: Sequence[Any], shapes: list[Shape], addresses: list[int], stream: int
+    ) -> tuple[DeviceArray, ...]:
+        """A call whose inputs are read where they are, and wait for nothing."""
+        self._timeline.check()
+        handle = self._space.handle(stream)
+        site = self._site(shapes)
+        self._timeline.follow(stream, handle)
+        if self._space.holds:
+            self._space.hold([])
+        return self._launched(args, site, addresses, self._outputs(site, addresses, stream), stream, handle)
+
     def _run_arrays(self, args: Sequence[Any], found: list[Incoming | None], stream: int) -> tuple[DeviceArray, ...]:
         self._timeline.check()
         handle = self._space.handle(stream)
-        site, addresses, outputs = self._ready(args, found, stream, handle)
+        return self._launched(args, *self._ready(args, found, stream, handle), stream, handle)
+
+    def _launched(
+        self, args: Sequence[Any], site: Site, addresses: list[int], outputs: tuple[DeviceArray, ...], stream: int,
+        handle: Any,
+    ) -> tuple[DeviceArray, ...]:  # fmt: skip
         self._launch(site, addresses, stream, handle)
         for k in self._updated:
             if isinstance(args[k], DeviceArray):
@@ -255,7 +283,7 @@ class CudaModel(Attachable, CompiledModel):
     ) -> tuple[Site, list[int], tuple[DeviceArray, ...]]:
         """New outputs, and the addresses of inputs and outputs; what a stream must do first it has been given."""
         timeline = self._timeline
-        shapes, addresses = [], []
+        shapes, addresses = list[Shape](), list[int]()
         host: dict[int, Array] = {}
         plain = True
         for k, x in enumerate(found):
@@ -275,7 +303,7 @@ class CudaModel(Attachable, CompiledModel):
                 plain = False
             shapes.append(shape)
             addresses.append(address)
-        site = self._site(tuple(shapes))
+        site = self._site(shapes)
         timeline.follow(stream, handle)
         space = self._space
         if not plain or space.holds:
@@ -287,10 +315,16 @@ class CudaModel(Attachable, CompiledModel):
                 space.stage(host, places, addresses, handle)
             if crooked:
                 space.straighten(crooked, places, addresses, handle)
-        pool = self._device.pool
-        outputs = tuple([DeviceArray(pool, *spec, stream, timeline) for spec in site.results])
-        addresses += [y.address for y in outputs]
-        return site, addresses, outputs
+        return site, addresses, self._outputs(site, addresses, stream)
+
+    def _outputs(self, site: Site, addresses: list[int], stream: int) -> tuple[DeviceArray, ...]:
+        """New outputs; their addresses go behind those of the inputs."""
+        pool, timeline = self._device.pool, self._timeline
+        homes = site.homes(pool, stream)
+        taken = pool.take(homes)
+        addresses += taken
+        made = zip(site.results, homes, taken, strict=True)
+        return tuple([DeviceArray(*spec, home, timeline, address) for spec, home, address in made])
 
     def _check_updated(self, k: int, x: Incoming | None) -> None:
         """Refuses what a call could not change, since it would change a copy."""
@@ -404,7 +438,7 @@ class CudaModel(Attachable, CompiledModel):
             if found.count(None) == len(found) and not self._updated:
                 arrays = self._signature.arrays(args)
                 outputs = self._run_numpy(arrays)  # the inputs are then on the GPU
-                site = self._site(tuple(x.shape for x in arrays))
+                site = self._site([x.shape for x in arrays])
                 staging = self._space.staging
                 assert staging.block is not None
                 addresses = [staging.block.address + at for at in site.offsets]
@@ -440,6 +474,7 @@ class CudaModel(Attachable, CompiledModel):
                 if site.replay is not None:
                     site.replay.close()
             self._sites.clear()
+            self._last = None
             self._space.trim()
             self._results.clear()
             self._device.pool.clear()

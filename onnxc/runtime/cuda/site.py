@@ -9,7 +9,7 @@ import numpy as np
 from onnxc.planner.offsets import aligned
 from onnxc.runtime.cuda.arrays import Array, Shape
 from onnxc.runtime.cuda.graph import Replay
-from onnxc.runtime.cuda.memory import Staging, rounded
+from onnxc.runtime.cuda.memory import BlockPool, Home, Staging, rounded
 from onnxc.runtime.cuda.program import ALIGN, Flat
 from onnxc.runtime.signature import Tensor
 
@@ -25,9 +25,8 @@ class Site:
         specs = list(zip(shapes, tensors, strict=True))
         self.specs = [(shape, t.dtype.numpy) for shape, t in specs]
         self.sizes = [int(np.prod(shape, dtype=np.int64)) * t.dtype.itemsize for shape, t in specs]
-        self.results = [
-            (shape, t.dtype, n, rounded(n)) for (shape, t), n in zip(specs[inputs:], self.sizes[inputs:], strict=True)
-        ]
+        self.results = [(shape, t.dtype, n) for (shape, t), n in zip(specs[inputs:], self.sizes[inputs:], strict=True)]
+        self._homes: tuple[int, list[Home]] | None = None  # of the results of the last call, and its stream
         self.offsets: list[int] = []  # in the staging blocks, of inputs and then outputs
         self.staged = 0
         for nbytes in self.sizes:
@@ -35,6 +34,12 @@ class Site:
             self.staged += aligned(nbytes, ALIGN)
         self.views: list[Array] = []
         self.generation = -1  # of the staging blocks that the views are of
+
+    def homes(self, pool: BlockPool, stream: int) -> list[Home]:
+        """Of the results of a call on a stream."""
+        if self._homes is None or self._homes[0] != stream:
+            self._homes = stream, [pool.home(rounded(nbytes), stream) for *_, nbytes in self.results]
+        return self._homes[1]
 
     def in_pinned(self, staging: Staging) -> list[Array]:
         """The inputs and outputs as arrays in pinned memory."""

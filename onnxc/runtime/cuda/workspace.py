@@ -16,14 +16,13 @@ import numpy as np
 from onnxc.errors import InputError, LimitError
 from onnxc.ir.dtypes import DType, from_numpy, string
 from onnxc.planner.offsets import aligned
-from onnxc.runtime.cuda.arrays import Array, DeviceArray, Incoming, Reader, Shape, is_dense, reader
+from onnxc.runtime.cuda.arrays import VECTOR, Array, DeviceArray, Incoming, Reader, Shape, is_dense, reader
 from onnxc.runtime.cuda.copies import densify
 from onnxc.runtime.cuda.driver import Device
 from onnxc.runtime.cuda.driver import device as find_device
 from onnxc.runtime.cuda.memory import Block, Event, Ring, Staging, Timeline, rounded
 from onnxc.runtime.cuda.program import ALIGN
 
-VECTOR = 16  # bytes: what kernels take an address to be a multiple of
 _MOST_HELD = 16  # calls whose inputs are held
 _MOST_HANDLES = 64  # streams that are known
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -130,8 +129,10 @@ class Workspace:
 
     def new(self, shape: Shape, element: DType, stream: int) -> DeviceArray:
         """An array of which nothing is known, for work on this stream."""
-        nbytes = int(np.prod(shape, dtype=object)) * element.itemsize
-        return DeviceArray(self.device.pool, shape, element, nbytes, rounded(nbytes), stream, self.timeline)
+        nbytes, pool = int(np.prod(shape, dtype=object)) * element.itemsize, self.device.pool
+        home = pool.home(rounded(nbytes), stream)
+        (address,) = pool.take([home])
+        return DeviceArray(shape, element, nbytes, home, self.timeline, address)
 
     def trim(self) -> None:
         """Gives back what is held between calls. None may be under way."""
