@@ -161,7 +161,7 @@ def test_limits(gpu: FakeDriver) -> None:
     found, sections = two_steps()
     model = CudaModel({**found, "memory_limit": 1000}, sections)
     model(rows(10))
-    with pytest.raises(errors.LimitError, match="above the limit"):
+    with pytest.raises(errors.LimitError, match="more than its limit"):
         model(rows(100))
     found["cuda"]["steps"][0]["grid"] = [1, 70000, 1]
     with pytest.raises(errors.LimitError, match="grid"):
