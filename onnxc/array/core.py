@@ -205,6 +205,9 @@ class Array:
         found = self._scalar("a Python index", "use onnxc.fori_loop (for `range`), or array_api.take (to index)")
         return operator.index(found)
 
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(float(self), digits)
+
     def item(self) -> Any:
         """The only element, as a number of Python."""
         return self._scalar("item()", "compute with the array, or make the number a static argument").item()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, call, concrete, content, elements, known
-from onnxc.array.sizes import is_negative
+from onnxc.array.sizes import is_negative, value_of_size
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
 from onnxc.array_api.manipulation import axis_of, broadcast_to, broadcasts, reshape
@@ -170,9 +170,9 @@ def sliced(size: Dim, k: slice) -> tuple[Dim, Dim, int]:
 
 
 def _whole(v: Any, what: str) -> int:
-    if not hasattr(v, "__index__"):
+    if not isinstance(v, Expr) and not hasattr(v, "__index__"):
         raise TypeError(f"the {what} of a slice is an int, not of the type {type(v).__name__}")
-    return operator.index(v)
+    return value_of_size(v, f"the {what} of a slice")
 
 
 def _bound(size: Dim, at: Dim | None, low: Dim, high: Dim, default: Dim) -> Dim:
