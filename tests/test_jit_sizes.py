@@ -69,6 +69,8 @@ def check(f, most, sizes=SIZES):
         lambda x: x * (np.int64(7) / (x.shape[0] + 1)) + x.shape[0] / np.int32(3) + np.float32(1.5) ** x.shape[0],
         lambda x: x[: np.power(x.shape[0], 2) - 1],
         lambda x: x * onnxc.fori_loop(0, 3, lambda i, s: s * 0.5, x.shape[0]),
+        lambda x: x[xp.asarray([0, 1]), x.shape[1] - 1] + x[xp.asarray([-1, 0]), -1],
+        lambda x: x[xp.asarray([0, 0]), xp.asarray([0, 2])] + x[x.shape[0] - 1, xp.asarray([1, 2])],
         lambda x: x[: copy.deepcopy(x.shape)[0] // 2],
     ],
 )
@@ -111,6 +113,8 @@ def test_comparisons_are_decided(quick, f, most):
         lambda x: x[: int(x.shape[0] * 0.5)] * math.ceil(x.shape[0] / 2),
         lambda x: x * {2: 5.0}.get(x.shape[0], 1.0),
         lambda x: xp.unstack(x)[0],
+        lambda x: x[[0, x.shape[0] - 1]] + x[[x.shape[0] - 1]][0],
+        lambda x: xp.sum(x, axis=-(x.shape[0] // x.shape[0])) * x.shape[0] ** 0.5 + len(x),
         lambda x: x[:: x.shape[0]][0] + xp.tril(x, k=x.shape[0] - 3),
         lambda x: x * xp.eye(x.shape[0], 3, k=1 - x.shape[0]),
         lambda x: xp.astype(onnxc.random.randint(onnxc.random.key(0), (9,), 0, x.shape[0]), xp.float32),
@@ -180,6 +184,15 @@ def test_sizes_that_divide_by_zero_in_a_later_call(quick):
     with pytest.raises(InputError, match="divides by zero in this call"):
         f(given(4), given(0))
     np.testing.assert_array_equal(f(given(4), given(4)).numpy(), given(4))
+
+
+def test_stacked_arrays_are_of_one_size(quick):
+    f = onnxc.jit(lambda x, y: xp.stack([x, y]), dynamic=True)
+    for n in (2, 4):
+        np.testing.assert_array_equal(f(given(n), given(n) + 1).numpy(), [given(n), given(n) + 1])
+    assert len(f.explain_recompiles()) == 1
+    with pytest.raises(InputError, match="stack of different shapes"):
+        f(given(2), given(4))
 
 
 def test_programs_have_an_upper_bound(quick):

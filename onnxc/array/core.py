@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.eager import run_eagerly
-from onnxc.array.sizes import Size, computed_of_sizes, sized, unsized
+from onnxc.array.sizes import Size, computed_of_sizes, sized, unsized, unsized_key
 from onnxc.errors import InputError, TraceError
 from onnxc.frontends.trace import Trace, current, user_line
 from onnxc.ir import dtypes
@@ -227,10 +227,10 @@ class Array:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, key: Any, /) -> Array:
-        return _indexing().getitem(self, unsized(key))  # type: ignore[no-any-return]
+        return _indexing().getitem(self, unsized_key(key))  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
-        self._become(_indexing().setitem(self, unsized(key), unsized(value)))
+        self._become(_indexing().setitem(self, unsized_key(key), unsized(value)))
 
     def _become(self, new: Array) -> Array:
         """Takes the place of this array: of its own trace, or of none."""

@@ -379,3 +379,9 @@ def unsized(x: Any) -> Any:
     if kind is slice and any(type(v) is Size for v in (x.start, x.stop, x.step)):
         return slice(unsized(x.start), unsized(x.stop), unsized(x.step))
     return x
+
+
+def unsized_key(key: Any) -> Any:
+    """As :func:`unsized`, for an index. Its lists become arrays of numpy, for which the call decides."""
+    parts = [x if type(x) is list else unsized(x) for x in (key if type(key) is tuple else (key,))]
+    return tuple(parts) if type(key) is tuple else parts[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.core import Array, call, concrete, content, elements, known
+from onnxc.array.core import Array, asarray, call, concrete, content, elements, known
 from onnxc.array.sizes import is_negative, value_of_size
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
@@ -119,7 +119,7 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
             arrays.append((place, k))
             parts.append(("keep", 0, x.dims[axis], 1))
         elif advanced:
-            arrays.append((place, concrete(np.asarray(position(x.dims[axis], k)))))
+            arrays.append((place, asarray(position(x.dims[axis], k))))
             parts.append(("keep", 0, x.dims[axis], 1))
         else:
             parts.append(("drop", position(x.dims[axis], k), 1, 1))
