@@ -104,7 +104,7 @@ class Array:
     @property
     def size(self) -> Any:
         """The number of elements."""
-        return prod(self.dims) if self._trace is None else sized(prod(self.dims), self._trace)
+        return self._data.size if self._data is not None else sized(prod(self.dims), self._trace)  # type: ignore[arg-type]
 
     @property
     def device(self) -> str:
