@@ -62,7 +62,10 @@ class Decisions:
 
 def hold(made: Iterable[Decision], sizes: Mapping[str, int]) -> bool:
     """Whether other sizes answer all questions alike."""
-    return all(answer(d.asked, evaluate(d.of, sizes)) == d.answer for d in made)
+    try:
+        return all(answer(d.asked, evaluate(d.of, sizes)) == d.answer for d in made)
+    except ZeroDivisionError:  # of a size that there is not
+        return False
 
 
 def sizes_of(dims: Iterable[Dim], given: Iterable[int]) -> Iterator[tuple[str, int]]:

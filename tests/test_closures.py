@@ -53,7 +53,8 @@ def test_others_are_left_alone(term):
 
 
 def test_divisors_and_arguments_of_templates_stay():
-    for term in ("acc + ldl(p0 + (c / %d), lanes)", "acc + bc<f32>(%d)", "acc + ldl(p0 + f<%d>(c), lanes)"):
+    for term in ("acc + ldl(p0 + (c / %d), lanes)", "acc + bc<f32>(%d)", "acc + ldl(p0 + f<%d>(c), lanes)",
+                 "acc + ldl(p0 + (3*ox_div(c, %d)), lanes)", "acc + ldl(p0 + (f<8, %d>(c)), lanes)"):  # fmt: skip
         assert not shared({"k0": kernel(9, term % 5), "k1": kernel(9, term % 7)}).definitions
 
 

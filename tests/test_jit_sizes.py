@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import onnxc
 from onnxc import array_api as xp
-from onnxc.errors import TraceError
+from onnxc.errors import InputError, TraceError
 from onnxc.frontends.decisions import IS_NEGATIVE, IS_ZERO, VALUE, Decisions, hold
 from onnxc.ir.expr import Sym
 
@@ -18,6 +19,12 @@ SIZES = (2, 3, 4, 7, 9)
 
 def given(n):
     return np.arange(n * 3, dtype=np.float32).reshape(n, 3)
+
+
+def doubled(number, times):
+    for _ in range(times):
+        number = number + number
+    return float(number)
 
 
 def check(f, most, sizes=SIZES):
@@ -57,6 +64,14 @@ def check(f, most, sizes=SIZES):
         lambda x: x if x.shape == (x + 1).shape and x.shape[0] != x.shape[0] + 1 else -x,
         lambda x: -x if x.shape[0] is None or x.shape[0] == "a" else x,
         lambda x: (f"{x.shape[0]:3d} {x.shape[0]} {x.shape[0]!r:>8}", x)[1],
+        lambda x: (f"{x.shape[0]:>+10,d} {x.shape[0]:08.3f}", x)[1],
+        lambda x: x * (np.float64(0.5) * x.shape[0]) + np.float32(2) / (x.shape[0] + np.float32(1)),
+        lambda x: x * (np.int64(7) / (x.shape[0] + 1)) + x.shape[0] / np.int32(3) + np.float32(1.5) ** x.shape[0],
+        lambda x: x[: np.power(x.shape[0], 2) - 1],
+        lambda x: x * onnxc.fori_loop(0, 3, lambda i, s: s * 0.5, x.shape[0]),
+        lambda x: x[xp.asarray([0, 1]), x.shape[1] - 1] + x[xp.asarray([-1, 0]), -1],
+        lambda x: x[xp.asarray([0, 0]), xp.asarray([0, 2])] + x[x.shape[0] - 1, xp.asarray([1, 2])],
+        lambda x: x[: copy.deepcopy(x.shape)[0] // 2],
     ],
 )
 def test_arithmetic_leaves_sizes_open(quick, f):
@@ -98,6 +113,13 @@ def test_comparisons_are_decided(quick, f, most):
         lambda x: x[: int(x.shape[0] * 0.5)] * math.ceil(x.shape[0] / 2),
         lambda x: x * {2: 5.0}.get(x.shape[0], 1.0),
         lambda x: xp.unstack(x)[0],
+        lambda x: x[[0, x.shape[0] - 1]] + x[[x.shape[0] - 1]][0],
+        lambda x: xp.sum(x, axis=-(x.shape[0] // x.shape[0])) * x.shape[0] ** 0.5 + len(x),
+        lambda x: x[:: x.shape[0]][0] + xp.tril(x, k=x.shape[0] - 3),
+        lambda x: x * xp.eye(x.shape[0], 3, k=1 - x.shape[0]),
+        lambda x: xp.astype(onnxc.random.randint(onnxc.random.key(0), (9,), 0, x.shape[0]), xp.float32),
+        lambda x: x * round(x.shape[0] / 4) + round(x.shape[0] * 0.3, 1),
+        lambda x: x * doubled(x.shape[0] * 0.5, 60),
         lambda x: xp.real(xp.fft.fft(xp.astype(x, xp.complex64), axis=0)),
     ],
 )
@@ -147,6 +169,30 @@ def test_two_sizes(quick):
     for a, b in ((3, 3), (4, 2), (2, 4), (5, 5), (9, 2)):
         assert longer(given(a), given(b)).shape == (max(a, b), 3)
     assert len(longer.explain_recompiles()) == 3
+
+
+def test_a_number_made_of_an_array_of_another_size(quick):
+    f = onnxc.jit(lambda x, y: x * float(xp.broadcast_to(xp.asarray(x.shape[0] * 0.5), (y.shape[0],))[0]),
+                  dynamic={"x": 0, "y": 0})  # fmt: skip
+    for a, b in ((4, 2), (4, 3), (6, 2)):
+        np.testing.assert_array_equal(f(given(a), given(b)).numpy(), given(a) * (a * 0.5))
+
+
+def test_sizes_that_divide_by_zero_in_a_later_call(quick):
+    f = onnxc.jit(lambda x, k: x * 2 if xp.reshape(x, (k.shape[0], -1)).shape[1] > 3 else x, dynamic={"x": 0, "k": 0})
+    np.testing.assert_array_equal(f(given(4), given(2)).numpy(), given(4) * 2)
+    with pytest.raises(InputError, match="divides by zero in this call"):
+        f(given(4), given(0))
+    np.testing.assert_array_equal(f(given(4), given(4)).numpy(), given(4))
+
+
+def test_stacked_arrays_are_of_one_size(quick):
+    f = onnxc.jit(lambda x, y: xp.stack([x, y]), dynamic=True)
+    for n in (2, 4):
+        np.testing.assert_array_equal(f(given(n), given(n) + 1).numpy(), [given(n), given(n) + 1])
+    assert len(f.explain_recompiles()) == 1
+    with pytest.raises(InputError, match="stack of different shapes"):
+        f(given(2), given(4))
 
 
 def test_programs_have_an_upper_bound(quick):

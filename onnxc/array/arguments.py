@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ import numpy as np
 from onnxc.array.core import Array
 from onnxc.array.eager import Data
 from onnxc.array.pytree import Spec, flatten, places, unflatten
-from onnxc.array.sizes import unsized
+from onnxc.array.sizes import unsized, value_of_size
 from onnxc.array.tracing import Leaf, as_data, leaf_of
 from onnxc.errors import InputError
 from onnxc.ir.expr import Expr
@@ -145,9 +144,11 @@ _KINDS: dict[type, tuple[type, ...]] = {int: (int, np.integer), str: (str,)}
 
 
 def whole(x: Any, what: str, least: int | None = None) -> int:
-    """An int of Python or numpy that is no bool. InputError for anything else, or for less than `least`."""
+    """An int of Python or numpy that is no bool, or a dynamic size as the call decides. InputError for anything else,
+    or for less than `least`.
+    """
     try:
-        found = None if isinstance(x, (bool, np.bool_)) else operator.index(x)
+        found = None if isinstance(x, (bool, np.bool_)) else value_of_size(x, what)
     except TypeError:
         found = None
     if found is None or (least is not None and found < least):

@@ -209,7 +209,7 @@ class _Ends:
         self.tree = tree
         leaves, self.spec = flatten(tree)
         self.values = [value_of(asarray(x), trace) for x in leaves]
-        self.weak = [x.weak if isinstance(x, Array) else type(x) in NUMBERS for x in leaves]
+        self.weak = [x.weak if isinstance(x, Array) else type(x) in (*NUMBERS, Size) for x in leaves]
 
     def check_like(self, other: _Ends, what: str, name: str) -> None:
         """InputError where it is not of the structure and types of another."""

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.eager import run_eagerly
-from onnxc.array.sizes import Size, computed_of_sizes, sized, unsized
+from onnxc.array.sizes import Size, computed_of_sizes, sized, unsized, unsized_key
 from onnxc.errors import InputError, TraceError
 from onnxc.frontends.trace import Trace, current, user_line
 from onnxc.ir import dtypes
@@ -104,7 +104,7 @@ class Array:
     @property
     def size(self) -> Any:
         """The number of elements."""
-        return prod(self.dims) if self._trace is None else sized(prod(self.dims), self._trace)
+        return self._data.size if self._data is not None else sized(prod(self.dims), self._trace)  # type: ignore[arg-type]
 
     @property
     def device(self) -> str:
@@ -205,6 +205,9 @@ class Array:
         found = self._scalar("a Python index", "use onnxc.fori_loop (for `range`), or array_api.take (to index)")
         return operator.index(found)
 
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(float(self), digits)
+
     def item(self) -> Any:
         """The only element, as a number of Python."""
         return self._scalar("item()", "compute with the array, or make the number a static argument").item()
@@ -224,10 +227,10 @@ class Array:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, key: Any, /) -> Array:
-        return _indexing().getitem(self, unsized(key))  # type: ignore[no-any-return]
+        return _indexing().getitem(self, unsized_key(key))  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
-        self._become(_indexing().setitem(self, unsized(key), unsized(value)))
+        self._become(_indexing().setitem(self, unsized_key(key), unsized(value)))
 
     def _become(self, new: Array) -> Array:
         """Takes the place of this array: of its own trace, or of none."""

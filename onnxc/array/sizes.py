@@ -18,16 +18,17 @@ from __future__ import annotations
 import importlib
 import math
 import operator
+import re
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from onnxc.errors import TraceError
+from onnxc.errors import InputError, TraceError
 from onnxc.frontends.decisions import IS_NEGATIVE, IS_ZERO, VALUE, answer
 from onnxc.frontends.trace import Trace, current, user_line
-from onnxc.ir.expr import Dim, Expr, floordiv, mod, of, symbols
+from onnxc.ir.expr import Dim, Expr, Sym, floordiv, mod
 from onnxc.ir.graph import Node, Value
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.interpret import evaluate_node
@@ -35,11 +36,14 @@ from onnxc.primitives.interpret import evaluate_node
 _MOST_FACTORS = 8  # of a power that is still a size
 _MOST_STEPS = 256  # from sizes to a number that Python asks for
 _STEPS = (Kind.POINTWISE, Kind.VIEW)
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # of numpy's functions, those that operators of numbers are
-    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "floor_divide": operator.floordiv,
-    "remainder": operator.mod, "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
-    "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
+_OPERATORS = {  # of numpy's functions those that operators are: the methods of the left number and of the right one
+    "add": ("__add__", "__radd__"), "subtract": ("__sub__", "__rsub__"), "multiply": ("__mul__", "__rmul__"),
+    "divide": ("__truediv__", "__rtruediv__"), "floor_divide": ("__floordiv__", "__rfloordiv__"),
+    "remainder": ("__mod__", "__rmod__"), "power": ("__pow__", "__rpow__"), "less": ("__lt__", "__gt__"),
+    "less_equal": ("__le__", "__ge__"), "greater": ("__gt__", "__lt__"), "greater_equal": ("__ge__", "__le__"),
+    "equal": ("__eq__", "__eq__"), "not_equal": ("__ne__", "__ne__"),
 }  # fmt: skip
+_FORMAT = re.compile(r"(.?[<>=^])?[-+ ]?z?#?0?(\d*)[,_]?(\.\d+)?[,_]?[bcdeEfFgGnosxX%]?")  # of a number
 
 
 class Size:
@@ -60,8 +64,12 @@ class Size:
         return repr(self.expr)
 
     def __format__(self, spec: str) -> str:
-        """As text, whatever a number would be written like."""
-        return format(repr(self), spec.rstrip("bcdeEfFgGnosxX%"))
+        """As text, whatever a number would be written like: as wide as it."""
+        found = _FORMAT.fullmatch(spec)
+        return format(repr(self), spec if found is None else f"{found[1] or ''}{found[2]}".replace("=", ">"))
+
+    def __deepcopy__(self, memo: Any) -> Size:
+        return self
 
     # ------------------------------------------------------------ what the call decides
 
@@ -75,6 +83,8 @@ class Size:
                 f"traced; use onnxc.cond (for `if`), onnxc.fori_loop (for `range`) or array_api.where, or leave its "
                 f"axis out of dynamic"
             ) from None
+        except ZeroDivisionError as error:
+            raise InputError(f"{user_line()}: {of} divides by zero in this call", cause=error) from error
 
     def _check(self) -> None:
         here = current()
@@ -216,10 +226,10 @@ class Size:
         return b
 
     def __truediv__(self, other: Any) -> Any:
-        return self._of_arrays("divide", self, other)
+        return self._of_arrays("divide", self, _as_divided(other))
 
     def __rtruediv__(self, other: Any) -> Any:
-        return self._of_arrays("divide", other, self)
+        return self._of_arrays("divide", _as_divided(other), self)
 
     def __pow__(self, other: Any) -> Any:
         if type(other) is int and 0 <= other <= _MOST_FACTORS:
@@ -249,10 +259,13 @@ class Size:
             given = [core.size(x.expr, weak=True) if isinstance(x, Size) else x for x in inputs]
             first = next(x for x in given if isinstance(x, core.Array))
             return first.__array_ufunc__(ufunc, method, *given, **options)
-        how = _OPERATORS.get(ufunc.__name__) if method == "__call__" and not options else None
-        plain = [x if isinstance(x, Size) else _plain(x) for x in inputs]
-        if how is not None and not any(x is None for x in plain):
-            return how(*plain)
+        methods = _OPERATORS.get(ufunc.__name__) if method == "__call__" and not options else None
+        if methods is not None:
+            left, right = inputs
+            own = left if isinstance(left, Size) else right
+            found = getattr(own, methods[own is not left])(right if own is left else left)
+            if found is not NotImplemented:
+                return found
         given = [operator.index(x) if isinstance(x, Size) else x for x in inputs]
         return getattr(ufunc, method)(*given, **options)
 
@@ -288,16 +301,30 @@ def computed_of_sizes(value: Value) -> np.ndarray[Any, Any] | None:
     trace, nodes = current(), _between(value)
     if trace is None or nodes is None:
         return None
-    open_sizes = {s for node in nodes if node.op == "sizes" for d in node.attrs["dims"] for s in symbols(d)}
+    asked, found = _Asked(trace), dict[int, np.ndarray[Any, Any]]()
     try:
-        sizes = {s.key: trace.decisions.ask(VALUE, of(s), user_line()) for s in open_sizes}
+        for node in nodes:
+            results = evaluate_node(node, [found[v.id] for v in node.operands], asked)
+            found |= {v.id: r for v, r in zip(node.outputs, results, strict=True)}
     except KeyError:  # only a run tells
         return None
-    found: dict[int, np.ndarray[Any, Any]] = {}
-    for node in nodes:
-        results = evaluate_node(node, [found[v.id] for v in node.operands], sizes)
-        found |= {v.id: r for v, r in zip(node.outputs, results, strict=True)}
     return found[value.id]
+
+
+def _as_divided(x: Any) -> Any:
+    """An operand of a quotient: numpy's integers are floats there."""
+    return np.float64(x) if isinstance(x, np.integer) else x
+
+
+class _Asked(dict[str, int]):
+    """The sizes that symbols stand for, by name: the call decides when one is looked at."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __missing__(self, name: str) -> int:
+        return self._trace.decisions.ask(VALUE, Sym(name), user_line())
 
 
 def _between(value: Value) -> list[Node] | None:
@@ -308,10 +335,10 @@ def _between(value: Value) -> list[Node] | None:
         node = rest.pop().node
         if node is None or node.regions or len(found) > _MOST_STEPS or lookup(node.op).kind not in _STEPS:
             return None
-        found.pop(id(node), None)  # it comes before all that read it
-        found[id(node)] = node
-        rest += node.operands
-    return list(reversed(found.values()))
+        if id(node) not in found:
+            found[id(node)] = node
+            rest += node.operands
+    return sorted(found.values(), key=lambda node: node.outputs[0].id)  # values are numbered as they are made
 
 
 def is_equal(a: Dim, b: Dim, what: str) -> bool:
@@ -352,3 +379,9 @@ def unsized(x: Any) -> Any:
     if kind is slice and any(type(v) is Size for v in (x.start, x.stop, x.step)):
         return slice(unsized(x.start), unsized(x.stop), unsized(x.step))
     return x
+
+
+def unsized_key(key: Any) -> Any:
+    """As :func:`unsized`, for an index. Its lists become arrays of numpy, for which the call decides."""
+    parts = [x if type(x) is list else unsized(x) for x in (key if type(key) is tuple else (key,))]
+    return tuple(parts) if type(key) is tuple else parts[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from onnxc.array.core import Array, call, concrete
 from onnxc.array.core import asarray as as_array
+from onnxc.array.sizes import value_of_size
 from onnxc.array_api.data_types import (
     DEFAULTS,
     Dtype,
@@ -234,7 +234,7 @@ def eye(
     n_cols = n_rows if n_cols is None else n_cols
     if isinstance(n_rows, Expr) or isinstance(n_cols, Expr):
         shape = dims((n_rows, n_cols))
-        return call(_eye, name="eye", shape=shape, k=operator.index(k), dtype=name_of(found))  # type: ignore[no-any-return]
+        return call(_eye, name="eye", shape=shape, k=value_of_size(k, "a diagonal"), dtype=name_of(found))  # type: ignore[no-any-return]
     return concrete(np.eye(n_rows, n_cols, k, dtype=found))
 
 
@@ -272,7 +272,7 @@ def _half(name: str, x: Array, k: int) -> Array:
     x = array(x, name)
     if x.ndim < 2:
         raise InputError(f"{name} is of matrices, not of the shape {x.dims}")
-    return call(_triangle, x, name=name, k=operator.index(k), upper=name == "triu")  # type: ignore[no-any-return]
+    return call(_triangle, x, name=name, k=value_of_size(k, "a diagonal"), upper=name == "triu")  # type: ignore[no-any-return]
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:

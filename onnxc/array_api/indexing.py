@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.array.core import Array, call, concrete, content, elements, known
-from onnxc.array.sizes import is_negative
+from onnxc.array.core import Array, asarray, call, concrete, content, elements, known
+from onnxc.array.sizes import is_negative, value_of_size
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
 from onnxc.array_api.manipulation import axis_of, broadcast_to, broadcasts, reshape
@@ -119,7 +119,7 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
             arrays.append((place, k))
             parts.append(("keep", 0, x.dims[axis], 1))
         elif advanced:
-            arrays.append((place, concrete(np.asarray(position(x.dims[axis], k)))))
+            arrays.append((place, asarray(position(x.dims[axis], k))))
             parts.append(("keep", 0, x.dims[axis], 1))
         else:
             parts.append(("drop", position(x.dims[axis], k), 1, 1))
@@ -170,9 +170,9 @@ def sliced(size: Dim, k: slice) -> tuple[Dim, Dim, int]:
 
 
 def _whole(v: Any, what: str) -> int:
-    if not hasattr(v, "__index__"):
+    if not isinstance(v, Expr) and not hasattr(v, "__index__"):
         raise TypeError(f"the {what} of a slice is an int, not of the type {type(v).__name__}")
-    return operator.index(v)
+    return value_of_size(v, f"the {what} of a slice")
 
 
 def _bound(size: Dim, at: Dim | None, low: Dim, high: Dim, default: Dim) -> Dim:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from onnxc.array.argument_errors import named_all
 from onnxc.array.core import Array, call
-from onnxc.array.sizes import is_equal
+from onnxc.array.sizes import is_equal, value_of_size
 from onnxc.array_api.creation import eye
 from onnxc.array_api.data_types import (
     Dtype,
@@ -282,7 +281,7 @@ def _any_matrices(name: str, x: Array) -> Array:
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     """The elements on a diagonal, above (below, where it is negative) the main one."""
-    return call(_diagonal, _any_matrices("diagonal", x), name="diagonal", offset=operator.index(offset))  # type: ignore[no-any-return]
+    return call(_diagonal, _any_matrices("diagonal", x), name="diagonal", offset=value_of_size(offset, "a diagonal"))  # type: ignore[no-any-return]
 
 
 def trace(x: Array, /, *, offset: int = 0, dtype: Dtype | None = None) -> Array:

@@ -35,7 +35,7 @@ def dims(shape: Dim | Sequence[Dim]) -> tuple[Dim, ...]:
 
 def axis_of(axis: int, rank: int, name: str) -> int:
     """A possibly negative axis. IndexError for one that is not there."""
-    at = operator.index(axis)
+    at = value_of_size(axis, name)
     if not -rank <= at < rank:
         raise IndexError(f"{name} has no axis {axis}: the array has {rank}")
     return at % rank
@@ -169,10 +169,15 @@ def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
     given = [array(x, "stack") for x in arrays]
     if not given:
         raise ValueError("stack of no arrays")
-    if builtins.any(x.dims != given[0].dims for x in given):
+    first = given[0].dims
+    if builtins.any(x.ndim != len(first) or not builtins.all(map(_is_stacked, x.dims, first)) for x in given):
         raise ValueError(f"stack of different shapes: {', '.join(str(x.dims) for x in given)}")
     at = axis_of(axis, given[0].ndim + 1, "stack")
     return concat([expand_dims(x, at) for x in given], axis=at)
+
+
+def _is_stacked(a: Dim, b: Dim) -> bool:
+    return is_equal(a, b, "stack")
 
 
 def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:

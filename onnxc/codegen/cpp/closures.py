@@ -22,7 +22,7 @@ from dataclasses import dataclass
 _HEAD = re.compile(r"^( *)const auto (\w+) = ((?:\w+\()?)\[=\]\((.*)\) OX_LAMBDA \{(.*)$")
 _WORD = re.compile(r"(?<![\w.])(?<!->)[A-Za-z_]\w*")
 _DEFINED = re.compile(r"(?<!return)(?<!else)(?<=[\w>]) [*&]*(?:const )?(?:__restrict )?([A-Za-z_]\w*)(?= = |\{|\[|;)")
-_NUMBER = re.compile(r"(?<![\w.<])(?<!/ )(?<!% )\d+(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.<])(?<!/ )(?<!% )(?<!, )\d+(?![\w.])")
 _KNOWN = frozenset(
     [
         "const",
@@ -206,7 +206,8 @@ def _captured(body: str, parameters: str, outside: set[str]) -> tuple[str, ...] 
 def _taken_apart(body: str, variables: Sequence[str]) -> tuple[list[str], list[str]]:
     """A body with `x0`, `x1`, ... for its variables, and the numbers in it by which elements lie from where these point.
 
-    Divisors stay: they are quick only where they are known.
+    Divisors stay, `x / 7` and `ox_div(x, 7)`: they are quick only where they are known. So do all that follow a comma,
+    as later arguments of templates do.
     """
     names = {name: f"x{k}" for k, name in enumerate(variables)}
     spans = [span for name in variables for span in _places(body, name)]
