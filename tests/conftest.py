@@ -205,6 +205,18 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.fixture
+def interpreted_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs of torch.compile are run by numpy, and a test begins with nothing of another one's."""
+    from onnxc.torch import program
+    from tests.torch_harness import fresh
+    from tests.torch_opinfo import Interpreted
+
+    monkeypatch.setattr(program, "compile", Interpreted)
+    with fresh():
+        yield
+
+
+@pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jitted functions are traced as ever, and interpreted."""
     from onnxc.array import jit

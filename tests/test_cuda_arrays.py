@@ -390,6 +390,18 @@ class TorchTensor:
     def element_size(self) -> int:
         return 4
 
+    def is_neg(self) -> bool:
+        return False
+
+    def is_conj(self) -> bool:
+        return False
+
+    def resolve_neg(self) -> Any:
+        return self
+
+    def resolve_conj(self) -> Any:
+        return self
+
     def data_ptr(self) -> int:
         return self.address
 
@@ -407,6 +419,15 @@ def test_torch(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong.dtype = "torch.float64"
     with pytest.raises(errors.InputError, match="expects dtype float32; float64"):
         model(wrong)
+
+
+def test_torch_views_of_the_other_sign(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_of(monkeypatch, int(gpu.cuStreamCreate(1)[1]))
+    model, x = CudaModel(*two_steps()), TorchTensor(gpu, -rows(4))
+    for _ in range(2):
+        x.is_neg = lambda: True  # type: ignore[method-assign]
+        x.resolve_neg = lambda: TorchTensor(gpu, rows(4))  # type: ignore[method-assign]
+        np.testing.assert_array_equal(model(x)["y"].numpy(), expected(rows(4)))
 
 
 def torch_of(monkeypatch: pytest.MonkeyPatch, stream: int) -> None:

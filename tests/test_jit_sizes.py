@@ -225,6 +225,21 @@ def test_no_call_decides_for_a_file(f):
         onnxc.to_onnx(f, given(3), dynamic={"x": {0: "batch"}})
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: xp.reshape(x, (-1,)) * (x.shape[0] // x.shape[1]),
+        lambda x: x * (x.shape[0] % x.shape[1]) + x.shape[0] // 2,
+        lambda x: x[: 12 // x.shape[0]],
+        lambda x: x[x.shape[0] - 1] + x[0],
+    ],
+)
+def test_files_whose_sizes_are_divided_and_are_positions(f):
+    model = onnxc.compile(onnxc.to_onnx(f, given(3), dynamic={"x": {0: "rows", 1: "columns"}}))
+    for n in (3, 6, 7):
+        np.testing.assert_array_equal(model(x=given(n))["result"], f(xp.asarray(given(n))).numpy())
+
+
 def test_outside_of_its_trace(quick):
     kept = []
     onnxc.jit(lambda x: kept.append(x.shape[0]) or x, dynamic=True)(given(3))

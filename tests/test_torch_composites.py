@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from onnxc.torch import program  # noqa: E402
-from tests.torch_harness import close, fresh, through  # noqa: E402
-from tests.torch_opinfo import Interpreted  # noqa: E402
+from tests.torch_harness import close, through  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(program, "compile", Interpreted)
-    with fresh():
-        yield
+pytestmark = pytest.mark.usefixtures("interpreted_torch")
 
 
 def same(f: Any, *args: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +14,9 @@ from torch.export import ExportedProgram  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
-from onnxc.torch import program  # noqa: E402
-from tests.torch_harness import close, fallbacks, fresh, through  # noqa: E402
-from tests.torch_opinfo import Interpreted  # noqa: E402
+from tests.torch_harness import close, fallbacks, through  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(program, "compile", Interpreted)
-    with fresh():
-        yield
+pytestmark = pytest.mark.usefixtures("interpreted_torch")
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

@@ -28,7 +28,7 @@ import numpy as np
 from onnxc.errors import InputError, TraceError
 from onnxc.frontends.decisions import IS_NEGATIVE, IS_ZERO, VALUE, answer
 from onnxc.frontends.trace import Trace, current, user_line
-from onnxc.ir.expr import Dim, Expr, Sym, floordiv, mod
+from onnxc.ir.expr import Dim, Expr, Sym, floordiv, maximum, mod
 from onnxc.ir.graph import Node, Value
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.interpret import evaluate_node
@@ -178,52 +178,11 @@ class Size:
         found.weak = type(other) in (Size, bool, int, float, complex) or (isinstance(other, core.Array) and other.weak)
         return found
 
-    def __add__(self, other: Any) -> Any:
-        return self._made("add", operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._made("add", operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._made("subtract", operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._made("subtract", operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._made("multiply", operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._made("multiply", operator.mul, other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._made("floor_divide", self._quotient, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._made("floor_divide", self._quotient, other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._made("remainder", self._remainder, self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._made("remainder", self._remainder, other, self)
-
     def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
+        return operator.floordiv(self, other), operator.mod(self, other)
 
     def __rdivmod__(self, other: Any) -> Any:
-        return other // self, other % self
-
-    def _quotient(self, a: Dim, b: Dim) -> Dim:
-        return floordiv(a, self._divisor(b))
-
-    def _remainder(self, a: Dim, b: Dim) -> Dim:
-        return mod(a, self._divisor(b))
-
-    def _divisor(self, b: Dim) -> Dim:
-        if self._asked(IS_ZERO, b, "a division"):
-            raise ZeroDivisionError("division by zero")
-        return b
+        return operator.floordiv(other, self), operator.mod(other, self)
 
     def __truediv__(self, other: Any) -> Any:
         return self._of_arrays("divide", self, _as_divided(other))
@@ -246,7 +205,7 @@ class Size:
         return self
 
     def __abs__(self) -> Any:
-        return -self if self < 0 else self
+        return sized(maximum(self.expr, -self.expr), self._trace)
 
     def __round__(self, digits: int | None = None) -> Any:
         return self if digits is None or digits >= 0 else round(int(self), digits)
@@ -270,19 +229,47 @@ class Size:
         return getattr(ufunc, method)(*given, **options)
 
 
-def _of_bits(name: str) -> Callable[[Size, Any], Any]:
-    """An operator of bits: of the number that the size is in the call, and so not open."""
+def _add_operators() -> None:
+    """Those of integers, by what they are called and the function of the standard that is the same of arrays; and those
+    of bits, which are of the number that the size is in the call, and so not open.
+    """
+    of_integers: dict[str, tuple[str, Callable[[Any, Any], Dim]]] = {
+        "add": ("add", operator.add),
+        "sub": ("subtract", operator.sub),
+        "mul": ("multiply", operator.mul),
+        "floordiv": ("floor_divide", lambda a, b: floordiv(a, _divisor(b))),
+        "mod": ("remainder", lambda a, b: mod(a, _divisor(b))),
+    }
+    for name, (function, how) in of_integers.items():
+        setattr(Size, f"__{name}__", _operator(function, how, False))
+        setattr(Size, f"__r{name}__", _operator(function, how, True))
+    for name in ("lshift", "rshift", "and", "or", "xor"):
+        for method in (f"__{name}__", f"__r{name}__"):
+            setattr(Size, method, _of_bits(method))
 
-    def method(self: Size, other: Any) -> Any:
-        return getattr(int(self), name)(other)
 
-    method.__name__ = name
+def _operator(function: str, how: Callable[[Any, Any], Dim], reflected: bool) -> Callable[[Size, Any], Any]:
+    def method(self: Size, other: Any, /) -> Any:
+        return self._made(function, how, *((other, self) if reflected else (self, other)))
+
     return method
 
 
-for _name in ("lshift", "rshift", "and", "or", "xor"):
-    for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(Size, _method, _of_bits(_method))
+def _of_bits(name: str) -> Callable[[Size, Any], Any]:
+    def method(self: Size, other: Any, /) -> Any:
+        return getattr(int(self), name)(other)
+
+    return method
+
+
+def _divisor(d: Dim) -> Dim:
+    """A size that is divided by: not 0 in this call. Where only a run tells, the run divides."""
+    if _decided(IS_ZERO, d, "a division", unknown=False):
+        raise ZeroDivisionError("division by zero")
+    return d
+
+
+_add_operators()
 
 
 def _plain(x: object) -> Any:
@@ -346,9 +333,11 @@ def is_equal(a: Dim, b: Dim, what: str) -> bool:
     return bool(_decided(IS_ZERO, a - b, what))
 
 
-def is_negative(d: Dim, what: str) -> bool:
-    """Whether a size is negative: if it may be either, the call decides. TraceError where that is not known."""
-    return bool(_decided(IS_NEGATIVE, d, what))
+def is_negative(d: Dim, what: str, unknown: bool | None = None) -> bool:
+    """Whether a size is negative: if it may be either, the call decides. Where that is not known, what is said for it,
+    or a TraceError.
+    """
+    return bool(_decided(IS_NEGATIVE, d, what, unknown))
 
 
 def value_of_size(d: Dim, what: str) -> int:
@@ -356,11 +345,17 @@ def value_of_size(d: Dim, what: str) -> int:
     return _decided(VALUE, d, what)
 
 
-def _decided(question: str, d: Dim, what: str) -> int:
+def _decided(question: str, d: Dim, what: str, unknown: bool | None = None) -> int:
+    if not isinstance(d, Expr):
+        return answer(question, operator.index(d))
     trace = current()
-    if isinstance(d, Expr) and trace is not None:
+    if unknown is None:
+        assert trace is not None
         return Size(d, trace)._asked(question, d, what)
-    return answer(question, operator.index(d))  # type: ignore[arg-type]
+    try:
+        return unknown if trace is None else trace.decisions.ask(question, d, user_line())
+    except KeyError:
+        return unknown
 
 
 def sized(d: Dim, trace: Trace) -> int | Size:

@@ -148,7 +148,7 @@ def position(size: Dim, k: Any) -> Dim:
         if not -size <= at < size:
             raise IndexError(f"position {at} along an axis of size {size}")
         return at % size
-    return at + size if is_negative(at, "an index") else at
+    return at + size if is_negative(at, "an index", unknown=False) else at  # the run refuses what lies outside
 
 
 def sliced(size: Dim, k: slice) -> tuple[Dim, Dim, int]:

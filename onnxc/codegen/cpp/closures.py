@@ -23,46 +23,11 @@ _HEAD = re.compile(r"^( *)const auto (\w+) = ((?:\w+\()?)\[=\]\((.*)\) OX_LAMBDA
 _WORD = re.compile(r"(?<![\w.])(?<!->)[A-Za-z_]\w*")
 _DEFINED = re.compile(r"(?<!return)(?<!else)(?<=[\w>]) [*&]*(?:const )?(?:__restrict )?([A-Za-z_]\w*)(?= = |\{|\[|;)")
 _NUMBER = re.compile(r"(?<![\w.<])(?<!/ )(?<!% )(?<!, )\d+(?![\w.])")
-_KNOWN = frozenset(
-    [
-        "const",
-        "auto",
-        "for",
-        "if",
-        "else",
-        "return",
-        "void",
-        "int",
-        "float",
-        "double",
-        "bool",
-        "char",
-        "true",
-        "false",
-        "unsigned",
-        "long",
-        "i8",
-        "i16",
-        "i32",
-        "i64",
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "f16",
-        "bf16",
-        "f32",
-        "f64",
-        "vf",
-        "vd",
-        "vi",
-        "vl",
-        "V",
-        "VL",
-        "INFINITY",
-        "NAN",
-    ]
-)
+_KNOWN = frozenset((
+    "const", "auto", "for", "if", "else", "return", "void", "int", "float", "double", "bool", "char", "true", "false",
+    "unsigned", "long", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "vf", "vd",
+    "vi", "vl", "V", "VL", "INFINITY", "NAN",
+))  # fmt: skip
 _PARAMETERS = frozenset(("arg", "first", "last", "worker"))  # of every kernel
 
 

@@ -82,6 +82,8 @@ def usual(
         if kind is tensor:
             if x.get_device() != device or _TORCH_DTYPES.get(x.dtype) is not dtype or not x.is_contiguous():
                 return None
+            if x.is_neg() or dtype.kind == "complex":  # memory may hold another sign, or the conjugates
+                return None
             if current is None:
                 current = _torch_stream(device)
             made, address = current, x.data_ptr()
@@ -125,6 +127,7 @@ def _torch(x: Any, device: int, stream: int | None) -> Incoming | None:
     if dtype not in _TORCH_DTYPES:  # torch.float8_e4m3fn is ONNX's float8e4m3fn
         name = str(dtype).removeprefix("torch.").replace("float8_", "float8").replace("e8m0fnu", "e8m0")
         _TORCH_DTYPES[dtype] = BY_NAME.get(name)
+    x = x.resolve_conj().resolve_neg()  # what is in memory of a view like `z.conj().imag` has the other sign
     strides = None
     if not x.is_contiguous():
         strides = tuple(n * x.element_size() for n in x.stride())
