@@ -19,6 +19,7 @@ from onnxc.runtime.compiled_model import WEIGHTS, CompiledModel
 from onnxc.runtime.library import Runtime, load_runtime
 from onnxc.runtime.model import PROGRAM, RUNTIME, SOURCE
 from onnxc.runtime.opening import open_model
+from onnxc.runtime.toolchain import result_of
 from onnxc.staged import Made
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def _for_cpu(
         building = pool.submit(code.of, program, request.cpu)
         weights = weights_block(program, graph)
         stages.done("weights")
-        library = building.result()
+        library = result_of(building)
         stages.done("c++")
-        runtime = loading.result() if loading is not None else load_runtime(code.cache)
+        runtime = result_of(loading) if loading is not None else load_runtime(code.cache)
     manifest = manifest_of(graph, program, layout, request.cpu, options.memory_limit or 0, stages.seconds)
     return manifest, {
         PROGRAM: library, RUNTIME: runtime.code, SOURCE: program.source.encode(), WEIGHTS: weights.data,
