@@ -45,6 +45,13 @@ struct Call { const f32 *x, *w, *b; f32 *o; void *scratch; i64 ops, first, last;
 KERNEL(direct, conv_items_count, conv_scratch, conv_items)
 KERNEL(wide, conv_items_count, conv_scratch, conv_items<CONV_WIDE>)
 KERNEL(direct_short, conv_items_count, conv_scratch, (conv_items<CONV_BOTH, true>))
+static i64 far_count(const ConvShape &s) { return conv_items_count(ConvDilated{s}); }
+static i64 far_bytes(const ConvShape &s) { return conv_scratch(ConvDilated{s}); }
+template <class E> static void far_items(
+    const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &e) {
+  conv_items(ConvDilated{s}, x, w, first, last, scratch, e);
+}
+KERNEL(direct_far, far_count, far_bytes, far_items)
 #define WINO(y, x, step) \\
   static i64 count##y##x##step(const ConvShape &s) { return conv_wino_count<y, x, step>(s); } \\
   static i64 bytes##y##x##step(const ConvShape &s) { return conv_wino_scratch<y, x, step>(s); } \\
@@ -315,6 +322,25 @@ def test_direct_long_sums_and_extremes(lib: ctypes.CDLL, c: Case) -> None:
     """Sums longer than a run of the accumulators, single pixels, kernels larger than the image."""
     for kernel in ("direct", "wide"):
         check(lib, kernel, c, partial(pack_direct, groups=1), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        Case(1, 33, 33, 64, 40, d=(24, 36), p=(24, 36, 24, 36)),
+        Case(1, 9, 9, 1024, 33, d=(12, 12), p=(12, 12, 12, 12)),
+        Case(2, 11, 10, 1024, 5, d=(3, 5), p=(3, 5, 1, 0)),
+        Case(3, 14, 11, 512, 17, s=(2, 2), d=(5, 4), p=(5, 4, 5, 4)),
+        Case(1, 12, 7, 1024, 16, k=(4, 1), d=(3, 1), p=(9, 0, 2, 0)),
+        Case(2, 30, 31, 3, 20, d=(11, 9), p=(11, 9, 4, 9), planar=True),
+        Case(1, 30, 31, 5, 20, k=(3, 2), s=(3, 1), d=(9, 1), p=(18, 1, 0, 0), planar=True),
+        Case(1, 3, 3, 2, 5, d=(8, 8), p=(8, 8, 8, 8), planar=True),
+    ],
+)
+def test_direct_far_beyond_the_image(lib: ctypes.CDLL, c: Case) -> None:
+    """Kernels that reach far, many of whose taps are beyond the image: those are left out, and rows between are not
+    copied."""
+    check(lib, "direct_far", c, partial(pack_direct, groups=1), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,8 @@ struct ConvPlan {
   i64 max_rows;              // output rows a block touches at most
   i64 unit;                  // pixels: blocks are multiples of it
   i64 apart;                 // floats from one repacked pixel to the next
-  i64 right;                 // columns of zeros at the right of repacked rows (at the left there are PL)
+  i64 left, right;           // columns of zeros at the sides of repacked rows
+  bool bands;                // repacked are the rows that each kernel row reads, not what lies between them too
   i64 tiles;                         // of a block, at most
   i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
 };
@@ -295,12 +296,14 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   // Pixels of an output row whose kernel rows leave the image at the left or the right.
   i64 left = ox_up(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
   i64 edge = ox_min(s.OW, ox_min(left, s.OW) + ox_max(0, s.OW - inside));
-  p.right = ox_max(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
+  if (p.rows || !S::SKIPS) p.left = s.PL, p.right = ox_max(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
   p.patch = p.rows && !p.repack ? p.max_rows * edge * p.R.runs * cround(p.R.len, 16) : 0;
   if (p.gather) p.patch = (most + CONV_MR) * p.apart;
   i64 planes = ox_min(s.N * s.OD, (most - 1) / ox_max(s.OH * s.OW, 1) + 2);
   i64 in_rows = s.KD * ox_min(planes * s.H, ox_max(p.max_rows - 1, 0) * s.SY + planes * ((s.KH - 1) * s.DY + 1));
-  p.repacked = p.repack ? in_rows * ((s.PL + s.W + p.right) * p.apart) + 4 * VL : 0;
+  p.bands = S::SKIPS && p.max_rows * s.KD * s.KH < in_rows;
+  if (p.bands) in_rows = p.max_rows * s.KD * s.KH;
+  p.repacked = p.repack ? in_rows * ((p.left + s.W + p.right) * p.apart) + 4 * VL : 0;
   p.tiles = ox_up(most, CONV_MR) + 1;
   p.table = p.tiles * p.R.runs * CONV_MR;
   return p;
@@ -375,11 +378,12 @@ template <class S> OX void conv_copy_row(const S &s, const f32 *row, i64 n, i64 
       for (i64 i = 0; i < n; i++) d[i * s.CI + c] = row[c * s.ics + i * s.ips];
 }
 
-// Copies input rows [y0, y1) of an image channels-last, with zeros at the left and the right.
-template <class S> static void conv_repack(const S &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, f32 *d) {
-  for (i64 y = y0; y < y1; y++) {
+// Copies input rows [y0, y1) of an image, or each `step`-th of them, channels-last, with zeros at the left and the right.
+template <class S>
+static void conv_repack(const S &s, const ConvPlan &p, const f32 *x, i64 y0, i64 y1, i64 step, f32 *d) {
+  for (i64 y = y0; y < y1; y += step) {
     const f32 *row = x + y * s.irs;
-    for (i64 i = 0; i < s.PL * p.apart; i++) *d++ = 0;
+    for (i64 i = 0; i < p.left * p.apart; i++) *d++ = 0;
     conv_copy_row(s, row, s.W, p.apart, d);
     d += s.W * p.apart;
     for (i64 i = 0; i < p.right * p.apart; i++) *d++ = 0;
@@ -406,18 +410,18 @@ template <class S> OX ConvPlanes conv_planes(const S &s, i64 z) {
   return {first, ox_max(first, ox_min(s.KD, iz < s.D ? ox_up(s.D - iz, s.DZ) : 0))};
 }
 
-// What the table sees of an output plane: element (c, kz, y, x) at base[kz * iks + y * irs + x * ips + c], for
-// left <= x < right and the kernel planes kz inside the volume.
-struct ConvImage { const f32 *base; i64 iks, irs, ips, left, right; ConvPlanes planes; };
+// What the table sees of an output plane: what output row y reads at kernel plane kz and row ky is, at column x and
+// channel c, base[kz * iks + y * ors + ky * irs + x * ips + c], for left <= x < right and the planes kz inside the volume.
+struct ConvImage { const f32 *base; i64 iks, ors, irs, ips, left, right; ConvPlanes planes; };
 
-// Pointers to the runs of an output pixel at the image's edge: t[r * CONV_MR].
+// Pointers to the runs of an output pixel in row y at the image's edge, whose columns begin at ix: t[r * CONV_MR].
 template <class S> static void conv_edge(const S &s, const ConvPlan &p, const ConvImage &m, i64 y, i64 ix, const f32 *zero,
                       f32 *&patch, const f32 **t) {
   bool inside = ix >= m.left && ix + s.KW <= m.right;
   for (i64 kz = 0; kz < s.KD; kz++) {
     bool beyond = kz < m.planes.first || kz >= m.planes.last;
-    for (i64 ky = 0, iy = y; ky < s.KH; ky++, iy += s.DY) {
-      const f32 *row = m.base + kz * m.iks + iy * m.irs;
+    for (i64 ky = 0, iy = y * s.SY - s.PT; ky < s.KH; ky++, iy += s.DY) {
+      const f32 *row = m.base + kz * m.iks + y * m.ors + ky * m.irs;
       bool out = beyond || (u64)iy >= (u64)s.H;
       if (p.rows) {
         if (out) *t = zero;
@@ -436,7 +440,29 @@ template <class S> static void conv_edge(const S &s, const ConvPlan &p, const Co
 template <class S> OX void conv_offsets(const S &s, const ConvPlan &p, const ConvImage &m, i64 *d) {
   for (i64 kz = 0; kz < s.KD; kz++)
     for (i64 ky = 0; ky < s.KH; ky++)
-      for (i64 kx = 0; kx < (p.rows ? 1 : s.KW); kx++) *d++ = kz * m.iks + ky * s.DY * m.irs + kx * s.DX * m.ips;
+      for (i64 kx = 0; kx < (p.rows ? 1 : s.KW); kx++) *d++ = kz * m.iks + ky * m.irs + kx * s.DX * m.ips;
+}
+
+// Copies what output rows [y0, y1) of a plane read, and has the image point there.
+template <class S>
+static void conv_repacked(const S &s, const ConvPlan &p, const f32 *base, i64 y0, i64 y1, f32 *&rep, ConvImage &m) {
+  i64 row = (p.left + s.W + p.right) * p.apart, from = y0 * s.SY - s.PT, reach = (y1 - y0 - 1) * s.SY + 1;
+  i64 first = ox_min(s.H, ox_max(0, from)), end = ox_min(s.H, from + reach + (s.KH - 1) * s.DY);
+  i64 band = (y1 - y0) * row, plane = p.bands ? s.KH * band : ox_max(0, end - first) * row;
+  for (i64 kz = m.planes.first; kz < m.planes.last; kz++) {
+    const f32 *x = base + kz * m.iks;
+    f32 *d = rep + (kz - m.planes.first) * plane;
+    if (!p.bands) conv_repack(s, p, x, first, end, 1, d);
+    else
+      for (i64 ky = 0, y = from; ky < s.KH; ky++, y += s.DY, d += band) {
+        i64 above = y < 0 ? ox_min(y1 - y0, ox_up(-y, s.SY)) : 0;  // rows that are not in the image
+        conv_repack(s, p, x, y + above * s.SY, ox_min(s.H, y + reach), s.SY, d + above * row);
+      }
+  }
+  m.base = rep + p.left * p.apart - m.planes.first * plane - (p.bands ? y0 * row : (first + s.PT) * row);
+  m.iks = plane, m.ors = p.bands ? row : s.SY * row, m.irs = p.bands ? band : s.DY * row;
+  m.ips = p.apart, m.left = -p.left, m.right = s.W + p.right;
+  rep += (m.planes.last - m.planes.first) * plane;
 }
 
 // The image of output pixel q's plane, for the pixels of a block up to p1, and its offsets; a planar image is
@@ -444,17 +470,8 @@ template <class S> OX void conv_offsets(const S &s, const ConvPlan &p, const Con
 template <class S, class P>
 static ConvImage conv_image(const S &s, const ConvPlan &p, const f32 *x, const P &q, i64 p1, f32 *&rep, i64 *offsets) {
   const f32 *base = x + q.n * s.ins + (conv_z(q) * s.SZ - s.PF) * s.ids;
-  ConvImage m = {base, s.DZ * s.ids, s.irs, s.ips, 0, s.W, conv_planes(s, conv_z(q))};
-  if (p.repack) {
-    i64 last = ox_min(s.OH - 1, q.y + (q.x + p1 - 1 - q.i) / s.OW), row = (s.PL + s.W + p.right) * p.apart;
-    i64 y0 = ox_min(s.H, ox_max(0, q.y * s.SY - s.PT));
-    i64 y1 = ox_max(y0, ox_min(s.H, last * s.SY - s.PT + (s.KH - 1) * s.DY + 1)), plane = (y1 - y0) * row;
-    for (i64 kz = m.planes.first; kz < m.planes.last; kz++)
-      conv_repack(s, p, base + kz * m.iks, y0, y1, rep + (kz - m.planes.first) * plane);
-    m.base = rep - y0 * row + s.PL * p.apart - m.planes.first * plane;
-    m.iks = plane, m.irs = row, m.ips = p.apart, m.left = -s.PL, m.right = s.W + p.right;
-    rep += (m.planes.last - m.planes.first) * plane;
-  }
+  ConvImage m = {base - s.PT * s.irs, s.DZ * s.ids, s.SY * s.irs, s.DY * s.irs, s.ips, 0, s.W, conv_planes(s, conv_z(q))};
+  if (p.repack) conv_repacked(s, p, base, q.y, ox_min(s.OH, q.y + (q.x + p1 - 1 - q.i) / s.OW + 1), rep, m);
   conv_offsets(s, p, m, offsets);
   return m;
 }
@@ -520,15 +537,15 @@ __attribute__((noinline)) static void conv_table(
     i64 iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL, step = s.SX * image.ips;
     bool inner = iy >= 0 && iy < ylast && ix >= image.left && ix + (rows - 1) * s.SX < xlast && q.x + rows < s.OW;
     if (inner) {
-      conv_inner(s, p, image, m, image.base + iy * image.irs + ix * image.ips, rows, step, t);
+      conv_inner(s, p, image, m, image.base + q.y * image.ors + ix * image.ips, rows, step, t);
       q.i += rows, q.x += rows;
     }
     for (int r = inner ? rows : 0; r < rows; r++) {
       iy = q.y * s.SY - s.PT, ix = q.x * s.SX - s.PL;
       if (iy >= 0 && iy < ylast && ix >= image.left && ix < xlast)
-        conv_inner(s, p, image, m, image.base + iy * image.irs + ix * image.ips, 1, 0, t + r);
+        conv_inner(s, p, image, m, image.base + q.y * image.ors + ix * image.ips, 1, 0, t + r);
       else
-        conv_edge(s, p, image, iy, ix, m.zero, patch, t + r);
+        conv_edge(s, p, image, q.y, ix, m.zero, patch, t + r);
       conv_next(s, q);
       if (q.y == 0 && q.x == 0 && q.i < p1) image = conv_image(s, p, x, q, p1, rep, m.offsets);
     }
