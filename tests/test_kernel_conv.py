@@ -316,10 +316,13 @@ def test_direct(lib: ctypes.CDLL, seed: int) -> None:
         Case(1, 5, 5, 8, 64, k=(5, 5), d=(2, 2), p=(4, 4, 4, 4)),
         Case(1, 3, 300, 16, 16, k=(1, 9), p=(0, 8, 0, 0), d=(1, 3)),
         Case(1, 4, 4, 3, 5, p=(3, 3, 3, 3)),
+        Case(2, 9, 8, 1024, 40, p=(1, 1, 1, 1)),
+        Case(1, 5, 11, 2100, 17, k=(2, 3), s=(1, 2), p=(0, 2, 1, 0)),
     ],
 )
 def test_direct_long_sums_and_extremes(lib: ctypes.CDLL, c: Case) -> None:
-    """Sums longer than a run of the accumulators, single pixels, kernels larger than the image."""
+    """Sums longer than a run of the accumulators, weights that are passed over in parts, single pixels, kernels larger
+    than the image."""
     for kernel in ("direct", "wide"):
         check(lib, kernel, c, partial(pack_direct, groups=1), 1e-5)
 

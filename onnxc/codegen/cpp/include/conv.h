@@ -238,8 +238,9 @@ struct ConvPlan {
   i64 apart;                 // floats from one repacked pixel to the next
   i64 left, right;           // columns of zeros at the sides of repacked rows
   bool bands;                // repacked are the rows that each kernel row reads, not what lies between them too
-  i64 tiles;                         // of a block, at most
-  i64 zero, patch, repacked, table;  // floats, floats, floats, pointers of the scratch
+  i64 tiles;                 // of a block, at most
+  i64 some;                  // runs whose weights a block passes over together: all, or as many as a cache holds
+  i64 zero, patch, repacked, kept, table;  // floats, four times, and pointers of the scratch
 };
 
 // The fewest pixels of a block. Blocks of fewer would pass over the weights too often; of more, two threads would not
@@ -266,6 +267,11 @@ OX bool conv_collide(i64 bytes) {
 
 // Floats from one copied pixel to the next, where they would collide otherwise.
 OX i64 conv_apart(i64 CI) { return cround(CI, 16) + 16; }
+
+// Bytes of a panel's weights that stay in the second-level cache while the tiles of a block are multiplied by them. Those
+// of more are multiplied run by run, and their sums wait in memory meanwhile: each tile would read them all from farther
+// away. (Sums are emptied into memory between runs in any case, if these are not short: the bits are the same.)
+static constexpr i64 CONV_PASS = VL >= 16 ? 512 * 1024 : 256 * 1024;
 
 template <class S> static ConvPlan conv_plan(const S &s) {
   ConvPlan p = {};
@@ -305,6 +311,8 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   if (p.bands) in_rows = p.max_rows * s.KD * s.KH;
   p.repacked = p.repack ? in_rows * ((p.left + s.W + p.right) * p.apart) + 4 * VL : 0;
   p.tiles = ox_up(most, CONV_MR) + 1;
+  p.some = p.R.len < CONV_FLUSH ? p.R.runs : ox_up(p.R.runs, ox_up(4 * p.R.runs * p.R.len * CONV_NR, CONV_PASS));
+  p.kept = p.some < p.R.runs ? p.tiles * CONV_MR * CONV_NR : 0;
   p.table = p.tiles * p.R.runs * CONV_MR;
   return p;
 }
@@ -320,17 +328,18 @@ template <class S> static i64 conv_items_count(const S &s) {
 static constexpr i64 CONV_STATE = 16;  // floats of scratch before everything else: the block of the table
 template <class S> static i64 conv_scratch(const S &s) {
   ConvPlan p = conv_plan(s);
-  return 4 * (CONV_STATE + CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + 64) + 8 * (p.R.runs + p.tiles + p.table);
+  return 4 * (CONV_STATE + CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + p.kept + 64) + 8 * (p.R.runs + p.tiles + p.table);
 }
 
 // A thread's scratch, divided.
-struct ConvScratch { f32 *D, *zero, *patch, *repacked; i64 *offsets; u64 *live; const f32 **table; };
+struct ConvScratch { f32 *D, *zero, *patch, *repacked, *kept; i64 *offsets; u64 *live; const f32 **table; };
 
 OX ConvScratch conv_divide(const ConvPlan &p, void *scratch) {
   f32 *D = (f32 *)scratch + CONV_STATE, *zero = D + CONV_MR * CONV_NR, *patch = zero + p.zero, *rep = patch + p.patch;
-  i64 *offsets = (i64 *)(rep + cround(p.repacked, 16));
+  f32 *kept = rep + cround(p.repacked, 16);
+  i64 *offsets = (i64 *)(kept + p.kept);
   u64 *live = (u64 *)(offsets + p.R.runs);
-  return {D, zero, patch, rep, offsets, live, (const f32 **)(live + p.tiles)};
+  return {D, zero, patch, rep, kept, offsets, live, (const f32 **)(live + p.tiles)};
 }
 
 // How n pixels fall into tiles: as evenly as it goes, since a tile of one row costs half of a full one.
@@ -504,14 +513,14 @@ OX u64 conv_live(const ConvPlan &p, const f32 *const *t, int rows, const f32 *ze
   return live ? live : 1;  // the sum of none is zero, too
 }
 
-// Neighbouring live runs, the first ones at or after `from`; none where count is 0.
+// Neighbouring live runs, the first ones in [from, end); none where count is 0.
 struct ConvSpan { i64 first, count; };
-OX ConvSpan conv_span(const ConvPlan &p, u64 live, i64 from) {
-  if (live == ~0ull) return {from, p.R.runs - from};
-  u64 rest = live >> from;  // never all bits: there are fewer runs
-  if (from >= p.R.runs || !rest) return {from, 0};
-  i64 skip = __builtin_ctzll(rest);
-  return {from + skip, __builtin_ctzll(~(rest >> skip))};
+OX ConvSpan conv_span(u64 live, i64 from, i64 end) {
+  if (live == ~0ull) return {from, end - from};  // perhaps of more runs than there are bits
+  u64 rest = from < end ? live >> from : 0;
+  if (!rest) return {from, 0};
+  i64 first = from + __builtin_ctzll(rest), more = ~(live >> first) ? __builtin_ctzll(~(live >> first)) : 64;
+  return {first, ox_max(0, ox_min(end - first, more))};
 }
 
 // Copies the pixels of a tile, and has the table point to the copies.
@@ -740,17 +749,42 @@ OX bool conv_tile_to_end(const S &s, int rows, i64 cols, const f32 *const *A, i6
   return false;
 }
 
-// A tile's live runs.
+// A tile's live runs in [from, end), added to D where earlier ones were.
 template <ConvWidths W>
 __attribute__((noinline)) static void conv_spans(int rows, i64 cols, u64 live, const f32 *const *A, i64 off,
-                                                 const ConvPlan &p, const f32 *B, f32 *D) {
+                                                 const ConvPlan &p, i64 from, i64 end, const f32 *B, f32 *D) {
   ConvRuns R = p.R;
-  for (ConvSpan k = conv_span(p, live, 0); k.count; k = conv_span(p, live, k.first + k.count)) {
+  R.more = conv_span(live, 0, from).count > 0;
+  for (ConvSpan k = conv_span(live, from, end); k.count; k = conv_span(live, k.first + k.count, end)) {
     R.runs = k.count;
     const f32 *some = B + k.first * R.len * CONV_NR;
     conv_tile_any<W>(rows, cols, A + k.first * CONV_MR, off, R, some, D, CONV_NR, {some, 0});
     R.more = true;
   }
+}
+
+// Runs [from, end) of tile t; of all runs, those that are live.
+template <ConvWidths W, class S>
+OX void conv_runs_of(const ConvPlan &p, const ConvScratch &m, const ConvTiles &T, i64 t, i64 cols, const f32 *const *A, i64 off,
+                     i64 from, i64 end, const f32 *B, f32 *D, ConvFetch next) {
+  if constexpr (S::SKIPS) return conv_spans<W>(T.size(t), cols, m.live[t], A, off, p, from, end, B, D);
+  ConvRuns R = p.R;
+  R.runs = end - from, R.more = from > 0;
+  conv_tile_any<W>(T.size(t), cols, A + from * CONV_MR, off, R, B + from * R.len * CONV_NR, D, CONV_NR, next);
+}
+
+// All passes of a block over a panel's weights but the last one: a tile's sums are kept for it. The first run of the last.
+template <ConvWidths W, class S>
+__attribute__((noinline)) static i64 conv_passes(
+    const ConvPlan &p, const ConvScratch &m, const ConvTiles &T, i64 cols, i64 off, const f32 *B) {
+  i64 from = 0;
+  for (; from + p.some < p.R.runs; from += p.some)
+    for (i64 t = 0; t < T.count; t++) {
+      const ConvFetch next = conv_fetch(B + from * p.R.len * CONV_NR, p.some * p.R.len, t, T.count);
+      conv_runs_of<W, S>(p, m, T, t, cols, m.table + t * p.R.runs * CONV_MR, off, from, from + p.some, B,
+                         m.kept + t * CONV_MR * CONV_NR, next);
+    }
+  return from;
 }
 
 // Where inputs and results have so many bytes that they come from memory, a tile is multiplied by several panels in turn,
@@ -778,21 +812,22 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
                     const E &epi, const ConvNear<N> &near) {
   ConvTiles T = conv_tiles(p1 - p0);
   ConvSums<conv_is_across<E>> sums = {m.D};
-  i64 K = p.R.runs * p.R.len, most = conv_is_across<E> ? 1 : conv_in_turn(s, p, K);
+  i64 K = p.R.runs * p.R.len, most = conv_is_across<E> || p.kept ? 1 : conv_in_turn(s, p, K), from = 0;
   for (i64 m0 = n0, m1; m0 < n1; m0 = m1) {
     m1 = ox_min(n1, m0 + most);
+    if (p.kept)
+      from = conv_passes<W, S>(p, m, T, ox_min(CONV_NR, p.cog - m0 % p.panels * CONV_NR), m0 / p.panels * p.cig, w + m0 * K * CONV_NR);
     for (i64 t = 0, i = p0; t < T.count; i += T.size(t++))
       for (i64 n = m0; n < m1; n++) {
         i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c);
         conv_near(near, i, T.size(t), g * p.cog + c, cols);
         const f32 *const *A = m.table + t * p.R.runs * CONV_MR, *B = w + n * K * CONV_NR;
-        const ConvFetch next = m1 - m0 == 1 ? conv_fetch(B, K, t, T.count)
+        const ConvFetch next = m1 - m0 == 1 ? conv_fetch(B + from * p.R.len * CONV_NR, K - from * p.R.len, t, T.count)
             : conv_fetch_in_turn(s, p, A, B, K, t == 0, t + 1 == T.count, T.size(t), n - m0, m1 - m0);
         if constexpr (SHORT && !S::SKIPS && !conv_is_across<E>)
           if (conv_tile_to_end<W>(s, T.size(t), cols, A, g * p.cig, p.R, B, next, i, g * p.cog + c, epi)) continue;
-        if constexpr (S::SKIPS) conv_spans<W>(T.size(t), cols, m.live[t], A, g * p.cig, p, B, sums.next());
-        else
-          conv_tile_any<W>(T.size(t), cols, A, g * p.cig, p.R, B, sums.next(), CONV_NR, next);
+        if (from) __builtin_memcpy(sums.next(), m.kept + t * CONV_MR * CONV_NR, 4 * CONV_NR * T.size(t));
+        conv_runs_of<W, S>(p, m, T, t, cols, A, g * p.cig, from, p.R.runs, B, sums.next(), next);
         sums.finish(s, i, T.size(t), t + 1 == T.count, g * p.cog + c, cols, epi);
       }
   }
