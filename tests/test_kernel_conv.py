@@ -338,6 +338,8 @@ def test_direct_long_sums_and_extremes(lib: ctypes.CDLL, c: Case) -> None:
         Case(2, 30, 31, 3, 20, d=(11, 9), p=(11, 9, 4, 9), planar=True),
         Case(1, 30, 31, 5, 20, k=(3, 2), s=(3, 1), d=(9, 1), p=(18, 1, 0, 0), planar=True),
         Case(1, 3, 3, 2, 5, d=(8, 8), p=(8, 8, 8, 8), planar=True),
+        Case(2, 4, 5, 64, 40, k=(7, 7), p=(3, 3, 3, 3)),
+        Case(1, 1, 8, 17, 16, k=(1, 31), p=(0, 15, 0, 15)),
     ],
 )
 def test_direct_far_beyond_the_image(lib: ctypes.CDLL, c: Case) -> None:

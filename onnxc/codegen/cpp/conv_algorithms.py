@@ -426,12 +426,22 @@ def _tiles(size: int, dilation: int, m: int) -> int:
 
 def _inside(node: Node, z: ConvSizes) -> float:
     """The share of taps that conv.h multiplies: those beyond the image are left out where a tile has no others."""
-    w, a = node.operands[1].shape, node.attrs
-    if max(a["dilations"]) == 1:
-        return 1
-    shares = []
-    for size, taps, dilation in zip(z.out, w[2:], a["dilations"], strict=True):
-        shares.append(1 - _beyond(size, int(taps), dilation) / (size * int(taps)) if size else 1)
+    return _share_inside(node, z.out) if reaches_far(node) else 1
+
+
+FAR = 0.8  # share of taps that is multiplied, under which leaving out the others pays
+
+
+def reaches_far(node: Node) -> bool:
+    """True where conv.h looks for taps beyond the image (ConvDilated there): of dilated and of very large kernels."""
+    return max(node.attrs["dilations"]) > 1 or _share_inside(node, _sizes(node, 1).out) < FAR
+
+
+def _share_inside(node: Node, out: Sequence[int]) -> float:
+    a, shares = node.attrs, []
+    for k, (size, taps) in enumerate(zip(out, map(int, node.operands[1].shape[2:]), strict=True)):
+        padded = size > 0 and (a["low"][k] or a["high"][k])
+        shares.append(1 - _beyond(size, taps, a["dilations"][k]) / (size * taps) if padded else 1)
     return min(1.0, 1.2 * shares[0] * (1 + math.prod(shares[1:])) / 2)
 
 

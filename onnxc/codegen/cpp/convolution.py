@@ -32,6 +32,7 @@ from onnxc.codegen.cpp.conv_algorithms import (
     cost,
     pixel_way,
     pixels_of,
+    reaches_far,
     row_sizes,
     subject,
     winograd_tile,
@@ -305,7 +306,7 @@ class ConvEmitter(TemplateEmitter):
         fields: list[Dim] = [x[0], *x[-2:], x[1], *y[-2:], y[1], *pairs, a["groups"], ins, irs, ips, ics]
         shape = f"ConvShape{{{', '.join(self.size(f) for f in fields)}}}"
         if node.output.rank == 4:
-            return shape if max(a["dilations"]) == 1 else f"ConvDilated{{{shape}}}"
+            return f"ConvDilated{{{shape}}}" if reaches_far(node) else shape
         depth = (x[2], y[2], w[2], a["strides"][0], a["dilations"][0], low[0], own.strides[2])
         return f"ConvVolume{{{shape}, {', '.join(self.size(f) for f in depth)}}}"
 

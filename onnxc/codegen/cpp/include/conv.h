@@ -37,7 +37,7 @@ struct ConvShape {
   static constexpr i64 D = 1, OD = 1, KD = 1, SZ = 1, DZ = 1, PF = 0, ids = 0;
 };
 
-// The same with a long reach beyond the image, as dilations bring: taps that are zeros for a whole tile are left out.
+// The same with a long reach beyond the image, as dilations and large kernels have: taps that are zeros for a whole tile are left out.
 struct ConvDilated : ConvShape { static constexpr bool SKIPS = true; };
 
 // The same with a depth: element (n, c, z, y, x) lies z*ids further on.
