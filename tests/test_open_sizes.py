@@ -182,6 +182,24 @@ def test_gradients_of_windows_that_keep_open_sizes(op: str, where: str) -> None:
             assert np.allclose(y, right, 1e-4, 1e-4)
 
 
+@pytest.mark.parametrize(("sizes", "axes"), [("3, 6", ""), ("5, 2", "<axes = [1, 0]>"), ("4", "<axes = [-1]>")])
+def test_what_is_cropped_or_padded_by_the_size(sizes: str, axes: str) -> None:
+    """Whether an open axis is too long or too short is part of its sizes: one program, with a derivative."""
+    model = onnx.parser.parse_model(
+        HEAD
+        + f"(float[n, k] x) => (float[a, b] y) {{ s = Constant <value_ints = [{sizes}]> () y = CenterCropPad {axes} (x, s) }}"
+    )
+    compiled, reference = onnxc.compile(model), onnxruntime.InferenceSession(model.SerializeToString())
+    assert not isinstance(compiled, StagedModel)
+    back = onnxc.compile(onnxc.backward(model, wrt=["x"], cotangents=True))
+    for shape in ((1, 1), (3, 6), (9, 2), (4, 5), (2, 10)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        (expected,) = reference.run(None, {"x": x})
+        np.testing.assert_array_equal(compiled(x)["y"], expected)
+        kept = np.isin(x, expected)
+        np.testing.assert_array_equal(back(x, np.ones_like(expected))["x_grad"], kept)
+
+
 def test_images_without_pixels() -> None:
     text = "(float[N, 4, P, Q] x, float[16, 4, 1, 1] w) => (float[N, 16, P, Q] y) { y = Conv (x, w) }"
     model = onnxc.compile(onnx.parser.parse_model(HEAD + text))
