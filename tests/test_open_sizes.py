@@ -200,6 +200,23 @@ def test_what_is_cropped_or_padded_by_the_size(sizes: str, axes: str) -> None:
         np.testing.assert_array_equal(back(x, np.ones_like(expected))["x_grad"], kept)
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        "n = Constant <value_int = 4> () at = Constant <value_int = 1> () y = DFT (x, n, at)",
+        "n = Constant <value_int = 4> () s = Constant <value_int = 2> () y = STFT <onesided = 0> (x, s, , n)",
+    ],
+)
+def test_numbers_that_may_be_complex(node: str) -> None:
+    """The length of a transform is known, but not whether the numbers are complex: that is a size, too."""
+    model = onnx.parser.parse_model(HEAD.replace("18", "20") + f"(float[a, b, c] x) => (y) {{ {node} }}")
+    compiled, reference = onnxc.compile(model), onnxruntime.InferenceSession(model.SerializeToString())
+    for parts in (1, 2):
+        x = RNG.standard_normal((2, 9, parts)).astype(np.float32)
+        (expected,) = reference.run(None, {"x": x})
+        np.testing.assert_allclose(compiled.run(None, {"x": x})[0], expected, atol=1e-5)
+
+
 def test_images_without_pixels() -> None:
     text = "(float[N, 4, P, Q] x, float[16, 4, 1, 1] w) => (float[N, 16, P, Q] y) { y = Conv (x, w) }"
     model = onnxc.compile(onnx.parser.parse_model(HEAD + text))
