@@ -98,7 +98,8 @@ def _cut(b: Builder, x: Value, axis: int, reach: int, stride: int) -> Value:
         size = whole.shape[axis]
         others = all(always_equal(d, e) for k, (d, e) in enumerate(zip(x.shape, whole.shape, strict=True)) if k != axis)
         fits = isinstance(size, int) and size - reach < stride
-        if others and a["starts"][axis] == 0 and a["steps"][axis] == 1 and fits:
+        first = all(start == 0 for start in a["starts"]) and all(step == 1 for step in a["steps"])
+        if others and first and fits:
             return whole
     return b.slice(x, axis, 0, reach) if isinstance(left, int) and left - reach >= stride else x
 
