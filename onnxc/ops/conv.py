@@ -368,8 +368,8 @@ def _spread(
             continue
         axis = i + 2
         if not is_nonnegative(spread.shape[axis] - first - last):  # an end cuts off some of what the other one adds
-            added = [[0 if k != axis else ends[i] for k in range(spread.rank)] for ends in (lows, highs)]
-            spread = b.pad(spread, *added)
+            low, high = ([ends[i] if k == axis else 0 for k in range(spread.rank)] for ends in (lows, highs))
+            spread = b.pad(spread, low, high)
             lows[i] = highs[i] = 0
         spread = b.slice(spread, axis, first, spread.shape[axis] - last)
     inner = Window(window.kernel, (1,) * n, window.dilations, tuple(lows), tuple(highs))
