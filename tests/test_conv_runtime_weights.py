@@ -195,3 +195,35 @@ def test_computed_weights_stay_a_convolution() -> None:
     plain = {"strides": (1, 1), "dilations": (1, 1), "low": (1, 1), "high": (1, 1), "groups": 1}
     graph = find_weight_gradients(b.graph([b.one("conv", x, b.swap(w, 0, 1), **plain)]))
     assert [n.op for n in graph.nodes] == ["transpose", "conv"]
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_the_image_is_part_of_a_larger_one(axis: int) -> None:
+    """Windows that reach beyond a part see zeros there, not what was cut off."""
+    b = Builder()
+    size = [1, 4, 3, 3]
+    size[axis] = 4
+    x, dy = (b.input(TensorType(dtypes.float32, tuple(s)), name) for s, name in ((size, "x"), ((1, 8, 3, 3), "dy")))
+    part = b.slice(x, axis, 0, 3)
+    plain = {"strides": (1, 1), "dilations": (1, 1), "low": (1, 1), "high": (1, 1), "groups": 1}
+    graph = b.graph([b.one("conv", b.swap(part, 0, 1), b.swap(dy, 0, 1), **plain)])
+    found = find_weight_gradients(graph)
+    assert any(n.op == "conv_weights" for n in found.nodes)
+    inputs = [floats(*shape, seed=k).astype(np.float32) for k, shape in enumerate((size, (1, 8, 3, 3)))]
+    (exact,), (again,) = interpret(graph, inputs), interpret(found, inputs)
+    np.testing.assert_allclose(again, exact, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_the_image_is_mirrored(axis: int) -> None:
+    """A slice that turns an axis around leaves all sizes as they are, and is no cut of another axis."""
+    b = Builder()
+    size = (1, 4, 5, 5)
+    x, dy = (b.input(TensorType(dtypes.float32, s), name) for s, name in ((size, "x"), ((1, 8, 5, 5), "dy")))
+    plain = {"strides": (1, 1), "dilations": (1, 1), "low": (0, 0), "high": (0, 0), "groups": 1}
+    graph = b.graph([b.one("conv", b.swap(b.flip(x, [axis]), 0, 1), b.swap(dy, 0, 1), **plain)])
+    found = find_weight_gradients(graph)
+    assert any(n.op == "conv_weights" for n in found.nodes)
+    inputs = [floats(*shape, seed=k).astype(np.float32) for k, shape in enumerate((size, (1, 8, 5, 5)))]
+    (exact,), (again,) = interpret(graph, inputs), interpret(found, inputs)
+    np.testing.assert_allclose(again, exact, 1e-4, 1e-4)

@@ -182,6 +182,41 @@ def test_gradients_of_windows_that_keep_open_sizes(op: str, where: str) -> None:
             assert np.allclose(y, right, 1e-4, 1e-4)
 
 
+@pytest.mark.parametrize(("sizes", "axes"), [("3, 6", ""), ("5, 2", "<axes = [1, 0]>"), ("4", "<axes = [-1]>")])
+def test_what_is_cropped_or_padded_by_the_size(sizes: str, axes: str) -> None:
+    """Whether an open axis is too long or too short is part of its sizes: one program, with a derivative."""
+    model = onnx.parser.parse_model(
+        HEAD
+        + f"(float[n, k] x) => (float[a, b] y) {{ s = Constant <value_ints = [{sizes}]> () y = CenterCropPad {axes} (x, s) }}"
+    )
+    compiled, reference = onnxc.compile(model), onnxruntime.InferenceSession(model.SerializeToString())
+    assert not isinstance(compiled, StagedModel)
+    back = onnxc.compile(onnxc.backward(model, wrt=["x"], cotangents=True))
+    for shape in ((1, 1), (3, 6), (9, 2), (4, 5), (2, 10)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        (expected,) = reference.run(None, {"x": x})
+        np.testing.assert_array_equal(compiled(x)["y"], expected)
+        kept = np.isin(x, expected)
+        np.testing.assert_array_equal(back(x, np.ones_like(expected))["x_grad"], kept)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "n = Constant <value_int = 4> () at = Constant <value_int = 1> () y = DFT (x, n, at)",
+        "n = Constant <value_int = 4> () s = Constant <value_int = 2> () y = STFT <onesided = 0> (x, s, , n)",
+    ],
+)
+def test_numbers_that_may_be_complex(node: str) -> None:
+    """The length of a transform is known, but not whether the numbers are complex: that is a size, too."""
+    model = onnx.parser.parse_model(HEAD.replace("18", "20") + f"(float[a, b, c] x) => (y) {{ {node} }}")
+    compiled, reference = onnxc.compile(model), onnxruntime.InferenceSession(model.SerializeToString())
+    for parts in (1, 2):
+        x = RNG.standard_normal((2, 9, parts)).astype(np.float32)
+        (expected,) = reference.run(None, {"x": x})
+        np.testing.assert_allclose(compiled.run(None, {"x": x})[0], expected, atol=1e-5)
+
+
 def test_images_without_pixels() -> None:
     text = "(float[N, 4, P, Q] x, float[16, 4, 1, 1] w) => (float[N, 16, P, Q] y) { y = Conv (x, w) }"
     model = onnxc.compile(onnx.parser.parse_model(HEAD + text))

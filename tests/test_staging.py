@@ -244,6 +244,26 @@ def test_unique_slices_as_numpy_finds_them(dtype: Any) -> None:
     assert _unique_slices(np.array([[np.nan]]), 0) is None
 
 
+@pytest.mark.parametrize("flags", ["axis = 0", "axis = -1", "axis = 1, sorted = 0"])
+@pytest.mark.parametrize("dtype", ["string", "bfloat16", "complex64"])
+def test_unique_slices_of_what_numpy_does_not_order(dtype: str, flags: str) -> None:
+    """Strings, and numbers of other libraries, along an axis: as the same numbers in float32."""
+    numbers = np.random.default_rng(3).integers(0, 2, (4, 2)).astype(np.float32)
+    for x in (numbers, numbers.T, numbers[:0], numbers[:, :0]):
+        compiled = [
+            onnxc.compile(parsed(f"g ({t}[n, m] x) => (y, i, j, c) {{ y, i, j, c = Unique <{flags}> (x) }}"))
+            for t in ("float", dtype)
+        ]
+        expected = compiled[0].run(None, {"x": x})
+        own = compiled[1].get_inputs()[0].dtype.numpy
+        given = x.astype(int).astype(str).astype(object) if dtype == "string" else x.astype(own)
+        got = compiled[1].run(None, {"x": given})
+        values = got[0].real if dtype == "complex64" else got[0]
+        same(values.astype(np.float32), expected[0], "values")
+        for a, b in zip(got[1:], expected[1:], strict=True):
+            same(a, b, "positions")
+
+
 def test_strings_and_bfloat16() -> None:
     model = onnxc.compile(parsed("g (bfloat16[n] x, bool[n] c) => (y) { z = Compress <axis = 0> (x, c) y = Neg(z) }"))
     x = np.array([1, 2, 3], ml_dtypes.bfloat16)

@@ -17,10 +17,15 @@ def unique(x: Array, axis: int | None = None, sorted: int = 1) -> tuple[Array, .
 
     Sorted, or in the order in which they come. Of NaNs each is another.
     """
-    found = None if axis is None else _unique_slices(x, axis)
+    keys = x
+    if axis is not None and x.dtype.kind not in "buif":  # numpy orders slices of its own numbers alone
+        keys = np.unique(x, return_inverse=True, equal_nan=False)[1].reshape(x.shape)
+    found = None if axis is None else _unique_slices(keys, axis)
     values, first, inverse, counts = found or np.unique(
-        x, return_index=True, return_inverse=True, return_counts=True, axis=axis, equal_nan=False
+        keys, return_index=True, return_inverse=True, return_counts=True, axis=axis, equal_nan=False
     )
+    if keys is not x:
+        values = np.take(x, first, axis)
     inverse = inverse.reshape(-1)
     if not sorted:
         order = np.argsort(first)

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from onnxc.errors import LimitError, ModelError, ShapeError
-from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
+from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import static_dim, static_shape
 from onnxc.ops.registry import op
@@ -361,17 +361,18 @@ def _spread(
     spread = b.pad(x, (0,) * x.rank, (0,) * x.rank, 0, (0, 0, *(s - 1 for s in window.strides)))
     before = [span - 1 - p for span, p in zip(window.spans, low, strict=True)]
     after = [span - 1 - p + e for span, p, e in zip(window.spans, high, extra, strict=True)]
+    lows, highs = ([maximum(d, 0) for d in ends] for ends in (before, after))
     for i in range(n):  # padding by more than the kernel reaches crops the input
-        crop = minimum(before[i], 0), minimum(after[i], 0)
-        if crop != (0, 0):
-            spread = b.slice(spread, i + 2, -crop[0], spread.shape[i + 2] + crop[1])
-    inner = Window(
-        window.kernel,
-        (1,) * n,
-        window.dilations,
-        tuple(maximum(d, 0) for d in before),
-        tuple(maximum(d, 0) for d in after),
-    )
+        first, last = maximum(-before[i], 0), maximum(-after[i], 0)
+        if (first, last) == (0, 0):
+            continue
+        axis = i + 2
+        if not is_nonnegative(spread.shape[axis] - first - last):  # an end cuts off some of what the other one adds
+            low, high = ([ends[i] if k == axis else 0 for k in range(spread.rank)] for ends in (lows, highs))
+            spread = b.pad(spread, low, high)
+            lows[i] = highs[i] = 0
+        spread = b.slice(spread, axis, first, spread.shape[axis] - last)
+    inner = Window(window.kernel, (1,) * n, window.dilations, tuple(lows), tuple(highs))
     return convolve(b, spread, mirrored(b, w, group), inner, group)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, is_nonnegative, maximum, minimum
+from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, floordiv, is_nonnegative, maximum, minimum
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, from_start, scalar_of, static_dim, static_shape
+from onnxc.ops.common import along, from_start, scalar_of, static_dim
 from onnxc.ops.computed import is_computed, pad_sizes, slice_sizes
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, Operand
@@ -251,18 +251,23 @@ def pad_11(
 @op("CenterCropPad", 18)
 def center_crop_pad(b: Builder, x: Value, shape: Value, *, axes: list[int] | None = None) -> Value:
     """Cropped or padded with zeros to the shape, the middle kept; what is odd goes to the end."""
-    wanted = static_shape(b.ints(shape, "the shape of CenterCropPad"), "the shape of CenterCropPad")
+    wanted = b.ints(shape, "the shape of CenterCropPad")
     places = range(x.rank) if axes is None else [b.axis(a, x.rank) for a in axes]
-    low: list[Dim] = [0] * x.rank
-    high: list[Dim] = [0] * x.rank
     if len(places) != len(wanted) or len(set(places)) < len(places):
         raise ModelError(f"CenterCropPad has a shape of {len(wanted)} sizes for the axes {list(places)}")
-    own = static_shape(x.shape, "the input of CenterCropPad")
+    sizes = list(x.shape)
+    cut, added = _no_ends(x.rank), _no_ends(x.rank)
     for axis, size in zip(places, wanted, strict=True):
-        gap = size - own[axis]
-        low[axis] = gap // 2 if gap >= 0 else -(-gap // 2)
-        high[axis] = gap - low[axis]
-    return _pad(b, x, low, high, "constant", 0)
+        for ends, amount in ((cut, x.shape[axis] - size), (added, size - x.shape[axis])):
+            whole = maximum(amount, 0)
+            ends[0][axis] = floordiv(whole, 2)
+            ends[1][axis] = whole - ends[0][axis]
+        sizes[axis] = size
+    return _cropped_and_padded(b, x, cut, added, "constant", 0, sizes)
+
+
+def _no_ends(rank: int) -> tuple[list[Dim], list[Dim]]:
+    return [0] * rank, [0] * rank
 
 
 @op("ReverseSequence", 10)

@@ -21,7 +21,7 @@ Complex = tuple[Value, Value | None]  # real and imaginary parts; without the la
 def _parts(b: Builder, x: Value) -> tuple[Value, Value | None]:
     """Real and imaginary part of [..., 1] or [..., 2], without that axis."""
     shape = x.shape[:-1]
-    if x.shape[-1] == 1:
+    if static_dim(x.shape[-1], "whether DFT transforms complex numbers") == 1:
         return b.reshape(x, shape), None
     real, imaginary = b.split(x, x.rank - 1, [1, 1])
     return b.reshape(real, shape), b.reshape(imaginary, shape)

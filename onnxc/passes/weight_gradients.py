@@ -88,16 +88,20 @@ def _is_gradient(image: Value, kernel: Value, taps: tuple[Dim, ...], groups: int
 
 
 def _cut(b: Builder, x: Value, axis: int, reach: int, stride: int) -> Value:
-    """An image of which no window of `stride` fits between `reach` and its end: uncut where it may be, else cut."""
-    if x.node is not None and x.node.op == "slice":
+    """An image of which no window of `stride` fits between `reach` and its end: uncut where it may be, else cut.
+
+    Where windows reach beyond a cut, there are zeros, not what was cut off.
+    """
+    left = x.shape[axis]
+    if isinstance(left, int) and left >= reach and x.node is not None and x.node.op == "slice":
         a, whole = x.node.attrs, x.node.operands[0]
         size = whole.shape[axis]
         others = all(always_equal(d, e) for k, (d, e) in enumerate(zip(x.shape, whole.shape, strict=True)) if k != axis)
         fits = isinstance(size, int) and size - reach < stride
-        if others and a["starts"][axis] == 0 and a["steps"][axis] == 1 and fits:
+        first = all(start == 0 for start in a["starts"]) and all(step == 1 for step in a["steps"])
+        if others and first and fits:
             return whole
-    size = x.shape[axis]
-    return b.slice(x, axis, 0, reach) if isinstance(size, int) and size - reach >= stride else x
+    return b.slice(x, axis, 0, reach) if isinstance(left, int) and left - reach >= stride else x
 
 
 def _images(b: Builder, image: Value, groups: int) -> Value:
