@@ -183,3 +183,8 @@ def test_linearized_functions() -> None:
 
     close(through(f)(torch.arange(3.0)), f(torch.arange(3.0)))
     assert not fallbacks()
+
+
+def test_products_of_int8() -> None:
+    x, y = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 40), (40, 16)))
+    same(lambda x, y: torch._int_mm(x, y), x, y)

@@ -56,6 +56,11 @@ def embedding_renorm(table: Tensor, indices: Tensor, max_norm: float, norm_type:
     return table * torch.where((used != 0) & (norms > max_norm), scale, 1.0)[:, None]
 
 
+def int_mm(x: Tensor, y: Tensor) -> Tensor:
+    """``aten._int_mm``: of int8, summed in int32."""
+    return x.to(torch.int32) @ y.to(torch.int32)
+
+
 def bernoulli(x: Tensor, *, generator: Any = None) -> Tensor:
     """``aten.bernoulli``: ones with these probabilities. (PyTorch's own draws float32 for float64, too, and takes any
     number for a probability.)
@@ -206,6 +211,7 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     aten.rrelu_with_noise_functional.default: rrelu,
     aten.nan_to_num.default: nan_to_num,
     aten.embedding_renorm.default: embedding_renorm,
+    aten._int_mm.default: int_mm,
     aten.bernoulli.default: bernoulli,
     aten.bernoulli.Tensor: bernoulli_of,
     aten.multinomial.default: multinomial,
