@@ -8,12 +8,12 @@ from typing import Any
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
-from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in, named
+from onnxc.frontends.torch_fx_table import Call, Operand, aten, computed_in, named, saturates
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import always_equal
 from onnxc.ir.graph import Value
-from onnxc.ops import common, reals
+from onnxc.ops import cast, common, reals
 from onnxc.ops.common import negative
 from onnxc.primitives.builder import Builder
 
@@ -448,4 +448,4 @@ def convert_element_type(c: Call, x: Value, dtype: Any) -> Value:
 
 
 def _cast(c: Call, x: Value, dtype: DType) -> Value:
-    return truth(c.b, x) if dtype is dtypes.boolean else c.b.cast(x, dtype)
+    return truth(c.b, x) if dtype is dtypes.boolean else cast.convert(c.b, x, dtype, saturates(dtype))

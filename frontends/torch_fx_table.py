@@ -160,6 +160,15 @@ def _specimen(dtype: DType, ranked: bool) -> torch.Tensor:
         return torch.empty((1,) if ranked else (), dtype=_TORCH[dtype], device="meta")
 
 
+@cache
+def saturates(dtype: DType) -> bool:
+    """Whether PyTorch has a type's greatest number for all that is too large: its versions differ in float8_e4m3fn."""
+    if not dtype.is_float or dtype.bits > 8:
+        return False
+    with unset_fake_temporarily():
+        return bool(torch.full((1,), torch.inf).to(_TORCH[dtype]).float().isfinite())
+
+
 _TORCH: dict[DType, torch.dtype] = {}
 _DTYPES: dict[torch.dtype, DType] = {}
 _KINDS = ("float", "int", "uint", "bool", "complex")

@@ -260,6 +260,44 @@ def test_errors(quick):
             onnxc.jit(f, dynamic=True)(given(3))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: xp.linalg.matrix_power(xp.eye(2) * 2, x.shape[0]),
+        lambda x: xp.diff(x, axis=0, n=x.shape[0] - 1),
+        lambda x: xp.linalg.vector_norm(x, ord=x.shape[0]),
+        lambda x: xp.var(x, correction=x.shape[0] - 2),
+        lambda x: xp.linspace(0, x.shape[0], 3),
+    ],
+)
+def test_sizes_for_numbers_of_python(f):
+    """Were errors: the function compares them, or computes with them."""
+    check(f, len(SIZES))
+
+
+def test_searched_vectors_of_open_sizes(quick):
+    """Of no element, too; and NaN is greater than all, of known sizes as of others."""
+    searched = onnxc.jit(lambda x, v, side: xp.searchsorted(x, v, side=side), static_argnames="side", dynamic={"x": 0})
+    values = np.array([-1, 0, 2, 2.5, np.nan, np.inf, 80], np.float32)
+    for side in ("left", "right"):
+        for n in (0, 1, 2, 5, 64, 100):
+            line = np.repeat(np.array([*range(n // 2), np.nan], np.float32), 2)[:n]
+            np.testing.assert_array_equal(searched(line, values, side), np.searchsorted(line, values, side))
+    assert len(searched.explain_recompiles()) == 2
+
+
+@pytest.mark.parametrize("f", [xp.max, xp.min, xp.argmax, xp.argmin], ids=lambda f: f.__name__)
+def test_extremes_of_a_size_that_turns_out_to_be_0(f, quick):
+    """They were infinite, or an error about a negative size."""
+    jitted = onnxc.jit(lambda x: f(x[1:], axis=0), dynamic=True)
+    np.testing.assert_array_equal(jitted(given(4)), f(xp.asarray(given(4)[1:]), axis=0).numpy())
+    for n in (0, 1):
+        with pytest.raises(ValueError, match=f"{f.__name__} of no elements"):
+            jitted(given(n))
+    norm = onnxc.jit(lambda x: xp.linalg.vector_norm(x, ord=np.inf), dynamic=True)
+    assert norm(given(3)).numpy() == 8 and norm(given(0)).numpy() == 0
+
+
 def test_decisions_hold():
     n = Sym("s0")
     decisions = Decisions({"s0": 6})

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.torch_harness import close, through  # noqa: E402
+from tests.torch_harness import close, fallbacks, through  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("interpreted_torch")
 
@@ -124,3 +124,67 @@ def test_steps_over_lists_are_programs(kind: Any) -> None:
 
 def test_imaginary_parts_of_conjugates() -> None:
     same(lambda z: z.conj().imag * 2 + z.real, torch.randn(3, 4, dtype=torch.complex64))
+
+
+def drawn(f: Any, *args: Any) -> None:
+    """As `same`, with the numbers of one seed, and the generator left alike."""
+    found = []
+    for g in (through(f, fullgraph=True, options={"fallback": False}), f):
+        torch.manual_seed(3)
+        found.append((g(*args), torch.rand(1)))
+    close(*found)
+
+
+def test_probabilities_are_looked_at() -> None:
+    """Of float64 PyTorch's decomposition draws other numbers, and it takes any number for a probability."""
+    p = torch.rand(40)
+    drawn(lambda p: (p.bernoulli(), torch.zeros(40).bernoulli_(p), p.double().bernoulli()), p)
+    drawn(lambda p: (torch.zeros(40).bernoulli_(p.double()), p.bfloat16().bernoulli()), p)
+    for wrong in (2.0, -0.5, math.nan):
+        with pytest.raises(RuntimeError, match="a probability is not between 0 and 1"):
+            through(lambda p: p.bernoulli() * 2)(torch.tensor([0.5, wrong]))
+
+
+def test_places_drawn_by_probabilities() -> None:
+    drawn(lambda p: (torch.multinomial(p, 1), torch.multinomial(p, 4)), torch.rand(50))
+    drawn(lambda p: (torch.multinomial(p, 1, True), torch.multinomial(p.T, 3), torch.rand(2)), torch.rand(5, 50))
+    drawn(lambda x: torch.distributions.Categorical(logits=x.double(), validate_args=False).sample(), torch.randn(3, 9))
+    choose = through(lambda p: torch.multinomial(p, 1))
+    for wrong in (math.inf, -1.0, math.nan):
+        with pytest.raises(RuntimeError, match="negative, infinite or NaN"):
+            choose(torch.tensor([0.5, wrong]))
+    with pytest.raises(RuntimeError, match="their sum is 0"):
+        choose(torch.tensor([[0.0, 1], [0, 0]]))
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_normal_numbers_of_tensors(n: int) -> None:
+    mean, std = torch.randn(n), torch.rand(n)
+    drawn(lambda m, s: (torch.normal(m, s), torch.normal(m, 0.3), torch.normal(1.5, s)), mean, std)
+    drawn(lambda m, s: (torch.normal(m[:, None], s), torch.normal(m.double(), s)), mean, std)
+    drawn(lambda m, s: torch.distributions.Normal(m, s, validate_args=False).sample((2,)), mean, std)
+    with pytest.raises(RuntimeError, match="a standard deviation is negative"):
+        through(lambda m, s: torch.normal(m, s))(mean, -std)
+
+
+def test_casts_to_float8_of_what_is_too_large() -> None:
+    x = torch.tensor([448.0, 465, 1e4, math.inf, -math.inf, math.nan, -1e6, 0.3])
+
+    def f(x: Any) -> Any:
+        return x.to(torch.float8_e4m3fn).float(), x.to(torch.float8_e5m2).float()
+
+    torch.testing.assert_close(through(f)(x), f(x), equal_nan=True)
+
+
+def test_linearized_functions() -> None:
+    def f(x: Any) -> Any:
+        value, derivative = torch.func.linearize(lambda x: x.exp() * x.cumsum(0), x)
+        return value, derivative(torch.ones_like(x))
+
+    close(through(f)(torch.arange(3.0)), f(torch.arange(3.0)))
+    assert not fallbacks()
+
+
+def test_products_of_int8() -> None:
+    x, y = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 40), (40, 16)))
+    same(lambda x, y: torch._int_mm(x, y), x, y)

@@ -3,7 +3,8 @@ argument of a wrong type the argument too. In a trace the functions get sizes as
 
     add = named(add)     # add(x, "a"): ArgumentError("add: the argument x2 is the str 'a', and has to be an array ...")
 
-An argument is looked at only when the function has failed, so that a call that is right pays nothing for it.
+An argument is looked at only when the function has failed, so that a call that is right pays nothing for it. A size
+that stands for a number, and which the function does not take as it is, is then what it is in the call that is traced.
 """
 
 from __future__ import annotations
@@ -51,9 +52,31 @@ def named(function: Callable[P, R]) -> Callable[P, R]:
         except _BARE as error:
             if isinstance(error, IndexError):  # an axis out of range, too
                 raise
+            numbers = _as_numbers(function, args, kwargs)
+            if numbers is not None:
+                return checked(*numbers.args, **numbers.kwargs)
             raise ArgumentError(_explained(function, args, kwargs, error), cause=error) from error
 
     return checked
+
+
+def _as_numbers(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments | None:
+    """The arguments with the numbers that dynamic sizes are in this call, where a number of Python has to stand; None
+    where there is no such size.
+    """
+    if not any(isinstance(x, Size) for x in (*args, *kwargs.values())):
+        return None
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return None
+    hints = typing.get_type_hints(function)
+    sizes = {n: x for n, x in bound.arguments.items() if isinstance(x, Size) and hints[n] in (int, float, complex)}
+    numbers = {n: int(x) for n, x in sizes.items()}
+    bound.arguments.update(numbers)
+    return bound if numbers else None
 
 
 def named_all(space: dict[str, Any], names: Collection[str]) -> None:

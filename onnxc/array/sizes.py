@@ -264,7 +264,7 @@ def _of_bits(name: str) -> Callable[[Size, Any], Any]:
 
 def _divisor(d: Dim) -> Dim:
     """A size that is divided by: not 0 in this call. Where only a run tells, the run divides."""
-    if _decided(IS_ZERO, d, "a division", unknown=False):
+    if is_zero(d, "a division", unknown=False):
         raise ZeroDivisionError("division by zero")
     return d
 
@@ -330,7 +330,12 @@ def _between(value: Value) -> list[Node] | None:
 
 def is_equal(a: Dim, b: Dim, what: str) -> bool:
     """Whether sizes are equal: if they may be or not, the call decides. TraceError where that is not known."""
-    return bool(_decided(IS_ZERO, a - b, what))
+    return is_zero(a - b, what)
+
+
+def is_zero(d: Dim, what: str, unknown: bool | None = None) -> bool:
+    """Whether a size is 0: as :func:`is_negative` is of whether it is negative."""
+    return bool(_decided(IS_ZERO, d, what, unknown))
 
 
 def is_negative(d: Dim, what: str, unknown: bool | None = None) -> bool:

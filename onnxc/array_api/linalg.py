@@ -23,7 +23,7 @@ from onnxc.array_api.data_types import (
 from onnxc.array_api.linear_algebra import matmul, matrix_transpose, tensordot, vecdot
 from onnxc.array_api.manipulation import broadcast_to
 from onnxc.array_api.searching import truth
-from onnxc.array_api.statistical import Axis, reduced_axes
+from onnxc.array_api.statistical import Axis, is_nothing, reduced_axes
 from onnxc.array_api.statistical import sum as sum_
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
@@ -227,7 +227,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
     x = _matrices("matrix_norm", x)
     if ord not in ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf):
         raise ValueError(f"matrix_norm has no order {ord!r}")
-    if 0 in x.dims[-2:] and ord not in ("fro", "nuc"):
+    if ord not in ("fro", "nuc") and is_nothing(x, (-2, -1), "matrix_norm"):
         raise ValueError(f"matrix_norm of the order {ord} of no elements")
     return call(_matrix_norm, x, name="matrix_norm", ord=ord, keepdims=keepdims)  # type: ignore[no-any-return]
 
@@ -249,7 +249,7 @@ def vector_norm(x: Array, /, *, axis: Axis = None, keepdims: bool = False, ord: 
     """(sum |x|^ord)^(1 / ord); the greatest or the least for inf and -inf, and how many are not zero for 0."""
     x = array(x, "vector_norm", *_FLOATS)
     axes = reduced_axes(x, axis, "vector_norm")
-    if math.isinf(ord) and any(x.dims[a] == 0 for a in axes):
+    if math.isinf(ord) and is_nothing(x, axes, "vector_norm"):
         if ord < 0:
             raise ValueError("vector_norm of the order -inf of no elements")
         ord = 1  # 0

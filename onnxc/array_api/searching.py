@@ -10,8 +10,8 @@ from onnxc.array.core import Array, call, concrete, content
 from onnxc.array.eager import run_eagerly
 from onnxc.array_api.data_types import Scalar, array, is_kind, promoted
 from onnxc.array_api.manipulation import axis_of, reshape
-from onnxc.array_api.statistical import Axis, reduced_axes
-from onnxc.errors import InputError, UnsupportedError
+from onnxc.array_api.statistical import Axis, is_nothing, reduced_axes
+from onnxc.errors import InputError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
@@ -19,6 +19,8 @@ from onnxc.ops import numbers, reals
 from onnxc.ops.common import along
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Number
+
+_MOST_BITS = 40  # of the number of elements that is searched, where a call tells it
 
 
 def truth(b: Builder, x: Number) -> Value:
@@ -51,7 +53,7 @@ def _arg(op: str, x: Array, axis: int | None, keepdims: bool) -> Array:
     else:
         at = axis_of(axis, x.ndim, f"arg{op}")
         shape = tuple(1 if k == at else d for k, d in enumerate(x.dims) if keepdims or k != at)
-    if isinstance(x.dims[at], int) and x.dims[at] == 0:
+    if is_nothing(x, (at,), f"arg{op}"):
         raise ValueError(f"arg{op} of no elements")
     return call(_best, x, name=f"arg{op}", op=op, axis=at, shape=shape)  # type: ignore[no-any-return]
 
@@ -116,21 +118,28 @@ def nonzero(x: Array, /) -> tuple[Array, ...]:
 # ---------------------------------------------------------------- places in an order
 
 
+def _is_before(b: Builder, x: Value, y: Value) -> Value:
+    """x < y in the order of sorts: a NaN is greater than all else."""
+    less = b.lt(x, y)
+    return b.or_(less, b.and_(b.isnan(y), b.not_(b.isnan(x)))) if x.dtype.is_float else less
+
+
 def _search(b: Builder, x: Value, v: Value, *sorter: Value, right: bool) -> Value:
     """How many elements are before v: in halves, each step for all v."""
     if sorter:
         x = b.gather(x, b.cast(sorter[0], dtypes.int64), 0)
     size = x.shape[0]
-    if not isinstance(size, int):
-        raise UnsupportedError("searchsorted in a vector of dynamic size is not supported")
     x, v = reals.ordered(b, x), reals.ordered(b, v)
     found = b.full(v.shape, 0, dtypes.int64)
-    step = 1 << size.bit_length() >> 1
+    step = 1 << (size.bit_length() if isinstance(size, int) else _MOST_BITS) >> 1
+    end = b.size_as(size, dtypes.int64)
+    if not isinstance(size, int):  # of no elements, too, one is read
+        x = b.concat([x, b.full((1,), 0, x.dtype)], 0)
     while step:
         last = b.add(found, step - 1)
-        inside = b.lt(last, size)
+        inside = b.lt(last, end)
         at = b.gather(x, b.where(inside, last, b.scalar(0, dtypes.int64)), 0)
-        before = b.not_(b.lt(v, at)) if right else b.lt(at, v)
+        before = b.not_(_is_before(b, v, at)) if right else _is_before(b, at, v)
         found = b.where(b.and_(inside, before), b.add(found, step), found)
         step >>= 1
     return found

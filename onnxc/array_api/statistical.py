@@ -7,6 +7,7 @@ import builtins
 import numpy as np
 
 from onnxc.array.core import Array, call
+from onnxc.array.sizes import is_zero
 from onnxc.array_api.data_types import Dtype, array, astype, checked_dtype, is_kind
 from onnxc.array_api.manipulation import Axes, axes_of, axis_of
 from onnxc.errors import InputError
@@ -24,6 +25,11 @@ Axis = int | tuple[int, ...] | None
 def reduced_axes(x: Array, axis: Axes | None, name: str) -> tuple[int, ...]:
     """The axes of a reduction; all for None."""
     return tuple(range(x.ndim)) if axis is None else tuple(sorted(axes_of(axis, x.ndim, name)))
+
+
+def is_nothing(x: Array, axes: tuple[int, ...], name: str) -> bool:
+    """Whether there are no elements along axes, which the call decides of dynamic ones; no where only a run tells."""
+    return builtins.any(is_zero(x.dims[a], name, unknown=False) for a in axes)
 
 
 def summed(x: Array, dtype: Dtype | None) -> Array:
@@ -107,7 +113,7 @@ def _extreme(b: Builder, x: Value, *, op: str, axes: tuple[int, ...], keepdims: 
 def _most(op: str, x: Array, axis: Axis, keepdims: bool) -> Array:
     x = array(x, op, "integral", "real floating")
     axes = reduced_axes(x, axis, op)
-    if builtins.any(isinstance(x.dims[a], int) and x.dims[a] == 0 for a in axes):
+    if is_nothing(x, axes, op):
         raise ValueError(f"{op} of no elements: the shape {x.dims} along the axes {axes}")
     return call(_extreme, x, name=op, op=op, axes=axes, keepdims=keepdims)  # type: ignore[no-any-return]
 

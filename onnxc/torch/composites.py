@@ -56,6 +56,60 @@ def embedding_renorm(table: Tensor, indices: Tensor, max_norm: float, norm_type:
     return table * torch.where((used != 0) & (norms > max_norm), scale, 1.0)[:, None]
 
 
+def int_mm(x: Tensor, y: Tensor) -> Tensor:
+    """``aten._int_mm``: of int8, summed in int32."""
+    return x.to(torch.int32) @ y.to(torch.int32)
+
+
+def bernoulli(x: Tensor, *, generator: Any = None) -> Tensor:
+    """``aten.bernoulli``: ones with these probabilities. (PyTorch's own draws float32 for float64, too, and takes any
+    number for a probability.)
+    """
+    return bernoulli_of(x, x, generator=generator)
+
+
+def bernoulli_of(like: Tensor, p: Tensor, *, generator: Any = None) -> Any:
+    """``aten.bernoulli.Tensor``: in the type of another tensor."""
+    if generator is not None:
+        return NotImplemented
+    torch._assert_async(((p >= 0) & (p <= 1)).all(), "bernoulli: a probability is not between 0 and 1")
+    drawn = torch.rand(like.shape, dtype=torch.float64 if p.dtype is torch.float64 else torch.float32)
+    return (drawn < p).to(like.dtype)
+
+
+def multinomial(p: Tensor, count: int, replacement: bool = False, *, generator: Any = None) -> Any:
+    """``aten.multinomial`` of one place, or of different ones: those where p over exponential numbers is the greatest,
+    as eager PyTorch draws them.
+    """
+    if generator is not None or (replacement and count != 1) or not p.is_floating_point():
+        return NotImplemented
+    if not 1 <= count <= p.shape[-1] or p.numel() == 0:
+        return NotImplemented
+    name = "multinomial: a probability is"
+    torch._assert_async(((p >= 0) & (p < float("inf"))).all(), f"{name} negative, infinite or NaN")
+    torch._assert_async((p.sum(-1) != 0).all(), f"{name} not there: their sum is 0")
+    race = p / aten.exponential(torch.empty_like(p), 1.0)
+    return race.argmax(-1, keepdim=True) if count == 1 else race.topk(count).indices
+
+
+def normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
+    """``aten.normal`` with tensors for the mean, the deviation or both, drawn as eager PyTorch draws them."""
+    if generator is not None:
+        return NotImplemented
+    shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor)))
+    like = mean if isinstance(mean, Tensor) else std
+    made = torch.empty(shape, dtype=like.dtype)
+    if not isinstance(std, Tensor):
+        return aten.normal_functional(made, 0.0, std) + mean
+    torch._assert_async((std >= 0).all(), "normal: a standard deviation is negative, or NaN")
+    return (aten.normal_functional(made) * std + mean).to(like.dtype)
+
+
+def new_zeros_with_same_feature_meta(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    """``aten._new_zeros_with_same_feature_meta``, of derivatives in forward mode: zeros for each of some first axes."""
+    return other.new_zeros((*x.shape[:self_num_batch_dims], *other.shape))
+
+
 # ---------------------------------------------------------------- histograms
 
 
@@ -157,6 +211,14 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     aten.rrelu_with_noise_functional.default: rrelu,
     aten.nan_to_num.default: nan_to_num,
     aten.embedding_renorm.default: embedding_renorm,
+    aten._int_mm.default: int_mm,
+    aten.bernoulli.default: bernoulli,
+    aten.bernoulli.Tensor: bernoulli_of,
+    aten.multinomial.default: multinomial,
+    aten.normal.Tensor_float: normal,
+    aten.normal.float_Tensor: normal,
+    aten.normal.Tensor_Tensor: normal,
+    aten._new_zeros_with_same_feature_meta.default: new_zeros_with_same_feature_meta,
     aten.histc.default: histc,
     aten.histogram.bin_ct: histogram,
     aten.histogram.bins_tensor: histogram_of_edges,

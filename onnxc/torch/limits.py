@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import sympy
 import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
 from torch._guards import ShapeGuard
 from torch.fx.experimental.symbolic_shapes import uninteresting_files
 from torch.utils import _pytree as pytree
@@ -45,14 +47,18 @@ class Limits:
     Attributes:
         dims: the size at each place, in PyTorch's symbols.
         leaves: which of a call's leaves each path leads to.
-        ranges: of symbols and other sizes: the least and the greatest; None is no limit.
+        ranges: of symbols: the least and the greatest that the trace found; None is no limit.
         decided: by the module's own code.
+        declared: of symbols: the least of a `Dim` with a `min`.
+        roots: the names of the `Dim` of which others are made (`2 * n`), and which are no dim themselves.
     """
 
     dims: Mapping[Place, Any]
     leaves: Mapping[Any, int]
     ranges: Mapping[Any, tuple[int, int | None]]
     decided: Sequence[Decided]
+    declared: Mapping[Any, int] = field(default_factory=dict)
+    roots: Mapping[Any, str] = field(default_factory=dict)
     _known: set[tuple[int, ...]] = field(default_factory=set)
     _told: set[Decided] = field(default_factory=set)  # in warnings
 
@@ -84,6 +90,14 @@ class Limits:
             if isinstance(dim, sympy.Symbol):
                 values.setdefault(dim, size)
         for (place, dim), size in found:
+            solved = _root(dim, size, values)
+            if solved is not None:
+                symbol, value = solved
+                if not value.is_integer or value < 0:
+                    said = f"{self._text(dim)} of a whole {self._text(symbol)}"
+                    raise InputError(f"{_name(place)} is {size}, and has to be {said}")
+                values[symbol] = int(value)
+        for (place, dim), size in found:
             wanted = dim if isinstance(dim, sympy.Symbol) else _value(dim, values)
             if not isinstance(dim, sympy.Symbol) and wanted is not None and wanted != size:
                 raise InputError(f"{_name(place)} is {size}, and has to be {self._text(dim)} = {wanted}")
@@ -92,9 +106,12 @@ class Limits:
     def _check_ranges(self, values: Mapping[Any, int]) -> None:
         for size, (least, most) in self.ranges.items():
             value = _value(size, values)
-            if value is not None and ((value < least and least > 2) or (most is not None and value > most)):
+            if value is None:
+                continue
+            is_less = value < self.declared.get(size, 0) or (value < least and least > 2)
+            if is_less or (most is not None and value > most):
                 said = f"at least {least}" if most is None else f"{least} to {most}"
-                raise InputError(f"{self._text(size)} is {value}, and the module was exported for {said}")
+                raise InputError(f"{self._place(size)} is {value}, and the module was exported for {said}")
 
     def _check_decided(self, decision: Decided, values: Mapping[Any, int]) -> None:
         if _value(decision.condition, values) in (None, True):
@@ -113,8 +130,15 @@ class Limits:
         places: dict[Any, str] = {}
         for place, dim in self.dims.items():
             places.setdefault(dim, _name(place))
+        places = {**self.roots, **places}
         names = {s: sympy.Symbol(places[s]) for s in _symbols(expression) if s in places}
         return str(expression.xreplace(names))
+
+    def _place(self, symbol: Any) -> str:
+        """A symbol, and where it stands if it is no dim itself."""
+        text = self._text(symbol)
+        made = next((p for p, dim in self.dims.items() if symbol not in self.dims.values() and dim.has(symbol)), None)
+        return text if made is None else f"{text} of {_name(made)} = {self._text(self.dims[made])}"
 
 
 class Watch:
@@ -123,12 +147,14 @@ class Watch:
     def __init__(self) -> None:
         self.sizes: dict[Place, torch.SymInt] = {}
         self.decided: list[Decided] = []
+        self.declared: dict[Any, int] = {}
+        self.ended: dict[Any, tuple[Any, Any]] = {}
 
     def begin(self, arguments: Any) -> None:
         """The module is called with these: in a new trace, or by itself in the one that is under way."""
         found = _open_sizes(arguments)
         if found and _environment(found) is not _environment(self.sizes):
-            self.sizes, self.decided = found, []
+            self.sizes, self.decided, self.declared = found, [], _declared(_environment(found))
 
     def end(self) -> None:
         """The module has returned. Later the trace forgets who asked."""
@@ -136,6 +162,7 @@ class Watch:
             env = _environment(self.sizes)
             late = (a for checks in env.deferred_runtime_asserts.values() for a in checks)
             self.decided = [Decided(c.expr, line) for c in (*env.guards, *late) if (line := _line(c))]
+            self.ended = _least(env)
 
     def limits(self, spec: pytree.TreeSpec) -> Limits | None:
         """What the last trace says of the sizes of its arguments, nested so; None where they are all fixed."""
@@ -148,12 +175,42 @@ class Watch:
         env = _environment(self.sizes)
         symbols = {s for d in dims.values() for s in d.free_symbols}
         ranges = {s: _range(env.bound_sympy(s)) for s in sorted(symbols, key=str)}
-        return Limits(dims, leaves, ranges, [d for d in self.decided if d.condition.free_symbols <= symbols])
+        decided = [d for d in self.decided if d.condition.free_symbols <= symbols]
+        sources = {s: env.var_to_sources.get(s, ()) for s in symbols}
+        roots = {s: x.source_name for s, found in sources.items() for x in found if isinstance(x, ConstantSource)}
+        ended = {s: self.ended.get(s, found) for s, found in _least(env).items()}
+        hinted = {s: int(x) for s, (x, asked) in _least(env).items() if x > ended[s][0] and asked is ended[s][1]}
+        return Limits(dims, leaves, ranges, decided, self.declared | hinted, roots)
 
 
 def _environment(sizes: Mapping[Place, torch.SymInt]) -> Any:
     """What PyTorch knows of sizes, which each trace begins anew; None of no sizes."""
     return next((d.node.shape_env for d in sizes.values()), None)
+
+
+def _declared(env: Any) -> dict[Any, int]:
+    """The least sizes that were asked for, as long as a trace has found out nothing."""
+    default = env._default_value_range(fx.experimental._config.backed_size_oblivious).lower
+    return {s: int(known.lower) for s, known in env.var_to_range.items() if known.lower > default}
+
+
+def _least(env: Any) -> dict[Any, tuple[Any, Any]]:
+    """The least that is known of each size, and who asked: nobody of those of `Dim.DYNAMIC(min=...)`, which PyTorch
+    writes down when the trace is over.
+    """
+    return {s: (known.lower, env.var_to_range_sloc[s].lower) for s, known in env.var_to_range.items()}
+
+
+def _root(dim: Any, size: int, values: Mapping[Any, int]) -> tuple[Any, Any] | None:
+    """The one unknown symbol of a dim that is linear in it, and its value."""
+    known = dim.xreplace({s: sympy.Integer(v) for s, v in values.items()})
+    if len(known.free_symbols) != 1:
+        return None
+    (symbol,) = known.free_symbols
+    factor = known.coeff(symbol)
+    if not factor.is_number or factor == 0 or (known - factor * symbol).has(symbol):
+        return None
+    return symbol, (size - (known - factor * symbol)) / factor
 
 
 def _range(known: Any) -> tuple[int, int | None]:

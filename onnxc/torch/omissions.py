@@ -24,6 +24,8 @@ def check_nothing_left_out(program: ExportedProgram) -> None:
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]  # those of branches too
     for node in (n for graph in graphs for n in graph.nodes):
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            if _is_unsaturated(node):
+                raise UnsupportedError(f"PyTorch's exporter writes {node.target} so that it saturates")
             for number in _shortened(node):
                 raise UnsupportedError(f"PyTorch's exporter writes the number {number!r} of {node.target} as a float32")
             omission = _OMISSIONS.get(str(node.target))
@@ -69,6 +71,16 @@ def _shortened(node: fx.Node) -> Iterator[float]:
         for x in pytree.tree_leaves((node.args, node.kwargs)):
             if isinstance(x, float) and math.isfinite(x) and torch.tensor(x, dtype=torch.float32).item() != x:
                 yield x
+
+
+_SMALL = (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+def _is_unsaturated(node: fx.Node) -> bool:
+    """Whether a node casts to a type that has infinities or NaN for what is too large."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    found, *given = [v.dtype if isinstance(v, torch.Tensor) else None for v in values]
+    return found in _SMALL and any(d is not None and d is not found for d in given)
 
 
 def _is_other_range(given: Given) -> bool:
