@@ -204,6 +204,22 @@ def test_operators_that_are_missing() -> None:
         onnxc.compile(model)
 
 
+def test_operators_of_other_opsets() -> None:
+    """Those that came later, or are gone, are told apart from those that nobody knows."""
+    model = parse("(float[2] x) => (float[2] y) { a = Gelu (x) b = Mish (a) c = ScaledTanh (b) y = Gelu (c) }")
+    later = r"\('n3 Gelu'\); Gelu is there from opset 20 on, Mish is there from opset 18 on, ScaledTanh is there until "
+    with pytest.raises(UnsupportedOpError, match=later + r"opset 9: onnx\.version_converter converts models$"):
+        onnxc.compile(with_opset(model, 17))
+    model.graph.node[1].op_type = "Foo"
+    with pytest.raises(UnsupportedOpError, match=r"Gelu is there from opset 20 on.* models; onnxc\.op adds"):
+        onnxc.compile(with_opset(model, 17))
+
+
+def with_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    model.opset_import[0].version = opset
+    return model
+
+
 def test_a_thousand_unknown_attributes() -> None:
     model = parse(RELU)
     model.graph.node[0].attribute.extend(helper.make_attribute(f"a{i}", 1) for i in range(1000))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -26,7 +27,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Symbol, symbols
 from onnxc.ir.graph import DECLARED, Graph, Node, Value, cloned, merge_origins
 from onnxc.ir.types import TensorType, contradict, element_name, shape_within
-from onnxc.ops.registry import OpDef, apply, checked_attributes, find
+from onnxc.ops.registry import OpDef, apply, checked_attributes, find, table
 from onnxc.passes.simplify import eliminate_dead
 from onnxc.primitives.base import check_type
 from onnxc.primitives.builder import Builder, constant_of
@@ -322,7 +323,8 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
     """The definition of each op of the graph and its subgraphs, or one error that lists all ops without one."""
     opsets = graph.metadata["opsets"]
     found: dict[str, OpDef] = {}
-    missing = []
+    missing: list[tuple[str, str]] = []
+    others: dict[str, str] = {}
     for node in graph.all_nodes():
         if node.op in ("constant", *found):
             continue
@@ -331,11 +333,28 @@ def _definitions(graph: Graph) -> dict[str, OpDef]:
         if definition is None:
             place = _name(node) or ", ".join(map(str, node.origin[:1]))
             missing.append((place, f"{op_type}-{version}" + (f" ({domain})" if domain else "")))
+            others[op_type] = _other_versions(domain, op_type)
         else:
             found[node.op] = definition
     if missing:
-        raise UnsupportedOpError(missing, _BLOCKED if any(_NCHWC in op for _, op in missing) else _OWN)
+        raise UnsupportedOpError(missing, _BLOCKED if any(_NCHWC in op for _, op in missing) else _advice(others))
     return found
+
+
+def _advice(others: Mapping[str, str]) -> str:
+    """What to do about ops of which some are there in other opsets: in which, by name, or ""."""
+    known = [f"{name} is there {where}" for name, where in others.items() if where]
+    converted = [", ".join(known) + ": onnx.version_converter converts models"] if known else []
+    return "; ".join(converted + ([] if all(others.values()) else [_OWN]))
+
+
+def _other_versions(domain: str, name: str) -> str:
+    """The opsets that have an op, where the model's has not."""
+    rows = table().get((domain, name), ())
+    if not rows:
+        return ""
+    first, last = min(d.first for d in rows), max(inf if d.last is None else d.last for d in rows)
+    return f"from opset {first} on" if last == inf else f"until opset {last}"
 
 
 def _name(node: Node) -> str:
