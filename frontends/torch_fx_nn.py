@@ -16,7 +16,7 @@ from onnxc.ir.expr import Dim, always_equal, floordiv, mod, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.conv import window_of
 from onnxc.ops.pooling import pool, with_ceil
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, Operand
 
 
 def widened(b: Builder, *xs: Value | None) -> list[Any]:
@@ -100,14 +100,20 @@ def _log_sum_exp(b: Builder, x: Value) -> Value:
     return b.add(b.log(b.reduce("sum", b.exp(b.sub(x, high)), last)), b.reshape(high, x.shape[:-1]))
 
 
+def _scale(b: Builder, q: Value) -> Operand:
+    """1 / sqrt(size of a head), rounded once."""
+    size = q.shape[-1]
+    if isinstance(size, int):
+        return 1 / math.sqrt(size)
+    return b.cast(b.div(1.0, b.sqrt(b.size_as(size, dtypes.float64))), q.dtype)
+
+
 def attention_scores(
     c: Call, q: Value, k: Value, mask: Value | None, is_causal: bool, scale: float | None
-) -> tuple[Value, float]:
+) -> tuple[Value, Operand]:
     """q k^T * scale + mask, and the scale."""
-    if scale is None and not isinstance(q.shape[-1], int):
-        raise UnsupportedError("attention over heads of a dynamic size")
     b = c.b
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    factor = _scale(b, q) if scale is None else scale
     scores = b.mul(b.matmul(q, b.swap(k, k.rank - 2, k.rank - 1)), factor)
     if mask is not None and mask.dtype is dtypes.boolean:
         mask = b.where(mask, b.scalar(0.0, scores.dtype), -math.inf)

@@ -536,6 +536,24 @@ def test_attention_that_pytorch_takes_apart() -> None:
     assert [k.kind for k in graph.programs[0].kernels] == ["attention"]
 
 
+def test_attention_of_heads_of_any_size() -> None:
+    """The scale, too, is of the call."""
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    compiled = torch.compile(f, backend="onnxc", dynamic=True, options={"fallback": False})
+    for length, width in ((5, 8), (9, 8), (7, 16)):
+        given = [torch.randn(2, 3, length, width, requires_grad=True) for _ in range(3)]
+        same = [x.detach().clone().requires_grad_() for x in given]
+        with torch.enable_grad():
+            found, wanted = compiled(*given), f(*same)
+            found.square().sum().backward()
+            wanted.square().sum().backward()
+        close(found.detach(), wanted.detach())
+        close([x.grad for x in given], [x.grad for x in same])
+
+
 def test_the_entry_point_names_this_backend() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["torch_dynamo_backends"] == {"onnxc": f"{backend.__module__}:{backend.__name__}"}
