@@ -98,6 +98,8 @@ def convolutions() -> Iterator[Case]:
     yield Case("ConvTranspose", [f32(1, 2, 5), f32(2, 3, 4)], {"strides": [3]}, keep=KERNELS)
     beyond = {"strides": [3, 1], "pads": [2, 2, 0, 2], "output_padding": [2, 0]}  # more is cut off than there is
     yield Case("ConvTranspose", [f32(2, 2, 1, 8), f32(2, 1, 1, 1)], beyond, keep=KERNELS)
+    beyond = {"strides": [3], "dilations": [3], "pads": [3, 0]}
+    yield Case("ConvTranspose", [f32(2, 2, 1), f32(2, 1, 2)], beyond, keep=KERNELS)
 
 
 def pools() -> Iterator[Case]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,19 @@ def test_what_lies_between_has_no_buffer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "3 convolutions run band by band" in chain.reasons
     assert sum("Conv" in str(o) for o in chain.origin) == 3
     assert sizes[1] < sizes[0] / 2
+
+
+def test_single_taps_reach_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their dilation had the scratch be that of another shape than what a chain runs: too small for a planar image."""
+    monkeypatch.setattr(chains, "LEAST_BYTES", 1)
+    m = model(replace(BLOCKS[0], channels=(4, 96, 96, 24), batch=2))
+    del m.graph.node[:2]  # the image is the model's input
+    m.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4
+    m.graph.node[0].input[0] = "x"
+    m.graph.node[0].attribute.append(helper.make_attribute("dilations", [2, 3]))
+    program = generate(onnx_file.load(m), level(), FusionOptions(), Stages())
+    assert any(c.kind == "conv chain of 3" for c in program.calls)
+    assert "ConvDilated" not in program.source
 
 
 def test_other_readers_forbid_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,17 +88,38 @@ def with_bias(b: Builder, y: Value, bias: Value | None) -> Value:
 
 
 def convolve(b: Builder, x: Value, w: Value, window: Window, group: int) -> Value:
-    """The conv primitive."""
+    """The conv primitive, of an image without what negative padding cuts off: kernels take none."""
+    x, low, high = _cropped(b, x, window.low, window.high)
     return b.one(
         "conv",
         x,
         w,
         strides=window.strides,
-        low=window.low,
-        high=window.high,
+        low=low,
+        high=high,
         dilations=window.dilations,
         groups=group,
     )
+
+
+def _cropped(
+    b: Builder, x: Value, before: Sequence[Dim], after: Sequence[Dim]
+) -> tuple[Value, tuple[Dim, ...], tuple[Dim, ...]]:
+    """An image without what negative padding cuts off, and the padding that is left. Where an end cuts off some of what
+    the other one adds, that is added first; open sizes are taken to be those of some pixels.
+    """
+    lows, highs = ([maximum(d, 0) for d in ends] for ends in (before, after))
+    for i, axis in enumerate(range(2, x.rank)):
+        first, last = maximum(-before[i], 0), maximum(-after[i], 0)
+        if (first, last) == (0, 0):
+            continue
+        size = x.shape[axis] if isinstance(x.shape[axis], int) else maximum(x.shape[axis], 1)
+        if (lows[i], highs[i]) != (0, 0) and not is_nonnegative(size - first - last):
+            low, high = ([ends[i] if k == axis else 0 for k in range(x.rank)] for ends in (lows, highs))
+            x = b.pad(x, low, high)
+            lows[i] = highs[i] = 0
+        x = b.slice(x, axis, first, x.shape[axis] - last)
+    return x, tuple(lows), tuple(highs)
 
 
 @op("Conv", 1)
@@ -342,12 +363,10 @@ def _taps(b: Builder, w: Value, each: Sequence[_Phase]) -> Value:
 
 
 def _phase(b: Builder, x: Value, w: Value, each: Sequence[_Phase], group: int) -> Value:
-    """The convolution of one phase; negative padding crops the input."""
-    for i, p in enumerate(each):
-        x = b.slice(x, i + 2, max(-p.low, 0), x.shape[i + 2] - max(-p.high, 0))
+    """The convolution of one phase."""
     window = Window(
         tuple(p.taps for p in each), (1,) * len(each), tuple(p.dilation for p in each),
-        tuple(max(p.low, 0) for p in each), tuple(max(p.high, 0) for p in each),
+        tuple(p.low for p in each), tuple(p.high for p in each),
     )  # fmt: skip
     return convolve(b, x, w, window, group)
 
@@ -357,22 +376,10 @@ def _spread(
     group: int,
 ) -> Value:  # fmt: skip
     """A transposed convolution as one of its input with stride - 1 zeros between elements."""
-    n = len(window.kernel)
     spread = b.pad(x, (0,) * x.rank, (0,) * x.rank, 0, (0, 0, *(s - 1 for s in window.strides)))
-    before = [span - 1 - p for span, p in zip(window.spans, low, strict=True)]
-    after = [span - 1 - p + e for span, p, e in zip(window.spans, high, extra, strict=True)]
-    lows, highs = ([maximum(d, 0) for d in ends] for ends in (before, after))
-    for i in range(n):  # padding by more than the kernel reaches crops the input
-        first, last = maximum(-before[i], 0), maximum(-after[i], 0)
-        if (first, last) == (0, 0):
-            continue
-        axis = i + 2
-        if not is_nonnegative(spread.shape[axis] - first - last):  # an end cuts off some of what the other one adds
-            low, high = ([ends[i] if k == axis else 0 for k in range(spread.rank)] for ends in (lows, highs))
-            spread = b.pad(spread, low, high)
-            lows[i] = highs[i] = 0
-        spread = b.slice(spread, axis, first, spread.shape[axis] - last)
-    inner = Window(window.kernel, (1,) * n, window.dilations, tuple(lows), tuple(highs))
+    before = tuple(span - 1 - p for span, p in zip(window.spans, low, strict=True))
+    after = tuple(span - 1 - p + e for span, p, e in zip(window.spans, high, extra, strict=True))
+    inner = Window(window.kernel, (1,) * len(window.kernel), window.dilations, before, after)
     return convolve(b, spread, mirrored(b, w, group), inner, group)
 
 

@@ -433,8 +433,11 @@ FAR = 0.8  # share of taps that is multiplied, under which leaving out the other
 
 
 def reaches_far(node: Node) -> bool:
-    """True where conv.h looks for taps beyond the image (ConvDilated there): of dilated and of very large kernels."""
-    return max(node.attrs["dilations"]) > 1 or _share_inside(node, _sizes(node, 1).out) < FAR
+    """True where conv.h looks for taps beyond the image (ConvDilated there): of dilated and of very large kernels. Single
+    taps reach nowhere, whatever their dilation (a chain's 1x1 kernels are no ConvDilated: see conv_rows).
+    """
+    taps = zip(node.operands[1].shape[2:], node.attrs["dilations"], strict=True)
+    return any(k != 1 and d > 1 for k, d in taps) or _share_inside(node, _sizes(node, 1).out) < FAR
 
 
 def _share_inside(node: Node, out: Sequence[int]) -> float:

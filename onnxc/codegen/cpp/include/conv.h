@@ -37,7 +37,8 @@ struct ConvShape {
   static constexpr i64 D = 1, OD = 1, KD = 1, SZ = 1, DZ = 1, PF = 0, ids = 0;
 };
 
-// The same with a long reach beyond the image, as dilations and large kernels have: taps that are zeros for a whole tile are left out.
+// The same with a long reach beyond the image, as dilations and large kernels have: taps that are zeros for a whole tile
+// are left out.
 struct ConvDilated : ConvShape { static constexpr bool SKIPS = true; };
 
 // The same with a depth: element (n, c, z, y, x) lies z*ids further on.
@@ -269,8 +270,8 @@ OX bool conv_collide(i64 bytes) {
 OX i64 conv_apart(i64 CI) { return cround(CI, 16) + 16; }
 
 // Bytes of a panel's weights that stay in the second-level cache while the tiles of a block are multiplied by them. Those
-// of more are multiplied run by run, and their sums wait in memory meanwhile: each tile would read them all from farther
-// away. (Sums are emptied into memory between runs in any case, if these are not short: the bits are the same.)
+// of more are multiplied a few runs at a time, and their sums wait in memory meanwhile: each tile would read them all from
+// farther away. (Sums are emptied into memory between runs in any case, if these are not short: the bits are the same.)
 static constexpr i64 CONV_PASS = VL >= 16 ? 512 * 1024 : 256 * 1024;
 
 template <class S> static ConvPlan conv_plan(const S &s) {
@@ -328,7 +329,8 @@ template <class S> static i64 conv_items_count(const S &s) {
 static constexpr i64 CONV_STATE = 16;  // floats of scratch before everything else: the block of the table
 template <class S> static i64 conv_scratch(const S &s) {
   ConvPlan p = conv_plan(s);
-  return 4 * (CONV_STATE + CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + p.kept + 64) + 8 * (p.R.runs + p.tiles + p.table);
+  i64 floats = CONV_STATE + CONV_MR * CONV_NR + p.zero + p.patch + p.repacked + p.kept + 64;
+  return 4 * floats + 8 * (p.R.runs + p.tiles + p.table);
 }
 
 // A thread's scratch, divided.
@@ -519,8 +521,8 @@ OX ConvSpan conv_span(u64 live, i64 from, i64 end) {
   if (live == ~0ull) return {from, end - from};  // perhaps of more runs than there are bits
   u64 rest = from < end ? live >> from : 0;
   if (!rest) return {from, 0};
-  i64 first = from + __builtin_ctzll(rest), more = ~(live >> first) ? __builtin_ctzll(~(live >> first)) : 64;
-  return {first, ox_max(0, ox_min(end - first, more))};
+  i64 first = from + __builtin_ctzll(rest), count = __builtin_ctzll(~(live >> first));  // never of all bits
+  return {first, ox_max(0, ox_min(end - first, count))};
 }
 
 // Copies the pixels of a tile, and has the table point to the copies.
@@ -815,8 +817,10 @@ OX void conv_panels(const S &s, const ConvPlan &p, const ConvScratch &m, const f
   i64 K = p.R.runs * p.R.len, most = conv_is_across<E> || p.kept ? 1 : conv_in_turn(s, p, K), from = 0;
   for (i64 m0 = n0, m1; m0 < n1; m0 = m1) {
     m1 = ox_min(n1, m0 + most);
-    if (p.kept)
-      from = conv_passes<W, S>(p, m, T, ox_min(CONV_NR, p.cog - m0 % p.panels * CONV_NR), m0 / p.panels * p.cig, w + m0 * K * CONV_NR);
+    if (p.kept) {
+      i64 cols = ox_min(CONV_NR, p.cog - m0 % p.panels * CONV_NR);
+      from = conv_passes<W, S>(p, m, T, cols, m0 / p.panels * p.cig, w + m0 * K * CONV_NR);
+    }
     for (i64 t = 0, i = p0; t < T.count; i += T.size(t++))
       for (i64 n = m0; n < m1; n++) {
         i64 g = n / p.panels, c = n % p.panels * CONV_NR, cols = ox_min(CONV_NR, p.cog - c);
