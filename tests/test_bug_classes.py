@@ -368,3 +368,24 @@ def test_a_product_in_loops_meets_a_products_kernel() -> None:
         { xi = Cast<to=7>(x) a = MatMul(xi, v) p = Cast<to=1>(a) q = MatMul(x, w) y = Mul(p, q) }""",
         3 * f32(2, 5, 12), f32(12, 7), whole(np.int64, 12, 7),
     )  # fmt: skip
+
+
+LARGE_PRODUCTS = "(float[n, 40] x, float[1] c) => (float[n, 40] y) <int64[1] a = {-1}>"
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_softmax_of_large_products(op: str) -> None:
+    """The maximum was one of rounded products, and was subtracted from unrounded ones: their difference, 1e31 of 1e38,
+    went into the exponential function.
+    """
+    x = f32(7, 40)
+    x[:, 4] = 3e37
+    agrees(f"{LARGE_PRODUCTS} {{ t = Mul(x, c) y = {op}(t) }}", x, f32(1) + 2.081)
+
+
+def test_the_greatest_product_is_one_of_them() -> None:
+    """The same bits where it is found and where it is subtracted: so that nothing is left."""
+    model = parse(f"{LARGE_PRODUCTS} {{ t = Mul(x, c) m = ReduceMax(t, a) y = Sub(t, m) }}", 18)
+    x = f32(7, 40)
+    x[:, 4] = 10
+    np.testing.assert_array_equal(onnxc.compile(model)(x, f32(1) + 2.081)["y"][:, 4], np.zeros(7, np.float32))
