@@ -1,6 +1,7 @@
 // Weights of convolutions that are no constants: packed by each run, as conv.h, conv_wino.h and conv_dw.h read them.
 // Part of conv.h.
 #pragma once
+#include "vec.h"
 
 // Weights that are packed at run time: element (o, c, kz, ky, kx) lies at w[o*os + c*cs + kz*zs + ky*ys + kx*xs].
 struct ConvWeights { const f32 *w; i64 os, cs, zs, ys, xs; };
