@@ -349,8 +349,8 @@ def _advice(others: Mapping[str, str]) -> str:
 
 
 def _other_versions(domain: str, name: str) -> str:
-    """The opsets that have an op, where the model's has not."""
-    rows = table().get((domain, name), ())
+    """The opsets that have an op of the standard, where the model's has not; "" of others, which nothing converts."""
+    rows = table().get((domain, name), ()) if not domain else ()
     if not rows:
         return ""
     first, last = min(d.first for d in rows), max(inf if d.last is None else d.last for d in rows)

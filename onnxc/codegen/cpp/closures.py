@@ -10,7 +10,8 @@ are made by one function here, so that they are one type:
       };
     };
 
-and a kernel has `const auto epi = closure0(p0, p1, 144);`. A third to a half of the compile time of convolutional nets is saved.
+and a kernel has `const auto epi = closure0(p0, p1, 144);`. A third to a half of the compile time of convolutional nets is
+saved.
 """
 
 from __future__ import annotations

@@ -441,6 +441,7 @@ def reaches_far(node: Node) -> bool:
 
 
 def _share_inside(node: Node, out: Sequence[int]) -> float:
+    """An estimate of it, for padded axes; rows are left out more surely than columns, of which a tile has several."""
     a, shares = node.attrs, []
     for k, (size, taps) in enumerate(zip(out, map(int, node.operands[1].shape[2:]), strict=True)):
         padded = size > 0 and (a["low"][k] or a["high"][k])

@@ -303,6 +303,7 @@ template <class S> static ConvPlan conv_plan(const S &s) {
   // Pixels of an output row whose kernel rows leave the image at the left or the right.
   i64 left = ox_up(s.PL, s.SX), inside = s.W + s.PL >= s.KW ? (s.W + s.PL - s.KW) / s.SX + 1 : 0;
   i64 edge = ox_min(s.OW, ox_min(left, s.OW) + ox_max(0, s.OW - inside));
+  // Where taps beyond the image are looked for, they are no columns of zeros (but in runs of whole kernel rows).
   if (p.rows || !S::SKIPS) p.left = s.PL, p.right = ox_max(0, (s.OW - 1) * s.SX - s.PL + (s.KW - 1) * s.DX + 1 - s.W);
   p.patch = p.rows && !p.repack ? p.max_rows * edge * p.R.runs * cround(p.R.len, 16) : 0;
   if (p.gather) p.patch = (most + CONV_MR) * p.apart;
