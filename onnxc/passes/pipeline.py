@@ -19,6 +19,7 @@ from onnxc.passes.prepare import prepare
 from onnxc.passes.quantized import integer_products
 from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.regions import sink_constants
+from onnxc.passes.round_products import round_products
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
@@ -99,4 +100,9 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         pipeline.append(("divide-gated-products", divide_gated_products))
     if options.merge:
         pipeline.append(("merge-products", merge_products))
-    return [*pipeline, ("normalise-indices", normalise_indices), ("prepare", lambda g: prepare(g, rows=options.rows))]
+    return [
+        *pipeline,
+        ("normalise-indices", normalise_indices),
+        ("prepare", lambda g: prepare(g, rows=options.rows)),
+        ("round-products", round_products),
+    ]

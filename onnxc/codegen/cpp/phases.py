@@ -9,7 +9,7 @@ from onnxc.codegen.cpp.accumulators import Accumulator, Parts, lane_of, parts_of
 from onnxc.codegen.cpp.index_sets import split_phase
 from onnxc.codegen.cpp.phase_caches import PhaseCaches
 from onnxc.codegen.cpp.splits import arrange, turns, written_out
-from onnxc.codegen.cpp.terms import TermEmitter, selected
+from onnxc.codegen.cpp.terms import TermEmitter
 from onnxc.codegen.cpp.vector_loop import Staging, choose_vector, cost, staging, vectors_across
 from onnxc.codegen.cpp.writer import Scope, indent, interleave
 from onnxc.ir.expr import Dim, Symbol, ceildiv, symbols
@@ -34,8 +34,6 @@ class PhaseEmitter:
         self.emitter.aligned = lanes
         self.outer_vector = any(s == self.vector for s, _ in nest.outer)
         self._split()
-        if len(nest.phases) > 1:
-            self.emitter.selected = selected(nest.reductions())
         self.includes: set[str] = set()
         self.caches = PhaseCaches(self.emitter, lanes)
         self.bounds: dict[Symbol, tuple[list[Dim], list[Dim]]] = {}  # of loops that stay inside a padded window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,21 +39,6 @@ _FEW_DIVISIONS = 3  # of a lane's address: with more, a copy of it for each lane
 UNROUNDED = frozenset({"add", "sub", "neg", "abs", "max", "min", "where", "copy", "floor", "ceil", "round", "sign"})
 
 
-def selected(reductions: Iterable[Reduction]) -> frozenset[Term]:
-    """What a greatest or least element is made of, down to what rounds. Elsewhere it has to be that number, too: x less
-    its greatest element is 0 where x is greatest, but a product that is joined with the subtraction is another number
-    than the one that was compared, by its rounding error: e to the power of that has no bound.
-    """
-    found, left = set[Term](), [r.body for r in reductions if r.op in ("max", "min")]
-    while left:
-        term = left.pop()
-        if term not in found:
-            found.add(term)
-            if not isinstance(term, Apply) or term.op in UNROUNDED:
-                left += children(term)
-    return frozenset(found)
-
-
 @dataclass(frozen=True)
 class FlatParts:
     """An address: the same in all lanes, indices that are data and what each is multiplied by, the vector loop's factor."""
@@ -84,7 +69,6 @@ class TermEmitter:
         self.staged: dict[Term, str] = {}  # load -> where its vector lies in a tile
         self.only: Callable[[Scope], str] | None = None  # the test of the lanes `i` that may read
         self.exact = False  # a term has the same bits whatever is computed and stored beside it
-        self.selected: frozenset[Term] = frozenset()  # terms of which reductions take one as it is
 
     # ------------------------------------------------------------ names
 
@@ -186,12 +170,13 @@ class TermEmitter:
         return name
 
     def _is_product(self, term: Term) -> bool:
-        """Whether a term may end in a product, which a compiler would join with a sum that it goes into: unrounded, so
-        that bits would depend on whether both are in one kernel.
+        """Whether a term ends in a product, which a compiler would join with a sum that it goes into, unrounded, and
+        must not: by passes/round_products.py, or since bits would depend on whether both are in one kernel.
         """
-        alone = self.exact or term in self.selected
-        if not alone or not term.dtype.is_float or spelling.lane_type(term.dtype) not in ("f32", "f64"):
+        if not term.dtype.is_float or spelling.lane_type(term.dtype) not in ("f32", "f64"):
             return False
+        if not self.exact:
+            return isinstance(term, Apply) and ("rounded", True) in term.attrs
         return isinstance(term, Result) or (isinstance(term, Apply) and term.op not in UNROUNDED)
 
     def _varies(self, deps: frozenset[object]) -> bool:

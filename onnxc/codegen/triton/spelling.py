@@ -134,6 +134,8 @@ def apply(op: str, args: list[str], dtype: DType, operand: DType, attrs: Attrs) 
         return _bitcast(args[0], operand, dtype)
     if op == "copy":
         return args[0]
+    if op == "mul" and attrs.get("rounded"):
+        return f"libdevice.mul_rn({args[0]}, {args[1]})"
     if op in _INFIX:
         return f"({args[0]} {_INFIX[op]} {args[1]})"
     if op in ("floor", "ceil", "round") and not operand.is_float:

@@ -1,0 +1,82 @@
+"""What is equal is equal: products are joined only with sums where nothing can tell (passes/round_products.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import onnxc
+from onnxc.ir import dtypes
+from onnxc.ir.graph import Value
+from onnxc.ir.types import TensorType
+from onnxc.passes.round_products import round_products
+from onnxc.primitives.builder import Builder
+from tests.small_models import parse, reference
+
+X = "(float[n, 40] x, float[n, 40] z, float[1] c)"
+# Expressions of which onnxruntime says 0 where z is x, however the products round.
+ZEROS = {
+    "two squares": "p = Mul(x, x) q = Mul(z, z) y = Sub(p, q)",
+    "two products": "p = Mul(x, c) q = Mul(c, z) y = Sub(p, q)",
+    "a sum with the opposite": "p = Mul(x, c) q = Mul(z, c) r = Neg(q) y = Add(p, r)",
+    "moved": "p = Mul(x, c) q = Mul(z, c) s = Transpose(p) t = Transpose(q) r = Sub(s, t) y = Transpose(r)",
+    "the greatest": "t = Mul(x, x) m = Max(t, c) n = Mul(z, z) o = Max(n, c) y = Sub(m, o)",
+    "a product of three": "t = Mul(x, c) u = Mul(t, x) v = Mul(z, c) w = Mul(v, z) y = Sub(u, w)",
+    "powers": "p = Pow(x, c) q = Pow(z, c) y = Sub(p, q)",
+}
+
+
+def data(rows: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = np.random.default_rng(rows).uniform(0.5, 2, (rows, 40)).astype(np.float32)
+    return x, x.copy(), np.array([2.081], np.float32)
+
+
+@pytest.mark.parametrize("kind", ZEROS)
+@pytest.mark.parametrize("fusion", [True, False])
+def test_what_is_equal_leaves_nothing(kind: str, fusion: bool) -> None:
+    """A product that was joined with the subtraction left its rounding error, and a root of that may be NaN."""
+    model = parse(f"{X} => (float[n, 40] y) {{ {ZEROS[kind]} }}", 18)
+    given = data()
+    (wanted,) = reference(model, *given)
+    assert not wanted.any()
+    np.testing.assert_array_equal(onnxc.compile(model, fusion=fusion)(*given)["y"], wanted)
+
+
+def test_fractions_are_not_negative() -> None:
+    """`t - floor(t)` of a product that rounds to a whole number."""
+    model = parse(f"{X} => (float[n, 40] y) {{ t = Mul(x, c) f = Floor(t) y = Sub(t, f) }}", 18)
+    x = np.arange(200, dtype=np.float32).reshape(5, 40)
+    c = np.array([1 / 3], np.float32)
+    np.testing.assert_array_equal(onnxc.compile(model)(x, x, c)["y"], reference(model, x, x, c)[0])
+
+
+@pytest.mark.parametrize("length", [40, 300_000])
+def test_rows_less_their_greatest_product(length: int) -> None:
+    """However long rows are, and whichever kernel finds the greatest."""
+    text = f"(float[n, {length}] x, float[1] c) => (float[n, {length}] y) <int64[1] a = {{-1}}>"
+    model = parse(f"{text} {{ t = Mul(x, c) m = ReduceMax(t, a) d = Sub(m, t) y = Sqrt(d) }}", 18)
+    x = np.random.default_rng(0).standard_normal((2, length)).astype(np.float32)
+    y = onnxc.compile(model)(x, np.array([2.081], np.float32))["y"]
+    assert not np.isnan(y).any()
+    np.testing.assert_array_equal(y.min(axis=1), np.zeros(2, np.float32))
+
+
+def marked(make: Callable[..., Value]) -> list[bool]:
+    """Which products of a graph of x, y, z (float32[4] each) and one output are marked, in order."""
+    b = Builder()
+    graph = b.graph([make(b, *(b.input(TensorType(dtypes.float32, (4,)), n) for n in "xyz"))])
+    return [bool(n.attrs.get("rounded")) for n in round_products(graph).nodes if n.op == "mul"]
+
+
+def test_which_products_are_rounded() -> None:
+    """Joined are those that only an addition takes, and no other product with them."""
+    assert marked(lambda b, x, y, z: b.add(b.mul(x, y), z)) == [False]
+    assert marked(lambda b, x, y, z: b.sub(b.mul(x, y), z)) == [True]
+    assert marked(lambda b, x, y, z: b.add(b.mul(x, y), b.mul(y, z))) == [True, True]
+    assert marked(lambda b, x, y, z: b.mul(b.mul(x, y), z)) == [False, False]
+    assert marked(lambda b, x, y, z: b.sub(b.mul(x, b.constant(np.float32(0.25))), z)) == [False]
+    assert marked(lambda b, x, y, z: b.add(p := b.mul(x, y), b.exp(p))) == [True]
+    assert marked(lambda b, x, y, z: b.add(b.exp(b.mul(x, y)), z)) == [False]
+    assert marked(lambda b, x, y, z: b.sub(b.add(b.mul(x, y), z), z)) == [True]
