@@ -15,6 +15,8 @@ from onnxc.passes.round_products import round_products
 from onnxc.primitives.builder import Builder
 from tests.small_models import parse, reference
 
+pytestmark = pytest.mark.every_target
+
 X = "(float[n, 40] x, float[n, 40] z, float[1] c)"
 # Expressions of which onnxruntime says 0 where z is x, however the products round.
 ZEROS = {
@@ -61,6 +63,25 @@ def test_rows_less_their_greatest_product(length: int) -> None:
     y = onnxc.compile(model)(x, np.array([2.081], np.float32))["y"]
     assert not np.isnan(y).any()
     np.testing.assert_array_equal(y.min(axis=1), np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("mask", ["", "sum", "mask"])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("known", [True, False])
+def test_attention_of_large_scores(known: bool, rows: int, mask: str) -> None:
+    """Of scores beyond 1e10 one takes all, and none is NaN: scores less the greatest are nowhere above 0."""
+    q, v = f"float[2, 3, {rows}, 32]", "float[2, 3, 90, 32]"
+    scale, given = ("<float c = {0.3}>", "") if known else ("", ", float c")
+    steps = {"": "t = Mul(s, c)", "sum": "r = Mul(s, c) t = Add(r, m)", "mask": "r = Add(s, m) t = Mul(r, c)"}[mask]
+    ends = "p = Softmax<axis=-1>(t) y = MatMul(p, v)"
+    inputs = f"{q} q, float[2, 3, 32, 90] k, {v} v, float[{rows}, 90] m{given}"
+    model = parse(f"({inputs}) => ({q} y) {scale} {{ s = MatMul(q, k) {steps} {ends} }}", 18)
+    rng = np.random.default_rng(rows)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((2, 3, rows, 32), (2, 3, 32, 90), (2, 3, 90, 32))]
+    arrays[0], arrays[1] = arrays[0] * np.float32(2e5), arrays[1] * np.float32(2e5)
+    arrays.append(np.where(rng.random((rows, 90)) < 0.3, -1e9, 0).astype(np.float32))
+    arrays += [] if known else [np.array(0.3, np.float32)]
+    np.testing.assert_array_equal(onnxc.compile(model)(*arrays)["y"], reference(model, *arrays)[0])
 
 
 def marked(make: Callable[..., Value]) -> list[bool]:

@@ -287,7 +287,7 @@ class _Stream:
     def _unit(self, masks: Sequence[str]) -> Unit:
         """The unit of scores; `masks` are the names of what steps are done by, in order."""
         scale = float(self.attrs.get("scale", 1.0))
-        return unit_of(scale, self.steps, masks, [value.dtype for value, _ in self.access.masks])
+        return unit_of(scale, self.steps, masks, [value.dtype for value, _ in self.access.masks], self.dtype)
 
     def _seen(self, band: Band) -> list[str]:
         """The tests of a key by a band. What differs from block to block is on the side that has fewer registers."""

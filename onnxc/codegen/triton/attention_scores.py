@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.attention_steps import LOWEST, Step
@@ -21,8 +21,9 @@ TAME = 1e30  # factors within which products with log2(e) neither overflow nor v
 
 # What becomes of scores `s` (`score_steps`).
 STEPS = {
-    "scale": "s * {number}", "tanh": "libdevice.tanh(s)", "max": "ox_max(s, {number})", "add": "s + {mask}",
-    "sub": "s - {mask}", "fill": "tl.where({mask}, {number}, s)", "keep": "tl.where({mask}, s, {number})",
+    "scale": "libdevice.mul_rn(s, {number})", "tanh": "libdevice.tanh(s)", "max": "ox_max(s, {number})",
+    "add": "s + {mask}", "sub": "s - {mask}", "fill": "tl.where({mask}, {number}, s)",
+    "keep": "tl.where({mask}, s, {number})",
 }  # fmt: skip
 
 
@@ -47,10 +48,20 @@ class Unit:
         return f"({s} - {base}) * {self.factor}" if self.late else f"{s} * {self.factor} - {base}"
 
 
-def unit_of(scale: float, steps: Sequence[Step], masks: Sequence[str], dtypes_of: Sequence[DType]) -> Unit:
+def unit_of(
+    scale: float, steps: Sequence[Step], masks: Sequence[str], dtypes_of: Sequence[DType], dtype: DType
+) -> Unit:
     """The unit for a scale and steps. `masks` are the names of what those with a mask are done by, in order;
-    `dtypes_of` those of the node's masks.
+    `dtypes_of` those of the node's masks, `dtype` that of queries and keys.
+
+    Scores of float32 may be so large that a product which is joined with a subtraction, and is not rounded, would be
+    above the greatest of rounded ones by more than a power of two can be of.
     """
+    unit = _unit_of(scale, steps, masks, dtypes_of)
+    return replace(unit, late=unit.factor is not None) if dtype is dtypes.float32 else unit
+
+
+def _unit_of(scale: float, steps: Sequence[Step], masks: Sequence[str], dtypes_of: Sequence[DType]) -> Unit:
     if len(steps) == 1 and steps[0].name == "add":
         return _added(scale, masks[0], _is_small(steps[0], dtypes_of))
     if any(step.name not in ("fill", "keep") or step.number != LOWEST for step in steps):
@@ -64,7 +75,7 @@ def _plain(scale: float) -> Unit:
     if 1 / TAME <= scale <= TAME:
         return Unit(factor=number(scale * LOG2E))
     once = f"{number(scale)} * {LOG2E!r}" if abs(scale) <= MOST < abs(scale * LOG2E) else number(scale * LOG2E)
-    return Unit((f"s = s * {once}",))
+    return Unit((f"s = libdevice.mul_rn(s, {once})",))
 
 
 def _added(scale: float, added: str, small: bool) -> Unit:
@@ -90,7 +101,9 @@ def _stepped(scale: float, steps: Sequence[Step], masks: Sequence[str]) -> Unit:
     bounded = bool(before) and before[-1].name == "tanh"
     if last.name == "scale" and last.number is not None and 1 / TAME <= last.number <= (TAME if bounded else 1):
         steps, factor, late = before, last.number * LOG2E, not bounded
-    lines = (f"s = s * {spelling.scalar(scale)}", *_statements(steps, masks))
+    joined = bool(steps) and steps[0].name in ("add", "sub")
+    number = spelling.scalar(scale)
+    lines = (f"s = s * {number}" if joined else f"s = libdevice.mul_rn(s, {number})", *_statements(steps, masks))
     return Unit(lines, repr(factor), late)
 
 
