@@ -73,6 +73,7 @@ def _all_broadcast(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair
 
 def _reshape(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
     yield prod(shapes[0]), prod(out)
+    yield from node.attrs.get("equal", ())
 
 
 def _product(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:

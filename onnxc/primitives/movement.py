@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, maximum, minimum, never_equal
+from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, maximum, minimum, never_equal, prod
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, register
@@ -22,6 +22,34 @@ def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...
     if never_equal(out.size, types[0].size):
         raise ShapeError(f"cannot reshape {list(types[0].shape)} to {list(out.shape)}")
     return (out,)
+
+
+def settled(own: Sequence[Dim], wanted: Sequence[Dim]) -> tuple[tuple[Dim, ...], tuple[tuple[Dim, Dim], ...]]:
+    """The shape that a reshape of `own` sizes has, and pairs of sizes that a run has to find equal.
+
+    A size that all others leave one number for is that number, in terms of `own`, whatever the model computes for it:
+    what is one size is spelled in one way, and kernels need no division to find an element.
+
+    >>> from onnxc.ir.expr import Sym
+    >>> h, w, said = Sym("h"), Sym("w"), Sym("said")
+    >>> settled((2, 64, h, w), (2, 64, said))
+    ((2, 64, h*w), ((said, h*w),))
+    """
+    left, rest = list(own), list[int]()
+    for i, d in enumerate(wanted):
+        if d in left:
+            left.remove(d)
+        else:
+            rest.append(i)
+    is_open = [i for i in rest if not isinstance(wanted[i], int)]
+    total, part = prod(left), prod(wanted[i] for i in rest if i not in is_open)
+    if len(is_open) != 1 or part == 0:
+        return tuple(wanted), ()
+    (at,) = is_open
+    said, found = wanted[at], total // part
+    if always_equal(said, found) or never_equal(said, found) or not always_equal(found * part, total):
+        return tuple(wanted), ()
+    return (*wanted[:at], found, *wanted[at + 1 :]), ((said, found),)
 
 
 def _transpose(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -121,7 +149,7 @@ def _sizes(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(dtypes.int64, (len(attrs["dims"]),)),)
 
 
-register(Primitive("reshape", Kind.VIEW, _reshape, lambda x, shape: x.reshape(shape), True))
+register(Primitive("reshape", Kind.VIEW, _reshape, lambda x, shape, equal=(): x.reshape(shape), True))
 register(Primitive("transpose", Kind.VIEW, _transpose, lambda x, perm: x.transpose(perm), True))
 register(Primitive("expand", Kind.VIEW, _expand, lambda x, shape: np.broadcast_to(x, shape), True))
 register(Primitive("slice", Kind.VIEW, _slice, _slice_eval, True))
