@@ -358,3 +358,26 @@ def test_saved_dynamic_model(net: CompiledModel, tmp_path: Path) -> None:
     again = onnxc.load(tmp_path / "net.onnxc")
     for sizes in ((1, 9), (2, 50)):
         np.testing.assert_array_equal(again(*net_inputs(*sizes))[0], net(*net_inputs(*sizes))[0])
+
+
+HALVED = """(float[b, 3, h, w] x) => (float[b, N] y)
+    <int64 one = {1}, int64 two = {2}, int64[1] first = {0}, int64[1] all = {-1}> {
+    c = MaxPool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x) s = Shape(x)
+    h0 = Gather(s, two) h1 = Sub(h0, one) h2 = Div(h1, two) h3 = Add(h2, one)
+    three = Add(two, one) w0 = Gather(s, three) w1 = Sub(w0, one) w2 = Div(w1, two) w3 = Add(w2, one)
+    n = Mul(h3, w3) m = Mul(n, three) b0 = Gather(s, first) m1 = Reshape(m, all)
+    to = Concat<axis = 0>(b0, m1) f = Reshape(c, to) y = Relu(f) }"""
+
+
+def test_sizes_that_a_model_computes_are_those_that_there_are() -> None:
+    """As PyTorch's exporter has them, (h - 1) / 2 + 1, where a convolution's are (h + 1) / 2: kernels took them for
+    two sizes, and divided by each to find an element (a detector of open height and width took twice the time).
+    """
+    model = parse(HALVED, 18)
+    run = onnxc.compile(model)
+    for shape in ((1, 3, 1, 1), (2, 3, 7, 4), (1, 3, 40, 33)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
+    assert not any("ox_mod(" in source for source in run.explain().sources.values())
+    with pytest.raises(errors.InputError, match="Reshape"):
+        run(np.zeros((1, 3, 0, 5), np.float32))  # as a model has it, 0 / 2 + 1 rows

@@ -14,6 +14,7 @@ from onnxc.ops.computed import expanded, is_computed, reshape_sizes, split_sizes
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.base import at_most_one, broadcast_shapes
 from onnxc.primitives.builder import Builder
+from onnxc.primitives.movement import settled
 
 
 @op("Identity", 1)
@@ -52,7 +53,8 @@ def reshape(b: Builder, x: Value, shape: Value, *, allowzero: Flag = 0) -> Value
         raise ModelError(f"Reshape to {wanted}: one dim may be -1, and none less")
     if free:
         wanted[free[0]] = remaining(x.shape, [d for i, d in enumerate(wanted) if i != free[0]])
-    return b.reshape(x, wanted)
+    sizes, equal = settled(x.shape, wanted)
+    return b.one("reshape", x, shape=sizes, equal=equal) if equal else b.reshape(x, sizes)
 
 
 def remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:

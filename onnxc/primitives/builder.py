@@ -29,7 +29,7 @@ from onnxc.primitives.base import SMOOTH, Kind, at_most_one, check_type, lookup
 from onnxc.primitives.control import close_region, scan_types
 from onnxc.primitives.elementwise import Undecided
 from onnxc.primitives.host import Lower, RunTime, read
-from onnxc.primitives.movement import settled, slice_size
+from onnxc.primitives.movement import slice_size
 from onnxc.primitives.places import FOREIGN, Places, is_foreign, moved
 from onnxc.primitives.random import Draws, Moment, in_loop
 
@@ -427,11 +427,8 @@ class Builder:
     # ------------------------------------------------------------ movement
 
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
-        """The same elements in another shape, of which sizes that follow from the rest are spelled as these have it."""
-        if same_shape(x.shape, tuple(shape)):
-            return x
-        sizes, equal = settled(x.shape, shape)
-        return self.one("reshape", x, shape=sizes, **({"equal": equal} if equal else {}))
+        shape = tuple(shape)
+        return x if same_shape(x.shape, shape) else self.one("reshape", x, shape=shape)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         return x if tuple(perm) == tuple(range(x.rank)) else self.one("transpose", x, perm=tuple(perm))

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, maximum, minimum, never_equal, prod
+from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, maximum, minimum, never_equal, of, prod, symbols
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, register
@@ -27,13 +27,13 @@ def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...
 def settled(own: Sequence[Dim], wanted: Sequence[Dim]) -> tuple[tuple[Dim, ...], tuple[tuple[Dim, Dim], ...]]:
     """The shape that a reshape of `own` sizes has, and pairs of sizes that a run has to find equal.
 
-    A size that all others leave one number for is that number, in terms of `own`, whatever the model computes for it:
+    A computed size that all others leave one number for is that number, in terms of `own`, whatever the model computes:
     what is one size is spelled in one way, and kernels need no division to find an element.
 
     >>> from onnxc.ir.expr import Sym
-    >>> h, w, said = Sym("h"), Sym("w"), Sym("said")
-    >>> settled((2, 64, h, w), (2, 64, said))
-    ((2, 64, h*w), ((said, h*w),))
+    >>> h, w, n = Sym("h"), Sym("w"), Sym("n")
+    >>> settled((2, 64, h, w), (2, 64, 4 * n))
+    ((2, 64, h*w), ((4*n, h*w),))
     """
     left, rest = list(own), list[int]()
     for i, d in enumerate(wanted):
@@ -47,6 +47,8 @@ def settled(own: Sequence[Dim], wanted: Sequence[Dim]) -> tuple[tuple[Dim, ...],
         return tuple(wanted), ()
     (at,) = is_open
     said, found = wanted[at], total // part
+    if said in {of(s) for s in symbols(said)}:  # an input's own size, which it is spelled as elsewhere
+        return tuple(wanted), ()
     if always_equal(said, found) or never_equal(said, found) or not always_equal(found * part, total):
         return tuple(wanted), ()
     return (*wanted[:at], found, *wanted[at + 1 :]), ((said, found),)
