@@ -261,5 +261,5 @@ def report() -> TorchReport:
 def _described(kind: str, program: Program) -> GraphReport:
     nodes = sum(n.op == "call_function" for n in program.module.graph.nodes)
     reports = tuple(m.explain() for m in program.models)
-    draws = sum(map(is_draw, program.module.graph.nodes))
+    draws = sum(is_draw(n) and n.target is not torch.get_rng_state for n in program.module.graph.nodes)
     return GraphReport(kind, nodes, tuple(program.fallbacks), reports, program.compiles, draws)
