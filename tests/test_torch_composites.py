@@ -148,6 +148,8 @@ def test_probabilities_are_looked_at() -> None:
 def test_places_drawn_by_probabilities() -> None:
     drawn(lambda p: (torch.multinomial(p, 1), torch.multinomial(p, 4)), torch.rand(50))
     drawn(lambda p: (torch.multinomial(p, 1, True), torch.multinomial(p.T, 3), torch.rand(2)), torch.rand(5, 50))
+    drawn(lambda p: (torch.multinomial(p, 300, True), torch.multinomial(p.half(), 9, True)), torch.rand(3, 50))
+    drawn(lambda p: (torch.multinomial(p[0].double(), 2, True), torch.rand(3)), torch.eye(5)[2:])
     drawn(lambda x: torch.distributions.Categorical(logits=x.double(), validate_args=False).sample(), torch.randn(3, 9))
     choose = through(lambda p: torch.multinomial(p, 1))
     for wrong in (math.inf, -1.0, math.nan):

@@ -78,18 +78,29 @@ def bernoulli_of(like: Tensor, p: Tensor, *, generator: Any = None) -> Any:
 
 
 def multinomial(p: Tensor, count: int, replacement: bool = False, *, generator: Any = None) -> Any:
-    """``aten.multinomial`` of one place, or of different ones: those where p over exponential numbers is the greatest,
-    as eager PyTorch draws them.
+    """``aten.multinomial``, as eager PyTorch draws: several places with replacement by uniform numbers and running
+    sums, and else those where p over exponential numbers is the greatest.
     """
-    if generator is not None or (replacement and count != 1) or not p.is_floating_point():
+    if generator is not None or not p.is_floating_point() or p.numel() == 0:
         return NotImplemented
-    if not 1 <= count <= p.shape[-1] or p.numel() == 0:
+    if count < 1 or (count > p.shape[-1] and not replacement):
         return NotImplemented
     name = "multinomial: a probability is"
     torch._assert_async(((p >= 0) & (p < float("inf"))).all(), f"{name} negative, infinite or NaN")
     torch._assert_async((p.sum(-1) != 0).all(), f"{name} not there: their sum is 0")
+    if replacement and count != 1:
+        return _places(
+            p.to(torch.promote_types(p.dtype, torch.float32)), torch.rand(*p.shape[:-1], count, dtype=torch.float64)
+        )
     race = p / aten.exponential(torch.empty_like(p), 1.0)
     return race.argmax(-1, keepdim=True) if count == 1 else race.topk(count).indices
+
+
+def _places(p: Tensor, drawn: Tensor) -> Tensor:
+    """The first places where the share of what is up to there is no less than these numbers; else the last."""
+    sums = p.cumsum(-1)
+    shares = (sums / sums[..., -1:])[..., :-1].contiguous()
+    return torch.searchsorted(shares.double(), drawn)
 
 
 def normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
