@@ -187,6 +187,22 @@ def test_linearized_functions() -> None:
     assert not fallbacks()
 
 
+def test_second_derivatives_of_a_network() -> None:
+    """Whose forward mode makes zeros without memory; and the gradient of what is computed with them."""
+    weight = torch.randn(4, 4)
+
+    def f(x: Any) -> Any:
+        hessians = torch.func.vmap(torch.func.hessian(lambda z: (weight @ z).tanh()[0]))(x)
+        return hessians[:, 1, 1] * x[:, 0]
+
+    found = []
+    for g in (through(f, options={"fallback": False}), f):
+        x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        y = g(x)
+        found.append((y, *torch.autograd.grad(y.sum(), x)))
+    close(*found)
+
+
 def test_products_of_int8() -> None:
     x, y = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 40), (40, 16)))
     same(lambda x, y: torch._int_mm(x, y), x, y)

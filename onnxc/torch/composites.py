@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,11 @@ def new_zeros_with_same_feature_meta(x: Tensor, other: Tensor, *, self_num_batch
     return other.new_zeros((*x.shape[:self_num_batch_dims], *other.shape))
 
 
+def zeros(size: Sequence[Any], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """``aten._efficientzerotensor``, of derivatives in forward mode: zeros without memory of their own."""
+    return torch.zeros(size, dtype=dtype)
+
+
 # ---------------------------------------------------------------- histograms
 
 
@@ -230,6 +235,7 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     aten.normal.float_Tensor: normal,
     aten.normal.Tensor_Tensor: normal,
     aten._new_zeros_with_same_feature_meta.default: new_zeros_with_same_feature_meta,
+    aten._efficientzerotensor.default: zeros,
     aten.histc.default: histc,
     aten.histogram.bin_ct: histogram,
     aten.histogram.bins_tensor: histogram_of_edges,
