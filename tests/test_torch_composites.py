@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import onnxc
+
 torch = pytest.importorskip("torch")
 
 from tests.torch_harness import close, fallbacks, through  # noqa: E402
@@ -206,3 +208,66 @@ def test_second_derivatives_of_a_network() -> None:
 def test_products_of_int8() -> None:
     x, y = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 40), (40, 16)))
     same(lambda x, y: torch._int_mm(x, y), x, y)
+
+
+# ---------------------------------------------------------------- branches and loops
+
+
+class Branching(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        def narrow(x: Any) -> Any:
+            return torch.cond(x.min() < -1, lambda x: self.b(x).tanh(), lambda x: x - x.mean(), (x,))
+
+        return torch.cond(x.mean() > 0, lambda x: self.a(x).relu(), narrow, (x,)) * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_branches_are_programs(dynamic: bool) -> None:
+    net = Branching()
+    compiled = through(net, dynamic=dynamic, options={"fallback": False})
+    for rows, least in ((3, 0), (5, -3), (4, -1)):
+        found = []
+        for f in (compiled, net):
+            x = torch.linspace(least, 0.9, rows * 4).reshape(rows, 4).requires_grad_()
+            y = f(x)
+            found.append((y, *torch.autograd.grad(y.sin().sum(), (x, *net.parameters()), allow_unused=True)))
+        close([0 if t is None else t for t in found[0]], [0 if t is None else t for t in found[1]])
+    if dynamic:
+        forward, backward = onnxc.torch.report().graphs
+        assert len(forward.programs) >= 4 and len(backward.programs) >= 3
+
+
+def test_loops_are_programs() -> None:
+    def f(x: Any, n: Any) -> Any:
+        def turn(k: Any, y: Any) -> Any:
+            return k + 1, torch.cond(y.sum() > 0, lambda y: y * 0.9 - y.std(), lambda y: y + 1 + k, (y,))
+
+        return torch._higher_order_ops.while_loop(lambda k, y: k < n, turn, (torch.zeros((), dtype=torch.int64), x))
+
+    compiled = through(f, dynamic=True, options={"fallback": False})
+    with torch.no_grad():
+        for rows, n in ((3, 6), (5, 0), (4, 9)):
+            x = torch.randn(rows, 2)
+            close(compiled(x, torch.tensor(n)), f(x, torch.tensor(n)))
+    assert len(onnxc.torch.report().graphs) == 1
+
+
+def test_numbers_drawn_in_a_branch_keep_their_place() -> None:
+    def f(x: Any) -> Any:
+        y = torch.cond(x.sum() > 0, lambda x: x + torch.rand(3), lambda x: x * 2, (x,))
+        return torch.rand(3) * y
+
+    for sign in (1, -1):
+        drawn(f, torch.ones(3) * sign)
+
+
+def test_a_branch_may_have_what_pytorch_computes() -> None:
+    def f(x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: torch.linalg.eigvalsh(x) + 1, lambda x: x.sum(0), (x,))
+
+    close(through(f)(torch.eye(3)), f(torch.eye(3)))
+    assert fallbacks() == {"aten._linalg_eigh.default"}

@@ -259,7 +259,9 @@ def report() -> TorchReport:
 
 
 def _described(kind: str, program: Program) -> GraphReport:
-    nodes = sum(n.op == "call_function" for n in program.module.graph.nodes)
-    reports = tuple(m.explain() for m in program.models)
-    draws = sum(is_draw(n) and n.target is not torch.get_rng_state for n in program.module.graph.nodes)
-    return GraphReport(kind, nodes, tuple(program.fallbacks), reports, program.compiles, draws)
+    parts = list(program.all_parts())
+    inside = [n for part in parts for n in part.module.graph.nodes if n.op == "call_function"]
+    reports = tuple(m.explain() for part in parts for m in part.models)
+    draws = sum(is_draw(n) and n.target is not torch.get_rng_state for n in inside)
+    fallbacks = tuple(f for part in parts for f in part.fallbacks)
+    return GraphReport(kind, len(inside), fallbacks, reports, program.compiles, draws)

@@ -20,6 +20,8 @@ from torch._guards import detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.node import map_arg
 
+from onnxc.torch.regions import regions
+
 _ATEN = torch.ops.aten
 # Of their first tensor these read nothing but its type and its order in memory.
 _SHAPED = (
@@ -88,6 +90,8 @@ def _is_argument(x: Any) -> bool:
 def is_seeded(node: fx.Node) -> bool:
     """Whether a node takes random numbers from PyTorch's generator, or looks at it."""
     if node.target in (drawn, torch.get_rng_state, run_and_save_rng_state):
+        return True
+    if any(is_seeded(inner) for _, region in regions(node) for inner in region.graph.nodes):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
