@@ -161,6 +161,26 @@ def test_places_drawn_by_probabilities() -> None:
         choose(torch.tensor([[0.0, 1], [0, 0]]))
 
 
+def test_draws_for_one_tensor_are_two() -> None:
+    """With gradients PyTorch's search for equal nodes takes those that it does not know for one."""
+
+    def f(x: Any) -> Any:
+        noise = [torch.randn_like(x), torch.randn_like(x), torch.empty_like(x).exponential_()]
+        noise += [torch.empty_like(x).exponential_(), *(torch.empty_like(x).uniform_(0, 3) for _ in "ab")]
+        noise += [torch.zeros_like(x).normal_(), torch.zeros_like(x).normal_(), torch.randint_like(x, 9)]
+        noise += [torch.randint_like(x, 9), torch.empty_like(x).geometric_(0.4), torch.empty_like(x).geometric_(0.4)]
+        choices = [torch.nn.functional.gumbel_softmax(x, dim=k) for k in (0, 1)]
+        return [x * n for n in noise] + choices
+
+    found = []
+    for g in (through(f, options={"fallback": False}), f):
+        torch.manual_seed(3)
+        x = torch.linspace(1, 2, 20).reshape(4, 5).requires_grad_()
+        y = g(x)
+        found.append((y, *torch.autograd.grad(sum(t.sin().sum() for t in y), x)))
+    close(*found)
+
+
 @pytest.mark.parametrize("n", [3, 40])
 def test_normal_numbers_of_tensors(n: int) -> None:
     mean, std = torch.randn(n), torch.rand(n)

@@ -28,7 +28,7 @@ from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
 from onnxc.torch.composites import COMPOSITES
-from onnxc.torch.draws import is_draw
+from onnxc.torch.draws import is_draw, kept_apart
 from onnxc.torch.layers import DECOMPOSITIONS, with_dense_attention
 from onnxc.torch.lists import LISTS
 from onnxc.torch.losses import with_losses
@@ -90,7 +90,7 @@ def backend(
             fw_compiler=compiled("forward", False),
             bw_compiler=compiled("backward", False),
             inference_compiler=compiled("inference", freezing),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=_partition,
             decompositions=decompositions(),
             keep_inference_input_mutations=keep,
         )(prepared, inputs)
@@ -105,6 +105,12 @@ def backend(
         except Exception:
             raise error from None
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
+
+
+def _partition(joint: fx.GraphModule, *args: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The way forward and the way back."""
+    with kept_apart(joint.graph):
+        return min_cut_rematerialization_partition(joint, *args, **options)  # type: ignore[no-any-return]
 
 
 def _is_plain(program: Program, inputs: Sequence[Any]) -> bool:

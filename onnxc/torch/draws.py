@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
+from torch._functorch import compile_utils
 from torch._guards import detect_fake_mode
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.node import map_arg
@@ -94,6 +95,21 @@ def is_seeded(node: fx.Node) -> bool:
     if any(is_seeded(inner) for _, region in regions(node) for inner in region.graph.nodes):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+@contextmanager
+def kept_apart(graph: fx.Graph) -> Iterator[None]:
+    """Within, PyTorch's search for equal nodes knows all draws of a graph for draws: of two that it does not list
+    (`randn_like`, `exponential`, `uniform`, `normal`) for the same tensor it would keep one.
+    """
+    listed = compile_utils.rand_ops
+    found = {compile_utils.get_aten_target(n) for n in graph.nodes if n.op == "call_function" and is_seeded(n)}
+    added = [op for op in found if op not in listed]
+    listed += added
+    try:
+        yield
+    finally:
+        listed[:] = [op for op in listed if op not in added]
 
 
 def set_draws_apart(module: fx.GraphModule) -> None:
