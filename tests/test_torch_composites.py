@@ -225,6 +225,20 @@ def test_second_derivatives_of_a_network() -> None:
     close(*found)
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"])
+def test_memory_as_elements_of_another_type(name: str) -> None:
+    x = torch.randint(0, 256, (3, 16), dtype=torch.uint8).view(getattr(torch, name))
+    kinds = [torch.float32, torch.int64, torch.float16, torch.bfloat16, torch.int8, torch.uint8]
+    f = through(lambda x: [torch.cat([x, x]).view(kind) for kind in kinds], options={"fallback": False}, dynamic=True)
+    for found, kind in zip(f(x), kinds, strict=True):
+        assert found.dtype is kind
+        assert torch.equal(found.contiguous().view(torch.uint8), torch.cat([x, x]).view(torch.uint8))
+
+
+def test_bools_as_bytes() -> None:
+    same(lambda x: (x > 0).view(torch.uint8) + 1, torch.randn(7))
+
+
 def test_products_of_int8() -> None:
     x, y = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 40), (40, 16)))
     same(lambda x, y: torch._int_mm(x, y), x, y)
