@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -11,6 +12,10 @@ import onnxc
 
 torch = pytest.importorskip("torch")
 
+from onnxc.frontends.torch_fx import RULES  # noqa: E402
+from onnxc.torch.composites import COMPOSITES  # noqa: E402
+from onnxc.torch.layers import DECOMPOSITIONS  # noqa: E402
+from onnxc.torch.lists import LISTS  # noqa: E402
 from tests.torch_harness import close, fallbacks, through  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("interpreted_torch")
@@ -181,9 +186,22 @@ def test_draws_for_one_tensor_are_two() -> None:
     close(*found)
 
 
+def test_arguments_that_the_schema_has_defaults_for_may_be_left_out() -> None:
+    """PyTorch's graphs leave out those that are as the default."""
+    for table, skipped in ((COMPOSITES, 0), (LISTS, 0), (DECOMPOSITIONS, 0), (RULES, 1)):
+        for op, f in table.items():
+            all_of_them = list(inspect.signature(f).parameters.values())[skipped:]
+            given = [p for p in all_of_them if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            named = {p.name: p for p in given}
+            for k, a in enumerate(op._schema.arguments if hasattr(op, "_schema") else ()):
+                p = given[k] if k < len(given) and not a.kwarg_only else named.get(a.name)
+                assert not a.has_default_value() or p is None or p.default is not p.empty, (op, a.name)
+
+
 @pytest.mark.parametrize("n", [3, 40])
 def test_normal_numbers_of_tensors(n: int) -> None:
     mean, std = torch.randn(n), torch.rand(n)
+    drawn(lambda m: torch.normal(m, 1.0), mean)
     drawn(lambda m, s: (torch.normal(m, s), torch.normal(m, 0.3), torch.normal(1.5, s)), mean, std)
     drawn(lambda m, s: (torch.normal(m[:, None], s), torch.normal(m.double(), s)), mean, std)
     drawn(lambda m, s: torch.distributions.Normal(m, s, validate_args=False).sample((2,)), mean, std)

@@ -103,7 +103,7 @@ def _places(p: Tensor, drawn: Tensor) -> Tensor:
     return torch.searchsorted(shares.double(), drawn)
 
 
-def normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
+def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
     """``aten.normal`` with tensors for the mean, the deviation or both, drawn as eager PyTorch draws them."""
     if generator is not None:
         return NotImplemented
