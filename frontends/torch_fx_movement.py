@@ -24,6 +24,28 @@ def view(c: Call, x: Value, size: Sequence[Dim]) -> Value:
     return c.b.reshape(x, c.type.shape) if product is None else product
 
 
+@aten("view.dtype", "view_copy.dtype")
+def as_bits_of(c: Call, x: Value, to: Any) -> Value:
+    """The same memory as elements of another type; of another width, the last axis is longer or shorter."""
+    b, dtype = c.b, c.type.dtype
+    if dtype is dtypes.boolean and x.dtype is not dtype:
+        raise UnsupportedError("bits of numbers as bools, of which some are neither true nor false")
+    if x.dtype is dtypes.boolean:
+        x = b.cast(x, dtypes.uint8)
+    own, wanted = x.dtype.bits, dtype.bits
+    bits = b.bitcast(x, dtypes.BY_NAME[f"uint{own}"])
+    if own == wanted:
+        return b.bitcast(bits, dtype)
+    wide, narrow = (dtypes.BY_NAME[f"uint{n}"] for n in (max(own, wanted), min(own, wanted)))
+    places = b.cast(b.mul(b.iota(wide.bits // narrow.bits), narrow.bits), wide)  # the first is the least
+    if own > wanted:
+        moved = b.binary("shr", b.reshape(bits, (*bits.shape, 1)), places)
+        found = b.cast(b.binary("bitand", moved, b.scalar((1 << wanted) - 1, wide)), narrow)
+        return b.bitcast(b.reshape(found, c.type.shape), dtype)
+    apart = b.reshape(b.cast(bits, wide), (*c.type.shape, wanted // own))
+    return b.bitcast(b.reduce("sum", b.binary("shl", apart, places), [apart.rank - 1]), dtype)
+
+
 @aten("squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze")
 def reshaped(c: Call, x: Value, axes: int | Sequence[int] = ()) -> Value:
     return c.b.reshape(x, c.type.shape)

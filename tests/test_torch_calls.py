@@ -194,3 +194,16 @@ def test_classes_of_tensors(of):
         for h in (f, function):
             h(given)[0].sin().sum().backward()
         torch.testing.assert_close(given.grad, 2 * torch.autograd.grad(function(given)[0].sin().sum(), given)[0])
+
+
+def test_zeros_without_memory(way):
+    """Tangents of derivatives in forward mode, which the quick way would read at the address 0."""
+    for dtype in (torch.float32, torch.complex64):
+        x = torch.arange(1.0, 7.0).reshape(2, 3).to(dtype).requires_grad_()
+        with torch.enable_grad():
+            f = compiled(lambda x: x.sin() * 2)
+            for tangent in (torch.ones(2, 3, dtype=dtype), torch.ones(2, 3, dtype=dtype)):
+                (found,) = torch.autograd.grad(f(x), x, tangent)
+                assert found.abs().min() > 0.5
+            (found,) = torch.autograd.grad(f(x), x, torch._efficientzerotensor((2, 3), dtype=dtype))
+        assert not found.any()

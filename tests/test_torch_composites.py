@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
 import pytest
 
+import onnxc
+
 torch = pytest.importorskip("torch")
 
+from onnxc.frontends.torch_fx import RULES  # noqa: E402
+from onnxc.torch.composites import COMPOSITES  # noqa: E402
+from onnxc.torch.layers import DECOMPOSITIONS  # noqa: E402
+from onnxc.torch.lists import LISTS  # noqa: E402
 from tests.torch_harness import close, fallbacks, through  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("interpreted_torch")
@@ -148,6 +155,8 @@ def test_probabilities_are_looked_at() -> None:
 def test_places_drawn_by_probabilities() -> None:
     drawn(lambda p: (torch.multinomial(p, 1), torch.multinomial(p, 4)), torch.rand(50))
     drawn(lambda p: (torch.multinomial(p, 1, True), torch.multinomial(p.T, 3), torch.rand(2)), torch.rand(5, 50))
+    drawn(lambda p: (torch.multinomial(p, 300, True), torch.multinomial(p.half(), 9, True)), torch.rand(3, 50))
+    drawn(lambda p: (torch.multinomial(p[0].double(), 2, True), torch.rand(3)), torch.eye(5)[2:])
     drawn(lambda x: torch.distributions.Categorical(logits=x.double(), validate_args=False).sample(), torch.randn(3, 9))
     choose = through(lambda p: torch.multinomial(p, 1))
     for wrong in (math.inf, -1.0, math.nan):
@@ -157,9 +166,42 @@ def test_places_drawn_by_probabilities() -> None:
         choose(torch.tensor([[0.0, 1], [0, 0]]))
 
 
+def test_draws_for_one_tensor_are_two() -> None:
+    """With gradients PyTorch's search for equal nodes takes those that it does not know for one."""
+
+    def f(x: Any) -> Any:
+        noise = [torch.randn_like(x), torch.randn_like(x), torch.empty_like(x).exponential_()]
+        noise += [torch.empty_like(x).exponential_(), *(torch.empty_like(x).uniform_(0, 3) for _ in "ab")]
+        noise += [torch.zeros_like(x).normal_(), torch.zeros_like(x).normal_(), torch.randint_like(x, 9)]
+        noise += [torch.randint_like(x, 9), torch.empty_like(x).geometric_(0.4), torch.empty_like(x).geometric_(0.4)]
+        choices = [torch.nn.functional.gumbel_softmax(x, dim=k) for k in (0, 1)]
+        return [x * n for n in noise] + choices
+
+    found = []
+    for g in (through(f, options={"fallback": False}), f):
+        torch.manual_seed(3)
+        x = torch.linspace(1, 2, 20).reshape(4, 5).requires_grad_()
+        y = g(x)
+        found.append((y, *torch.autograd.grad(sum(t.sin().sum() for t in y), x)))
+    close(*found)
+
+
+def test_arguments_that_the_schema_has_defaults_for_may_be_left_out() -> None:
+    """PyTorch's graphs leave out those that are as the default."""
+    for table, skipped in ((COMPOSITES, 0), (LISTS, 0), (DECOMPOSITIONS, 0), (RULES, 1)):
+        for op, f in table.items():
+            all_of_them = list(inspect.signature(f).parameters.values())[skipped:]
+            given = [p for p in all_of_them if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            named = {p.name: p for p in given}
+            for k, a in enumerate(op._schema.arguments if hasattr(op, "_schema") else ()):
+                p = given[k] if k < len(given) and not a.kwarg_only else named.get(a.name)
+                assert not a.has_default_value() or p is None or p.default is not p.empty, (op, a.name)
+
+
 @pytest.mark.parametrize("n", [3, 40])
 def test_normal_numbers_of_tensors(n: int) -> None:
     mean, std = torch.randn(n), torch.rand(n)
+    drawn(lambda m: torch.normal(m, 1.0), mean)
     drawn(lambda m, s: (torch.normal(m, s), torch.normal(m, 0.3), torch.normal(1.5, s)), mean, std)
     drawn(lambda m, s: (torch.normal(m[:, None], s), torch.normal(m.double(), s)), mean, std)
     drawn(lambda m, s: torch.distributions.Normal(m, s, validate_args=False).sample((2,)), mean, std)
@@ -185,6 +227,99 @@ def test_linearized_functions() -> None:
     assert not fallbacks()
 
 
+def test_second_derivatives_of_a_network() -> None:
+    """Whose forward mode makes zeros without memory; and the gradient of what is computed with them."""
+    weight = torch.randn(4, 4)
+
+    def f(x: Any) -> Any:
+        hessians = torch.func.vmap(torch.func.hessian(lambda z: (weight @ z).tanh()[0]))(x)
+        return hessians[:, 1, 1] * x[:, 0]
+
+    found = []
+    for g in (through(f, options={"fallback": False}), f):
+        x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        y = g(x)
+        found.append((y, *torch.autograd.grad(y.sum(), x)))
+    close(*found)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"])
+def test_memory_as_elements_of_another_type(name: str) -> None:
+    x = torch.randint(0, 256, (3, 16), dtype=torch.uint8).view(getattr(torch, name))
+    kinds = [torch.float32, torch.int64, torch.float16, torch.bfloat16, torch.int8, torch.uint8]
+    f = through(lambda x: [torch.cat([x, x]).view(kind) for kind in kinds], options={"fallback": False}, dynamic=True)
+    for found, kind in zip(f(x), kinds, strict=True):
+        assert found.dtype is kind
+        assert torch.equal(found.contiguous().view(torch.uint8), torch.cat([x, x]).view(torch.uint8))
+
+
+def test_bools_as_bytes() -> None:
+    same(lambda x: (x > 0).view(torch.uint8) + 1, torch.randn(7))
+
+
 def test_products_of_int8() -> None:
     x, y = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 40), (40, 16)))
     same(lambda x, y: torch._int_mm(x, y), x, y)
+
+
+# ---------------------------------------------------------------- branches and loops
+
+
+class Branching(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        def narrow(x: Any) -> Any:
+            return torch.cond(x.min() < -1, lambda x: self.b(x).tanh(), lambda x: x - x.mean(), (x,))
+
+        return torch.cond(x.mean() > 0, lambda x: self.a(x).relu(), narrow, (x,)) * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_branches_are_programs(dynamic: bool) -> None:
+    net = Branching()
+    compiled = through(net, dynamic=dynamic, options={"fallback": False})
+    for rows, least in ((3, 0), (5, -3), (4, -1)):
+        found = []
+        for f in (compiled, net):
+            x = torch.linspace(least, 0.9, rows * 4).reshape(rows, 4).requires_grad_()
+            y = f(x)
+            found.append((y, *torch.autograd.grad(y.sin().sum(), (x, *net.parameters()), allow_unused=True)))
+        close([0 if t is None else t for t in found[0]], [0 if t is None else t for t in found[1]])
+    if dynamic:
+        forward, backward = onnxc.torch.report().graphs
+        assert len(forward.programs) >= 4 and len(backward.programs) >= 3
+
+
+def test_loops_are_programs() -> None:
+    def f(x: Any, n: Any) -> Any:
+        def turn(k: Any, y: Any) -> Any:
+            return k + 1, torch.cond(y.sum() > 0, lambda y: y * 0.9 - y.std(), lambda y: y + 1 + k, (y,))
+
+        return torch._higher_order_ops.while_loop(lambda k, y: k < n, turn, (torch.zeros((), dtype=torch.int64), x))
+
+    compiled = through(f, dynamic=True, options={"fallback": False})
+    with torch.no_grad():
+        for rows, n in ((3, 6), (5, 0), (4, 9)):
+            x = torch.randn(rows, 2)
+            close(compiled(x, torch.tensor(n)), f(x, torch.tensor(n)))
+    assert len(onnxc.torch.report().graphs) == 1
+
+
+def test_numbers_drawn_in_a_branch_keep_their_place() -> None:
+    def f(x: Any) -> Any:
+        y = torch.cond(x.sum() > 0, lambda x: x + torch.rand(3), lambda x: x * 2, (x,))
+        return torch.rand(3) * y
+
+    for sign in (1, -1):
+        drawn(f, torch.ones(3) * sign)
+
+
+def test_a_branch_may_have_what_pytorch_computes() -> None:
+    def f(x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: torch.linalg.eigvalsh(x) + 1, lambda x: x.sum(0), (x,))
+
+    close(through(f)(torch.eye(3)), f(torch.eye(3)))
+    assert fallbacks() == {"aten._linalg_eigh.default"}

@@ -14,10 +14,12 @@ from onnxc.errors import InputError
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+from torch import nn  # noqa: E402
 from torch.ao.quantization.fx import _decomposed  # noqa: E402, F401  (has the ops of quantized_decomposed)
+from torch.nn.utils import parametrizations  # noqa: E402
 
 from onnxc.torch.omissions import check_nothing_left_out  # noqa: E402
-from tests.torch_harness import Function  # noqa: E402
+from tests.torch_harness import Function, close  # noqa: E402
 
 
 class Nested(torch.nn.Module):
@@ -364,3 +366,27 @@ def test_sizes_as_results_of_what_the_exporter_lacks() -> None:
     for n in (1, 2, 5):
         x = torch.randn(n, 4)
         torch.testing.assert_close(model(x), f(x))
+
+
+def test_what_parameters_alone_decide_is_computed_once() -> None:
+    """Also by ops that no model has."""
+
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = parametrizations.orthogonal(nn.Linear(5, 5))  # a matrix_exp
+            self.system = nn.Parameter(torch.randn(5, 5))
+
+        def forward(self, x: Any) -> Any:
+            values, vectors = torch.linalg.eig(self.system)
+            return self.turn(x) * values.abs(), (vectors @ torch.diag(values)).real + x.sum()
+
+    net, x = Rotated(), torch.randn(3, 5)
+    close(onnxc.from_torch(net, (x,))(x), net(x))
+
+    class Moved(Rotated):
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.matrix_exp(self.system * x)
+
+    with pytest.raises(onnxc.torch.ExportError, match="linalg_matrix_exp"):
+        onnxc.from_torch(Moved(), (x[0],))

@@ -13,6 +13,7 @@ import onnxc
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.torch_harness import close, fallbacks, fresh, through  # noqa: E402
 
@@ -130,6 +131,52 @@ def test_dropout_drops_the_same_on_the_way_back() -> None:
             answers.append((y, x.grad))
         torch.testing.assert_close(*answers)
     assert not fallbacks()
+
+
+def test_dropout_of_sizes_that_windows_give() -> None:
+    def f(x: Any) -> Any:
+        y = F.dropout(F.avg_pool2d(x, 3, 2), 0.25) + 1
+        return F.dropout(F.pad(y, (0, 1)), 0.5) + torch.rand_like(torch.cat([y, y[..., :1]], -1))
+
+    compiled = through(f, dynamic=True)
+    for size in (12, 15):
+        answers = []
+        for call in (compiled, f):
+            torch.manual_seed(size)
+            x = torch.linspace(0, 1, 6 * size * size).reshape(2, 3, size, size).requires_grad_()
+            y = call(x)
+            y.sum().backward()
+            answers.append((y, x.grad))
+        close(*answers)
+    assert not fallbacks()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_checkpoint_draws_the_same_again(dynamic: bool) -> None:
+    """With the numbers that eager PyTorch draws there, and after it."""
+
+    def block(x: Any, w: Any) -> Any:
+        y = F.dropout(torch.relu(x @ w), 0.3) * torch.rand_like(x @ w) + torch.rand(6)
+        return y * F.dropout(x, 0.5)
+
+    def f(x: Any, w: Any) -> Any:
+        for _ in range(2):
+            x = checkpoint(block, x, w, use_reentrant=False)
+        return x.sin()
+
+    compiled, weight = through(f, dynamic=dynamic), torch.randn(6, 6)
+    answers = []
+    for call in (compiled, f):
+        torch.manual_seed(3)
+        x, w = torch.linspace(-1, 2, 24).reshape(4, 6).requires_grad_(), weight.clone().requires_grad_()
+        y = call(x, w)
+        between = torch.rand(3)
+        y.sum().backward()
+        answers.append((y, x.grad, w.grad, between, torch.rand(3)))
+    close(*answers)
+    forward, backward = onnxc.torch.report().graphs
+    assert not fallbacks() and len(forward.programs) == len(backward.programs) == 1
+    assert forward.draws == backward.draws == 8
 
 
 def test_autocast() -> None:

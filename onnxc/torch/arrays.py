@@ -45,9 +45,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """A view of a tensor on the CPU, with its strides; a copy where its elements stand conjugated or negated."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+    """A view of a tensor on the CPU, with its strides; a copy where its elements stand conjugated or negated, or
+    have no memory.
+    """
+    tensor = _with_memory(tensor.detach() if tensor.requires_grad else tensor)
     foreign = _FOREIGN.get(tensor.dtype)
     if foreign is not None:
         return tensor.view(foreign[0]).numpy().view(foreign[1])  # type: ignore[no-any-return]
@@ -56,9 +57,14 @@ def array_of(tensor: torch.Tensor) -> Array:
     return tensor.numpy()  # type: ignore[no-any-return]
 
 
+def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is not zeros without memory, as derivatives in forward mode have them."""
+    return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor._is_zerotensor() else tensor
+
+
 def reals_of(tensor: torch.Tensor) -> torch.Tensor:
     """A complex tensor [...] as the real numbers [..., 2] that it consists of."""
-    return torch.view_as_real(tensor.detach().resolve_conj())
+    return torch.view_as_real(_with_memory(tensor.detach()).resolve_conj())
 
 
 def complex_of(array: Array) -> torch.Tensor:

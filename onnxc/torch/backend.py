@@ -28,7 +28,7 @@ from onnxc.errors import InputError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
 from onnxc.torch.composites import COMPOSITES
-from onnxc.torch.draws import is_draw
+from onnxc.torch.draws import is_draw, kept_apart
 from onnxc.torch.layers import DECOMPOSITIONS, with_dense_attention
 from onnxc.torch.lists import LISTS
 from onnxc.torch.losses import with_losses
@@ -90,7 +90,7 @@ def backend(
             fw_compiler=compiled("forward", False),
             bw_compiler=compiled("backward", False),
             inference_compiler=compiled("inference", freezing),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=_partition,
             decompositions=decompositions(),
             keep_inference_input_mutations=keep,
         )(prepared, inputs)
@@ -105,6 +105,12 @@ def backend(
         except Exception:
             raise error from None
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
+
+
+def _partition(joint: fx.GraphModule, *args: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The way forward and the way back."""
+    with kept_apart(joint.graph):
+        return min_cut_rematerialization_partition(joint, *args, **options)  # type: ignore[no-any-return]
 
 
 def _is_plain(program: Program, inputs: Sequence[Any]) -> bool:
@@ -259,7 +265,9 @@ def report() -> TorchReport:
 
 
 def _described(kind: str, program: Program) -> GraphReport:
-    nodes = sum(n.op == "call_function" for n in program.module.graph.nodes)
-    reports = tuple(m.explain() for m in program.models)
-    draws = sum(map(is_draw, program.module.graph.nodes))
-    return GraphReport(kind, nodes, tuple(program.fallbacks), reports, program.compiles, draws)
+    parts = list(program.all_parts())
+    inside = [n for part in parts for n in part.module.graph.nodes if n.op == "call_function"]
+    reports = tuple(m.explain() for part in parts for m in part.models)
+    draws = sum(is_draw(n) and n.target is not torch.get_rng_state for n in inside)
+    fallbacks = tuple(f for part in parts for f in part.fallbacks)
+    return GraphReport(kind, len(inside), fallbacks, reports, program.compiles, draws)

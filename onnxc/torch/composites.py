@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,21 +78,32 @@ def bernoulli_of(like: Tensor, p: Tensor, *, generator: Any = None) -> Any:
 
 
 def multinomial(p: Tensor, count: int, replacement: bool = False, *, generator: Any = None) -> Any:
-    """``aten.multinomial`` of one place, or of different ones: those where p over exponential numbers is the greatest,
-    as eager PyTorch draws them.
+    """``aten.multinomial``, as eager PyTorch draws: several places with replacement by uniform numbers and running
+    sums, and else those where p over exponential numbers is the greatest.
     """
-    if generator is not None or (replacement and count != 1) or not p.is_floating_point():
+    if generator is not None or not p.is_floating_point() or p.numel() == 0:
         return NotImplemented
-    if not 1 <= count <= p.shape[-1] or p.numel() == 0:
+    if count < 1 or (count > p.shape[-1] and not replacement):
         return NotImplemented
     name = "multinomial: a probability is"
     torch._assert_async(((p >= 0) & (p < float("inf"))).all(), f"{name} negative, infinite or NaN")
     torch._assert_async((p.sum(-1) != 0).all(), f"{name} not there: their sum is 0")
+    if replacement and count != 1:
+        return _places(
+            p.to(torch.promote_types(p.dtype, torch.float32)), torch.rand(*p.shape[:-1], count, dtype=torch.float64)
+        )
     race = p / aten.exponential(torch.empty_like(p), 1.0)
     return race.argmax(-1, keepdim=True) if count == 1 else race.topk(count).indices
 
 
-def normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
+def _places(p: Tensor, drawn: Tensor) -> Tensor:
+    """The first places where the share of what is up to there is no less than these numbers; else the last."""
+    sums = p.cumsum(-1)
+    shares = (sums / sums[..., -1:])[..., :-1].contiguous()
+    return torch.searchsorted(shares.double(), drawn)
+
+
+def normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> Any:
     """``aten.normal`` with tensors for the mean, the deviation or both, drawn as eager PyTorch draws them."""
     if generator is not None:
         return NotImplemented
@@ -108,6 +119,11 @@ def normal(mean: Any, std: Any, *, generator: Any = None) -> Any:
 def new_zeros_with_same_feature_meta(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
     """``aten._new_zeros_with_same_feature_meta``, of derivatives in forward mode: zeros for each of some first axes."""
     return other.new_zeros((*x.shape[:self_num_batch_dims], *other.shape))
+
+
+def zeros(size: Sequence[Any], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """``aten._efficientzerotensor``, of derivatives in forward mode: zeros without memory of their own."""
+    return torch.zeros(size, dtype=dtype)
 
 
 # ---------------------------------------------------------------- histograms
@@ -219,6 +235,7 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     aten.normal.float_Tensor: normal,
     aten.normal.Tensor_Tensor: normal,
     aten._new_zeros_with_same_feature_meta.default: new_zeros_with_same_feature_meta,
+    aten._efficientzerotensor.default: zeros,
     aten.histc.default: histc,
     aten.histogram.bin_ct: histogram,
     aten.histogram.bins_tensor: histogram_of_edges,

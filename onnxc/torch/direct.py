@@ -6,7 +6,7 @@ These are ops that they lack, and results that are numbers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
+from torch.fx.node import map_arg
 
 from onnxc.errors import UnsupportedError, UnsupportedOpError
 from onnxc.frontends.torch_fx import Sizes, decides, imported, is_size, source_line, unsupported
@@ -28,6 +29,7 @@ from onnxc.ir.graph import Graph
 from onnxc.primitives.host import RunTime
 from onnxc.torch.arrays import array_of
 from onnxc.torch.backend import decompositions
+from onnxc.torch.draws import is_seeded
 from onnxc.torch.layers import forget_attention, with_dense_attention
 
 Check = Callable[[ExportedProgram], None]
@@ -73,15 +75,18 @@ def direct(
     inputs = [_leaf(s.arg, nodes) for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
     outputs = [_leaf(s.arg, nodes, _NUMBERS) for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     ends = list(dict.fromkeys(o for o in outputs if isinstance(o, fx.Node)))
-    needed = _needed(graph, ends)
-    missing = {n: why for n, why in _missing(program.graph_module).items() if n in needed}
+    weights = _weights(program, nodes)
+    missing = _missing(program.graph_module)
+    known = _computed_of_weights([n for n in _needed(graph, ends) if n in missing], weights)
+    needed = _needed(graph, ends, known)
+    missing = {n: why for n, why in missing.items() if n in needed and n not in known}
     if missing:
         listed = {n: why for n, why in missing.items() if n.target is not operator.getitem or n.args[0] not in missing}
         raise UnsupportedOpError([(source_line(n), f"{_named(n)} ({why})") for n, why in listed.items()])
-    computed = [n for n in needed if n.op == "call_function" and (not is_size(n) or decides(n))]
+    computed = [n for n in needed if n not in known and n.op == "call_function" and (not is_size(n) or decides(n))]
     run_time = RunTime()
-    weights = _weights(program, nodes)
-    part = imported(program.graph_module, computed, ends, Sizes(run_time), weights, run_time=run_time)
+    constants = {n: array_of(x) for n, x in (weights | known).items()}
+    part = imported(program.graph_module, computed, ends, Sizes(run_time), constants, run_time=run_time)
     if part.sizes:
         raise UnsupportedError(f"no input tells the sizes {', '.join(str(s) for s, _ in part.sizes)}")
     for value, node in zip(part.graph.inputs, part.inputs, strict=True):
@@ -112,21 +117,43 @@ def _leaf(arg: Any, nodes: dict[str, fx.Node], also: tuple[type, ...] = ()) -> f
     return nodes[arg.name]
 
 
-def _needed(graph: fx.Graph, ends: list[fx.Node]) -> list[fx.Node]:
-    """What the results are computed from, in order: a model does nothing else."""
+def _needed(graph: fx.Graph, ends: list[fx.Node], known: Container[fx.Node] = ()) -> list[fx.Node]:
+    """What the results are computed from, in order, back to what is known: a model does nothing else."""
     needed = set(ends)
     for node in reversed(graph.nodes):
-        if node in needed:
+        if node in needed and node not in known:
             needed.update(node.all_input_nodes)
     return [n for n in graph.nodes if n in needed]
 
 
-def _weights(program: ExportedProgram, nodes: dict[str, fx.Node]) -> dict[fx.Node, Any]:
+def _weights(program: ExportedProgram, nodes: dict[str, fx.Node]) -> dict[fx.Node, torch.Tensor]:
     """The module's parameters, buffers and constants, in their memory."""
     found = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             assert spec.target is not None
             kept = program.state_dict if spec.target in program.state_dict else program.constants
-            found[nodes[spec.arg.name]] = array_of(kept[spec.target])
+            found[nodes[spec.arg.name]] = kept[spec.target]
     return found
+
+
+def _computed_of_weights(
+    wanted: Sequence[fx.Node], weights: Mapping[fx.Node, torch.Tensor]
+) -> dict[fx.Node, torch.Tensor]:
+    """Which of some nodes are the same in each call, as weights alone decide about them, and what PyTorch gives for
+    these.
+    """
+    values: dict[fx.Node, Any] = dict(weights)
+    for node in wanted[:1] and wanted[0].graph.nodes:
+        fixed = node.op == "call_function" and not is_seeded(node) and not node.is_impure()
+        if fixed and all(n in values for n in node.all_input_nodes):
+            values[node] = None  # not computed before it is asked for
+
+    def value(node: fx.Node) -> Any:
+        if values[node] is None:
+            values[node] = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
+        return values[node]
+
+    with torch.no_grad():
+        found = {n: value(n) for n in wanted if n in values}
+    return {n: x for n, x in found.items() if isinstance(x, torch.Tensor)}

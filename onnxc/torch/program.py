@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.torch.arrays import Array, array_of, complex_of, has_own_dtype, plain, reals_of, tensor_of
 from onnxc.torch.calls import Calls, Watch
 from onnxc.torch.draws import is_draw, set_draws_apart
+from onnxc.torch.regions import DECIDED, Region, as_region, regions
 from onnxc.torch.stages import must_run, stages
 from onnxc.torch.views import is_returned_view, set_views_apart
 
@@ -87,10 +88,14 @@ class Program:
         set_draws_apart(module)
         found = {n: why for n, why in unsupported(module, self.sizes).items() if not is_returned_view(n)}
         self.missing = missing = _whole(found, module)
+        self.inner: list[Program] = []  # of branches and loops
+        self.regions = {
+            at: as_region(inside, self._inside) for n in missing if n.target in DECIDED for at, inside in regions(n)
+        }
         self.fallbacks = [
             Fallback(str(n.target), why, source_line(n))
             for n, why in missing.items()
-            if n.target is not operator.getitem and not _is_check(n) and not is_draw(n)
+            if n.target is not operator.getitem and not _is_check(n) and not is_draw(n) and n.target not in DECIDED
         ]
         if self.fallbacks and not options.fallback:
             raise _not_compiled(self.fallbacks)
@@ -124,6 +129,18 @@ class Program:
                 self._ready = self._compiled(args)
             return self._ready
 
+    def _inside(self, module: fx.GraphModule) -> Program:
+        """The program of a branch, or of a loop's body."""
+        options = self.options
+        self.inner.append(Program(module, Options((), options.fallback, options.compile, views=False)))
+        return self.inner[-1]
+
+    def all_parts(self) -> Iterator[Program]:
+        """This, and what is inside of its branches and loops."""
+        yield self
+        for program in self.inner:
+            yield from program.all_parts()
+
     # ------------------------------------------------------------ compiling
 
     def _compiled(self, args: Sequence[Any]) -> Ready:
@@ -139,7 +156,7 @@ class Program:
         for stage in self.stages:
             if stage.compiled:
                 steps.append(self._section(stage.compiled, ends, constants, sources))
-            steps += [Eager(n) for n in stage.eager]
+            steps += [Eager(n, self.regions) for n in stage.eager]
         steps = _live(steps, self.outputs)
         direct = _direct(steps, self.placeholders, self.outputs, watch)
         if direct is not None:
@@ -369,19 +386,21 @@ def _told(source: Any, axis: int | None, sign: int) -> int:
 
 
 class Eager:
-    """One node that PyTorch computes."""
+    """One node that PyTorch computes; where it decides about regions, these are programs."""
 
-    def __init__(self, node: fx.Node) -> None:
-        self.node = node
+    def __init__(self, node: fx.Node, regions: Mapping[fx.Node, Region] | None = None) -> None:
+        self.node, self.regions = node, regions or {}
+        self.call: Any = DECIDED[node.target] if regions and node.target in DECIDED else node.target
 
     def __call__(self, env: dict[fx.Node, Any], module: fx.GraphModule) -> None:
         def value(n: fx.Node) -> Any:
+            if n in self.regions:
+                return self.regions[n]
             return operator.attrgetter(str(n.target))(module) if n.op == "get_attr" else env[n]
 
         node = self.node
         args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
-        assert callable(node.target)
-        env[node] = node.target(*args, **kwargs)
+        env[node] = self.call(*args, **kwargs)
 
     @property
     def reads(self) -> list[fx.Node]:

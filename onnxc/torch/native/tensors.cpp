@@ -104,8 +104,12 @@ static int is_plain(const Tensor *t) {
 
 static int fits(const Tensor *t, const Want *want) {
   if (t->device != CPU || type_of(t) != want->type || t->rank != want->rank) return 0;
-  for (int k = 0; k < t->rank; k++)
+  int any = 1;
+  for (int k = 0; k < t->rank; k++) {
     if (t->shape[k] != want->shape[k]) return 0;
+    any = any && t->shape[k];
+  }
+  if (any && !t->data) return 0; // PyTorch's derivatives have zeros without memory
   return is_plain(t) && !((unsigned long long)(t->data + t->offset) % (t->bits / 8 ? t->bits / 8 : 1));
 }
 
