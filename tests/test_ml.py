@@ -132,6 +132,8 @@ def numbers() -> Iterator[Case]:
     yield Case("FeatureVectorizer", [f32(3, 2), f32(3, 4)], {"inputdimensions": [2, 4]})
     yield Case("FeatureVectorizer", [f32(2), f32(4)], {"inputdimensions": [2, 4]})
     yield Case("FeatureVectorizer", [f32(2, 1, 3), f32(2, 2, 2)], {"inputdimensions": [3, 4]})
+    yield Case("FeatureVectorizer", [f32(3, 3), f32(3, 4), f32(3, 1)], {"inputdimensions": [2, 6, 1]})
+    yield Case("FeatureVectorizer", [f32(2, 4), f32(2, 3)], {"inputdimensions": [0, 3]})
     for given in (x, f32(2, 3, 5), f32(5)):
         yield Case("ArrayFeatureExtractor", [given, np.array([[0, 3, 1]])])
     yield Case("OneHotEncoder", [whole], {"cats_int64s": [-1, 0, 2]})
