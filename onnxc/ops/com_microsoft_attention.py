@@ -39,7 +39,7 @@ def rotary_embedding(
         raise UnsupportedError("RotaryEmbedding of packed batches is not supported")
     batch, sequence = x.shape[0], x.shape[1] if x.rank == 3 else x.shape[2]
     width = rotary_embedding_dim or cos.shape[1] * 2
-    if position_ids.t.size == 1:
+    if position_ids.rank == 1 or position_ids.t.size == 1:
         position_ids = b.expand(b.add(b.iota(sequence), b.reshape(position_ids, ())), (batch, sequence))
     hidden = x.shape[-1]
     heads = num_heads or (hidden // width if x.rank == 3 else x.shape[1])
