@@ -307,6 +307,12 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "coefficients for another width": ("LinearRegressor", {"coefficients": [1.0] * 4}),
     "targets below one": ("LinearRegressor", {"coefficients": [1.0] * 5, "targets": -1}),
     "intercepts of another number": ("LinearRegressor", {"coefficients": [1.0] * 5, "intercepts": [1.0, 2.0]}),
+    "kernel parameters of another number": ("SVMRegressor", {
+        "coefficients": [1.0], "n_supports": 1, "support_vectors": [1.0] * 5, "kernel_type": "POLY", "rho": [0.0],
+        "kernel_params": [0.5, 1.0],
+    }),
+    "feature dimensions for other inputs": ("FeatureVectorizer", {"inputdimensions": [5, 2]}),
+    "negative feature dimensions": ("FeatureVectorizer", {"inputdimensions": [-1]}),
     "no labels": ("LinearClassifier", {"coefficients": [1.0] * 5}),
     "both labels": ("LinearClassifier", {"coefficients": [1.0] * 5, "classlabels_ints": [1],
                                          "classlabels_strings": ["a"]}),
