@@ -356,6 +356,13 @@ def test_an_unknown_category_is_an_error_of_the_run() -> None:
     assert compiled(np.array([[1, 1]]))["y0"].tolist() == [[[1.0], [1.0]]]
 
 
+@pytest.mark.parametrize("default", [np.array([3, 4]), np.array([0.5])])
+def test_a_default_that_is_no_value(default: np.ndarray) -> None:
+    attrs = {"keys_tensor": np.array([1.0], np.float32), "values_tensor": np.array([2]), "default_tensor": default}
+    with pytest.raises(ModelError, match="default_tensor"):
+        decompose(load(one_op("LabelEncoder", [X], attrs, [INT], opset=4)))
+
+
 def test_errors_are_of_their_kinds() -> None:
     with pytest.raises(UnsupportedError):
         decompose(load(one_op("LinearClassifier", [X], {

@@ -256,7 +256,9 @@ def label_encoder_2(
     to = dtypes.string if values_tensor.dtype == object else dtypes.from_numpy(values_tensor.dtype)
     own: dict[str, Any] = {"string": default_string, "float": default_float}
     fallback = own.get(to.kind, default_int64)
-    if default_tensor is not None and default_tensor.size == 1:
+    if default_tensor is not None and default_tensor.size:
+        if default_tensor.size > 1 or default_tensor.dtype != values_tensor.dtype:
+            raise ModelError(f"the default_tensor of LabelEncoder is no single {to} as its values are")
         fallback = default_tensor.reshape(-1)[0]
     return encoded(b, x, keys, values, fallback, to, opset >= 4)
 
