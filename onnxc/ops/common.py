@@ -124,7 +124,10 @@ def per_channel(b: Builder, v: Value, x: Value) -> Value:
 
 
 def of_shape(b: Builder, x: Value, shape: Sequence[Dim], what: str) -> Value:
-    """x, which has to have that shape. ShapeError where it has not; where the run tells, an error of the run."""
+    """x, which has to have that shape. ShapeError where it has not; where the run tells, an error of the run.
+
+    A size that turns out to be 1 only then is broadcast.
+    """
     if x.rank != len(shape) or any(never_equal(d, s) for d, s in zip(x.shape, shape, strict=True)):
         raise ShapeError(f"{what} is {x.t}, but has to be {list(shape)}")
     return b.expand(x, shape)
