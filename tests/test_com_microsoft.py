@@ -699,3 +699,17 @@ def test_scales_are_floats() -> None:
     for inputs, number, name in (("s, z, f, z", 1, "x_scale"), ("f, z, s, z", 3, "scale")):
         with pytest.raises(ModelError, match=rf"input {number} of QLinearSigmoid, '{name}', cannot be uint8\[\]"):
             decompose(load(onnx.parser.parse_model(text % inputs)))
+
+
+def test_a_first_position_of_an_open_size() -> None:
+    """A vector of positions has one element, whatever its size is called: the program does not wait for it."""
+    text = """<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+    g (float[B, S, 24] x, int64[%s] first, float[9, 4] c, float[9, 4] s) => (float[B, S, 24] y)
+    { y = com.microsoft.RotaryEmbedding <num_heads = 3> (x, first, c, s) }"""
+    given = {"x": f32(2, 4, 24), "first": np.array([3]), "c": f32(9, 4), "s": f32(9, 4)}
+    models = [onnx.parser.parse_model(text % size) for size in ("1", "P")]
+    known, told = map(onnxc.compile, models)
+    assert decompose(load(models[1]))
+    np.testing.assert_array_equal(told(**given)["y"], known(**given)["y"])
+    with pytest.raises(OnnxcError, match="n0 RotaryEmbedding"):
+        told(**given | {"first": np.array([0, 1, 2, 3])})

@@ -132,6 +132,8 @@ def numbers() -> Iterator[Case]:
     yield Case("FeatureVectorizer", [f32(3, 2), f32(3, 4)], {"inputdimensions": [2, 4]})
     yield Case("FeatureVectorizer", [f32(2), f32(4)], {"inputdimensions": [2, 4]})
     yield Case("FeatureVectorizer", [f32(2, 1, 3), f32(2, 2, 2)], {"inputdimensions": [3, 4]})
+    yield Case("FeatureVectorizer", [f32(3, 3), f32(3, 4), f32(3, 1)], {"inputdimensions": [2, 6, 1]})
+    yield Case("FeatureVectorizer", [f32(2, 4), f32(2, 3)], {"inputdimensions": [0, 3]})
     for given in (x, f32(2, 3, 5), f32(5)):
         yield Case("ArrayFeatureExtractor", [given, np.array([[0, 3, 1]])])
     yield Case("OneHotEncoder", [whole], {"cats_int64s": [-1, 0, 2]})
@@ -305,6 +307,12 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "coefficients for another width": ("LinearRegressor", {"coefficients": [1.0] * 4}),
     "targets below one": ("LinearRegressor", {"coefficients": [1.0] * 5, "targets": -1}),
     "intercepts of another number": ("LinearRegressor", {"coefficients": [1.0] * 5, "intercepts": [1.0, 2.0]}),
+    "kernel parameters of another number": ("SVMRegressor", {
+        "coefficients": [1.0], "n_supports": 1, "support_vectors": [1.0] * 5, "kernel_type": "POLY", "rho": [0.0],
+        "kernel_params": [0.5, 1.0],
+    }),
+    "feature dimensions for other inputs": ("FeatureVectorizer", {"inputdimensions": [5, 2]}),
+    "negative feature dimensions": ("FeatureVectorizer", {"inputdimensions": [-1]}),
     "no labels": ("LinearClassifier", {"coefficients": [1.0] * 5}),
     "both labels": ("LinearClassifier", {"coefficients": [1.0] * 5, "classlabels_ints": [1],
                                          "classlabels_strings": ["a"]}),
@@ -346,6 +354,13 @@ def test_an_unknown_category_is_an_error_of_the_run() -> None:
     with pytest.raises(RunError):
         compiled(x)
     assert compiled(np.array([[1, 1]]))["y0"].tolist() == [[[1.0], [1.0]]]
+
+
+@pytest.mark.parametrize("default", [np.array([3, 4]), np.array([0.5])])
+def test_a_default_that_is_no_value(default: np.ndarray) -> None:
+    attrs = {"keys_tensor": np.array([1.0], np.float32), "values_tensor": np.array([2]), "default_tensor": default}
+    with pytest.raises(ModelError, match="default_tensor"):
+        decompose(load(one_op("LabelEncoder", [X], attrs, [INT], opset=4)))
 
 
 def test_errors_are_of_their_kinds() -> None:

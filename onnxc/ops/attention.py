@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from onnxc.errors import ModelError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, is_nonnegative, never_equal
+from onnxc.ir.expr import Dim, bounds, is_nonnegative, never_equal
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, counted, float_of, from_start, is_narrow, static_dim
+from onnxc.ops.common import along, counted, float_of, from_start, is_narrow, static_dim, within
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import repeat_each
 from onnxc.primitives.builder import Builder
@@ -89,6 +90,7 @@ def attention_bias(
         if mask.dtype is dtypes.boolean:
             mask = additive(b, mask, q.dtype)
         mask = b.cast(mask, q.dtype)  # which may be of any numbers
+        _check_mask(mask, (*q.shape[:3], k.shape[2]))
         missing = k.shape[2] - mask.shape[-1]
         if missing != 0 and (mask.shape[-1] != 1 or opset >= 24):
             mask = b.pad(mask, (0,) * mask.rank, (*(0,) * (mask.rank - 1), missing), -np.inf)
@@ -102,6 +104,15 @@ def attention_bias(
         bias = _plus(b, bias, additive(b, window_mask(b, q.shape[2], k.shape[2], offset, left, right), q.dtype))
     sure = mask is None and lengths is None and left < 0 and right >= 0 and is_nonnegative(past)
     return bias, not (bias is None or sure)
+
+
+def _check_mask(mask: Value, scores: Sequence[Dim]) -> None:
+    """ShapeError where a mask would make the scores larger."""
+    own = scores[4 - mask.rank :] if mask.rank <= 4 else ()
+    far = bounds(own[-1] - mask.shape[-1])[1] if own else None
+    larger = any(d != 1 and never_equal(d, s) for d, s in zip(mask.shape[:-1], own[:-1], strict=False))
+    if not own or larger or (far is not None and far < 0 and mask.shape[-1] != 1):
+        raise ShapeError(f"the mask {mask.t} does not broadcast to the scores {list(scores)}")
 
 
 def _plus(b: Builder, x: Value | None, y: Value) -> Value:
@@ -137,6 +148,8 @@ def attention(
         if told is not None and told > 0 and never_equal(told, x.shape[1]):
             raise ModelError(f"Attention has {what} {told}, but its tensor has {x.shape[1]} heads")
     check_batch(q, k, v)
+    if never_equal(k.shape[1], v.shape[1]):
+        raise ShapeError(f"keys of {k.shape[1]} heads and values of {v.shape[1]}")
     past: Dim = 0
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
@@ -207,6 +220,9 @@ def rotary(
         cos, sin = (b.gather(t, from_start(b, positions, t.shape[0]), 0) for t in (cos, sin))
     place = 2 if flat else 1
     cos, sin = (b.reshape(t, (*t.shape[:place], 1, *t.shape[place:])) for t in (cos, sin))
+    if never_equal(cos.shape[-1], width // 2) or never_equal(sin.shape[-1], width // 2):
+        raise ShapeError(f"RotaryEmbedding turns {width // 2} pairs, and has the angles {cos.t} and {sin.t}")
+    cos, sin = (within(b, t, (*x.shape[:3], width // 2)) for t in (cos, sin))
     y = rotate(b, x, cos, sin, width, interleaved)
     return b.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3])) if flat else y
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onnxc.errors import UnsupportedError
+from onnxc.errors import ShapeError, UnsupportedError
 from onnxc.ir import dtypes
+from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Value
 from onnxc.ops import activation
-from onnxc.ops.common import from_start
+from onnxc.ops.common import from_start, of_shape, per_last, within
 from onnxc.ops.conv import conv
 from onnxc.ops.matmul import gemm, matmul
 from onnxc.ops.normalization import layer_norm, rms_norm, stash_of
@@ -29,12 +30,13 @@ def gelu(b: Builder, x: Value) -> Value:
 
 @op("BiasGelu", 1, domain=MS)
 def bias_gelu(b: Builder, x: Value, bias: Value) -> Value:
-    return activation.gelu(b, b.add(x, bias))
+    return activation.gelu(b, b.add(x, per_last(b, bias, x, "the bias of BiasGelu")))
 
 
 @op("FastGelu", 1, domain=MS)
 def fast_gelu(b: Builder, x: Value, bias: Value | None = None) -> Value:
-    return activation.gelu(b, x if bias is None else b.add(x, bias), approximate="tanh")
+    x = x if bias is None else b.add(x, per_last(b, bias, x, "the bias of FastGelu"))
+    return activation.gelu(b, x, approximate="tanh")
 
 
 @op("QuickGelu", 1, domain=MS)
@@ -45,7 +47,7 @@ def quick_gelu(b: Builder, x: Value, *, alpha: float = 1.702) -> Value:
 @op("BiasSplitGelu", 1, domain=MS)
 def bias_split_gelu(b: Builder, x: Value, bias: Value) -> Value:
     """One half times the GELU of the other."""
-    y = b.add(x, bias)
+    y = b.add(x, per_last(b, bias, x, "the bias of BiasSplitGelu"))
     half = y.shape[-1] // 2
     left, right = b.split(y, y.rank - 1, [half, half])
     return b.mul(left, activation.gelu(b, right))
@@ -53,7 +55,7 @@ def bias_split_gelu(b: Builder, x: Value, bias: Value) -> Value:
 
 @op("BiasAdd", 1, domain=MS)
 def bias_add(b: Builder, x: Value, bias: Value, skip: Value) -> Value:
-    return b.add(b.add(x, bias), skip)
+    return b.add(b.add(x, per_last(b, bias, x, "the bias of BiasAdd")), within(b, skip, x.shape))
 
 
 def _scaled_tanh(b: Builder, x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
@@ -156,7 +158,7 @@ def simplified_layer_normalization(
 ) -> list[Value]:  # fmt: skip
     axes = range(b.axis(axis, x.rank), x.rank)
     y, inverse = rms_norm(b, x, axes, epsilon, stash_of(x, stash_type))
-    return [b.mul(y, scale), inverse]
+    return [b.mul(y, within(b, scale, y.shape)), inverse]
 
 
 @op("LayerNormalization", 1, domain=MS)
@@ -168,8 +170,8 @@ def layer_normalization(
 
 
 def _skipped(b: Builder, x: Value, skip: Value, bias: Value | None) -> Value:
-    total = b.add(x, skip)
-    return total if bias is None else b.add(total, bias)
+    total = b.add(x, within(b, skip, x.shape))
+    return total if bias is None else b.add(total, per_last(b, bias, x, "the bias of a skip"))
 
 
 @op("SkipLayerNormalization", 1, domain=MS)
@@ -179,6 +181,8 @@ def skip_layer_normalization(
 ) -> list[Value]:  # fmt: skip
     """Outputs: normalized sum, mean, inverse deviation, the sum itself."""
     total = _skipped(b, x, skip, bias)
+    gamma = per_last(b, gamma, x, "the scale of SkipLayerNormalization")
+    beta = None if beta is None else per_last(b, beta, x, "the shift of SkipLayerNormalization")
     return [*layer_norm(b, total, gamma, beta, [x.rank - 1], epsilon, stash_of(x, 1)), total]
 
 
@@ -189,6 +193,7 @@ def skip_simplified_layer_normalization(
     """Outputs: normalized sum, a mean of zeros (none is subtracted), inverse deviation, the sum itself."""
     total = _skipped(b, x, skip, bias)
     y, inverse = rms_norm(b, total, [x.rank - 1], epsilon, stash_of(x, 1))
+    gamma = per_last(b, gamma, x, "the scale of SkipSimplifiedLayerNormalization")
     return [b.mul(y, gamma), b.full(inverse.shape, 0, inverse.dtype), inverse, total]
 
 
@@ -203,14 +208,25 @@ def embed_layer_normalization(
     position_ids: Value | None = None, *, epsilon: float = 1e-12, mask_index_type: int = 0,
 ) -> list[Value]:  # fmt: skip
     """The sum of word, position and segment embeddings, normalized; the length of each sequence; the sum."""
-    at = b.iota(ids.shape[1]) if position_ids is None else position_ids
-    total = b.add(_rows(b, words, ids), _rows(b, positions, at))
+    if ids.rank != 2 or words.rank != 2:
+        raise ShapeError(f"EmbedLayerNormalization takes ids [batch, sequence], and a table, not {ids.t} and {words.t}")
+    (batch, sequence), hidden = ids.shape, words.shape[1]
+    at = b.iota(sequence) if position_ids is None else within(b, position_ids, ids.shape)
+    total = b.add(_rows(b, words, ids), _rows(b, _table(b, positions, hidden), at))
     if segments is not None and segment_table is not None:
-        total = b.add(total, _rows(b, segment_table, segments))
-    lengths = (
-        b.full((ids.shape[0],), 0, dtypes.int32) if mask is None else b.reduce("sum", b.cast(mask, dtypes.int32), [1])
-    )
+        segments = of_shape(b, segments, ids.shape, "the segments of EmbedLayerNormalization")
+        total = b.add(total, _rows(b, _table(b, segment_table, hidden), segments))
+    if mask is None:
+        lengths = b.full((batch,), 0, dtypes.int32)
+    else:
+        mask = of_shape(b, mask, ids.shape, "the mask of EmbedLayerNormalization")
+        lengths = b.reduce("sum", b.cast(mask, dtypes.int32), [1])
+    gamma, beta = (per_last(b, v, total, "a weight of EmbedLayerNormalization") for v in (gamma, beta))
     return [layer_norm(b, total, gamma, beta, [2], epsilon, stash_of(words, 1))[0], lengths, total]
+
+
+def _table(b: Builder, table: Value, hidden: Dim) -> Value:
+    return of_shape(b, table, (*table.shape[:1], hidden), "a table of EmbedLayerNormalization")
 
 
 @op("QEmbedLayerNormalization", 1, domain=MS)

@@ -23,7 +23,7 @@ from onnxc.ops.attention import (
     window_mask,
 )
 from onnxc.ops.com_microsoft import MS
-from onnxc.ops.common import TABLE_ELEMENTS, along, counted, from_start, static_dim
+from onnxc.ops.common import TABLE_ELEMENTS, along, check_within, counted, from_start, per_last, static_dim
 from onnxc.ops.control import scalar
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
@@ -39,7 +39,7 @@ def rotary_embedding(
         raise UnsupportedError("RotaryEmbedding of packed batches is not supported")
     batch, sequence = x.shape[0], x.shape[1] if x.rank == 3 else x.shape[2]
     width = rotary_embedding_dim or cos.shape[1] * 2
-    if position_ids.t.size == 1:
+    if position_ids.rank == 1 or position_ids.t.size == 1:
         position_ids = b.expand(b.add(b.iota(sequence), b.reshape(position_ids, ())), (batch, sequence))
     hidden = x.shape[-1]
     heads = num_heads or (hidden // width if x.rank == 3 else x.shape[1])
@@ -183,6 +183,8 @@ def attend(
 ) -> tuple[Value, Value]:  # fmt: skip
     """softmax(q k' * scale + added) v, for [batch, heads, sequence, size]; and what the softmax is taken of."""
     scores = scaled_scores(b, q, share_heads(b, k, q.shape[1]), scale or head_scale(q))
+    for mask in added:
+        check_within(mask, scores.shape)
     scores = reduce(b.add, added, scores)
     return b.matmul(b.softmax(scores, 3), share_heads(b, v, q.shape[1])), scores
 
@@ -216,9 +218,12 @@ def _added(
 def _with_biases(b: Builder, q: Value, k: Value, v: Value, bias: Value) -> tuple[Value, Value, Value]:
     """One bias [q hidden + k hidden + v hidden]; keys that are already in heads take no bias."""
     hidden = q.shape[-1]
+    if bias.rank != 1:
+        raise ShapeError(f"the bias {bias.t} of MultiHeadAttention is no vector")
     sizes = [hidden, hidden, bias.shape[0] - 2 * hidden]
     parts = b.split(bias, 0, sizes)
-    added = [b.add(t, p) if t.rank == 3 else t for t, p in zip((q, k, v), parts, strict=True)]
+    what = "the bias of MultiHeadAttention"
+    added = [b.add(t, per_last(b, p, t, what)) if t.rank == 3 else t for t, p in zip((q, k, v), parts, strict=True)]
     return added[0], added[1], added[2]
 
 
@@ -270,7 +275,8 @@ def attention(
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise UnsupportedError("Attention with rotary embedding or a shared cache is not supported")
     projected = b.matmul(x, b.reshape(weights, (1, *weights.shape)))
-    projected = projected if bias is None else b.add(projected, bias)
+    if bias is not None:
+        projected = b.add(projected, per_last(b, bias, projected, "the bias of Attention"))
     sizes = qkv_hidden_sizes or [weights.shape[1] // 3] * 3
     return projected_attention(
         b, projected, sizes, num_heads, mask, past, attention_bias, mask_filter_value, scale, bool(unidirectional)
@@ -282,6 +288,8 @@ def projected_attention(
     bias: Value | None, filtered: float, scale: float | None, causal: bool,
 ) -> list[Value]:  # fmt: skip
     """Attention of what a projection gave, [batch, sequence, q + k + v hidden]: the output, and the new cache."""
+    if projected.rank != 3 or never_equal(sum(sizes, start=0), projected.shape[2]):
+        raise ShapeError(f"queries, keys and values of the sizes {list(sizes)} are not what {projected.t} holds")
     q, k, v = (split_heads(b, t, heads) for t in b.split(projected, 2, sizes))
     before: Dim = 0
     if past is not None:

@@ -10,7 +10,7 @@ from onnxc.ir.expr import ceildiv
 from onnxc.ir.graph import Value
 from onnxc.ops.activation import softplus
 from onnxc.ops.com_microsoft import MS, activate_named, fast_gelu, fused_matmul
-from onnxc.ops.common import axes_of, merge_axes, widened
+from onnxc.ops.common import axes_of, merge_axes, of_shape, widened
 from onnxc.ops.matmul import matmul
 from onnxc.ops.normalization import grouped, rms_norm
 from onnxc.ops.quantization import centered
@@ -189,6 +189,9 @@ def cdist(b: Builder, x: Value, y: Value, *, metric: str = "sqeuclidean") -> Val
     """The distance of each row of x [m, n] from each row of y [k, n]: [m, k]."""
     if metric not in ("sqeuclidean", "euclidean"):
         raise UnsupportedError(f"CDist with the metric {metric!r} is not supported; sqeuclidean and euclidean are")
+    if x.rank != 2:
+        raise ShapeError(f"CDist takes matrices, not {x.t}")
+    y = of_shape(b, y, (*y.shape[:1], x.shape[1]), "the second matrix of CDist")
     gaps = b.sub(b.reshape(x, (x.shape[0], 1, x.shape[1])), y)
     squares = b.reduce("sum", b.mul(gaps, gaps), [2])
     return squares if metric == "sqeuclidean" else b.sqrt(squares)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import always_equal, prod
+from onnxc.ir.expr import Dim, always_equal, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.activation import gelu
 from onnxc.ops.com_microsoft import MS
 from onnxc.ops.com_microsoft_quantized import unpacked_last
-from onnxc.ops.common import static_dim
+from onnxc.ops.common import of_shape, static_dim
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
@@ -97,20 +97,28 @@ def experts_of(
     k: int, normalized: bool, mixed: Value | None = None,
 ) -> Value:  # fmt: skip
     """The sum over the chosen experts of share * second(activation(first(x))). All experts see all tokens."""
+    if x.rank not in (2, 3) or logits.rank != 2:
+        raise ShapeError(f"experts take tokens [(batch,) sequence, hidden] and a router [tokens, experts], not {x.t}")
     tokens = b.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
+    logits = of_shape(b, logits, (tokens.shape[0], logits.shape[1]), "the router of experts")
     shares, taken = (b.swap(v, 0, 1) for v in routed(b, logits, k, normalized, mixed))
     experts, count = shares.shape
     rows = b.reshape(tokens, (1, *tokens.shape))
-    inner = activation.of(b, _layer(b, rows, first), None if third is None else _layer(b, rows, third))
-    y = b.mul(_layer(b, inner, second), b.reshape(shares, (experts, count, 1)))
+    beside = None if third is None else _layer(b, rows, third, experts)
+    inner = activation.of(b, _layer(b, rows, first, experts), beside)
+    y = b.mul(_layer(b, inner, second, experts), b.reshape(shares, (experts, count, 1)))
     y = b.where(b.eq(b.reshape(taken, (experts, count, 1)), 0.0), 0.0, y)  # whatever an expert makes of others' tokens
     return b.reshape(b.reduce("sum", y, [0], False), x.shape)
 
 
-def _layer(b: Builder, x: Value, layer: Layer) -> Value:
+def _layer(b: Builder, x: Value, layer: Layer, experts: Dim) -> Value:
     weights, bias = layer
+    weights = of_shape(b, weights, (experts, *weights.shape[1:2], x.shape[-1]), "a layer of experts")
     y = b.matmul(x, b.swap(weights, 1, 2))
-    return y if bias is None else b.add(y, b.reshape(bias, (bias.shape[0], 1, bias.shape[1])))
+    if bias is None:
+        return y
+    bias = of_shape(b, bias, weights.shape[:2], "a bias of experts")
+    return b.add(y, b.reshape(bias, (experts, 1, bias.shape[1])))
 
 
 @op("MoE", 1, domain=MS)

@@ -102,12 +102,40 @@ def counted(b: Builder, counts: Value, most: Dim, least: Value | int = 0) -> Val
     return b.gather(b.iota(size), b.where(b.lt(index, least), b.size_as(size, dtypes.int64), index), 0)
 
 
-def within(b: Builder, x: Value, shape: Sequence[Dim]) -> Value:
-    """A tensor that is to be broadcast to a shape, and not to make it larger. ShapeError where it would."""
+def check_within(x: Value, shape: Sequence[Dim]) -> Sequence[Dim]:
+    """ShapeError where a tensor would not broadcast to a shape, or make it larger; the dims of it that x has."""
     own = shape[max(len(shape) - x.rank, 0) :]
     if x.rank > len(shape) or any(d != 1 and never_equal(d, s) for d, s in zip(x.shape, own, strict=True)):
         raise ShapeError(f"{x.t} does not broadcast to {list(shape)}")
+    return own
+
+
+def within(b: Builder, x: Value, shape: Sequence[Dim]) -> Value:
+    """A tensor that is to be broadcast to a shape, and not to make it larger. ShapeError where it would."""
+    own = check_within(x, shape)
     return b.expand(x, [1 if d == 1 else s for d, s in zip(x.shape, own, strict=True)])
+
+
+def per_channel(b: Builder, v: Value, x: Value) -> Value:
+    """A vector [C], or of one number for all, along axis 1 of a tensor x; it must not make that larger."""
+    if v.rank != 1 or not x.rank or (x.rank > 1 and v.shape != (1,) and never_equal(v.shape[0], x.shape[1])):
+        raise ShapeError(f"{v.t} is no vector with a number for each channel of {x.t}")
+    return within(b, b.reshape(v, (1, *v.shape, *(1,) * (x.rank - 2))), x.shape) if x.rank > 1 else v
+
+
+def of_shape(b: Builder, x: Value, shape: Sequence[Dim], what: str) -> Value:
+    """x, which has to have that shape. ShapeError where it has not; where the run tells, an error of the run.
+
+    A size that turns out to be 1 only then is broadcast.
+    """
+    if x.rank != len(shape) or any(never_equal(d, s) for d, s in zip(x.shape, shape, strict=True)):
+        raise ShapeError(f"{what} is {x.t}, but has to be {list(shape)}")
+    return b.expand(x, shape)
+
+
+def per_last(b: Builder, v: Value, x: Value, what: str) -> Value:
+    """A vector with a number for each element of the last axis of x."""
+    return of_shape(b, v, x.shape[-1:], what)
 
 
 def is_narrow(dtype: DType) -> bool:

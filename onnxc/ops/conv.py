@@ -10,9 +10,9 @@ from itertools import product
 import numpy as np
 
 from onnxc.errors import LimitError, ModelError, ShapeError
-from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, prod
+from onnxc.ir.expr import Dim, ceildiv, floordiv, is_nonnegative, maximum, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import static_dim, static_shape
+from onnxc.ops.common import per_channel, static_dim, static_shape
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, constant_of
 
@@ -31,6 +31,11 @@ class Window:
     def spans(self) -> tuple[int, ...]:
         """Positions from a window's first element to its last, both counted."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    def counts(self, spatial: Sequence[Dim]) -> list[Dim]:
+        """How many places there are for it along each axis of these sizes."""
+        padded = [low + d + high for low, d, high in zip(self.low, spatial, self.high, strict=True)]
+        return [floordiv(d - span, s) + 1 for d, span, s in zip(padded, self.spans, self.strides, strict=True)]
 
 
 def window_of(
@@ -84,7 +89,7 @@ def check_pads(what: str, pads: Sequence[int] | None, auto_pad: str) -> None:
 
 def with_bias(b: Builder, y: Value, bias: Value | None) -> Value:
     """A bias [M] added along the channels."""
-    return y if bias is None else b.add(y, b.reshape(bias, (1, *bias.shape, *(1,) * (y.rank - 2))))
+    return y if bias is None else b.add(y, per_channel(b, bias, y))
 
 
 def convolve(b: Builder, x: Value, w: Value, window: Window, group: int) -> Value:

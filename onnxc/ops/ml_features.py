@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -84,18 +85,27 @@ def normalizer(b: Builder, x: Value, *, norm: str = "MAX") -> Value:
 @op("FeatureVectorizer", 1, domain=ML)
 def feature_vectorizer(b: Builder, *xs: Value, inputdimensions: list[int] | None = None) -> Value:
     """Inputs [rows, features], or [features] of a single row, side by side in float32. Further axes are features too,
-    as onnxruntime has it.
+    as onnxruntime has it. Of each input as many features as its dimension says: others are cut off, missing ones 0.
     """
     if not all(x.rank for x in xs):
         raise ModelError("FeatureVectorizer takes at least vectors")
+    sizes = list(inputdimensions or ())
+    if len(sizes) not in (0, len(xs)) or min(sizes, default=0) < 0:
+        raise ModelError(f"FeatureVectorizer of {len(xs)} inputs has the dimensions {sizes}")
     parts = []
-    for x in xs:
+    for x, size in zip_longest(xs, sizes):
         rows, *features = x.shape if x.rank > 1 else (1, *x.shape)
-        parts.append(b.reshape(as_float32(b, x), (rows, prod(features))))
-    for part, size in zip(parts, inputdimensions or (), strict=False):
-        if isinstance(part.shape[1], int) and part.shape[1] != size:
-            raise ModelError(f"FeatureVectorizer: an input has {part.shape[1]} features, not {size}")
+        part = b.reshape(as_float32(b, x), (rows, prod(features)))
+        parts.append(part if size is None else _of_size(b, part, size))
     return b.concat(parts, 1)
+
+
+def _of_size(b: Builder, x: Value, size: int) -> Value:
+    """x [rows, features] with that many features: the first ones, or zeros behind them."""
+    if x.shape[1] == size:
+        return x
+    padded = b.pad(x, (0, 0), (0, size))
+    return b.slice(padded, 1, 0, size)
 
 
 @op("ArrayFeatureExtractor", 1, domain=ML)
@@ -246,7 +256,9 @@ def label_encoder_2(
     to = dtypes.string if values_tensor.dtype == object else dtypes.from_numpy(values_tensor.dtype)
     own: dict[str, Any] = {"string": default_string, "float": default_float}
     fallback = own.get(to.kind, default_int64)
-    if default_tensor is not None and default_tensor.size == 1:
+    if default_tensor is not None and default_tensor.size:
+        if default_tensor.size > 1 or default_tensor.dtype != values_tensor.dtype:
+            raise ModelError(f"the default_tensor of LabelEncoder is no single {to} as its values are")
         fallback = default_tensor.reshape(-1)[0]
     return encoded(b, x, keys, values, fallback, to, opset >= 4)
 

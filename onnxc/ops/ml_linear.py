@@ -104,7 +104,9 @@ def _kernel(b: Builder, x: Value, vectors: np.ndarray, kind: str, parameters: Se
     """The kernel of each row of x with each vector, [rows, vectors]."""
     if kind not in KERNELS:
         raise ModelError(f"the kernel_type {kind!r} of a support vector machine; {', '.join(KERNELS)} exist")
-    gamma, shift, degree = [*(parameters or ()), 0.0, 0.0, 0.0][:3]
+    if parameters and len(parameters) != 3:
+        raise ModelError(f"the kernel_params of a support vector machine are gamma, coef0 and degree, not {parameters}")
+    gamma, shift, degree = parameters or (0.0, 0.0, 0.0)
     if kind == "RBF":
         gaps = b.sub(b.reshape(x, (x.shape[0], 1, x.shape[1])), b.constant(vectors))
         return b.exp(b.mul(b.reduce("sum", b.mul(gaps, gaps), [2]), -gamma))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import never_equal, prod
+from onnxc.ir.expr import prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, axes_of, dtype_of, flat_at_zero, float_of, is_narrow, widened, within
+from onnxc.ops.common import along, axes_of, dtype_of, flat_at_zero, float_of, is_narrow, per_channel, widened, within
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder
 
@@ -26,13 +26,6 @@ def inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
     return b.div(1.0, b.sqrt(b.add(variance, epsilon)))
 
 
-def _channels(b: Builder, v: Value, x: Value) -> Value:
-    """A vector [C] along axis 1 of a tensor x."""
-    if v.rank != 1 or (x.rank > 1 and v.shape != (1,) and never_equal(v.shape[0], x.shape[1])):
-        raise ShapeError(f"{v.t} is no vector with a number for each channel of {x.t}")
-    return within(b, b.reshape(v, (1, *v.shape, *(1,) * (x.rank - 2))), x.shape) if x.rank > 1 else v
-
-
 def at_test_time(
     b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, spatial: bool = True,
 ) -> Value:  # fmt: skip
@@ -47,7 +40,7 @@ def at_test_time(
     inner = b.cast(x, wide[3].dtype) if is_narrow(x.dtype) else x
     factor, offset = (b.cast(v, inner.dtype) for v in (factor, offset))
     if spatial:
-        factor, offset = _channels(b, factor, x), _channels(b, offset, x)
+        factor, offset = per_channel(b, factor, x), per_channel(b, offset, x)
     return b.cast(b.add(b.mul(inner, factor), offset), x.dtype)
 
 
@@ -84,8 +77,8 @@ def batch_normalization_14(
 def _at_training(b: Builder, x: Value, scale: Value, bias: Value, epsilon: float) -> tuple[Value, Value, Value]:
     """Normalised by the batch's own mean and variance, which follow: of each channel, kept with axes of size 1."""
     centered, mean, var = moments(b, x, [i for i in range(x.rank) if i != 1])
-    factor = b.mul(_channels(b, b.cast(scale, x.dtype), x), inverse_root(b, var, epsilon))
-    return b.add(b.mul(centered, factor), _channels(b, b.cast(bias, x.dtype), x)), mean, var
+    factor = b.mul(per_channel(b, b.cast(scale, x.dtype), x), inverse_root(b, var, epsilon))
+    return b.add(b.mul(centered, factor), per_channel(b, b.cast(bias, x.dtype), x)), mean, var
 
 
 def _running(b: Builder, old: Value, new: Value, momentum: float) -> Value:
@@ -146,7 +139,7 @@ def instance_normalization(
     wide = widened(b, x)
     centered, _, variance = moments(b, wide, range(2, x.rank))
     y = b.mul(centered, inverse_root(b, variance, epsilon))
-    scale, bias = (_channels(b, b.cast(v, wide.dtype), x) for v in (scale, bias))
+    scale, bias = (per_channel(b, b.cast(v, wide.dtype), x) for v in (scale, bias))
     return b.cast(b.add(b.mul(y, scale), bias), x.dtype)
 
 
@@ -178,7 +171,7 @@ def group_normalization_21(
 ) -> Value:  # fmt: skip
     """Scale and bias are one number for each channel."""
     y = b.cast(grouped(b, x, num_groups, epsilon, stash_of(x, stash_type)), x.dtype)
-    return b.add(b.mul(y, _channels(b, scale, x)), _channels(b, bias, x))
+    return b.add(b.mul(y, per_channel(b, scale, x)), per_channel(b, bias, x))
 
 
 @op("LRN", 1)

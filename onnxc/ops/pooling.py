@@ -15,7 +15,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, minimum, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, flat_at_zero, from_start, lowest
+from onnxc.ops.common import along, flat_at_zero, from_start, lowest, of_shape
 from onnxc.ops.conv import Window, window_of
 from onnxc.ops.registry import Flag, op
 from onnxc.primitives.builder import Builder, constant_of
@@ -208,7 +208,7 @@ def max_unpool(
     ]
     shape = [*x.shape[:2], *inferred]
     flat = b.full((prod(shape),), 0, x.dtype)
-    where = b.reshape(index, (prod(index.shape),))
+    where = b.reshape(of_shape(b, index, x.shape, "the positions of MaxUnpool"), (prod(x.shape),))
     filled = b.one(
         "scatter_elements",
         flat,

@@ -13,7 +13,7 @@ from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim, ceildiv, floordiv, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.cast import convert
-from onnxc.ops.common import dtype_of, limits, static_shape, widened
+from onnxc.ops.common import dtype_of, limits, of_shape, per_channel, static_shape, widened, within
 from onnxc.ops.conv import Window, check_pads, convolve, kernel_of, window_of
 from onnxc.ops.matmul import matmul
 from onnxc.ops.registry import Flag, op
@@ -32,9 +32,12 @@ def spread(b: Builder, v: Value, x: Value, axis: int, block: int) -> Value:
         return b.reshape(v, ())
     axis = b.axis(axis, x.rank)
     if v.rank == 1 and not block:
-        return b.reshape(v, (*v.shape, *(1,) * (x.rank - 1 - axis)))
+        return within(b, b.reshape(v, (*v.shape, *(1,) * (x.rank - 1 - axis))), x.shape)
     if v.rank != x.rank:
         raise ShapeError(f"a scale {v.t} does not fit {x.t}")
+    if block:
+        blocks = [ceildiv(d, block) if i == axis else d for i, d in enumerate(x.shape)]
+        v = of_shape(b, v, blocks, f"a scale or zero point of blocks of {block} of {x.t}")
     each = block or ceildiv(x.shape[axis], v.shape[axis])
     wide = repeat_each(b, v, axis, each)
     return b.slice(wide, axis, 0, x.shape[axis])
@@ -96,7 +99,7 @@ def quantize_linear(
 def centered(b: Builder, x: Value, zero: Value | None) -> Value:
     """x - zero in int32, which holds the difference of narrower integers exactly."""
     wide = b.cast(x, dtypes.int32)
-    return wide if zero is None or is_zero(zero) else b.sub(wide, b.cast(zero, dtypes.int32))
+    return wide if zero is None or is_zero(zero) else b.sub(wide, within(b, b.cast(zero, dtypes.int32), x.shape))
 
 
 @op("DequantizeLinear", 1, domain="com.microsoft")
@@ -170,7 +173,7 @@ def qlinear_matmul(
     acc = b.cast(integer_product(b, x, y, x_zero, y_zero), dtypes.float32)
     row, column, out = (b.cast(v, dtypes.float32) for v in (x_scale, y_scale, scale))
     factor = b.div(b.mul(_row_zero(b, _scalar(b, row)) or row, _scalar(b, column) or column), _scalar(b, out) or out)
-    return to_quantized(b, b.mul(acc, factor), _scalar(b, zero), zero.dtype)
+    return to_quantized(b, b.mul(acc, within(b, factor, acc.shape)), _scalar(b, zero), zero.dtype)
 
 
 def _channel_zero(b: Builder, zero: Value | None, rank: int) -> Value | None:
@@ -199,18 +202,12 @@ def _is_product(x: Value, w: Value, window: Window, group: int) -> bool:
     rows, depth = LEAST_PRODUCT
     spare = w.shape[0] - rows * group, prod(w.shape[1:]) - depth, MOST_TAPS - prod(window.kernel)
     of_bytes = (x.dtype.bits, w.dtype.bits) == (8, 8)
-    return fits and of_bytes and _not_negative(*spare, *(n - 1 for n in _windows(x, window)))
+    return fits and of_bytes and _not_negative(*spare, *(n - 1 for n in window.counts(x.shape[2:])))
 
 
 def _not_negative(*sizes: Dim) -> bool:
     """Whether all are known numbers, none of them negative."""
     return all(isinstance(d, int) and d >= 0 for d in sizes)
-
-
-def _windows(x: Value, window: Window) -> list[Dim]:
-    """How many windows there are along each spatial axis."""
-    sizes = (lo + n + hi for lo, n, hi in zip(window.low, x.shape[2:], window.high, strict=True))
-    return [floordiv(n - span, s) + 1 for n, span, s in zip(sizes, window.spans, window.strides, strict=True)]
 
 
 def _product_of_windows(
@@ -219,7 +216,7 @@ def _product_of_windows(
     """A convolution as a matrix product, whose kernel takes weights that are not known before the run; one image after
     the other, where all windows at once would take much memory.
     """
-    maps, depth, count = w.shape[0], w.shape[1], _windows(x, window)
+    maps, depth, count = w.shape[0], w.shape[1], window.counts(x.shape[2:])
     elements = prod((*x.shape[:2], *window.kernel, *count))
     if x.shape[0] != 1 and isinstance(elements, int) and elements > MOST_COLUMNS:
 
@@ -269,8 +266,10 @@ def qlinear_conv(
     check_pads("QLinearConv", pads, auto_pad)
     acc = integer_convolution(b, x, w, x_zero, w_zero, group, auto_pad, strides, dilations, pads)
     if bias is not None:
-        acc = b.add(acc, b.reshape(bias, (1, *bias.shape, *(1,) * (acc.rank - 2))))
-    per_channel = _channel_zero(b, w_scale, w.rank - 1)
-    assert per_channel is not None
-    factor = b.div(b.mul(b.reshape(x_scale, ()), per_channel), b.reshape(scale, ()))
-    return to_quantized(b, b.mul(b.cast(acc, dtypes.float32), factor), _scalar(b, zero), zero.dtype)
+        acc = b.add(acc, per_channel(b, bias, acc))
+    w_scales = _channel_zero(b, w_scale, w.rank - 1)
+    assert w_scales is not None
+    factor = b.div(b.mul(b.reshape(x_scale, ()), w_scales), b.reshape(scale, ()))
+    return to_quantized(
+        b, b.mul(b.cast(acc, dtypes.float32), within(b, factor, acc.shape)), _scalar(b, zero), zero.dtype
+    )

@@ -14,7 +14,7 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, prod
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, from_start, limited, static_dim, static_shape
+from onnxc.ops.common import along, from_start, limited, of_shape, static_dim, static_shape
 from onnxc.ops.conv import kernel_of, window_of, with_bias
 from onnxc.ops.registry import Flag, op
 from onnxc.ops.resize import cubic_weights
@@ -110,6 +110,7 @@ def grid_sample(
     if mode not in ("linear", "nearest", "cubic") or padding_mode not in ("zeros", "border", "reflection"):
         raise ModelError(f"GridSample has the mode {mode!r} and the padding_mode {padding_mode!r}")
     spatial = x.shape[2:]
+    grid = of_shape(b, grid, (x.shape[0], *grid.shape[1 : x.rank - 1], len(spatial)), "the grid of GridSample")
     parts = [b.reshape(p, p.shape[:-1]) for p in b.split(grid, grid.rank - 1, [1] * len(spatial))]
     taps = []
     for size, part in zip(spatial, reversed(parts), strict=True):
@@ -258,8 +259,9 @@ def deform_conv(
     n, channels = x.shape[:2]
     kernel = kernel_of("DeformConv", x, w, group, kernel_shape)
     window = window_of(x.shape[2:], kernel, strides, dilations, pads, "NOTSET")
-    out = offset.shape[2:]
     taps = limited(prod(kernel), "DeformConv")
+    out = window.counts(x.shape[2:])
+    offset = of_shape(b, offset, (n, offset_group * taps * 2, *out), "the offset of DeformConv")
     moved = b.reshape(offset, (n * offset_group, taps, 2, *out))
     images = b.reshape(x, (n * offset_group, channels // offset_group, *x.shape[2:]))
     axes = []
@@ -271,6 +273,7 @@ def deform_conv(
         axes.append(linear_taps(b, b.add(b.cast(grid, x.dtype), move), x.shape[i + 2]))
     columns = weighted_sum(b, images, axes)
     if mask is not None:
+        mask = of_shape(b, mask, (n, offset_group * taps, *out), "the mask of DeformConv")
         columns = b.mul(columns, b.reshape(mask, (n * offset_group, 1, taps, *out)))
     # Rows of channels, which lie side by side where they are read.
     each = (n, offset_group, prod(out), taps, channels // offset_group)

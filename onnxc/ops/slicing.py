@@ -8,7 +8,7 @@ from onnxc.errors import ModelError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal, bounds, ceildiv, floordiv, is_nonnegative, maximum, minimum
 from onnxc.ir.graph import Value
-from onnxc.ops.common import along, from_start, scalar_of, static_dim
+from onnxc.ops.common import along, from_start, of_shape, scalar_of, static_dim
 from onnxc.ops.computed import is_computed, pad_sizes, slice_sizes
 from onnxc.ops.registry import op
 from onnxc.primitives.builder import Builder, Operand
@@ -281,6 +281,7 @@ def reverse_sequence(
     by_rows = x.rank > 2 and max(time, batch) == 1
     rank = 2 if by_rows else x.rank
     step, number = (along(b, b.iota(x.shape[axis]), rank, axis) for axis in (time, batch))
+    lengths = of_shape(b, lengths, (x.shape[batch],), "the lengths of ReverseSequence")
     length = along(b, from_start(b, lengths, x.shape[time] + 1), rank, batch)
     mirrored = b.sub(b.sub(length, step), 1)
     source = b.where(b.lt(step, length), mirrored, step)
