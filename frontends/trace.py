@@ -138,12 +138,26 @@ def current() -> Trace | None:
 def user_frame() -> FrameType | None:
     """The innermost frame that is not onnxc's own."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
+    while frame is not None and _is_own(frame):
         frame = frame.f_back
     return frame
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in _OWN
 
 
 def user_line() -> str:
     """`file.py:123`: where the user's code is now."""
     frame = user_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def line_of(error: BaseException) -> str:
+    """Where the user's code was when an error was raised, as :func:`user_line` says it."""
+    found, step = "", error.__traceback__
+    while step is not None:
+        if not _is_own(step.tb_frame):
+            found = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+        step = step.tb_next
+    return found

@@ -18,11 +18,11 @@ from onnxc import random
 from onnxc.array.argument_errors import named_all
 from onnxc.array.arguments import size_of, whole
 from onnxc.array.core import Array, asarray, call, call_one
+from onnxc.array.dims import may_be_equal
 from onnxc.array.tracing import NUMBERS
 from onnxc.errors import InputError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import never_equal
 from onnxc.ir.graph import Value
 from onnxc.ops.registry import apply, find
 from onnxc.primitives.builder import Builder
@@ -122,8 +122,8 @@ def batch_norm(
     """
     x, *rest = _floats("batch_norm", x, scale, bias, mean, variance)
     for what, v in zip(("scale", "bias", "mean", "variance"), rest, strict=True):
-        if v.ndim != 1 or never_equal(v.shape[0], x.shape[1]):
-            raise InputError(f"batch_norm: {what} has the shape {v.shape}, and there are {x.shape[1]} channels")
+        if v.ndim != 1 or not may_be_equal(v.dims[0], x.dims[1]):
+            raise InputError(f"batch_norm: {what} has the shape {v.dims}, and there are {x.dims[1]} channels")
     options = {"epsilon": float(epsilon), "momentum": float(momentum), "training_mode": int(training)}
     found = _results("BatchNormalization", [x, *rest], 3 if training else 1, options)
     return tuple(found) if training else found[0]

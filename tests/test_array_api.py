@@ -492,6 +492,11 @@ def test_arguments_of_wrong_types(call: Callable[[Any], Any], says: str) -> None
         call(xp.zeros(3))
 
 
+def test_differences_beside_arrays_of_numpy(interpreted: None) -> None:
+    ends = {"prepend": np.zeros(1), "append": np.ones(1)}
+    np.testing.assert_array_equal(xp.diff(np.arange(3.0), **ends).numpy(), np.diff(np.arange(3.0), **ends))
+
+
 def test_differences_end_where_nothing_is_left() -> None:
     assert xp.diff(xp.zeros(3), n=1 << 40).shape == (0,)
 

@@ -389,3 +389,13 @@ def test_the_greatest_product_is_one_of_them() -> None:
     x = f32(7, 40)
     x[:, 4] = 10
     np.testing.assert_array_equal(onnxc.compile(model)(x, f32(1) + 2.081)["y"][:, 4], np.zeros(7, np.float32))
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_the_greatest_of_one_element_is_that_element(op: str, fusion: bool) -> None:
+    """In any kernel: it was compared with a product that another one had rounded otherwise."""
+    model = parse(f"(float[1] x, float[1] c) => (float[1] y) {{ t = Mul(x, c) m = {op}(t) y = Sub(t, m) }}", 18)
+    rng = np.random.default_rng(0)
+    for x, c in rng.normal(size=(20, 2, 1)).astype(np.float32):
+        np.testing.assert_array_equal(onnxc.compile(model, fusion=fusion)(x, c)["y"], [0])

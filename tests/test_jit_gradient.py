@@ -100,6 +100,27 @@ def test_forward_mode(name):
     np.testing.assert_allclose(dy.numpy(), expected, rtol=1e-5, atol=1e-8)
 
 
+def _pulled_back(x, dy):
+    return onnxc.vjp(xp.sin, x)[1](dy)[0]
+
+
+def _pushed_forward(x, dx):
+    return onnxc.jvp(xp.sin, (x,), (dx,))[1]
+
+
+@pytest.mark.parametrize("f", [_pulled_back, _pushed_forward])
+def test_dynamic_sizes_of_tangents_and_cotangents(f):
+    """Each has a symbol of its own: a call tells whether they are equal."""
+    compiled = onnxc.jit(f, dynamic=True)
+    for n in (3, 5, 2):
+        x, dx = np.random.default_rng(n).normal(size=(2, n))
+        np.testing.assert_allclose(compiled(x, dx).numpy(), np.cos(x) * dx)
+    assert len(compiled.explain_recompiles()) == 1
+    for n, other in ((3, 4), (3, 1), (1, 3)):
+        with pytest.raises(InputError, match=r"tangents is|tangents\[0\] is"):
+            compiled(np.ones(n), np.ones(other))
+
+
 def test_compiled():
     """Third derivatives, and what is around them, in one program."""
     third = onnxc.jit(onnxc.grad(onnxc.grad(onnxc.grad(lambda x: x**5 + xp.sin(x)))))
@@ -154,6 +175,65 @@ def test_trees_argnums_aux():
     assert aux["y"].shape == (3, 2)
 
 
+SLOPES = {  # functions that are composed, their first and second derivatives, where the composition changes
+    "log2": (xp.log2, lambda x: 1 / (x * np.log(2)), lambda x: -1 / (x * x * np.log(2)), [1e-30, 0.3, 1.0, 2.0, 1e20]),
+    "log10": (xp.log10, lambda x: 1 / (x * np.log(10)), lambda x: -1 / (x * x * np.log(10)), [1e-3, 0.3, 1.0, 100.0]),
+    "log1p": (xp.log1p, lambda x: 1 / (1 + x), lambda x: -1 / (1 + x) ** 2, [0.0, 1e-20, 1e-12, -0.5, 1e8]),
+    "expm1": (xp.expm1, np.exp, np.exp, [0.0, 1e-20, -1e-12, 0.7, -20.0, -1e4, 700.0]),
+    "atan2": (
+        lambda x: xp.atan2(x, 0 * x + 2.0), lambda x: 2 / (4 + x * x), lambda x: -4 * x / (4 + x * x) ** 2,
+        [0.0, 2.0, -2.0, 1e-20, 1e20],
+    ),
+    "atan2 of x": (
+        lambda x: xp.atan2(0 * x + 2.0, x), lambda x: -2 / (4 + x * x), lambda x: 4 * x / (4 + x * x) ** 2,
+        [0.0, 2.0, -2.0, 1e-20, 1e20],
+    ),
+    "hypot": (
+        lambda x: xp.hypot(x, 0 * x + 2.0), lambda x: x / np.sqrt(4 + x * x), lambda x: 4 / np.sqrt(4 + x * x) ** 3,
+        [0.0, -0.0, 2.0, -3.0],
+    ),
+    "logaddexp": (
+        lambda x: xp.logaddexp(x, 0 * x), lambda x: 1 / (1 + np.exp(-x)), lambda x: 0.25 / np.cosh(x / 2) ** 2,
+        [0.0, 1e-20, 3.0, -3.0, -700.0],
+    ),
+    "softplus": (
+        nn.softplus, lambda x: 1 / (1 + np.exp(-x)), lambda x: 0.25 / np.cosh(x / 2) ** 2, [0.0, 1e-20, 3.0, -3.0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_derivatives_of_what_is_composed(name):
+    """Of the function, not of the steps and special cases that it is computed by."""
+    f, first, second, points = SLOPES[name]
+    x = np.array(points)
+    slope = onnxc.grad(lambda y: xp.sum(f(y)))
+    np.testing.assert_allclose(slope(x).numpy(), first(x), rtol=1e-13)
+    np.testing.assert_allclose(onnxc.grad(lambda y: xp.sum(slope(y)))(x).numpy(), second(x), rtol=1e-12)
+
+
+NORMS = {
+    "std": lambda x: xp.std(x),
+    "vector_norm": lambda x: xp.linalg.vector_norm(x),
+    "vector_norm of order 3": lambda x: xp.linalg.vector_norm(x, ord=3),
+    "vector_norm of order 0.5": lambda x: xp.linalg.vector_norm(x, ord=0.5),
+    "matrix_norm": lambda x: xp.linalg.matrix_norm(x),
+    "hypot": lambda x: xp.sum(xp.hypot(x, x)),
+    "atan2": lambda x: xp.sum(xp.atan2(x, x)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_nothing_but_zeros_are_flat(name):
+    """As in PyTorch: a row of equal numbers makes no NaN of a training."""
+    np.testing.assert_array_equal(onnxc.grad(NORMS[name])(np.zeros((2, 3))).numpy(), np.zeros((2, 3)))
+
+
+def test_norms_are_flat_along_their_zeros():
+    half = onnxc.grad(lambda x: xp.sum(xp.linalg.vector_norm(x, axis=1, ord=0.5)))
+    np.testing.assert_allclose(half(np.array([[0.0, 4.0]])).numpy(), [[0.0, 1.0]])
+
+
 def test_bounds_of_clip():
     found = onnxc.grad(lambda x: xp.sum(xp.clip(x, 1, 2)))(np.array([0.5, 1, 1.5, 2, 3]))
     np.testing.assert_array_equal(found.numpy(), [0, 1, 1, 1, 0])  # as of Clip, and of PyTorch
@@ -176,6 +256,17 @@ def test_vjp():
         back({"p": X})
     with pytest.raises(InputError, match=r"cotangents.*float64\[3, 4\].*float64\[3, 5\]"):
         back(X[:, :4])
+
+
+def test_a_loop_of_which_nothing_is_left():
+    """The second derivative needs no state of it."""
+
+    def f(x):
+        grown = onnxc.while_loop(lambda s: xp.sum(xp.abs(s)) < 1, lambda s: xp.exp(s) * 1.3, x)
+        return xp.sum(onnxc.fori_loop(0, 2, lambda k, s: s - xp.floor(s), xp.remainder(grown, 1.5)))
+
+    second = onnxc.grad(lambda x: xp.sum(xp.sin(onnxc.grad(f)(x))))
+    np.testing.assert_array_equal(second(V).numpy(), np.zeros(3))
 
 
 def test_independent_arguments_have_zeros():

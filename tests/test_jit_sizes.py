@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
 
 import onnxc
 from onnxc import array_api as xp
-from onnxc.errors import InputError, TraceError
+from onnxc import nn
+from onnxc.errors import InputError, OnnxcError, TraceError
 from onnxc.frontends.decisions import IS_NEGATIVE, IS_ZERO, VALUE, Decisions, hold
 from onnxc.ir.expr import Sym
 
@@ -146,6 +148,65 @@ def test_numbers_that_are_computed_later():
 
 def test_whether_it_is_nothing(quick):
     check(lambda x: x + 1 if x.shape[0] else xp.ones((1, 3), dtype=xp.float32), 2, (0, 2, 5))
+
+
+def _square(n):
+    return np.eye(n) * 3 + 0.1
+
+
+KNOWN = {  # functions that an op of known sizes is in, arrays of a size, and how many programs four sizes make
+    "conv": (lambda x, w: nn.conv(x, w), lambda n: (np.ones((n, 3, 6, 6)), np.ones((4, 3, 3, 3))), 1),
+    "conv of a kernel": (lambda x, w: nn.conv(x, w), lambda n: (np.ones((2, 3, 9, 9)), np.ones((4, 3, n, n))), 4),
+    "its gradient": (
+        lambda x, w: onnxc.grad(lambda w: xp.sum(nn.conv(x, w) ** 2))(w),
+        lambda n: (np.ones((n, 3, 6, 6)), np.ones((4, 3, 3, 3))), 1,
+    ),
+    "attention": (lambda q, k: nn.attention(q, k, k), lambda n: (np.ones((2, n, 4)), np.ones((2, n + 1, 4))), 1),
+    "solve": (lambda a, b: xp.linalg.solve(a, b), lambda n: (_square(n), np.arange(n * 1.0)), 4),
+    "qr": (lambda a: xp.linalg.qr(a).R, lambda n: (_square(n)[:, 1:],), 4),
+    "pinv": (lambda a: xp.linalg.pinv(a), lambda n: (_square(n)[:, 1:],), 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_sizes_that_an_op_has_to_know_are_those_of_the_call(name, quick):
+    f, arrays, most = KNOWN[name]
+    jitted = onnxc.jit(f, dynamic=True)
+    for n in (4, 2, 5, 3, 4):
+        np.testing.assert_allclose(np.asarray(jitted(*arrays(n))), np.asarray(f(*arrays(n))), atol=1e-12)
+    assert len(jitted.explain_recompiles()) == most
+
+
+def test_why_a_size_has_to_be_known(quick):
+    jitted = onnxc.jit(lambda a: xp.linalg.inv(a), dynamic=True)
+    for n in (2, 3):
+        jitted(_square(n))
+    reason = r"1: a_0 \(\S*test_jit_sizes.py:\d+\): 2 -> 3; a_1 \(\S*test_jit_sizes.py:\d+\): 2 -> 3"
+    assert re.fullmatch(reason, str(jitted.explain_recompiles()[-1]))
+    with pytest.raises(OnnxcError, match="only a call tells"):
+        onnxc.to_onnx(lambda a: xp.linalg.inv(a), _square(3), dynamic={"a": [0, 1]})
+    with pytest.raises(InputError, match="square matrices"):
+        jitted(np.ones((2, 3)))
+
+
+def test_dynamic_sizes_of_statistics_and_masks():
+    """Each has a symbol of its own."""
+    norm = onnxc.jit(nn.batch_norm, dynamic=True)
+    mask = onnxc.jit(_masked, dynamic=True)
+    for n in (3, 5):
+        x, v = np.arange(4.0 * n).reshape(4, n), np.arange(n) + 1.0
+        np.testing.assert_allclose(norm(x, v, v, v, v).numpy(), nn.batch_norm(x, v, v, v, v).numpy())
+        np.testing.assert_array_equal(mask(v, v > 2).numpy(), np.where(v > 2, 7, v))
+    assert len(norm.explain_recompiles()) == len(mask.explain_recompiles()) == 1
+    for wrong in (4, 1):
+        with pytest.raises(IndexError, match="mask"):
+            mask(np.ones(3), np.ones(wrong, bool))
+
+
+def _masked(x, m):
+    x = xp.asarray(x, copy=True)
+    x[m] = 7.0
+    return x
 
 
 def test_as_result(quick):

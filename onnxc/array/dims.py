@@ -11,7 +11,7 @@ from onnxc.array.arguments import Given, several
 from onnxc.array.pytree import flatten
 from onnxc.array.tracing import Leaf
 from onnxc.errors import InputError
-from onnxc.ir.expr import Dim, Sym, always_equal, never_equal, symbols
+from onnxc.ir.expr import Dim, Sym, always_equal, evaluate, never_equal, symbols
 
 Axes = int | Sequence[int] | Mapping[int, str]
 Dynamic = bool | Mapping["str | int", Axes]
@@ -54,6 +54,15 @@ def check_dynamic(dynamic: object) -> None:
 
 def _named(axes: Axes) -> dict[int, str]:
     return dict(axes) if isinstance(axes, Mapping) else dict.fromkeys(several(axes, int, "dynamic"), "")
+
+
+def with_sizes(leaves: Sequence[Leaf], sizes: Mapping[str, int]) -> list[Leaf]:
+    """The leaves with numbers for some of their symbols, and for what is made of these alone."""
+
+    def known(d: Dim) -> Dim:
+        return evaluate(d, sizes) if sizes.keys() >= {s.key for s in symbols(d)} else d
+
+    return [replace(leaf, type=leaf.type.with_shape(tuple(map(known, leaf.type.shape)))) for leaf in leaves]
 
 
 class _Symbols:

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxc.array.arguments import checked_function, several
 from onnxc.array.core import Array, asarray, call_one, traced, value_of
+from onnxc.array.dims import may_be_equal
 from onnxc.array.immediate import immediately
 from onnxc.array.pytree import Spec, flatten, places, unflatten
 from onnxc.array.tracing import NUMBERS
@@ -262,9 +263,11 @@ def _matching(tree: Any, like: Sequence[Value], spec: Spec, what: str, trace: Tr
         v = value_of(array, trace)
         if type(leaf) in NUMBERS:
             v = trace.builder.cast(v, x.dtype)
-        if v.dtype is not x.dtype or v.t != x.t:
+        alike = v.dtype is x.dtype and v.rank == x.rank and all(map(may_be_equal, v.shape, x.shape))
+        if not alike:
             raise InputError(f"{place} is {v.t}, and should be {x.t}")
-        found.append(v)
+        with trace.source(what):
+            found.append(trace.builder.expand(v, x.shape))  # of sizes that a call compares
     return found
 
 

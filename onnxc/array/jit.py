@@ -15,15 +15,17 @@ import numpy as np
 
 from onnxc.array.arguments import Arguments, Given, whole
 from onnxc.array.core import Array, asarray, concrete, traced, value_of
-from onnxc.array.dims import Dynamic, check_dynamic, dim_names, dynamic_leaves, input_names, unique
+from onnxc.array.dims import Dynamic, check_dynamic, dim_names, dynamic_leaves, input_names, unique, with_sizes
 from onnxc.array.eager import Data, Run, frozen, runner
 from onnxc.array.guards import PLAIN, Guards, guard_key, same
 from onnxc.array.pytree import flatten, shallow, unflatten
 from onnxc.array.tracing import NUMBERS, Leaf, Result, trace_function
 from onnxc.compiler import compile
-from onnxc.errors import InputError, SizesError
-from onnxc.frontends.decisions import Decision, Decisions, hold, sizes_of
-from onnxc.frontends.trace import Trace, current
+from onnxc.errors import InputError, NeedsSizesError, SizesError
+from onnxc.frontends.decisions import VALUE, Decision, Decisions, hold, sizes_of
+from onnxc.frontends.trace import Trace, current, line_of
+from onnxc.ir.expr import Expr, Sym, symbols
+from onnxc.ir.graph import Graph
 
 MOST_SHORTCUTS = 2048
 _PLAIN = (Array, np.ndarray)
@@ -199,10 +201,8 @@ class Jitted:
     def _compiled(
         self, given: Given, leaves: Sequence[Leaf], outer: tuple[Any, ...], sizes: Mapping[str, int]
     ) -> _Program:
-        names, decisions = input_names(given), Decisions(sizes)
-        graph, result = trace_function(
-            lambda arrays: self._arguments.apply(self.__wrapped__, given, arrays), leaves, names, self._name, decisions
-        )
+        names = input_names(given)
+        graph, result, decisions = self._traced(given, leaves, names, Decisions(sizes))
         graph.output_names = unique(graph.output_names, set(names))
         graph.dim_names = dim_names(self._dynamic, leaves, given)
         dynamic = any(not leaf.type.is_static for leaf in leaves)
@@ -210,6 +210,28 @@ class Jitted:
         program = _Program(runner(graph, self._options), result, outer, dynamic, made)
         self._note(given, leaves, outer, dict(d.told(graph.dim_names) for d in made))
         return program
+
+    def _traced(
+        self, given: Given, leaves: Sequence[Leaf], names: Sequence[str], decisions: Decisions
+    ) -> tuple[Graph, Result, Decisions]:
+        """What the function computes, and what was asked of its sizes. Those that an op has to know are numbers."""
+        try:
+            graph, result = trace_function(
+                lambda arrays: self._arguments.apply(self.__wrapped__, given, arrays), leaves, names, self._name,
+                decisions,
+            )  # fmt: skip
+        except NeedsSizesError as error:
+            wanted = {s.key for d in error.dims if isinstance(d, Expr) for s in symbols(d)} & decisions.sizes.keys()
+            if not wanted:
+                raise
+            again = Decisions(decisions.sizes)
+            for symbol in sorted(wanted):
+                again.ask(VALUE, Sym(symbol), line_of(error))
+            graph, result, more = self._traced(
+                given, with_sizes(leaves, {s: decisions.sizes[s] for s in wanted}), names, again
+            )
+            return graph, result, Decisions(decisions.sizes, more.made | again.made)
+        return graph, result, decisions
 
     def _limit(self) -> None:
         """Forgets the program that was used longest ago, where there are too many."""

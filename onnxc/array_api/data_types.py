@@ -109,7 +109,7 @@ def result_type(*arrays_and_dtypes: Array | Scalar | Dtype) -> Dtype:
     """The dtype that arrays, dtypes and numbers (beside at least one of the former) mix to."""
     numbers_ = [x for x in arrays_and_dtypes if is_number(x)]
     given = [x for x in arrays_and_dtypes if not is_number(x)]
-    found = [x.dtype if isinstance(x, Array) else checked_dtype(x) for x in given]
+    found = [checked_dtype(x.dtype if isinstance(x, (Array, np.ndarray)) else x) for x in given]
     if not found:
         traced = [x.dtype for x in numbers_ if isinstance(x, Array)]
         if not traced:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxc.array.core import Array, asarray, call, concrete, content, elements, known
+from onnxc.array.dims import may_be_equal
 from onnxc.array.sizes import is_negative, value_of_size
 from onnxc.array_api.data_types import Dtype, array, astype, is_kind, number, result_type, same
 from onnxc.array_api.data_types import bool as bool_
@@ -132,10 +133,10 @@ def _taken_apart(x: Array, given: list[Any], advanced: bool) -> Key:
 
 def _fitting_mask(shape: tuple[Dim, ...], mask: Array) -> Array:
     """A mask in the shape of its axes. It may have 0 in the place of a size: then it selects nothing."""
+    if all(may_be_equal(d, m) for d, m in zip(shape, mask.dims, strict=True)):
+        return broadcast_to(mask, shape)
     if any(m not in (d, 0) for d, m in zip(shape, mask.dims, strict=True)):
         raise IndexError(f"a mask of the shape {mask.dims} for axes of the shape {shape}")
-    if mask.dims == shape:
-        return mask
     if not all(isinstance(d, int) for d in shape):
         raise IndexError(f"a mask of the shape {mask.dims} for axes of the dynamic shape {shape}")
     return concrete(np.zeros(shape, np.bool_))

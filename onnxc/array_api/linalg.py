@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxc.array.argument_errors import named_all
 from onnxc.array.core import Array, call
+from onnxc.array.dims import may_be_equal
 from onnxc.array.sizes import is_equal, value_of_size
 from onnxc.array_api.creation import eye
 from onnxc.array_api.data_types import (
@@ -25,11 +26,12 @@ from onnxc.array_api.manipulation import broadcast_to
 from onnxc.array_api.searching import truth
 from onnxc.array_api.statistical import Axis, is_nothing, reduced_axes
 from onnxc.array_api.statistical import sum as sum_
-from onnxc.errors import InputError
+from onnxc.errors import InputError, NeedsSizesError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import always_equal, maximum, minimum, never_equal
+from onnxc.ir.expr import always_equal, maximum, minimum
 from onnxc.ir.graph import Value
 from onnxc.ops import matrices, numbers
+from onnxc.ops.common import flat_at_zero
 from onnxc.ops.decompositions import own_type
 from onnxc.primitives.base import broadcast_shapes
 from onnxc.primitives.builder import Builder
@@ -69,6 +71,10 @@ class SVDResult(NamedTuple):
 
 def _matrices(name: str, x: Array, square: bool = False) -> Array:
     x = array(x, name, *_FLOATS)
+    if square and x.ndim > 1 and not always_equal(*x.dims[-2:]) and may_be_equal(*x.dims[-2:]):
+        raise NeedsSizesError(
+            f"{name} is of square matrices, and only a call tells whether {x.dims} are some", *x.dims[-2:]
+        )
     if x.ndim < 2 or (square and not always_equal(x.dims[-1], x.dims[-2])):
         raise InputError(f"{name} is of {'square ' if square else ''}matrices, not of the shape {x.dims}")
     return x
@@ -90,8 +96,10 @@ def slogdet(x: Array, /) -> SlogdetResult:
 def solve(x1: Array, x2: Array, /) -> Array:
     """x with x1 x = x2, for matrices x2 or one vector. Infinities or NaN where x1 has no inverse."""
     x, y = promoted("solve", _matrices("solve", x1, True), array(x2, "solve"), kinds=_FLOATS)
-    if y.ndim == 0 or never_equal(x.dims[-1], y.dims[0 if y.ndim == 1 else -2]):
+    at = y.ndim - min(y.ndim, 2)
+    if y.ndim == 0 or not may_be_equal(x.dims[-1], y.dims[at]):
         raise InputError(f"solve of the shapes {x.dims} and {y.dims}")
+    y = broadcast_to(y, (*y.dims[:at], x.dims[-1], *y.dims[at + 1 :]))
     return call(matrices.solve, x, y, name="solve")  # type: ignore[no-any-return]
 
 
@@ -166,7 +174,7 @@ def _tolerance(name: str, x: Array, rtol: Any) -> Array:
     if rtol is None:
         m, n = x.dims[-2:]
         if not isinstance(m, int) or not isinstance(n, int):
-            raise InputError(f"{name} of matrices of dynamic size needs rtol=")
+            raise NeedsSizesError(f"{name} of matrices of dynamic size needs rtol=", m, n)
         rtol = float(max(m, n) * np.finfo(part).eps)
     if isinstance(rtol, (int, float, np.integer)):
         return as_number(float(rtol), part)
@@ -208,7 +216,7 @@ def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
 def _matrix_norm(b: Builder, x: Number, *, ord: Any, keepdims: bool) -> Value:
     last = x.rank - 1
     if ord == "fro":
-        found = b.sqrt(b.reduce("sum", numbers.square_abs(b, x), [last - 1, last]))
+        found = flat_at_zero(b, b.sqrt, b.reduce("sum", numbers.square_abs(b, x), [last - 1, last]))
     elif ord in ("nuc", 2, -2):
         values = numbers.real(matrices.svd(b, x, full=False)[1])
         op = {"nuc": "sum", 2: "max", -2: "min"}[ord]
@@ -234,7 +242,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
 
 def _vector_norm(b: Builder, x: Number, *, axes: tuple[int, ...], keepdims: bool, ord: float) -> Value:
     if ord == 2:
-        return b.sqrt(b.reduce("sum", numbers.square_abs(b, x), axes, keepdims))
+        return flat_at_zero(b, b.sqrt, b.reduce("sum", numbers.square_abs(b, x), axes, keepdims))
     if ord == 0:
         return b.reduce("sum", b.cast(truth(b, x), own_type(x)), axes, keepdims)
     size = numbers.absolute(b, x)
@@ -242,7 +250,10 @@ def _vector_norm(b: Builder, x: Number, *, axes: tuple[int, ...], keepdims: bool
         return b.reduce("max" if ord > 0 else "min", size, axes, keepdims)
     if ord == 1:
         return b.reduce("sum", size, axes, keepdims)
-    return b.pow(b.reduce("sum", b.pow(size, float(ord)), axes, keepdims), 1 / float(ord))
+    if ord < 0:  # infinite at 0
+        return b.pow(b.reduce("sum", b.pow(size, float(ord)), axes, keepdims), 1 / float(ord))
+    powers = flat_at_zero(b, lambda v: b.pow(v, float(ord)), size)
+    return flat_at_zero(b, lambda v: b.pow(v, 1 / float(ord)), b.reduce("sum", powers, axes, keepdims))
 
 
 def vector_norm(x: Array, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:

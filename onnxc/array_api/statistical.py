@@ -15,7 +15,7 @@ from onnxc.ir.expr import maximum
 from onnxc.ir.expr import prod as product
 from onnxc.ir.graph import Value
 from onnxc.ops import numbers
-from onnxc.ops.common import along
+from onnxc.ops.common import along, flat_at_zero
 from onnxc.primitives.builder import Builder
 from onnxc.primitives.pairs import Complex, Number, each
 
@@ -84,7 +84,7 @@ def _var(b: Builder, x: Value, *, axes: tuple[int, ...], correction: float, keep
     else:
         divisor = b.max(b.sub(b.size_as(count, x.dtype), correction), 0.0)
     found = b.div(total, divisor)
-    return b.sqrt(found) if root else found
+    return flat_at_zero(b, b.sqrt, found) if root else found
 
 
 def var(x: Array, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:

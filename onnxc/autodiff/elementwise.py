@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from onnxc.autodiff.rules import Gradients, Step, constant_almost_everywhere, rule
 from onnxc.ir.graph import Value
+from onnxc.ops import reals
 from onnxc.primitives.builder import Builder, constant_of
 
 rule("floor", "ceil", "round", "sign")(constant_almost_everywhere)
@@ -18,12 +19,20 @@ def copy(s: Step) -> Gradients:
     if s.node.attrs.get("stop"):
         return [None]
     name = s.node.attrs.get("rule")
-    return [s.dy] if name is None else [None, OWN[name](s), *[None] * len(s.operands[2:])]
+    if name is None:
+        return [s.dy]
+    found = OWN[name](s)
+    dxs = [found] if isinstance(found, Value) else found
+    return [None, *dxs, *[None] * (len(s.operands) - 1 - len(dxs))]
 
 
 def _sigmoid(s: Step) -> Value:
     """y (1 - y): nothing overflows, as exp(-x) does."""
     return s.b.mul(s.dy, s.b.mul(s.y, s.b.sub(1.0, s.y)))
+
+
+def _softplus(s: Step) -> Value:
+    return s.b.mul(s.dy, s.b.sigmoid(s.operands[1]))
 
 
 def _deviation(s: Step) -> Value:
@@ -41,12 +50,59 @@ def _chosen(s: Step) -> Value:
     return s.b.where(s.b.eq(s.operands[2], 0.0), 0.0, s.dy)
 
 
-# Derivatives of compositions, by the name that `Builder.derived` gives.
-OWN: dict[str, Callable[[Step], Value]] = {
+def _log1p(s: Step) -> Value:
+    return s.b.div(s.dy, s.b.add(s.operands[1], 1.0))
+
+
+def _expm1(s: Step) -> Value:
+    return s.b.mul(s.dy, s.b.exp(s.operands[1]))
+
+
+def _logarithm(base: float) -> Callable[[Step], Value]:
+    return lambda s: s.b.div(s.dy, s.b.mul(s.operands[1], math.log(base)))
+
+
+def _hypot(s: Step) -> Gradients:
+    """The coordinates of the direction; 0 at the origin."""
+    _, x, y = s.operands
+    size = _or_one(s.b, s.y)
+    return [s.b.mul(s.dy, s.b.div(v, size)) for v in (x, y)]
+
+
+def _atan2(s: Step) -> Gradients:
+    """The direction, turned by a right angle, over the distance; 0 at the origin."""
+    _, y, x = s.operands
+    size = _or_one(s.b, reals.hypot(s.b, x, y))
+    slope = s.b.div(s.dy, size)
+    return [s.b.mul(slope, s.b.div(v, size)) for v in (x, s.b.neg(y))]
+
+
+def _or_one(b: Builder, size: Value) -> Value:
+    return b.where(b.eq(size, 0.0), 1.0, size)
+
+
+def _logaddexp(s: Step) -> Gradients:
+    """Shares of the sum; a half each of equal infinities."""
+    b, (_, x, y) = s.b, s.operands
+    same = b.and_(b.eq(x, y), b.one("isinf", x))
+    ahead = b.where(same, 0.0, b.sub(x, y))
+    return [b.mul(s.dy, b.sigmoid(v)) for v in (ahead, b.neg(ahead))]
+
+
+# Derivatives of compositions, by the name that `Builder.derived` gives: by the first operand, or by several.
+OWN: dict[str, Callable[[Step], Value | Gradients]] = {
     "sigmoid": _sigmoid,
+    "softplus": _softplus,
     "deviation": _deviation,
     "through": _through,
     "chosen": _chosen,
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "log2": _logarithm(2),
+    "log10": _logarithm(10),
+    "hypot": _hypot,
+    "atan2": _atan2,
+    "logaddexp": _logaddexp,
 }
 
 

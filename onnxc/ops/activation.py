@@ -98,7 +98,7 @@ def hard_swish(b: Builder, x: Value) -> Value:
 @op("Softplus", 1)
 def softplus(b: Builder, x: Value) -> Value:
     """log(1 + exp(x)), without overflow for large x."""
-    return b.add(b.max(x, 0.0), b.log(b.add(b.exp(b.neg(b.abs(x))), 1.0)))
+    return b.derived(b.add(b.max(x, 0.0), b.log(b.add(b.exp(b.neg(b.abs(x))), 1.0))), "softplus", x)
 
 
 @op("Softsign", 1)

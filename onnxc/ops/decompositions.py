@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.errors import UnsupportedError
+from onnxc.errors import NeedsSizesError
 from onnxc.ir import dtypes
 from onnxc.ir.graph import Value
 from onnxc.ops import numbers, reals
@@ -27,7 +27,7 @@ def size_of(x: Number) -> tuple[int, int]:
     """Rows and columns of matrices, which are known."""
     m, n = x.shape[-2:]
     if not isinstance(m, int) or not isinstance(n, int):
-        raise UnsupportedError(f"a decomposition of matrices of dynamic size, [{m}, {n}]")
+        raise NeedsSizesError(f"a decomposition of matrices of dynamic size, [{m}, {n}]", m, n)
     return m, n
 
 

@@ -32,7 +32,7 @@ def hypot(b: Builder, x: Value, y: Value) -> Value:
         scale = b.where(b.lt(1e150, high), 2.0**-600, b.where(b.lt(high, 1e-150), b.scalar(2.0**600, x.dtype), 1.0))
         p, q = b.mul(p, scale), b.mul(q, scale)
         found = b.div(b.sqrt(b.add(b.mul(p, p), b.mul(q, q))), scale)
-    return b.where(infinite, b.scalar(math.inf, x.dtype), found)
+    return b.derived(b.where(infinite, b.scalar(math.inf, x.dtype), found), "hypot", x, y)
 
 
 def log1p(b: Builder, x: Value) -> Value:
@@ -42,7 +42,7 @@ def log1p(b: Builder, x: Value) -> Value:
     same = b.or_(b.eq(d, 0.0), b.eq(u, math.inf))
     one = b.scalar(1.0, x.dtype)
     near = b.mul(b.log(u), b.div(x, b.where(same, one, d)))
-    return b.where(same, x, near)
+    return b.derived(b.where(same, x, near), "log1p", x)
 
 
 def expm1(b: Builder, x: Value) -> Value:
@@ -53,7 +53,7 @@ def expm1(b: Builder, x: Value) -> Value:
     # Where x is large, or -1 is all that is left, u - 1 has its digits.
     far = b.or_(b.lt(0.5, b.abs(x)), same)
     near = b.mul(d, b.div(x, b.where(far, b.scalar(1.0, x.dtype), b.log(u))))
-    return b.where(same, x, b.where(far, d, near))
+    return b.derived(b.where(same, x, b.where(far, d, near)), "expm1", x)
 
 
 def bits_of(b: Builder, x: Value) -> Value:
@@ -95,20 +95,19 @@ def in_double(b: Builder, *xs: Value) -> list[Value]:
 
 def atan2(b: Builder, y: Value, x: Value) -> Value:
     """The angle of the point (x, y), by the arc of the lesser over the greater coordinate."""
-    dtype = y.dtype
     p, q = in_double(b, b.abs(x), b.abs(y))
     low, high = b.min(p, q), b.max(p, q)
     ratio = b.div(low, b.where(b.eq(high, 0.0), b.scalar(1.0, high.dtype), high))
     angle = b.one("atan", b.where(b.and_(b.eq(low, math.inf), b.eq(high, math.inf)), b.scalar(1.0, ratio.dtype), ratio))
     angle = b.where(b.lt(p, q), b.sub(math.pi / 2, angle), angle)
     angle = b.where(signbit(b, x), b.sub(math.pi, angle), angle)
-    found = copysign(b, b.cast(angle, dtype), y)
-    return b.where(b.or_(b.isnan(x), b.isnan(y)), b.scalar(math.nan, dtype), found)
+    found = copysign(b, b.cast(angle, y.dtype), y)
+    return b.derived(b.where(b.or_(b.isnan(x), b.isnan(y)), b.scalar(math.nan, y.dtype), found), "atan2", y, x)
 
 
 def log2(b: Builder, x: Value) -> Value:
     """The exponent, and the logarithm of a mantissa near 1: exact for powers of two."""
-    dtype = x.dtype
+    given = x
     (x,) = in_double(b, x)
     bits = bits_of(b, x)
     tiny = b.lt(bits, 1 << 52)  # subnormal, zero or negative
@@ -120,24 +119,25 @@ def log2(b: Builder, x: Value) -> Value:
     exponent = b.sub(exponent, b.where(tiny, b.scalar(54, dtypes.int64), 0))
     found = b.add(b.cast(exponent, dtypes.float64), b.mul(b.log(mantissa), 1 / math.log(2)))
     plain = b.or_(b.le(x, 0.0), b.not_(isfinite(b, x)))
-    return b.cast(b.where(plain, b.log(x), found), dtype)
+    return b.derived(b.cast(b.where(plain, b.log(x), found), given.dtype), "log2", given)
 
 
 def log10(b: Builder, x: Value) -> Value:
     """The logarithm; a whole number where 10 to its power is x."""
-    dtype = x.dtype
+    given = x
     (x,) = in_double(b, x)
     found = b.div(b.log(x), math.log(10))
     whole = b.round(found)
     exact = b.eq(b.pow(10.0, whole), x)
-    return b.cast(b.where(b.and_(exact, isfinite(b, found)), whole, found), dtype)
+    found = b.where(b.and_(exact, isfinite(b, found)), whole, found)
+    return b.derived(b.cast(found, given.dtype), "log10", given)
 
 
 def logaddexp(b: Builder, x: Value, y: Value) -> Value:
     """log(exp(x) + exp(y)), the greater taken out."""
     high, low = b.max(x, y), b.min(x, y)
     near = b.add(high, log1p(b, b.exp(b.sub(low, high))))
-    return b.where(b.and_(b.eq(x, y), b.one("isinf", x)), x, near)
+    return b.derived(b.where(b.and_(b.eq(x, y), b.one("isinf", x)), x, near), "logaddexp", x, y)
 
 
 def sign(b: Builder, x: Value) -> Value:

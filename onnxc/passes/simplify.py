@@ -30,7 +30,7 @@ def eliminate_dead(graph: Graph) -> Graph:
     sizes: set[Symbol] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v.id in needed for v in node.outputs) or (told and told.get(node.outputs[0].id, {}).keys() & sizes):
+        if any(v.id in needed or (told and told.get(v.id, {}).keys() & sizes) for v in node.outputs):
             kept.append(node)
             needed.update(v.id for v in node.operands)
             sizes |= symbols_of_node(node) if told else set()

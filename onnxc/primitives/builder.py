@@ -381,10 +381,10 @@ class Builder:
 
     def derived(self, y: Value, rule: str, x: Value, *others: Value) -> Value:
         """The same value `y`, of the shape of `x`, with the derivative by `x` that a rule of its own gives. It may read
-        `others` too.
+        `others` too, and give derivatives by these.
 
-        For compositions whose own derivative overflows, or takes more work. The rules are `OWN` in
-        `onnxc/autodiff/elementwise.py`.
+        For compositions whose own derivative overflows, takes more work, or has kinks and steps where the function has
+        none. The rules are `OWN` in `onnxc/autodiff/elementwise.py`.
         """
         return self.one("copy", y, x, *others, rule=rule) if self.differentiable else y
 
@@ -505,7 +505,10 @@ class Builder:
 
     def reduce(self, op: str, x: Value, axes: Sequence[int], keepdims: bool = False) -> Value:
         """`op` is sum, max, min or prod; axes are not negative."""
-        out = self.one(f"reduce_{op}", x, axes=tuple(sorted(axes))) if axes else x
+        if op in ("max", "min") and all(x.shape[a] == 1 for a in axes):  # what is selected is what it was found in
+            out = self.reshape(x, [d for k, d in enumerate(x.shape) if k not in axes])
+        else:
+            out = self.one(f"reduce_{op}", x, axes=tuple(sorted(axes))) if axes else x
         if keepdims:
             out = self.reshape(out, [1 if i in axes else d for i, d in enumerate(x.shape)])
         return out
