@@ -455,7 +455,7 @@ def _relaxed(d: Expr, depth: int) -> bool:
             return any(cases) if call.op == ("min" if coef < 0 else "max") else all(cases)
         if call.op == "floordiv" and isinstance(n, int):
             rest = (d - coef * of(call)) * n + coef * (x if coef < 0 else x - (n - 1))
-            return _is_nonnegative(rest, depth)
+            return _is_nonnegative(rest + (n - 1), depth)  # n * d >= rest, and d is whole
     return False
 
 

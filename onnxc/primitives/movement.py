@@ -9,7 +9,20 @@ import numpy as np
 
 from onnxc.errors import ShapeError
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, maximum, minimum, never_equal, of, prod, symbols
+from onnxc.ir.expr import (
+    Dim,
+    Expr,
+    always_equal,
+    ceildiv,
+    is_nonnegative,
+    maximum,
+    minimum,
+    never_equal,
+    of,
+    prod,
+    substitute,
+    symbols,
+)
 from onnxc.ir.graph import Attrs
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, register
@@ -27,31 +40,44 @@ def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...
 def settled(own: Sequence[Dim], wanted: Sequence[Dim]) -> tuple[tuple[Dim, ...], tuple[tuple[Dim, Dim], ...]]:
     """The shape that a reshape of `own` sizes has, and pairs of sizes that a run has to find equal.
 
-    A computed size that all others leave one number for is that number, in terms of `own`, whatever the model computes:
-    what is one size is spelled in one way, and kernels need no division to find an element.
+    What is one size is spelled in one way, in terms of `own`, whatever the model computes for it, so that kernels need
+    no division to find an element: a computed size that is one of those where nothing is empty, and one that all others
+    leave one number for.
 
-    >>> from onnxc.ir.expr import Sym
+    >>> from onnxc.ir.expr import Sym, floordiv, maximum
     >>> h, w, n = Sym("h"), Sym("w"), Sym("n")
     >>> settled((2, 64, h, w), (2, 64, 4 * n))
     ((2, 64, h*w), ((4*n, h*w),))
+    >>> settled((64, floordiv(h + 1, 2), 3), (8, 8, floordiv(maximum(h - 1, 0), 2) + 1, 3))
+    ((8, 8, ((h + 1) // 2), 3), (((max(h - 1, 0) // 2) + 1, ((h + 1) // 2)),))
     """
-    left, rest = list(own), list[int]()
+    left, rest, found = list(own), list[int](), list(wanted)
     for i, d in enumerate(wanted):
         if d in left:
             left.remove(d)
         else:
             rest.append(i)
-    is_open = [i for i in rest if not isinstance(wanted[i], int)]
-    total, part = prod(left), prod(wanted[i] for i in rest if i not in is_open)
-    if len(is_open) != 1 or part == 0:
-        return tuple(wanted), ()
-    (at,) = is_open
-    said, found = wanted[at], total // part
-    if said in {of(s) for s in symbols(said)}:  # an input's own size, which it is spelled as elsewhere
-        return tuple(wanted), ()
-    if always_equal(said, found) or never_equal(said, found) or not always_equal(found * part, total):
-        return tuple(wanted), ()
-    return (*wanted[:at], found, *wanted[at + 1 :]), ((said, found),)
+    computed = [i for i in rest if isinstance(d := wanted[i], Expr) and d not in map(of, symbols(d))]
+    for i in list(computed):  # (an input's own size stays as it is spelled elsewhere)
+        same = next((d for d in left if isinstance(d, Expr) and _equal_unless_empty(d, wanted[i])), None)
+        if same is not None:
+            found[i] = same
+            left.remove(same)
+            rest.remove(i)
+            computed.remove(i)
+    total, part = prod(left), prod(wanted[i] for i in rest if i not in computed)
+    if len(computed) == 1 and isinstance(part, int) and part:
+        (at,) = computed
+        number = total // part
+        if always_equal(number * part, total) and not never_equal(wanted[at], number):
+            found[at] = number
+    return tuple(found), tuple((a, b) for a, b in zip(wanted, found, strict=True) if not always_equal(a, b))
+
+
+def _equal_unless_empty(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are the same where no open size is 0."""
+    more = {s: 1 + of(s) for s in symbols(a) | symbols(b) if s.lo == 0 and s.hi is None}
+    return always_equal(substitute(a, more), substitute(b, more))
 
 
 def _transpose(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
