@@ -381,3 +381,39 @@ def test_sizes_that_a_model_computes_are_those_that_there_are() -> None:
     assert not any("ox_mod(" in source for source in run.explain().sources.values())
     with pytest.raises(errors.InputError, match="Reshape"):
         run(np.zeros((1, 3, 0, 5), np.float32))  # as a model has it, 0 / 2 + 1 rows
+
+
+CEILED = """(float[b, 3, h, w] x) => (float[b, 3, H, W] y) {
+    p = MaxPool<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>(x)
+    q = MaxPool<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>(p)
+    r = MaxPool<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>(q)
+    y = MaxPool<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1>(r) }"""
+
+
+def test_pools_that_round_up_follow_each_other() -> None:
+    """The size of each was an expression with several copies of that before it, and too long with the third."""
+    model = parse(CEILED, 18)
+    run = onnxc.compile(model)
+    for shape in ((1, 3, 31, 32), (2, 3, 40, 57), (1, 3, 33, 34)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
+
+
+SPLIT_IN_TWO = """(float[b, 8, h, w] x) => (float[b, 8, H, W] y)
+    <int64 one = {1}, int64 two = {2}, int64[1] first = {0}, int64[1] all = {-1}, int64[2] parts = {2, 4},
+     int64[1] e = {8}> {
+    c = MaxPool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x) s = Shape(x)
+    h0 = Gather(s, two) h1 = Sub(h0, one) h2 = Div(h1, two) h3 = Add(h2, one) h4 = Reshape(h3, all)
+    three = Add(two, one) w0 = Gather(s, three) w1 = Sub(w0, one) w2 = Div(w1, two) w3 = Add(w2, one)
+    w4 = Reshape(w3, all) b0 = Gather(s, first) t = Concat<axis = 0>(b0, parts, h4, w4) r = Reshape(c, t)
+    u = Transpose<perm = [0, 2, 1, 3, 4]>(r) v = Concat<axis = 0>(b0, e, h4, w4) y = Reshape(u, v) }"""
+
+
+def test_channels_are_shuffled_without_divisions_by_sizes() -> None:
+    """Two computed sizes stand for those of the image; a product of them would not say which is which."""
+    model = parse(SPLIT_IN_TWO, 18)
+    run = onnxc.compile(model)
+    for shape in ((1, 8, 5, 6), (3, 8, 1, 9)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
+    assert not any("ox_mod(" in source for source in run.explain().sources.values())

@@ -249,15 +249,16 @@ def conv_image(layout: Layout, value: Value, planar: bool = False) -> Image | No
     return Image(layout.storage(source), address, tuple(strides))
 
 
+FEW_ROWS = 32  # of a product: to multiply them takes less time than to read the right factor
 LARGE = 4 << 20  # bytes of a transposed left factor that is read as it lies: a copy would take no less time, and memory
 
 
 def _factor_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     """Of a matmul's factor: where a view is in the way of the other one alone, that one is stored."""
     access = matmul_access(layout, node)
-    if access is not None:
-        return value is not node.operands[0] or _reads_rows(access)
     left, right = node.operands[:2]
+    if access is not None:
+        return value is not left or (_reads_rows(access) and not _is_divided(access, right))
     stored = {v.id for v in (left, right) if v.node is not None and v.node.op in VIEWS and v.id not in layout.stored}
     if value.id not in stored or left is right:
         return False
@@ -269,6 +270,13 @@ def _factor_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     if access is None:
         return False
     return value is right or _reads_rows(access)
+
+
+def _is_divided(access: MatmulAccess, right: Value) -> bool:
+    """Whether views divide the rows of one product into products of few, each of which reads the right factor again."""
+    rows = access.sizes[0]
+    shared = bool(access.batch) and all(d == 1 for d in right.shape[:-2])
+    return shared and not (isinstance(rows, int) and rows >= FEW_ROWS)
 
 
 def _reads_rows(access: MatmulAccess) -> bool:

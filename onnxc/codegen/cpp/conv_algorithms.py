@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxc.ir.expr import Dim
+from onnxc.ir.expr import Dim, evaluate, symbols
 from onnxc.ir.graph import Node
 from onnxc.passes.prepare import NARROW_ROWS, PLANES, can_take_pixels
 from onnxc.primitives.builder import constant_of
@@ -207,7 +207,7 @@ def winograd_tile(algorithm: Algorithm) -> WinogradTile | None:
 
 
 CACHED = 24 << 20  # bytes of packed weights that the last level of a cache holds until they are read
-UNKNOWN_SIZE = 56  # what a symbolic size is taken for when an algorithm is chosen
+UNKNOWN_SIZES = (224, 640)  # what symbolic sizes of a model's images are taken for when an algorithm is chosen
 UNKNOWN_BATCH = (1, 1, 8)  # the same of a symbolic batch: one image more often than several
 
 
@@ -222,11 +222,19 @@ class ConvSizes:
     co: int  # of a group
 
 
-def _sizes(node: Node, batch: int) -> ConvSizes:
-    w, out = node.operands[1].shape, node.output.shape[2:]
-    known = [d if isinstance(d, int) else UNKNOWN_SIZE for d in out]
+def _sizes(node: Node) -> list[ConvSizes]:
+    """The sizes; where some are symbolic, several guesses."""
+    w, (n, _, *out) = node.operands[1].shape, node.output.shape
     groups = int(node.attrs["groups"])
-    return ConvSizes(batch, tuple(known), groups, int(w[1]), int(w[0]) // groups)
+    ci, co = int(w[1]), int(w[0]) // groups
+    batches = (n,) if isinstance(n, int) else UNKNOWN_BATCH
+    images = [tuple(out)] if all(isinstance(d, int) for d in out) else [_guessed(out, size) for size in UNKNOWN_SIZES]
+    return [ConvSizes(batch, image, groups, ci, co) for batch in batches for image in images]
+
+
+def _guessed(sizes: Sequence[Dim], each: int) -> tuple[int, ...]:
+    """Sizes of an image in the midst of a model, whose own images have that size."""
+    return tuple(max(1, evaluate(d, {s.key: each for s in symbols(d)})) for d in sizes)
 
 
 FARTHEST = 1 << 31  # dilations from here on are left to the kernel that does not multiply them by sizes of tiles
@@ -300,11 +308,9 @@ def cost(algorithm: Algorithm, node: Node, lanes: int, planar: bool | None = Non
     """Estimated work, in pairs of multiplications of a vector (a cycle of a common core).
 
     `planar`: whether the result lies so, or channels-last; where neither counts, None.
-    With a symbolic batch it is the geometric mean over several: so that is chosen which is good for most of them.
+    With symbolic sizes it is the geometric mean over several: so that is chosen which is good for most of them.
     """
-    n = node.output.shape[0]
-    batches = (n,) if isinstance(n, int) else UNKNOWN_BATCH
-    sizes = [_sizes(node, batch) for batch in batches]
+    sizes = _sizes(node)
     each = [_cost(algorithm, node, lanes, z) + _turning(algorithm, z, lanes, planar) for z in sizes]
     return each[0] if len(each) == 1 else math.prod(e ** (1 / len(each)) for e in each)
 
@@ -437,7 +443,7 @@ def reaches_far(node: Node) -> bool:
     taps reach nowhere, whatever their dilation (a chain's 1x1 kernels are no ConvDilated: see conv_rows).
     """
     taps = zip(node.operands[1].shape[2:], node.attrs["dilations"], strict=True)
-    return any(k != 1 and d > 1 for k, d in taps) or _share_inside(node, _sizes(node, 1).out) < FAR
+    return any(k != 1 and d > 1 for k, d in taps) or any(_share_inside(node, z.out) < FAR for z in _sizes(node))
 
 
 def _share_inside(node: Node, out: Sequence[int]) -> float:
