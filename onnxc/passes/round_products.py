@@ -15,7 +15,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from onnxc.ir.graph import Graph, Node, Value
+from onnxc.ir.graph import Graph, Node, Value, copied
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.movement import VIEWS
 
@@ -36,17 +36,25 @@ class Use(IntEnum):
 
 def round_products(graph: Graph) -> Graph:
     """The graph with products marked that must be rounded; regions too."""
+    return _marked(copied(graph)) if _has_any(graph) else graph
+
+
+def _has_any(graph: Graph) -> bool:
     found = _Uses(graph)
-    return replace(graph, nodes=[_marked(node, found) for node in graph.nodes])
+    return any(found.is_rounded(node) or any(map(_has_any, node.regions)) for node in graph.nodes)
 
 
-def _marked(node: Node, found: _Uses) -> Node:
-    attrs = dict(node.attrs)
-    if _is_product(node) and found.of(node.output) is Use.ROUNDED:
-        attrs["rounded"] = True
-    elif not node.regions:
-        return node
-    return Node(node.op, node.inputs, node.outputs, attrs, [round_products(g) for g in node.regions], node.origin)
+def _marked(graph: Graph) -> Graph:
+    """The same of a graph that nothing else has: its nodes are taken over."""
+    found = _Uses(graph)
+    marks = [{"rounded": True} if found.is_rounded(node) else {} for node in graph.nodes]
+    nodes = [
+        Node(n.op, n.inputs, n.outputs, {**n.attrs, **mark}, [_marked(g) for g in n.regions], n.origin)
+        if mark or n.regions
+        else n
+        for n, mark in zip(graph.nodes, marks, strict=True)
+    ]
+    return replace(graph, nodes=nodes)
 
 
 class _Uses:
@@ -60,8 +68,9 @@ class _Uses:
             for v in node.outputs:
                 self._found[v.id] = self._combined(v)
 
-    def of(self, value: Value) -> Use:
-        return self._found[value.id]
+    def is_rounded(self, node: Node) -> bool:
+        """Whether a node makes a product that has to be rounded."""
+        return _is_product(node) and self._found[node.output.id] is Use.ROUNDED
 
     def _combined(self, value: Value) -> Use:
         users = self._users.get(value.id, ())
@@ -76,15 +85,15 @@ class _Uses:
             return Use.ROUNDED
         if user.op == "add":
             other = user.operands[user.operands[0] is value]
-            return Use.ROUNDED if ends_in_product(other) or self.of(user.output) is Use.ROUNDED else Use.JOINED
+            return Use.ROUNDED if ends_in_product(other) or self._found[user.output.id] is Use.ROUNDED else Use.JOINED
         if user.op in SUMS:
-            return Use.ROUNDED if self.of(user.outputs[0]) is Use.ROUNDED else Use.JOINED
+            return Use.ROUNDED if self._found[user.outputs[0].id] is Use.ROUNDED else Use.JOINED
         if user.op in MOVED and user.operands[0].dtype.is_float:
-            return self.of(user.output)
+            return self._found[user.output.id]
         if user.op == "neg":
-            return Use.ROUNDED if self.of(user.output) else Use.APART
+            return Use.ROUNDED if self._found[user.output.id] else Use.APART
         if user.op in CHOSEN:
-            return Use.ROUNDED if self.of(user.output) is Use.ROUNDED else Use.APART
+            return Use.ROUNDED if self._found[user.output.id] is Use.ROUNDED else Use.APART
         return Use.APART
 
 
