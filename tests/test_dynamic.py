@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 import onnxc
 from onnxc import errors
@@ -423,3 +424,16 @@ def test_channels_are_shuffled_without_divisions_by_sizes() -> None:
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
     assert all(re.fullmatch(r"ox_mod\(l\d, 2\).*", text) for text in remainders(run))
+
+
+@pytest.mark.cpu_only("what C++ kernels are given")
+def test_weights_say_how_long_a_sum_is() -> None:
+    """An image of open sizes, flattened, meets constant weights: these are packed once, and a run checks the sizes."""
+    model = parse("(float[b, 8, h, width] x) => (float[b, 20] y) { f = Flatten(x) y = MatMul(f, w) }", 18)
+    model.graph.initializer.append(numpy_helper.from_array(floats(96, 20), "w"))
+    run = onnxc.compile(model)
+    x = floats(3, 8, 4, 3)
+    np.testing.assert_allclose(run(x)["y"], reference(model, x)[0], 1e-5, 1e-5)
+    assert any(", 20, 96, " in source for source in run.explain().sources.values())
+    with pytest.raises(errors.InputError, match="MatMul"):
+        run(floats(3, 8, 4, 4))

@@ -86,10 +86,11 @@ def matmul_access(layout: Layout, node: Node, twin: Node | None = None) -> Matmu
     a, b = node.operands[:2]
     out = node.output
     merged = all(d == 1 for d in b.shape[:-2])
+    depth = b.shape[-2] if isinstance(b.shape[-2], int) else a.shape[-1]  # of weights it is known
     for merge in [True, False] if merged else [False]:
         lead, rows = out.shape[:-2], out.shape[-2]
         m_size = prod((*lead, rows)) if merge else rows
-        m, n, k = fresh("m", m_size), fresh("n", out.shape[-1]), fresh("k", a.shape[-1])
+        m, n, k = fresh("m", m_size), fresh("n", out.shape[-1]), fresh("k", depth)
         loops = [] if merge else [fresh("b", d) for d in lead]
         outer = (
             unflatten(m, (*lead, rows))
@@ -103,7 +104,7 @@ def matmul_access(layout: Layout, node: Node, twin: Node | None = None) -> Matmu
         if left is None or right is None or (twin is not None and other is None):
             continue
         batch = [(next(iter(v.symbols())), d) for v, d in zip(loops, lead, strict=False) if d != 1]
-        return MatmulAccess(batch, m, n, (m_size, out.shape[-1], a.shape[-1]), left, right, (*outer, n), other)
+        return MatmulAccess(batch, m, n, (m_size, out.shape[-1], depth), left, right, (*outer, n), other)
     return None
 
 
