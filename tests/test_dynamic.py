@@ -423,3 +423,45 @@ def test_channels_are_shuffled_without_divisions_by_sizes() -> None:
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
     assert all(re.fullmatch(r"ox_mod\(l\d, 2\).*", text) for text in remainders(run))
+
+
+# What a reshape to m - 1 rows becomes, of which a program has as many as its operand: (inputs, initializers, nodes).
+COMPUTED = {
+    "attention": (
+        "float[n, 8, 16] x, float[n, 16, 8] k, float[m] z", "int64[2] rest = {8, 8}",
+        "p = MatMul(x, k) r = Reshape(p, to) q = Softmax<axis = -1>(r) y = MatMul(q, x)",
+    ),
+    "integers": (
+        "uint8[n, 8, 16] x, float[m] z", "int64[2] rest = {8, 16}, float c = {0.5}, uint8 o = {3}",
+        "f = DequantizeLinear(x, c, o) r = Reshape(f, to) y = QuantizeLinear(r, c, o)",
+    ),
+    "a size that a run tells": (
+        "float[n, 8, 16] x, float[m] z", "int64[2] rest = {8, 16}", "r = Reshape(x, to) y = Relu(r)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_computed_sizes_are_compared_whatever_becomes_of_the_reshape(kind: str) -> None:
+    """Nothing compared them where a pass took the reshape away; a size that nothing else needed ended in a KeyError."""
+    inputs, initializers, nodes = COMPUTED[kind]
+    seen = "c = NonZero(z) s = Shape<start = 1>(c)" if kind == "a size that a run tells" else "s = Shape(z)"
+    result = "uint8" if kind == "integers" else "float"
+    model = parse(
+        f"({inputs}) => ({result}[A, 8, 16] y) <int64[1] one = {{1}}, {initializers}>"
+        f"{{ {seen} m = Sub(s, one) to = Concat<axis = 0>(m, rest) {nodes} }}"
+    )
+    run = onnxc.compile(model)
+
+    def data(n: int, m: int) -> list[np.ndarray]:
+        shapes = [(n, 8, 16), *([(n, 16, 8)] if kind == "attention" else ())]
+        rng = np.random.default_rng(n)
+        arrays = [rng.integers(0, 3, s).astype(np.uint8 if kind == "integers" else np.float32) for s in shapes]
+        return [*arrays, np.ones(m, np.float32)]
+
+    for n in (3, 1, 0):
+        found, wanted = run(*data(n, n + 1))["y"], reference(model, *data(n, n + 1))[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for n, m in ((3, 5), (3, 3), (0, 2)):
+        with pytest.raises(errors.InputError, match="Reshape"):
+            run(*data(n, m))
