@@ -26,6 +26,8 @@ ZEROS = {
     "moved": "p = Mul(x, c) q = Mul(z, c) s = Transpose(p) t = Transpose(q) r = Sub(s, t) y = Transpose(r)",
     "the greatest": "t = Mul(x, x) m = Max(t, c) n = Mul(z, z) o = Max(n, c) y = Sub(m, o)",
     "a product of three": "t = Mul(x, c) u = Mul(t, x) v = Mul(z, c) w = Mul(v, z) y = Sub(u, w)",
+    "probabilities": "p = Softmax(x) q = Softmax(z) y = Sub(p, q)",
+    "products of rows": "a = Constant<value_ints = [1]>() p = ReduceProd(x, a) q = ReduceProd(z, a) r = Sub(p, q) y = Mul(r, x)",
     "powers": "p = Pow(x, c) q = Pow(z, c) y = Sub(p, q)",
 }
 
