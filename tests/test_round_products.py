@@ -113,3 +113,13 @@ def test_what_is_equal_leaves_nothing_of_quotients(dtype: str) -> None:
     model = parse(f"{text} {{ p = Div(x, c) q = Div(z, c) r = Sub(p, q) o = Sub(c, c) y = Equal(r, o) }}", 18)
     given = [x.astype(dtypes.BY_NAME[{"float": "float32"}.get(dtype, dtype)].numpy) for x in data()]
     assert np.asarray(onnxc.compile(model)(*given)["y"]).all()
+
+
+def test_many_ways_to_an_operand() -> None:
+    """Each value is looked at once: there were as many steps as ways through what is moved again and again."""
+    b = Builder()
+    v = b.mul(x := b.input(TensorType(dtypes.float32, (0,)), "x"), x)
+    for _ in range(16):
+        v = b.one("concat", *[v] * 16, axis=0)
+    graph = b.graph([b.add(v, b.exp(v))])
+    assert [n.op for n in round_products(graph).nodes if n.attrs.get("rounded")] == ["mul"]
