@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -465,3 +466,17 @@ def test_computed_sizes_are_compared_whatever_becomes_of_the_reshape(kind: str) 
     for n, m in ((3, 5), (3, 3), (0, 2)):
         with pytest.raises(errors.InputError, match="Reshape"):
             run(*data(n, m))
+
+
+def test_a_size_over_one_that_may_be_nothing() -> None:
+    """What algorithms of convolutions are chosen by was computed for a width of 224, which leaves nothing here."""
+    text = """(float[1, 3, h, w] x, float[8, 3, 3, 3] f) => (float[1, 8, H, W] y)
+        <int64[1] from = {224}, int64[1] to = {100000}, int64[1] last = {3}, int64[3] lead = {1, 3, -1}> {
+        c = Slice(x, from, to, last) s = Shape<start = 3>(c) t = Concat<axis = 0>(lead, s) r = Reshape(x, t)
+        y = Conv<pads = [1, 1, 1, 1]>(r, f) }"""
+    model = parse(text)
+    weights = np.random.default_rng(0).standard_normal((8, 3, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "f"))
+    del model.graph.input[1]
+    x = np.random.default_rng(1).standard_normal((1, 3, 4, 256)).astype(np.float32)
+    np.testing.assert_allclose(onnxc.compile(model)(x)["y"], reference(model, x)[0], rtol=1e-4, atol=1e-4)
