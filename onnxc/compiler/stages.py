@@ -26,7 +26,6 @@ from onnxc.passes.pipeline import PassOptions, passes
 from onnxc.passes.random_state import lift_random_state
 from onnxc.planner.groups import FusionOptions
 from onnxc.planner.partition import planned
-from onnxc.primitives.assumptions import with_stated
 from onnxc.primitives.host import is_host
 from onnxc.primitives.places import is_foreign
 from onnxc.primitives.verify import verify
@@ -107,7 +106,6 @@ def prepared(graph: Graph, options: PassOptions, stages: Stages) -> Graph:
 
     ``ONNXC_VERIFY=1`` verifies the graph after each.
     """
-    graph = with_stated(graph)
     checked = os.environ.get("ONNXC_VERIFY") == "1"
     for name, run in passes(options):
         with no_surprises(f"the pass {name!r}"):
