@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -437,3 +438,59 @@ def test_weights_say_how_long_a_sum_is() -> None:
     assert any(", 20, 96, " in source for source in run.explain().sources.values())
     with pytest.raises(errors.InputError, match="MatMul"):
         run(floats(3, 8, 4, 4))
+
+
+# What a reshape to m - 1 rows becomes, of which a program has as many as its operand: (inputs, initializers, nodes).
+COMPUTED = {
+    "attention": (
+        "float[n, 8, 16] x, float[n, 16, 8] k, float[m] z", "int64[2] rest = {8, 8}",
+        "p = MatMul(x, k) r = Reshape(p, to) q = Softmax<axis = -1>(r) y = MatMul(q, x)",
+    ),
+    "integers": (
+        "uint8[n, 8, 16] x, float[m] z", "int64[2] rest = {8, 16}, float c = {0.5}, uint8 o = {3}",
+        "f = DequantizeLinear(x, c, o) r = Reshape(f, to) y = QuantizeLinear(r, c, o)",
+    ),
+    "a size that a run tells": (
+        "float[n, 8, 16] x, float[m] z", "int64[2] rest = {8, 16}", "r = Reshape(x, to) y = Relu(r)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_computed_sizes_are_compared_whatever_becomes_of_the_reshape(kind: str) -> None:
+    """Nothing compared them where a pass took the reshape away; a size that nothing else needed ended in a KeyError."""
+    inputs, initializers, nodes = COMPUTED[kind]
+    seen = "c = NonZero(z) s = Shape<start = 1>(c)" if kind == "a size that a run tells" else "s = Shape(z)"
+    result = "uint8" if kind == "integers" else "float"
+    model = parse(
+        f"({inputs}) => ({result}[A, 8, 16] y) <int64[1] one = {{1}}, {initializers}>"
+        f"{{ {seen} m = Sub(s, one) to = Concat<axis = 0>(m, rest) {nodes} }}"
+    )
+    run = onnxc.compile(model)
+
+    def data(n: int, m: int) -> list[np.ndarray]:
+        shapes = [(n, 8, 16), *([(n, 16, 8)] if kind == "attention" else ())]
+        rng = np.random.default_rng(n)
+        arrays = [rng.integers(0, 3, s).astype(np.uint8 if kind == "integers" else np.float32) for s in shapes]
+        return [*arrays, np.ones(m, np.float32)]
+
+    for n in (3, 1, 0):
+        found, wanted = run(*data(n, n + 1))["y"], reference(model, *data(n, n + 1))[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for n, m in ((3, 5), (3, 3), (0, 2)):
+        with pytest.raises(errors.InputError, match="Reshape"):
+            run(*data(n, m))
+
+
+def test_a_size_over_one_that_may_be_nothing() -> None:
+    """What algorithms of convolutions are chosen by was computed for a width of 224, which leaves nothing here."""
+    text = """(float[1, 3, h, w] x, float[8, 3, 3, 3] f) => (float[1, 8, H, W] y)
+        <int64[1] from = {224}, int64[1] to = {100000}, int64[1] last = {3}, int64[3] lead = {1, 3, -1}> {
+        c = Slice(x, from, to, last) s = Shape<start = 3>(c) t = Concat<axis = 0>(lead, s) r = Reshape(x, t)
+        y = Conv<pads = [1, 1, 1, 1]>(r, f) }"""
+    model = parse(text)
+    weights = np.random.default_rng(0).standard_normal((8, 3, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "f"))
+    del model.graph.input[1]
+    x = np.random.default_rng(1).standard_normal((1, 3, 4, 256)).astype(np.float32)
+    np.testing.assert_allclose(onnxc.compile(model)(x)["y"], reference(model, x)[0], rtol=1e-4, atol=1e-4)

@@ -685,3 +685,14 @@ def test_two_opsets_in_one_graph_are_an_error() -> None:
     node = Node("onnx.Softmax@11", [value := Value(X, "x")], [Value(X)])
     with pytest.raises(UnsupportedOpError, match="Softmax@11"):
         to_onnx(Graph([value], [node.output], [node], ["y"]))
+
+
+def test_reshapes_to_sizes_that_the_model_computes() -> None:
+    """These are the model's own in what is exported, too: onnxruntime says where they are not those of the operand."""
+    text = """(float[n, 4] x, float[m] z) => (float[A, 4] y) <int64[1] one = {1}, int64[1] four = {4}> {
+        s = Shape(z) t = Sub(s, one) to = Concat<axis = 0>(t, four) r = Reshape(x, to) y = Relu(r) }"""
+    model = to_onnx(decompose(load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {text}'))))
+    x = floats(3, 4)
+    np.testing.assert_array_equal(run(model, {"x": x, "z": floats(4)})[0], np.maximum(x, 0))
+    with pytest.raises(Exception, match="cannot be reshaped"):
+        run(model, {"x": x, "z": floats(5)})

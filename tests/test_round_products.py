@@ -26,6 +26,9 @@ ZEROS = {
     "moved": "p = Mul(x, c) q = Mul(z, c) s = Transpose(p) t = Transpose(q) r = Sub(s, t) y = Transpose(r)",
     "the greatest": "t = Mul(x, x) m = Max(t, c) n = Mul(z, z) o = Max(n, c) y = Sub(m, o)",
     "a product of three": "t = Mul(x, c) u = Mul(t, x) v = Mul(z, c) w = Mul(v, z) y = Sub(u, w)",
+    "probabilities": "p = Softmax(x) q = Softmax(z) y = Sub(p, q)",
+    "products of rows": """a = Constant<value_ints = [1]>() p = ReduceProd(x, a) q = ReduceProd(z, a) r = Sub(p, q)
+        y = Mul(r, x)""",
     "powers": "p = Pow(x, c) q = Pow(z, c) y = Sub(p, q)",
 }
 
@@ -101,3 +104,22 @@ def test_which_products_are_rounded() -> None:
     assert marked(lambda b, x, y, z: b.add(p := b.mul(x, y), b.exp(p))) == [True]
     assert marked(lambda b, x, y, z: b.add(b.exp(b.mul(x, y)), z)) == [False]
     assert marked(lambda b, x, y, z: b.sub(b.add(b.mul(x, y), z), z)) == [True]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+def test_what_is_equal_leaves_nothing_of_quotients(dtype: str) -> None:
+    """Those of halves are products with an inverse on GPUs, which were joined with a subtraction."""
+    text = f"({dtype}[n, 40] x, {dtype}[n, 40] z, {dtype}[1] c) => (bool[n, 40] y)"
+    model = parse(f"{text} {{ p = Div(x, c) q = Div(z, c) r = Sub(p, q) o = Sub(c, c) y = Equal(r, o) }}", 18)
+    given = [x.astype(dtypes.BY_NAME[{"float": "float32"}.get(dtype, dtype)].numpy) for x in data()]
+    assert np.asarray(onnxc.compile(model)(*given)["y"]).all()
+
+
+def test_many_ways_to_an_operand() -> None:
+    """Each value is looked at once: there were as many steps as ways through what is moved again and again."""
+    b = Builder()
+    v = b.mul(x := b.input(TensorType(dtypes.float32, (0,)), "x"), x)
+    for _ in range(16):
+        v = b.one("concat", *[v] * 16, axis=0)
+    graph = b.graph([b.add(v, b.exp(v))])
+    assert [n.op for n in round_products(graph).nodes if n.attrs.get("rounded")] == ["mul"]

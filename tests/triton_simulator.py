@@ -609,7 +609,7 @@ class Libdevice:
         self._functions: dict[str, Callable[..., Array]] = {
             **{name: getattr(np, name) for name in same.split()},
             "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
-            "atanh": np.arctanh, "pow": np.power, "sqrt_rn": np.sqrt, "mul_rn": np.multiply,
+            "atanh": np.arctanh, "pow": np.power, "sqrt_rn": np.sqrt, "mul_rn": np.multiply, "add_rn": np.add,
             "erf": np.vectorize(math.erf, otypes=[np.float64]),
         }  # fmt: skip
 

@@ -13,7 +13,10 @@ from onnxc.ir.graph import Node
 
 
 def _reshape(w: NodeWriter, node: Node, xs: list[str]) -> str:
-    return w.reshape(xs[0], node.attrs["shape"])
+    """To the sizes that the model computes, where these have to be found equal to those that there are."""
+    equal = node.attrs.get("equal", ())
+    computed = dict(zip(equal[1::2], equal[::2], strict=True))
+    return w.reshape(xs[0], [computed.get(d, d) for d in node.attrs["shape"]])
 
 
 def _expand(w: NodeWriter, node: Node, xs: list[str]) -> str:

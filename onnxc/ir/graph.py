@@ -17,6 +17,7 @@ import networkx as nx
 import numpy as np
 
 from onnxc.errors import ShapeError
+from onnxc.ir.expr import Dim
 from onnxc.ir.types import TensorType, Type
 
 Attrs = Mapping[str, Any]
@@ -38,6 +39,8 @@ class Source:
 
 
 Origin = tuple[Source, ...]
+Pair = tuple[Dim, Dim]
+Place = tuple[Origin, str]  # the nodes of the user's model that want something, and the primitive
 
 
 UPDATES = "updates"  # in the metadata of a training step: which input each output replaces, by name
@@ -152,6 +155,7 @@ class Graph:
     dim_names: dict[str, str] = field(default_factory=dict)  # symbol -> the model's name of the dim
     metadata: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # of inputs that need not be given, by name
+    equal: dict[Pair, Place] = field(default_factory=dict)  # sizes that nodes, which may be gone, want to be equal
 
     @property
     def input_names(self) -> list[str]:

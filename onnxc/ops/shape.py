@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -53,8 +54,8 @@ def reshape(b: Builder, x: Value, shape: Value, *, allowzero: Flag = 0) -> Value
         raise ModelError(f"Reshape to {wanted}: one dim may be -1, and none less")
     if free:
         wanted[free[0]] = remaining(x.shape, [d for i, d in enumerate(wanted) if i != free[0]])
-    sizes, equal = settled(x.shape, wanted)
-    return b.one("reshape", x, shape=sizes, equal=equal) if equal else b.reshape(x, sizes)
+    sizes, pairs = settled(x.shape, wanted)
+    return b.one("reshape", x, shape=sizes, equal=tuple(chain(*pairs))) if pairs else b.reshape(x, sizes)
 
 
 def remaining(own: Sequence[Dim], others: Sequence[Dim]) -> Dim:

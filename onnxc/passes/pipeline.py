@@ -25,6 +25,7 @@ from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
 from onnxc.passes.weight_products import weight_products
 from onnxc.passes.widen_halves import widen_halves
+from onnxc.primitives.assumptions import with_stated
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
     pipeline: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("decompose", decompose),
         ("random-state", lift_random_state),
-        ("eliminate-dead", eliminate_dead),
+        ("eliminate-dead", lambda g: with_stated(eliminate_dead(g))),
         *([("widen-halves", widen_halves)] if options.widen and options.dtype is None else []),
         *([] if options.positions else [("expand-positions", expand_positions)]),
         *([("integer-products", integer_products)] if options.integer else []),

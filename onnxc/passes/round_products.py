@@ -63,6 +63,11 @@ class _Uses:
     def __init__(self, graph: Graph) -> None:
         self._users = graph.uses()
         self._outputs = {v.id for v in graph.outputs}
+        self._products: set[int] = set()  # values of which a sum could be joined with a product
+        for node in graph.nodes:
+            moved = node.op in MOVED or node.op == "neg"
+            if _is_product(node) or (moved and any(v.id in self._products for v in node.operands)):
+                self._products.add(node.output.id)
         self._found: dict[int, Use] = {}
         for node in reversed(graph.nodes):
             for v in node.outputs:
@@ -85,7 +90,8 @@ class _Uses:
             return Use.ROUNDED
         if user.op == "add":
             other = user.operands[user.operands[0] is value]
-            return Use.ROUNDED if ends_in_product(other) or self._found[user.output.id] is Use.ROUNDED else Use.JOINED
+            joined = other.id not in self._products and self._found[user.output.id] is not Use.ROUNDED
+            return Use.JOINED if joined else Use.ROUNDED
         if user.op in SUMS:
             return Use.ROUNDED if self._found[user.outputs[0].id] is Use.ROUNDED else Use.JOINED
         if user.op in MOVED and user.operands[0].dtype.is_float:
@@ -95,15 +101,6 @@ class _Uses:
         if user.op in CHOSEN:
             return Use.ROUNDED if self._found[user.output.id] is Use.ROUNDED else Use.APART
         return Use.APART
-
-
-def ends_in_product(value: Value, depth: int = 16) -> bool:
-    """Whether a sum of the value could be joined with a product."""
-    node = value.node
-    if node is None or not depth:
-        return False
-    moved = node.op in MOVED or node.op == "neg"
-    return _is_product(node) or (moved and any(ends_in_product(v, depth - 1) for v in node.operands))
 
 
 def _is_product(node: Node) -> bool:

@@ -17,10 +17,10 @@ compiled model evaluates them once for each new set of sizes, and refuses sizes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnxc.ir.expr import Dim, always_equal, is_nonnegative, prod
-from onnxc.ir.graph import Graph, Node, Origin
+from onnxc.ir.graph import Graph, Node, Pair, Place
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.contraction import attention_scores, not_one, window_size
 from onnxc.primitives.indexing import scatter_depth
@@ -29,9 +29,7 @@ from onnxc.primitives.movement import EXACT_COUNTS, slice_room
 from onnxc.primitives.reduction import arg_room
 
 WINDOWS = ("window_max", "window_sum")
-Pair = tuple[Dim, Dim]
 Shape = tuple[Dim, ...]
-Place = tuple[Origin, str]  # the nodes of the user's model that want it, and the primitive
 
 
 @dataclass
@@ -44,7 +42,7 @@ class Assumptions:
 
 def assumptions(graph: Graph) -> Assumptions:
     """All that the types of a graph of primitives leave to be checked, regions included."""
-    found = Assumptions()
+    found = Assumptions(dict(graph.equal))
     for node in graph.all_nodes():
         place = (node.origin, node.op)
         for a, b in _equal(node):
@@ -54,6 +52,14 @@ def assumptions(graph: Graph) -> Assumptions:
             if not is_nonnegative(d):
                 found.natural.setdefault(d, place)
     return found
+
+
+def with_stated(graph: Graph) -> Graph:
+    """The graph that keeps what its nodes say of sizes, whatever passes make of these nodes: a reshape that has sizes
+    of its operand for those that the model computes is the last to know of the latter.
+    """
+    stated = {pair: (node.origin, node.op) for node in graph.all_nodes() for pair in _stated(node)}
+    return replace(graph, equal={**stated, **graph.equal})
 
 
 def _equal(node: Node) -> Iterator[Pair]:
@@ -73,7 +79,7 @@ def _all_broadcast(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair
 
 def _reshape(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
     yield prod(shapes[0]), prod(out)
-    yield from node.attrs.get("equal", ())
+    yield from _stated(node)
 
 
 def _product(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
@@ -143,7 +149,12 @@ def _scatter_nd(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
 
 
 def _user(node: Node, shapes: list[Shape], out: Shape) -> Iterator[Pair]:
-    equal = node.attrs["equal"]
+    yield from _stated(node)
+
+
+def _stated(node: Node) -> Iterator[Pair]:
+    """What the node itself says: one size after the other with that which it has to be."""
+    equal = node.attrs.get("equal", ())
     yield from zip(equal[::2], equal[1::2], strict=True)
 
 

@@ -109,10 +109,11 @@ class Accumulator:
                 greatest = "true" if r.op == "argmax" else "false"
                 best = f"h_arg<{self.lane}, {greatest}, {last}, {self.place}>({self.name}, {self.name}_at)"
                 scope.lines.append(f"const vl {name} = bc<i64>({best});")
-        elif not self.across:
-            scope.lines.append(f"const V<{lane}> {name} = {self.name};")
         else:
-            scope.lines.append(f"const V<{lane}> {name} = bc<{self.lane}>(h_{self.op}<{self.lane}>({self.name}));")
+            result = f"bc<{self.lane}>(h_{self.op}<{self.lane}>({self.name}))" if self.across else self.name
+            if r.op == "prod" and lane in ("f32", "f64"):  # the last product is not joined with what takes the result
+                result = f"ox_own({result})"
+            scope.lines.append(f"const V<{lane}> {name} = {result};")
         scope.terms[Reduced(r.value.dtype, r.key)] = name
         scope.available.add(("reduced", r.key))
 

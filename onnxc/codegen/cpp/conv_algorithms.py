@@ -208,6 +208,7 @@ def winograd_tile(algorithm: Algorithm) -> WinogradTile | None:
 
 CACHED = 24 << 20  # bytes of packed weights that the last level of a cache holds until they are read
 UNKNOWN_SIZES = (224, 640)  # what symbolic sizes of a model's images are taken for when an algorithm is chosen
+LARGEST_GUESS = 1 << 24  # of a size that a model computes, say as a power
 UNKNOWN_BATCH = (1, 1, 8)  # the same of a symbolic batch: one image more often than several
 
 
@@ -234,7 +235,15 @@ def _sizes(node: Node) -> list[ConvSizes]:
 
 def _guessed(sizes: Sequence[Dim], each: int) -> tuple[int, ...]:
     """Sizes of an image in the midst of a model, whose own images have that size."""
-    return tuple(max(1, evaluate(d, {s.key: each for s in symbols(d)})) for d in sizes)
+    return tuple(_guess(d, each) for d in sizes)
+
+
+def _guess(d: Dim, each: int) -> int:
+    try:
+        found = evaluate(d, {s.key: each for s in symbols(d)})
+    except ZeroDivisionError:  # of a size by another one, which is 0 then
+        return each
+    return min(max(1, found), LARGEST_GUESS)
 
 
 FARTHEST = 1 << 31  # dilations from here on are left to the kernel that does not multiply them by sizes of tiles

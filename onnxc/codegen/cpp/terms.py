@@ -176,7 +176,7 @@ class TermEmitter:
         if not term.dtype.is_float or spelling.lane_type(term.dtype) not in ("f32", "f64"):
             return False
         if not self.exact:
-            return isinstance(term, Apply) and ("rounded", True) in term.attrs
+            return isinstance(term, Apply) and (("rounded", True) in term.attrs or self._is_softmax(term))
         return isinstance(term, Result) or (isinstance(term, Apply) and term.op not in UNROUNDED)
 
     def _varies(self, deps: frozenset[object]) -> bool:
