@@ -43,8 +43,9 @@ def _softmax_input(p: Value) -> Value | None:
     sub = made_by(exp.operands[0], "sub") if exp is not None else None
     if exp is None or sub is None:
         return None
-    x = sub.operands[0]
-    if not _is_of_rows(sub.operands[1], "reduce_max", x):
+    x, top = sub.operands
+    single = x.shape[-1:] == (1,) and top.shape == x.shape and _behind_reshape(top) is _behind_reshape(x)
+    if not (single or _is_of_rows(top, "reduce_max", x)):
         return None
     return x if _is_of_rows(div.operands[1], "reduce_sum", exp.output) else None
 

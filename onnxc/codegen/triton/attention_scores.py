@@ -74,8 +74,9 @@ def _plain(scale: float) -> Unit:
     number = spelling.scalar
     if 1 / TAME <= scale <= TAME:
         return Unit(factor=number(scale * LOG2E))
-    once = f"{number(scale)} * {LOG2E!r}" if abs(scale) <= MOST < abs(scale * LOG2E) else number(scale * LOG2E)
-    return Unit((f"s = libdevice.mul_rn(s, {once})",))
+    if abs(scale) <= MOST < abs(scale * LOG2E):
+        return Unit((f"s = libdevice.mul_rn(s * {number(scale)}, {number(LOG2E)})",))
+    return Unit((f"s = libdevice.mul_rn(s, {number(scale * LOG2E)})",))
 
 
 def _added(scale: float, added: str, small: bool) -> Unit:
