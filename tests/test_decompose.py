@@ -59,8 +59,10 @@ def test_what_a_definition_cannot_be_built_from_is_a_model_error():
 
 def test_misfits_are_told_in_the_words_of_models():
     grid = {"g": np.zeros((), np.float32)}
-    with pytest.raises(ModelError, match="do not fit GridSample: an input of another rank"):
+    with pytest.raises(ShapeError, match=r"the grid of GridSample is float32\[\], but has to be \[1, 2\]"):
         graph([node("GridSample", ["x", "g"], ["y"])], [1, 1, 4, 4], ["y"], grid)
+    with pytest.raises(ModelError, match="do not fit Trilu: an input of another rank"):
+        graph([node("Trilu", ["g"], ["y"])], [1, 1, 4, 4], ["y"], grid)
     with pytest.raises(ModelError, match="do not fit MultiHeadAttention: a dim, or an attribute, is 0"):
         attention = helper.make_node("MultiHeadAttention", ["x", "x", "x"], ["y"], domain="com.microsoft", num_heads=0)
         graph([attention], [1, 2, 4], ["y"])

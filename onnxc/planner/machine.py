@@ -32,6 +32,8 @@ class Machine:
         plain: whether an epilogue leaves out what reads elements whose places are data: a tile's registers do not hold
             its places too.
         together: bytes that a kernel without sums writes at most, of a training step, that is merged with others.
+        rows: of a product that views divide into products of fewer rows each, by the same right factor, the left one is
+            stored in one piece: to multiply so few takes less time than to read the right factor.
         apart: bytes that a kernel with sums reads at least, of a training step, that is not merged; None: all are.
         window: kernels of a training step between two that are merged.
         opens: whether routines (`planner/operands.py`) compute the elements that they read, and finish their results.
@@ -62,6 +64,7 @@ class Machine:
     together: int = 1 << 20
     apart: int | None = None
     window: int = 6
+    rows: int = 32
 
 
 CPU = Machine()
@@ -69,5 +72,5 @@ CPU = Machine()
 GPU = Machine(
     large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
     narrow=16, staged=True, pointers=40, depth=512, inline=True, pairs=True, late=6, plain=True,
-    opens=True, beside=True, together=1 << 25, apart=1 << 21, window=24,
+    opens=True, beside=True, together=1 << 25, apart=1 << 21, window=24, rows=0,
 )  # fmt: skip

@@ -175,7 +175,8 @@ class Placing:
         """Whether a template can read a view in place, even once one of the views behind it, which others read too,
         is stored for these: what is read is then the stored one.
         """
-        if not operand_is_direct(self.draft.layout, reader, value):
+        fewest = self.draft.machine.rows
+        if not operand_is_direct(self.draft.layout, reader, value, fewest):
             return False
         stored, node = self.draft.layout.stored, value.node
         while node is not None and node.op in VIEWS:
@@ -184,7 +185,7 @@ class Placing:
                 return True
             if len(self.draft.uses.get(value_behind.id, [])) > 1:
                 stored.add(value_behind.id)
-                direct = operand_is_direct(self.draft.layout, reader, value)
+                direct = operand_is_direct(self.draft.layout, reader, value, fewest)
                 stored.remove(value_behind.id)
                 if not direct:
                     return False

@@ -250,16 +250,15 @@ def conv_image(layout: Layout, value: Value, planar: bool = False) -> Image | No
     return Image(layout.storage(source), address, tuple(strides))
 
 
-FEW_ROWS = 32  # of a product: to multiply them takes less time than to read the right factor
 LARGE = 4 << 20  # bytes of a transposed left factor that is read as it lies: a copy would take no less time, and memory
 
 
-def _factor_is_direct(layout: Layout, node: Node, value: Value) -> bool:
+def _factor_is_direct(layout: Layout, node: Node, value: Value, fewest: int) -> bool:
     """Of a matmul's factor: where a view is in the way of the other one alone, that one is stored."""
     access = matmul_access(layout, node)
     left, right = node.operands[:2]
     if access is not None:
-        return value is not left or (_reads_rows(access) and not _is_divided(access, right))
+        return value is not left or (_reads_rows(access) and not _is_divided(access, right, fewest))
     stored = {v.id for v in (left, right) if v.node is not None and v.node.op in VIEWS and v.id not in layout.stored}
     if value.id not in stored or left is right:
         return False
@@ -273,11 +272,11 @@ def _factor_is_direct(layout: Layout, node: Node, value: Value) -> bool:
     return value is right or _reads_rows(access)
 
 
-def _is_divided(access: MatmulAccess, right: Value) -> bool:
-    """Whether views divide the rows of one product into products of few, each of which reads the right factor again."""
+def _is_divided(access: MatmulAccess, right: Value, fewest: int) -> bool:
+    """Whether views divide the rows of one product into products of fewer, which all read the right factor."""
     rows = access.sizes[0]
     shared = bool(access.batch) and all(d == 1 for d in right.shape[:-2])
-    return shared and not (isinstance(rows, int) and rows >= FEW_ROWS)
+    return shared and fewest > 0 and not (isinstance(rows, int) and rows >= fewest)
 
 
 def _reads_rows(access: MatmulAccess) -> bool:
@@ -291,10 +290,10 @@ def _reads_rows(access: MatmulAccess) -> bool:
     return always_equal(access.a.row, 1) and isinstance(nbytes, int) and nbytes >= LARGE
 
 
-def operand_is_direct(layout: Layout, node: Node, value: Value) -> bool:
-    """True where the template can read this operand through its views, with no copy."""
+def operand_is_direct(layout: Layout, node: Node, value: Value, fewest: int = 0) -> bool:
+    """True where the template can read this operand through its views, with no copy. `fewest`: `Machine.rows`."""
     if node.op in ("matmul", "matmul_quantized"):
-        return _factor_is_direct(layout, node, value)
+        return _factor_is_direct(layout, node, value, fewest)
     if node.op == "attention":
         return attention_access(layout, node) is not None
     if node.op in ("attention_norm", "attention_gradient"):
