@@ -290,7 +290,7 @@ def _reads_rows(access: MatmulAccess) -> bool:
     return always_equal(access.a.row, 1) and isinstance(nbytes, int) and nbytes >= LARGE
 
 
-def operand_is_direct(layout: Layout, node: Node, value: Value, fewest: int = 0) -> bool:
+def operand_is_direct(layout: Layout, node: Node, value: Value, fewest: int) -> bool:
     """True where the template can read this operand through its views, with no copy. `fewest`: `Machine.rows`."""
     if node.op in ("matmul", "matmul_quantized"):
         return _factor_is_direct(layout, node, value, fewest)
