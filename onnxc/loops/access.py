@@ -9,7 +9,21 @@ from collections.abc import Sequence
 from itertools import count
 
 from onnxc.errors import LimitError
-from onnxc.ir.expr import Dim, Expr, always_equal, floordiv, index, mod, prod, recombine
+from onnxc.ir.expr import (
+    Dim,
+    Expr,
+    Symbol,
+    always_equal,
+    floordiv,
+    index,
+    is_less,
+    is_nonnegative,
+    mod,
+    prod,
+    recombine,
+    substitute,
+    symbols,
+)
 from onnxc.ir.graph import Node, Value
 
 Index = tuple[Dim, ...]
@@ -97,14 +111,30 @@ def reshape_index(at: Index, new: Sequence[Dim], old: Sequence[Dim]) -> Index:
     """The index into shape `old` of the element at `at` of shape `new`."""
     groups = _groups(old, new)
     if groups is None:
-        return unflatten(recombine(flatten(at, new)), old)
+        return _reshaped(at, new, old)
     out: list[Dim] = []
     for i0, i1, j0, j1 in groups:
         if i1 - i0 == 1 and j1 - j0 == 1:
             out.append(at[j0])
         else:
-            out.extend(unflatten(recombine(flatten(at[j0:j1], new[j0:j1])), old[i0:i1]))
+            out.extend(_reshaped(at[j0:j1], new[j0:j1], old[i0:i1]))
     return tuple(out)
+
+
+def _reshaped(at: Index, new: Sequence[Dim], old: Sequence[Dim]) -> Index:
+    """`reshape_index` of dims that do not fall into groups.
+
+    An index is one of an element that there is, though its expression may not say so: a window's or padding's is
+    looked at only where it is inside. Left as it is, it could carry over into the next row, and would be divided.
+    """
+    inside: dict[Symbol, Dim] = {}
+    own = list(at)
+    for k, (i, d) in enumerate(zip(at, new, strict=True)):
+        if not isinstance(i, int) and not (is_nonnegative(i) and is_less(i, d)):
+            own[k] = fresh("p", d)
+            inside |= dict.fromkeys(symbols(own[k]), i)
+    found = unflatten(recombine(flatten(tuple(own), new)), old)
+    return tuple(substitute(i, inside) for i in found) if inside else found
 
 
 def view_index(node: Node, at: Index) -> Index:

@@ -140,7 +140,7 @@ def _counts(
     start, end = (0, size + low + high) if include_pad else (low, low + size)
     ones = b.full((end - start,), 1, dtype)
     outer = Window((kernel,), (stride,), (dilation,), (start,), (size + low + window.high[axis] - end,))
-    counts = pool(b, "window_sum", ones, outer)
+    counts = b.max(pool(b, "window_sum", ones, outer), 1)  # of no elements the mean is 0, as onnxruntime has it
     known = constant_of(counts)
     return int(known[0]) if known is not None and known.size and (known == known[0]).all() else counts
 

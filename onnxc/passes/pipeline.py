@@ -21,6 +21,7 @@ from onnxc.passes.random_state import lift_random_state
 from onnxc.passes.regions import sink_constants
 from onnxc.passes.round_products import round_products
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
+from onnxc.passes.sink_reshapes import sink_reshapes
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
 from onnxc.passes.weight_products import weight_products
@@ -103,6 +104,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         pipeline.append(("merge-products", merge_products))
     return [
         *pipeline,
+        ("sink-reshapes", sink_reshapes),
         ("normalise-indices", normalise_indices),
         ("prepare", lambda g: prepare(g, rows=options.rows)),
         ("round-products", round_products),

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from onnxc.ir.expr import always_equal
 from onnxc.ir.graph import Node, Value
 from onnxc.planner.groups import Group, group_reads
+from onnxc.planner.guesses import guessed_size
 from onnxc.planner.layout import Layout, channels_last
 from onnxc.planner.templates import is_template
 from onnxc.primitives.builder import constant_of
 
-LEAST_BYTES = 800_000  # of an image between two convolutions: what is smaller stays in the caches of the cores anyway
+LEAST_BYTES = 800_000  # between two convolutions, of a batch: what is smaller stays in the caches of the cores anyway
 MOST_WEIGHTS = 512 * 1024  # bytes of a 1x1 convolution: every band passes over them
 
 
@@ -97,7 +98,9 @@ class _Chains:
     def _fits(self, value: Value, node: Node) -> bool:
         whole = self.layout.storage(value) is value and value.id not in self.outputs
         lies = self.layout.order_of(value) == channels_last(value.rank) and value.shape == node.output.shape
-        return whole and lies and value.t.known_size * value.dtype.itemsize >= LEAST_BYTES
+        (n, *image), size = value.shape, value.dtype.itemsize
+        nbytes = size * (n if isinstance(n, int) else 1) * guessed_size(image)
+        return whole and lies and nbytes >= LEAST_BYTES
 
 
 def _chained(links: list[Group]) -> Group:

@@ -11,11 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxc.ir.expr import Dim, Expr, Symbol, always_equal, is_nonnegative, of, prod, substitute, symbols
+from onnxc.ir.expr import (
+    Dim,
+    Expr,
+    Symbol,
+    always_equal,
+    ceildiv,
+    maximum,
+    minimum,
+    of,
+    prod,
+    substitute,
+    symbols,
+)
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index, broadcast, flatten, fresh, unflatten, view_index
 from onnxc.loops.known import gathered_at, is_known
 from onnxc.loops.loop_index import divided_loops, is_loop, is_mixed_radix
+from onnxc.planner.guesses import guessed_size
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import constant_of
 from onnxc.primitives.costs import cycles
@@ -25,6 +38,7 @@ WINDOWS = ("window_max", "window_sum")
 CONTRACTIONS = ("conv", "conv_weights", "matmul")  # those that loops can compute
 MOST_MEMBERS = 160  # nodes of a section, but for a few; its terms are walked recursively, so they must not be deep
 LARGE = 1 << 16  # elements of a section that is better off with a small reduction's result from memory
+LONG_WINDOW = 32  # elements along an axis, from which on a kernel may find out that fewer are in the operand
 FULL = "the kernel is large enough"
 
 
@@ -222,8 +236,8 @@ class Section:
 
     def _dwarfs(self, node: Node) -> bool:
         """Whether the section is large and the reduction small: its rows should not become the section's loops."""
-        mine, whole = node.operands[0].t.size, self.root.t.size
-        return self.root.t.known_size >= LARGE and is_nonnegative(whole - 4 * mine)
+        mine, whole = guessed_size(node.operands[0].shape), guessed_size(self.root.shape)
+        return whole >= max(LARGE, 4 * mine)
 
     def split_for(self, node: Node) -> None:
         """Splits loops as the node wants it, which `accepts` has looked at."""
@@ -323,7 +337,7 @@ class Section:
         if node.op in WINDOWS:
             attrs = node.attrs
             moved = iter(loops)
-            taps = [next(moved) if k != 1 else 0 for k in attrs["kernel"]]
+            taps = [next(moved) if k != 1 else 0 for k in _taps(node)]
             rows = zip(at, taps, attrs["strides"], attrs["dilations"], attrs["low"], strict=True)
             return [(ins[0], tuple(i * s + t * d - lo for i, t, s, d, lo in rows))]
         axes = _axes(node)
@@ -470,8 +484,20 @@ def _own_extents(node: Node) -> Sequence[Dim] | None:
         pixels = node.operands[1].shape
         return (pixels[0], *pixels[2:])
     if node.op in WINDOWS:
-        return [k for k in node.attrs["kernel"] if k != 1]
+        return [k for k in _taps(node) if k != 1]
     return None
+
+
+def _taps(node: Node) -> list[Dim]:
+    """The size of a window along each axis, without what lies behind the operand wherever the window stands: some
+    networks take the mean of what they have by a window of a thousand pixels.
+    """
+    found: list[Dim] = []
+    keys = ("kernel", "low", "dilations")
+    for size, k, low, dilation in zip(node.operands[0].shape, *(node.attrs[key] for key in keys), strict=True):
+        most = maximum(1, ceildiv(size + low, dilation))
+        found.append(minimum(k, most) if isinstance(most, int) or k >= LONG_WINDOW else k)
+    return found
 
 
 def _loops_over(extents: Sequence[Dim]) -> list[tuple[Symbol, Dim]]:

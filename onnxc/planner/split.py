@@ -20,11 +20,23 @@ import numpy as np
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, coefficient, substitute, symbols
+from onnxc.ir.expr import (
+    Dim,
+    Expr,
+    Symbol,
+    always_equal,
+    coefficient,
+    floordiv,
+    is_nonnegative,
+    of,
+    substitute,
+    symbols,
+)
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.loops.access import Index, behind_view, broadcast, fresh
 from onnxc.loops.loop_index import divided_loops
 from onnxc.passes.simplify import Rewriter
+from onnxc.planner.guesses import guessed_size
 from onnxc.planner.layout import Layout
 from onnxc.planner.machine import CPU, Machine
 from onnxc.planner.section import WINDOWS
@@ -39,19 +51,21 @@ MOST_TAPS, MOST_STRIDE, LEAST_ROW, LONGEST_ROW = 32, 4, 8, 2048  # of windows th
 
 @dataclass
 class _Loop:
-    """A loop of a reduction's operand; several may make up one axis. The extent of one that stays may be open."""
+    """A loop of a reduction's operand; several may make up one axis."""
 
     symbol: Symbol
     extent: Dim
     axis: int
-    stride: int = 0
+    stays: bool  # it is not reduced
+    stride: int = 0  # in memory; a guess where it is open
     stage: int = 0  # the one that reduces it; 0 where it stays
     filled: int = 0  # elements by which this loop and the next one, a part of it, are longer than what they divide
 
     @property
-    def least(self) -> int:
-        """Its extent, or as little as that may be: of a batch that is not known, one."""
-        return self.extent if isinstance(self.extent, int) else 1
+    def size(self) -> int:
+        """Its extent, or a guess: of a batch that is not known, one."""
+        open_batch = self.stays and not isinstance(self.extent, int)
+        return 1 if open_batch else guessed_size((self.extent,))
 
 
 def split_reductions(graph: Graph, layout: Layout, machine: Machine = CPU) -> tuple[Graph, Layout]:
@@ -182,17 +196,17 @@ def _has_rows(node: Node, layout: Layout) -> bool:
 def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     """The loops of a reduction with the stage of each, in the operand's order; None where one stage is well."""
     (x,) = node.operands
-    if x.t.known_size < machine.leaping or (_is_narrow(x) and not machine.widen):
+    if guessed_size(x.shape) < machine.leaping or (_is_narrow(x) and not machine.widen):
         return None
-    loops = _loops(node, layout, machine)
-    if loops is None:
+    loops = _loops(node, layout, machine) or []
+    size = math.prod(p.size for p in loops)
+    if size < machine.leaping:
         return None
-    size = math.prod(p.least for p in loops)
     inward = sorted(loops, key=lambda p: p.stride)
-    kept = [p for p in inward if p.axis not in node.attrs["axes"]]
+    kept = [p for p in inward if p.stays]
     run = _innermost(inward, kept)
     leaps = _leaps(inward, kept, run, machine)
-    items = math.prod(p.least for p in [*kept, *(run if leaps else ())])
+    items = math.prod(p.size for p in [*kept, *(run if leaps else ())])
     if leaps or not run:
         items = -(-items // machine.columns)
     few = items < machine.few_items and size >= max(machine.large, items * machine.long)
@@ -207,7 +221,7 @@ def _stages(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
 
 def _leaps(inward: list[_Loop], kept: list[_Loop], run: list[_Loop], machine: Machine) -> bool:
     """Whether few of the elements that are added up follow each other in memory, and others lie beyond what stays."""
-    short = bool(run) and bool(kept) and math.prod(p.least for p in run) < machine.short_run
+    short = bool(run) and bool(kept) and math.prod(p.size for p in run) < machine.short_run
     return short and any(p.stride > kept[0].stride and p not in kept for p in inward)
 
 
@@ -244,7 +258,16 @@ def _cut(loops: list[_Loop], parts: int, uneven: bool) -> list[_Loop]:
     for p in sorted((p for p in loops if p.stage == 1), key=lambda p: -p.stride):
         if parts < 2:
             break
-        extent = p.least
+        extent = p.extent
+        if not isinstance(extent, int):
+            others = any(q.stage == 1 for q in loops if q is not p)
+            count = _factor(extent, parts) or (extent if others else 1)
+            at, inner = loops.index(p), floordiv(extent, count)
+            outer = replace(p, extent=count, stride=p.stride * guessed_size((inner,)), stage=2)
+            if count != 1:
+                loops[at : at + 1] = [outer, *([] if inner == 1 else [replace(p, extent=inner)])]
+                parts //= outer.size
+            continue
         if extent <= parts:
             p.stage, parts = 2, parts // extent
             continue
@@ -254,22 +277,34 @@ def _cut(loops: list[_Loop], parts: int, uneven: bool) -> list[_Loop]:
         if 2 * count > parts:
             inner = -(-extent // count)
             at = loops.index(p)
-            outer = _Loop(p.symbol, count, p.axis, p.stride * inner, 2, inner * count - extent)
+            outer = _Loop(p.symbol, count, p.axis, p.stays, p.stride * inner, 2, inner * count - extent)
             loops = [*loops[:at], outer, replace(p, extent=inner), *loops[at + 1 :]]
             break
     return loops
 
 
+def _factor(extent: Expr, most: int) -> Dim | None:
+    """A number of parts that an open extent falls into at any size; None where it is no product."""
+    if len(extent.terms) != 1:
+        return None
+    (((atom, *others), coefficient),) = extent.terms
+    count = max(c for c in range(1, most + 1) if coefficient % c == 0)
+    return count if 4 * count > most else of(atom) if others else count if count > 1 else None
+
+
 def _loops(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
     """The loops that the operand's largest source is walked by, with their strides in memory."""
     (x,) = node.operands
+    axes = node.attrs["axes"]
     own = [fresh("i", d) for d in x.shape]
     at = tuple(0 if d == 1 else v for v, d in zip(own, x.shape, strict=True))
     loops = [
-        _Loop(next(iter(symbols(v))), d, axis) for axis, (v, d) in enumerate(zip(own, x.shape, strict=True)) if d != 1
+        _Loop(next(iter(symbols(v))), d, axis, axis not in axes)
+        for axis, (v, d) in enumerate(zip(own, x.shape, strict=True))
+        if d != 1
     ]
     source = _source(x, at, machine)
-    if source is None or not all(isinstance(p.extent, int) or p.axis not in node.attrs["axes"] for p in loops):
+    if source is None:
         return None
     address = layout.address(*source)
     for _ in range(8):
@@ -278,28 +313,32 @@ def _loops(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
             break
         k = next((k for k, p in enumerate(loops) if p.symbol == found[0]), None)
         by = found[1]
-        extent = loops[k].extent if k is not None else None
-        if k is None or not isinstance(by, int) or not isinstance(extent, int) or extent % by:
+        count = floordiv(loops[k].extent, by) if k is not None else 0
+        if k is None or not always_equal(count * by, loops[k].extent):
             return None
-        outer, inner = fresh("i", extent // by), fresh("i", by)
+        outer, inner = fresh("i", count), fresh("i", by)
         address = substitute(address, {found[0]: outer * by + inner})
-        parts = ((outer, extent // by), (inner, by))
-        loops[k : k + 1] = [_Loop(next(iter(symbols(v))), d, loops[k].axis) for v, d in parts]
+        parts = ((outer, count), (inner, by))
+        loops[k : k + 1] = [_Loop(next(iter(symbols(v))), d, loops[k].axis, loops[k].stays) for v, d in parts]
     for p in loops:
         stride = coefficient(address, p.symbol)
-        if not isinstance(stride, int) or stride <= 0:
+        if stride is None or (isinstance(stride, int) and stride <= 0) or not is_nonnegative(stride):
             return None
-        p.stride = stride
+        p.stride = guessed_size((stride,))
     return loops
 
 
 def _source(x: Value, at: Index, machine: Machine) -> tuple[Value, Index] | None:
-    """The largest value in memory that a value is computed from element by element, and where it is read."""
+    """The largest value in memory that a value is computed from element by element, and where it is read; None where it
+    is larger than them all.
+    """
     best: tuple[Value, Index] | None = None
     joined: tuple[Value, Index] | None = None
     pending, seen = [(x, at)], 0
     while pending and seen < machine.depth:
         value, index = pending.pop()
+        if _larger(x, value):
+            continue
         seen += 1
         node = value.node
         if node is not None and node.op in VIEWS:
@@ -311,9 +350,8 @@ def _source(x: Value, at: Index, machine: Machine) -> tuple[Value, Index] | None
             joined = joined or (value, index)
         elif constant_of(value) is None and (best is None or _larger(value, best[0])):
             best = value, index
-    best = best if best is not None and not _larger(x, best[0]) else joined
-    return best if best is not None and not _larger(x, best[0]) else None
+    return best or joined
 
 
 def _larger(a: Value, b: Value) -> bool:
-    return a.t.known_size > b.t.known_size
+    return guessed_size(a.shape) > guessed_size(b.shape)

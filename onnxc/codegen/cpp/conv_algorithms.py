@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxc.ir.expr import Dim, evaluate, symbols
+from onnxc.ir.expr import Dim
 from onnxc.ir.graph import Node
 from onnxc.passes.prepare import NARROW_ROWS, PLANES, can_take_pixels
+from onnxc.planner.guesses import BATCHES, IMAGES, guessed
 from onnxc.primitives.builder import constant_of
 
 Tile = tuple[int, int]  # outputs of Winograd's algorithm, along y and x
@@ -207,9 +208,6 @@ def winograd_tile(algorithm: Algorithm) -> WinogradTile | None:
 
 
 CACHED = 24 << 20  # bytes of packed weights that the last level of a cache holds until they are read
-UNKNOWN_SIZES = (224, 640)  # what symbolic sizes of a model's images are taken for when an algorithm is chosen
-LARGEST_GUESS = 1 << 24  # of a size that a model computes, say as a power
-UNKNOWN_BATCH = (1, 1, 8)  # the same of a symbolic batch: one image more often than several
 
 
 @dataclass(frozen=True)
@@ -228,22 +226,9 @@ def _sizes(node: Node) -> list[ConvSizes]:
     w, (n, _, *out) = node.operands[1].shape, node.output.shape
     groups = int(node.attrs["groups"])
     ci, co = int(w[1]), int(w[0]) // groups
-    batches = (n,) if isinstance(n, int) else UNKNOWN_BATCH
-    images = [tuple(out)] if all(isinstance(d, int) for d in out) else [_guessed(out, size) for size in UNKNOWN_SIZES]
+    batches = (n,) if isinstance(n, int) else BATCHES
+    images = [tuple(out)] if all(isinstance(d, int) for d in out) else [guessed(out, size) for size in IMAGES]
     return [ConvSizes(batch, image, groups, ci, co) for batch in batches for image in images]
-
-
-def _guessed(sizes: Sequence[Dim], each: int) -> tuple[int, ...]:
-    """Sizes of an image in the midst of a model, whose own images have that size."""
-    return tuple(_guess(d, each) for d in sizes)
-
-
-def _guess(d: Dim, each: int) -> int:
-    try:
-        found = evaluate(d, {s.key: each for s in symbols(d)})
-    except ZeroDivisionError:  # of a size by another one, which is 0 then
-        return each
-    return min(max(1, found), LARGEST_GUESS)
 
 
 FARTHEST = 1 << 31  # dilations from here on are left to the kernel that does not multiply them by sizes of tiles
@@ -397,13 +382,17 @@ def takes_rows(node: Node) -> bool:
     if len(sizes) != 3 or sizes[-1] == 1 or math.prod(sizes) > SHORT or maps > MOST_MAPS or a["groups"] > 1:
         return False
     fits = max(a["dilations"]) == 1 and a["strides"][-1] <= LONGEST_STEP and x[1] == sizes[0]
-    return bool(fits) and isinstance(width, int) and width >= 4
+    return bool(fits) and not (isinstance(width, int) and width < 4)
 
 
-def row_sizes(node: Node) -> tuple[int, ...]:
-    """The template arguments of conv_rows.h: input channels, a kernel's width and stride, output channels, width."""
+def row_sizes(node: Node) -> str:
+    """The template arguments of conv_rows.h: input channels, a kernel's width and stride, output channels, and pixels of
+    a tile.
+    """
     co, ci, _, kx = map(int, node.operands[1].shape)
-    return ci, kx, int(node.attrs["strides"][-1]), co, int(node.output.shape[-1])
+    width = node.output.shape[-1]
+    pixels = f"cr_pixels<{co}, {width if isinstance(width, int) else 0}>"
+    return f"<{ci}, {kx}, {node.attrs['strides'][-1]}, {co}, {pixels}>"
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class ConvEmitter(TemplateEmitter):
         self.choice = decided if len(found) > 1 else None
         chosen = found[decided.chosen]
         if chosen is ROWS:
-            sizes = f"<{', '.join(map(str, row_sizes(flat)))}>"
+            sizes = row_sizes(flat)
             return replace(ROWS, items=ROWS.items + sizes, count=ROWS.count + sizes, scratch=ROWS.scratch + sizes)
         if chosen is not PIXELS:
             return chosen

@@ -10,10 +10,11 @@
 #pragma once
 #include "conv.h"
 
-// Pixels of a tile: rows of OW pixels fall into as few tiles as there are registers for, of one size.
-template <int OW, int CO> static constexpr int cr_pixels = [] {
+// Pixels of a tile: rows of OW pixels fall into as few tiles as there are registers for, of one size. Where the width is
+// not known (0), as many as there are registers for.
+template <int CO, int OW> static constexpr int cr_pixels = [] {
   const int most = CO <= VL && CONV_MR < 12 ? 2 * CONV_MR : CONV_MR, tiles = (OW + most - 1) / most;
-  return (OW + tiles - 1) / tiles;
+  return OW ? (OW + tiles - 1) / tiles : most;
 }();
 
 struct CrPlan {
@@ -26,29 +27,28 @@ struct CrPlan {
 
 static constexpr i64 CR_ROOM = 12288;  // floats that are copied at a time
 
-template <int CI, int KW, int SX, int CO, int OW> static CrPlan cr_plan(const ConvShape &s) {
-  constexpr i64 P = cr_pixels<OW, CO>;
+template <int CI, int KW, int SX, int P> static CrPlan cr_plan(const ConvShape &s) {
   CrPlan p = {};
   const i64 rows = s.N * s.OH;
-  p.tiles = ox_up(OW, P);
+  p.tiles = ox_up(s.OW, P);
   p.cuts = ox_max(1, ox_min(p.tiles / 4, CONV_ITEMS / ox_max(rows, 1)));
-  p.cut = ox_up(p.tiles, p.cuts), p.cuts = ox_up(p.tiles, p.cut);
+  p.cut = ox_max(1, ox_up(p.tiles, p.cuts)), p.cuts = ox_up(p.tiles, p.cut);
   p.width = cround(((p.cut * P - 1) * SX + KW) * CI, VL);
   const i64 fit = (CR_ROOM / p.width - s.KH) / s.SY + 1, few = ox_max(1, rows / CONV_ITEMS);
   p.band = ox_max(1, ox_min(ox_min(s.OH, few), ox_max(fit, ox_up(2 * s.KH, s.SY))));
   p.bands = ox_up(s.OH, p.band);
   p.under = (p.band - 1) * s.SY + s.KH;
-  const bool within = s.PT == 0 && s.PL == 0 && (s.OH - 1) * s.SY + s.KH <= s.H && (OW - 1) * SX + KW <= s.W;
-  p.inside = within && OW % P == 0 && s.ips == CI && (s.ics == 1 || CI == 1);
+  const bool within = s.PT == 0 && s.PL == 0 && (s.OH - 1) * s.SY + s.KH <= s.H && (s.OW - 1) * SX + KW <= s.W;
+  p.inside = within && s.OW % P == 0 && s.ips == CI && (s.ics == 1 || CI == 1);
   return p;
 }
 
-template <int CI, int KW, int SX, int CO, int OW> static i64 conv_row_count(const ConvShape &s) {
-  const CrPlan p = cr_plan<CI, KW, SX, CO, OW>(s);
+template <int CI, int KW, int SX, int CO, int P> static i64 conv_row_count(const ConvShape &s) {
+  const CrPlan p = cr_plan<CI, KW, SX, P>(s);
   return s.N * p.bands * p.cuts;
 }
-template <int CI, int KW, int SX, int CO, int OW> static i64 conv_row_scratch(const ConvShape &s) {
-  const CrPlan p = cr_plan<CI, KW, SX, CO, OW>(s);
+template <int CI, int KW, int SX, int CO, int P> static i64 conv_row_scratch(const ConvShape &s) {
+  const CrPlan p = cr_plan<CI, KW, SX, P>(s);
   return p.inside ? 0 : 4 * (p.under * p.width + CI * VL);
 }
 
@@ -118,39 +118,38 @@ template <int CI> static void cr_copy(const ConvShape &s, const CrPlan &p, const
 }
 
 // A tile by the panels from K on, which write longer runs of results than a panel at a time would.
-template <int CI, int KW, int SX, int CO, int OW, int K, class E, int N>
+template <int CI, int KW, int SX, int CO, int P, int K, class E, int N>
 OX void cr_tile_by_all(const ConvShape &s, const f32 *a, i64 down, const f32 *w, i64 panel, const Px &q, int pixels, const E &epi,
                        const ConvNear<N> &near) {
   constexpr int COLS = CO - K * CONV_NR < CONV_NR ? CO - K * CONV_NR : CONV_NR;
   conv_near(near, q.i, pixels, K * CONV_NR, COLS);
-  cr_tile<cr_pixels<OW, CO>, COLS, KW * CI, SX * CI>(a, down, s.KH, w + K * panel, q, pixels, K * CONV_NR, epi);
+  cr_tile<P, COLS, KW * CI, SX * CI>(a, down, s.KH, w + K * panel, q, pixels, K * CONV_NR, epi);
   if constexpr ((K + 1) * CONV_NR < CO)
-    cr_tile_by_all<CI, KW, SX, CO, OW, K + 1>(s, a, down, w, panel, q, pixels, epi, near);
+    cr_tile_by_all<CI, KW, SX, CO, P, K + 1>(s, a, down, w, panel, q, pixels, epi, near);
 }
 // The same for an epilogue whose lanes are pixels, by one panel: these are collected.
-template <int CI, int KW, int SX, int CO, int OW, int K, class F>
+template <int CI, int KW, int SX, int CO, int P, int K, class F>
 OX void cr_across(const ConvShape &s, const CrPlan &p, const f32 *a, i64 down, const f32 *w, i64 panel, const Px &q, i64 rows,
                   i64 tiles, const ConvAcross<F> &epi) {
-  constexpr int P = cr_pixels<OW, CO>, COLS = CO - K * CONV_NR < CONV_NR ? CO - K * CONV_NR : CONV_NR;
+  constexpr int COLS = CO - K * CONV_NR < CONV_NR ? CO - K * CONV_NR : CONV_NR;
   ConvSums<true> sums = {nullptr};
   for (i64 y = 0; y < rows; y++) {
     const f32 *from = a + y * s.SY * down;
     for (i64 t = 0, x = q.x; t < tiles; t++, from += P * SX * CI, x += P) {
       cr_tile_to<P, COLS, KW * CI, SX * CI>(from, down, s.KH, w + K * panel, sums.next());
       const bool last = t + 1 == tiles && (p.cuts > 1 || y + 1 == rows);
-      sums.finish(s, q.i - q.x + y * OW + x, ox_min(P, OW - x), last, K * CONV_NR, COLS, epi);
+      sums.finish(s, q.i - q.x + y * s.OW + x, ox_min(P, s.OW - x), last, K * CONV_NR, COLS, epi);
     }
   }
   if constexpr ((K + 1) * CONV_NR < CO)
-    cr_across<CI, KW, SX, CO, OW, K + 1>(s, p, a, down, w, panel, q, rows, tiles, epi);
+    cr_across<CI, KW, SX, CO, P, K + 1>(s, p, a, down, w, panel, q, rows, tiles, epi);
 }
 
 // Work items [first, last): bands of rows of an image, or parts of them. The epilogue is as conv_items wants it.
-template <int CI, int KW, int SX, int CO, int OW, class E, int N = 0>
+template <int CI, int KW, int SX, int CO, int P, class E, int N = 0>
 static void conv_row_items(const ConvShape &s, const f32 *x, const f32 *w, i64 first, i64 last, void *scratch, const E &epi,
                            const ConvNear<N> &near = {}) {
-  constexpr int P = cr_pixels<OW, CO>;
-  const CrPlan p = cr_plan<CI, KW, SX, CO, OW>(s);
+  const CrPlan p = cr_plan<CI, KW, SX, P>(s);
   f32 *const copied = (f32 *)scratch;
   const i64 panel = s.KH * KW * CI * CONV_NR, down = p.inside ? s.irs : p.width;
   for (i64 item = first; item < last; item++) {
@@ -160,15 +159,15 @@ static void conv_row_items(const ConvShape &s, const f32 *x, const f32 *w, i64 f
     const f32 *const image = x + n * s.ins, *from = copied;
     if (p.inside) from = image + y0 * s.SY * s.irs + x0 * SX * CI;
     else cr_copy<CI>(s, p, image, y0 * s.SY - s.PT, (rows - 1) * s.SY + s.KH, x0 * SX - s.PL, copied);
-    const Px q = {(n * s.OH + y0) * OW + x0, n, y0, x0};
+    const Px q = {(n * s.OH + y0) * s.OW + x0, n, y0, x0};
     if constexpr (conv_is_across<E>) {
-      cr_across<CI, KW, SX, CO, OW, 0>(s, p, from, down, w, panel, q, rows, tiles, epi);
+      cr_across<CI, KW, SX, CO, P, 0>(s, p, from, down, w, panel, q, rows, tiles, epi);
     } else {
       for (i64 y = 0; y < rows; y++)
         for (i64 t = 0; t < tiles; t++) {
-          const Px at = {q.i + y * OW + t * P, n, y0 + y, x0 + t * P};
+          const Px at = {q.i + y * s.OW + t * P, n, y0 + y, x0 + t * P};
           const f32 *a = from + y * s.SY * down + t * P * SX * CI;
-          cr_tile_by_all<CI, KW, SX, CO, OW, 0>(s, a, down, w, panel, at, (int)ox_min(P, OW - at.x), epi, near);
+          cr_tile_by_all<CI, KW, SX, CO, P, 0>(s, a, down, w, panel, at, (int)ox_min(P, s.OW - at.x), epi, near);
         }
     }
   }
