@@ -37,6 +37,7 @@ class Block:
     parts: str = "PDP"
     residual: bool = False
     open_batch: bool = False
+    open_size: bool = False
 
 
 def model(b: Block) -> onnx.ModelProto:
@@ -72,7 +73,9 @@ def model(b: Block) -> onnx.ModelProto:
         value = "sum"
     nodes.append(helper.make_node("GlobalAveragePool", [value], ["mean"]))
     nodes.append(helper.make_node("Neg", [value], ["y"]))
-    x = helper.make_tensor_value_info("x", 1, ("n" if b.open_batch else b.batch, 5, *b.size))
+    x = helper.make_tensor_value_info(
+        "x", 1, ("n" if b.open_batch else b.batch, 5, *(("h", "w") if b.open_size else b.size))
+    )
     outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("y", "mean")]
     graph = helper.make_graph(nodes, "block", [x], outputs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -93,6 +96,7 @@ BLOCKS = [
     Block((33, 33, 33, 50), (19, 30), parts="DP", strides=(2, 2)),
     Block((5, 17, 17, 3), (1, 1)),
     Block((16, 48, 48, 24), (31, 9), strides=(2, 1), batch=3, open_batch=True),
+    Block((16, 48, 48, 24), (31, 9), strides=(2, 1), batch=3, open_batch=True, open_size=True),
 ]
 
 
@@ -129,6 +133,14 @@ def test_what_lies_between_has_no_buffer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "3 convolutions run band by band" in chain.reasons
     assert sum("Conv" in str(o) for o in chain.origin) == 3
     assert sizes[1] < sizes[0] / 2
+
+
+def test_open_images_are_taken_for_photographs() -> None:
+    """Large where the model is given, and small behind many strides: of the latter there is no chain."""
+    for channels, kinds in ((96, 1), (4, 0)):
+        b = Block((16, channels, channels, 24), (31, 29), strides=(2, 2), open_batch=True, open_size=True)
+        program = generate(onnx_file.load(model(b)), level(), FusionOptions(), Stages())
+        assert sum(c.kind == "conv chain of 3" for c in program.calls) == kinds
 
 
 def test_single_taps_reach_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,11 @@ def lib(request: pytest.FixtureRequest, session_folder: Path) -> ctypes.CDLL:
     if request.param == "x86-64-v3" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the CPU has no AVX2")
     sizes = [(c.ci, c.k[1], c.s[1], c.co, c.out()[1]) for c in CASES]
-    kernels = [f"ROWS(rows{i}, {', '.join(map(str, s))})" for i, s in enumerate(sizes)]
+    kernels = [
+        f"ROWS(rows{i}{name}, {ci}, {kx}, {sx}, {co}, cr_pixels<{co}, {width}>)"
+        for i, (ci, kx, sx, co, known) in enumerate(sizes)
+        for name, width in (("", known), ("_open", 0))
+    ]
     source = HEAD + "\n".join(kernels)
     return ctypes.CDLL(str(native_library(session_folder, source, [f"-march={request.param}"])))
 
@@ -78,6 +82,7 @@ def test_against_float64_and_the_direct_kernel(lib: ctypes.CDLL, case: int) -> N
     assert np.array_equal(y, run(lib, "direct", c, x, weights, b, 1))
     for parts in (2, 7):
         assert np.array_equal(y, run(lib, f"rows{case}", c, x, weights, b, parts))
+        assert np.array_equal(y, run(lib, f"rows{case}_open", c, x, weights, b, parts))
         assert np.array_equal(y, run(lib, f"rows{case}_across", c, x, weights, b, parts))
 
 

@@ -17,6 +17,7 @@ from onnxc.ir.types import TensorType
 from onnxc.loops.access import fresh, view_index
 from onnxc.loops.known import steps_of
 from onnxc.passes.prepare import prepare
+from onnxc.passes.sink_reshapes import sink_reshapes
 from onnxc.planner.groups import FusionOptions
 from onnxc.primitives.builder import Builder
 from onnxc.runtime.cpu import Level, level
@@ -279,3 +280,65 @@ def test_views_of_views_many_deep() -> None:
     for p in compile_graphs([graph]):
         check(p, content(p.graph))
     assert gpu.planned(prepare(graph), FusionOptions()).groups
+
+
+def grouped(groups: int, shape: tuple[Dim, ...]) -> Graph:
+    """A norm over groups of channels, as PyTorch writes it, of a convolution; a pool and another convolution read it."""
+    b = Builder()
+    n, c, h, w = shape
+    x, k = b.input(TensorType(dtypes.float32, shape)), b.input(TensorType(dtypes.float32, (c, c, 1, 1)))
+    one = {"strides": (1, 1), "low": (0, 0), "high": (0, 0), "dilations": (1, 1), "groups": 1}
+    image = b.one("conv", x, k, **one)
+    parts = b.reshape(image, (n, groups, c // groups * h * w))
+    apart = b.sub(parts, b.mean(parts, [2], True))
+    norm = b.mul(apart, b.div(1.0, b.sqrt(b.add(b.mean(b.mul(apart, apart), [2], True), 1e-3))))
+    scale = b.constant(np.arange(1, int(c) + 1, dtype=np.float32).reshape(int(c), 1, 1))
+    norm = b.mul(b.reshape(norm, shape), scale)
+    pads = {
+        "kernel": (1, 1, 3, 3),
+        "strides": (1,) * 4,
+        "dilations": (1,) * 4,
+        "low": (0, 0, 1, 1),
+        "high": (0, 0, 1, 1),
+    }
+    return b.graph([b.sub(b.one("window_sum", norm, **pads), norm), b.one("conv", norm, k, **one)])
+
+
+@pytest.mark.parametrize("cpu", LEVELS[:2], ids=lambda k: k.name)
+def test_norms_of_groups(cpu: Level) -> None:
+    """Of open sizes and of known ones, large enough to be summed in two stages."""
+    graphs = [grouped(g, shape) for g in (1, 3, 12) for shape in ((2, 12, 41, 37), (S, 12, H, W))]
+    for graph, program in zip(
+        graphs, compile_graphs([prepare(sink_reshapes(g)) for g in graphs], None, cpu), strict=True
+    ):
+        for sizes in ({"s0": 1, "s1": 41, "s2": 37}, {"s0": 3, "s1": 1, "s2": 5}):
+            check(program, content(graph, sizes), 1e-4)
+
+
+def test_reshapes_go_behind_what_follows() -> None:
+    """What is left in the shape between are sums, which read through the reshape, and numbers of a group each."""
+    b = Builder()
+    x = b.input(TensorType(dtypes.float32, (S, 12, H, W)))
+    for groups in (1, 4):
+        graph = sink_reshapes(grouped(groups, (S, 12, H, W)))
+        between = [n for n in graph.nodes if n.output.rank == 3 and n.op in ("sub", "mul") and n.output.shape[2] != 1]
+        assert not [n for n in between if n.operands[0] is not n.operands[1]]  # squares are read by a sum alone
+    # Numbers that go around within an axis, or that lie side by side, would be looked up one by one.
+    turning, beside = b.reshape(x, (S, 2, 6, H * W)), b.reshape(x, (S, 12, H, W, 1))
+    y = b.mul(turning, b.constant(np.ones((1, 1, 6, 1), np.float32)))
+    line = b.input(TensorType(dtypes.float32, (S, H, 12)))
+    z = b.mul(b.reshape(line, (S, H, 3, 4)), b.input(TensorType(dtypes.float32, (S, 1, 3, 1))))
+    kept = b.graph([b.reshape(y, x.shape), b.reshape(z, line.shape), b.reshape(beside, x.shape)])
+    shapes = {n.output.shape for n in sink_reshapes(kept).nodes if n.op == "mul"}
+    assert shapes == {(S, 2, 6, H * W), (S, H, 3, 4)}
+
+
+def test_an_index_that_is_looked_at_inside_only() -> None:
+    """A window's neighbour is in the same image, or not there: its place in a flattened one needs no division."""
+    b = Builder()
+    x = b.input(TensorType(dtypes.float32, (2, 8, 7 * 9)))
+    image = b.reshape(x, (2, 8, 7, 9))
+    n, c, i, j = (index(name, d) for name, d in zip("ncij", image.shape, strict=True))
+    assert image.node is not None
+    found = view_index(image.node, (n, c, i - 1, j + 1))
+    assert found == (n, c, 9 * (i - 1) + j + 1)

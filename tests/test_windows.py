@@ -32,11 +32,11 @@ def _windows(x: np.ndarray, kernel: Shape, strides: Shape, dilations: Shape, pad
     )
 
 
-def _run(op: str, x: np.ndarray, cpu: str | None = None, **attrs: object) -> np.ndarray:
+def _run(op: str, x: np.ndarray, cpu: str | None = None, shape: list[str] | None = None, **attrs: object) -> np.ndarray:
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     graph = helper.make_graph(
         [helper.make_node(op, ["x"], ["y"], **attrs)], "g",
-        [helper.make_tensor_value_info("x", kind, x.shape)], [helper.make_tensor_value_info("y", kind, None)],
+        [helper.make_tensor_value_info("x", kind, shape or x.shape)], [helper.make_tensor_value_info("y", kind, None)],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     (y,) = onnxc.compile(model, threads=2, **({} if cpu is None else {"cpu": cpu})).run(None, {"x": x})
@@ -71,6 +71,28 @@ def test_pools_of_rows(case: tuple[Shape, Shape, Shape, Shape, Shape]) -> None:
     np.testing.assert_allclose(mean, zeros.mean(0), rtol=1e-5, atol=1e-6)
     some = zeros.sum(0) / np.isfinite(taps).sum(0)
     np.testing.assert_allclose(_run("AveragePool", x, **attrs), some, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("kernel", [(40, 1300), (33, 2)])
+def test_windows_longer_than_the_image(kernel: tuple[int, int], opened: bool) -> None:
+    """Some networks take the mean of all pixels so: what is not there is not looked at."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 7, 9)).astype(np.float32)
+    x[:, :, 0] = np.inf
+    attrs = {"kernel_shape": kernel, "ceil_mode": 1, "strides": kernel}
+    shape = ["n", "c", "h", "w"] if opened else None
+    want = (
+        x.max((2, 3)) if kernel[1] > 9 else np.concatenate([x[..., k : k + 2].max((2, 3)) for k in range(0, 9, 2)], -1)
+    )
+    np.testing.assert_array_equal(_run("MaxPool", x, shape=shape, **attrs).reshape(want.shape), want)
+    np.testing.assert_array_equal(_run("AveragePool", x, shape=shape, **attrs), _run("AveragePool", x, **attrs))
+
+
+def test_the_mean_of_no_pixels_is_zero() -> None:
+    """As onnxruntime has it: here every tap of a dilated window is in the padding."""
+    x = np.ones((1, 1, 1, 5), np.float32)
+    got = _run("AveragePool", x, kernel_shape=(3, 1), dilations=(2, 1), pads=(1, 0, 4, 0))
+    np.testing.assert_array_equal(got[0, 0], [[0] * 5, [1] * 5])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint8, np.int8])

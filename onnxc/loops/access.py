@@ -125,16 +125,27 @@ def _reshaped(at: Index, new: Sequence[Dim], old: Sequence[Dim]) -> Index:
     """`reshape_index` of dims that do not fall into groups.
 
     An index is one of an element that there is, though its expression may not say so: a window's or padding's is
-    looked at only where it is inside. Left as it is, it could carry over into the next row, and would be divided.
+    looked at only where it is inside. Left as it is, it could carry over into the next row, and would be divided. Where
+    it is part of what was divided before, it has to be left, to be put together again: the shorter one is taken.
     """
+    ways = [tuple(at)]
     inside: dict[Symbol, Dim] = {}
-    own = list(at)
-    for k, (i, d) in enumerate(zip(at, new, strict=True)):
-        if not isinstance(i, int) and not (is_nonnegative(i) and is_less(i, d)):
-            own[k] = fresh("p", d)
-            inside |= dict.fromkeys(symbols(own[k]), i)
-    found = unflatten(recombine(flatten(tuple(own), new)), old)
-    return tuple(substitute(i, inside) for i in found) if inside else found
+    unsure = [
+        not isinstance(i, int) and not (is_nonnegative(i) and is_less(i, d)) for i, d in zip(at, new, strict=True)
+    ]
+    if any(unsure):
+        places = [fresh("p", d) if u else i for i, d, u in zip(at, new, unsure, strict=True)]
+        inside = {s: i for p, i, u in zip(places, at, unsure, strict=True) if u for s in symbols(p)}
+        ways.append(tuple(places))
+    found: list[Index] = []
+    for k, way in enumerate(ways):
+        try:
+            split = unflatten(recombine(flatten(way, new)), old)
+            found.append(tuple(substitute(i, inside) for i in split))
+        except LimitError:
+            if k + 1 == len(ways) and not found:
+                raise
+    return min(found, key=lambda index: sum(len(str(i)) for i in index))
 
 
 def view_index(node: Node, at: Index) -> Index:

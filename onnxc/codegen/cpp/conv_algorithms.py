@@ -298,15 +298,18 @@ def candidates(
     return found
 
 
-def cost(algorithm: Algorithm, node: Node, lanes: int, planar: bool | None = None) -> float:
-    """Estimated work, in pairs of multiplications of a vector (a cycle of a common core).
+def costs(ways: Sequence[Algorithm], node: Node, lanes: int, planar: bool | None = None) -> list[float]:
+    """The work of each algorithm, by that of the best.
 
     `planar`: whether the result lies so, or channels-last; where neither counts, None.
-    With symbolic sizes it is the geometric mean over several: so that is chosen which is good for most of them.
+    With symbolic sizes it is the mean square over several: what is good for most of them, and far off for none.
     """
-    sizes = _sizes(node)
-    each = [_cost(algorithm, node, lanes, z) + _turning(algorithm, z, lanes, planar) for z in sizes]
-    return each[0] if len(each) == 1 else math.prod(e ** (1 / len(each)) for e in each)
+    total = [0.0] * len(ways)
+    for z in _sizes(node):
+        each = [_cost(k, node, lanes, z) + _turning(k, z, lanes, planar) for k in ways]
+        best = max(min(each), 1.0)
+        total = [t + (e / best) ** 2 for t, e in zip(total, each, strict=True)]
+    return [t / min(total) for t in total]
 
 
 def _turning(algorithm: Algorithm, z: ConvSizes, lanes: int, planar: bool | None) -> float:
@@ -318,7 +321,7 @@ def _turning(algorithm: Algorithm, z: ConvSizes, lanes: int, planar: bool | None
 
 
 def _cost(algorithm: Algorithm, node: Node, lanes: int, z: ConvSizes) -> float:
-    """`cost` for given sizes.
+    """Estimated work for given sizes, in pairs of multiplications of a vector (a cycle of a common core).
 
     The constants were fitted to single-thread times of the layers of ResNet-50, YOLO and a UNet: weights that come from
     memory bound products with few rows, though half of the multiplications hide behind the reading, and Winograd pays

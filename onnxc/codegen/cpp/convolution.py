@@ -29,7 +29,7 @@ from onnxc.codegen.cpp.conv_algorithms import (
     Algorithm,
     WinogradTile,
     candidates,
-    cost,
+    costs,
     pixel_way,
     pixels_of,
     reaches_far,
@@ -262,8 +262,8 @@ class ConvEmitter(TemplateEmitter):
             halves=halves and self.alone,
         )  # fmt: skip
         found = {k.name: k for k in ways}
-        costs = {k: cost(v, flat, self.lanes, planar) for k, v in found.items()}
-        decided = self.options.decide(subject(node), costs)
+        each = costs(ways, flat, self.lanes, planar)
+        decided = self.options.decide(subject(node), dict(zip(found, each, strict=True)))
         self.choice = decided if len(found) > 1 else None
         chosen = found[decided.chosen]
         if chosen is ROWS:
