@@ -283,7 +283,7 @@ def test_views_of_views_many_deep() -> None:
 
 
 def grouped(groups: int, shape: tuple[Dim, ...]) -> Graph:
-    """A norm over groups of channels, as PyTorch writes it, of a convolution; a pool and another convolution read it."""
+    """A norm over groups of channels of an image, as PyTorch writes it; a pool and a convolution read it."""
     b = Builder()
     n, c, h, w = shape
     x, k = b.input(TensorType(dtypes.float32, shape)), b.input(TensorType(dtypes.float32, (c, c, 1, 1)))
