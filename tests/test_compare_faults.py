@@ -274,3 +274,12 @@ def test_a_stale_buffer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_c
     assert found.reduction.culprit == "code generation", str(found)
     assert any("memory" in note for note in found.notes)
     reduced(compare(model, given, bisect="nodes", folder=tmp_path), tmp_path)
+
+
+def test_an_output_of_constants_is_reduced(tmp_path: Path) -> None:
+    """No layer makes it, as the inputs decide about none of it."""
+    text = "(float[2] x) => (float[2] y, float[2] z) { y = Neg(x) c = Constant<value_floats=[1.0, 4.0]>() z = Sqrt(c) }"
+    right, wrong = parse(text, 20), parse(text.replace("Sqrt", "Exp"), 20)
+    found = compare(wrong, {"x": np.ones(2, np.float32)}, reference=right, bisect="nodes", folder=tmp_path)
+    assert found.reduction is not None and found.reduction.culprit == "n2 Sqrt"
+    reduced(found, tmp_path)

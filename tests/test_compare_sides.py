@@ -364,6 +364,12 @@ def test_the_compiler_is_not_blamed_for_another_file() -> None:
         assert found is not None and not found.culprit and "the compiler does not do it" in found.steps[-1]
 
 
+def test_a_reference_that_draws_numbers() -> None:
+    model = parse("(float[3] x) => (float[3] y) { r = RandomNormalLike(x) y = Add(x, r) }", 20)
+    with pytest.raises(InputError, match="random operators"):
+        compare(model, ours="onnxruntime", reference="onnxc", layers=True)
+
+
 def test_sides_that_cannot_be() -> None:
     with pytest.raises(InputError, match=r"no file 'missing\.onnx'"):
         compare(MODEL, GIVEN, reference="missing.onnx")

@@ -258,3 +258,14 @@ def test_what_a_routine_writes_into_an_output_of_another_shape_is_shown() -> Non
     assert found.agree and "s" in {t.name for t in found.layers if t.tap == "stored"}
     (y,), shown = TappedProgram(model, CompileOptions()).run({"x": x}, ["s"])
     assert shown["s"].shape == (3, 6) and np.array_equal(shown["s"].ravel(), y)
+
+
+def test_numbers_that_another_kernel_computes_anew_are_no_fault() -> None:
+    """What a Max reads is stored by one kernel, and computed by another one, whose products and sums are fused."""
+    model = parse(
+        """(float[256] x, float[256] z) => (float[1] m, float[1] n) {
+        p = Mul(x, z) h = Add(p, x) m = ReduceMax(h) n = ReduceMin(h) }""",
+        17,
+    )
+    found = compare(model, {"x": floats(256, seed=2), "z": floats(256, seed=9)}, layers=True)
+    assert found.agree and not found.faults, str(found)

@@ -275,8 +275,7 @@ class _Run:
     ) -> tuple[list[OutputComparison], list[TensorComparison]]:
         """One set of inputs: the outputs, and with `layers` the tensors inside, from the same run of the reference."""
         ours = self._timed(f"run {self.ours.name}", lambda: self.ours.run(self.ours.fed(given)))
-        if isinstance(self.ours, OnnxcSide) and self.ours.random:
-            raise InputError("the model has random operators: no other runtime draws the same numbers")
+        _check_drawn(self.ours)
         self.ours.rest()
         names, shared = self.theirs.output_names, self.ours.output_names
         if len(names) != len(shared):
@@ -288,6 +287,7 @@ class _Run:
             theirs = [answers[name] for name in names]
         else:
             theirs = self._timed(f"run {self.theirs.name}", lambda: self.theirs.run(self.theirs.fed(given)))
+        _check_drawn(self.theirs)
         if set(names) == set(shared):  # in another order, perhaps
             ours = [ours[shared.index(name)] for name in names]
         judge = self.judge
@@ -327,6 +327,12 @@ class _Run:
             "layers",
             lambda: list(compare_layers(self.ours, self.theirs, given, tolerances, self.tell, sample, answers)),
         )
+
+
+def _check_drawn(side: Side) -> None:
+    """Raises InputError for a compiled model that draws random numbers; that it does is known once it has run."""
+    if isinstance(side, OnnxcSide) and side.random:
+        raise InputError("the model has random operators: no other runtime draws the same numbers")
 
 
 def _marked(samples: Iterator[T]) -> Iterator[tuple[T, bool]]:

@@ -203,7 +203,8 @@ def reduction(
     if not label:
         k = case.nodes[-1]
         label = f"n{source.numbers[k]} {source.nodes[k].op_type}"
-    result = Reduction("nodes", label, tuple(source.numbers[k] for k in source.computed(case.nodes)), (tried,))
+    left = source.computed(case.nodes) or case.nodes  # what the inputs decide about, where they decide about the end
+    result = Reduction("nodes", label, tuple(source.numbers[k] for k in left), (tried,))
     return result if folder is None else _written(result, reducer, case, Path(folder), options)
 
 
