@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 Shapes = dict[str, tuple[int | str | None, ...]]
 _KEYWORD = Parameter.KEYWORD_ONLY
+CLOSED = 141  # the exit code where nobody reads what is printed: a shell's, of a process that SIGPIPE ends
 
 app = typer.Typer(
     name="onnxc",
@@ -332,7 +333,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             with nullcontext() if debug else _warnings_told():
                 function(**given, **made)
         except (OnnxcError, OSError, MemoryError) as error:
-            if debug or isinstance(error, BrokenPipeError):
+            if isinstance(error, BrokenPipeError):  # typer would exit with 1, as where the sides of a comparison differ
+                raise typer.Exit(CLOSED) from error
+            if debug:
                 raise
             text = str(error) or type(error).__name__
             fail(f"{text} (a fault of onnxc: please report it)" if isinstance(error, InternalError) else text)
