@@ -283,11 +283,11 @@ class _Walk:
         return self._asked(layer, a, b, feeds, judged, exact, ops, eps, local)
 
     def _unit(self, layer: Layer, a: Array, b: Array, feeds: Mapping[str, Any]) -> float:
-        """The coarsest unit of a tensor: of what both sides show, of what their models say it is, and of what our
-        inputs are rounded to for the layer.
+        """The coarsest unit of a tensor: of what both sides show, of what their models say it is, of what models are
+        converted to, and of what our inputs are rounded to for the layer.
         """
         declared = self.streams[0].types.get(self.names[layer.name]), self.streams[1].types.get(layer.name)
-        units = [unit(t) for t in declared if t is not None]
+        units = [unit(t) for t in (*declared, *(s.halves for s in self.streams)) if t is not None]
         units += [unit(feeds[n].dtype) for n in layer.inputs if self._is_rounded(n, feeds)]
         return max([coarsest(a, b), *units]) if is_float(a) else 0.0
 

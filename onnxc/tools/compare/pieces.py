@@ -186,6 +186,7 @@ class SourceModel:
         Types are those of the arrays. Raises InputError for a tensor that is not fed.
         """
         constants = {k: t for k in nodes if (t := _constant(self.nodes[k])) is not None}
+        self._hold(constants.values())
         chosen = [self.nodes[k] for k in nodes if k not in constants]
         own = {o for k in nodes for o in self.nodes[k].output}
         names = list(dict.fromkeys(n for k in nodes for n in self.reads[k] if n not in own))
@@ -198,6 +199,8 @@ class SourceModel:
         initializers = [*constants.values(), *initializers]
         graph = helper.make_graph(chosen, "piece", inputs, [onnx.ValueInfoProto(name=o) for o in outputs], initializers)
         graph.sparse_initializer.extend(sparse)
+        if not linked:
+            self._hold([*_parts(graph.sparse_initializer), *_inner_tensors(graph.node)])
         model = helper.make_model(graph, opset_imports=self.proto.opset_import)
         model.ir_version = self.proto.ir_version
         return model
@@ -217,6 +220,12 @@ class SourceModel:
             else:
                 raise InputError(f"a part of the model reads {name!r}, for which there is no value")
         return dense, sparse
+
+    def _hold(self, tensors: Iterable[TensorProto]) -> None:
+        """Copies what lies in other files into tensors."""
+        for t in tensors:
+            if t.data_location == TensorProto.EXTERNAL:
+                t.CopyFrom(numpy_helper.from_array(array_of(t, self.folder, f"a tensor {t.name!r}"), t.name))
 
     def _tensor(self, name: str) -> TensorProto:
         tensor = self.weights[name]

@@ -20,6 +20,7 @@ import numpy as np
 from onnxc.compiler.api import compile as compile_model
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, UnsupportedError
+from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.mapped import forget
 from onnxc.tools.compare.engines import (
@@ -52,6 +53,7 @@ class Stream:
 
     names: Mapping[str, str]
     types: Mapping[str, np.dtype[Any]] = {}  # the model's own, where values come in wider ones
+    halves: np.dtype[Any] | None = None  # what the side rounds to between any two nodes, whatever types it shows
 
     def get(self, names: Sequence[str]) -> Arrays:
         """Tensors, in the order of the model's nodes; each is asked for once."""
@@ -169,6 +171,12 @@ class OnnxcSide(Side):
         return self._program
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
+        found = self._stream(given, order)
+        if self.options.dtype is not None:
+            found.halves = BY_NAME[self.options.dtype].numpy
+        return found
+
+    def _stream(self, given: Arrays, order: Sequence[str]) -> Stream:
         assert self.source is not None
         try:
             return TapStream(self.tapped(), given, order, self.source.outputs)
