@@ -55,7 +55,7 @@ def read_inputs(
         has = ", ".join(map(repr, found)) or "nothing"
         raise InputError(f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}")
     own = types or {}
-    return {name: _unplain(found[name], own.get(name)) for name in names if name in found}
+    return {name: as_declared(found[name], own.get(name)) for name in names if name in found}
 
 
 def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str = "output") -> Arrays:
@@ -174,9 +174,15 @@ def _plain(array: Array) -> Array:
     return array.astype(_carrier(array.dtype), copy=False)
 
 
-def _unplain(array: Any, dtype: np.dtype[Any] | None) -> Any:
-    """What `_plain` has made of numbers of this type, as these; all else as it is."""
-    if dtype is None or not isinstance(array, np.ndarray) or _carrier(dtype) == dtype or array.dtype != _carrier(dtype):
+def as_declared(array: Any, dtype: np.dtype[Any] | None) -> Any:
+    """What `write_arrays` has made of numbers of this type, or numpy, which stores their bytes alone, as these numbers;
+    all else as it is.
+    """
+    if not isinstance(array, np.ndarray) or dtype is None or dtype.type is np.void or _carrier(dtype) == dtype:
+        return array
+    if array.dtype == np.dtype((np.void, dtype.itemsize)):
+        return array.view(dtype)
+    if array.dtype != _carrier(dtype):
         return array
     found = array.astype(dtype)
     return found if np.array_equal(found.astype(array.dtype), array, equal_nan=array.dtype.kind == "f") else array

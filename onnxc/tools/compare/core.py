@@ -148,7 +148,9 @@ def _check_sides(judge: Judge, *sides: Side) -> None:
                 f"{', '.join(map(repr, judge.source.inputs)) or 'none'}: both are given the same, by name"
             )
     ops = {n.op_type for source in sources for n in source.nodes}
-    for name in judge.tolerances.by:
+    for name, most in judge.tolerances.by.items():
+        if not most >= 0:
+            raise InputError(f"a tolerance is a number from 0 on, and {most!r} is given for {name!r}")
         op, _, dtype = name.rpartition(":")
         known = dtype in BY_NAME and (not op or op in ops or defs.has(op))
         if not known and (op or not (dtype in ops or defs.has(dtype))):
@@ -204,6 +206,8 @@ class _Run:
 
     def bisect(self, kind: str, found: Comparison, folder: str | os.PathLike[str] | None) -> Reduction:
         """What makes the difference, for the worst sample."""
+        if kind == "nodes" and self.ours.source is None:
+            raise InputError("bisect='nodes' runs parts of the model: what is judged has to be an engine")
         if kind == "nodes":
             text = _option_text(self.options)
             place = None if folder is None else Path(folder)
@@ -278,6 +282,8 @@ class _Run:
         _check_drawn(self.ours)
         self.ours.rest()
         names, shared = self.theirs.output_names, self.ours.output_names
+        if len(ours) != len(shared):  # of what was given as compiled
+            raise InputError(f"{self.ours.name} gives {len(ours)} outputs, and the model has {len(shared)}")
         if len(names) != len(shared):
             counts = [f"{len(n)} ({', '.join(n)})" for n in (shared, names)]
             raise InputError(f"outputs of {self.ours.name}: {counts[0]}; of {self.theirs.name}: {counts[1]}")

@@ -17,7 +17,7 @@ from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
 from onnxc.tools.compare.bounds import GROSS, Tolerances, output_bound
 from onnxc.tools.compare.engines import onnx_runner
-from onnxc.tools.compare.metrics import distance, is_float, largest, measure, unit, wide
+from onnxc.tools.compare.metrics import distance, is_float, is_whole, largest, measure, unit, wide
 from onnxc.tools.compare.pieces import ModelLike, SourceModel
 from onnxc.tools.compare.results import OutputComparison
 from onnxc.tools.compare.sides import Side
@@ -209,7 +209,8 @@ def _comparable(a: Array, b: Array) -> bool:
     bits, which engines keep in wider ones.
     """
     kinds = {a.dtype.kind, b.dtype.kind}
-    return (is_float(a) and is_float(b)) or kinds <= set("OUST") or ("V" in kinds and kinds <= set("Viu"))
+    few_bits = "V" in kinds and is_whole(a) and is_whole(b)
+    return (is_float(a) and is_float(b)) or kinds <= set("OUST") or few_bits
 
 
 def flattened(

@@ -23,6 +23,11 @@ def is_float(a: Array) -> bool:
     return a.dtype.kind in "fc" or (a.dtype.kind == "V" and "float" in a.dtype.name)
 
 
+def is_whole(a: Array) -> bool:
+    """Integers, those of ml_dtypes included."""
+    return a.dtype.kind in "iu" or (a.dtype.kind == "V" and "int" in a.dtype.name)
+
+
 def wide(a: Array) -> Array:
     """As float64, or complex128."""
     return np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64)

@@ -81,9 +81,14 @@ class SourceModel:
     @cached_property
     def float_inputs(self) -> dict[str, np.dtype[Any]]:
         """The types of inputs that are tensors of floats."""
-        types = {i.name: i.type.tensor_type.elem_type for i in self.proto.graph.input if i.name not in self.constants}
-        known = {n: dtypes.BY_ONNX[t] for n, t in types.items() if t in dtypes.BY_ONNX}
+        known = _declared(i for i in self.proto.graph.input if i.name not in self.constants)
         return {n: t.numpy for n, t in known.items() if t.is_float}
+
+    @cached_property
+    def declared_types(self) -> dict[str, np.dtype[Any]]:
+        """The types of outputs and of what lies before them, as far as the model says them."""
+        graph = self.proto.graph
+        return {n: t.numpy for n, t in _declared([*graph.value_info, *graph.output]).items()}
 
     @cached_property
     def fixed(self) -> frozenset[str]:
@@ -251,6 +256,12 @@ class SourceModel:
         for key, value in (("location", place), ("offset", said.get("offset", "0")), ("length", str(data.nbytes))):
             link.external_data.add(key=key, value=value)
         return link
+
+
+def _declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, dtypes.DType]:
+    """The types of tensors."""
+    types = {v.name: v.type.tensor_type.elem_type for v in values}
+    return {n: dtypes.BY_ONNX[t] for n, t in types.items() if t in dtypes.BY_ONNX}
 
 
 def _location(tensor: TensorProto) -> str:
