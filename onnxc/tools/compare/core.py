@@ -397,7 +397,7 @@ def _condemned(rows: list[OutputComparison], layers: Sequence[TensorComparison])
 def _with_taps(rows: list[TensorComparison], outputs: Sequence[OutputComparison]) -> list[str]:
     """What there is to say where an output fails and no layer does: the run with taps was another one."""
     wrong = [o.name for o in outputs if not o.agrees]
-    inside = {t.name: t for t in rows}
+    inside = {t.name: t for t in rows if t.verdict is not Verdict.SKIPPED}
     fine = [n for n in wrong if n in inside and inside[n].error < 1e-5]
     if not fine or any(t.verdict.fails for t in rows):
         return []

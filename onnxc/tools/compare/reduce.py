@@ -131,6 +131,9 @@ class Reducer:
 
     def _run(self, nodes: tuple[int, ...], feeds: Sequence[str]) -> Case | None:
         _, _, *found = self.answers(nodes, feeds)
+        if any(isinstance(x, list) for x in found):  # sequences, whose lengths differ
+            lengths = [len(x) if isinstance(x, list) else None for x in found]
+            return Case(nodes, math.inf) if lengths[0] != lengths[1] else None
         a, b = map(np.asarray, found)
         scale = largest_finite(wide(b)) if is_float(b) else 1.0
         distance = gap(a, b)
