@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -358,15 +359,24 @@ def test_pipes_are_not_waited_for(model: Path, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "over 2 GB" in result.stderr
 
 
-def test_a_closed_pipe_ends_quietly(saved: Path) -> None:
-    code = "from onnxc.cli import main; main()"
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_closed_pipe_ends_quietly(saved: Path, options: tuple[str, ...]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", code, "explain", str(saved), "--json"],
+        [sys.executable, "-m", "onnxc", "explain", str(saved), *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert b"Traceback" not in process.stderr.read()
+        assert (process.stderr.read(), process.wait()) == (b"", 141)
+
+
+def test_a_full_disk_and_closed_streams(saved: Path) -> None:
+    shell = f'"$0" -m onnxc info {shlex.quote(str(saved))}'
+    for command, code, said in ((f"{shell} <&- >&-", 0, ""), (f"{shell} >/dev/full", 2, "onnxc: error: "),
+                                ('"$0" -m onnxc --help >/dev/full', 2, "onnxc: error: ")):  # fmt: skip
+        done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True)
+        assert done.returncode == code and done.stderr.startswith(said), done.stderr
+        assert len(done.stderr.splitlines()) == bool(said)
 
 
 def test_the_package_is_the_command() -> None:

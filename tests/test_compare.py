@@ -165,6 +165,22 @@ def test_written_arrays_have_the_exact_name(tmp_path: Path) -> None:
         assert stored["a/b"].dtype == np.float32 and (stored["n"] == np.arange(3)).all()
 
 
+def test_what_numpy_cannot_store_comes_back(tmp_path: Path) -> None:
+    """Texts without pickles; numbers of types that numpy lacks, as these again where they are such numbers."""
+    own = (ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e4m3fn)
+    arrays = {f"x{k}": np.array([0, 1, 3]).astype(t) for k, t in enumerate(own)}
+    texts = np.array([["a", ""], ["longer", "\u00fc"]], object)
+    write_arrays(tmp_path / "a.npz", {"t": texts, **arrays})
+    types = {"t": np.dtype(object), **{n: a.dtype for n, a in arrays.items()}}
+    back = read_inputs(tmp_path / "a.npz", list(types), types=types)
+    assert all(back[n].dtype == a.dtype and (back[n] == a).all() for n, a in arrays.items())
+    assert (back["t"] == texts).all()
+    with pytest.raises(InputError, match="NUL"):
+        write_arrays(tmp_path / "b.npz", {"t": np.array(["a\0"], object)})
+    np.savez(tmp_path / "c.npz", x=np.array([1.0, 1.001], np.float32))  # which is no bfloat16
+    assert read_inputs(tmp_path / "c.npz", ["x"], types={"x": np.dtype(ml_dtypes.bfloat16)})["x"].dtype == np.float32
+
+
 @pytest.mark.parametrize("text", ["x", "=1,2", "x=1,2=3x"])
 def test_shapes_and_dims_on_the_command_line(text: str) -> None:
     assert parse_shapes(["a=b=1,?", "s="]) == {"a=b": (1, None), "s": ()}

@@ -274,3 +274,23 @@ def test_a_stale_buffer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_c
     assert found.reduction.culprit == "code generation", str(found)
     assert any("memory" in note for note in found.notes)
     reduced(compare(model, given, bisect="nodes", folder=tmp_path), tmp_path)
+
+
+def test_an_output_of_constants_is_reduced(tmp_path: Path) -> None:
+    """No layer makes it, as the inputs decide about none of it."""
+    text = "(float[2] x) => (float[2] y, float[2] z) { y = Neg(x) c = Constant<value_floats=[1.0, 4.0]>() z = Sqrt(c) }"
+    right, wrong = parse(text, 20), parse(text.replace("Sqrt", "Exp"), 20)
+    found = compare(wrong, {"x": np.ones(2, np.float32)}, reference=right, bisect="nodes", folder=tmp_path)
+    assert found.reduction is not None and found.reduction.culprit == "n2 Sqrt"
+    reduced(found, tmp_path)
+
+
+def test_sequences_of_different_lengths_are_wrong(tmp_path: Path) -> None:
+    """Their parts have different shapes; the other output is compared all the same."""
+    text = """(float[5] x) => (seq(float[m]) s, float[5] z) {
+        z = Neg(x) k = Constant<value_int=2>() s = SplitToSequence<axis=0>(z, k) }"""
+    right, wrong = parse(text, 20), parse(text.replace("value_int=2", "value_int=3"), 20)
+    found = compare(wrong, {"x": np.ones(5, np.float32)}, reference=right, bisect="nodes", folder=tmp_path)
+    assert [(o.name, o.verdict) for o in found.outputs] == [("s", Verdict.WRONG), ("z", Verdict.EQUAL)]
+    assert not any("written out" in note for note in found.notes)
+    reduced(found, tmp_path)

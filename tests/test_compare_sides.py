@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import wave
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -362,6 +364,34 @@ def test_the_compiler_is_not_blamed_for_another_file() -> None:
     for kind in ("passes", "precision"):
         found = compare(MODEL, GIVEN, ours="onnxc", reference=other, bisect=kind).reduction
         assert found is not None and not found.culprit and "the compiler does not do it" in found.steps[-1]
+
+
+def test_saved_bytes_are_those_of_the_model_s_type(tmp_path: Path) -> None:
+    """numpy stores the bytes of bfloat16 and forgets what they are; files of other machines have another order."""
+    model = parse("(float[4] x) => (bfloat16[4] y, int64[4] k) { a = Neg(x) y = Cast<to=16>(a) k = Cast<to=7>(x) }", 20)
+    x = floats(4)
+    saved = {"y": (-x).astype(ml_dtypes.bfloat16), "k": x.astype(">i8")}
+    np.savez(tmp_path / "saved.npz", **saved, a=-x)
+    for place in (str(tmp_path / "saved.npz"), saved):
+        found = compare(model, {"x": x}, reference=place, layers=True)
+        assert found.agree and all(o.metrics is not None and not o.metrics.max_abs for o in found.outputs), str(found)
+    np.savez(tmp_path / "saved.npz", y=saved["y"][::-1].copy(), k=saved["k"], a=np.zeros(4, "V3"))
+    found = compare(model, {"x": x}, reference=str(tmp_path / "saved.npz"), layers=True)
+    assert not found.agree and found.outputs[1].agrees and [t.name for t in found.layers] == ["y", "k"]
+    with pytest.raises(InputError, match="has to be an engine"):
+        compare(model, {"x": x}, ours=str(tmp_path / "saved.npz"), bisect="nodes")
+
+
+@pytest.mark.parametrize("wrong", [{"tolerances": {"float32": math.nan}}, {"compiled": lambda *given: {}}])
+def test_arguments_that_mean_nothing(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        compare(parse("(float[n, 2] x) => (float[n, 2] y) { y = Neg(x) }", 20), **wrong)
+
+
+def test_a_reference_that_draws_numbers() -> None:
+    model = parse("(float[3] x) => (float[3] y) { r = RandomNormalLike(x) y = Add(x, r) }", 20)
+    with pytest.raises(InputError, match="random operators"):
+        compare(model, ours="onnxruntime", reference="onnxc", layers=True)
 
 
 def test_sides_that_cannot_be() -> None:

@@ -258,3 +258,48 @@ def test_what_a_routine_writes_into_an_output_of_another_shape_is_shown() -> Non
     assert found.agree and "s" in {t.name for t in found.layers if t.tap == "stored"}
     (y,), shown = TappedProgram(model, CompileOptions()).run({"x": x}, ["s"])
     assert shown["s"].shape == (3, 6) and np.array_equal(shown["s"].ravel(), y)
+
+
+def test_numbers_that_another_kernel_computes_anew_are_no_fault() -> None:
+    """What a Max reads is stored by one kernel, and computed by another one, whose products and sums are fused."""
+    model = parse(
+        """(float[256] x, float[256] z) => (float[1] m, float[1] n) {
+        p = Mul(x, z) h = Add(p, x) m = ReduceMax(h) n = ReduceMin(h) }""",
+        17,
+    )
+    found = compare(model, {"x": floats(256, seed=2), "z": floats(256, seed=9)}, layers=True)
+    assert found.agree and not found.faults, str(found)
+
+
+def test_a_converted_model_may_round_anywhere() -> None:
+    """A sigmoid in float32 reads accumulators of a product that is shown in halves; inputs and weights are halves."""
+    model = parse(
+        """(float[4, 32] x, float[32, 8] w) => (float[4, 8] y) {
+        h = MatMul(x, w) s = Sigmoid(h) c = Constant<value_float=0.3>() y = Mul(s, c) }""",
+        20,
+    )
+    given = {"x": floats(4, 32), "w": floats(32, 8, seed=1)}
+    found = compare(model, given, layers=True, dtype="float16", rtol=1e-2, atol=1e-2)
+    assert found.agree and not found.faults and len(found.layers) == 3, str(found)
+
+
+def test_external_data_of_constants_and_subgraphs(tmp_path: Path) -> None:
+    """Layers are evaluated in memory, where no folder is known."""
+    (tmp_path / "w.bin").write_bytes(np.arange(8, dtype=np.float32).tobytes())
+    model = parse(
+        """(float[4] x) => (float[4] y) {
+        k = Constant<value = float[4] {1, 1, 1, 1}>() h = Mul(x, k) s = ReduceSum<keepdims=0>(h) c = Cast<to=9>(s)
+        y = If(c) <then_branch = t () => (float[4] p) <float[4] w = {1, 1, 1, 1}> { p = Add(h, w) },
+                   else_branch = e () => (float[4] q) { q = Neg(h) }> }""",
+        20,
+    )
+    held = [model.graph.node[0].attribute[0].t, model.graph.node[4].attribute[0].g.initializer[0]]
+    for tensor, offset in zip(held, (0, 16), strict=True):
+        tensor.Clear()
+        tensor.name, tensor.data_type, tensor.data_location = "w", 1, onnx.TensorProto.EXTERNAL
+        tensor.dims.append(4)
+        for key, value in (("location", "w.bin"), ("offset", str(offset))):
+            tensor.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    found = compare(str(tmp_path / "m.onnx"), {"x": floats(4)}, layers=True)
+    assert found.agree and not found.faults and len(found.layers) == 4, str(found)

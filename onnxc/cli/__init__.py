@@ -2,12 +2,13 @@
 
 Commands import what they need when they run, so that `onnxc --help` is quick. Results go to standard output,
 progress and errors to standard error. Exit codes: 0 done (for compare: the outputs agree), 1 the outputs
-differ, 2 an error.
+differ, 2 an error, 141 a closed pipe.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ from onnxc.cli import compare  # isort: skip
 from onnxc.cli import explain  # isort: skip
 from onnxc.cli import bench  # isort: skip
 from onnxc.cli import tune  # isort: skip
-from onnxc.tools.options import app
+from onnxc.tools.options import CLOSED, app
 
 __all__ = ["app", "bench", "compare", "compile", "explain", "info", "main", "run", "tune"]
 
@@ -45,8 +46,31 @@ def options(
 
 def main() -> None:
     """The entry point; a closed pipe (`onnxc explain m.onnx | head`) ends it quietly."""
+    _open_streams()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where its errors can be told
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that flushing at exit does not fail again
-        raise SystemExit(141) from None
+        _leave_output()
+        raise SystemExit(CLOSED) from None
+    except OSError as error:  # the disk is full
+        _leave_output()
+        print(f"onnxc: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _open_streams() -> None:
+    """Standard streams that whoever started the process has closed (`onnxc info >&-`) lead nowhere. Files that are
+    opened later would have their numbers, and get what is printed.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _leave_output() -> None:
+    """What is left to be written goes nowhere: flushing it at exit would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

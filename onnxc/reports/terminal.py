@@ -14,7 +14,12 @@ from onnxc.errors import one_line, spelled
 
 
 class SafeConsole(Console):
-    """A console that spells out control characters, and those that change the direction of text."""
+    """A console that spells out control characters, and those that change the direction of text. Of a closed pipe it
+    raises BrokenPipeError, as other writers do.
+    """
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads what is printed")
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

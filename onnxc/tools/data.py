@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 
 from onnxc.errors import InputError
-from onnxc.frontends.onnx_file import FIXED
 from onnxc.ir.graph import Graph, Value
 from onnxc.ir.types import TensorType
-from onnxc.tools.inputs import check_regular, read_inputs
+from onnxc.tools.inputs import check_regular, inputs_of
 
 Array = np.ndarray[Any, Any]
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
@@ -48,7 +47,7 @@ def samples_of(path: str | os.PathLike[str], graph: Graph) -> Iterator[Mapping[s
         yield _one(place, graph)
         return
     if any(place.glob("input_*.pb")):
-        yield read_inputs(place, graph.input_names, fixed=graph.metadata.get(FIXED, ()))
+        yield inputs_of(place, graph)
         return
     inside = [p for p in sorted(place.iterdir()) if _is_sample(p)]
     if not inside:
@@ -73,7 +72,7 @@ def _one(path: Path, graph: Graph) -> Mapping[str, Any]:
     if kind in SOUNDS:
         value = _only_input(graph, path)
         return {value.name: read_sound(path, value.t)}
-    return read_inputs(path, graph.input_names, fixed=graph.metadata.get(FIXED, ()))
+    return inputs_of(path, graph)
 
 
 def _only_input(graph: Graph, path: Path) -> Value:

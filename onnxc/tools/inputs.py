@@ -15,19 +15,29 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxc.errors import InputError, LimitError, about_file
-from onnxc.frontends.onnx_file import MAX_BYTES
+from onnxc.frontends.onnx_file import FIXED, MAX_BYTES
+from onnxc.ir.graph import Graph
+from onnxc.ir.types import TensorType
 from onnxc.random_inputs import Array, Arrays
 from onnxc.runtime.cpu import available_bytes
 
 
+def inputs_of(path: str | os.PathLike[str], graph: Graph) -> Arrays:
+    """Inputs from a file, as `read_inputs` has them, for a graph as imported."""
+    types = {v.name: v.type.dtype.numpy for v in graph.inputs if isinstance(v.type, TensorType)}
+    return read_inputs(path, graph.input_names, fixed=graph.metadata.get(FIXED, ()), types=types)
+
+
 def read_inputs(
-    path: str | os.PathLike[str], names: Sequence[str], *, optional: Collection[str] = (), fixed: Collection[str] = ()
-) -> Arrays:
+    path: str | os.PathLike[str], names: Sequence[str], *, optional: Collection[str] = (), fixed: Collection[str] = (),
+    types: Mapping[str, np.dtype[Any]] | None = None,
+) -> Arrays:  # fmt: skip
     """Inputs from an .npz (by input name; or in order as i0, i1, ..., or as numpy names what has no names: arr_0, ...)
     or a folder of input_0.pb, ...
 
-    `names` are the model's inputs, `optional` are those of them that have a default, and `fixed` are initializers that
-    are none, though the model lists them. Raises InputError where the file does not fit.
+    `names` are the model's inputs, `optional` are those of them that have a default, `fixed` are initializers that
+    are none, though the model lists them, and `types` are the inputs' own. Raises InputError where the file does not
+    fit.
     """
     place = Path(path)
     if not place.exists():
@@ -44,7 +54,8 @@ def read_inputs(
     if missing:
         has = ", ".join(map(repr, found)) or "nothing"
         raise InputError(f"{os.fspath(path)!r} lacks the inputs {', '.join(map(repr, missing))}; it has {has}")
-    return {name: found[name] for name in names if name in found}
+    own = types or {}
+    return {name: as_declared(found[name], own.get(name)) for name in names if name in found}
 
 
 def read_tensors(path: str | os.PathLike[str], names: Sequence[str], kind: str = "output") -> Arrays:
@@ -137,12 +148,13 @@ def _read_folder(path: Path, names: Sequence[str], kind: str = "input") -> Array
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array | list[Any] | None]) -> None:
-    """Writes an .npz at exactly this path. Types that numpy lacks (bfloat16) become float32.
+    """Writes an .npz at exactly this path. Types that numpy lacks become float32 (bfloat16) or
+    bytes (int4).
 
-    The values of a sequence are `name[0]`, `name[1]`, ...; an empty optional is left out.
+    The values of a sequence are `name[0]`, `name[1]`, ...; an empty optional is left out. Raises InputError for texts
+    that numpy would change.
     """
-    flat = dict(_flat(arrays))
-    plain = {name: a if a.dtype.isbuiltin == 1 else a.astype(np.float32) for name, a in flat.items()}
+    plain = {name: _plain(a) for name, a in _flat(arrays)}
     with (
         about_file(path),
         zipfile.ZipFile(path, "w") as archive,
@@ -150,6 +162,38 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array | list
         for name, array in plain.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array))
+
+
+def _plain(array: Array) -> Array:
+    """As .npz files have it without pickles, which nothing here reads: texts of one length, and numpy's own numbers."""
+    if array.dtype.hasobject:
+        texts = array.astype(np.str_)
+        if not np.array_equal(texts, array):  # numpy takes NUL at the end of a text for its padding
+            raise InputError("an .npz file holds no text that ends with a NUL character")
+        return texts
+    return array.astype(_carrier(array.dtype), copy=False)
+
+
+def as_declared(array: Any, dtype: np.dtype[Any] | None) -> Any:
+    """What `write_arrays` has made of numbers of this type, or numpy, which stores their bytes alone, as these numbers;
+    all else as it is.
+    """
+    if not isinstance(array, np.ndarray) or dtype is None or dtype.type is np.void or _carrier(dtype) == dtype:
+        return array
+    if array.dtype == np.dtype((np.void, dtype.itemsize)):
+        return array.view(dtype)
+    if array.dtype != _carrier(dtype):
+        return array
+    found = array.astype(dtype)
+    return found if np.array_equal(found.astype(array.dtype), array, equal_nan=array.dtype.kind == "f") else array
+
+
+def _carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that numbers of a type have in an .npz: numpy writes its own alone."""
+    if dtype.isbuiltin == 1:
+        return dtype
+    kind = next((kind for kind in ("uint", "int") if dtype.name.startswith(kind)), "float")
+    return np.dtype({"uint": np.uint8, "int": np.int8, "float": np.float32}[kind])
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 Shapes = dict[str, tuple[int | str | None, ...]]
 _KEYWORD = Parameter.KEYWORD_ONLY
+CLOSED = 141  # the exit code where nobody reads what is printed: a shell's, of a process that SIGPIPE ends
 
 app = typer.Typer(
     name="onnxc",
@@ -143,10 +144,9 @@ class Given:
         if self.inputs == "random":
             return None
         from onnxc.frontends import onnx_file
-        from onnxc.tools.inputs import read_inputs
+        from onnxc.tools.inputs import inputs_of
 
-        graph = onnx_file.load(model, input_shapes=shapes)
-        return read_inputs(self.inputs, graph.input_names, fixed=graph.metadata.get(onnx_file.FIXED, ()))
+        return inputs_of(self.inputs, onnx_file.load(model, input_shapes=shapes))
 
     def arrays(self, compiled: CompiledModel, model: str, shapes: Shapes) -> Arrays:
         """The inputs for a compiled model, but for those with a default that no file gives. A saved model has no graph:
@@ -160,7 +160,8 @@ class Given:
         defaults = manifest.get("defaults", ())
         if self.inputs != "random":
             names = [t.name for t in tensors]
-            return read_inputs(self.inputs, names, optional=defaults, fixed=manifest.get("fixed", ()))
+            types = {t.name: t.dtype.numpy for t in tensors if hasattr(t, "dtype")}  # a sequence has none
+            return read_inputs(self.inputs, names, optional=defaults, fixed=manifest.get("fixed", ()), types=types)
         tensors = [t for t in tensors if t.name not in defaults]
         if is_saved_model(model):
             return random_for_signature([(t.name, t.type, t.shape) for t in tensors], seed=self.seed, dims=self.dims)
@@ -332,7 +333,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             with nullcontext() if debug else _warnings_told():
                 function(**given, **made)
         except (OnnxcError, OSError, MemoryError) as error:
-            if debug or isinstance(error, BrokenPipeError):
+            if isinstance(error, BrokenPipeError):  # typer would exit with 1, as where the sides of a comparison differ
+                raise typer.Exit(CLOSED) from error
+            if debug:
                 raise
             text = str(error) or type(error).__name__
             fail(f"{text} (a fault of onnxc: please report it)" if isinstance(error, InternalError) else text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,11 @@ def parse_tolerances(options: list[str] | tuple[str, ...]) -> dict[str, float]:
     return found
 
 
+def only_moves(op_types: Sequence[str]) -> bool:
+    """Whether a layer of these ops only moves and casts numbers."""
+    return all(op in EXACT_OPS or op in CASTS for op in op_types)
+
+
 def layer_bound(op_types: list[str], exact: Array, narrow: Array | None, eps: float, *, exactly: bool = False) -> float:
     """The largest distance to `exact` that rounding explains of a layer of these ops.
 
@@ -124,7 +129,7 @@ def layer_bound(op_types: list[str], exact: Array, narrow: Array | None, eps: fl
     `narrow` is the same layer, for the same inputs, in numpy with the layer's own dtypes: where values cancel, or a
     function is steep, it is far from `exact`, and so may others be.
     """
-    if exactly and all(op in EXACT_OPS or op in CASTS for op in op_types):
+    if exactly and only_moves(op_types):
         return 0.0
     floor = FLOOR_OF_HALVES if is_half(eps) else max([FLOOR, *(FLOOR_OF_OPS.get(op, 0.0) for op in op_types)])
     bound = floor * math.sqrt(max(1, len(op_types))) * eps * largest_finite(exact)

@@ -148,7 +148,9 @@ def _check_sides(judge: Judge, *sides: Side) -> None:
                 f"{', '.join(map(repr, judge.source.inputs)) or 'none'}: both are given the same, by name"
             )
     ops = {n.op_type for source in sources for n in source.nodes}
-    for name in judge.tolerances.by:
+    for name, most in judge.tolerances.by.items():
+        if not most >= 0:
+            raise InputError(f"a tolerance is a number from 0 on, and {most!r} is given for {name!r}")
         op, _, dtype = name.rpartition(":")
         known = dtype in BY_NAME and (not op or op in ops or defs.has(op))
         if not known and (op or not (dtype in ops or defs.has(dtype))):
@@ -204,6 +206,8 @@ class _Run:
 
     def bisect(self, kind: str, found: Comparison, folder: str | os.PathLike[str] | None) -> Reduction:
         """What makes the difference, for the worst sample."""
+        if kind == "nodes" and self.ours.source is None:
+            raise InputError("bisect='nodes' runs parts of the model: what is judged has to be an engine")
         if kind == "nodes":
             text = _option_text(self.options)
             place = None if folder is None else Path(folder)
@@ -275,10 +279,11 @@ class _Run:
     ) -> tuple[list[OutputComparison], list[TensorComparison]]:
         """One set of inputs: the outputs, and with `layers` the tensors inside, from the same run of the reference."""
         ours = self._timed(f"run {self.ours.name}", lambda: self.ours.run(self.ours.fed(given)))
-        if isinstance(self.ours, OnnxcSide) and self.ours.random:
-            raise InputError("the model has random operators: no other runtime draws the same numbers")
+        _check_drawn(self.ours)
         self.ours.rest()
         names, shared = self.theirs.output_names, self.ours.output_names
+        if len(ours) != len(shared):  # of what was given as compiled
+            raise InputError(f"{self.ours.name} gives {len(ours)} outputs, and the model has {len(shared)}")
         if len(names) != len(shared):
             counts = [f"{len(n)} ({', '.join(n)})" for n in (shared, names)]
             raise InputError(f"outputs of {self.ours.name}: {counts[0]}; of {self.theirs.name}: {counts[1]}")
@@ -288,6 +293,7 @@ class _Run:
             theirs = [answers[name] for name in names]
         else:
             theirs = self._timed(f"run {self.theirs.name}", lambda: self.theirs.run(self.theirs.fed(given)))
+        _check_drawn(self.theirs)
         if set(names) == set(shared):  # in another order, perhaps
             ours = [ours[shared.index(name)] for name in names]
         judge = self.judge
@@ -327,6 +333,12 @@ class _Run:
             "layers",
             lambda: list(compare_layers(self.ours, self.theirs, given, tolerances, self.tell, sample, answers)),
         )
+
+
+def _check_drawn(side: Side) -> None:
+    """Raises InputError for a compiled model that draws random numbers; that it does is known once it has run."""
+    if isinstance(side, OnnxcSide) and side.random:
+        raise InputError("the model has random operators: no other runtime draws the same numbers")
 
 
 def _marked(samples: Iterator[T]) -> Iterator[tuple[T, bool]]:
@@ -385,7 +397,7 @@ def _condemned(rows: list[OutputComparison], layers: Sequence[TensorComparison])
 def _with_taps(rows: list[TensorComparison], outputs: Sequence[OutputComparison]) -> list[str]:
     """What there is to say where an output fails and no layer does: the run with taps was another one."""
     wrong = [o.name for o in outputs if not o.agrees]
-    inside = {t.name: t for t in rows}
+    inside = {t.name: t for t in rows if t.verdict is not Verdict.SKIPPED}
     fine = [n for n in wrong if n in inside and inside[n].error < 1e-5]
     if not fine or any(t.verdict.fails for t in rows):
         return []

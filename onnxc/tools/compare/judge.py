@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxc.errors import InputError, OnnxcError, RunError, UnsupportedError
+from onnxc.errors import InputError, OnnxcError, UnsupportedError
 from onnxc.frontends import onnx_file
 from onnxc.ir.graph import Graph
 from onnxc.passes.decompose import decompose
 from onnxc.primitives.host import is_host
 from onnxc.tools.compare.bounds import GROSS, Tolerances, output_bound
 from onnxc.tools.compare.engines import onnx_runner
-from onnxc.tools.compare.metrics import distance, is_float, largest, measure, unit, wide
+from onnxc.tools.compare.metrics import distance, is_float, is_whole, largest, measure, unit, wide
 from onnxc.tools.compare.pieces import ModelLike, SourceModel
 from onnxc.tools.compare.results import OutputComparison
 from onnxc.tools.compare.sides import Side
@@ -209,29 +209,26 @@ def _comparable(a: Array, b: Array) -> bool:
     bits, which engines keep in wider ones.
     """
     kinds = {a.dtype.kind, b.dtype.kind}
-    return (is_float(a) and is_float(b)) or kinds <= set("OUST") or ("V" in kinds and kinds <= set("Viu"))
+    few_bits = "V" in kinds and is_whole(a) and is_whole(b)
+    return (is_float(a) and is_float(b)) or kinds <= set("OUST") or few_bits
 
 
 def flattened(
     names: Sequence[str], ours: Sequence[Any], theirs: Sequence[Any]
 ) -> tuple[list[str], list[Array], list[Array]]:
     """Outputs as arrays: those in a sequence under `name[0]`, `name[1]`, ..., None as an empty array, and maps of the
-    same keys as their values.
-
-    Raises RunError where two sequences have different lengths.
+    same keys as their values. Where two sequences have different lengths, each is an array of as many objects.
     """
     flat_names: list[str] = []
     flat_ours: list[Array] = []
     flat_theirs: list[Array] = []
     for name, a, b in zip(names, ours, theirs, strict=True):
-        if isinstance(a, list) or isinstance(b, list):
-            if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
-                raise RunError(f"output {name!r} is {_size(a)}, and the reference's is {_size(b)}")
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
             inner = flattened([f"{name}[{k}]" for k in range(len(a))], a, b)
         else:
             if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
                 a, b = list(a.values()), [b[key] for key in a]
-            own, other = (np.empty(0, bool) if x is None else np.asarray(x) for x in (a, b))
+            own, other = map(_as_array, (a, b))
             inner = ([name], [own], [other])
         flat_names += inner[0]
         flat_ours += inner[1]
@@ -239,8 +236,11 @@ def flattened(
     return flat_names, flat_ours, flat_theirs
 
 
-def _size(x: Any) -> str:
-    return f"a sequence of {len(x)}" if isinstance(x, list) else "no sequence"
+def _as_array(x: Any) -> Array:
+    """A tensor; nothing as an empty one, and a sequence as so many objects."""
+    if isinstance(x, list):
+        return np.empty(len(x), object)
+    return np.empty(0, bool) if x is None else np.asarray(x)
 
 
 def _rounded(exact: Array, like: Array) -> Array:

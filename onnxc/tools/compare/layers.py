@@ -24,7 +24,7 @@ import numpy as np
 
 from onnxc.errors import OnnxcError
 from onnxc.runtime.cpu import available_cpus
-from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, Tolerances, coarsest, gap, graver, layer_bound
+from onnxc.tools.compare.bounds import CASTS, EXACT_OPS, Tolerances, coarsest, gap, graver, layer_bound, only_moves
 from onnxc.tools.compare.engines import Engine, Float64, Onnxc, OnnxReference, OnnxRuntime, Strict
 from onnxc.tools.compare.local import Layer, Layers, in_engine
 from onnxc.tools.compare.metrics import is_float, largest, largest_finite, largest_of, measure, unit, wide
@@ -41,18 +41,18 @@ CHUNK = 48  # nodes that are looked at together
 GARBAGE_BYTES = 1 << 30  # of weights of a model whose parts are not left to the garbage collector
 CHUNK_BYTES = 1 << 27  # of weights that these have: in float64 they take twice that
 WORKERS = 4  # layers that are evaluated at a time, at most: each may hold a few tensors in float64
+_NOT_EVALUATED = (OnnxcError, KeyError, ValueError, IndexError)  # what a layer raises that float64 cannot have
 JUMP = 100.0  # an error this many times larger than those of a layer's inputs appears out of nowhere
 
 
 def matched_names(reference: SourceModel, ours: SourceModel | None) -> dict[str, str]:
-    """Our name of each tensor of the reference. By name; where two files have the same sequence of ops (two exports of
-    one model), by position too.
+    """Our name of each tensor that a node of the reference makes, constant ones among them. By name; where two files
+    have the same sequence of ops (two exports of one model), by position too.
     """
-    names = reference.tensors()
     if ours is None or ours is reference:
-        return {n: n for n in names}
-    own = set(ours.tensors())
-    found = {n: n for n in names if n in own}
+        return {n: n for n in reference.made}
+    own = ours.made
+    found = {n: n for n in reference.made if n in own}
     if [n.op_type for n in reference.nodes] == [n.op_type for n in ours.nodes]:
         taken = set(found.values())
         for a, b in zip(reference.nodes, ours.nodes, strict=True):
@@ -136,12 +136,18 @@ class _Walk:
     other: dict[str, Any] = field(default_factory=dict)  # theirs
     errors: dict[str, float] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
+    whole: dict[str, Layer] = field(default_factory=dict)  # layers that only move numbers, with what computes these
 
     def run(self) -> Iterator[TensorComparison]:
         shown = [n for n in self.order if self.names[n] in self.streams[0].names]
         targets = [n for n in shown if n in self.streams[1].names]
         self.layers = layers_of(self.source, targets, dict.fromkeys(shown))
-        last = {n: self.source.made[t] for t in targets for n in (t, *self.layers[t].inputs)}
+        moving = [layer for layer in self.layers.values() if EXACT_OPS.issuperset(self._ops(layer))]
+        self.whole = {layer.name: self._whole(layer) for layer in moving}
+        last: dict[str, int] = {}
+        for layer in (*self.layers.values(), *self.whole.values()):
+            end = self.source.made[layer.name]
+            last.update((n, max(end, last.get(n, -1))) for n in (layer.name, *layer.inputs))
         self.held.update(self.given[0])
         self.other.update(self.given[1])
 
@@ -157,6 +163,26 @@ class _Walk:
             self.source.forget()
             if self.source.total_bytes > GARBAGE_BYTES:
                 gc.collect()  # graphs are full of cycles, and hold weights
+
+    def _whole(self, layer: Layer) -> Layer:
+        """A layer with those that make its inputs, and with all before these that our kernels compute inside: another
+        kernel than the one that shows a tensor may compute it anew, and round it otherwise.
+        """
+        inner = {n: self.layers[n] for n in layer.inputs if n in self.layers}
+        pending = list(inner.values())
+        while pending:
+            for name in pending.pop().inputs:
+                hidden = self.streams[0].names.get(self.names.get(name, name)) == "inside"
+                if hidden and name in self.layers and name not in inner:
+                    inner[name] = self.layers[name]
+                    pending.append(inner[name])
+        parts = [layer, *inner.values()]
+        inputs = dict.fromkeys(n for part in parts for n in part.inputs if n not in inner)
+        return Layer(layer.name, tuple(sorted({k for part in parts for k in part.nodes})), tuple(inputs))
+
+    def _ops(self, layer: Layer) -> list[str]:
+        """The op types of the nodes that the inputs decide about."""
+        return [self.source.nodes[k].op_type for k in self.source.computed(layer.nodes)]
 
     def _read(self, shown: Sequence[str], start: int, end: int) -> Sequence[Layer]:
         """Some nodes on both sides; those of their tensors that can be compared."""
@@ -192,6 +218,8 @@ class _Walk:
         if not found.differs:
             return self._row(layer, found.ours, found.metrics, found.verdict, found.note, found.error)
         said = self._evaluated(layer, found.ours, found.theirs, local)
+        if said.verdict.fails and is_float(found.ours) and layer.name in self.whole:
+            said = self._anew(self.whole[layer.name], found.ours, found.theirs, said)
         return self._row(layer, found.ours, found.metrics, said.verdict, said.note, found.error, said, found.scale)
 
     def _built(self, layers: Sequence[Layer]) -> Layers | None:
@@ -237,7 +265,7 @@ class _Walk:
     def _evaluated(self, layer: Layer, a: Array, b: Array, local: Layers | None) -> _Judgement:
         """What the layer adds, and whether rounding explains it."""
         feeds = self._feeds([layer])
-        ops = [self.source.nodes[k].op_type for k in self.source.computed(layer.nodes)]
+        ops = self._ops(layer)
         eps, rounds = self._unit(layer, a, b, feeds), self._only_rounds(layer, ops, feeds)
         exact, introduced, inherited, bound = None, math.inf, None, 0.0
         if local is not None:
@@ -247,8 +275,7 @@ class _Walk:
                 bound = self._bound(layer, ops, exact, None, eps)
                 if introduced > bound and eps:
                     bound = self._bound(layer, ops, exact, local.narrow(layer, feeds), eps)
-            except (OnnxcError, KeyError, ValueError, IndexError):
-                # what is not evaluated in float64 is left to the engine
+            except _NOT_EVALUATED:  # that is left to the engine
                 exact, introduced, inherited = None, math.inf, None
         judged = _Judgement(Verdict.ROUNDING, introduced, inherited, bound, unit=eps)
         if exact is not None and introduced <= bound and not self._appears(layer, inherited or 0.0, bound):
@@ -256,11 +283,11 @@ class _Walk:
         return self._asked(layer, a, b, feeds, judged, exact, ops, eps, local)
 
     def _unit(self, layer: Layer, a: Array, b: Array, feeds: Mapping[str, Any]) -> float:
-        """The coarsest unit of a tensor: of what both sides show, of what their models say it is, and of what our
-        inputs are rounded to for the layer.
+        """The coarsest unit of a tensor: of what both sides show, of what their models say it is, of what models are
+        converted to, and of what our inputs are rounded to for the layer.
         """
         declared = self.streams[0].types.get(self.names[layer.name]), self.streams[1].types.get(layer.name)
-        units = [unit(t) for t in declared if t is not None]
+        units = [unit(t) for t in (*declared, *(s.halves for s in self.streams)) if t is not None]
         units += [unit(feeds[n].dtype) for n in layer.inputs if self._is_rounded(n, feeds)]
         return max([coarsest(a, b), *units]) if is_float(a) else 0.0
 
@@ -274,13 +301,28 @@ class _Walk:
         known = self.streams[0].types
         plain = all(self.names.get(n, n) not in known for n in (layer.name, *layer.inputs))
         same = self.held[layer.name].dtype == self.other[layer.name].dtype
-        casts = not CASTS.isdisjoint(ops) and all(op in EXACT_OPS or op in CASTS for op in ops)
+        casts = not CASTS.isdisjoint(ops) and only_moves(ops)
         return casts and plain and same and not any(self._is_rounded(n, feeds) for n in layer.inputs)
 
     def _appears(self, layer: Layer, inherited: float, bound: float) -> bool:
         """Whether an error that seems inherited was in none of the inputs: then the float64 model may be wrong."""
         before = max((self.errors.get(n, 0.0) for n in layer.inputs), default=0.0)
         return inherited > bound and self.errors[layer.name] > JUMP * before
+
+    def _anew(self, layer: Layer, a: Array, b: Array, judged: _Judgement) -> _Judgement:
+        """The verdict on a layer that only moves numbers, by that layer and what computes them."""
+        feeds, ops = self._feeds([layer]), self._ops(layer)
+        try:
+            local = Layers(self.source, [layer], feeds, self.pools.blocks)
+            exact = _as_stored(local.exact(layer, feeds), a)
+            bound = self._bound(layer, ops, exact, local.narrow(layer, feeds), judged.unit)
+        except _NOT_EVALUATED:
+            return judged
+        introduced = gap(a, exact)
+        if introduced > bound:
+            return judged
+        note = "a kernel computes anew what it reads"
+        return _Judgement(Verdict.ROUNDING, introduced, gap(exact, b), bound, note, judged.unit)
 
     def _asked(
         self, layer: Layer, a: Array, b: Array, feeds: Mapping[str, Any], judged: _Judgement, exact: Array | None,

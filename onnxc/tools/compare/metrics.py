@@ -23,6 +23,11 @@ def is_float(a: Array) -> bool:
     return a.dtype.kind in "fc" or (a.dtype.kind == "V" and "float" in a.dtype.name)
 
 
+def is_whole(a: Array) -> bool:
+    """Integers, those of ml_dtypes included."""
+    return a.dtype.kind in "iu" or (a.dtype.kind == "V" and "int" in a.dtype.name)
+
+
 def wide(a: Array) -> Array:
     """As float64, or complex128."""
     return np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64)
@@ -165,7 +170,7 @@ def _exact_metrics(a: Array, b: Array) -> Metrics:
     """Of integers, booleans and strings."""
     different = np.asarray(a != b)
     count = int(np.count_nonzero(different))
-    if (a.dtype.kind not in "iub" and a.dtype.kind != "V") or b.dtype.kind not in "iubf":
+    if a.dtype.kind not in "iubV" or b.dtype.kind not in "iubfV":
         return Metrics(0.0, 0.0, 0.0, 0.0, mismatches=count, worst=_place(different.astype(np.float64)))
     x, y = a.astype(np.float64), b.astype(np.float64)
     errors = np.abs(x - y)
@@ -216,7 +221,8 @@ def _ulps(errors: Array, reference: Array, eps: float) -> Array:
         return np.zeros(errors.shape)
     tiny = float(np.finfo(np.float32).tiny) if eps > 1e-10 else float(np.finfo(np.float64).tiny)
     step = (np.maximum(at, tiny).view(np.uint64) & _EXPONENT).view(np.float64)  # the power of two below
-    found: Array = errors / (step * eps)
+    with np.errstate(over="ignore"):  # a huge distance from a tiny number
+        found: Array = errors / (step * eps)
     return found
 
 

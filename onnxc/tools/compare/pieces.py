@@ -81,9 +81,14 @@ class SourceModel:
     @cached_property
     def float_inputs(self) -> dict[str, np.dtype[Any]]:
         """The types of inputs that are tensors of floats."""
-        types = {i.name: i.type.tensor_type.elem_type for i in self.proto.graph.input if i.name not in self.constants}
-        known = {n: dtypes.BY_ONNX[t] for n, t in types.items() if t in dtypes.BY_ONNX}
+        known = _declared(i for i in self.proto.graph.input if i.name not in self.constants)
         return {n: t.numpy for n, t in known.items() if t.is_float}
+
+    @cached_property
+    def declared_types(self) -> dict[str, np.dtype[Any]]:
+        """The types of outputs and of what lies before them, as far as the model says them."""
+        graph = self.proto.graph
+        return {n: t.numpy for n, t in _declared([*graph.value_info, *graph.output]).items()}
 
     @cached_property
     def fixed(self) -> frozenset[str]:
@@ -186,6 +191,7 @@ class SourceModel:
         Types are those of the arrays. Raises InputError for a tensor that is not fed.
         """
         constants = {k: t for k in nodes if (t := _constant(self.nodes[k])) is not None}
+        self._hold(constants.values())
         chosen = [self.nodes[k] for k in nodes if k not in constants]
         own = {o for k in nodes for o in self.nodes[k].output}
         names = list(dict.fromkeys(n for k in nodes for n in self.reads[k] if n not in own))
@@ -198,6 +204,8 @@ class SourceModel:
         initializers = [*constants.values(), *initializers]
         graph = helper.make_graph(chosen, "piece", inputs, [onnx.ValueInfoProto(name=o) for o in outputs], initializers)
         graph.sparse_initializer.extend(sparse)
+        if not linked:
+            self._hold([*_parts(graph.sparse_initializer), *_inner_tensors(graph.node)])
         model = helper.make_model(graph, opset_imports=self.proto.opset_import)
         model.ir_version = self.proto.ir_version
         return model
@@ -217,6 +225,12 @@ class SourceModel:
             else:
                 raise InputError(f"a part of the model reads {name!r}, for which there is no value")
         return dense, sparse
+
+    def _hold(self, tensors: Iterable[TensorProto]) -> None:
+        """Copies what lies in other files into tensors."""
+        for t in tensors:
+            if t.data_location == TensorProto.EXTERNAL:
+                t.CopyFrom(numpy_helper.from_array(array_of(t, self.folder, f"a tensor {t.name!r}"), t.name))
 
     def _tensor(self, name: str) -> TensorProto:
         tensor = self.weights[name]
@@ -242,6 +256,12 @@ class SourceModel:
         for key, value in (("location", place), ("offset", said.get("offset", "0")), ("length", str(data.nbytes))):
             link.external_data.add(key=key, value=value)
         return link
+
+
+def _declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, dtypes.DType]:
+    """The types of tensors."""
+    types = {v.name: v.type.tensor_type.elem_type for v in values}
+    return {n: dtypes.BY_ONNX[t] for n, t in types.items() if t in dtypes.BY_ONNX}
 
 
 def _location(tensor: TensorProto) -> str:

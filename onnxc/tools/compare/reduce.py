@@ -131,6 +131,9 @@ class Reducer:
 
     def _run(self, nodes: tuple[int, ...], feeds: Sequence[str]) -> Case | None:
         _, _, *found = self.answers(nodes, feeds)
+        if any(isinstance(x, list) for x in found):  # sequences, whose lengths differ
+            lengths = [len(x) if isinstance(x, list) else None for x in found]
+            return Case(nodes, math.inf) if lengths[0] != lengths[1] else None
         a, b = map(np.asarray, found)
         scale = largest_finite(wide(b)) if is_float(b) else 1.0
         distance = gap(a, b)
@@ -203,7 +206,8 @@ def reduction(
     if not label:
         k = case.nodes[-1]
         label = f"n{source.numbers[k]} {source.nodes[k].op_type}"
-    result = Reduction("nodes", label, tuple(source.numbers[k] for k in source.computed(case.nodes)), (tried,))
+    left = source.computed(case.nodes) or case.nodes  # what the inputs decide about, where they decide about the end
+    result = Reduction("nodes", label, tuple(source.numbers[k] for k in left), (tried,))
     return result if folder is None else _written(result, reducer, case, Path(folder), options)
 
 

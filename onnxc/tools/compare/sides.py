@@ -20,6 +20,7 @@ import numpy as np
 from onnxc.compiler.api import compile as compile_model
 from onnxc.compiler.options import CompileOptions
 from onnxc.errors import InputError, OnnxcError, UnsupportedError
+from onnxc.ir.dtypes import BY_NAME
 from onnxc.runtime.compiled_model import CompiledModel
 from onnxc.runtime.mapped import forget
 from onnxc.tools.compare.engines import (
@@ -37,7 +38,7 @@ from onnxc.tools.compare.engines import (
 from onnxc.tools.compare.peer import peer
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.tapped import TappedProgram
-from onnxc.tools.inputs import read_tensors
+from onnxc.tools.inputs import as_declared, read_tensors
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -52,6 +53,7 @@ class Stream:
 
     names: Mapping[str, str]
     types: Mapping[str, np.dtype[Any]] = {}  # the model's own, where values come in wider ones
+    halves: np.dtype[Any] | None = None  # what the side rounds to between any two nodes, whatever types it shows
 
     def get(self, names: Sequence[str]) -> Arrays:
         """Tensors, in the order of the model's nodes; each is asked for once."""
@@ -169,6 +171,12 @@ class OnnxcSide(Side):
         return self._program
 
     def stream(self, given: Arrays, order: Sequence[str]) -> Stream | None:
+        found = self._stream(given, order)
+        if self.options.dtype is not None:
+            found.halves = BY_NAME[self.options.dtype].numpy
+        return found
+
+    def _stream(self, given: Arrays, order: Sequence[str]) -> Stream:
         assert self.source is not None
         try:
             return TapStream(self.tapped(), given, order, self.source.outputs)
@@ -208,10 +216,12 @@ class SavedSide(Side):
 
     runs_by_node = False
 
-    def __init__(self, name: str, arrays: Mapping[str, Any], outputs: Sequence[str]) -> None:
-        self.name, self.source, self.arrays = name, None, dict(arrays)
-        self._outputs = list(outputs)
-        missing = [n for n in outputs if n not in arrays]
+    def __init__(self, name: str, arrays: Mapping[str, Any], model: SourceModel) -> None:
+        types = model.declared_types
+        self.name, self.source = name, None
+        self.arrays = {n: _native(as_declared(a, types.get(n))) for n, a in arrays.items()}
+        self._outputs = model.outputs
+        missing = [n for n in self._outputs if n not in arrays]
         if missing:
             raise InputError(
                 f"{name} lacks the outputs {', '.join(map(repr, missing))}; it has {', '.join(arrays) or 'nothing'}"
@@ -267,11 +277,12 @@ class TorchSide(Side):
 
 
 class SavedStream(Stream):
-    """Tensors of a file."""
+    """Tensors of a file, but for bytes that numpy has stored of a type which it lacks, and the model does not name."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self.arrays = arrays
-        self.names = dict.fromkeys(arrays, "output")
+        raw = [n for n, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.type is np.void]
+        self.names = dict.fromkeys((n for n in arrays if n not in raw), "output")
 
     def get(self, names: Sequence[str]) -> Arrays:
         return {n: self.arrays[n] for n in names}
@@ -324,6 +335,13 @@ class PieceStream(Stream):
     def _feeds(self) -> Mapping[str, Any]:
         """What pieces are fed, as far as its types and the contents of small integers go."""
         return {n: _typed(a, self.types[n]) if n in self.types else a for n, a in self.live.items()}
+
+
+def _native(value: Any) -> Any:
+    """An array in this machine's order of bytes; all else as it is."""
+    if not isinstance(value, np.ndarray) or value.dtype.isnative:
+        return value
+    return value.astype(value.dtype.newbyteorder("="))
 
 
 def _typed(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -399,7 +417,7 @@ def make_side(
     if isinstance(spec, bytes) or hasattr(spec, "SerializeToString"):
         return Side(SourceModel(spec), OnnxRuntime())
     if isinstance(spec, Mapping):
-        return SavedSide("saved outputs", spec, source.outputs)
+        return SavedSide("saved outputs", spec, source)
     if _is_module(spec):
         return TorchSide(spec, source.inputs, source.outputs)
     if isinstance(spec, (str, os.PathLike)):
@@ -425,7 +443,7 @@ def _named_side(spec: str, source: SourceModel, options: CompileOptions, compile
         return side
     place = Path(spec)
     if place.is_dir() or place.suffix == ".npz":
-        return SavedSide(spec, read_tensors(place, source.outputs, "output"), source.outputs)
+        return SavedSide(spec, read_tensors(place, source.outputs, "output"), source)
     if place.suffix in (".onnx", ".pb", ".ort") or place.is_file():
         if not place.is_file():
             raise InputError(f"there is no file {spec!r}")
