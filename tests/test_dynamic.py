@@ -407,6 +407,17 @@ def test_pools_that_round_up_follow_each_other() -> None:
         np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
 
 
+@pytest.mark.parametrize("split", ["Constant<value_ints = [1, 2]>()", "Identity(s)", ""])
+def test_parts_of_an_axis_that_do_not_make_it(split: str) -> None:
+    """What they left over of an open axis was cut off; and so was an odd element of two equal parts."""
+    text = f"(float[n] x, int64[k] s) => (float[a] y, float[c] z) {{ {f't = {split}' if split else ''} "
+    model = onnxc.compile(parse(f"{text} y, z = Split({'x, t' if split else 'x'}) }}", 13))
+    parts = model(floats(3 if split else 4), np.array([1, 2]))
+    assert [v.size for v in parts.values()] == ([1, 2] if split else [2, 2])
+    with pytest.raises(errors.InputError, match=r"must be equal .*Split"):
+        model(floats(7), np.array([1, 2]))
+
+
 @pytest.mark.parametrize("sizes", ["H, W", "1, 40"])
 def test_pools_that_round_up_to_no_window(sizes: str) -> None:
     """ceil((1 - 3) / 2 + 1) is 0. With windows shorter than strides, a size had minimums and maximums of all before."""
