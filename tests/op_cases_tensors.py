@@ -315,6 +315,7 @@ def indexed() -> Iterator[Case]:
     for upper in (0, 1):
         for k in (-1, 0, 2):
             yield Case("Trilu", [f32(2, 4, 5), np.int64(k)], {"upper": upper})
+        yield Case("Trilu", [f32(2, 4, 5), np.int64(2**63 - 1)], {"upper": upper})
     yield Case("Trilu", [ints(0, 9, 4, 4)])
     for largest in (0, 1):
         attrs = {"axis": 1, "largest": largest}

@@ -407,6 +407,34 @@ def test_pools_that_round_up_follow_each_other() -> None:
         np.testing.assert_array_equal(run(x)["y"], reference(model, x)[0])
 
 
+@pytest.mark.parametrize("split", ["Constant<value_ints = [1, 2]>()", "Identity(s)", ""])
+def test_parts_of_an_axis_that_do_not_make_it(split: str) -> None:
+    """What they left over of an open axis was cut off; and so was an odd element of two equal parts."""
+    text = f"(float[n] x, int64[k] s) => (float[a] y, float[c] z) {{ {f't = {split}' if split else ''} "
+    model = onnxc.compile(parse(f"{text} y, z = Split({'x, t' if split else 'x'}) }}", 13))
+    parts = model(floats(3 if split else 4), np.array([1, 2]))
+    assert [v.size for v in parts.values()] == ([1, 2] if split else [2, 2])
+    with pytest.raises(errors.InputError, match=r"must be equal .*Split"):
+        model(floats(7), np.array([1, 2]))
+
+
+@pytest.mark.parametrize("sizes", ["H, W", "1, 40"])
+def test_pools_that_round_up_to_no_window(sizes: str) -> None:
+    """ceil((1 - 3) / 2 + 1) is 0. With windows shorter than strides, a size had minimums and maximums of all before."""
+    sparse = "".join(
+        f"y{k + 1} = MaxPool<kernel_shape = [2, 3], strides = [3, 4], ceil_mode = 1>(y{k}) " for k in range(4)
+    )
+    text = f"""(float[2, {sizes}] x) => (float[2, P, Q] y, float[2, 1, R, S] y4) {{
+      c = Constant<value_ints = [1]>() y0 = Unsqueeze(x, c) y5 = MaxPool<kernel_shape = [3, 3], strides = [2, 2],
+      ceil_mode = 1>(y0) y = Squeeze(y5, c) {sparse} }}"""
+    model = onnxc.compile(parse(text, 18))
+    x = floats(2, 1, 40)
+    want = reference(parse(text, 18), x)
+    assert want[0].shape == (2, 0, 20)
+    for got, expected in zip(model.run(None, {"x": x}), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 SPLIT_IN_TWO = """(float[b, 8, h, w] x) => (float[b, 8, H, W] y)
     <int64 one = {1}, int64 two = {2}, int64[1] first = {0}, int64[1] all = {-1}, int64[2] parts = {2, 4},
      int64[1] e = {8}> {

@@ -166,6 +166,17 @@ def test_positions_that_are_no_numbers(mode: str) -> None:
     assert all(v == 0 or np.isnan(v) for v in y)
 
 
+def test_what_is_outside_of_an_infinite_image_is_zero() -> None:
+    """The pixel at the border was read in its place, and multiplied by zero."""
+    text = """(float[1, 1, 4, 4] x, float[1, 1, 1, 2] g, float[1, 1, 1, 1] w, float[1, 2, 4, 4] o) => (a, b, c, d) {
+      a = GridSample <mode = "linear"> (x, g) b = GridSample <mode = "nearest"> (x, g)
+      c = GridSample <mode = "cubic"> (x, g) d = DeformConv (x, w, o) }"""
+    far = np.full((1, 1, 1, 2), 5, np.float32), np.ones((1, 1, 1, 1), np.float32), np.full((1, 2, 4, 4), -9, np.float32)
+    for value in (np.inf, np.nan):
+        found = run(text, np.full((1, 1, 4, 4), value, np.float32), *far)
+        assert not any(y.any() for y in found.values())
+
+
 def test_a_loop_that_does_not_count_keeps_no_numbers() -> None:
     """2^33 iterations would have 64 GB of them."""
     text = """(float[4] x) => (float[4] y) <int64 trip = {8589934592}> { y = Loop (trip, , x) <body = b

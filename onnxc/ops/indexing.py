@@ -118,7 +118,9 @@ def triangle(b: Builder, rows: Dim, columns: Dim, k: Value | int, upper: bool) -
 
 @op("Trilu", 14)
 def trilu(b: Builder, x: Value, k: Value | None = None, *, upper: Flag = 1) -> Value:
-    mask = triangle(b, x.shape[-2], x.shape[-1], 0 if k is None else scalar_of(b, k), bool(upper))
+    # A diagonal beyond all dims that there may be is as good as any further off, whose sums with rows would wrap.
+    diagonal = 0 if k is None else b.clip(scalar_of(b, k), -(2**41), 2**41)
+    mask = triangle(b, x.shape[-2], x.shape[-1], diagonal, bool(upper))
     return b.where(mask, x, 0)
 
 

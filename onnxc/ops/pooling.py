@@ -13,7 +13,7 @@ import ml_dtypes
 from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, maximum, minimum, prod
+from onnxc.ir.expr import Dim, ceildiv, maximum, minimum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import along, flat_at_zero, from_start, lowest, of_shape
 from onnxc.ops.conv import Window, window_of
@@ -28,15 +28,16 @@ MAX_TAPS = 1024
 def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
     """Rounds the number of windows up, by more padding at the end; a window still begins before that padding.
 
-    ONNX: ceil((size + pads - span) / stride + 1), less one where the last window would begin past the input.
+    ONNX: ceil((size + pads - span) / stride + 1), less one where the last window would begin past the input. The first
+    is ceil((size + low + stride + high - span) / stride), and the last window begins past where its excess is positive.
     """
-    high = []
+    high: list[Dim] = []
     for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
-        count = ceildiv(d + lo + hi - span, s) + 1
-        if not is_nonnegative(span - hi - s):  # else the last window begins at size + lo + (hi - span + s - 1) at most
-            count = minimum(count, ceildiv(d + lo, s))
-        high.append((count - 1) * s + span - d - lo)
-    # Where the last window ends before the padding does, this is less padding than was asked for.
+        count = ceildiv(d + lo + minimum(s + hi - span, 0), s)
+        last = (count - 1) * s + span - d - lo  # what the last window reads of padding
+        # Where a window is shorter than a stride, that may be less than none: to pad by the rest of the stride adds no
+        # window, and is a size without a maximum in it.
+        high.append(max(last, 0) if isinstance(last, int) else last + max(s - span, 0))
     return replace(window, high=tuple(high))
 
 
@@ -46,9 +47,9 @@ def _positions(spatial: Sequence[Dim], window: Window) -> tuple[Dim, ...]:
 
 
 def pool(b: Builder, primitive: str, x: Value, window: Window) -> Value:
-    """A window primitive over the last axes, its padding cropped where it is negative."""
+    """A window primitive over the last axes, its padding cropped where it is negative, as only a model's own can be."""
     lead = x.rank - len(window.kernel)
-    crop = [minimum(h, 0) for h in window.high]
+    crop = [min(h, 0) if isinstance(h, int) else 0 for h in window.high]
     for i, c in enumerate(crop):
         if c != 0:
             x = b.slice(x, lead + i, 0, x.shape[lead + i] + c)

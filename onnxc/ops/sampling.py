@@ -23,10 +23,13 @@ from onnxc.primitives.builder import Builder
 
 @dataclass(frozen=True)
 class Tap:
-    """Along one axis: positions [N, out...], whole floats inside of it, and their weights (None: one)."""
+    """Along one axis: positions [N, out...], whole floats inside of it, their weights (None: one), and where they count
+    at all (None: everywhere): where they do not, what is read may be infinite.
+    """
 
     at: Value
     weight: Value | None
+    counts: Value | None = None
 
 
 def weighted_sum(
@@ -53,6 +56,9 @@ def weighted_sum(
             value = b.mul(value, weight)
             if combine == "max":  # a neighbour that does not count may be infinite
                 value = b.where(b.eq(weight, 0.0), 0.0, value)
+        counts = [t.counts for t in corner if t.counts is not None]
+        if counts:
+            value = b.where(b.reshape(fold(b.and_, counts), shape), value, 0.0)
         total = value if total is None else b.binary(combine, total, value)
     assert total is not None
     return b.transpose(total, (0, total.rank - 1, *range(1, total.rank - 1)))
@@ -67,8 +73,7 @@ def zero_outside(b: Builder, at: Value, weight: Value | None, size: Dim) -> Tap:
     """A tap that counts nothing where its position is outside of the axis."""
     end = b.size_as(size, at.dtype)
     inside = b.and_(b.le(b.scalar(0.0, at.dtype), at), b.lt(at, end))
-    kept = b.cast(inside, at.dtype) if weight is None else b.where(inside, weight, 0.0)
-    return Tap(b.clip(at, 0.0, b.sub(end, 1.0)), kept)
+    return Tap(b.clip(at, 0.0, b.sub(end, 1.0)), weight, inside)
 
 
 def linear_taps(b: Builder, at: Value, size: Dim) -> list[Tap]:

@@ -174,15 +174,18 @@ def _split(
     """Slices of the given sizes, or of equal ones; with `uneven` the last one may be smaller."""
     axis = b.axis(axis, x.rank)
     whole = x.shape[axis]
-    if sizes is None:
+    total: Dim = whole
+    if sizes is not None:
+        total = sum(sizes)
+    else:
         each = ceildiv(whole, parts)
-        if not uneven and isinstance(whole, int) and whole % parts:
-            raise ShapeError(f"Split of axis {axis} of {x.t} in {parts} equal parts")
+        if not uneven:
+            total = whole // parts * parts
         sizes = [each] * (parts - 1) + [whole - each * (parts - 1)]
-    known = [s for s in sizes if isinstance(s, int)]
-    fits = sum(known) == whole and min(known, default=0) >= 0
-    if isinstance(whole, int) and len(known) == len(sizes) and not fits:
+    if never_equal(total, whole) or min((s for s in sizes if isinstance(s, int)), default=0) < 0:
         raise ShapeError(f"Split of axis {axis} of {x.t} in sizes {list(sizes)}")
+    if not always_equal(total, whole):  # no size of a slice says that nothing is left over
+        x = b.one("reshape", x, shape=x.shape, equal=(total, whole))
     return b.split(x, axis, sizes)
 
 

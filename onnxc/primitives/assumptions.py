@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from onnxc.ir.expr import Dim, always_equal, is_nonnegative, prod
 from onnxc.ir.graph import Graph, Node, Pair, Place
 from onnxc.primitives.base import Kind, lookup
-from onnxc.primitives.contraction import attention_scores, not_one, window_size
+from onnxc.primitives.contraction import attention_scores, least_room, not_one, window_size
 from onnxc.primitives.indexing import scatter_depth
 from onnxc.primitives.kernels import USER
 from onnxc.primitives.movement import EXACT_COUNTS, slice_room
@@ -190,8 +190,8 @@ def _window_room(node: Node) -> Iterator[Dim]:
         x[-len(kernel) :], kernel, a["strides"], a["dilations"], a["low"], a["high"], strict=True
     ):
         if k != 1 or s != 1:
-            empty = 1 if node.op in WINDOWS and s == 1 else 0  # see window_size
-            yield d + low + high - (dilation * (k - 1) + 1) + empty
+            room = d + low + high - (dilation * (k - 1) + 1)
+            yield room - least_room(room, s, node.op in WINDOWS)
 
 
 def _matmul(a: Shape, b: Shape, out: Shape) -> Iterator[Pair]:

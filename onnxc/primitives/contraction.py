@@ -10,7 +10,7 @@ import numpy as np
 from onnxc.errors import LimitError, ShapeError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, ceildiv, is_nonnegative, minimum, never_equal
+from onnxc.ir.expr import Dim, always_equal, ceildiv, is_nonnegative, minimum, never_equal
 from onnxc.ir.graph import Attrs, Node, Value
 from onnxc.ir.types import TensorType
 from onnxc.primitives.base import Kind, Primitive, broadcast_shapes, register, summed_in_float32
@@ -55,14 +55,19 @@ def _matmul_eval(a: np.ndarray, b: np.ndarray, wide: bool = False, zeros: tuple[
 def window_size(size: Dim, kernel: Dim, stride: int, low: Dim, high: Dim, dilation: int, *, empty: bool = False) -> Dim:
     """Number of window positions along one axis (rounding down).
 
-    `empty`: a window that is longer by a stride of one has none. By other strides, authors round differently.
+    `empty`: a window that is longer by one whole stride has none. By parts of one, authors round differently.
     """
     if kernel == 1 and stride == 1:
         return size + low + high  # of nothing, nothing
-    span = size + low + high - (dilation * (kernel - 1) + 1)
-    if isinstance(span, int) and span < (-1 if empty and stride == 1 else 0):
+    room = size + low + high - (dilation * (kernel - 1) + 1)
+    if isinstance(room, int) and room < least_room(room, stride, empty):
         raise ShapeError(f"a window of {kernel} (dilation {dilation}) does not fit in {size} + {low} + {high}")
-    return span // stride + 1
+    return room // stride + 1
+
+
+def least_room(room: Dim, stride: int, empty: bool) -> int:
+    """How much larger than a window its padded input has to be: see `window_size`."""
+    return -stride if empty and always_equal(room % stride, 0) else 0
 
 
 def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
