@@ -16,6 +16,7 @@ from onnxc.frontends.torch_fx import RULES  # noqa: E402
 from onnxc.torch.composites import COMPOSITES  # noqa: E402
 from onnxc.torch.layers import DECOMPOSITIONS  # noqa: E402
 from onnxc.torch.lists import LISTS  # noqa: E402
+from onnxc.torch.pools import POOLS  # noqa: E402
 from tests.torch_harness import close, fallbacks, through  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("interpreted_torch")
@@ -76,6 +77,35 @@ def test_quantization_by_numbers_of_the_data() -> None:
 
     for on in (0, 1):
         same(switched, torch.randn(4, requires_grad=True), torch.tensor([on]))
+
+
+def test_quantization_whose_scale_is_learned() -> None:
+    def f(x: Any, scale: Any, zero: Any) -> Any:
+        one = torch._fake_quantize_learnable_per_tensor_affine(x, scale[:1], zero[:1], -8, 7, 0.5)
+        each = torch._fake_quantize_learnable_per_channel_affine(x, scale, zero, 1, -8, 7, 0.5)
+        return (one * each.detach() + each * torch.arange(3.0)).reshape(-1)
+
+    x = torch.cat([torch.randn(48), torch.tensor([math.nan, 3e5, -3e5])]).reshape(17, 3)
+    numbers = torch.tensor([0.1, 0.07, 0.3]), torch.tensor([2.5, -1.3, -9.0])
+    same(f, *(t.requires_grad_() for t in (x, *numbers)))
+
+
+@pytest.mark.parametrize(("shape", "window", "counts"), [
+    ((2, 3, 9, 11), 2, (4, 5)), ((3, 7, 9), (2, 3), (6, 1)), ((2, 2, 6, 7, 8), (1, 2, 3), (2, 3, 4)),
+])  # fmt: skip
+def test_pools_whose_windows_are_drawn(shape: Any, window: Any, counts: Any) -> None:
+    axes = len(counts)
+    pool = (torch.nn.functional.fractional_max_pool2d, torch.nn.functional.fractional_max_pool3d)[axes - 2]
+    x = torch.randint(-3, 3, shape).float()  # with equal elements
+    x.view(-1)[::17] = math.nan
+    samples = torch.rand(shape[0] if len(shape) == axes + 2 else 1, shape[-axes - 1], axes)
+
+    def f(x: Any) -> Any:
+        found, at = pool(x, window, counts, return_indices=True, _random_samples=samples)
+        return found.nan_to_num(7.0), at
+
+    same(f, x.requires_grad_())
+    drawn(lambda x: pool(x.nan_to_num(), window, counts), x.detach())
 
 
 def test_rows_that_are_looked_up_become_shorter() -> None:
@@ -188,7 +218,7 @@ def test_draws_for_one_tensor_are_two() -> None:
 
 def test_arguments_that_the_schema_has_defaults_for_may_be_left_out() -> None:
     """PyTorch's graphs leave out those that are as the default."""
-    for table, skipped in ((COMPOSITES, 0), (LISTS, 0), (DECOMPOSITIONS, 0), (RULES, 1)):
+    for table, skipped in ((COMPOSITES, 0), (LISTS, 0), (POOLS, 0), (DECOMPOSITIONS, 0), (RULES, 1)):
         for op, f in table.items():
             all_of_them = list(inspect.signature(f).parameters.values())[skipped:]
             given = [p for p in all_of_them if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

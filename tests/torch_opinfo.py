@@ -317,8 +317,8 @@ def _through(
             given[k] = t
         return _called(function, spec, given)
 
-    def compiler(graph: torch.fx.GraphModule, examples: Any) -> Any:
-        program = Program(graph, Options(views=False))
+    def compiler(views: bool, graph: torch.fx.GraphModule, examples: Any) -> Any:
+        program = Program(graph, Options(views=views))
         outcome.fallbacks.update(f.op + ": " + f.reason for f in program.fallbacks)
         outcome.fallbacks.update(f"{n.target}: PyTorch draws it" for n in program.missing if _is_all_drawn(n))
         outcome.draws |= any(map(is_seeded, program.missing))
@@ -332,7 +332,10 @@ def _through(
         return make_boxed_func(call)
 
     joint = {"partition_fn": min_cut_rematerialization_partition} if gradient else {}
-    compiled = aot_function(of_tensors, fw_compiler=compiler, decompositions=decompositions(), dynamic=dynamic, **joint)
+    compiled = aot_function(
+        of_tensors, fw_compiler=partial(compiler, True), bw_compiler=partial(compiler, False),
+        decompositions=decompositions(), dynamic=dynamic, **joint,
+    )  # fmt: skip
     return lambda leaves: compiled(*(leaves[k] for k in places))
 
 

@@ -32,6 +32,7 @@ from onnxc.torch.draws import is_draw, kept_apart
 from onnxc.torch.layers import DECOMPOSITIONS, with_dense_attention
 from onnxc.torch.lists import LISTS
 from onnxc.torch.losses import with_losses
+from onnxc.torch.pools import POOLS
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
 
@@ -187,7 +188,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         found.update({op: decomposition_table[op] for op in overloads if op in decomposition_table})
     for name in ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel"):
         found[getattr(torch.ops.quantized_decomposed, name).default] = getattr(_decomposed, name)
-    found = {op: f for op, f in found.items() if op not in RULES} | DECOMPOSITIONS | COMPOSITES | LISTS
+    found = {op: f for op, f in found.items() if op not in RULES} | DECOMPOSITIONS | COMPOSITES | LISTS | POOLS
     return {op: _for_complex(f) for op, f in found.items()}
 
 

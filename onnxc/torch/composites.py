@@ -218,8 +218,58 @@ def fake_quantize_channels(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
     """``aten.fake_quantize_per_channel_affine_cachemask``."""
+    scale, zero_point = _along(x, axis, scale, zero_point)
+    return _imitated(x, scale, zero_point, low, high)
+
+
+def learned(x: Tensor, scale: Tensor, zero_point: Tensor, low: int, high: int, factor: float = 1.0) -> Tensor:
+    """``aten._fake_quantize_learnable_per_tensor_affine``."""
+    return learned_channels(x, scale[:1], zero_point[:1], 0, low, high, factor)
+
+
+def learned_channels(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int, factor: float = 1.0
+) -> Tensor:
+    """``aten._fake_quantize_learnable_per_channel_affine``."""
+    scale, zero = _along(x, axis, scale, zero_point.round().clamp(low, high))
+    return _imitated(x, scale, zero.to(torch.int32), low, high)[0]
+
+
+def learned_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, low: int, high: int, factor: float = 1.0
+) -> Any:
+    """The derivatives by elements, scale and zero point, which is rounded otherwise than on the way forward."""
+    zero = (zero_point[:1] + 0.5).clamp(low, high).trunc()
+    return _learned_backward(dy, x, scale[:1], zero, 0, low, high, factor)
+
+
+def learned_channels_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int, factor: float = 1.0
+) -> Any:
+    """The derivatives by elements, scales and zero points."""
+    return _learned_backward(dy, x, scale, zero_point.round().clamp(low, high), axis, low, high, factor)
+
+
+def _learned_backward(
+    dy: Tensor, x: Tensor, scales: Tensor, zeros: Tensor, axis: int, low: int, high: int, factor: float
+) -> Any:
+    """What lies between the levels changes with x, and the rest with scale and zero point."""
+    if dy.dtype is not torch.float32 or x.dtype is not torch.float32 or not x.numel():
+        return NotImplemented  # errors, and results that share memory
+    scale, zero = _along(x, axis, scales, zeros)
+    level = (zero + x * scale.reciprocal()).round()
+    level = torch.where(level.isnan(), low - 1.0, level)  # as on the way forward
+    inside, at = (low <= level) & (level <= high), level.clamp(low, high)
+    by_scale = torch.where(inside, ((at - zero) * scale - x) / scale, at - zero)
+    others = [k for k in range(x.dim()) if k != axis % x.dim() or len(scales) == 1]
+    by = (dy * by_scale * factor, torch.where(inside, 0.0, dy * -scale * factor))
+    return torch.where(inside, dy, 0.0), *(d.sum(others).reshape(scales.shape) for d in by)
+
+
+def _along(x: Tensor, axis: int, *numbers: Tensor) -> tuple[Tensor, ...]:
+    """A number of each channel, or one of all, beside x."""
     shape = [-1 if k == axis % x.dim() else 1 for k in range(x.dim())]
-    return _imitated(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
+    return tuple(n.reshape(shape) for n in numbers)
 
 
 COMPOSITES: dict[Any, Callable[..., Any]] = {
@@ -242,4 +292,8 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     aten.fake_quantize_per_tensor_affine_cachemask.default: fake_quantize,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: fake_quantize_by_tensors,
     aten.fake_quantize_per_channel_affine_cachemask.default: fake_quantize_channels,
+    aten._fake_quantize_learnable_per_tensor_affine.default: learned,
+    aten._fake_quantize_learnable_per_tensor_affine_backward.default: learned_backward,
+    aten._fake_quantize_learnable_per_channel_affine.default: learned_channels,
+    aten._fake_quantize_learnable_per_channel_affine_backward.default: learned_channels_backward,
 }
