@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Symbol, is_less, is_nonnegative, recombine, symbols
+from onnxc.ir.expr import Dim, Symbol, is_less, recombine, symbols
 from onnxc.ir.graph import Node, Value
 from onnxc.loops.access import Index
 from onnxc.loops.known import lies_inside
@@ -221,7 +221,8 @@ def _before_narrowing(term: Term, dtype: DType) -> Term | None:
 
 
 def _certain(condition: Dim) -> bool:
-    return is_nonnegative(condition)
+    """Whether it is >= 0 wherever the loops are: `batch - 1 - n`, say, of n below an open batch."""
+    return is_less(-condition, 1)
 
 
 def _lowest(value: Value) -> float | int:
