@@ -377,6 +377,8 @@ def test_a_full_disk_and_closed_streams(saved: Path) -> None:
         done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True)
         assert done.returncode == code and done.stderr.startswith(said), done.stderr
         assert len(done.stderr.splitlines()) == bool(said)
+    done = subprocess.run(["sh", "-c", f"{shell} --debug >/dev/full", sys.executable], capture_output=True, text=True)
+    assert "Traceback" in done.stderr and "OSError" in done.stderr.splitlines()[-1]
 
 
 def test_the_package_is_the_command() -> None:

@@ -333,6 +333,12 @@ def test_reshapes_go_behind_what_follows() -> None:
     assert shapes == {(S, 2, 6, H * W), (S, H, 3, 4)}
 
 
+def test_reshapes_of_nothing_stay() -> None:
+    """No size divides one of 0."""
+    graph = grouped(3, (0, 12, H, W))
+    assert [n.op for n in sink_reshapes(graph).nodes] == [n.op for n in graph.nodes]
+
+
 def test_an_index_that_is_looked_at_inside_only() -> None:
     """A window's neighbour is in the same image, or not there: its place in a flattened one needs no division."""
     b = Builder()

@@ -11,6 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxc
+from onnxc.ir.expr import Sym, evaluate
+from onnxc.ops.conv import Window
+from onnxc.ops.pooling import with_ceil
 
 pytestmark = pytest.mark.every_target
 
@@ -86,6 +89,18 @@ def test_windows_longer_than_the_image(kernel: tuple[int, int], opened: bool) ->
     )
     np.testing.assert_array_equal(_run("MaxPool", x, shape=shape, **attrs).reshape(want.shape), want)
     np.testing.assert_array_equal(_run("AveragePool", x, shape=shape, **attrs), _run("AveragePool", x, **attrs))
+
+
+def test_windows_are_as_many_as_the_standard_says() -> None:
+    """ceil((size + pads - kernel) / stride + 1), but for one that would begin past the operand: where padding takes
+    some of the operand away, too.
+    """
+    size = Sym("size")
+    for d, k, s, low, high in product((5, 6), (1, 3), (1, 2, 4), (-1, 0, 1), (-2, 0, 1)):
+        want = min(-(-(d + low + high - k) // s) + 1, -(-(d + low) // s))
+        for axis in (d, size):
+            window = with_ceil([axis], Window((k,), (s,), (1,), (low,), (high,)))
+            assert evaluate(window.counts([axis])[0], {"size": d}) == want, (d, k, s, low, high)
 
 
 def test_the_mean_of_no_pixels_is_zero() -> None:

@@ -57,6 +57,8 @@ def main() -> None:
         raise SystemExit(CLOSED) from None
     except OSError as error:  # the disk is full
         _leave_output()
+        if "--debug" in sys.argv or os.environ.get("ONNXC_DEBUG"):
+            raise
         print(f"onnxc: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from onnxc.ir.dtypes import DType
@@ -30,11 +29,6 @@ class TensorType:
     def size(self) -> Dim:
         """Number of elements."""
         return prod(self.shape)
-
-    @property
-    def known_size(self) -> int:
-        """Number of elements where each dim that is not known is one."""
-        return math.prod(d for d in self.shape if isinstance(d, int))
 
     @property
     def nbytes(self) -> Dim:

@@ -35,9 +35,9 @@ def with_ceil(spatial: Sequence[Dim], window: Window) -> Window:
     for d, s, span, lo, hi in zip(spatial, window.strides, window.spans, window.low, window.high, strict=True):
         count = ceildiv(d + lo + minimum(s + hi - span, 0), s)
         last = (count - 1) * s + span - d - lo  # what the last window reads of padding
-        # Where a window is shorter than a stride, that may be less than none: to pad by the rest of the stride adds no
-        # window, and is a size without a maximum in it.
-        high.append(max(last, 0) if isinstance(last, int) else last + max(s - span, 0))
+        # Where a window is shorter than a stride, that may be less than was asked for: to pad by the rest of the stride
+        # adds no window, and is a size without a maximum in it.
+        high.append(maximum(last, minimum(hi, 0)) if isinstance(last, int) else last + max(s - span, 0))
     return replace(window, high=tuple(high))
 
 

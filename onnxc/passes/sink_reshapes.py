@@ -126,13 +126,12 @@ def _pieces(before: Sequence[Dim], after: Sequence[Dim]) -> list[Piece] | None:
 
 
 def _common(a: Dim, b: Dim) -> Dim | None:
-    """The one of two sizes that divides the other."""
+    """The one of two sizes that divides the other; None of no elements, which make no pieces."""
+    if a == 0 or b == 0:
+        return None
     if always_equal(a, b):
         return a
-    for divisor, d in ((a, b), (b, a)):
-        if divisor != 0 and always_equal(divisor * floordiv(d, divisor), d):
-            return divisor
-    return None
+    return next((by for by, d in ((a, b), (b, a)) if always_equal(by * floordiv(d, by), d)), None)
 
 
 def _spread(b: Builder, v: Value, pieces: Sequence[Piece], before: Sequence[Dim], after: Sequence[Dim]) -> Value | None:
