@@ -289,7 +289,11 @@ def _factor(extent: Expr, most: int) -> Dim | None:
         return None
     (((atom, *others), coefficient),) = extent.terms
     count = max(c for c in range(1, most + 1) if coefficient % c == 0)
-    return count if 4 * count > most else of(atom) if others else count if count > 1 else None
+    if 4 * count > most:
+        return count
+    if others:
+        return of(atom)
+    return count if count > 1 else None
 
 
 def _loops(node: Node, layout: Layout, machine: Machine) -> list[_Loop] | None:
