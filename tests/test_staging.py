@@ -286,6 +286,7 @@ def test_strings_and_bfloat16() -> None:
         ("Expand", {"x": floats(4, 1), "s": int64([2, 3, 3])}, "the shape of Expand.*Expand"),
         ("Expand", {"x": floats(4, 1), "s": int64([-1, 4, 3])}, "the shape of Expand.*Expand"),
         ("Range", {"a": int64(0), "c": int64(3), "d": int64(0)}, "the size of Range.*Range"),
+        ("Range-float", {k: np.float32(v) for k, v in (("a", 0), ("c", 1e30), ("d", 1e-30))}, "bytes.*Range"),
         ("Pad", {"x": floats(2, 2), "p": int64([-3, 0, 0, 0])}, "Pad"),
         ("Tile", {"x": floats(2, 2), "r": int64([-1, 1])}, "the repeats of Tile.*Tile"),
         ("TopK", {"x": floats(2, 2), "k": int64([3])}, "TopK"),

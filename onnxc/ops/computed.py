@@ -101,7 +101,8 @@ def range_size(b: Builder, start: Value, limit: Value, delta: Value) -> Dim:
     first, last, step = (b.cast(b.reshape(v, ()), dtypes.float64) for v in (start, limit, delta))
     still = b.eq(step, 0.0)
     steps = b.div(b.sub(last, first), b.where(still, 1.0, step))
-    count = b.cast(_not_below(b, b.unary("ceil", steps), 0.0), dtypes.int64)
+    most = float(1 << 62)  # more is no number of elements, and would not be positive as an integer
+    count = b.cast(b.min(_not_below(b, b.unary("ceil", steps), 0.0), most), dtypes.int64)
     return b.extents(_when(b, b.not_(still), count), "the size of Range", "the step is 0")[0]
 
 
