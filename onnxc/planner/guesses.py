@@ -18,8 +18,8 @@ def guessed(sizes: Sequence[Dim], each: int) -> tuple[int, ...]:
 
 
 def guessed_size(shape: Sequence[Dim]) -> int:
-    """Elements of a tensor where nothing is said of the images."""
-    return math.prod(guessed(shape, min(IMAGES)))
+    """Elements of a tensor where nothing is said of the images; none where a size is known to be 0."""
+    return 0 if any(isinstance(d, int) and d == 0 for d in shape) else math.prod(guessed(shape, min(IMAGES)))
 
 
 def _guess(d: Dim, each: int) -> int:
