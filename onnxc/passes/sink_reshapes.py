@@ -20,6 +20,8 @@ from onnxc.primitives.builder import Builder
 
 LEAST_RANK = 3  # of the shape before: an image's, or a line's
 
+Wanted = dict[int, set[tuple[Dim, ...]]]  # the shapes that a value, or what pointwise ops make of it, is reshaped to
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -42,7 +44,7 @@ def sink_reshapes(graph: Graph) -> Graph:
         if made is None:
             r.keep(node)
             x = node.operands[0] if node.op == "reshape" else None
-            if x is not None and x.rank >= LEAST_RANK and _is_wanted(node.output, x.shape, undone):
+            if x is not None and x.rank >= LEAST_RANK and x.shape in undone.get(node.output.id, ()):
                 source = r.value(x)
                 assert source is not None
                 whole[node.output.id] = source
@@ -57,27 +59,19 @@ def sink_reshapes(graph: Graph) -> Graph:
     return r.result()
 
 
-def _undone(graph: Graph) -> dict[int, list[tuple[Dim, ...]]]:
-    """The shapes to which a value is reshaped, itself or what pointwise ops make of it; by its id."""
-    found: dict[int, list[tuple[Dim, ...]]] = {}
+def _undone(graph: Graph) -> Wanted:
+    found: Wanted = {}
     for node in reversed(graph.nodes):
         if node.op == "reshape":
-            found.setdefault(node.operands[0].id, []).append(node.output.shape)
-        elif lookup(node.op).kind is Kind.POINTWISE and not node.regions:
-            for shape in found.get(node.output.id, ()):
-                for v in node.operands:
-                    if same_shape(v.shape, node.output.shape) and not _is_wanted(v, shape, found):
-                        found.setdefault(v.id, []).append(shape)
+            found.setdefault(node.operands[0].id, set()).add(node.output.shape)
+        elif lookup(node.op).kind is Kind.POINTWISE and (shapes := found.get(node.output.id)):
+            for v in node.operands:
+                if same_shape(v.shape, node.output.shape):
+                    found.setdefault(v.id, set()).update(shapes)
     return found
 
 
-def _is_wanted(v: Value, shape: tuple[Dim, ...], undone: dict[int, list[tuple[Dim, ...]]]) -> bool:
-    return any(same_shape(shape, other) for other in undone.get(v.id, ()))
-
-
-def _in_shape_before(
-    r: Rewriter, node: Node, whole: dict[int, Value], undone: dict[int, list[tuple[Dim, ...]]]
-) -> Value | None:
+def _in_shape_before(r: Rewriter, node: Node, whole: dict[int, Value], undone: Wanted) -> Value | None:
     """What a node makes, in the shape before the reshape; None where it has to stay as it is."""
     if node.op == "reshape":
         before = whole.get(node.operands[0].id)
@@ -86,7 +80,7 @@ def _in_shape_before(
     if lookup(node.op).kind is not Kind.POINTWISE or not sources:
         return None
     shape = sources[0].shape
-    if not _is_wanted(node.output, shape, undone) or not all(same_shape(v.shape, shape) for v in sources):
+    if shape not in undone.get(node.output.id, ()) or not all(same_shape(v.shape, shape) for v in sources):
         return None
     pieces = _pieces(shape, node.output.shape)
     if pieces is None:

@@ -148,8 +148,7 @@ def _read_folder(path: Path, names: Sequence[str], kind: str = "input") -> Array
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array | list[Any] | None]) -> None:
-    """Writes an .npz at exactly this path. Types that numpy lacks become float32 (bfloat16) or
-    bytes (int4).
+    """Writes an .npz at exactly this path. Types that numpy lacks become float32 (bfloat16) or bytes (int4).
 
     The values of a sequence are `name[0]`, `name[1]`, ...; an empty optional is left out. Raises InputError for texts
     that numpy would change.
