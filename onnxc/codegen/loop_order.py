@@ -10,7 +10,6 @@ from onnxc.ir.expr import (
     always_equal,
     coefficient,
     floordiv,
-    is_nonnegative,
     mod,
     prod,
     recombine,
@@ -22,6 +21,7 @@ from onnxc.loops.loop_index import divided_loops, is_size
 from onnxc.loops.nest import Loop, Nest, Phase, addresses, extent_of, phase_terms
 from onnxc.loops.rewriting import substitute_nest
 from onnxc.loops.terms import Guard, Lookup, Position, index_symbols
+from onnxc.planner.guesses import IMAGES, taken
 from onnxc.planner.rows import ROWS_SYMBOL
 
 MAX_SPLITS = 6
@@ -30,10 +30,12 @@ SHORT = 64  # turns of a loop that is better joined with the one around it
 ROWS = 32  # that have something in common, for it to be worth a table
 
 
-def normalise(nest: Nest) -> None:
-    """Orders and merges the outer loops, and the inner loops of the phases that share them."""
-    if nest.is_plain:
-        _split_loops(nest)
+def normalise(nest: Nest, divide: bool = False) -> None:
+    """Orders and merges the outer loops, and the inner loops of the phases that share them. `divide`: loops of sums are
+    divided too, where what they read lies in another order than they have, and loops of open sizes.
+    """
+    if nest.is_plain or (divide and not any(r.across is not None for p in nest.phases for r in p.reductions)):
+        _split_loops(nest, divide)
     nest.outer = ordered(nest.outer, nest.phases, nest.lookups)
     nest.outer, values = merge(nest.outer, nest.phases, nest.lookups)
     if values:
@@ -55,17 +57,11 @@ def normalise(nest: Nest) -> None:
 
 
 def ordered(loops: list[Loop], phases: list[Phase], lookups: dict[Symbol, Lookup]) -> list[Loop]:
-    """Loops from the largest stride to the smallest (an insertion sort: symbolic strides are a partial
-    order).
+    """Loops from the largest stride to the smallest; those that may as well be equal stay as they are. What symbolic
+    strides are taken for makes their order a total one.
     """
-    out: list[tuple[Dim, Loop]] = []
-    for loop in loops:
-        w = _weight(phases, lookups, loop[0])
-        at = len(out)
-        while at > 0 and _larger(w, out[at - 1][0]):
-            at -= 1
-        out.insert(at, (w, loop))
-    return [loop for _, loop in out]
+    strides = [taken(_weight(phases, lookups, s), min(IMAGES)) for s, _ in loops]
+    return [loop for _, loop in sorted(zip(strides, loops, strict=True), key=lambda x: x[0], reverse=True)]
 
 
 def _weight(phases: list[Phase], lookups: dict[Symbol, Lookup], s: Symbol) -> Dim:
@@ -80,10 +76,6 @@ def _weight(phases: list[Phase], lookups: dict[Symbol, Lookup], s: Symbol) -> Di
     return 0
 
 
-def _larger(a: Dim, b: Dim) -> bool:
-    return not always_equal(a, b) and is_nonnegative(a - b)
-
-
 def merge(
     loops: list[Loop],
     phases: list[Phase],
@@ -96,7 +88,7 @@ def merge(
 
     Loops in `keep` stay (other phases walk them too, with other neighbours), and those over a thread's rows of a scan:
     how an element is computed may not depend on where these begin. Loops that are `plain` may have tables inside the
-    outermost of them.
+    outermost of them, where their sizes are known.
     """
     pinned = _pinned(phases, lookups).union(keep)
     every = [e for p in phases for e in addresses(p, lookups)]
@@ -108,7 +100,7 @@ def merge(
         (a, ea), (b, eb) = merged[k], merged[k + 1]
         known = {a, b, *(_outermost(merged, k) if plain else ())}
         leaps = None if {a, b} & pinned or ROWS_SYMBOL in symbols(ea) else _leaps((a, b), eb, every, written, known)
-        if leaps is not None:
+        if leaps is not None and (isinstance(ea, int) or not leaps):
             both = fresh("i", ea * eb)
             (symbol,) = symbols(both)
             # most accesses use a and b only as a * eb + b: for them the pair may be called (0, both)
@@ -169,8 +161,12 @@ def _contiguous(e: Dim, a: Symbol, b: Symbol, extent: Dim) -> bool:
     return ca is not None and cb is not None and always_equal(ca, cb * extent)
 
 
-def _split_loops(nest: Nest) -> None:
+def _split_loops(nest: Nest, open_sizes: bool) -> None:
     """Divides a loop `i` of which accesses take `i // n` and `i % n`, so that `i % n` is contiguous."""
+
+    def is_long(n: Dim) -> bool:
+        return (open_sizes or isinstance(n, int)) and taken(n, min(IMAGES)) >= LONG_RUN
+
     for _ in range(MAX_SPLITS):
         found = next(
             (
@@ -178,7 +174,7 @@ def _split_loops(nest: Nest) -> None:
                 for phase in nest.phases
                 for e in addresses(phase, nest.lookups)
                 for s, n in divided_loops(e)
-                if isinstance(n, int) and n >= LONG_RUN and any(divides(n, d) for x, d in phase.loops if x == s)
+                if is_long(n) and any(divides(n, d) for x, d in phase.loops if x == s)
             ),
             None,
         )

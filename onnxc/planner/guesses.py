@@ -22,9 +22,18 @@ def guessed_size(shape: Sequence[Dim]) -> int:
     return 0 if any(isinstance(d, int) and d == 0 for d in shape) else math.prod(guessed(shape, min(IMAGES)))
 
 
-def _guess(d: Dim, each: int) -> int:
+def taken(d: Dim, each: int) -> int:
+    """What an expression is where all symbolic sizes in it are `each`.
+
+    >>> from onnxc.ir.expr import Sym
+    >>> taken(64 * Sym("h") - 1, 10)
+    639
+    """
     try:
-        found = evaluate(d, {s.key: each for s in symbols(d)})
+        return evaluate(d, {s.key: each for s in symbols(d)})
     except ZeroDivisionError:  # of a size by another one, which is 0 then
         return each
-    return min(max(1, found), LARGEST)
+
+
+def _guess(d: Dim, each: int) -> int:
+    return min(max(1, taken(d, each)), LARGEST)

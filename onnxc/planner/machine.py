@@ -70,7 +70,7 @@ class Machine:
 CPU = Machine()
 # Programs for each of 132 multiprocessors; a second kernel costs 2 us, in which a program reads 65536 numbers.
 GPU = Machine(
-    large=1 << 18, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
+    large=1 << 17, long=1 << 16, few_items=132, parts=528, part=1 << 13, short_run=16, uneven=True, widen=True,
     narrow=16, staged=True, pointers=40, depth=512, inline=True, pairs=True, late=6, plain=True,
     opens=True, beside=True, together=1 << 25, apart=1 << 21, window=24, rows=0,
 )  # fmt: skip

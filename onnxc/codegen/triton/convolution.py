@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from onnxc.codegen.triton import spelling, strips
 from onnxc.codegen.triton.conv_tiles import UNKNOWN, candidates, for_few_rows
 from onnxc.codegen.triton.depthwise import NOTHING, emit_depthwise, windows
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, power, touched
+from onnxc.codegen.triton.kernel import Kernel, either, far, indent, power, touched
 from onnxc.codegen.triton.matmul import numbering
 from onnxc.codegen.triton.options import Options, is_depthwise
 from onnxc.codegen.triton.product_tiles import Blocks, Facts, by_rows
@@ -40,19 +41,24 @@ def emit_convolution(
     group: Group, layout: Layout, options: Options, choice: Blocks | Strips | None = None
 ) -> list[Kernel]:
     """The kernels of a convolution group: where the run decides how many images there are, some with tiles for
-    few positions, and one for many. `choice` is how it runs, where that is not left to the cost model."""
+    few positions, one for many, and one for so many that places need 64 bits. `choice` is how it runs, where that is
+    not left to the cost model.
+    """
     assert group.node is not None
     if is_depthwise(group.node):
         assert not isinstance(choice, Blocks)
-        return [emit_depthwise(group, layout, choice)]
+        return emit_depthwise(group, layout, choice)
     assert not isinstance(choice, Strips)
     product = _Product(group, layout, options)
     facts = product.facts()
+    many = choice or candidates(facts)[0]
 
-    def tiled(blocks: Blocks, most: int | None) -> list[Kernel]:
-        return [_Product(group, layout, options, most).kernel(blocks)]
+    def tiled(blocks: Blocks, _most: int | None = None, wide: bool = False) -> list[Kernel]:
+        return [_Product(group, layout, options).kernel(blocks, wide)]
 
-    return by_rows(product.rows, for_few_rows(facts), choice or candidates(facts)[0], tiled)
+    which = far(touched(group, layout), product.rows * product.outputs * product.groups)
+    by_size = partial(by_rows, product.rows, for_few_rows(facts), many, tiled)
+    return either(which, lambda: tiled(many, wide=True), by_size)
 
 
 def convolution_candidates(group: Group, layout: Layout, options: Options) -> Sequence[Blocks | Strips]:
@@ -66,10 +72,9 @@ def convolution_candidates(group: Group, layout: Layout, options: Options) -> Se
 class _Product:
     """One kernel being written: for each group of channels a product [positions, sum] x [sum, outputs]."""
 
-    def __init__(self, group: Group, layout: Layout, options: Options, most: int | None = None) -> None:
-        """`most`: positions that there are, if the run decides it."""
+    def __init__(self, group: Group, layout: Layout, options: Options) -> None:
         assert group.node is not None
-        self.group, self.layout, self.most = group, layout, most
+        self.group, self.layout = group, layout
         self.node = node = group.node
         x, w = node.operands
         image = conv_image(layout, x, planar=True)
@@ -104,12 +109,10 @@ class _Product:
             self.rows, self.outputs, channels, self.groups, dtype, self.exact, turns=turns, most=most, unknown=UNKNOWN
         )
 
-    def kernel(self, blocks: Blocks) -> Kernel:
-        """All of it."""
+    def kernel(self, blocks: Blocks, wide: bool) -> Kernel:
+        """All of it; `wide`: where places need 64 bits."""
         self.blocks, dtype = blocks, self.node.output.dtype
         self.tile = Tile((blocks.m, blocks.n), self.buffers)
-        rows = (self.rows, self.most)
-        wide = is_wide(touched(self.group, self.layout), self.rows * self.outputs * self.groups, rows=rows)
         lines = [*self._lanes(wide), *self._sum()]
         if dtype.name != "float32":  # as it would be stored
             lines.append(f"acc = acc.to({spelling.stored(dtype)}).to(tl.float32)")

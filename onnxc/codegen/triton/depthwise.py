@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.epilogue import Tile, emit_epilogue, symbol
-from onnxc.codegen.triton.kernel import Kernel, indent, is_wide, touched
+from onnxc.codegen.triton.kernel import Kernel, either, far, indent, touched
 from onnxc.codegen.triton.strips import Strips, Windows, candidates
 from onnxc.codegen.triton.terms import Buffers, Packed, TileVariable
 from onnxc.errors import InternalError
@@ -237,16 +237,20 @@ def windows(node: Node) -> Windows:
     )  # fmt: skip
 
 
-def emit_depthwise(group: Group, layout: Layout, choice: Strips | None = None) -> Kernel:
-    """The kernel of a depthwise convolution group."""
+def emit_depthwise(group: Group, layout: Layout, choice: Strips | None = None) -> list[Kernel]:
+    """The kernel of a depthwise convolution group; two, if the run decides how wide places are."""
     assert group.node is not None
-    choice = choice or candidates(windows(group.node))[0]
-    kernel = _Depthwise(group, layout, choice)
-    rows = prod(kernel.rows)
-    wide = is_wide(touched(group, layout), rows * choice.channels * choice.run)
-    lines = [*kernel.lanes(wide), *kernel.sum(), *kernel.ends()]
-    programs = ceildiv(rows * choice.channels, choice.lanes) * ceildiv(kernel.outputs, choice.channels)
-    return Kernel(lines, kernel.buffers, programs, choice.warps, 3, "conv", wide)
+    own = choice or candidates(windows(group.node))[0]
+
+    def emitted(wide: bool) -> list[Kernel]:
+        kernel = _Depthwise(group, layout, own)
+        lines = [*kernel.lanes(wide), *kernel.sum(), *kernel.ends()]
+        programs = ceildiv(prod(kernel.rows) * own.channels, own.lanes) * ceildiv(kernel.outputs, own.channels)
+        return [Kernel(lines, kernel.buffers, programs, own.warps, 3, "conv", wide)]
+
+    rows = prod(_Depthwise(group, layout, own).rows)
+    which = far(touched(group, layout), rows * own.channels * own.run)
+    return either(which, lambda: emitted(True), lambda: emitted(False))
 
 
 def _packed(node: Node, w: np.ndarray) -> Packed:

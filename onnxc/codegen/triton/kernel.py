@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.extern import Multiplication, Start
 from onnxc.codegen.triton.terms import Buffers
-from onnxc.ir.expr import Dim, Expr, bounds
+from onnxc.ir.expr import Dim, Expr, bounds, exceeds
 from onnxc.ir.graph import Value
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 
 OWN = "ox_own_"  # the beginning of names of a kernel's own functions
 WIDE = 1 << 31  # elements (or programs) from which an index needs 64 bits
+FAR = 1 << 30  # elements in all that 32 bits do for: with lanes behind the end, and places outside of an image
 
 
 @dataclass
@@ -100,9 +101,18 @@ def either(which: Dim, some: Callable[[], list[Kernel]], others: Callable[[], li
     return [replace(k, when=k.when * when) for kernels, when in forms for k in kernels]
 
 
-def is_wide(values: list[Value], *dims: Dim, rows: tuple[Dim, int | None] = (0, None)) -> bool:
-    """Whether positions in these buffers may need more than 32 bits; `rows`: a size, and the most that it is here."""
-    return any(not _small(_at_most(d, *rows)) for d in [*(v.t.size for v in values), *dims])
+def far(values: Iterable[Value], *dims: Dim, rows: tuple[Dim, int | None] = (0, None)) -> Dim:
+    """1 where positions in these buffers, or as many things as `dims` say, may need more than 32 bits, 0 where they do
+    not: an expression if only the run knows. `rows`: a size, and the most that it is here.
+    """
+    sizes = dict.fromkeys(_at_most(d, *rows) for d in [*(v.t.size for v in values), *dims])
+    large = [d for d in sizes if not _small(d)]
+    return 1 if any(isinstance(d, int) for d in large) else exceeds(sum(large), FAR)
+
+
+def is_wide(values: Iterable[Value], *dims: Dim, rows: tuple[Dim, int | None] = (0, None)) -> bool:
+    """Whether that is so for some sizes."""
+    return far(values, *dims, rows=rows) != 0
 
 
 def _at_most(d: Dim, rows: Dim, most: int | None) -> Dim:

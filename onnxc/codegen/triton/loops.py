@@ -11,20 +11,21 @@ pieces. How large tiles are is chosen in `tiles.py`, or by the caller.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from onnxc.codegen.loop_order import normalise
 from onnxc.codegen.triton import spelling, tiles
-from onnxc.codegen.triton.kernel import WIDE, Kernel, indent, is_wide
+from onnxc.codegen.triton.kernel import WIDE, Kernel, either, far, indent
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter, TileVariable
 from onnxc.codegen.triton.tiles import Facts, Tile
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod, symbols
+from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod, symbols, upper
 from onnxc.loops.nest import Loop, Nest, Phase, addresses, phase_terms
-from onnxc.loops.terms import Guard, Load, Reduction, Term, walk
+from onnxc.loops.terms import Guard, Load, Position, Reduction, Term, walk
 
 
 @dataclass
@@ -47,25 +48,38 @@ class Part:
 
 def emit_sections(
     nests: list[Nest], choice: Tile | None = None, apart: Mapping[int, tuple[int, int]] | None = None
-) -> Kernel:
-    """One kernel for the sections of a group: programs are dealt to them in turn.
+) -> list[Kernel]:
+    """The kernel for the sections of a group, whose programs are dealt to them in turn. If only the run knows whether
+    places need 64 bits, there is one for these and one for the others: to divide such numbers takes long.
 
     Args:
         nests: the sections, lowered.
         choice: the tile of a single nest, one of :func:`candidates`; without it the cost model chooses.
         apart: buffers whose rows are apart, as the layout has them.
     """
-    buffers = Buffers(apart=apart or {})
     for nest in nests:
-        normalise(nest)
-    touched = [t.value for n in nests for p in n.phases for r in _terms(p) for t in walk(r) if isinstance(t, Load)]
-    touched += [s.value for n in nests for s in n.stores()]
-    wide = is_wide(touched, *(prod(d for _, d in [*n.outer, *p.loops]) for n in nests for p in n.phases))
-    wide = wide or any(_is_far(t) for n in nests for p in n.phases for r in _terms(p) for t in walk(r))
+        normalise(nest, divide=True)
     own = choice if len(nests) == 1 else None
-    bodies = [body for nest in nests for body in NestEmitter(nest, buffers, wide, own).bodies()]
-    lines, programs = _dealt(bodies, buffers)
-    return Kernel(lines, buffers, programs, max(b.warps for b in bodies), wide=wide)
+
+    def kernel(wide: bool) -> list[Kernel]:
+        buffers = Buffers(apart=apart or {})
+        bodies = [body for nest in nests for body in NestEmitter(nest, buffers, wide, own).bodies()]
+        lines, programs = _dealt(bodies, buffers)
+        return [Kernel(lines, buffers, programs, max(b.warps for b in bodies), wide=wide)]
+
+    return either(_needs_far(nests), lambda: kernel(True), lambda: kernel(False))
+
+
+def _needs_far(nests: list[Nest]) -> Dim:
+    """1 where places, or numbers that are made of them, need more than 32 bits; an expression if the run decides it."""
+    terms = [t for n in nests for p in n.phases for r in _terms(p) for t in walk(r)]
+    if any(_is_far(t) for t in terms):
+        return 1
+    positions = [d for t in terms if isinstance(t, Position) for d in (t.expr, -t.expr)]
+    most = [upper(d) for d in dict.fromkeys(positions)]
+    touched = [t.value for t in terms if isinstance(t, Load)] + [s.value for n in nests for s in n.stores()]
+    points = [prod(d for _, d in [*n.outer, *p.loops]) for n in nests for p in n.phases]
+    return far(touched, *points, *(WIDE if d is None else d for d in most))
 
 
 def _is_far(term: Term) -> bool:
@@ -80,7 +94,7 @@ def candidates(nests: list[Nest]) -> list[Tile]:
     """
     if len(nests) != 1 or (nests[0].is_plain and len(nests[0].phases) != 1):
         return []
-    normalise(nests[0])
+    normalise(nests[0], divide=True)
     emitter = NestEmitter(nests[0], Buffers(), False)
     return tiles.candidates(emitter.facts(nests[0].phases[0]))
 
@@ -155,22 +169,25 @@ class NestEmitter:
             _known(prod(d for _, d in self.nest.outer)),
             max(known, default=1) if len(known) == len(turns) else None,
             run,
-            len(rows),
+            self._passes(rows),
             self._bits(rows),
             columns and along,
         )
 
+    def _read(self, phase: Phase) -> Iterator[Load]:
+        """What changes from turn to turn of a phase."""
+        own = {s for s, _ in phase.loops}
+        terms = phase_terms(phase, self.nest.lookups)
+        return (t for t in terms if isinstance(t, Load) and symbols(t.index[0]) & own)
+
+    def _passes(self, rows: list[Phase]) -> int:
+        """Phases that read one row."""
+        reading = Counter(frozenset(s for s, _ in p.loops) for p in rows if next(self._read(p), None) is not None)
+        return max(reading.values(), default=1)
+
     def _bits(self, rows: list[Phase]) -> int:
         """Bits of the widest elements that change from turn to turn."""
-        return max(
-            (
-                t.dtype.bits
-                for p in rows
-                for t in phase_terms(p, self.nest.lookups)
-                if isinstance(t, Load) and symbols(t.index[0]) & {s for s, _ in p.loops}
-            ),
-            default=32,
-        )
+        return max((t.dtype.bits for p in rows for t in self._read(p)), default=32)
 
     def _tile(self, phase: Phase) -> Tile:
         return self.choice if self.choice is not None else tiles.best(self.facts(phase))
@@ -271,6 +288,7 @@ class NestEmitter:
         emitter, scope = self._begin((tile.points, tile.turns))
         emitter.reduced_axes = frozenset([0])
         emitter.packed = bool(tile.packed)
+        emitter.turning = frozenset(s for p in nest.phases for s, _ in p.loops)
         variable = self._lanes(emitter, scope, "x", f"pid * {tile.points}", (tile.points, 0), points)
         self._bind(emitter, scope, nest.outer, variable.name, variable)
         resident = bool(tile.resident) and all(isinstance(d, int) for p in nest.phases for _, d in p.loops)

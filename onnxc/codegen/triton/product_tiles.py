@@ -18,9 +18,11 @@ from onnxc.ir.expr import Dim, exceeds
 MULTIPROCESSORS = 132
 CANDIDATES = 8
 FEW_ROWS = (16, 64, 256)  # of a product, where only the run knows how many there are: tiles are for these, at least
+FEW_PLACES = (1024, 4096)  # besides those, of images of any size
 FEW_IMAGES = (1, 8)  # the same of what has several rows each, besides the first two of these
 WORTH = 0.96  # of the time of the tile for more rows that one for few takes at most
 WORTH_OF_IMAGES = 0.9  # the same of what has several rows each: the times of convolutions are known less well
+WORTH_OF_PLACES = 0.8  # of images of any size, for which more tiles might be worth the time that they are compiled in
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts of a sum
 LEAST_PART = 256  # of a sum that one has
 JOIN, JOIN_PART = 3.0, 0.35  # microseconds for the kernel that joins parts, and for each of them
@@ -153,6 +155,8 @@ def for_few_rows(halves: Iterable[Cost], facts: Facts) -> list[tuple[Blocks, int
     single = [coefficient for _, coefficient in facts.m.terms]  # rows of an image, or of a sequence of a known length
     least = single[0] if len(single) == 1 else 1
     counts, worth = set(FEW_ROWS), WORTH
+    if facts.unknown[0] > FEW_PLACES[-1]:
+        counts, worth = {*FEW_ROWS, *FEW_PLACES}, WORTH_OF_PLACES
     if least > 1:
         counts = {max(rows, least) for rows in FEW_ROWS[:2]}
         counts |= {least * n for n in FEW_IMAGES if least * n > FEW_ROWS[:2][-1]}

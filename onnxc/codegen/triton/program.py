@@ -311,7 +311,7 @@ class ProgramWriter:
         def nests() -> list[Nest]:  # new ones each time: emitting changes them
             return [Lowering(s, layout).nest(group.placements.get(k)) for k, s in enumerate(group.sections)]
 
-        return Ways(candidates(nests()), lambda choice: [emit_sections(nests(), choice, layout.pitches)])
+        return Ways(candidates(nests()), lambda choice: emit_sections(nests(), choice, layout.pitches))
 
     def _scan(self, group: Group, when: Dim = 1) -> None:
         """A loop around the region's kernels; states are copied from the step's result before the next step. `when`: 1

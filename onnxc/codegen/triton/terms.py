@@ -10,7 +10,7 @@ import numpy as np
 from onnxc.codegen.triton import spelling
 from onnxc.errors import InternalError
 from onnxc.ir.dtypes import DType
-from onnxc.ir.expr import Dim, Expr, Symbol, of, symbols
+from onnxc.ir.expr import Dim, Expr, Symbol, is_less, is_nonnegative, of, symbols
 from onnxc.ir.graph import Value
 from onnxc.ir.types import TensorType
 from onnxc.loops.loop_index import is_size
@@ -126,6 +126,8 @@ class TermEmitter:
         # Where lanes that are wrong are noted, with code and value, rather than reported at once.
         self.later: list[tuple[str, int, str]] | None = None
         self._deps: dict[Term, frozenset[Key]] = {}
+        self._certain: dict[Term, bool] = {}
+        self.turning: frozenset[Symbol] = frozenset()  # loops of sums, whose turns a thread may do one after the other
         self._sides: dict[tuple[Dim, ...], Symbol] = {}
         self._conditions: dict[Symbol, tuple[Dim, ...]] = {}
 
@@ -189,8 +191,35 @@ class TermEmitter:
             return self.reduced[term.key]
         if isinstance(term, Result):
             return self.results[term.value.id]
-        own = guarding if _reads(term) else ()
+        own = self._needed(guarding, term) if _reads(term) else ()
         return self._once((term, own), self.deps(term) | self._guards(own), scope, lambda s: self._text(term, s, own))
+
+    def _needed(self, guarding: Guarding, term: Term) -> Guarding:
+        """The guards of a term without those that change from turn to turn, where neither the term does nor anything
+        can go wrong without them: a tap of a window may lie outside of the image, and its channel's scale is the same
+        for all taps.
+        """
+        if not self.turning or not guarding or not self._is_certain(term):
+            return guarding
+        own = self.deps(term)
+        return tuple(g for g in guarding if not (self._of(g[0]) & self.turning) - own)
+
+    def _is_certain(self, term: Term) -> bool:
+        """Whether a term can be computed wherever its loops are, whatever a guard around it says."""
+        if term not in self._certain:
+            self._certain[term] = self._computes_anywhere(term)
+        return self._certain[term]
+
+    def _computes_anywhere(self, term: Term) -> bool:
+        if isinstance(term, (Load, Position)):
+            (place,) = term.index if isinstance(term, Load) else (term.expr,)
+            if symbols(place) & (self.lookups.keys() | self._conditions.keys()):
+                return False
+            return isinstance(term, Position) or (is_nonnegative(place) and is_less(place, term.value.t.size))
+        if isinstance(term, Apply):
+            by_zero = term.op in ("div", "mod", "fmod") and term.args[0].dtype.is_integer
+            return not by_zero and all(map(self._is_certain, term.args))
+        return isinstance(term, (Const, Reduced))
 
     def rounded(self, term: Term, scope: Scope, guarding: Guarding = ()) -> str:
         """A term, as what has steps takes it: a half that was computed in float32 is one again, as where it is stored.

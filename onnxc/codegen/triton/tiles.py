@@ -62,7 +62,7 @@ class Facts:
         points: elements, or rows; None where that is known at run time only.
         turns: of the longest phase; None where that is known at run time only.
         run: turns of the innermost loop of that phase.
-        phases: that read rows.
+        phases: that read the same row.
         bits: of the widest elements that rows are made of.
         mixed: whether some elements are neighbours along the row, and others across rows.
         sides: of a turned tile, along the store and along the load.
