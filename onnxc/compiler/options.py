@@ -134,7 +134,6 @@ class CompileOptions:
             widen=not gpu,
             positions=not gpu,
             rows=not gpu,
-            sink_reshapes=not gpu,
             table_cost=None if gpu or not self.fusion_options.tables else byte_table_cost(level(self.cpu)),
         )
 

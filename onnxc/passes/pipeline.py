@@ -49,8 +49,6 @@ class PassOptions:
         weight_products: gradients of convolutions by their weights become products of matrices.
         positions: where a vector is true is found by a routine.
         widen: smooth arithmetic of float16 and bfloat16 is done in float32, where `dtype` asks for no halves.
-        sink_reshapes: pointwise ops between a reshape and the one that undoes it are done in the shape before. (A GPU
-            divides in no time, and pools rows faster than channels: 65 us with the reshapes, 213 without.)
         rows: convolutions of few outputs read graph inputs as these lie.
         table_cost: instructions for a vector that a table of 256 bytes takes: functions of one byte that take more are
             looked up. None: none is.
@@ -71,7 +69,6 @@ class PassOptions:
     weight_products: bool = False
     positions: bool = True
     widen: bool = True
-    sink_reshapes: bool = True
     rows: bool = True
     table_cost: int | None = 24
 
@@ -107,7 +104,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         pipeline.append(("merge-products", merge_products))
     return [
         *pipeline,
-        *([("sink-reshapes", sink_reshapes)] if options.sink_reshapes else []),
+        ("sink-reshapes", sink_reshapes),
         ("normalise-indices", normalise_indices),
         ("prepare", lambda g: prepare(g, rows=options.rows)),
         ("round-products", round_products),

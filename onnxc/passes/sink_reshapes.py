@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from onnxc.ir.expr import Dim, always_equal, floordiv
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import same_shape
 from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.base import Kind, lookup
-from onnxc.primitives.builder import Builder
+from onnxc.primitives.builder import Builder, constant_of
 
 LEAST_RANK = 3  # of the shape before: an image's, or a line's
 
@@ -128,6 +130,15 @@ def _common(a: Dim, b: Dim) -> Dim | None:
     return next((by for by, d in ((a, b), (b, a)) if always_equal(by * floordiv(d, by), d)), None)
 
 
+def _same(v: Value) -> np.ndarray | None:
+    """The number that a constant has everywhere, as a group normalization's scales before those of its channels."""
+    x = constant_of(v)
+    if x is None or not x.size or x.dtype.kind not in "fiub":
+        return None
+    first = np.array(x.flat[0], x.dtype)
+    return first if x.tobytes() == first.tobytes() * x.size else None
+
+
 def _spread(b: Builder, v: Value, pieces: Sequence[Piece], before: Sequence[Dim], after: Sequence[Dim]) -> Value | None:
     """An operand that broadcasts to the shape after, as one that broadcasts to the shape before: with its numbers along
     an axis repeated where it has one for several neighbours. None where that would not be so, or along the last axis,
@@ -135,6 +146,8 @@ def _spread(b: Builder, v: Value, pieces: Sequence[Piece], before: Sequence[Dim]
     """
     if all(d == 1 for d in v.shape):
         return v if v.rank == 0 else b.reshape(v, ())
+    if (same := _same(v)) is not None:
+        return b.constant(same)
     own = (*(1,) * (len(after) - v.rank), *v.shape)
     full = [own[p.after] != 1 for p in pieces]
     apart: list[Dim] = [p.size if f else 1 for p, f in zip(pieces, full, strict=True)]
