@@ -144,6 +144,19 @@ def test_weights_whose_data_is_replaced(gradient: bool) -> None:
                 close(*(torch.autograd.grad(y[0].sum(), n.own.weight) for y, n in pairs))
 
 
+def test_sizes_of_an_argument_that_is_the_base_of_another() -> None:
+    """Dynamo guards the sizes as open ones; as those of a base, which is new in the second call, they are fixed."""
+
+    def f(x: Any, part: Any) -> Any:
+        return x * 2, len(part)
+
+    compiled = through(f)
+    for size in (3, 4, 5):
+        x = torch.randn(size, size)
+        close(compiled(x, torch.ones(1, 3) if size == 3 else x[:1]), f(x, x[:1]))
+    assert len(onnxc.torch.report().graphs) == 2
+
+
 def test_gradients_of_views() -> None:
     def f(x: Any, w: Any) -> Any:
         y = x * w
