@@ -83,3 +83,9 @@ def map_(c: Call, function: Any, xs: Sequence[Any], more: Sequence[Any] = ()) ->
     xs = _tensors(xs, "a map")
     run = partial(_build, c, function)
     return c.b.scan([], xs, xs[0].shape[0], lambda b, states, slices: ([], run(b, [*slices, *more])))[1]
+
+
+@higher("invoke_subgraph")
+def invoke(c: Call, function: Any, identifier: str, *operands: Any) -> list[Value]:
+    """A part of the function that is traced once (`torch.compiler.nested_compile_region`)."""
+    return _build(c, function, c.b, operands)

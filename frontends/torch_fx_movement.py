@@ -301,8 +301,12 @@ def as_strided_scatter(
     c: Call, x: Value, source: Value, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None
 ) -> Value:
     b, flat, order = c.b, _memory(c, x), c.order(0)
-    index = b.reshape(_addresses(c, source.shape, stride, storage_offset or 0), (source.t.size,))
-    put = b.one("scatter_elements", flat, index, b.reshape(source, (source.t.size,)), axis=0, reduction="none")
+    values, offset = b.reshape(source, (source.t.size,)), storage_offset or 0
+    if offset == 0 and _is_row_major(source.shape, stride) and always_equal(source.t.size, x.t.size):
+        put = values  # of all elements in order
+    else:
+        index = b.reshape(_addresses(c, source.shape, stride, offset), (source.t.size,))
+        put = b.one("scatter_elements", flat, index, values, axis=0, reduction="none")
     return b.transpose(b.reshape(put, [x.shape[a] for a in order]), [order.index(i) for i in range(x.rank)])
 
 

@@ -115,10 +115,8 @@ class Call:
     def order(self, argument: int) -> tuple[int, ...]:
         """The axes of an argument from the slowest to the fastest in memory, where it is all of its storage."""
         x = self.tensors[argument]
-        if x is None or isinstance(x.numel(), torch.SymInt):
-            raise UnsupportedError("addresses in memory of a tensor of a dynamic size")
-        order = memory_order(x)
-        if order is None or x.storage_offset() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
+        order = None if x is None else memory_order(x)
+        if x is None or order is None or not _is_all_of_memory(x, order):
             raise UnsupportedError("addresses in memory of which a tensor is only a part")
         return order
 
@@ -206,6 +204,22 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
             return None
         dense *= sizes[i]
     return tuple(order)
+
+
+def _is_all_of_memory(x: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether a tensor is its storage, with its axes in this order, whatever the sizes are."""
+    dense: Any = sympy.Integer(1)
+    for axis in reversed(order):
+        size, stride = (_expression(n) for n in (x.shape[axis], x.stride()[axis]))
+        if size != 1 and sympy.expand(stride - dense) != 0:
+            return False
+        dense = dense * size
+    storage = _expression(x.untyped_storage().nbytes())
+    return bool(_expression(x.storage_offset()) == 0 and sympy.expand(storage - dense * x.element_size()) == 0)
+
+
+def _expression(n: int | torch.SymInt) -> Any:
+    return n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n)
 
 
 def _hint(n: int | torch.SymInt) -> int:

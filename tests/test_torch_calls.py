@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import onnxc.torch.backend as backend  # noqa: E402
 import onnxc.torch.calls as calls  # noqa: E402
 from onnxc.errors import InputError, RunError  # noqa: E402
@@ -207,3 +209,16 @@ def test_zeros_without_memory(way):
                 assert found.abs().min() > 0.5
             (found,) = torch.autograd.grad(f(x), x, torch._efficientzerotensor((2, 3), dtype=dtype))
         assert not found.any()
+
+
+def test_tangents(way):
+    """Which programs have not, before and after calls without any."""
+    weight = torch.randn(3, 2)
+    f = compiled(lambda x: (x @ weight).sin() * 2)
+    for _ in range(2):
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(f(forward_ad.make_dual(torch.ones(4, 3), torch.full((4, 3), 2.0)))).tangent
+            x = torch.ones(4, 3)
+            assert forward_ad.unpack_dual(f(x)).tangent is None
+        torch.testing.assert_close(found, (x @ weight).cos() * (x @ weight) * 4)
+        torch.testing.assert_close(f(x), (x @ weight).sin() * 2)

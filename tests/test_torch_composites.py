@@ -295,6 +295,23 @@ def test_products_of_int8() -> None:
 # ---------------------------------------------------------------- branches and loops
 
 
+def test_a_part_that_is_traced_once() -> None:
+    part = torch.compiler.nested_compile_region(lambda x, w: ((x @ w).tanh() + x, x.mean()))
+
+    def f(x: Any, ws: Any) -> Any:
+        for w in ws:
+            x, mean = part(x, w)
+            x = x * mean
+        return x
+
+    compiled = through(f, options={"fallback": False})
+    for rows in (2, 3):
+        given = torch.randn(rows, 4), [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
+        found, expected = compiled(*given), f(*given)
+        close(found, expected)
+        close(*(torch.autograd.grad(y.sum(), given[1]) for y in (found, expected)))
+
+
 class Branching(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -144,6 +144,35 @@ def test_weights_whose_data_is_replaced(gradient: bool) -> None:
                 close(*(torch.autograd.grad(y[0].sum(), n.own.weight) for y, n in pairs))
 
 
+def test_sizes_of_an_argument_that_is_the_base_of_another() -> None:
+    """Dynamo guards the sizes as open ones; as those of a base, which is new in the second call, they are fixed."""
+
+    def f(x: Any, part: Any) -> Any:
+        return x * 2, len(part)
+
+    compiled = through(f)
+    for size in (3, 4, 5):
+        x = torch.randn(size, size)
+        close(compiled(x, torch.ones(1, 3) if size == 3 else x[:1]), f(x, x[:1]))
+    assert len(onnxc.torch.report().graphs) == 2
+
+
+def test_addresses_in_memory_of_open_sizes() -> None:
+    """A mean of images whose channels lie together, which PyTorch strides anew, and windows; forward and backward."""
+
+    def f(x: Any) -> Any:
+        pooled = F.adaptive_avg_pool2d(x.sin(), 1).flatten(1)
+        return pooled, (x * 2).as_strided((x.shape[0] - 1, 2), (1, 1)).exp()
+
+    compiled = through(f, dynamic=True)
+    for batch in (3, 4):
+        x = torch.randn(batch, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+        found, expected = compiled(x), f(x)
+        close(found, expected)
+        close(*(torch.autograd.grad(y[0].sum() + y[1].sum(), x) for y in (found, expected)))
+    assert not fallbacks()
+
+
 def test_gradients_of_views() -> None:
     def f(x: Any, w: Any) -> Any:
         y = x * w

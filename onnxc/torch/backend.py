@@ -97,6 +97,7 @@ def backend(
         )(prepared, inputs)
 
     _check_out(module)
+    _as_traced(module, inputs)
     prepared = with_dense_attention(with_losses(with_layers(module)))
     try:
         found = traced(keep=False)
@@ -137,6 +138,24 @@ def _shortened(found: Callable[..., Any], quick: Callable[..., Any]) -> Callable
         return found(*args) if results is None else results
 
     return call
+
+
+def _as_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Has AOTAutograd give an argument the sizes that Dynamo guards.
+
+    Dynamo keeps how it has traced a tensor, open sizes and all. Of one that is the base of a view among the arguments,
+    it keeps last how it would have traced that base, of which no guard knows: its sizes may be fixed.
+    """
+    context = TracingContext.try_get()
+    shapes = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    if context is None or shapes is None:
+        return
+    traced = {t.source: t.symbolic_context for t in shapes.tracked_fakes or ()}
+    places = [n.meta.get("grapharg") for n in module.graph.nodes if n.op == "placeholder"]
+    for place, x in zip(places, inputs, strict=True):
+        found = None if place is None else traced.get(place.source)
+        if found is not None and isinstance(x, torch.Tensor):
+            context.tensor_to_context[x] = found
 
 
 _OWN_DTYPE = (torch.amax, torch.amin, torch.aminmax)  # which eager PyTorch does not convert to that of `out=`

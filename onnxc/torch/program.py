@@ -16,6 +16,7 @@ import numpy as np
 import sympy
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 
 from onnxc.compiler import compile
 from onnxc.errors import InputError, OnnxcError, UnsupportedError, UnsupportedOpError
@@ -113,6 +114,8 @@ class Program:
         found = self.quick(args)
         if found is not None:
             return found
+        if any(map(_has_tangent, args)):
+            return self._by_pytorch(args)
         ready = self._ready
         if ready is None or not ready.guard.holds(args):
             ready = self._prepared(args)
@@ -121,7 +124,14 @@ class Program:
     def quick(self, args: tuple[Any, ...]) -> list[Any] | None:
         """The results, where one program is all, and the call is like one before: a single look at the arguments."""
         ready = self._ready
-        return ready.quick(args) if ready is not None and ready.quick is not None else None
+        if ready is None or ready.quick is None or forward_ad._current_level >= 0:
+            return None
+        return ready.quick(args)
+
+    def _by_pytorch(self, args: tuple[Any, ...]) -> list[Any]:
+        """The results op by op, with their tangents: derivatives in forward mode, which programs have not."""
+        steps = [Eager(n, self.regions) for n in self.module.graph.nodes if n.op == "call_function"]
+        return _sequence(steps, self.placeholders, self.outputs, self.module)(args)
 
     def _prepared(self, args: Sequence[Any]) -> Ready:
         with self._lock:
@@ -276,6 +286,12 @@ def _is_check(node: fx.Node) -> bool:
     if node.target in _ASSERTIONS:
         return True
     return node.meta.get("val") is None and not any(map(_is_tensor, node.all_input_nodes))
+
+
+def _has_tangent(x: object) -> bool:
+    if forward_ad._current_level < 0 or not isinstance(x, torch.Tensor):
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def _is_tensor(node: fx.Node) -> bool:
