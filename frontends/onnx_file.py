@@ -250,7 +250,8 @@ class _Importer:
     def _region(self, proto: GraphProto, outer: Scope) -> Graph:
         """A subgraph (a branch or a loop's body). Its inputs get their types from the node that holds it.
 
-        What it declares itself is in the metadata, for operators that make inputs of their own.
+        What it declares itself is in the metadata, for operators that make inputs of their own, and for loops that
+        never run.
         """
         scope = outer.inner()
         weights = {text(t.name) for t in proto.initializer}
@@ -259,6 +260,7 @@ class _Importer:
             scope.define(value.name, value, "an input of the subgraph")
         region = self._body(proto, scope, inputs)
         region.metadata["input_types"] = {text(i.name): _declared(i) for i in proto.input if _is_typed(i)}
+        region.metadata["output_types"] = {text(o.name): _declared(o) for o in proto.output if _is_typed(o)}
         return region
 
     def _body(self, proto: GraphProto, scope: Scope, inputs: list[Value]) -> Graph:

@@ -42,6 +42,8 @@ FORMS = {
     "temperatures": f"NAME_1 = Mul (heat, product_NAME) NAME_2 = Mul (NAME_1, c) NAME_x = Add (NAME_2, bias) {P}",
     "windows": f"{S} NAME_1 = Add (NAME_s, slopes) NAME_r = Reshape (NAME_1, apart) NAME_2 = Add (NAME_r, of_windows)"
     f" NAME_3 = Reshape (NAME_2, whole) NAME_x = Add (NAME_3, line) {P}",
+    "keys_first": 'NAME_0 = Einsum <equation = "bhkd,bhqd->bhqk"> (k, q_NAME) NAME_s = Mul (NAME_0, c)'
+    ' NAME_x = Add (NAME_s, bias) NAME_p = Softmax (NAME_x) NAME = Einsum <equation = "bhqk,bhke->bhqe"> (NAME_p, v)',
     "lone": f"{S} NAME_r = Reshape (NAME_s, flat) NAME_a = Add (NAME_r, line_of_flat) NAME_b = Reshape (NAME_a, whole)"
     " NAME_x = Add (NAME_b, bias) NAME_p0 = Softmax (NAME_x) NAME_p = Reshape (NAME_p0, flat)"
     " NAME_y = MatMul (NAME_p, v_flat)  NAME = Reshape (NAME_y, result)",

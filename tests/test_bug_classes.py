@@ -244,6 +244,16 @@ def test_modes_of_resize(transform: str, mode: str, factor: float) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("last", ["2", "n"])
+def test_infinities_at_the_end_of_a_line_that_is_resized(last: str) -> None:
+    """Beyond it lies the last element alone: no weight of 0 makes NaN of it."""
+    agrees(
+        f"""(float[1, 1, {last}] x) => (float[A, B, C] y) {{
+            s = Constant<value_floats=[1.0, 1.0, 2.0]>() y = Resize<mode="linear">(x, , s) }}""",
+        np.array([[[1, -np.inf]]], np.float32),
+    )
+
+
 @pytest.mark.parametrize(
     "tail", ["y = Softmax<axis=1>(b)", "o = Constant<value_ints=[1]>() y = ReduceSum(b, o)", "y = MatMul(b, w)"]
 )

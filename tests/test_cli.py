@@ -171,6 +171,18 @@ def test_bench(model: Path) -> None:
     assert "no engine 'torch'" in invoke("bench", model, "--peer", "torch").stderr
 
 
+def test_texts_and_narrow_numbers(tmp_path: Path) -> None:
+    """What an .npz has no types for: the workers of a race get it all the same."""
+    for kind, said in (("string", "y  string[2]"), ("bfloat16", "y  bfloat16[2]")):
+        proto = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["" : 18]> g ({kind}[2] x) => (y) {{ y = Identity(x) }}'
+        )
+        onnx.save(proto, tmp_path / "m.onnx")
+        assert said in invoke("run", tmp_path / "m.onnx").stdout
+        result = invoke("bench", tmp_path / "m.onnx", "--rounds", 1)
+        assert result.exit_code == 0 or (kind != "string" and "onnxruntime cannot run the model" in result.stderr)
+
+
 @pytest.mark.parametrize("command", ["info", "run", "compare", "explain", "bench"])
 def test_errors_are_one_line(command: str, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"\x00 this is no model")

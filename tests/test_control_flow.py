@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,20 @@ def test_results_of_no_iterations_have_the_shape_that_is_known() -> None:
     model = onnxc.compile(parsed("g " + text))
     found = model(int64(0), floats(2, 3))
     assert found["s"].shape == (0, 2, 3) and found["q"].shape == (0,)
+
+
+def test_results_of_no_iterations_whose_types_only_a_run_can_tell(tmp_path: Path) -> None:
+    """They are what the body declares."""
+    model = parsed("""g (float[n, 3] x, int64 k) => (y, z) {
+        y, z = Loop (k, "", x) <body = b (int64 i, bool go, float[] a) => (bool on, float[] t, float[1, p] s) {
+          on = Identity(go) ax = Constant <value_ints = [0]> () t = Unsqueeze(a, ax)
+          m = Constant <value_ints = [-1, 3]> () r = Reshape(a, m) s = ReduceSum(r, ax) }> }""")
+    compiled = onnxc.compile(model)
+    compiled.save(tmp_path / "m.onnxc")
+    for run in (compiled, onnxc.load(tmp_path / "m.onnxc")):
+        for k, shape in ((2, (2, 1, 3)), (0, (0, 1, 0))):
+            z = run(floats(2, 3), np.int64(k))["z"]
+            assert (z.shape, z.dtype) == (shape, np.float32)
 
 
 def test_a_number_that_is_declared_and_not_read() -> None:

@@ -62,6 +62,11 @@ def test_sizes_that_a_run_is_given(name: str) -> None:
     assert op in (found.value.node or "")
 
 
+def test_a_crop_to_less_than_nothing() -> None:
+    with pytest.raises(OnnxcError, match="CenterCropPad to a negative size: -2 in dim 0"):
+        run("(float[n] x, int64[1] s) => (y) { y = CenterCropPad(x, s) }", X, longs(-2))
+
+
 def test_strings_that_double() -> None:
     text = """(string[1] x) => (y) { n = Constant <value_int = 60> ()
       y = Loop (n, "", x) <body = b (int64 i, bool go, string[1] a) => (bool on, string[1] o) { on = Identity(go)  o = StringConcat(a, a) }> }"""

@@ -68,6 +68,13 @@ def test_nearest_neighbours_repeat(dtype: type, times: tuple[int, int], image: t
     np.testing.assert_array_equal(y, x.repeat(times[0], 2).repeat(times[1], 3))
 
 
+def test_halves_that_are_no_integers_are_folded_as_kernels_cast_them() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 65504, -2.5], np.float16)
+    (y,) = _run("Cast", [x], [], to=onnx.TensorProto.UINT32)
+    (folded,) = _run("Cast", [], [x], to=onnx.TensorProto.UINT32)
+    np.testing.assert_array_equal(y, folded)
+
+
 def test_repeats_of_a_slice_begin_in_the_middle_of_a_run() -> None:
     x = RNG.standard_normal((3, 41)).astype(np.float32)
     nodes = [

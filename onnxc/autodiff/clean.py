@@ -86,6 +86,8 @@ def _smaller_loop(node: Node, needed: Collection[int]) -> Node:
     ends = [region.outputs[0], *(region.outputs[1 + k] for k in kept)]
     body = drop_unused(replace(region, outputs=ends, output_names=[f"out{k}" for k in range(len(ends))]))
     attrs, regions = {**node.attrs, "scans": len(kept) - carried}, [body, *node.regions[1:]]
+    if "declared" in attrs:
+        attrs["declared"] = tuple(text for k, text in enumerate(attrs["declared"], carried) if k in kept)
     if len(kept) < len(node.outputs) and attrs.pop("chunk", None) is not None:
         regions = [body]  # the region of several iterations has all results
     return Node("loop", node.inputs, [node.outputs[k] for k in kept], attrs, regions, node.origin)

@@ -63,7 +63,8 @@ def _lines(name: str, value: Any) -> list[str]:
         return [f"{name}  a sequence of {len(value)}", *inside]
     if value is None:
         return [f"{name}  nothing"]
-    return [f"{name}  {value.dtype}{list(value.shape)}  {_digest(value)}"]
+    dtype = "string" if value.dtype.hasobject else value.dtype
+    return [f"{name}  {dtype}{list(value.shape)}  {_digest(value)}"]
 
 
 def _digest(array: Any) -> str:

@@ -134,6 +134,7 @@ class _Typed:
         condition, after, results: its outputs.
         first: how many symbols there were before.
         loose: sizes of carried values that are another number in each iteration, by name.
+        declared: what the model says of the results, as `_declared` has it.
     """
 
     inner: Builder
@@ -142,6 +143,7 @@ class _Typed:
     results: list[Value]
     first: int
     loose: set[str]
+    declared: tuple[str, ...] = ()
 
     @property
     def carried(self) -> list[Value]:
@@ -202,12 +204,15 @@ def _fits(a: Type | None, b: Type | None, loose: set[str]) -> bool:
 
 
 def iterate(
-    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], body: Body
-) -> tuple[list[Value], list[Value]]:
+    b: Builder, trip: Value | None, condition: Value | None, initial: Sequence[Value], body: Body,
+    declared: Sequence[str] = (),
+) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """Runs a body at most `trip` times (None: no limit) while a condition holds; the last carried values, and the
-    results of all iterations, stacked along a new first axis.
+    results of all iterations, stacked along a new first axis. Where the body says what those are, `declared` has it: a
+    loop that never runs has nothing else to tell it (see `_declared`).
     """
     typed = _typed(b, [v.type for v in initial], body)
+    typed.declared = tuple(declared)
     if not stacks.allowed(b):
         return _run(b, trip, condition, initial, typed)
     starts = stacks.begun(b, initial, typed.appended(_run_time(b, "a sequence")))
@@ -315,6 +320,8 @@ def _on_host(
     start = None if condition is None else scalar(b, condition)
     outputs = [Value(t) for t in (*carried, *stacked)]
     attrs: dict[str, Any] = {"carried": len(initial), "scans": len(stacked)}
+    if None in stacked and any(typed.declared):
+        attrs["declared"] = typed.declared
     regions = [region]
     if (not stacked or _collects(b, typed)) and not typed.loose and _is_plain(initial, typed):
         chunk = run_time.size()
@@ -391,8 +398,15 @@ def loop(
         first, *rest = lower(b, body, inner, [*told, *carried])
         return scalar(inner, first), rest[: len(values)], rest[len(values) :]
 
-    states, results = iterate(b, trip, condition, values, run)
+    states, results = iterate(b, trip, condition, values, run, _declared(body, 1 + len(values)))
     return [*states, *results]
+
+
+def _declared(body: Graph, first: int) -> list[str]:
+    """What a body says of its outputs from one on: `float32 1 3` (0: a size that it leaves open), or nothing."""
+    told = (body.metadata.get("output_types", {}).get(name) for name in body.output_names[first:])
+    known = [t if t is not None and t[1] is not None else None for t in told]
+    return [" ".join([t[0], *(str(d if isinstance(d, int) else 0) for d in t[1])]) if t else "" for t in known]
 
 
 def _as_declared(b: Builder, body: Graph, at: int, x: Value) -> Value:

@@ -29,7 +29,8 @@ def einsum(b: Builder, *xs: Value, equation: str) -> Value:
     current = _summed(b, operands[0], {label for label in sizes if label in wanted or last[label] > 0})
     for i, operand in enumerate(operands[1:], 1):
         needed = {label for label in sizes if label in wanted or last[label] > i}
-        current = _contract(b, current, _summed(b, operand, needed | set(current[1])), needed, sizes)
+        pair = _ordered(current, _summed(b, operand, needed | set(current[1])), wanted)
+        current = _contract(b, *pair, needed, sizes)
     x, text = current
     y = b.transpose(x, [text.index(label) for label in wanted])
     return b.expand(y, [sizes[label] for label in wanted])
@@ -86,6 +87,16 @@ def _summed(b: Builder, operand: Labelled, needed: set[str]) -> Labelled:
     x, text = operand
     drop = [i for i, label in enumerate(text) if label not in needed]
     return b.reduce("sum", x, drop), "".join(label for label in text if label in needed)
+
+
+def _ordered(left: Labelled, right: Labelled, wanted: str) -> tuple[Labelled, Labelled]:
+    """Two operands, last the one that has the last label of the result that they do not share.
+
+    So the product's columns are the result's, without a transpose: keras writes the scores of attention as keys times
+    queries, and weights as left factors.
+    """
+    alone = [label for label in wanted if (label in left[1]) != (label in right[1])]
+    return (right, left) if alone and alone[-1] in left[1] else (left, right)
 
 
 def _contract(

@@ -197,9 +197,11 @@ def _nearest_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
 
 def _linear_axis(b: Builder, x: Value, axis: Axis, style: Style) -> Value:
     at = _COORDINATES[style.coordinates](_Grid(b, axis))
-    inside = b.clip(at, 0.0, b.sub(b.size_as(axis.before, dtypes.float32), 1.0))
+    last = b.sub(b.size_as(axis.before, dtypes.float32), 1.0)
+    inside = b.clip(at, 0.0, last)
     low = b.floor(inside)
-    share = _along(b, b.sub(inside, low), x, axis.axis)
+    # Of the last element and itself halves are added, as onnxruntime does: 0 times an infinite one would be NaN.
+    share = _along(b, b.where(b.lt(low, last), b.sub(inside, low), 0.5), x, axis.axis)
     first = _read(b, x, axis.axis, _positions(b, low, axis.before))
     second = _read(b, x, axis.axis, _positions(b, b.add(low, 1.0), axis.before))
     y = b.add(b.mul(first, b.sub(1.0, share)), b.mul(second, share))

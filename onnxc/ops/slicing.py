@@ -258,6 +258,8 @@ def center_crop_pad(b: Builder, x: Value, shape: Value, *, axes: list[int] | Non
     sizes = list(x.shape)
     cut, added = _no_ends(x.rank), _no_ends(x.rank)
     for axis, size in zip(places, wanted, strict=True):
+        if isinstance(size, int) and size < 0:
+            raise ShapeError(f"CenterCropPad to a negative size: {size} in dim {axis}")
         for ends, amount in ((cut, x.shape[axis] - size), (added, size - x.shape[axis])):
             whole = maximum(amount, 0)
             ends[0][axis] = floordiv(whole, 2)

@@ -149,6 +149,8 @@ def _cast_eval(x: np.ndarray, to: dtypes.DType) -> np.ndarray:
     with np.errstate(all="ignore"):
         if to.name == "float8e8m0":
             return _power_of_two(x)
+        if x.dtype == np.float16 and to.is_integer:  # as kernels do: NaN and infinities become what those of float32 do
+            x = x.astype(np.float32)
         return x.astype(to.numpy)
 
 

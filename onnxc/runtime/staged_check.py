@@ -6,6 +6,7 @@ with as many values as they take, and tells programs sizes that are known by the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,10 @@ class PlanCheck:
                 _count(value["array"], self.arrays)
         for name in _NUMBERS.get(kind, ()):
             _count(attrs[name], _MOST_SLOTS)
+        if kind == "loop" and "declared" in attrs:
+            texts = attrs["declared"]
+            _require(_is_list(texts) and len(texts) <= attrs["scans"], "a loop declares other results than it has")
+            _require(all(map(_is_type, texts)), "a loop declares results of no type")
         if kind in _TEXTS:
             _require(isinstance(attrs[_TEXTS[kind]], str), "an attribute of a step is no text")
 
@@ -123,6 +128,14 @@ class PlanCheck:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ValueError(what)
+
+
+def _is_type(value: Any) -> bool:
+    """Whether a value is what a loop declares: `float32 1 3`, or nothing."""
+    if not isinstance(value, str):
+        return False
+    name, *sizes = value.split(" ")
+    return not value or (name in BY_NAME and all(re.fullmatch("[0-9]{1,13}", s) for s in sizes))
 
 
 def _is_list(value: Any) -> bool:

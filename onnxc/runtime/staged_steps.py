@@ -313,7 +313,13 @@ class Loop(Step):
     def __init__(self, described: Mapping[str, Any], model: StagedModel) -> None:
         super().__init__(described, model)
         self.chunk: str | None = described.get("chunk")
-        self.grows = any(t is None or t[0] != "tensor" for t in self.types[: self.attrs["carried"]])
+        carried, declared = self.attrs["carried"], self.attrs.get("declared", ())
+        self.grows = any(t is None or t[0] != "tensor" for t in self.types[:carried])
+        self.collects = self.types[carried:]
+        for k, text in enumerate(declared):  # what the model says of results whose types only a run can tell
+            if text and self.collects[k] is None:
+                name, *sizes = text.split()
+                self.collects[k] = ["tensor", name, [0, *map(int, sizes)]]
 
     def outcome(self, given: Values, sizes: Sizes) -> Sequence[Any]:
         trip, condition, *rest = given
@@ -338,8 +344,8 @@ class Loop(Step):
             if room < 0 or (growth is not None and growth.is_beyond(carried, room)):
                 raise LimitError(f"what a loop collects does not fit into memory after {count + 1} iterations")
             count += 1
-        types = self.types[len(carried) :]
-        return [*carried, *(self._stacked(r, t, sizes) for r, t in zip(results, types, strict=True))]
+        stacked = (self._stacked(r, t, sizes) for r, t in zip(results, self.collects, strict=True))
+        return [*carried, *stacked]
 
     def _stacked(self, collected: Values, described: Sequence[Any] | None, sizes: Sizes) -> Any:
         """Results of all iterations, along a new first axis."""

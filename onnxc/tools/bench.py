@@ -21,12 +21,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from onnxc.errors import InputError
+from onnxc.errors import InputError, RunError
 from onnxc.frontends import onnx_file
 from onnxc.passes.decompose import decompose
 from onnxc.random_inputs import Arrays, random_inputs
 from onnxc.reports.printed import Printed
-from onnxc.tools.process import Worker
+from onnxc.tools.inputs import write_arrays
+from onnxc.tools.process import DiedError, Worker
 from onnxc.tools.worker import ENGINES
 
 PAUSE = 0.02  # seconds between turns, in which an engine's threads stop spinning
@@ -133,7 +134,7 @@ def stored_inputs(inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[str]:
     """A temporary .npz that workers read: arrays i0, i1, ... in the order of the model's inputs."""
     with tempfile.TemporaryDirectory(prefix="onnxc-bench-") as folder:
         path = os.path.join(folder, "inputs.npz")
-        np.savez(path, **{f"i{k}": a for k, a in enumerate(inputs)})  # type: ignore[arg-type]
+        write_arrays(path, {f"i{k}": a for k, a in enumerate(inputs)})
         yield path
 
 
@@ -217,7 +218,7 @@ def race(
         loaded = {}
         for name, entry in entries.items():
             tell(f"load into {name}")
-            loaded[name] = workers[name].ask("load", threads=threads, **{**vars(entry), "options": dict(entry.options)})
+            loaded[name] = _loaded(workers[name], entry, threads)
         times = take_turns(workers, rounds, turn, warm_up, tell)
         own = [name for name, entry in entries.items() if entry.engine == "onnxc" and profile_runs]
         profiles = {name: workers[name].ask("profile", runs=profile_runs)["profile"] for name in own}
@@ -226,6 +227,18 @@ def race(
         for name, entry in entries.items()
     }
     return timings, profiles
+
+
+def _loaded(worker: Worker, entry: Entry, threads: int) -> dict[str, Any]:
+    """What a worker says of the model that it has loaded."""
+    try:
+        return worker.ask("load", threads=threads, **{**vars(entry), "options": dict(entry.options)})
+    except DiedError:
+        raise
+    except RunError as error:
+        if entry.engine == "onnxc":
+            raise
+        raise RunError(f"{entry.engine} cannot run the model ({error})", cause=error) from error
 
 
 def check_peer(name: str) -> None:

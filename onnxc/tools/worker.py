@@ -54,8 +54,8 @@ class _State:
         start = time.perf_counter()
         self.session = _ENGINES[engine](model, threads, input_shapes, **(options or {}))
         seconds = time.perf_counter() - start
-        names = [i.name for i in self.session.get_inputs()]
-        self.feed = feed = dict(zip(names, arrays, strict=True))
+        takes = self.session.get_inputs()
+        self.feed = feed = {i.name: _given(a, getattr(i, "type", "")) for i, a in zip(takes, arrays, strict=True)}
         session = self.session
         self.run = lambda: session.run(None, feed)
         start = time.perf_counter()
@@ -91,6 +91,19 @@ class _State:
                     found[key] = int(rest.split()[0]) * 1024
         private = found["Private_Clean"] + found["Private_Dirty"]
         return {"rss": found["Rss"], "pss": found["Pss"], "private": private, "anonymous": found["Anonymous"]}
+
+
+def _given(array: Any, kind: str) -> Any:
+    """As `tensor(string)` or `tensor(bfloat16)` wants it: a file has texts of one length, and numpy's own numbers."""
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    if not name.startswith(("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")):
+        return array
+    from onnxc.ir.dtypes import BY_NAME
+    from onnxc.tools.inputs import as_declared
+
+    return as_declared(array, BY_NAME[name].numpy)
 
 
 def _prepare(engine: str) -> None:

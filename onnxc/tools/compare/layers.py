@@ -274,7 +274,7 @@ class _Walk:
                 introduced, inherited = gap(a, exact), gap(exact, b)
                 bound = self._bound(layer, ops, exact, None, eps)
                 if introduced > bound and eps:
-                    bound = self._bound(layer, ops, exact, local.narrow(layer, feeds), eps)
+                    bound = self._loosest(layer, ops, exact, feeds, eps, local)
             except _NOT_EVALUATED:  # that is left to the engine
                 exact, introduced, inherited = None, math.inf, None
         judged = _Judgement(Verdict.ROUNDING, introduced, inherited, bound, unit=eps)
@@ -315,7 +315,7 @@ class _Walk:
         try:
             local = Layers(self.source, [layer], feeds, self.pools.blocks)
             exact = _as_stored(local.exact(layer, feeds), a)
-            bound = self._bound(layer, ops, exact, local.narrow(layer, feeds), judged.unit)
+            bound = self._loosest(layer, ops, exact, feeds, judged.unit, local)
         except _NOT_EVALUATED:
             return judged
         introduced = gap(a, exact)
@@ -339,7 +339,7 @@ class _Walk:
             return judged.but(verdict, "by the layer in float64")
         bound = max(judged.bound or 0.0, self._bound(layer, ops, wide(said) if is_float(said) else said, None, eps))
         if exact is not None and local is not None and is_float(a) and bound < gap(a, said):
-            bound = max(bound, self._bound(layer, ops, exact, local.narrow(layer, feeds), eps))
+            bound = max(bound, self._loosest(layer, ops, exact, feeds, eps, local))
         theirs = gap(a, said)
         if theirs <= bound:
             note = "" if exact is None else f"{engine.name} gives the same for our inputs"
@@ -381,6 +381,13 @@ class _Walk:
         except OnnxcError:
             return None
         return np.asarray(found)
+
+    def _loosest(
+        self, layer: Layer, ops: list[str], exact: Array, feeds: Mapping[str, Any], eps: float, local: Layers
+    ) -> float:
+        """The bound by what numpy's rounding gives, and by what other rounding of the inputs does to repeated steps."""
+        others = (local.narrow(layer, feeds), local.nudged(layer, feeds, eps))
+        return max(self._bound(layer, ops, exact, other, eps) for other in others)
 
     def _bound(self, layer: Layer, ops: list[str], exact: Array, narrow: Array | None, eps: float) -> float:
         asked = self.tolerances.asked(ops[-1] if ops else "", str(self.held[layer.name].dtype))

@@ -7,7 +7,7 @@ model's own dtypes, or in an engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from onnxc.ir.graph import Graph, Node, Value
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.interpret import evaluate_node
 from onnxc.tools.compare.engines import Engine, load_piece
-from onnxc.tools.compare.metrics import is_float
+from onnxc.tools.compare.metrics import is_float, wide
 from onnxc.tools.compare.pieces import SourceModel
 from onnxc.tools.compare.products import product
 from onnxc.tools.compare.taps import named_primitives
@@ -69,6 +69,20 @@ class Layers:
         """The same in numpy, with the model's own dtypes."""
         return self._evaluate(self.graph, self.values, layer, feeds)
 
+    def nudged(self, layer: Layer, feeds: Mapping[str, Array], eps: float) -> Array | None:
+        """The layer in float64 for inputs that differ by a unit, up or down; None where it repeats no steps. This shows
+        what becomes of an error from step to step, whereas a single run in numpy may be a lucky one.
+        """
+        known = {self.values[n].id for n in layer.inputs if n in self.values}
+        if not any(node.op == "scan" for node in _needed(self.values[layer.name], known)):
+            return None
+        rng = np.random.default_rng(0)
+        given = dict(feeds)
+        for name in layer.inputs:
+            if is_float(x := np.asarray(feeds[name])):
+                given[name] = wide(x) * (1 + eps * rng.choice([-1.0, 1.0], x.shape))
+        return self.exact(layer, given)
+
     def _evaluate(self, graph: Graph, values: Mapping[str, Value], layer: Layer, feeds: Mapping[str, Array]) -> Array:
         """A layer's tensor; the nodes that it needs run, and no others."""
         known: dict[int, Array] = {}
@@ -76,14 +90,7 @@ class Layers:
             if name in values and (value := values[name]).id not in known:
                 known[value.id] = np.asarray(feeds[name]).astype(value.dtype.numpy, copy=False)
         end = values[layer.name]
-        needed: set[int] = set()
-        pending = [end]
-        while pending:
-            v = pending.pop()
-            if v.id in known or v.node is None or id(v.node) in needed:
-                continue
-            needed.add(id(v.node))
-            pending.extend(v.node.operands)
+        needed = {id(node) for node in _needed(end, known)}
         for node in graph.nodes:
             if id(node) in needed:
                 known.update(zip((v.id for v in node.outputs), self._run(node, known), strict=True))
@@ -103,6 +110,19 @@ class Layers:
             return [product(given[0][1], given[1][1], self._pool)]
         results = evaluate_node(node, [_widened(v, a) for v, a in given], {})
         return [np.asarray(r).astype(v.dtype.numpy, copy=False) for v, r in zip(node.outputs, results, strict=True)]
+
+
+def _needed(end: Value, known: Collection[int]) -> list[Node]:
+    """The nodes between a value and those that are known, by id."""
+    found: dict[int, Node] = {}
+    pending: list[Value | None] = [end]
+    while pending:
+        v = pending.pop()
+        if v is None or v.id in known or v.node is None or id(v.node) in found:
+            continue
+        found[id(v.node)] = v.node
+        pending.extend(v.node.operands)
+    return list(found.values())
 
 
 def _widened(value: Value, array: Array) -> Array:
