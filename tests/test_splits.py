@@ -325,12 +325,23 @@ def test_reshapes_go_behind_what_follows() -> None:
         assert not [n for n in between if n.operands[0] is not n.operands[1]]  # squares are read by a sum alone
     # Numbers that go around within an axis, or that lie side by side, would be looked up one by one.
     turning, beside = b.reshape(x, (S, 2, 6, H * W)), b.reshape(x, (S, 12, H, W, 1))
-    y = b.mul(turning, b.constant(np.ones((1, 1, 6, 1), np.float32)))
+    y = b.mul(turning, b.constant(np.arange(6, dtype=np.float32).reshape(1, 1, 6, 1)))
     line = b.input(TensorType(dtypes.float32, (S, H, 12)))
     z = b.mul(b.reshape(line, (S, H, 3, 4)), b.input(TensorType(dtypes.float32, (S, 1, 3, 1))))
     kept = b.graph([b.reshape(y, x.shape), b.reshape(z, line.shape), b.reshape(beside, x.shape)])
     shapes = {n.output.shape for n in sink_reshapes(kept).nodes if n.op == "mul"}
     assert shapes == {(S, 2, 6, H * W), (S, H, 3, 4)}
+
+
+def test_numbers_that_are_the_same_for_all_are_one() -> None:
+    """The scales of a group normalization before those of its channels: not spread over these."""
+    b = Builder()
+    x = b.input(TensorType(dtypes.float32, (S, 12, H, W)))
+    for numbers in (np.ones((4, 1), np.float32), np.array([[0], [-0.0], [0], [0]], np.float32)):
+        y = b.mul(b.reshape(x, (S, 4, 3 * H * W)), b.constant(numbers))
+        (made,) = (n for n in sink_reshapes(b.graph([b.reshape(y, x.shape)])).nodes if n.op == "mul")
+        same = bool(numbers.tobytes() == numbers[0].tobytes() * 4)
+        assert made.output.shape == x.shape and (made.operands[1].rank == 0) == same
 
 
 def test_reshapes_of_nothing_stay() -> None:
