@@ -16,6 +16,7 @@ from onnxc.ir import dtypes
 from onnxc.ir.expr import Dim, always_equal
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import same_shape
+from onnxc.passes.uniform import number_of
 from onnxc.primitives.builder import constant_of
 
 DEEPEST = 16  # steps from the softmax to the product
@@ -33,6 +34,12 @@ class Step:
     mask: Value | None = None
     number: float | None = None
     lead: Shape | None = None  # the leading axes that the mask is to be given, where it has others
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether it leaves scores as they are: a mask that hides nothing."""
+        number = number_of(self.mask) if self.name in ("add", "sub") else None
+        return number is not None and bool(number == 0)
 
     def of_leads(self, before: Shape, after: Shape) -> Step | None:
         """The step for scores whose leading axes are reshaped; of those that become others, a mask must have all or
@@ -174,6 +181,8 @@ class _Walk:
                 return replace(found, factors=(*found.factors, rows))
         for x, step in _steps(node):
             found = self.scores(x, deep + 1) if x.shape == v.shape else None
+            if found is not None and step.adds_nothing:
+                return found
             if found is not None and len(found.masks) < MOST_MASKS:
                 return _then(found, step)
         return None

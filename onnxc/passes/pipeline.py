@@ -22,6 +22,7 @@ from onnxc.passes.regions import sink_constants
 from onnxc.passes.round_products import round_products
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 from onnxc.passes.sink_reshapes import sink_reshapes
+from onnxc.passes.uniform import fold_uniform
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
 from onnxc.passes.weight_products import weight_products
@@ -85,6 +86,7 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         *([("integer-products", integer_products)] if options.integer else []),
         *([("keep-weights-packed", lambda g: keep_weights_packed(g, gpu))] if options.weight_only else []),
         ("fold-constants", lambda g: fold_constants(g, options.fold_bytes)),
+        ("fold-uniform", fold_uniform),
         ("share-common", share_common),
         *([("byte-tables", lambda g: tabulate_bytes(g, table_cost))] if table_cost is not None else []),
         *([("weight-gradients", find_weight_gradients)] if options.weight_gradients else []),

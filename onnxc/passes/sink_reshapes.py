@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from onnxc.ir.expr import Dim, always_equal, floordiv
 from onnxc.ir.graph import Graph, Node, Value
 from onnxc.ir.types import same_shape
 from onnxc.passes.simplify import Rewriter
+from onnxc.passes.uniform import number_of
 from onnxc.primitives.base import Kind, lookup
-from onnxc.primitives.builder import Builder, constant_of
+from onnxc.primitives.builder import Builder
 
 LEAST_RANK = 3  # of the shape before: an image's, or a line's
 
@@ -130,15 +129,6 @@ def _common(a: Dim, b: Dim) -> Dim | None:
     return next((by for by, d in ((a, b), (b, a)) if always_equal(by * floordiv(d, by), d)), None)
 
 
-def _same(v: Value) -> np.ndarray | None:
-    """The number that a constant has everywhere, as a group normalization's scales before those of its channels."""
-    x = constant_of(v)
-    if x is None or not x.size or x.dtype.kind not in "fiub":
-        return None
-    first = np.array(x.flat[0], x.dtype)
-    return first if x.tobytes() == first.tobytes() * x.size else None
-
-
 def _spread(b: Builder, v: Value, pieces: Sequence[Piece], before: Sequence[Dim], after: Sequence[Dim]) -> Value | None:
     """An operand that broadcasts to the shape after, as one that broadcasts to the shape before: with its numbers along
     an axis repeated where it has one for several neighbours. None where that would not be so, or along the last axis,
@@ -146,7 +136,7 @@ def _spread(b: Builder, v: Value, pieces: Sequence[Piece], before: Sequence[Dim]
     """
     if all(d == 1 for d in v.shape):
         return v if v.rank == 0 else b.reshape(v, ())
-    if (same := _same(v)) is not None:
+    if (same := number_of(v)) is not None:
         return b.constant(same)
     own = (*(1,) * (len(after) - v.rank), *v.shape)
     full = [own[p.after] != 1 for p in pieces]
