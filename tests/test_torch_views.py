@@ -85,6 +85,22 @@ def test_views_with_elements_in_common() -> None:
     assert not fallbacks()
 
 
+def test_windows_that_overlap() -> None:
+    """An element that is in two windows is one element in memory."""
+
+    def f(x: Any) -> Any:
+        y = (x * 2).unfold(0, 3, 1)
+        return y, (x + 1).unfold(0, 2, 2), y.sum(1) * 2
+
+    for dynamic in (False, True):
+        x = torch.randn(6)
+        found, expected = through(f, dynamic=dynamic)(x), f(x)
+        same(found, expected)
+        found[0][1].zero_(), expected[0][1].zero_()
+        same(found, expected)
+    assert not fallbacks()
+
+
 def test_changed_arguments_with_elements_in_common() -> None:
     def f(x: Any, y: Any) -> Any:
         return x.add_(1), y.mul_(2)
@@ -93,6 +109,23 @@ def test_changed_arguments_with_elements_in_common() -> None:
     with torch.no_grad():
         same(through(f)(a[:3], a[2:]), f(b[:3], b[2:]))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("where", [(slice(None, None, 2), slice(None, None, 2)), (slice(2, 6), slice(2))])
+def test_views_of_changed_arguments_with_gaps_or_an_offset(where: Any) -> None:
+    """Of open sizes, PyTorch makes these of strides and offset, which are those in the argument's own memory."""
+
+    def f(x: Any) -> Any:
+        before = x.chunk(2)[1]
+        x.copy_(torch.arange(2.0))
+        x[1:].t().mul_(3)
+        return before, x[x.shape[0] // 2 :].t(), x.view_as(x)
+
+    a, b = (torch.arange(40.0).view(10, 4) for _ in range(2))
+    found, expected = through(f, dynamic=True)(a[where]), f(b[where])
+    same(found, expected)
+    found[1].zero_(), expected[1].zero_()
+    same([a, *found], [b, *expected])
 
 
 def test_views_of_an_argument_that_is_changed() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.ao.quantization.fx import _decomposed
@@ -35,6 +36,7 @@ from onnxc.torch.losses import with_losses
 from onnxc.torch.pools import POOLS
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
+from onnxc.torch.views import set_on_arguments
 
 _OWN = ("freezing", "fallback")
 _PASSED = ("threads", "cache", "accuracy", "tuned", "mode", "fusion", "attention", "dtype", "memory_limit", "record")
@@ -76,7 +78,10 @@ def backend(
 
     def compiled(kind: str, frozen: bool) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            positions = _weights() if frozen else ()
+            facts = _facts()
+            positions = _weights(facts) if frozen else ()
+            if facts is not None and kind != "backward":
+                set_on_arguments(graph, facts)
             program = Program(graph, Options(positions, chosen.fallback, chosen.compile, kind != "backward"))
             if kind == "inference" and _is_plain(program, inputs):
                 plain.append(program)
@@ -117,8 +122,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **options: Any) -> tuple[fx.Gr
 
 def _is_plain(program: Program, inputs: Sequence[Any]) -> bool:
     """Whether AOTAutograd has nothing to do about a call of the program that is being compiled but to hand it on."""
-    context = TracingContext.try_get()
-    facts = None if context is None else context.fw_metadata
+    facts = _facts()
     if facts is None or facts.num_mutated_inp_runtime_indices or facts.num_outputs_aliased:
         return False
     if facts.num_intermediate_bases or facts.dynamic_outputs or facts.grad_enabled_mutation is not None:
@@ -187,10 +191,14 @@ def _boxed(program: Program) -> Callable[..., Any]:
     return call
 
 
-def _weights() -> tuple[int, ...]:
-    """Positions of the parameters and buffers in the graph that is being compiled, but for those that it changes."""
+def _facts() -> ViewAndMutationMeta | None:
+    """What AOTAutograd knows of the graph that is being compiled."""
     context = TracingContext.try_get()
-    facts = None if context is None else context.fw_metadata
+    return None if context is None else context.fw_metadata
+
+
+def _weights(facts: ViewAndMutationMeta | None) -> tuple[int, ...]:
+    """Positions of the parameters and buffers in the graph that is being compiled, but for those that it changes."""
     if facts is None:
         return ()
     changed = {*facts.mutated_inp_runtime_indices, *facts.mutated_graph_handled_indices}

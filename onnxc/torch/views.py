@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
 
 _MARK = "onnxc_view"
 
@@ -21,6 +22,34 @@ _MARK = "onnxc_view"
 def is_returned_view(node: fx.Node) -> bool:
     """Whether PyTorch is to make this node, a view that the graph returns."""
     return _MARK in node.meta
+
+
+def set_on_arguments(module: fx.GraphModule, facts: ViewAndMutationMeta) -> None:
+    """Makes results that are views of what an argument becomes views of that argument itself, in place.
+
+    AOTAutograd writes the new contents to the argument, and then makes the view of it once more: with strides and
+    offset that must be of the argument's memory, where what the graph computes lies otherwise.
+    """
+    graph = module.graph
+    (end,) = graph.find_nodes(op="output")
+    arguments, outputs = graph.find_nodes(op="placeholder"), list(end.args[0])
+    first = len(facts.tokens)  # these come before all else, among arguments and results
+    changed = {k: outputs[first + at] for at, k in enumerate(facts.mutated_inp_runtime_indices)}
+    for at, info in enumerate(facts.output_info, first + len(changed)):
+        k = info.base_idx
+        if info.output_type is not OutputType.alias_of_input or k not in changed:
+            continue
+        chain = _chain(outputs[at])
+        if changed[k] in chain and not facts.input_info[k].mutates_metadata:
+            copies = {changed[k]: arguments[first + k]}
+            with graph.inserting_before(end):
+                for n in reversed(chain[: chain.index(changed[k])]):
+                    copies[n] = graph.node_copy(n, lambda x, copies=copies: copies.get(x, x))
+            outputs[at] = copies[outputs[at]]
+    end.args = (type(end.args[0])(outputs),)
+    for n in reversed(graph.nodes):
+        if _is_view(n) and not n.users:
+            graph.erase_node(n)
 
 
 def set_views_apart(module: fx.GraphModule) -> None:
@@ -71,7 +100,7 @@ def _is_shared(chain: Sequence[fx.Node], chains: dict[fx.Node, list[fx.Node]]) -
         return True
     if any("as_strided" in str(n.target) for n in chain) and not _is_dense(root):
         return False  # it speaks of addresses in memory, which must be PyTorch's from the start
-    if any(n in chains for n in chain[1:]) or _repeats(node):
+    if any(n in chains for n in chain[1:]) or _repeats(chain):
         return True
     others = [o for o, c in chains.items() if o is not node and c[-1] is root]
     return any(_may_overlap(node, o) for o in others)
@@ -85,13 +114,20 @@ def _is_dense(node: fx.Node) -> bool:
     return bool(x.is_contiguous() and x.storage_offset() == 0)
 
 
-def _repeats(node: fx.Node) -> bool:
-    """Whether a view has elements more than once, as an expanded tensor."""
-    x = node.meta.get("val")
+def _repeats(chain: Sequence[fx.Node]) -> bool:
+    """Whether a view may have elements more than once, as an expanded tensor, or windows that overlap."""
+    x = chain[0].meta.get("val")
     if not isinstance(x, torch.Tensor):
         return False
     strides = (s for d, s in zip(x.shape, x.stride(), strict=True) if type(d) is not int or d > 1)
-    return any(type(s) is int and s == 0 for s in strides)
+    if any(type(s) is int and s == 0 for s in strides):
+        return True
+    if not any(n.target in _OF_STRIDES for n in chain):
+        return False
+    return not _is_known(x) or (x.numel() > 0 and int(_elements(x, _end(x)).sum()) < x.numel())
+
+
+_OF_STRIDES = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)  # whose strides may be any
 
 
 def _may_overlap(node: fx.Node, other: fx.Node) -> bool:
@@ -101,9 +137,7 @@ def _may_overlap(node: fx.Node, other: fx.Node) -> bool:
         return True
     if not a.numel() or not b.numel():
         return False
-    seen = np.zeros(max(map(_end, (a, b))), np.bool_)
-    _of_memory(seen, a)[...] = True
-    return bool(_of_memory(seen, b).any())
+    return bool(_of_memory(_elements(a, max(map(_end, (a, b)))), b).any())
 
 
 def _is_known(x: Any) -> bool:
@@ -115,6 +149,13 @@ def _is_known(x: Any) -> bool:
 def _end(x: torch.Tensor) -> int:
     """How many elements of the memory lie before the end of a tensor."""
     return int(x.storage_offset() + 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)))
+
+
+def _elements(x: torch.Tensor, size: int) -> np.ndarray[Any, Any]:
+    """Which elements of a memory of that size are a tensor's."""
+    memory = np.zeros(size, np.bool_)
+    _of_memory(memory, x)[...] = True
+    return memory
 
 
 def _of_memory(memory: np.ndarray[Any, Any], x: torch.Tensor) -> np.ndarray[Any, Any]:
