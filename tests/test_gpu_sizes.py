@@ -104,3 +104,24 @@ def test_convolutions_of_open_images_have_tiles_for_some() -> None:
     found = for_few_rows(facts)
     assert [most for _, most in found] == sorted(most for _, most in found)
     assert found[-1][1] >= FEW_PLACES[0] and len({blocks for blocks, _ in found}) == len(found)
+
+
+@needs_triton
+def test_the_first_of_equal_elements_where_loops_are_divided(simulator: Simulator) -> None:
+    """What is read in the order of memory has its positions in another one."""
+    made = model("""g (float[N, 12, C] x) => (int64[N] y) <int64[2] rows = {0, -1}> {
+        t = Transpose <perm = [0, 2, 1]> (x)  r = Reshape (t, rows)  y = ArgMax <axis = 1, keepdims = 0> (r)
+    }""")
+    x = rng.integers(0, 3, (4, 12, 40)).astype(np.float32)
+    answer = simulator.run(made, [x], tile={"points": 2, "turns": 16})
+    np.testing.assert_array_equal(answer.outputs[0], expected(made, {"x": x}))
+
+
+@needs_triton
+def test_numbers_beyond_32_bits_that_no_buffer_has(simulator: Simulator) -> None:
+    """A slice's end beyond its tensor's: of two sizes the lesser one, of which the other overflows."""
+    made = model("""g (float[N] x, float[M] z) => (float[P] y) <int64[1] from = {0}, int64[1] large = {1048576}> {
+        s = Shape (z)  to = Mul (s, large)  t = Slice (x, from, to)  y = Neg (t)
+    }""")
+    x = floats(7)
+    np.testing.assert_array_equal(simulator.run(made, [x, floats(4096)]).outputs[0], -x)

@@ -56,7 +56,8 @@ def emit_convolution(
     def tiled(blocks: Blocks, _most: int | None = None, wide: bool = False) -> list[Kernel]:
         return [_Product(group, layout, options).kernel(blocks, wide)]
 
-    which = far(touched(group, layout), product.rows * product.outputs * product.groups)
+    numbers = tiled(many)[0].buffers.numbers
+    which = far(touched(group, layout), product.rows * product.outputs * product.groups, numbers=numbers)
     by_size = partial(by_rows, product.rows, for_few_rows(facts), many, tiled)
     return either(which, lambda: tiled(many, wide=True), by_size)
 

@@ -248,9 +248,9 @@ def emit_depthwise(group: Group, layout: Layout, choice: Strips | None = None) -
         programs = ceildiv(prod(kernel.rows) * own.channels, own.lanes) * ceildiv(kernel.outputs, own.channels)
         return [Kernel(lines, kernel.buffers, programs, own.warps, 3, "conv", wide)]
 
-    rows = prod(_Depthwise(group, layout, own).rows)
-    which = far(touched(group, layout), rows * own.channels * own.run)
-    return either(which, lambda: emitted(True), lambda: emitted(False))
+    rows, narrow = prod(_Depthwise(group, layout, own).rows), emitted(False)
+    which = far(touched(group, layout), rows * own.channels * own.run, numbers=narrow[0].buffers.numbers)
+    return either(which, lambda: emitted(True), lambda: narrow)
 
 
 def _packed(node: Node, w: np.ndarray) -> Packed:

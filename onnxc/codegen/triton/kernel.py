@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.extern import Multiplication, Start
 from onnxc.codegen.triton.terms import Buffers
-from onnxc.ir.expr import Dim, Expr, bounds, exceeds
+from onnxc.errors import LimitError
+from onnxc.ir.expr import Call, Dim, Expr, bounds, exceeds, is_nonnegative, of, reach, symbols
 from onnxc.ir.graph import Value
+from onnxc.loops.loop_index import is_size
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
 
@@ -101,13 +103,51 @@ def either(which: Dim, some: Callable[[], list[Kernel]], others: Callable[[], li
     return [replace(k, when=k.when * when) for kernels, when in forms for k in kernels]
 
 
-def far(values: Iterable[Value], *dims: Dim, rows: tuple[Dim, int | None] = (0, None)) -> Dim:
+def far(
+    values: Iterable[Value],
+    *dims: Dim,
+    rows: tuple[Dim, int | None] = (0, None),
+    numbers: Mapping[Dim, bool] | None = None,
+) -> Dim:
     """1 where positions in these buffers, or as many things as `dims` say, may need more than 32 bits, 0 where they do
-    not: an expression if only the run knows. `rows`: a size, and the most that it is here.
+    not: an expression if only the run knows. `rows`: a size, and the most that it is here. `numbers`: what a kernel
+    computes with 32 bits, as its `Buffers` have it.
     """
     sizes = dict.fromkeys(_at_most(d, *rows) for d in [*(v.t.size for v in values), *dims])
     large = [d for d in sizes if not _small(d)]
-    return 1 if any(isinstance(d, int) for d in large) else exceeds(sum(large), FAR)
+    try:
+        large += _reached(numbers or {}, sum(large))
+        return 1 if any(map(_is_long, large)) else exceeds(sum(large), FAR)
+    except LimitError:  # too long an expression to ask
+        return 1
+
+
+def _reached(numbers: Mapping[Dim, bool], known: Dim) -> list[Dim]:
+    """How far numbers of a kernel reach, besides those that are small where what is `known` is. A size may be large
+    where another one is 0, and so may a product of which a lesser size is taken. Of a sum of products, such as a place
+    in a buffer, the parts may overflow where the sum does not.
+    """
+    found: list[Dim] = []
+    sizes = sorted({s for d in numbers for s in symbols(d) if is_size(s)})
+    parts = [part for d, whole in numbers.items() for part in (*([d] if whole else ()), *_arguments(d))]
+    for most in dict.fromkeys([*map(of, sizes), *map(reach, dict.fromkeys(parts))]):
+        if not _small(most) and not is_nonnegative(known + FAR // 2 - most):
+            found.append(most)
+            known = known + most
+    return found
+
+
+def _arguments(d: Dim) -> Iterator[Dim]:
+    """What has to be right for an expression to be right but for multiples of 2**32: what is divided or compared."""
+    for call in d.atoms() if isinstance(d, Expr) else ():
+        for part in call.args if isinstance(call, Call) else ():
+            yield part
+            yield from _arguments(part)
+
+
+def _is_long(d: Dim) -> bool:
+    """Whether a size is always large, or has factors that no number of 32 bits is."""
+    return isinstance(d, int) or any(c >= WIDE for _, c in d.terms)
 
 
 def is_wide(values: Iterable[Value], *dims: Dim, rows: tuple[Dim, int | None] = (0, None)) -> bool:

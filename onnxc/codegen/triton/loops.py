@@ -23,9 +23,9 @@ from onnxc.codegen.triton.kernel import WIDE, Kernel, either, far, indent
 from onnxc.codegen.triton.terms import Buffers, Scope, TermEmitter, TileVariable
 from onnxc.codegen.triton.tiles import Facts, Tile
 from onnxc.ir import dtypes
-from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod, symbols, upper
+from onnxc.ir.expr import Dim, Symbol, ceildiv, coefficient, prod, symbols
 from onnxc.loops.nest import Loop, Nest, Phase, addresses, phase_terms
-from onnxc.loops.terms import Guard, Load, Position, Reduction, Term, walk
+from onnxc.loops.terms import Guard, Load, Reduction, Term, walk
 
 
 @dataclass
@@ -61,25 +61,24 @@ def emit_sections(
         normalise(nest, divide=True)
     own = choice if len(nests) == 1 else None
 
-    def kernel(wide: bool) -> list[Kernel]:
+    def kernel(wide: bool) -> Kernel:
         buffers = Buffers(apart=apart or {})
         bodies = [body for nest in nests for body in NestEmitter(nest, buffers, wide, own).bodies()]
         lines, programs = _dealt(bodies, buffers)
-        return [Kernel(lines, buffers, programs, max(b.warps for b in bodies), wide=wide)]
+        return Kernel(lines, buffers, programs, max(b.warps for b in bodies), wide=wide)
 
-    return either(_needs_far(nests), lambda: kernel(True), lambda: kernel(False))
+    narrow = kernel(False)
+    return either(_needs_far(nests, narrow.buffers.numbers), lambda: [kernel(True)], lambda: [narrow])
 
 
-def _needs_far(nests: list[Nest]) -> Dim:
+def _needs_far(nests: list[Nest], numbers: Mapping[Dim, bool]) -> Dim:
     """1 where places, or numbers that are made of them, need more than 32 bits; an expression if the run decides it."""
     terms = [t for n in nests for p in n.phases for r in _terms(p) for t in walk(r)]
     if any(_is_far(t) for t in terms):
         return 1
-    positions = [d for t in terms if isinstance(t, Position) for d in (t.expr, -t.expr)]
-    most = [upper(d) for d in dict.fromkeys(positions)]
     touched = [t.value for t in terms if isinstance(t, Load)] + [s.value for n in nests for s in n.stores()]
     points = [prod(d for _, d in [*n.outer, *p.loops]) for n in nests for p in n.phases]
-    return far(touched, *points, *(WIDE if d is None else d for d in most))
+    return far(touched, *points, numbers=numbers)
 
 
 def _is_far(term: Term) -> bool:
@@ -487,8 +486,10 @@ class _Accumulator:
                 f"{x} = tl.where({x} != {x}, {self.neutral}, {x})",
             ]
             test = f"({test}) | (({x} == {v}) & ({p} > {i}))"
-        elif self.dtype.is_float:
-            lines.append(f'{x} = tl.where(({x} != {x}) & ({p} == 0), float("{self._sign}inf"), {x})')
+        else:  # turns need not be in the order of positions
+            if self.dtype.is_float:
+                lines.append(f'{x} = tl.where(({x} != {x}) & ({p} == 0), float("{self._sign}inf"), {x})')
+            test = f"({test}) | (({x} == {v}) & ({p} < {i}))"
         lines.append(f"{self.name}_b = {test}")
         return [*lines, f"{v} = tl.where({self.name}_b, {x}, {v})", f"{i} = tl.where({self.name}_b, {p}, {i})"]
 

@@ -81,7 +81,8 @@ class Packed:
 class Buffers:
     """The parameters of a kernel: storages in the order of p0, p1, ..., sizes, and what else it asks for. `apart` are
     storages whose rows are apart: the elements of a row, and those from row to row. `words` are those that stages of
-    the kernel hand each other numbers in, as integers, by the storage whose numbers they are (relay.py).
+    the kernel hand each other numbers in, as integers, by the storage whose numbers they are (relay.py). `numbers` are
+    the expressions that it computes; those that are only places in a buffer have False.
     """
 
     storages: list[Value | Packed] = field(default_factory=list)
@@ -89,6 +90,7 @@ class Buffers:
     reports: bool = False  # whether it may find an index out of bounds or a division by zero
     apart: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     words: Mapping[int, Value] = field(default_factory=dict)
+    numbers: dict[Dim, bool] = field(default_factory=dict)
     _count: int = 0
 
     def pointer(self, storage: Value | Packed) -> str:
@@ -280,9 +282,10 @@ class TermEmitter:
         one = f"tl.full({spelling.ones(len(self.shape))}, 0, {spelling.computed(term.dtype)})"
         return f"{one} + {text}"
 
-    def index(self, d: Dim, scope: Scope, guarding: Guarding = ()) -> str:
-        """An index expression; what it reads from memory is read first."""
+    def index(self, d: Dim, scope: Scope, guarding: Guarding = (), place: bool = False) -> str:
+        """An index expression, which may be a place in a buffer; what it reads from memory is read first."""
         self._of((d,))
+        self.buffers.numbers[d] = self.buffers.numbers.get(d, False) or not place
         for s in sorted(symbols(d) & self.lookups.keys(), key=lambda s: s.key):
             self.names[s] = self._lookup(s, scope, guarding)
         for s in sorted(symbols(d) & self._conditions.keys(), key=lambda s: s.key):
@@ -438,7 +441,7 @@ class TermEmitter:
     ) -> tuple[str, str | None]:
         """Pointers, and the mask of those that may be followed; of equal shapes."""
         mask, axes = self.mask(deps, scope, guarding, self._between_rows(storage, address))
-        text = self.index(address, scope, guarding)
+        text = self.index(address, scope, guarding, place=True)
         if not axes <= self.axes(deps):
             shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
             text = f"({text} + tl.zeros({shape}, tl.int32))"
@@ -467,7 +470,7 @@ class TermEmitter:
         # Along an axis that the address lacks only some lanes count (rows of a product with one row, say).
         more = {d for d in self.deps(term) if isinstance(d, Symbol) and not self.axes([d]) <= self.axes(deps)}
         mask, _ = self.mask(deps | more, scope, (), None if more else self._between_rows(storage, address))
-        text = self.index(address, scope)
+        text = self.index(address, scope, place=True)
         if more or not self.axes(deps):
             axes = self.axes(more)
             shape = tuple(n if a in axes else 1 for a, n in enumerate(self.shape))
