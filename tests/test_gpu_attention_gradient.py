@@ -220,7 +220,7 @@ def test_steps_are_differentiated_as_written() -> None:
     assert prepare is not None
     found = [n for n in prepare(graph, graph.inputs[:3]).nodes if n.op in ("attention", "exp")]
     assert sorted(n.op for n in found) == ["attention", "exp", "exp"] and not any("steps" in n.attrs for n in found)
-    both = Case(7, 5, mask=np.zeros((7, 5)), hidden=np.eye(7, 5) == 1)
+    both = Case(7, 5, mask=np.arange(35.0).reshape(7, 5), hidden=np.eye(7, 5) == 1)
     with pytest.raises(UnsupportedError, match="no derivative through add, fill"):
         joint(onnx_file.load(model_of([both])[0]), "loss", ["q0"], prepare=lambda g, wrt: fuse_attention(g))
 
