@@ -263,3 +263,52 @@ def test_sizes_that_others_decide(f: Any, shapes: list[tuple[int, ...]]) -> None
             x = torch.randn(shape)
             torch.testing.assert_close(compiled(x), f(x))
     assert not fallbacks()
+
+
+def scaled(x: Any, b: Any) -> Any:
+    x.mul_(2)
+    return x[1:3], x.view(-1), b[1:], b * 2
+
+
+def as_integers(x: Any, b: Any) -> Any:
+    y = b * 2
+    x.mul_(2)
+    return x.view(torch.int32).chunk(2)[1], y, y.view(torch.int32)[b.shape[0] // 2 :]
+
+
+def turned(x: Any, b: Any) -> Any:
+    x.t_()
+    x.mul_(2)
+    return x[x.shape[0] // 2 :], b + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("f", [scaled, as_integers, turned])
+def test_views_of_arguments_that_share_memory(f: Any, dynamic: bool) -> None:
+    a, b = (torch.arange(20.0).view(10, 2) for _ in range(2))
+    found, expected = through(f, dynamic=dynamic)(a[2:6], a), f(b[2:6], b)
+    same(found, expected)
+    found[0].add_(1), expected[0].add_(1)
+    same([a, *found], [b, *expected])
+
+
+def test_gradients_of_arguments_that_share_memory() -> None:
+    def gradient(f: Any) -> Any:
+        w = torch.arange(20.0).requires_grad_()
+        b = w.view(10, 2) * 1
+        return torch.autograd.grad([y.square().sum() for y in f(b[2:6], b)], w)
+
+    close(gradient(through(scaled)), gradient(scaled))
+
+
+def test_a_changed_part_that_begins_in_the_same_column() -> None:
+    """PyTorch takes two such matrices to be apart in memory."""
+    a, b = (torch.arange(40.0).view(10, 4) for _ in range(2))
+    same(through(lambda x, b: (x.mul_(2), b * 2))(a[2:6, :2], a), (b[2:6, :2].mul_(2), b * 2))
+
+
+def test_the_transpose_of_an_argument_with_gaps() -> None:
+    a, b = (torch.arange(60.0).view(20, 3) for _ in range(2))
+    x, y = a[2:12:2, :2], b[2:12:2, :2]
+    found, expected = through(turned, dynamic=True)(x, x.new_ones(1)), turned(y, y.new_ones(1))
+    same([a, x, *found], [b, y, *expected])

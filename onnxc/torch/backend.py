@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -25,7 +27,7 @@ from torch.ao.quantization.fx import _decomposed
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from onnxc.errors import InputError
+from onnxc.errors import InputError, UnsupportedError
 from onnxc.frontends.torch_fx import RULES, source_line
 from onnxc.report import Report
 from onnxc.torch.composites import COMPOSITES
@@ -36,7 +38,7 @@ from onnxc.torch.losses import with_losses
 from onnxc.torch.pools import POOLS
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
-from onnxc.torch.views import set_on_arguments
+from onnxc.torch.views import LostView, check_overlap, set_on_arguments
 
 _OWN = ("freezing", "fallback")
 _PASSED = ("threads", "cache", "accuracy", "tuned", "mode", "fusion", "attention", "dtype", "memory_limit", "record")
@@ -81,6 +83,7 @@ def backend(
             facts = _facts()
             positions = _weights(facts) if frozen else ()
             if facts is not None and kind != "backward":
+                check_overlap(inputs, facts)
                 set_on_arguments(graph, facts)
             program = Program(graph, Options(positions, chosen.fallback, chosen.compile, kind != "backward"))
             if kind == "inference" and _is_plain(program, inputs):
@@ -92,26 +95,42 @@ def backend(
 
     def traced(keep: bool) -> Callable[..., Any]:
         plain.clear()
-        return aot_autograd(  # type: ignore[no-any-return]
-            fw_compiler=compiled("forward", False),
-            bw_compiler=compiled("backward", False),
-            inference_compiler=compiled("inference", freezing),
-            partition_fn=_partition,
-            decompositions=decompositions(),
-            keep_inference_input_mutations=keep,
-        )(prepared, inputs)
+        with _views_by_strides(inputs):
+            return aot_autograd(  # type: ignore[no-any-return]
+                fw_compiler=compiled("forward", False),
+                bw_compiler=compiled("backward", False),
+                inference_compiler=compiled("inference", freezing),
+                partition_fn=_partition,
+                decompositions=decompositions(),
+                keep_inference_input_mutations=keep,
+            )(prepared, inputs)
 
     _check_out(module)
     _as_traced(module, inputs)
     prepared = with_dense_attention(with_losses(with_layers(module)))
     try:
         found = traced(keep=False)
+    except LostView as error:
+        if not chosen.fallback:
+            raise UnsupportedError(f"torch.compile(backend='onnxc', fallback=False): {error}") from None
+        return module.forward  # type: ignore[no-any-return]
     except AssertionError as error:
         try:  # a parameter of which `.data` is another tensor: PyTorch has that in graphs alone
             found = traced(keep=True)
         except Exception:
             raise error from None
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
+
+
+def _views_by_strides(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Where arguments lie in one memory, has AOTAutograd make results in it by strides and offset.
+
+    It takes such arguments for views of one base. A result's own views, called once more, would be of that base too,
+    and not of the argument.
+    """
+    places = [x.untyped_storage()._cdata for x in inputs if type(x) in (torch.Tensor, torch.nn.Parameter)]
+    shared = len({*places}) < len(places)
+    return config.patch(view_replay_for_aliased_outputs=False) if shared else nullcontext()
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -14,9 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.schemas import OutputType, ViewAndMutationMeta
+from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch._functorch import config
+from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType, ViewAndMutationMeta
 
 _MARK = "onnxc_view"
+
+
+class LostView(Exception):
+    """AOTAutograd would not make the view of an argument, or of a result, that the caller is to have."""
 
 
 def is_returned_view(node: fx.Node) -> bool:
@@ -46,10 +52,58 @@ def set_on_arguments(module: fx.GraphModule, facts: ViewAndMutationMeta) -> None
                 for n in reversed(chain[: chain.index(changed[k])]):
                     copies[n] = graph.node_copy(n, lambda x, copies=copies: copies.get(x, x))
             outputs[at] = copies[outputs[at]]
+    _check(facts, arguments[first:], outputs[first + len(changed) :])
     end.args = (type(end.args[0])(outputs),)
     for n in reversed(graph.nodes):
         if _is_view(n) and not n.users:
             graph.erase_node(n)
+
+
+def check_overlap(inputs: Sequence[Any], facts: ViewAndMutationMeta) -> None:
+    """LostView where arguments have elements in common, one is changed, and PyTorch takes them to be apart.
+
+    Its quick test of two matrices of one pitch does so where one begins in the same column as the other.
+    """
+    if not facts.mutated_inp_runtime_indices:
+        return
+    groups: dict[int, list[torch.Tensor]] = {}
+    for x in inputs:
+        if type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided:
+            groups.setdefault(x.untyped_storage()._cdata, []).append(x)
+    for tensors in groups.values():
+        known = compute_overlapping_tensors(tensors, symbolic=False) if len(tensors) > 1 else ()
+        for k, x in enumerate(tensors):
+            if any(k not in known and _overlap(x, y) for y in tensors[:k] + tensors[k + 1 :]):
+                raise LostView("arguments that have elements in common, and one is changed")
+
+
+def _check(facts: ViewAndMutationMeta, arguments: Sequence[fx.Node], outputs: Sequence[Any]) -> None:
+    """LostView where AOTAutograd makes a view by strides and offset that are another memory's, or of another dtype."""
+    for node, info in zip(outputs, facts.output_info, strict=False):
+        if not isinstance(node, fx.Node) or _is_replayed(info):
+            continue
+        if info.output_type is OutputType.alias_of_input:
+            base = arguments[info.base_idx]
+        elif info.output_type is OutputType.alias_of_intermediate_base_is_user_output:
+            base = outputs[info.base_idx]
+        elif info.output_type in _OF_INTERMEDIATE:
+            base = outputs[len(facts.output_info) + info.base_idx]
+        else:
+            continue
+        if base not in _chain(node):
+            raise LostView(f"a view of {base}, which is changed")
+        if node.meta["val"].dtype != base.meta["val"].dtype:
+            raise LostView(f"a view of {base} to another dtype")
+
+
+_OF_INTERMEDIATE = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
+
+
+def _is_replayed(info: OutputAliasInfo) -> bool:
+    """Whether AOTAutograd calls the ops that made a view once more, which takes no strides of the graph's result."""
+    if not config.view_replay_for_aliased_outputs or info.view_meta_sequence is None:
+        return False
+    return not any(m.has_symbolic_inputs for m in info.view_meta_sequence.sequence)
 
 
 def set_views_apart(module: fx.GraphModule) -> None:
@@ -132,10 +186,13 @@ _OF_STRIDES = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)
 
 def _may_overlap(node: fx.Node, other: fx.Node) -> bool:
     """Whether two views of a tensor may have elements in common: tried out, where all sizes are known."""
-    a, b = node.meta.get("val"), other.meta.get("val")
+    return _overlap(node.meta.get("val"), other.meta.get("val"))
+
+
+def _overlap(a: Any, b: Any) -> bool:
     if not _is_known(a) or not _is_known(b) or a.dtype.itemsize != b.dtype.itemsize:
         return True
-    if not a.numel() or not b.numel():
+    if not a.numel() or not b.numel() or max(a.storage_offset(), b.storage_offset()) >= min(_end(a), _end(b)):
         return False
     return bool(_of_memory(_elements(a, max(map(_end, (a, b)))), b).any())
 
