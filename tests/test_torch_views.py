@@ -312,3 +312,17 @@ def test_the_transpose_of_an_argument_with_gaps() -> None:
     x, y = a[2:12:2, :2], b[2:12:2, :2]
     found, expected = through(turned, dynamic=True)(x, x.new_ones(1)), turned(y, y.new_ones(1))
     same([a, x, *found], [b, y, *expected])
+
+
+def test_graphs_that_are_left_to_pytorch_are_reported() -> None:
+    """Views that AOTAutograd would lose: PyTorch runs such a graph, and the report says so."""
+
+    def f(x: Any) -> Any:
+        x.mul_(2)
+        return x.view(torch.int32).chunk(2)[1]
+
+    a, b = torch.arange(8.0), torch.arange(8.0)
+    found = torch.compile(f, backend="onnxc", dynamic=True)(a)
+    same([a, found], [b, f(b)])
+    assert [g.kind for g in onnxc.torch.report().graphs if g.fallbacks][-1] == "eager"
+    assert "another dtype" in str(onnxc.torch.report())

@@ -43,6 +43,7 @@ from onnxc.torch.views import LostView, check_overlap, set_on_arguments
 _OWN = ("freezing", "fallback")
 _PASSED = ("threads", "cache", "accuracy", "tuned", "mode", "fusion", "attention", "dtype", "memory_limit", "record")
 _programs: list[tuple[str, weakref.ref[Program]]] = []
+_left: list[tuple[weakref.ref[fx.GraphModule], str]] = []  # graphs that PyTorch runs as they are, and why
 
 
 def backend(
@@ -113,6 +114,7 @@ def backend(
     except LostView as error:
         if not chosen.fallback:
             raise UnsupportedError(f"torch.compile(backend='onnxc', fallback=False): {error}") from None
+        _left[:] = [*(pair for pair in _left if pair[0]() is not None), (weakref.ref(module), str(error))]
         return module.forward  # type: ignore[no-any-return]
     except AssertionError as error:
         try:  # a parameter of which `.data` is another tensor: PyTorch has that in graphs alone
@@ -271,7 +273,7 @@ class GraphReport:
     """One graph that ``torch.compile`` gave to this backend.
 
     Attributes:
-        kind: ``inference``, ``forward`` or ``backward``.
+        kind: ``inference``, ``forward`` or ``backward``; ``eager``: PyTorch runs all of it, as Dynamo has it.
         nodes: how many ATen ops it has.
         fallbacks: the ops that PyTorch computes.
         draws: how many times PyTorch draws random numbers for its programs.
@@ -308,7 +310,14 @@ class TorchReport:
 def report() -> TorchReport:
     """The graphs compiled so far in this process: what fell back to PyTorch, and why; which kernels the rest became."""
     alive = [(kind, program) for kind, ref in _programs if (program := ref()) is not None]
-    return TorchReport(tuple(_described(kind, program) for kind, program in alive))
+    left = [(module, why) for ref, why in _left if (module := ref()) is not None]
+    return TorchReport((*(_described(kind, p) for kind, p in alive), *(_described_as_left(m, why) for m, why in left)))
+
+
+def _described_as_left(module: fx.GraphModule, why: str) -> GraphReport:
+    nodes = [n for n in module.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
+    fallbacks = tuple(Fallback(str(n.target), why, source_line(n)) for n in nodes)
+    return GraphReport("eager", len(nodes), fallbacks, (), 0)
 
 
 def _described(kind: str, program: Program) -> GraphReport:
