@@ -326,3 +326,17 @@ def test_graphs_that_are_left_to_pytorch_are_reported() -> None:
     same([a, found], [b, f(b)])
     assert [g.kind for g in onnxc.torch.report().graphs if g.fallbacks][-1] == "eager"
     assert "another dtype" in str(onnxc.torch.report())
+
+
+def test_many_parts_of_one_memory() -> None:
+    """Of parameters that are parts of one vector, each is looked at beside its neighbours."""
+    a, b = torch.arange(600.0), torch.arange(600.0)
+
+    def step(parts: Any) -> Any:
+        for p in parts:
+            p.mul_(2)
+        return parts[0] + 1
+
+    threes = [slice(k, k + 3) for k in range(0, 600, 3)]
+    for places in (threes, [slice(0, None, 2), slice(1, None, 2)], [slice(7), slice(5, 9)]):
+        same([a, through(step)([a[p] for p in places])], [b, step([b[p] for p in places])])

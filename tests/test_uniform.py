@@ -31,6 +31,7 @@ CONDITIONS = {
     "j = Add (i, one) c = Greater (j, zero)": True,
     "j = Mul (i, one) c = LessOrEqual (m, j)": True,
     "c = Greater (i, zero)": None,
+    "j = Mul (i, big) c = GreaterOrEqual (j, zero)": None,
     "j = Sub (i, one) c = GreaterOrEqual (j, zero)": None,
     "c = Equal (i, zero)": None,
     "j = Cast <to = 6> (i) z = Cast <to = 6> (zero) c = GreaterOrEqual (j, z)": None,
@@ -40,7 +41,7 @@ CONDITIONS = {
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_conditions_of_positions(condition: str) -> None:
     """A choice by one that always holds, or never does, is what it chooses; others are computed."""
-    text = f"""g (float[N, S] x) => (float[N, S] y) <float low = {{-1.5}}, int64 m = {{-1}}> {{
+    text = f"""g (float[N, S] x) => (float[N, S] y) <float low = {{-1.5}}, int64 m = {{-1}}, int64 big = {{4611686018427387904}}> {{
         {COUNT} {condition} y = Where (c, x, low)
     }}"""
     made = model(text)

@@ -400,38 +400,6 @@ def upper(d: Dim) -> Dim | None:
     return total
 
 
-def reach(d: Dim) -> Dim:
-    """What an expression never exceeds, up or down: a sum of products of sizes, free of loop variables.
-
-    >>> n, i = Sym("n"), index("i", Sym("n") * 64)
-    >>> reach(2 * i + 3), reach(i - n), reach(i // n % 7 - n)
-    (128*n + 1, 65*n + 1, n + 7)
-    """
-    if isinstance(d, int):
-        return abs(d)
-    top = upper(d) if not _has_calls(d) and is_nonnegative(d) else None
-    if top is not None:
-        return _added(prod(map(of, mono)) * c for mono, c in _terms(top) if c > 0)
-    return _added(prod(map(_reach_of_atom, mono)) * abs(c) for mono, c in d.terms)
-
-
-def _reach_of_atom(atom: Atom) -> Dim:
-    if isinstance(atom, Symbol):
-        return of(atom) if atom.hi is None else reach(atom.hi)
-    assert isinstance(atom, Call)
-    a, b = atom.args
-    if atom.op == "mod":
-        return reach(b)
-    if atom.op != "floordiv":
-        return reach(a) + reach(b)
-    by = b if all(s.hi is None for s in symbols(b)) else 1
-    return floordiv(reach(a), by) + (0 if is_nonnegative(a) else 1)
-
-
-def _added(parts: Iterable[Dim]) -> Dim:
-    return sum(parts, start=0)
-
-
 def _is_nonnegative_atom(atom: Atom) -> bool:
     lo, _ = _atom_bounds(atom)
     return lo is not None and lo >= 0

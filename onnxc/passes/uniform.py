@@ -6,7 +6,6 @@ them in models of open sizes. (Of known sizes they are constants, which `fold-co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,8 @@ from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.base import Kind, lookup
 from onnxc.primitives.builder import Builder, constant_of
 
-LARGE = 1 << 62  # of constants that are added to positions: the sum then has no bound here
+LARGE = 1 << 62  # numbers that are made of positions, from which on they might not fit in 64 bits
+POSITIONS = 1 << 42  # more than any tensor has
 MOST = 1 << 12  # elements of a constant that are compared
 MOVES = ("reshape", "transpose", "expand", "slice")
 
@@ -66,11 +66,11 @@ def _made(node: Node, known: _Known, r: Rewriter) -> Value | None:
 
 
 class _Known:
-    """What is known of the values of a graph: numbers of those that are uniform, and the least that integers are."""
+    """What is known of the values of a graph: numbers of those that are uniform, and the bounds of int64 elements."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, np.ndarray] = {}
-        self.least: dict[int, int] = {}
+        self.bounds: dict[int, tuple[int, int]] = {}
 
     def see(self, node: Node) -> None:
         """Learns of a node's result."""
@@ -80,9 +80,9 @@ class _Known:
         if number is not None:
             self.numbers[node.output.id] = number
             if node.output.dtype is dtypes.int64:
-                self.least[node.output.id] = int(number)
-        elif (least := self._least(node)) is not None and abs(least) < LARGE:
-            self.least[node.output.id] = least
+                self.bounds[node.output.id] = int(number), int(number)
+        elif (found := self._bounds(node)) is not None and max(map(abs, found)) < LARGE:
+            self.bounds[node.output.id] = found
 
     def _number(self, node: Node) -> np.ndarray | None:
         if node.op == "constant":
@@ -112,31 +112,27 @@ class _Known:
             return None
         return result.astype(node.output.dtype.numpy) if result.ndim == 0 else None
 
-    def _least(self, node: Node) -> int | None:
-        """The least that int64 elements are."""
+    def _bounds(self, node: Node) -> tuple[int, int] | None:
+        """The least and the greatest that int64 elements are."""
         if node.op == "iota":
-            return 0 if node.attrs["dtype"] is dtypes.int64 else None
+            return (0, POSITIONS) if node.attrs["dtype"] is dtypes.int64 else None
         if node.output.dtype is not dtypes.int64:
             return None
-        found = [self.least.get(v.id) for v in node.operands]
+        found = [self.bounds.get(v.id) for v in node.operands]
         if node.op in MOVES or (node.op == "cast" and node.operands[0].dtype is dtypes.int64):
             return found[0]
-        known = [n for n in found if n is not None]
-        if len(known) < 2 or len(known) != len(found):
+        if node.op not in ("add", "mul") or found[0] is None or found[1] is None:
             return None
-        if node.op == "add":
-            return sum(known)
-        return math.prod(known) if node.op == "mul" and min(known) >= 0 else None
+        ends = [a + b if node.op == "add" else a * b for a in found[0] for b in found[1]]
+        return min(ends), max(ends)
 
     def _holds(self, op: str, a: int, b: int) -> bool | None:
         """Whether a comparison of two values always holds, or never; None where that is not known."""
-        low_a, low_b = self.least.get(a), self.least.get(b)
-        if low_a is None or low_b is None:
+        if a not in self.bounds or b not in self.bounds:
             return None
-        if a in self.numbers and low_b > low_a:  # a number, and what is never less
+        (low, high), (least, most) = self.bounds[a], self.bounds[b]
+        if high < least or (high == least and op == "le"):
             return op != "eq"
-        if a in self.numbers and low_b == low_a and op == "le":
-            return True
-        if b in self.numbers and (low_a > low_b or (low_a == low_b and op == "lt")):
+        if low > most or (low == most and op == "lt"):
             return False
         return None

@@ -8,7 +8,7 @@ returns, to make the view of the caller's own tensor once more: so these must be
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,27 @@ def check_overlap(inputs: Sequence[Any], facts: ViewAndMutationMeta) -> None:
         if type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided:
             groups.setdefault(x.untyped_storage()._cdata, []).append(x)
     for tensors in groups.values():
-        known = compute_overlapping_tensors(tensors, symbolic=False) if len(tensors) > 1 else ()
-        for k, x in enumerate(tensors):
-            if any(k not in known and _overlap(x, y) for y in tensors[:k] + tensors[k + 1 :]):
-                raise LostView("arguments that have elements in common, and one is changed")
+        known = compute_overlapping_tensors(tensors, symbolic=False) if len(tensors) > 1 else range(len(tensors))
+        if _have_more_in_common(tensors, known):
+            raise LostView("arguments that have elements in common, and one is changed")
+
+
+def _have_more_in_common(tensors: Sequence[torch.Tensor], known: Collection[int]) -> bool:
+    """Whether tensors of one memory may overlap others, besides those that are known to: in the order of where they
+    begin, each beside those that begin before it ends.
+    """
+    if len(known) == len(tensors):
+        return False
+    if len({x.dtype.itemsize for x in tensors}) > 1 or not all(map(_is_known, tensors)):
+        return True
+    order = sorted(range(len(tensors)), key=lambda k: tensors[k].storage_offset())
+    for at, k in enumerate(order):
+        for other in order[at + 1 :]:
+            if tensors[other].storage_offset() >= _end(tensors[k]):
+                break
+            if not (k in known and other in known) and _overlap(tensors[k], tensors[other]):
+                return True
+    return False
 
 
 def _check(facts: ViewAndMutationMeta, arguments: Sequence[fx.Node], outputs: Sequence[Any]) -> None:

@@ -9,8 +9,9 @@ from onnxc.codegen.triton import spelling
 from onnxc.codegen.triton.extern import Multiplication, Start
 from onnxc.codegen.triton.terms import Buffers
 from onnxc.errors import LimitError
-from onnxc.ir.expr import Call, Dim, Expr, bounds, exceeds, is_nonnegative, of, reach, symbols
+from onnxc.ir.expr import Call, Dim, Expr, bounds, exceeds, is_nonnegative, of, symbols
 from onnxc.ir.graph import Value
+from onnxc.ir.reach import reach
 from onnxc.loops.loop_index import is_size
 from onnxc.planner.groups import Group
 from onnxc.planner.layout import Layout
