@@ -41,7 +41,8 @@ CONDITIONS = {
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_conditions_of_positions(condition: str) -> None:
     """A choice by one that always holds, or never does, is what it chooses; others are computed."""
-    text = f"""g (float[N, S] x) => (float[N, S] y) <float low = {{-1.5}}, int64 m = {{-1}}, int64 big = {{4611686018427387904}}> {{
+    text = f"""g (float[N, S] x) => (float[N, S] y)
+        <float low = {{-1.5}}, int64 m = {{-1}}, int64 big = {{4611686018427387904}}> {{
         {COUNT} {condition} y = Where (c, x, low)
     }}"""
     made = model(text)
