@@ -67,6 +67,9 @@ def linear() -> Iterator[Case]:
             yield Case("LinearRegressor", [x], {**attrs, "post_transform": transform})
     yield Case("LinearRegressor", [x], {"coefficients": floats(5)})
     yield Case("LinearRegressor", [f32(5)], {"coefficients": floats(5)})
+    yield Case("LinearRegressor", [x], {"coefficients": floats(2, 8), "targets": 2})  # the first ten count
+    more = {"coefficients": floats(3, 7), "intercepts": floats(3), "classlabels_ints": [0, 1, 2]}
+    yield Case("LinearClassifier", [x], {**more, "post_transform": "LOGISTIC"}, (INT, FLOAT))
     for scores, classes in ((1, 2), (2, 2), (3, 3)):
         weights = {"coefficients": floats(scores, 5), "intercepts": floats(scores)}
         labels = [3 * i + 1 for i in range(classes)]

@@ -38,6 +38,16 @@ def _matrix(values: Sequence[float] | None, rows: int, what: str) -> np.ndarray:
     return flat.reshape(rows, -1)
 
 
+def _linear(b: Builder, x: Value, values: Sequence[float] | None, rows: int, what: str) -> Value:
+    """x [n, features] by a linear model's coefficients. Of more than there are features for, the first are taken, as
+    onnxruntime does (its own example `logreg_iris.onnx` is such a model).
+    """
+    x = as_float32(b, as_rows(b, x, what))
+    if isinstance(features := x.shape[1], int) and len(values or ()) > rows * features > 0:
+        values = list(values or ())[: rows * features]
+    return _product(b, x, _matrix(values, rows, what))
+
+
 def _product(b: Builder, x: Value, weights: np.ndarray) -> Value:
     """x [n, features] @ weights' [rows, features]."""
     return b.matmul(x, b.constant(np.ascontiguousarray(weights.T)))
@@ -66,8 +76,7 @@ def linear_regressor(
     post_transform: str = "NONE", targets: int = 1,
 ) -> Value:  # fmt: skip
     """x [rows, features] to float32 [rows, targets]."""
-    weights = _matrix(coefficients, targets, "LinearRegressor")
-    y = _product(b, as_float32(b, as_rows(b, x, "LinearRegressor")), weights)
+    y = _linear(b, x, coefficients, targets, "LinearRegressor")
     if intercepts:
         if len(intercepts) != targets:
             raise ModelError(f"LinearRegressor has {len(intercepts)} intercepts for {targets} targets")
@@ -88,7 +97,7 @@ def linear_classifier(
     count = len(intercepts) if intercepts else classes
     if count != classes and (count, classes) != (1, 2):
         raise ModelError(f"{what} has {count} scores for {classes} labels")
-    scores = _product(b, as_float32(b, as_rows(b, x, what)), _matrix(coefficients, count, what))
+    scores = _linear(b, x, coefficients, count, what)
     scores = b.add(scores, row(b, intercepts)) if intercepts else scores
     if count == 1 and classes == 2:
         at = b.cast(b.lt(0.0, b.reshape(scores, (scores.shape[0],))), dtypes.int64)
