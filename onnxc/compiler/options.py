@@ -134,6 +134,7 @@ class CompileOptions:
             widen=not gpu,
             positions=not gpu,
             rows=not gpu,
+            lift=self.fusion_options.lift and not gpu,
             table_cost=None if gpu or not self.fusion_options.tables else byte_table_cost(level(self.cpu)),
         )
 

@@ -22,6 +22,7 @@ from onnxc.passes.regions import sink_constants
 from onnxc.passes.round_products import round_products
 from onnxc.passes.simplify import eliminate_dead, fold_constants, share_common
 from onnxc.passes.sink_reshapes import sink_reshapes
+from onnxc.passes.tiny_weights import lift_tiny_weights
 from onnxc.passes.uniform import fold_uniform
 from onnxc.passes.weight_gradients import find_weight_gradients
 from onnxc.passes.weight_only import keep_weights_packed
@@ -51,6 +52,7 @@ class PassOptions:
         positions: where a vector is true is found by a routine.
         widen: smooth arithmetic of float16 and bfloat16 is done in float32, where `dtype` asks for no halves.
         rows: convolutions of few outputs read graph inputs as these lie.
+        lift: rows and columns of weights that are denormal are scaled.
         table_cost: instructions for a vector that a table of 256 bytes takes: functions of one byte that take more are
             looked up. None: none is.
     """
@@ -71,6 +73,7 @@ class PassOptions:
     positions: bool = True
     widen: bool = True
     rows: bool = True
+    lift: bool = True
     table_cost: int | None = 24
 
 
@@ -104,6 +107,8 @@ def passes(options: PassOptions) -> list[tuple[str, Callable[[Graph], Graph]]]:
         pipeline.append(("divide-gated-products", divide_gated_products))
     if options.merge:
         pipeline.append(("merge-products", merge_products))
+    if options.lift:
+        pipeline.append(("lift-weights", lift_tiny_weights))
     return [
         *pipeline,
         ("sink-reshapes", sink_reshapes),

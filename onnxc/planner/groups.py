@@ -31,6 +31,8 @@ class FusionOptions:
         pairs: on GPUs: two products of one matrix whose results meet in a function, as the gate and what it opens.
         tables: a function from bytes to bytes, as of a quantized model's activations, in one step: its 256 results are
             looked up.
+        lift: on CPUs: channels whose weights are as good as zero, denormal numbers among them, are scaled by powers of
+            two, and back.
         libraries: on GPUs: products by cuBLASLt, where they were measured to take less time.
         rows: on CPUs: each thread takes rows of its own through all steps of a loop, where these do not meet.
         selects: an If of two small branches that cannot fail is no step of the host: both are computed, one is taken.
@@ -54,6 +56,7 @@ class FusionOptions:
     branches: bool = True
     pairs: bool = True
     tables: bool = True
+    lift: bool = True
     libraries: bool = True
     rows: bool = True
     selects: bool = True

@@ -172,6 +172,13 @@ PRODUCTS = 7  # of Strassen's algorithm, where the plain sum has 8
 WIDEST_SCALE = 24  # powers of two by which channels are brought to one scale, at most
 
 
+def _are_near(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether sizes that meet, and are not 0, can be brought to one scale."""
+    both = (first > 0) & (second > 0)
+    apart = np.abs(np.log2(first[both]) - np.log2(second[both]))
+    return bool((apart <= WIDEST_SCALE).all())
+
+
 def _scale(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Powers of two, about first / second; 1 where both are 0."""
     with np.errstate(all="ignore"):
@@ -265,7 +272,10 @@ def _halves(node: Node, lanes: int) -> bool:
     constant = constant_of(node.operands[1])
     if constant is None or not constant.size or any((*a["low"], *a["high"])):
         return False
-    return bool(np.abs(constant).max() < LARGEST)
+    # Channels that training has let die, far smaller than those that they meet, would be lost in sums with these.
+    size = np.abs(constant.reshape(-1, 2, 2 * lanes, 2, int(w[1]) // 2))
+    inputs, outputs = size.max(axis=(0, 1, 2)), size.max(axis=(3, 4))
+    return bool(size.max() < LARGEST) and _are_near(*inputs) and _are_near(outputs[:, 0], outputs[:, 1])
 
 
 def candidates(

@@ -3,7 +3,9 @@
 #include "vlibm.h"
 
 // erf, 2.3 ULP: x times a polynomial for the nearest column, which adding a power of two finds; beyond 3.84 the nearest
-// float is 1.
+// float is 1. Below 2^-64 the polynomial is its constant: there it is given 2^-64, since a denormal number would make
+// each step of it a hundred times as long.
+static constexpr f32 ERF_LEAST = 0x1p-64f;
 #if OX_SHORT
 // 8 columns, which one instruction looks up (16 take three): coefficients of t^0 .. t^7 around x = 17/32 k.
 static const f32 ERF8[8][8] __attribute__((aligned(32))) = {
@@ -23,7 +25,7 @@ static const f32 ERF8[8][8] __attribute__((aligned(32))) = {
      0.00655827392f}};
 OX vf v_erf(vf x) {
   vf a = v_min_fast(bc(3.87f), v_abs(x)), q = a * (32.0f / 17) + 0x1.8p23f;
-  vf t = a - (q - 0x1.8p23f) * (17.0f / 32), t2 = t * t, c[8];
+  vf t = v_max_fast(bc(ERF_LEAST), a) - (q - 0x1.8p23f) * (17.0f / 32), t2 = t * t, c[8];
   OX_UNROLL for (int i = 0; i < 8; i++) c[i] = __builtin_ia32_permvarsf256(*(const vf *)ERF8[i], bits<vi>(q));
   vf p = (c[7] * t2 + (c[6] * t + c[5])) * (t2 * t2) + ((c[4] * t + c[3]) * t2 + (c[2] * t + c[1]));
   return v_or(v_min_fast(bc(1.0f), (p * t + c[0]) * a), v_signbit(x));
@@ -62,7 +64,8 @@ OX vf v_lookup(const f32 *row, vi index) {
 #endif
 }
 OX vf v_erf(vf x) {
-  vf a = v_min_fast(bc(3.87f), v_abs(x)), q = a + 0x1.8p21f, t = a - (q - 0x1.8p21f);
+  vf a = v_min_fast(bc(3.87f), v_abs(x)), q = a + 0x1.8p21f;
+  vf t = v_max_fast(bc(ERF_LEAST), a) - (q - 0x1.8p21f);
   vi k = bits<vi>(q);
   vf p = v_lookup(ERF[0], k);
   OX_UNROLL for (int i = 1; i < 6; i++) p = p * t + v_lookup(ERF[i], k);
