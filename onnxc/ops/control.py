@@ -393,13 +393,27 @@ def loop(
             f"for {len(values)} carried values"
         )
 
+    changed = [k for k in range(len(values)) if not _is_kept(body, k)]
+
     def run(inner: Builder, number: Value, go: Value, carried: list[Value]) -> tuple[Value, list[Value], list[Value]]:
         told = [_as_declared(inner, body, k, v) for k, v in enumerate((number, go))]
-        first, *rest = lower(b, body, inner, [*told, *carried])
-        return scalar(inner, first), rest[: len(values)], rest[len(values) :]
+        now = dict(zip(changed, carried, strict=True))
+        first, *rest = lower(b, body, inner, [*told, *(now.get(k, v) for k, v in enumerate(values))])
+        return scalar(inner, first), [rest[k] for k in changed], rest[len(values) :]
 
-    states, results = iterate(b, trip, condition, values, run, _declared(body, 1 + len(values)))
-    return [*states, *results]
+    states, results = iterate(b, trip, condition, [values[k] for k in changed], run, _declared(body, 1 + len(values)))
+    ends = dict(zip(changed, states, strict=True))
+    return [*(ends.get(k, v) for k, v in enumerate(values)), *results]
+
+
+def _is_kept(body: Graph, k: int) -> bool:
+    """Whether a Loop's body gives on its k-th carried value as it is. Such a one is no state, but read from outside:
+    tf2onnx hands the weights of recurrent layers from iteration to iteration.
+    """
+    value: Value | None = body.outputs[1 + k]
+    while value is not None and value.node is not None and value.node.op == "Identity":
+        (value,) = value.node.inputs
+    return value is body.inputs[2 + k]
 
 
 def _declared(body: Graph, first: int) -> list[str]:

@@ -176,6 +176,28 @@ def dft_20(
     return _dft(b, x, dft_length, at, inverse, onesided)
 
 
+MOST_PARTS = 16  # of a frame that are as long as a step
+
+
+def _frames(b: Builder, signal: Value, width: int, step: int) -> Value:
+    """Each `step` samples the next `width`: [batch, length, k] to [batch, frames, width, k].
+
+    Frames of a few steps are put together of these, which lie side by side: the samples then are read in a row, and not
+    each by its place.
+    """
+    count = (signal.shape[1] - width) // step + 1
+    parts = -(-width // step)
+    if not 0 < parts <= MOST_PARTS:
+        start = b.reshape(b.mul(b.iota(count), step), (count, 1))
+        return b.gather(signal, b.add(start, b.iota(width)), 1)
+    batch, _, k = signal.shape
+    padded = b.pad(signal, [0, 0, 0], [0, parts * step - width, 0])
+    # By its size: `Builder.slice` would ask whether that is negative, and every place depend on the answer.
+    sizes, steps = (batch, count * step, k), (1, 1, 1)
+    rows = [b.one("slice", padded, starts=(0, part * step, 0), sizes=sizes, steps=steps) for part in range(parts)]
+    return b.slice(b.concat([b.reshape(x, (batch, count, step, k)) for x in rows], 2), 2, 0, width)
+
+
 @op("STFT", 17)
 def stft(
     b: Builder, signal: Value, frame_step: Value, window: Value | None = None,
@@ -191,9 +213,7 @@ def stft(
         (width,) = b.static_ints(frame_length, "the frame length of STFT")
     else:
         width = static_dim(signal.shape[1] if window is None else window.shape[0], "the frame length of STFT")
-    count = (signal.shape[1] - width) // step + 1
-    start = b.reshape(b.mul(b.iota(count), step), (count, 1))
-    frames = b.gather(signal, b.add(start, b.iota(width)), 1)
+    frames = _frames(b, signal, width, step)
     if window is not None:
         frames = b.mul(frames, b.reshape(window, (*window.shape, 1)))
     return transform(b, frames, 2, width, False, bool(onesided))
