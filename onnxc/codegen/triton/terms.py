@@ -415,6 +415,7 @@ class TermEmitter:
         (address,) = term.index
         deps = self._of(term.index)
         if isinstance(term.value.t.size, int) and term.value.t.size == 0:  # it may have no address
+            self.index(address, scope, guarding, place=True)  # whatever is looked up there is out of bounds
             nothing = spelling.literal(bytes(term.dtype.itemsize), term.dtype, len(self.shape))
             return f"{nothing}.to({spelling.stored(term.dtype)})"
         at, mask = self._address(term.value, address, deps, scope, guarding)
@@ -465,6 +466,8 @@ class TermEmitter:
 
     def store(self, storage: Value, address: Dim, term: Term, scope: Scope) -> None:
         """Writes a term's tile to memory."""
+        if isinstance(storage.t.size, int) and storage.t.size == 0:  # its addresses lack what its elements depend on
+            return
         value = self.emit(term, scope)
         deps = self._of((address,))
         # Along an axis that the address lacks only some lanes count (rows of a product with one row, say).
