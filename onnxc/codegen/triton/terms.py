@@ -466,12 +466,11 @@ class TermEmitter:
 
     def store(self, storage: Value, address: Dim, term: Term, scope: Scope) -> None:
         """Writes a term's tile to memory."""
-        if isinstance(storage.t.size, int) and storage.t.size == 0:  # its addresses lack what its elements depend on
-            return
         value = self.emit(term, scope)
         deps = self._of((address,))
-        # Along an axis that the address lacks only some lanes count (rows of a product with one row, say).
-        more = {d for d in self.deps(term) if isinstance(d, Symbol) and not self.axes([d]) <= self.axes(deps)}
+        # Along an axis that the address lacks only some lanes count (rows of a product with one row, say, or none, as
+        # in a buffer without elements, whose strides are 0).
+        more = {d for d in self.deps(term) if not self.axes([d]) <= self.axes(deps)}
         mask, _ = self.mask(deps | more, scope, (), None if more else self._between_rows(storage, address))
         text = self.index(address, scope, place=True)
         if more or not self.axes(deps):
