@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+import onnxc
 from onnxc.errors import InternalError, ShapeError, UnsupportedOpError
 from onnxc.export import SPELLINGS, to_onnx, write_onnx
 from onnxc.export.control import CONTROL
@@ -415,6 +416,16 @@ def test_conv(rank: int, groups: int) -> None:
         dilations=(1, 2, 1)[:rank],
         groups=groups,
     )
+
+
+def test_conv_of_integers() -> None:
+    """The standard has none: it is one of float64, which onnxruntime lacks."""
+    x, w = ints(2, 4, 7, 6, high=1 << 15), ints(6, 4, 3, 2, low=-99, high=1 << 10)
+    attrs: dict[str, Any] = {"strides": (2, 1), "low": (1, 0), "high": (0, 1), "dilations": (1, 2), "groups": 1}
+    made = to_onnx(single("conv", [x, w], **attrs))
+    onnx.checker.check_model(made, full_check=True)
+    (y,) = onnxc.compile(made, cache=False).run(None, {"x0": x, "x1": w})
+    np.testing.assert_array_equal(y, TABLE["conv"].evaluate(x, w, **attrs), strict=True)  # type: ignore[misc]
 
 
 WINDOWS = [
