@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
@@ -42,3 +43,13 @@ def test_graph_inputs_of_few_channels(channels: int) -> None:
         found = onnxc.compile(model, cache=False, threads=threads)(x)
         for got, want in zip(found, session.run(None, {"x": x}), strict=True):
             assert np.abs(np.asarray(got) - want).max() <= 1e-5 * np.sqrt((want.astype(np.float64) ** 2).mean())
+
+
+def test_no_images_of_an_open_size() -> None:
+    w = np.ones((132, 3, 3, 2), np.float32)
+    x = helper.make_tensor_value_info("x", 1, [0, 12, "h", "w"])
+    conv = helper.make_node("Conv", ["x", "k"], ["y"], group=4)
+    graph = helper.make_graph([conv], "none", [x], [onnx.ValueInfoProto(name="y")], [numpy_helper.from_array(w, "k")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (y,) = onnxc.compile(model, cache=False).run(None, {"x": np.zeros((0, 12, 5, 6), np.float32)})
+    assert y.shape == (0, 132, 3, 5)

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+import onnxc
 from onnxc.errors import InternalError, ShapeError, UnsupportedOpError
 from onnxc.export import SPELLINGS, to_onnx, write_onnx
 from onnxc.export.control import CONTROL
@@ -417,6 +418,16 @@ def test_conv(rank: int, groups: int) -> None:
     )
 
 
+def test_conv_of_integers() -> None:
+    """The standard has none: it is one of float64, which onnxruntime lacks."""
+    x, w = ints(2, 4, 7, 6, high=1 << 15), ints(6, 4, 3, 2, low=-99, high=1 << 10)
+    attrs: dict[str, Any] = {"strides": (2, 1), "low": (1, 0), "high": (0, 1), "dilations": (1, 2), "groups": 1}
+    made = to_onnx(single("conv", [x, w], **attrs))
+    onnx.checker.check_model(made, full_check=True)
+    (y,) = onnxc.compile(made, cache=False).run(None, {"x0": x, "x1": w})
+    np.testing.assert_array_equal(y, TABLE["conv"].evaluate(x, w, **attrs), strict=True)  # type: ignore[misc]
+
+
 WINDOWS = [
     {
         "kernel": (1, 1, 3, 2),
@@ -696,3 +707,17 @@ def test_reshapes_to_sizes_that_the_model_computes() -> None:
     np.testing.assert_array_equal(run(model, {"x": x, "z": floats(4)})[0], np.maximum(x, 0))
     with pytest.raises(Exception, match="cannot be reshaped"):
         run(model, {"x": x, "z": floats(5)})
+
+
+def test_branches_that_wait_for_the_run_have_their_own_types() -> None:
+    """Their nodes are written in another opset, whose converter knows no types of what lies outside."""
+    text = """(int64[N] k, bool[P] c) => (int64[A] z) {
+        one = Squeeze(c)
+        r = If(one) <then_branch = a () => (int64[T] p) { p = Identity(k) },
+                     else_branch = b () => (int64[U] q) { u, i1, i2, i3 = Unique(k) q = Identity(u) }>
+        z = Squeeze(r) }"""
+    graph = load(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> g {text}'))
+    model = to_onnx(decompose(graph, staged=True))
+    for holds, wanted in ((True, [3, 1, 3]), (False, [1, 3])):
+        (z,) = run(model, {"k": np.array([3, 1, 3]), "c": np.array([holds])})
+        np.testing.assert_array_equal(z, wanted)

@@ -273,6 +273,7 @@ COMPILED = [
     Conv((2, 32, 14, 14), (32, 4, 3, 3), pads=(1, 1, 1, 1), group=8, kind="float16"),
     Conv((1, 64, 56, 56), (64, 64, 3, 3), pads=(1, 1, 1, 1), kind="float16"),
     Conv((2, 3, 64, 64), (64, 3, 16, 16), strides=(16, 16), kind="float16"),
+    Conv((0, 16, 9, 9), (32, 16, 3, 3), kind="float16", dynamic=(2, 3)),
 ]
 
 

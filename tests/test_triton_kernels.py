@@ -206,6 +206,18 @@ def test_nothing_is_read_from_empty_buffers(simulator: Simulator) -> None:
     means(simulator, text, f32(4, 0), f32(0, 3))
 
 
+@pytest.mark.parametrize(
+    ("op", "index"), [("Gather<axis = 1>", [1, 1]), ("GatherElements<axis = 1>", [2, 1, 3]), ("GatherND", [1, 2])]
+)
+def test_no_index_is_right_in_an_axis_without_elements(simulator: Simulator, op: str, index: list[int]) -> None:
+    dims = ", ".join("ABC"[: len(index)])
+    text = f"g (float[N,0,3] x, int64[{dims}] i) => (float[P,Q,R] y) {{ y = {op}(x, i) }}"
+    if op == "GatherND":
+        text = text.replace("[A, B]", "[A, 2]").replace("[P,Q,R]", "[P,Q]")
+    answer = simulator.run(parsed(text).SerializeToString(), [f32(2, 0, 3), ints(0, 1, *index)])
+    assert answer.error[0] == 3
+
+
 # ---------------------------------------------------------------- reductions and norms
 
 REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceLogSumExp"]
@@ -265,6 +277,14 @@ def test_reductions_of_special_values(simulator: Simulator) -> None:
 def test_empty_and_single(simulator: Simulator, shape: tuple[int, int]) -> None:
     agrees(simulator, Case("ReduceSum", [f32(*shape), np.array([1])], {"keepdims": 0}, 13, const=[1], dynamic=False))
     agrees(simulator, Case("Exp", [f32(*shape)], dynamic=False))
+
+
+def test_reductions_of_an_empty_axis(simulator: Simulator) -> None:
+    """Their rows are many and have no element, or they are none and what is made of them has none either."""
+    text = "g (float[N,8,0,M] x) => (float[A,B,C] y) <int64[1] a = {2}> { y = ReduceMax<keepdims = 0>(x, a) }"
+    means(simulator, text, f32(2, 8, 0, 4))
+    text = "g (float[N,M,0] x) => (float[N,M,0] y) <int64 a = {1}> { z = CumSum(x, a) l = LogSoftmax(z) y = Neg(l) }"
+    means(simulator, text, f32(2, 5, 0))
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 1000])

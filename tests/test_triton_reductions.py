@@ -221,6 +221,14 @@ def test_where_the_best_is(simulator: Simulator, tile: str, op: str, last: int) 
     np.testing.assert_array_equal(y, np.where(np.isnan(x[:, 0]), 0, wanted))
 
 
+@pytest.mark.parametrize("tile", ["whole rows", "pieces"])
+def test_one_row_in_a_tile_of_several(simulator: Simulator, tile: str) -> None:
+    """Its place does not depend on the row, but what is stored there has a lane for each."""
+    x = rng.integers(0, 99, 61).astype(np.uint8)
+    text = "g (uint8[61] x) => (int64 y) { y = ArgMin <axis = 0, keepdims = 0> (x) }"
+    assert simulator.run(model(text), [x], tile=asdict(TILES[tile])).outputs[0] == x.argmin()
+
+
 @pytest.mark.parametrize(
     ("dtype", "exclusive", "reverse"),
     [("float", 0, 0), ("float", 1, 0), ("float", 0, 1), ("float16", 0, 1), ("int64", 1, 1)],

@@ -116,8 +116,8 @@ def _converted(w: GraphWriter, graph: onnx.GraphProto, opsets: Mapping[str, int]
         return graph
     ids = [helper.make_opsetid(domain, v) for domain, v in opsets.items()]
     known = _names(graph)
-    any_type = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)  # the converter looks at none
-    graph.input.extend(helper.make_value_info(name, any_type) for name in sorted(known - _made(graph)))
+    # Without types: the converter needs none, and would go on from what is said here to the types of branches.
+    graph.input.extend(onnx.ValueInfoProto(name=name) for name in sorted(known - _made(graph)))
     model = helper.make_model(graph, opset_imports=ids)
     try:
         graph = version_converter.convert_version(model, wanted).graph

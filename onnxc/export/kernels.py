@@ -30,6 +30,7 @@ _KERNELS: dict[str, set[str]] = {  # of the ops that lack some
     "CumSum": _FLOATS | _SIGNED,
     "TopK": _SMALL | {"int16"},
     "Pad": _SMALL | {"uint32", "uint64", "bool"},
+    "Conv": _FLOATS,
 }
 _WIDER = {
     **dict.fromkeys(("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"), "int32"),
@@ -47,6 +48,8 @@ def wide_dtype(op_type: str, dtype: DType) -> DType:
         return dtype
     if op_type == "BitShift":
         return dtypes.uint32
+    if op_type == "Conv" and dtype.is_integer:
+        return dtypes.float64  # the standard has none of integers; sums are exact up to 2**53
     if dtype.is_float:
         return dtypes.float32
     return dtypes.BY_NAME[_WIDER.get(dtype.name, dtype.name)]

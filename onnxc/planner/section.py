@@ -235,7 +235,11 @@ class Section:
         return ""
 
     def _dwarfs(self, node: Node) -> bool:
-        """Whether the section is large and the reduction small: its rows should not become the section's loops."""
+        """Whether the section is large and the reduction small: its rows should not become the section's loops. What it
+        is the root of are its own rows, of which there may be many where each has no element.
+        """
+        if node.output.id == self.root.id:
+            return False
         mine, whole = guessed_size(node.operands[0].shape), guessed_size(self.root.shape)
         return whole >= max(LARGE, 4 * mine)
 

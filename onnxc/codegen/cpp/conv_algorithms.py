@@ -319,7 +319,8 @@ def costs(ways: Sequence[Algorithm], node: Node, lanes: int, planar: bool | None
         each = [_cost(k, node, lanes, z) + _turning(k, z, lanes, planar) for k in ways]
         best = max(min(each), 1.0)
         total = [t + (e / best) ** 2 for t, e in zip(total, each, strict=True)]
-    return [t / min(total) for t in total]
+    least = min(total) or 1.0  # of no images
+    return [t / least for t in total]
 
 
 def _turning(algorithm: Algorithm, z: ConvSizes, lanes: int, planar: bool | None) -> float:

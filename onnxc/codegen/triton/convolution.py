@@ -129,7 +129,7 @@ class _Product:
         lines = numbering(tile, (self.rows, self.outputs), blocks, batch, wide)
         sides = ((self.m, "m", 0, self.rows, blocks.m), (self.n, "n", 1, self.outputs, blocks.n))
         for loop, name, axis, size, lanes in sides:
-            whole = isinstance(size, int) and size % lanes == 0
+            whole = isinstance(size, int) and size > 0 and size % lanes == 0  # none may lack a tile's lanes
             self.masks[name] = None if whole else f"{name}m"
             if not whole:
                 lines.append(f"{name}m = {name} < {tile.index(size)}")

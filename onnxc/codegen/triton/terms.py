@@ -415,6 +415,7 @@ class TermEmitter:
         (address,) = term.index
         deps = self._of(term.index)
         if isinstance(term.value.t.size, int) and term.value.t.size == 0:  # it may have no address
+            self.index(address, scope, guarding, place=True)  # whatever is looked up there is out of bounds
             nothing = spelling.literal(bytes(term.dtype.itemsize), term.dtype, len(self.shape))
             return f"{nothing}.to({spelling.stored(term.dtype)})"
         at, mask = self._address(term.value, address, deps, scope, guarding)
@@ -467,8 +468,9 @@ class TermEmitter:
         """Writes a term's tile to memory."""
         value = self.emit(term, scope)
         deps = self._of((address,))
-        # Along an axis that the address lacks only some lanes count (rows of a product with one row, say).
-        more = {d for d in self.deps(term) if isinstance(d, Symbol) and not self.axes([d]) <= self.axes(deps)}
+        # Along an axis that the address lacks only some lanes count (rows of a product with one row, say, or none, as
+        # in a buffer without elements, whose strides are 0).
+        more = {d for d in self.deps(term) if not self.axes([d]) <= self.axes(deps)}
         mask, _ = self.mask(deps | more, scope, (), None if more else self._between_rows(storage, address))
         text = self.index(address, scope, place=True)
         if more or not self.axes(deps):
