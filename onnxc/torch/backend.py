@@ -65,7 +65,7 @@ def backend(
         mode: ``max-autotune``, as of :func:`onnxc.compile`.
 
     Raises:
-        InputError: an option that does not exist.
+        InputError: an option that does not exist, or a flag that is neither True nor False.
     """
     given = dict(options or {}) | ({"mode": mode} if mode else {})
     unknown = sorted(set(given) - {*_OWN, *_PASSED})
@@ -74,9 +74,12 @@ def backend(
             f"torch.compile(backend='onnxc') has no option {', '.join(map(repr, unknown))}; "
             f"it has {', '.join((*_OWN, *_PASSED))}"
         )
+    for name in _OWN:
+        if not isinstance(given.get(name, True), bool):
+            raise InputError(f"{name} is True or False, not {given[name]!r}")
     passed = {k: v for k, v in given.items() if k in _PASSED}
-    chosen = Options((), bool(given.get("fallback", True)), passed)
-    freezing = bool(given.get("freezing", True))
+    chosen = Options((), given.get("fallback", True), passed)
+    freezing = given.get("freezing", True)
     plain: list[Program] = []
     changes: list[bool] = []
 
