@@ -251,26 +251,38 @@ def _parted(b: Builder, x: Value, lead: int, size: Sequence[Dim]) -> Value:
         have = x.shape[axis]
         if always_equal(want, 1) or (isinstance(want, int) and want and always_equal(mod(have, want), 0)):
             x = b.reshape(x, (*x.shape[:axis], want, floordiv(have, want), *x.shape[axis + 1 :]))
-        elif isinstance(have, int) and isinstance(want, int) and want:
-            start = np.arange(want) * have // want
-            end = -(-(np.arange(want) + 1) * have // want)
-            width = np.arange(int((end - start).max()))
-            x = b.gather(x, b.constant(np.minimum(start[:, None] + width, end[:, None] - 1)), axis)
+        elif always_equal(want, 0):
+            raise UnsupportedError("adaptive pooling to no windows")
         else:
-            raise UnsupportedError(f"adaptive pooling from {have} to {want}, which are not static")
+            first, last = _limits(b, have, want)
+            places = b.add(b.reshape(first, (want, 1)), b.iota(_longest(have, want)))
+            x = b.gather(x, b.min(places, b.reshape(b.sub(last, 1), (want, 1))), axis)
     n = len(size)
     x = b.transpose(x, [*range(lead), *range(lead, lead + 2 * n, 2), *range(lead + 1, lead + 2 * n, 2)])
     return b.reshape(x, (*x.shape[: lead + n], prod(x.shape[lead + n :])))
 
 
+def _limits(b: Builder, have: Dim, want: Dim) -> tuple[Value, Value]:
+    """Where in an axis each adaptive window begins, and where it ends: [want] each."""
+    if isinstance(have, int) and isinstance(want, int):
+        rows = np.arange(want)
+        return b.constant(rows * have // want), b.constant(-(-(rows + 1) * have // want))
+    places, n, count = b.iota(want), b.size_as(have, dtypes.int64), b.size_as(want, dtypes.int64)
+    last = b.div(b.add(b.mul(b.add(places, 1), n), b.sub(count, 1)), count)
+    return b.div(b.mul(places, n), count), last
+
+
+def _longest(have: Dim, want: Dim) -> Dim:
+    """How many elements the longest adaptive window has; of open sizes, at most."""
+    if isinstance(have, int) and isinstance(want, int):
+        return max(-(-(i + 1) * have // want) - i * have // want for i in range(want))
+    return floordiv(have + want - 2, want) + 1
+
+
 def _windows(b: Builder, have: Dim, want: Dim, x: Value) -> Value:
     """[have, want] weights of the means of adaptive windows."""
-    if not isinstance(want, int):
-        raise UnsupportedError(f"adaptive pooling to {want}, which is not static")
-    if not isinstance(have, int):
-        n, rows = b.size_as(have, dtypes.int64), np.arange(want)
-        first = b.div(b.mul(b.constant(rows), n), want)
-        last = b.div(b.add(b.mul(b.constant(rows + 1), n), want - 1), want)
+    if not isinstance(have, int) or not isinstance(want, int):
+        first, last = _limits(b, have, want)
         place = b.reshape(b.iota(have), (have, 1))
         inside = b.and_(b.not_(b.lt(place, first)), b.lt(place, last))
         return b.where(inside, b.div(1.0, b.cast(b.sub(last, first), x.dtype)), 0.0)
@@ -296,8 +308,8 @@ def native_layer_norm(
         weight = b.full(x.shape[first:], 1.0, x.dtype)
     if not len(shape):
         raise UnsupportedError("a layer norm over no axes")
-    outputs = c.onnx("LayerNormalization", x, weight, bias, axis=first, epsilon=eps, outputs=3)
-    return outputs
+    wide = x.dtype.onnx  # the statistics' type too, which the gradient reads
+    return c.onnx("LayerNormalization", x, weight, bias, axis=first, epsilon=eps, stash_type=wide, outputs=3)
 
 
 @aten("native_group_norm")

@@ -436,6 +436,12 @@ def test_an_option_that_does_not_exist() -> None:
     assert isinstance(failure.value.__cause__ or failure.value, InputError) or "InputError" in str(failure.value)
 
 
+@pytest.mark.parametrize("flag", ["freezing", "fallback"])
+def test_a_flag_that_is_none(flag: str) -> None:
+    with pytest.raises(Exception, match=f"{flag} is True or False, not 'no'"):
+        through(torch.relu, options={flag: "no"})(torch.ones(3))
+
+
 @pytest.mark.parametrize("option", [{"threads": 0}, {"threads": "2"}, {"dtype": "float8"}, {"accuracy": "good"}])
 def test_an_option_with_a_value_that_does_not_exist(option: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(option))):

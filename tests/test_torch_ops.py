@@ -161,6 +161,26 @@ def test_means_of_windows_of_an_open_size(monkeypatch: pytest.MonkeyPatch) -> No
             close(grad, wanted)
 
 
+def test_windows_of_pools_to_an_open_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> list[torch.Tensor]:
+        half = (x.shape[2] // 2, x.shape[3] // 3)
+        return [
+            *functional.adaptive_max_pool2d(x, (3, 2), return_indices=True),
+            functional.adaptive_avg_pool2d(x, half),
+        ]
+
+    monkeypatch.setattr(program, "compile", Interpreted)
+    with fresh():
+        compiled = through(f, dynamic=True, options={"fallback": False})
+        for size in ((5, 7), (9, 4), (3, 3), (11, 13)):
+            x = torch.randn(2, 3, *size, requires_grad=True)
+            expected, found = f(x), compiled(x)
+            close(found, expected)
+            ends = [(ys[0] ** 3).sum() + (ys[2] ** 3).sum() for ys in (expected, found)]
+            wanted, grad = (torch.autograd.grad(end, x)[0] for end in ends)
+            close(grad, wanted)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

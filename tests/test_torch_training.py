@@ -209,6 +209,13 @@ def test_training_at_all_sizes() -> None:
     assert [g.kind for g in graphs] == ["forward", "backward"] and all(g.compiles == 1 for g in graphs)
 
 
+def test_norms_of_float64() -> None:
+    net = nn.Sequential(nn.LayerNorm(5), nn.Tanh(), nn.GroupNorm(1, 5)).double()
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    wanted, found = (torch.autograd.grad(f(x).pow(3).sum(), [x, *net.parameters()]) for f in (net, through(net)))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
+
+
 def test_norms_at_all_sizes() -> None:
     """A BatchNorm counts the elements, for its running variance; weight normalization has a backward op of its own."""
     convolution = torch.nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 3))

@@ -328,6 +328,25 @@ def test_graphs_that_are_left_to_pytorch_are_reported() -> None:
     assert "another dtype" in str(onnxc.torch.report())
 
 
+@pytest.mark.parametrize("first", ["apart", "of other memory"])
+def test_arguments_that_come_to_share_memory(first: str) -> None:
+    """PyTorch's guards admit these to what was compiled for arguments that have nothing in common."""
+
+    def f(x: Any, y: Any) -> Any:
+        x.add_(y * 2)
+        return x * y
+
+    compiled = through(f)
+    places = [(0, 40), (0, 10), (0, 2), (3, 13), (0, 0), (0, 40)]
+    for at, (i, j) in enumerate(places):
+        memories = [torch.linspace(-1, 1, 100) for _ in range(2)]
+        pairs = [[m.as_strided((3, 4), (10, 1), k) for k in (i, j)] for m in memories]
+        if first == "of other memory" and not at:
+            pairs = [[t.clone() for t in pair] for pair in pairs]
+        close(compiled(*pairs[0]), f(*pairs[1]))
+        close(memories[0], memories[1])
+
+
 def test_many_parts_of_one_memory() -> None:
     """Of parameters that are parts of one vector, each is looked at beside its neighbours."""
     a, b = torch.arange(600.0), torch.arange(600.0)

@@ -38,7 +38,7 @@ from onnxc.torch.losses import with_losses
 from onnxc.torch.pools import POOLS
 from onnxc.torch.program import Fallback, Options, Program
 from onnxc.torch.recurrent import with_layers
-from onnxc.torch.views import LostView, check_overlap, set_on_arguments
+from onnxc.torch.views import LostView, check_overlap, common_memory, set_on_arguments
 
 _OWN = ("freezing", "fallback")
 _PASSED = ("threads", "cache", "accuracy", "tuned", "mode", "fusion", "attention", "dtype", "memory_limit", "record")
@@ -65,7 +65,7 @@ def backend(
         mode: ``max-autotune``, as of :func:`onnxc.compile`.
 
     Raises:
-        InputError: an option that does not exist.
+        InputError: an option that does not exist, or a flag that is neither True nor False.
     """
     given = dict(options or {}) | ({"mode": mode} if mode else {})
     unknown = sorted(set(given) - {*_OWN, *_PASSED})
@@ -74,10 +74,14 @@ def backend(
             f"torch.compile(backend='onnxc') has no option {', '.join(map(repr, unknown))}; "
             f"it has {', '.join((*_OWN, *_PASSED))}"
         )
+    for name in _OWN:
+        if not isinstance(given.get(name, True), bool):
+            raise InputError(f"{name} is True or False, not {given[name]!r}")
     passed = {k: v for k, v in given.items() if k in _PASSED}
-    chosen = Options((), bool(given.get("fallback", True)), passed)
-    freezing = bool(given.get("freezing", True))
+    chosen = Options((), given.get("fallback", True), passed)
+    freezing = given.get("freezing", True)
     plain: list[Program] = []
+    changes: list[bool] = []
 
     def compiled(kind: str, frozen: bool) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -85,6 +89,7 @@ def backend(
             positions = _weights(facts) if frozen else ()
             if facts is not None and kind != "backward":
                 check_overlap(inputs, facts)
+                changes.append(any(info.mutates_data for info in facts.input_info))
                 set_on_arguments(graph, facts)
             program = Program(graph, Options(positions, chosen.fallback, chosen.compile, kind != "backward"))
             if kind == "inference" and _is_plain(program, inputs):
@@ -121,7 +126,29 @@ def backend(
             found = traced(keep=True)
         except Exception:
             raise error from None
+    if any(changes):
+        return _for_such_memory(found, module if chosen.fallback else None, inputs)
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
+
+
+def _for_such_memory(
+    found: Callable[..., Any], module: fx.GraphModule | None, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """What changes arguments, where these have the elements in common that they have now; else the module, by PyTorch.
+
+    PyTorch guards that only among arguments that lie in one memory when it compiles, and by a test that is not exact.
+    """
+    known = common_memory(inputs)
+
+    def call(*args: Any) -> Any:
+        if common_memory(args) == known:
+            return found(*args)
+        if module is None:
+            why = "arguments, of which one is changed, have other elements in common than when this was compiled"
+            raise UnsupportedError(f"torch.compile(backend='onnxc', fallback=False): {why}")
+        return module.forward(*args)
+
+    return call
 
 
 def _views_by_strides(inputs: Sequence[Any]) -> AbstractContextManager[Any]:

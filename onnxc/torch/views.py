@@ -76,6 +76,18 @@ def check_overlap(inputs: Sequence[Any], facts: ViewAndMutationMeta) -> None:
             raise LostView("arguments that have elements in common, and one is changed")
 
 
+def common_memory(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """How arguments that have elements in common lie in their memory, each beside the first; empty: all are apart."""
+    groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for k, x in enumerate(inputs):
+        if type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided:
+            groups.setdefault(x.untyped_storage()._cdata, []).append((k, x))
+    shared = [g for g in groups.values() if len(g) > 1 and _have_more_in_common([x for _, x in g], ())]
+    return tuple(
+        tuple((k, x.storage_offset() - g[0][1].storage_offset(), x.shape, x.stride()) for k, x in g) for g in shared
+    )
+
+
 def _have_more_in_common(tensors: Sequence[torch.Tensor], known: Collection[int]) -> bool:
     """Whether tensors of one memory may overlap others, besides those that are known to: in the order of where they
     begin, each beside those that begin before it ends.
