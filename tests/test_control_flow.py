@@ -507,3 +507,18 @@ def test_a_body_that_is_built_twice_has_nodes_of_its_own() -> None:
     verify(graph)
     (loop,) = (n for n in graph.nodes if n.op == "loop")
     assert len(loop.regions) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_what_a_body_gives_on_is_no_state(steps: int) -> None:
+    """Weights that go from iteration to iteration, as tf2onnx has them: the product knows that they are constant."""
+    model = parsed("""g (float[2,3] x, int64 n, bool yes) => (h, v, e) <float[3,3] w = {1,2,3,4,5,6,7,8,10}> {
+  h, v, u, e = Loop(n, yes, x, w, x) <body = in (int64 i, bool k, float[2,3] p, float[3,3] q, float[2,3] r)
+      => (bool l, float[2,3] s, float[3,3] t, float[2,3] z, float[2,3] out) {
+    m = MatMul(p, q) s = Tanh(m) o = Identity(q) t = Identity(o) z = Add(r, r) out = Add(s, r) l = Identity(k)
+  }>
+}""")
+    x = floats(2, 3)
+    check(model, {"x": x, "n": np.array(steps), "yes": np.array(True)})
+    (loop,) = (n for n in decompose(onnx_file.load(model), staged=True).nodes if n.op == "loop")
+    assert loop.attrs["carried"] == 2
