@@ -411,7 +411,7 @@ def _is_kept(body: Graph, k: int) -> bool:
     tf2onnx hands the weights of recurrent layers from iteration to iteration.
     """
     value: Value | None = body.outputs[1 + k]
-    while value is not None and value.node is not None and value.node.op == "Identity":
+    while value is not None and value.node is not None and value.node.op == "onnx.Identity":
         (value,) = value.node.inputs
     return value is body.inputs[2 + k]
 
