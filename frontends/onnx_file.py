@@ -61,6 +61,7 @@ MAX_BYTES = 1 << 31  # protobuf's own limit
 _OP_TYPE = frozenset(".@")  # what no type of an operator has: it is an identifier
 FIXED = "fixed_inputs"  # of the metadata: names of inputs that have an initializer, and are constants
 SAVED = b"\x89ONNXC"  # how a saved compiled model begins (`onnxc.runtime.package`)
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one which Git LFS keeps
 
 Model = Union[str, "os.PathLike[str]", bytes, ModelProto]
 
@@ -149,6 +150,8 @@ def _type_of(model: object) -> str:
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
+    if data.startswith(LFS_POINTER):
+        raise ModelError(f"{what} is a pointer of Git LFS, not the model: `git lfs pull` fetches that")
     if data.startswith(SAVED):
         raise ModelError(f"{what} is a compiled model, or what is left of one: onnxc.load opens those, and `onnxc run`")
     try:

@@ -93,6 +93,13 @@ def tolerates(data: bytes) -> None:
         str(error)
 
 
+def test_a_pointer_of_git_lfs(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:5c69\nsize 397058\n")
+    with pytest.raises(ModelError, match="git lfs pull"):
+        load(path)
+
+
 def test_truncated_models() -> None:
     for end in range(len(RICH)):
         tolerates(RICH[:end])
