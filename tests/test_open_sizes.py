@@ -224,6 +224,14 @@ def test_images_without_pixels() -> None:
         assert model(np.ones((n, 4, p, q), np.float32), np.ones((16, 4, 1, 1), np.float32))["y"].shape == (n, 16, p, q)
 
 
+def test_a_window_of_one_column_over_no_columns() -> None:
+    """Few channels: the kernel whose lanes are pixels."""
+    text = f"(float[N, 3, P, Q] x) => (float[N, 3, R, Q] y) <float[3, 3, 3, 1] w = {{{', '.join(['1'] * 27)}}}>"
+    model = onnxc.compile(onnx.parser.parse_model(HEAD + text + " { y = Conv (x, w) }"))
+    for n, p, q in ((2, 5, 3), (2, 5, 0), (0, 5, 3)):
+        assert model(np.ones((n, 3, p, q), np.float32))["y"].shape == (n, 3, p - 2, q)
+
+
 LAYERS = {
     "planar, then 1x1": ("1, 1", "y = Conv <kernel_shape = [1, 1]> (t, w)"),
     "3x3": ("3, 3", "y = Conv <pads = [1, 1, 1, 1]> (t, w)"),

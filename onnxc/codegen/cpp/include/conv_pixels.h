@@ -44,14 +44,14 @@ template <int O, PxWay WAY, class S> static PxPlan px_plan(const S &s) {
   p.cig = s.CI / s.G, p.cog = s.CO / s.G, p.parts = ox_up(p.cog, O);
   p.turns = s.ics == 1 && s.ips != 1 && p.cig > 1;
   p.sums = cround(s.OW, px_vectors<O, WAY> * VL);
-  p.width = cround(p.sums + (s.KW - 1) * s.DX / s.SX, VL);
+  p.width = cround(ox_max(1, p.sums + (s.KW - 1) * s.DX / s.SX), VL);  // 1: there may be no pixels
   if (p.width * s.SX % 512 == 0) p.width += VL;  // rows that would share the places of a cache
   p.row = p.width * s.SX;
   const i64 planes = s.KD * p.cig, unit = p.turns ? ox_min(VL, planes) : 1, room = p.turns ? PX_TURNED : PX_PLANES;
   const i64 under = (s.KH - 1) * s.DY + 1, fit = (room / (p.row * unit) - under) / s.SY + 1;
   const i64 others = s.N * s.OD * s.G, few = ox_max(1, s.OH * others / CONV_ITEMS);
   p.band = cround(ox_max(1, ox_min(ox_min(s.OH, few), ox_max(fit, ox_min(4 * R, under)))), R);
-  p.bands = ox_up(s.OH, p.band);
+  p.bands = s.OW > 0 ? ox_up(s.OH, p.band) : 0;
   p.plane = ((p.band - 1) * s.SY + under) * p.row;
   p.chunk = ox_min(planes, ox_max(unit, room / p.plane / unit * unit));
   return p;
