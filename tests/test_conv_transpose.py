@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxc
+from onnxc.errors import InputError
 
 pytestmark = pytest.mark.every_target
 
@@ -161,3 +162,23 @@ def test_weights_that_are_not_finite_never_meet_padding() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     for y, want in zip(onnxc.compile(model).run(None, inputs), wanted, strict=True):
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("strides", [[1, 1], [2, 1], [2, 3]])
+def test_pads_that_take_more_than_there_is(strides: list[int]) -> None:
+    """Of open sizes: a call with too few pixels is an error, and what is left of others is as it should be."""
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=strides, pads=[2, 2, 3, 2])
+    w = numpy_helper.from_array(np.ones((2, 3, 3, 3), np.float32), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, "h", "w"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    opset = helper.make_opsetid("", 17)
+    graph = helper.make_graph([node], "cut", [x], [y], [w])
+    model = onnxc.compile(helper.make_model(graph, opset_imports=[opset], ir_version=8))
+    for h in range(1, 6):
+        size = [strides[0] * (h - 1) + 3 - 5, strides[1] * 3 + 3 - 4]
+        image = np.ones((1, 2, h, 4), np.float32)
+        if size[0] < 0:
+            with pytest.raises(InputError):
+                model(image)
+        elif size[0] > 0:
+            assert model(image)[0].shape == (1, 3, *size)

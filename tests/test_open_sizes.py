@@ -421,3 +421,13 @@ def filled(inputs: str, sizes: Sequence[int]) -> list[Array]:
     names = dict.fromkeys(d for shape in shapes for d in shape if not d.isdigit())
     known = dict(zip(names, sizes, strict=True))
     return [f32(*(known[d] if d in known else int(d) for d in shape)) for shape in shapes]
+
+
+def test_resize_by_a_scale_that_is_no_simple_fraction() -> None:
+    """Compiled for the sizes of a call: floor(size * scale) is then a number."""
+    text = "(float[N, 2, H, W] x) => (float[N, 2, P, Q] y) <float[4] s = {1, 1, 1.8013157, 0.7071068}>"
+    proto = onnx.parser.parse_model(HEAD + text + ' { y = Resize <mode = "linear"> (x, , s) }')
+    model, judge = onnxc.compile(proto), onnxruntime.InferenceSession(proto.SerializeToString())
+    for n, h, w in ((1, 5, 6), (2, 7, 3), (1, 1, 10)):
+        x = np.random.default_rng(h).standard_normal((n, 2, h, w)).astype(np.float32)
+        np.testing.assert_allclose(model(x)["y"], judge.run(None, {"x": x})[0], atol=1e-5)

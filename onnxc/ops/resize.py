@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from onnxc.errors import ModelError, ShapeError, UnsupportedError
+from onnxc.errors import ModelError, NeedsSizesError, ShapeError, UnsupportedError
 from onnxc.ir import dtypes
 from onnxc.ir.dtypes import DType
 from onnxc.ir.expr import Dim
@@ -343,12 +343,12 @@ def resize(b: Builder, x: Value, axes: Sequence[Axis], style: Style) -> Value:
 
 
 def _scaled(size: Dim, scale: float) -> Dim:
-    """floor(size * scale); a size known only at run time needs a scale that is a simple fraction."""
+    """floor(size * scale); a size known only at run time needs a scale that is a simple fraction, or is waited for."""
     if isinstance(size, int):
         return int(np.float32(scale) * np.float32(size))
     exact = Fraction(float(scale)).limit_denominator(1024)
     if float(np.float32(exact.numerator / exact.denominator)) != float(np.float32(scale)):
-        raise UnsupportedError(f"Resize of a dim known only at run time by the scale {scale} is not supported")
+        raise NeedsSizesError(f"Resize by the scale {scale} needs to know the size {size}", size)
     return size * exact.numerator // exact.denominator
 
 
