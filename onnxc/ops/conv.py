@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from onnxc.errors import LimitError, ModelError, ShapeError
-from onnxc.ir.expr import Dim, always_equal, ceildiv, floordiv, is_nonnegative, maximum, prod
+from onnxc.ir.expr import Dim, ceildiv, floordiv, is_nonnegative, maximum, prod
 from onnxc.ir.graph import Value
 from onnxc.ops.common import per_channel, static_dim, static_shape
 from onnxc.ops.registry import op
@@ -123,7 +123,7 @@ def _cropped(
             low, high = ([ends[i] if k == axis else 0 for k in range(x.rank)] for ends in (lows, highs))
             x = b.pad(x, low, high)
             lows[i] = highs[i] = 0
-        x = _cut(b, x, axis, first, x.shape[axis] - first - last)
+        x = b.part(x, axis, first, x.shape[axis] - first - last)
     return x, tuple(lows), tuple(highs)
 
 
@@ -199,7 +199,7 @@ def _by_taps(
         total = y if total is None else b.add(total, y)
     assert total is not None
     for i, (lo, hi) in enumerate(zip(low, high, strict=True)):
-        total = _cut(b, total, i + 2, lo, total.shape[i + 2] - lo - hi)
+        total = b.part(total, i + 2, lo, total.shape[i + 2] - lo - hi)
     return total
 
 
@@ -213,19 +213,8 @@ def _of_one_pixel(
     y = b.reshape(b.swap(y, 0, 1), (x.shape[0], group * m, *kernel))
     y = b.pad(y, (0,) * y.rank, (0, 0, *extra), 0)
     for i, (lo, hi) in enumerate(zip(low, high, strict=True)):
-        y = _cut(b, y, i + 2, lo, y.shape[i + 2] - lo - hi)
+        y = b.part(y, i + 2, lo, y.shape[i + 2] - lo - hi)
     return y
-
-
-def _cut(b: Builder, x: Value, axis: int, start: Dim, size: Dim) -> Value:
-    """So many elements of an axis. Where padding takes more than there are, the negative size is an error of the run;
-    `Builder.slice` would make it none.
-    """
-    if always_equal(start, 0) and always_equal(size, x.shape[axis]):
-        return x
-    starts, sizes = [0 if k != axis else start for k in range(x.rank)], list(x.shape)
-    sizes[axis] = size
-    return b.one("slice", x, starts=tuple(starts), sizes=tuple(sizes), steps=(1,) * x.rank)
 
 
 MOST_TAPS = 512  # of a transposed convolution tap by tap: each is a matmul of its own
@@ -333,10 +322,9 @@ def _interleave(b: Builder, x: Value, w: Value, axes: list[_Phases], group: int)
     kinds = {tuple((p.taps, p.dilation, p.low, p.high) for p in each) for each in phases}
     join = _in_one if len(kinds) == 1 else _in_several
     y = join(b, x, w, axes, phases, group)
-    shape = (x.shape[0], group * m, *(a.size * s for a, s in zip(axes, counts, strict=True)))
-    y = b.reshape(y, shape)
+    y = b.reshape(y, (x.shape[0], group * m, *(a.size * s for a, s in zip(axes, counts, strict=True))))
     for i, a in enumerate(axes):
-        y = _cut(b, y, i + 2, a.begin, a.out)
+        y = b.part(y, i + 2, a.begin, a.out)
     assert y.rank == x.rank
     return y
 

@@ -192,9 +192,7 @@ def _frames(b: Builder, signal: Value, width: int, step: int) -> Value:
         return b.gather(signal, b.add(start, b.iota(width)), 1)
     batch, _, k = signal.shape
     padded = b.pad(signal, [0, 0, 0], [0, parts * step - width, 0])
-    # By its size: `Builder.slice` would ask whether that is negative, and every place depend on the answer.
-    sizes, steps = (batch, count * step, k), (1, 1, 1)
-    rows = [b.one("slice", padded, starts=(0, part * step, 0), sizes=sizes, steps=steps) for part in range(parts)]
+    rows = [b.part(padded, 1, part * step, count * step) for part in range(parts)]
     return b.slice(b.concat([b.reshape(x, (batch, count, step, k)) for x in rows], 2), 2, 0, width)
 
 

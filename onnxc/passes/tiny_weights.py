@@ -23,10 +23,9 @@ from onnxc.passes.simplify import Rewriter
 from onnxc.primitives.builder import Builder, constant_of
 
 LIFT = 2.0**24  # makes the least denormal, 2^-149, a normal number
-TINY = (
-    2.0**-60
-)  # rows and columns all of whose weights are smaller are lifted: twice at most, so that none passes 2^-12
-LEAST = 2.0**-100  # ... if they have weights below this, whose products with small numbers are denormal
+# Rows and columns are lifted all of whose weights are smaller than TINY (what is lifted twice stays below 2^-12), and
+# of which some are below LEAST, so that products with small numbers are denormal.
+TINY, LEAST = 2.0**-60, 2.0**-100
 PART = 1 << 16  # elements that are looked at in one go
 
 

@@ -452,7 +452,12 @@ class Builder:
 
     def slice(self, x: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
         """x[..., start:stop:step, ...] with start and stop already inside the axis."""
-        size = slice_size(start, stop, step)
+        return self.part(x, axis, start, slice_size(start, stop, step), step)
+
+    def part(self, x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
+        """So many elements of an axis. Where a run finds the size to be negative, that is an error; of `slice` it is
+        none, and all places in what is left depend on which.
+        """
         if step == 1 and always_equal(start, 0) and always_equal(size, x.shape[axis]):
             return x
         starts: list[Dim] = [0] * x.rank

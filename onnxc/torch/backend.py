@@ -67,19 +67,7 @@ def backend(
     Raises:
         InputError: an option that does not exist, or a flag that is neither True nor False.
     """
-    given = dict(options or {}) | ({"mode": mode} if mode else {})
-    unknown = sorted(set(given) - {*_OWN, *_PASSED})
-    if unknown:
-        raise InputError(
-            f"torch.compile(backend='onnxc') has no option {', '.join(map(repr, unknown))}; "
-            f"it has {', '.join((*_OWN, *_PASSED))}"
-        )
-    for name in _OWN:
-        if not isinstance(given.get(name, True), bool):
-            raise InputError(f"{name} is True or False, not {given[name]!r}")
-    passed = {k: v for k, v in given.items() if k in _PASSED}
-    chosen = Options((), given.get("fallback", True), passed)
-    freezing = given.get("freezing", True)
+    chosen, freezing = _chosen(dict(options or {}) | ({"mode": mode} if mode else {}))
     plain: list[Program] = []
     changes: list[bool] = []
 
@@ -129,6 +117,21 @@ def backend(
     if any(changes):
         return _for_such_memory(found, module if chosen.fallback else None, inputs)
     return _shortened(found, plain[0].quick) if len(plain) == 1 else found
+
+
+def _chosen(given: Mapping[str, Any]) -> tuple[Options, bool]:
+    """What a user's options mean, and whether weights are constants."""
+    unknown = sorted(set(given) - {*_OWN, *_PASSED})
+    if unknown:
+        raise InputError(
+            f"torch.compile(backend='onnxc') has no option {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join((*_OWN, *_PASSED))}"
+        )
+    for name in _OWN:
+        if not isinstance(given.get(name, True), bool):
+            raise InputError(f"{name} is True or False, not {given[name]!r}")
+    passed = {k: v for k, v in given.items() if k in _PASSED}
+    return Options((), given.get("fallback", True), passed), given.get("freezing", True)
 
 
 def _for_such_memory(
